@@ -3,11 +3,16 @@
 use argon2::{Algorithm, Argon2, Params, Version};
 use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD as STANDARD_NO_PAD};
 use http::StatusCode;
-use latchkey_tests::{builders::App, client::ApiResponse, eventually};
+use latchkey_tests::{
+    builders::App,
+    client::ApiResponse,
+    eventually,
+    passwords::{NEW_PASSWORD, PASSWORD, WRONG_PASSWORD},
+};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::support::{MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_PASSWORD, app, shape};
+use crate::support::{MAIL_LIMIT, NAME, TestApp, app, shape};
 
 const EMAIL: &str = "Ada@Example.com";
 
@@ -15,22 +20,22 @@ const EMAIL: &str = "Ada@Example.com";
 
 #[tokio::test]
 async fn register_responds_the_same_to_new_known_and_verified_addresses() {
-    let shop = TestApp::start().await;
-    shop.register_and_confirm(EMAIL).await;
-    shop.register("grace@example.com").await;
+    let test_app = TestApp::start().await;
+    test_app.register_and_confirm(EMAIL).await;
+    test_app.register("grace@example.com").await;
 
     let register = async |email: &str, password: &str| {
-        let answer = shop.client().register(shop.id(), NAME, email, password).await.expect(StatusCode::OK);
-        assert_eq!(answer.string("email"), email, "the address as it was sent");
-        let mut shape = shape(&answer);
+        let response = test_app.client().register(test_app.id(), NAME, email, password).await.expect(StatusCode::OK);
+        assert_eq!(response.string("email"), email, "the address as it was sent");
+        let mut shape = shape(&response);
         shape["body"]["email"] = Value::Null;
-        (shape, answer)
+        (shape, response)
     };
-    let (new, answer) = register("new@example.com", PASSWORD).await;
-    let names: Vec<&str> = answer.body.as_object().unwrap().keys().map(String::as_str).collect();
+    let (new, response) = register("new@example.com", PASSWORD).await;
+    let names: Vec<&str> = response.body.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(names, ["email", "expires_at", "expires_in", "local_id", "name"]);
-    assert_eq!(answer.integer("expires_in"), 86_400);
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
+    assert_eq!(response.integer("expires_in"), 86_400);
+    assert_eq!(response.header("cache-control"), Some("no-store"));
     for (email, password) in [
         (EMAIL, PASSWORD),
         (EMAIL, NEW_PASSWORD),
@@ -45,19 +50,19 @@ async fn register_responds_the_same_to_new_known_and_verified_addresses() {
 
 #[tokio::test]
 async fn register_never_returns_the_same_local_id_twice() {
-    let shop = TestApp::start().await;
-    shop.register_and_confirm(EMAIL).await;
+    let test_app = TestApp::start().await;
+    test_app.register_and_confirm(EMAIL).await;
     let mut ids = Vec::new();
     for email in [EMAIL, EMAIL, "grace@example.com", "grace@example.com", "grace@example.com"] {
-        let answer = shop.register(email).await;
-        let id: Uuid = answer.string("local_id").parse().unwrap();
+        let response = test_app.register(email).await;
+        let id: Uuid = response.string("local_id").parse().unwrap();
         assert_eq!(id.get_version_num(), 7);
         let (made, _) = id.get_timestamp().unwrap().to_unix();
-        let now = u64::try_from(answer.integer("expires_at") - answer.integer("expires_in")).unwrap();
+        let now = u64::try_from(response.integer("expires_at") - response.integer("expires_in")).unwrap();
         assert!(made.abs_diff(now) <= 5, "the time in a new id is now");
         ids.push(id);
     }
-    let of_the_account = shop.client().login(shop.id(), EMAIL, PASSWORD).await.body["user"]["id"].clone();
+    let of_the_account = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.body["user"]["id"].clone();
     ids.push(of_the_account.as_str().unwrap().parse().unwrap());
     let all = ids.len();
     ids.sort();
@@ -67,47 +72,47 @@ async fn register_never_returns_the_same_local_id_twice() {
 
 #[tokio::test]
 async fn registering_a_verified_address_changes_nothing_and_notifies_its_owner() {
-    let shop = TestApp::start().await;
-    shop.register_and_confirm(EMAIL).await;
-    let before = shop.epoch_and_verified(EMAIL).await;
-    let again = shop.client().register(shop.id(), "Mallory", "ada@example.com", NEW_PASSWORD).await;
+    let test_app = TestApp::start().await;
+    test_app.register_and_confirm(EMAIL).await;
+    let before = test_app.epoch_and_verified(EMAIL).await;
+    let again = test_app.client().register(test_app.id(), "Mallory", "ada@example.com", NEW_PASSWORD).await;
     again.expect(StatusCode::OK);
 
-    let notice = shop.mail(EMAIL, 2).await;
+    let notice = test_app.mail(EMAIL, 2).await;
     assert_eq!(notice.code, None, "that mail has no code");
     assert!(!notice.text.contains("Mallory") && !notice.html.contains("Mallory"), "nor text of the client");
-    assert_ne!(notice.subject, shop.mail(EMAIL, 1).await.subject);
+    assert_ne!(notice.subject, test_app.mail(EMAIL, 1).await.subject);
     assert_eq!(notice.to, [EMAIL], "it goes to the stored address");
-    assert_eq!(shop.epoch_and_verified(EMAIL).await, before);
-    let login = shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(test_app.epoch_and_verified(EMAIL).await, before);
+    let login = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(login.body["user"]["name"], NAME);
-    let other = shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await;
+    let other = test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await;
     other.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
 }
 
 #[tokio::test]
 async fn registering_an_unverified_address_again_sends_a_new_code_and_changes_nothing_else() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let again = shop.client().register(shop.id(), "Another Name", EMAIL, PASSWORD).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let again = test_app.client().register(test_app.id(), "Another Name", EMAIL, PASSWORD).await;
     again.expect(StatusCode::OK);
-    let (first, second) = (shop.code(EMAIL, 1).await, shop.code(EMAIL, 2).await);
+    let (first, second) = (test_app.code(EMAIL, 1).await, test_app.code(EMAIL, 2).await);
     assert_ne!(first, second);
-    let confirmed = shop.client().confirm(shop.id(), &second).await.expect(StatusCode::OK);
+    let confirmed = test_app.client().confirm(test_app.id(), &second).await.expect(StatusCode::OK);
     assert_eq!(confirmed.string("name"), NAME);
     assert_eq!(confirmed.body.get("password_required"), None, "it was the account's password");
-    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_mail_to_an_unverified_address_contains_no_text_of_the_client() {
     let app = app().template("confirm.txt", "Dear {{ name }}, {{ code }}").template("confirm.subject", "Hi {{ name }}");
-    let shop = TestApp::start_with(app).await;
-    let caller = shop.client();
-    caller.register(shop.id(), "Visit evil.example", EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    shop.client().forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
+    let test_app = TestApp::start_with(app).await;
+    let caller = test_app.client();
+    caller.register(test_app.id(), "Visit evil.example", EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    test_app.client().forgot_password(test_app.id(), EMAIL).await.expect(StatusCode::OK);
     for nth in [1, 2] {
-        let mail = shop.mail(EMAIL, nth).await;
+        let mail = test_app.mail(EMAIL, nth).await;
         for part in [&mail.subject, &mail.text, &mail.html, &mail.raw] {
             assert!(!part.contains("evil.example"), "{part}");
         }
@@ -116,55 +121,55 @@ async fn a_mail_to_an_unverified_address_contains_no_text_of_the_client() {
 
 #[tokio::test]
 async fn with_enumeration_protection_off_a_verified_address_is_taken() {
-    let shop = TestApp::start_with(app().set("/enumerationProtection", "Off")).await;
-    shop.register(EMAIL).await;
-    let unverified = shop.client().register(shop.id(), NAME, EMAIL, PASSWORD).await;
+    let test_app = TestApp::start_with(app().set("/enumerationProtection", "Off")).await;
+    test_app.register(EMAIL).await;
+    let unverified = test_app.client().register(test_app.id(), NAME, EMAIL, PASSWORD).await;
     unverified.expect(StatusCode::OK);
-    let code = shop.code(EMAIL, 2).await;
-    shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
-    let verified = shop.client().register(shop.id(), NAME, "ada@example.com", NEW_PASSWORD).await;
+    let code = test_app.code(EMAIL, 2).await;
+    test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
+    let verified = test_app.client().register(test_app.id(), NAME, "ada@example.com", NEW_PASSWORD).await;
     verified.expect_error(StatusCode::CONFLICT, "email_taken");
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 2);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 2);
 }
 
 #[tokio::test]
 async fn a_closed_app_accepts_no_registrations() {
-    let shop = TestApp::start_with(app().set("/signUp", "Closed")).await;
-    let answer = shop.client().register(shop.id(), NAME, EMAIL, PASSWORD).await;
-    answer.expect_error(StatusCode::FORBIDDEN, "registration_disabled");
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 0);
+    let test_app = TestApp::start_with(app().set("/signUp", "Closed")).await;
+    let response = test_app.client().register(test_app.id(), NAME, EMAIL, PASSWORD).await;
+    response.expect_error(StatusCode::FORBIDDEN, "registration_disabled");
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 0);
 }
 
 #[tokio::test]
 async fn allowed_email_domains_apply_to_register_and_require_a_verified_address() {
-    let shop = TestApp::start_with(app().set("/allowedEmailDomains", json!(["example.com"]))).await;
-    let elsewhere = shop.client().register(shop.id(), NAME, "ada@example.org", PASSWORD).await;
+    let test_app = TestApp::start_with(app().set("/allowedEmailDomains", json!(["example.com"]))).await;
+    let elsewhere = test_app.client().register(test_app.id(), NAME, "ada@example.org", PASSWORD).await;
     let elsewhere = elsewhere.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     assert_eq!(elsewhere.body["fields"][0]["field"], "email");
-    let below = shop.client().register(shop.id(), NAME, "ada@sub.example.com", PASSWORD).await;
+    let below = test_app.client().register(test_app.id(), NAME, "ada@sub.example.com", PASSWORD).await;
     below.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
 
-    shop.register(EMAIL).await;
-    let early = shop.client().login(shop.id(), EMAIL, PASSWORD).await;
+    test_app.register(EMAIL).await;
+    let early = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await;
     early.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
-    let code = shop.code(EMAIL, 1).await;
-    shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
-    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    assert_eq!(shop.settled_mail_count("ada@example.org").await, 0);
+    let code = test_app.code(EMAIL, 1).await;
+    test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
+    test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(test_app.settled_mail_count("ada@example.org").await, 0);
 }
 
 #[tokio::test]
 async fn a_name_is_trimmed_and_an_address_is_stored_as_given() {
-    let shop = TestApp::start().await;
-    let answer = shop.client().register(shop.id(), "  Ada \u{1f680} Lovelace\t", EMAIL, PASSWORD).await;
-    let answer = answer.expect(StatusCode::OK);
-    assert_eq!((answer.string("name"), answer.string("email")), ("Ada \u{1f680} Lovelace", EMAIL));
-    let login = shop.client().login(shop.id(), "aDA@eXAMPLE.COM", PASSWORD).await.expect(StatusCode::OK);
+    let test_app = TestApp::start().await;
+    let response = test_app.client().register(test_app.id(), "  Ada \u{1f680} Lovelace\t", EMAIL, PASSWORD).await;
+    let response = response.expect(StatusCode::OK);
+    assert_eq!((response.string("name"), response.string("email")), ("Ada \u{1f680} Lovelace", EMAIL));
+    let login = test_app.client().login(test_app.id(), "aDA@eXAMPLE.COM", PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(login.body["user"]["email"], EMAIL);
     assert_eq!(login.body["user"]["name"], "Ada \u{1f680} Lovelace");
-    let forgot = shop.client().forgot_password(shop.id(), "ada@example.com").await.expect(StatusCode::OK);
+    let forgot = test_app.client().forgot_password(test_app.id(), "ada@example.com").await.expect(StatusCode::OK);
     assert_eq!(forgot.string("email"), "ada@example.com");
-    assert_eq!(shop.mail(EMAIL, 2).await.to, [EMAIL], "mail goes to the stored address");
+    assert_eq!(test_app.mail(EMAIL, 2).await.to, [EMAIL], "mail goes to the stored address");
 }
 
 #[tokio::test]
@@ -189,9 +194,9 @@ async fn one_address_in_two_apps_is_two_accounts() {
 
 #[tokio::test]
 async fn login_returns_a_token_the_user_and_the_session() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let login = shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let login = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let names: Vec<&str> = login.body.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(names, ["expires_at", "expires_in", "refresh_token", "session_id", "token", "user"]);
     assert_eq!(login.header("cache-control"), Some("no-store"));
@@ -203,32 +208,32 @@ async fn login_returns_a_token_the_user_and_the_session() {
 
 #[tokio::test]
 async fn unknown_address_and_wrong_password_get_the_same_response() {
-    let shop = TestApp::start().await;
-    shop.register_and_confirm(EMAIL).await;
+    let test_app = TestApp::start().await;
+    test_app.register_and_confirm(EMAIL).await;
     let login = async |email: &str, password: &str| {
-        let answer = shop.client().login(shop.id(), email, password).await;
-        shape(&answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials"))
+        let response = test_app.client().login(test_app.id(), email, password).await;
+        shape(&response.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials"))
     };
     let wrong = login(EMAIL, WRONG_PASSWORD).await;
     assert_eq!(login("nobody@example.com", WRONG_PASSWORD).await, wrong);
     assert_eq!(login(EMAIL, "x").await, wrong, "an impossible password");
     assert_eq!(login(EMAIL, &"x".repeat(5000)).await, wrong);
-    shop.sql("UPDATE users SET password_hash = NULL").await;
+    test_app.sql("UPDATE users SET password_hash = NULL").await;
     assert_eq!(login(EMAIL, PASSWORD).await, wrong, "an account without a password");
 }
 
 #[tokio::test]
 async fn a_password_matches_in_all_unicode_forms_and_is_never_trimmed() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     let (composed, decomposed) =
         (" Cr\u{e8}me-br\u{fb}l\u{e9}e \u{0}34 ", " Cre\u{300}me-bru\u{302}le\u{301}e \u{0}34 ");
-    shop.client().register(shop.id(), NAME, EMAIL, composed).await.expect(StatusCode::OK);
+    test_app.client().register(test_app.id(), NAME, EMAIL, composed).await.expect(StatusCode::OK);
     for same in [composed, decomposed] {
-        shop.client().login(shop.id(), EMAIL, same).await.expect(StatusCode::OK);
+        test_app.client().login(test_app.id(), EMAIL, same).await.expect(StatusCode::OK);
     }
     for other in [composed.trim(), &composed.replace('\0', ""), &composed.to_lowercase()] {
-        let answer = shop.client().login(shop.id(), EMAIL, other).await;
-        answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+        let response = test_app.client().login(test_app.id(), EMAIL, other).await;
+        response.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     }
 }
 
@@ -255,30 +260,30 @@ async fn an_unverified_user_cannot_log_in_if_a_verified_address_is_required() {
 
 #[tokio::test]
 async fn forgot_password_sends_a_code_if_a_verified_address_is_required() {
-    let shop = TestApp::start_with(app().set("/requireVerifiedEmail", true)).await;
-    shop.register(EMAIL).await;
-    let code = shop.reset_code(EMAIL, 2).await;
-    let reset = shop.client().confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await;
+    let test_app = TestApp::start_with(app().set("/requireVerifiedEmail", true)).await;
+    test_app.register(EMAIL).await;
+    let code = test_app.reset_code(EMAIL, 2).await;
+    let reset = test_app.client().confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
-    shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn only_the_right_password_reveals_that_a_user_is_disabled() {
-    let shop = TestApp::start().await;
-    let signed_in = shop.register_and_confirm(EMAIL).await.authenticate(shop.id(), EMAIL, PASSWORD).await;
-    shop.sql("UPDATE users SET disabled_at = now(), epoch = epoch + 1").await;
-    let right = shop.client().login(shop.id(), EMAIL, PASSWORD).await;
+    let test_app = TestApp::start().await;
+    let signed_in = test_app.register_and_confirm(EMAIL).await.authenticate(test_app.id(), EMAIL, PASSWORD).await;
+    test_app.sql("UPDATE users SET disabled_at = now(), epoch = epoch + 1").await;
+    let right = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await;
     right.expect_error(StatusCode::FORBIDDEN, "user_disabled");
-    let wrong = shop.client().login(shop.id(), EMAIL, WRONG_PASSWORD).await;
+    let wrong = test_app.client().login(test_app.id(), EMAIL, WRONG_PASSWORD).await;
     wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     signed_in.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
 }
 
 #[tokio::test]
 async fn a_hash_with_old_parameters_or_of_an_imported_kind_is_replaced_on_success() {
-    let shop = TestApp::start().await;
-    let client = shop.register_and_confirm(EMAIL).await;
+    let test_app = TestApp::start().await;
+    let client = test_app.register_and_confirm(EMAIL).await;
     for (algorithm, version, m_cost, phc) in [
         (Algorithm::Argon2id, Version::V0x13, 8192, "$argon2id$v=19$m=8192,t=1,p=1$"),
         (Algorithm::Argon2i, Version::V0x10, 1024, "$argon2i$v=16$m=1024,t=1,p=1$"),
@@ -288,60 +293,60 @@ async fn a_hash_with_old_parameters_or_of_an_imported_kind_is_replaced_on_succes
         let argon2 = Argon2::new(algorithm, version, params);
         argon2.hash_password_into(PASSWORD.as_bytes(), b"sixteen bytes !!", &mut hash).unwrap();
         let encoded = format!("{}${}", STANDARD_NO_PAD.encode(b"sixteen bytes !!"), STANDARD_NO_PAD.encode(hash));
-        shop.sql(&format!("UPDATE users SET password_hash = '{phc}{encoded}'")).await;
-        let epoch = shop.epoch_and_verified(EMAIL).await;
+        test_app.sql(&format!("UPDATE users SET password_hash = '{phc}{encoded}'")).await;
+        let epoch = test_app.epoch_and_verified(EMAIL).await;
 
-        let wrong = client.login(shop.id(), EMAIL, WRONG_PASSWORD).await;
+        let wrong = client.login(test_app.id(), EMAIL, WRONG_PASSWORD).await;
         wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
         let stored_hash = async || {
-            let mut connection = shop.stack.database.connect().await.unwrap();
+            let mut connection = test_app.stack.database.connect().await.unwrap();
             let hash = sqlx::query_scalar("SELECT password_hash FROM users").fetch_one(&mut connection);
             hash.await.map(|hash: String| hash).unwrap()
         };
         assert!(stored_hash().await.starts_with(phc), "a wrong password replaces nothing");
-        client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
         eventually("a hash with the current parameters", MAIL_LIMIT, || async {
             stored_hash().await.starts_with("$argon2id$v=19$m=19456,t=2,p=1$").then_some(())
         })
         .await;
-        client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-        assert_eq!(shop.epoch_and_verified(EMAIL).await, epoch, "it logs nobody out");
+        client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        assert_eq!(test_app.epoch_and_verified(EMAIL).await, epoch, "it logs nobody out");
     }
 }
 
 #[tokio::test]
 async fn an_expired_access_token_is_refused() {
-    let shop = TestApp::start().await;
-    shop.edit_rendered(|document| document["tokens"]["accessLifetimeSeconds"] = json!(1)).await;
-    shop.register(EMAIL).await;
-    let client = shop.client();
-    let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    shop.wait_until_past(u64::try_from(login.integer("expires_at")).unwrap()).await;
-    let late = client.with_token(shop.id(), login.string("token")).verify().await;
+    let test_app = TestApp::start().await;
+    test_app.edit_rendered(|document| document["tokens"]["accessLifetimeSeconds"] = json!(1)).await;
+    test_app.register(EMAIL).await;
+    let client = test_app.client();
+    let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    test_app.wait_until_past(u64::try_from(login.integer("expires_at")).unwrap()).await;
+    let late = client.with_token(test_app.id(), login.string("token")).verify().await;
     let late = late.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     assert!(late.header("www-authenticate").unwrap().contains("error=\"invalid_token\""), "RFC 6750, 3.1");
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 1);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 1);
 }
 
 // === verify ===
 
 #[tokio::test]
 async fn verify_sends_the_code_again_to_the_user_of_the_session() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let signed_in = shop.client().authenticate(shop.id(), "ada@example.com", PASSWORD).await;
-    let answer = signed_in.verify().await.expect(StatusCode::OK);
-    assert_eq!(answer.body, json!({ "email": EMAIL }));
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
-    let code = shop.code(EMAIL, 2).await;
-    shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let signed_in = test_app.client().authenticate(test_app.id(), "ada@example.com", PASSWORD).await;
+    let response = signed_in.verify().await.expect(StatusCode::OK);
+    assert_eq!(response.body, json!({ "email": EMAIL }));
+    assert_eq!(response.header("cache-control"), Some("no-store"));
+    let code = test_app.code(EMAIL, 2).await;
+    test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn verify_accepts_only_an_empty_object() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let signed_in = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let signed_in = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
     let verify = async |content_type: Option<&str>, body: &'static str| {
         let mut request = signed_in.request(http::Method::POST, "email/verify").body(body);
         if let Some(content_type) = content_type {
@@ -355,49 +360,49 @@ async fn verify_accepts_only_an_empty_object() {
     {
         verify(content_type, body).await.expect(StatusCode::OK);
     }
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 5);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 5);
     for body in ["{\"email\":\"ada@example.com\"}", "{\"a\":null}", "[]", "null", "0", "\"\"", "{} {}", "x"] {
         verify(json, body).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     }
     verify(None, "{}").await.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 5);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 5);
 }
 
 #[tokio::test]
 async fn verify_of_a_verified_address_sends_no_mail() {
-    let shop = TestApp::start().await;
-    let signed_in = shop.register_and_confirm(EMAIL).await.authenticate(shop.id(), EMAIL, PASSWORD).await;
-    let answer = signed_in.verify().await.expect(StatusCode::OK);
-    assert_eq!(answer.body, json!({ "email": EMAIL }));
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 1);
+    let test_app = TestApp::start().await;
+    let signed_in = test_app.register_and_confirm(EMAIL).await.authenticate(test_app.id(), EMAIL, PASSWORD).await;
+    let response = signed_in.verify().await.expect(StatusCode::OK);
+    assert_eq!(response.body, json!({ "email": EMAIL }));
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 1);
 }
 
 #[tokio::test]
 async fn verify_sends_the_code_to_a_pending_address_and_returns_that_address() {
-    let shop = TestApp::start().await;
-    let signed_in = shop.register_and_confirm(EMAIL).await.authenticate(shop.id(), EMAIL, PASSWORD).await;
-    shop.sql("UPDATE users SET pending_email = 'Ada@new.test', pending_email_canonical = 'ada@new.test'").await;
-    let answer = signed_in.verify().await.expect(StatusCode::OK);
-    assert_eq!(answer.body, json!({ "email": "Ada@new.test" }));
-    let mail = shop.mail("Ada@new.test", 1).await;
+    let test_app = TestApp::start().await;
+    let signed_in = test_app.register_and_confirm(EMAIL).await.authenticate(test_app.id(), EMAIL, PASSWORD).await;
+    test_app.sql("UPDATE users SET pending_email = 'Ada@new.test', pending_email_canonical = 'ada@new.test'").await;
+    let response = signed_in.verify().await.expect(StatusCode::OK);
+    assert_eq!(response.body, json!({ "email": "Ada@new.test" }));
+    let mail = test_app.mail("Ada@new.test", 1).await;
     assert!(mail.code.is_some());
     assert!(!mail.raw.contains(NAME), "the address is not proven to be the user's");
-    // That code belongs to the account. Without the account's access token it is refused.
-    let without_token = shop.client().confirm(shop.id(), &mail.code()).await;
+    // The code is for a change of address, so it is valid only with an access token of the account.
+    let without_token = test_app.client().confirm(test_app.id(), &mail.code()).await;
     without_token.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 1);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 1);
 }
 
 #[tokio::test]
 async fn verify_too_soon_is_refused() {
-    let shop = TestApp::start_with(App::new("shop")).await;
-    shop.register(EMAIL).await;
-    let signed_in = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
-    // The client address is now known to the account, and such mails have a limit of their own.
+    let test_app = TestApp::start_with(App::new("shop")).await;
+    test_app.register(EMAIL).await;
+    let signed_in = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
+    // The account knows the client address now, and mails for known client addresses have their own limit.
     signed_in.verify().await.expect(StatusCode::OK);
     let soon = signed_in.verify().await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     assert!(soon.header("ratelimit-policy").unwrap().contains("mailsPerRecipient"), "{:?}", soon.headers);
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 2);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 2);
 }
 
 #[tokio::test]
@@ -416,9 +421,9 @@ async fn verify_needs_a_token_of_a_live_session_of_the_app() {
     assert!(without.header("www-authenticate").unwrap().starts_with("Bearer"));
     let cut = &own.string("token")[..own.string("token").len() - 3];
     for token in [login.string("token"), own.string("refresh_token"), cut, "x", "a.b.c", ""] {
-        let answer = client.with_token(one.id(), token).verify().await;
-        let answer = answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-        assert!(answer.header("www-authenticate").unwrap().starts_with("Bearer"));
+        let response = client.with_token(one.id(), token).verify().await;
+        let response = response.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+        assert!(response.header("www-authenticate").unwrap().starts_with("Bearer"));
     }
     client.with_token(one.id(), own.string("token")).verify().await.expect(StatusCode::OK);
 }

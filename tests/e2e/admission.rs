@@ -1,5 +1,5 @@
 //! Validation of Apps and Providers by the API server: every bound, every rule with its message, the defaults, and the
-//! initial status. The check in process (`render --check`) must agree.
+//! initial status. `render --check`, which checks manifests without an API server, must agree.
 
 use std::{
     collections::BTreeSet,
@@ -60,7 +60,7 @@ impl AdmissionTest {
         if object["kind"] == "App" { &self.apps } else { &self.providers }
     }
 
-    /// The errors that the creation of an object would give, by a dry run.
+    /// The errors of the API server if it creates this object, by a dry run.
     async fn dry_run(&self, object: &Value) -> Vec<FieldError> {
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let parsed = serde_json::from_value(object.clone()).unwrap();
@@ -77,8 +77,8 @@ impl AdmissionTest {
         assert_eq!(self.dry_run(object).await, [], "{object}");
     }
 
-    /// Asserts that the object is refused for this field: with this message by the API server, and in process. Returns
-    /// all errors of the API server.
+    /// Asserts that the API server rejects this field with this message, and that `render --check` rejects the object
+    /// too. Returns all errors of the API server.
     async fn assert_refused(&self, object: &Value, field: &str, message: &str) -> Vec<FieldError> {
         let found = self.dry_run(object).await;
         let is_reported = found.iter().any(|fault| fault.field == field && fault.message.contains(message));
@@ -94,15 +94,15 @@ impl AdmissionTest {
             .args(["--namespace", &self.namespace])
             .args(arguments)
             .env("KUBECONFIG", self.plane.admin_kubeconfig())
-            // kubectl caches discovery in its home directory.
+            // kubectl caches data of the API server in its home directory.
             .env("HOME", process::run_dir())
             .output()
             .unwrap()
     }
 }
 
-fn field_errors<T>(answer: kube::Result<T>) -> Vec<FieldError> {
-    match answer {
+fn field_errors<T>(result: kube::Result<T>) -> Vec<FieldError> {
+    match result {
         Ok(_) => Vec::new(),
         Err(kube::Error::Api(status)) if status.code == 422 => {
             let causes = status.details.expect("a refusal has details").causes;
@@ -125,7 +125,7 @@ fn provider(spec: Value) -> Value {
     object("Provider", "corp", spec)
 }
 
-/// An App with every field set. Each number can take both ends of its range.
+/// An App with every field set. The values allow each number to be at either end of its range.
 fn full_app() -> Value {
     let windows = json!([{ "count": 5, "windowSeconds": 60 }]);
     app(json!({
@@ -232,7 +232,8 @@ fn schema_of(kind: &str) -> Value {
     serde_json::to_value(&definition.spec.versions[0].schema).unwrap()["openAPIV3Schema"]["properties"]["spec"].clone()
 }
 
-/// Calls `visitor` with every part of `value`: its schema, its JSON pointer, and its path as kubectl writes it.
+/// Calls `visitor` for every part of `value`, with the part's schema, its JSON pointer, and its path as kubectl writes
+/// it.
 fn visit(schema: &Value, value: &Value, pointer: &str, field: &str, visitor: &mut impl FnMut(&Value, &str, &str)) {
     visitor(schema, pointer, field);
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
@@ -245,8 +246,8 @@ fn visit(schema: &Value, value: &Value, pointer: &str, field: &str, visitor: &mu
     }
 }
 
-/// Copies of `object` with one field just beyond one of its bounds, with the name of the field; and copies with a
-/// number at one of its bounds, which is valid.
+/// Invalid and valid variants of `object`. In each invalid one, one field is just beyond a bound; returned with the
+/// path of the field. In each valid one, a number is at a bound.
 fn bound_cases(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
     let (mut beyond, mut at) = (Vec::new(), Vec::new());
     let schema = schema_of(object["kind"].as_str().unwrap());
@@ -292,7 +293,7 @@ fn bound_cases(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
     (beyond, at)
 }
 
-/// The messages of all rules.
+/// The messages of all validation rules of the CRDs.
 fn rule_messages() -> BTreeSet<String> {
     fn collect(value: &Value, messages: &mut BTreeSet<String>) {
         match value {
@@ -313,7 +314,7 @@ fn rule_messages() -> BTreeSet<String> {
     messages
 }
 
-/// For each rule, an object that it refuses, the field, and the beginning of the message.
+/// For each validation rule, an object that breaks it, the field, and the beginning of the message.
 fn rule_violations() -> Vec<(Value, &'static str, &'static str)> {
     let redirect = |url: &str| app(json!({ "redirectURLs": [url] }));
     let origin = |origin: &str| app(json!({ "allowedOrigins": [origin] }));
@@ -377,7 +378,7 @@ async fn minimal_and_full_objects_are_accepted() {
 fn the_full_objects_have_every_field() {
     for whole in [full_app()].into_iter().chain(full_providers()) {
         let schema = schema_of(whole["kind"].as_str().unwrap());
-        // A Provider has only one of the members.
+        // `spec` of a Provider contains only one of its members.
         let can_be_missing = |pointer: &str| pointer == "/spec" && whole["kind"] == "Provider";
         visit(&schema, &whole["spec"], "/spec", "spec", &mut |schema, pointer, field| {
             for (name, _) in schema["properties"].as_object().into_iter().flatten() {
@@ -409,7 +410,7 @@ async fn every_bound_holds() {
 async fn every_rule_refuses_with_its_message() {
     let admission = AdmissionTest::start().await;
     let mut untested = rule_messages();
-    // This rule applies to changes; see `an_app_id_cannot_change`.
+    // This rule applies only to changes; `an_app_id_cannot_change` tests it.
     untested.retain(|message| !message.starts_with("the appID cannot change"));
     for (object, field, message) in rule_violations() {
         let errors = admission.assert_refused(&object, field, message).await;
@@ -418,7 +419,7 @@ async fn every_rule_refuses_with_its_message() {
     assert!(untested.is_empty(), "rules without a test object: {untested:#?}");
 }
 
-/// The API server bounds the cost of the rules when they are created and when they run.
+/// The API server limits the cost of validation rules when a CRD is created and when the rules run.
 #[tokio::test]
 async fn the_largest_objects_are_accepted() {
     let admission = AdmissionTest::start().await;
@@ -449,7 +450,7 @@ async fn the_largest_objects_are_accepted() {
 async fn an_app_id_cannot_change() {
     let admission = AdmissionTest::start().await;
     for (index, (old, new, differs)) in [
-        // The old spec, the new spec, and whether the appID differs. `NAME` is the App's name.
+        // The old spec, the new spec, and whether this changes the appID. `NAME` stands for the name of the App.
         (json!({}), json!({ "appID": "NAME" }), false),
         (json!({ "appID": "NAME" }), json!({}), false),
         (json!({}), json!({ "appID": "other" }), true),

@@ -1,5 +1,5 @@
-//! Audit events of requests: the rows, their client address and session, and how long they are kept (specification:
-//! Accounts, Audit events).
+//! Audit events of requests: which rows they write, with which client address and session, and for how long
+//! (specification: Accounts, Audit events).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,6 +23,7 @@ use latchkey_server::{
 use latchkey_tests::{
     client::{ApiClient, ApiResponse},
     eventually,
+    passwords::{NEW_PASSWORD, PASSWORD, WRONG_PASSWORD},
     stack::Stack,
 };
 use prometheus_client::registry::Registry;
@@ -31,7 +32,7 @@ use uuid::Uuid;
 
 use crate::{
     fault_support::unlimited_app,
-    support::{NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_CODE, WRONG_PASSWORD, app},
+    support::{NAME, TestApp, WRONG_CODE, app},
 };
 
 const EMAIL: &str = "Ada.Lovelace@example.com";
@@ -54,26 +55,26 @@ struct AuditRow {
 }
 
 /// The rows of an App, in chronological order.
-async fn audit_rows(shop: &TestApp) -> Vec<AuditRow> {
-    let mut connection = shop.stack.database.connect().await.expect("the database is reachable");
+async fn audit_rows(test_app: &TestApp) -> Vec<AuditRow> {
+    let mut connection = test_app.stack.database.connect().await.expect("the database is reachable");
     sqlx::query_as(
         "SELECT kind, user_id, session_id, abbrev(ip) AS ip, count, detail FROM audit_events
          WHERE app_id = $1 ORDER BY at, id",
     )
-    .bind(shop.id())
+    .bind(test_app.id())
     .fetch_all(&mut connection)
     .await
     .expect("the rows")
 }
 
-/// The first row of a kind. It can appear after the response.
-async fn wait_for_row(shop: &TestApp, kind: &str) -> AuditRow {
-    let found = || async { audit_rows(shop).await.into_iter().find(|row| row.kind == kind) };
+/// Waits for the first row of a kind, because some rows are written after the response.
+async fn wait_for_row(test_app: &TestApp, kind: &str) -> AuditRow {
+    let found = || async { audit_rows(test_app).await.into_iter().find(|row| row.kind == kind) };
     eventually(kind, LIMIT, found).await
 }
 
-fn session_id(answer: &ApiResponse) -> Uuid {
-    answer.string("session_id").parse().expect("a session's id")
+fn session_id(response: &ApiResponse) -> Uuid {
+    response.string("session_id").parse().expect("a session's id")
 }
 
 impl AuditRow {
@@ -86,14 +87,14 @@ impl AuditRow {
     }
 }
 
-/// The stores of a service as another server has them, with Redis's clock ahead by this time.
-fn stores(shop: &TestApp, clock_offset: time::Duration) -> Stores {
-    stores_at(shop, &shop.stack.database.url, clock_offset)
+/// The stores of the service, as another server uses them. For it, Redis's clock is ahead by this time.
+fn stores(test_app: &TestApp, clock_offset: time::Duration) -> Stores {
+    stores_at(test_app, &test_app.stack.database.url, clock_offset)
 }
 
-fn stores_at(shop: &TestApp, postgres: &str, clock_offset: time::Duration) -> Stores {
+fn stores_at(test_app: &TestApp, postgres: &str, clock_offset: time::Duration) -> Stores {
     let options = postgres::Options { listen: false, ..postgres::Options::new(UrlSource::from_value(postgres)) };
-    let redis = redis::Options::new(UrlSource::from_value(shop.stack.redis().url()));
+    let redis = redis::Options::new(UrlSource::from_value(test_app.stack.redis().url()));
     Stores {
         postgres: PostgresStore::connect(options).expect("it is a URL of Postgres"),
         redis: RedisStore::connect(redis::Options { clock_offset, ..redis }).expect("it is a URL of Redis"),
@@ -102,18 +103,18 @@ fn stores_at(shop: &TestApp, postgres: &str, clock_offset: time::Duration) -> St
     }
 }
 
-/// Writes the refusals of the current quarter of an hour, as a server does when it is over.
-async fn write_refusals(shop: &TestApp) {
-    let stores = stores(shop, time::Duration::minutes(16));
-    let id = shop.id().to_owned();
+/// Writes the refusals of the current quarter of an hour to Postgres, as a server does after the quarter has ended.
+async fn write_refusals(test_app: &TestApp) {
+    let stores = stores(test_app, time::Duration::minutes(16));
+    let id = test_app.id().to_owned();
     stores.write_refusals(|app| app.as_str() == id).await.expect("the stores are reachable");
 }
 
 /// Waits until Redis has counted this number of refusals.
-async fn wait_for_refusals(shop: &TestApp, refusals: i64) {
+async fn wait_for_refusals(test_app: &TestApp, refusals: i64) {
     let all = || async {
-        let mut redis = shop.stack.redis().connect().await.expect("Redis is reachable");
-        let pattern = format!("lk:{{{}:audit}}:refusals:*", shop.id());
+        let mut redis = test_app.stack.redis().connect().await.expect("Redis is reachable");
+        let pattern = format!("lk:{{{}:audit}}:refusals:*", test_app.id());
         let keys: Vec<String> = ::redis::cmd("KEYS").arg(pattern).query_async(&mut redis).await.expect("the keys");
         let mut sum = 0;
         for key in keys {
@@ -128,38 +129,38 @@ async fn wait_for_refusals(shop: &TestApp, refusals: i64) {
 
 #[tokio::test]
 async fn each_account_event_is_a_row_with_client_and_session() {
-    let shop = TestApp::start().await;
-    let id = shop.id();
-    let clients: Vec<ApiClient> = (0..7).map(|_| shop.client()).collect();
-    let answer = clients[0].register(id, NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let user: Uuid = answer.string("local_id").parse().unwrap();
-    wait_for_row(&shop, "registered").await.assert_origin(&clients[0], None);
+    let test_app = TestApp::start().await;
+    let id = test_app.id();
+    let clients: Vec<ApiClient> = (0..7).map(|_| test_app.client()).collect();
+    let response = clients[0].register(id, NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let user: Uuid = response.string("local_id").parse().unwrap();
+    wait_for_row(&test_app, "registered").await.assert_origin(&clients[0], None);
     clients[1].register(id, NAME, EMAIL, WRONG_PASSWORD).await.expect(StatusCode::OK);
-    wait_for_row(&shop, "registered_again").await.assert_origin(&clients[1], None);
+    wait_for_row(&test_app, "registered_again").await.assert_origin(&clients[1], None);
 
     let login = clients[2].login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    // The row exists when the response arrives.
-    let logged_in = audit_rows(&shop).await.pop().unwrap();
+    // This row is written before the response.
+    let logged_in = audit_rows(&test_app).await.pop().unwrap();
     assert_eq!((logged_in.kind.as_str(), &logged_in.detail), ("logged_in", &Some(json!({ "amr": "pwd" }))));
     logged_in.assert_origin(&clients[2], Some(session_id(&login)));
     let signed_in = clients[3].with_token(id, login.string("token"));
     signed_in.verify().await.expect(StatusCode::OK);
-    wait_for_row(&shop, "confirmation_requested").await.assert_origin(&clients[3], Some(session_id(&login)));
+    wait_for_row(&test_app, "confirmation_requested").await.assert_origin(&clients[3], Some(session_id(&login)));
 
-    let code = shop.code(EMAIL, 3).await;
+    let code = test_app.code(EMAIL, 3).await;
     let confirmed = clients[4].confirm(id, &code).await.expect(StatusCode::OK);
-    wait_for_row(&shop, "confirmed").await.assert_origin(&clients[4], None);
-    let logged_in = audit_rows(&shop).await.pop().unwrap();
+    wait_for_row(&test_app, "confirmed").await.assert_origin(&clients[4], None);
+    let logged_in = audit_rows(&test_app).await.pop().unwrap();
     assert_eq!((logged_in.kind.as_str(), &logged_in.detail), ("logged_in", &Some(json!({ "amr": "otp" }))));
     logged_in.assert_origin(&clients[4], Some(session_id(&confirmed)));
 
     clients[5].forgot_password(id, EMAIL).await.expect(StatusCode::OK);
-    wait_for_row(&shop, "password_reset_requested").await.assert_origin(&clients[5], None);
-    let code = shop.code(EMAIL, 4).await;
+    wait_for_row(&test_app, "password_reset_requested").await.assert_origin(&clients[5], None);
+    let code = test_app.code(EMAIL, 4).await;
     clients[6].confirm_password(id, EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
-    wait_for_row(&shop, "password_reset").await.assert_origin(&clients[6], None);
+    wait_for_row(&test_app, "password_reset").await.assert_origin(&clients[6], None);
 
-    let rows = audit_rows(&shop).await;
+    let rows = audit_rows(&test_app).await;
     let kinds: Vec<&str> = rows.iter().map(|row| row.kind.as_str()).collect();
     let expected = [
         "registered",
@@ -177,50 +178,50 @@ async fn each_account_event_is_a_row_with_client_and_session() {
 
 #[tokio::test]
 async fn confirming_in_a_session_names_that_session() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let client = shop.client();
-    let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let code = shop.code(EMAIL, 1).await;
-    client.with_token(shop.id(), login.string("token")).confirm(&code).await.expect(StatusCode::OK);
-    wait_for_row(&shop, "confirmed").await.assert_origin(&client, Some(session_id(&login)));
-    let logged_in = audit_rows(&shop).await.into_iter().filter(|row| row.kind == "logged_in").count();
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let client = test_app.client();
+    let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let code = test_app.code(EMAIL, 1).await;
+    client.with_token(test_app.id(), login.string("token")).confirm(&code).await.expect(StatusCode::OK);
+    wait_for_row(&test_app, "confirmed").await.assert_origin(&client, Some(session_id(&login)));
+    let logged_in = audit_rows(&test_app).await.into_iter().filter(|row| row.kind == "logged_in").count();
     assert_eq!(logged_in, 1, "no session was opened");
 }
 
 #[tokio::test]
 async fn requests_without_an_account_leave_no_row() {
-    let shop = TestApp::start().await;
-    let (id, client) = (shop.id(), shop.client());
+    let test_app = TestApp::start().await;
+    let (id, client) = (test_app.id(), test_app.client());
     client.register(id, NAME, EMAIL, "short").await.expect(StatusCode::BAD_REQUEST);
     client.forgot_password(id, UNKNOWN).await.expect(StatusCode::OK);
     client.confirm(id, WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
-    // Rows are written in order: if the calls above had any, they would be written before these.
-    shop.register(EMAIL).await;
+    // Rows are written in order. So if the calls above caused rows, they would be there before the rows of this call.
+    test_app.register(EMAIL).await;
     client.forgot_password(id, EMAIL).await.expect(StatusCode::OK);
-    wait_for_row(&shop, "password_reset_requested").await;
-    let kinds: Vec<String> = audit_rows(&shop).await.into_iter().map(|row| row.kind).collect();
+    wait_for_row(&test_app, "password_reset_requested").await;
+    let kinds: Vec<String> = audit_rows(&test_app).await.into_iter().map(|row| row.kind).collect();
     assert_eq!(kinds, ["registered", "password_reset_requested"]);
 }
 
 #[tokio::test]
 async fn session_ends_and_bad_refresh_tokens_are_events() {
-    let shop = TestApp::start_with(app().set("/tokens/refreshGraceSeconds", 0)).await;
-    let (id, client) = (shop.id(), shop.register_and_confirm(EMAIL).await);
+    let test_app = TestApp::start_with(app().set("/tokens/refreshGraceSeconds", 0)).await;
+    let (id, client) = (test_app.id(), test_app.register_and_confirm(EMAIL).await);
     let log_in = async || client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let as_of = |login: &ApiResponse| client.with_token(id, login.string("token"));
 
     let (one, two, three) = (log_in().await, log_in().await, log_in().await);
     as_of(&one).delete(&format!("sessions/{}", session_id(&two))).await.expect(StatusCode::OK);
-    let ended = wait_for_row(&shop, "session_ended").await;
+    let ended = wait_for_row(&test_app, "session_ended").await;
     assert_eq!(ended.assert_origin(&client, Some(session_id(&one))).detail, Some(json!({ "ended": session_id(&two) })));
     as_of(&one).delete("sessions").await.expect(StatusCode::OK);
-    let ended = wait_for_row(&shop, "sessions_ended").await;
-    // This includes the session of *confirm*.
+    let ended = wait_for_row(&test_app, "sessions_ended").await;
+    // Two sessions: that of the login, and that of *confirm*.
     assert_eq!(ended.assert_origin(&client, Some(session_id(&one))).detail, Some(json!({ "sessions": 2 })));
     as_of(&three).get("sessions").await.expect(StatusCode::UNAUTHORIZED);
     as_of(&one).send(as_of(&one).request(http::Method::POST, "logout")).await.expect(StatusCode::OK);
-    wait_for_row(&shop, "logged_out").await.assert_origin(&client, Some(session_id(&one)));
+    wait_for_row(&test_app, "logged_out").await.assert_origin(&client, Some(session_id(&one)));
 
     let revoked = log_in().await;
     for _ in 0..2 {
@@ -228,33 +229,33 @@ async fn session_ends_and_bad_refresh_tokens_are_events() {
         client.post(&format!("v1/{id}/revoke"), &token).await.expect(StatusCode::OK);
     }
     let is_its = |row: &AuditRow| row.kind == "session_ended" && row.session_id == Some(session_id(&revoked));
-    let ended = || async { audit_rows(&shop).await.into_iter().find(is_its) };
+    let ended = || async { audit_rows(&test_app).await.into_iter().find(is_its) };
     eventually("the revocation", LIMIT, ended).await;
 
     let stolen = log_in().await;
     let first = stolen.string("refresh_token");
     let second = client.refresh(id, first).await.expect(StatusCode::OK);
-    let thief = shop.client();
+    let thief = test_app.client();
     thief.refresh(id, first).await.expect(StatusCode::OK);
-    wait_for_row(&shop, "refresh_late").await.assert_origin(&thief, Some(session_id(&stolen)));
+    wait_for_row(&test_app, "refresh_late").await.assert_origin(&thief, Some(session_id(&stolen)));
     client.refresh(id, second.string("refresh_token")).await.expect(StatusCode::OK);
     thief.refresh(id, first).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
-    wait_for_row(&shop, "refresh_stolen").await.assert_origin(&thief, Some(session_id(&stolen)));
-    let ended = audit_rows(&shop).await.into_iter().filter(|row| row.kind == "session_ended").count();
+    wait_for_row(&test_app, "refresh_stolen").await.assert_origin(&thief, Some(session_id(&stolen)));
+    let ended = audit_rows(&test_app).await.into_iter().filter(|row| row.kind == "session_ended").count();
     assert_eq!(ended, 2, "a call that ended nothing is no event");
 }
 
 #[tokio::test]
 async fn refusals_become_one_row_after_their_quarter_of_an_hour() {
-    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, 900)])).await;
-    let id = shop.id();
-    let answer = shop.register(EMAIL).await;
-    let user: Uuid = answer.string("local_id").parse().unwrap();
-    let (guesser, other) = (shop.client(), shop.client());
+    let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, 900)])).await;
+    let id = test_app.id();
+    let response = test_app.register(EMAIL).await;
+    let user: Uuid = response.string("local_id").parse().unwrap();
+    let (guesser, other) = (test_app.client(), test_app.client());
     for _ in 0..3 {
         guesser.login(id, EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     }
-    wait_for_refusals(&shop, 3).await;
+    wait_for_refusals(&test_app, 3).await;
     for _ in 0..2 {
         guesser.login(id, EMAIL, PASSWORD).await.expect(StatusCode::TOO_MANY_REQUESTS);
     }
@@ -262,13 +263,13 @@ async fn refusals_become_one_row_after_their_quarter_of_an_hour() {
     guesser.login(id, UNKNOWN, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     guesser.confirm_password(id, EMAIL, WRONG_CODE, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
     guesser.confirm_password(id, UNKNOWN, WRONG_CODE, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
-    wait_for_refusals(&shop, 9).await;
-    assert_eq!(audit_rows(&shop).await.len(), 1, "only the registration");
-    write_refusals(&shop).await;
+    wait_for_refusals(&test_app, 9).await;
+    assert_eq!(audit_rows(&test_app).await.len(), 1, "only the registration");
+    write_refusals(&test_app).await;
 
-    // Grouped by the key of a row: if a quarter ended in between, there are two rows.
+    // Added up, because there are two rows if a quarter of an hour ended during the test.
     let mut counts: BTreeMap<_, i64> = BTreeMap::new();
-    for row in audit_rows(&shop).await {
+    for row in audit_rows(&test_app).await {
         *counts.entry((row.kind, row.user_id, row.ip)).or_default() += row.count;
     }
     let mut found: Vec<_> = counts.into_iter().map(|((kind, user, ip), count)| (kind, user, ip, count)).collect();
@@ -300,24 +301,25 @@ async fn refusals_become_one_row_after_their_quarter_of_an_hour() {
 
 #[tokio::test]
 async fn activity_shows_the_newest_hundred_events_of_the_user() {
-    let shop = TestApp::start_with(unlimited_app("shop")).await;
-    let id = shop.id();
-    let client = shop.register_and_confirm(EMAIL).await;
+    let test_app = TestApp::start_with(unlimited_app("shop")).await;
+    let id = test_app.id();
+    let client = test_app.register_and_confirm(EMAIL).await;
     let stranger =
-        shop.register_and_confirm("grace@example.com").await.authenticate(id, "grace@example.com", PASSWORD).await;
-    shop.sql(&format!(
-        "INSERT INTO audit_events (app_id, id, at, kind, user_id)
+        test_app.register_and_confirm("grace@example.com").await.authenticate(id, "grace@example.com", PASSWORD).await;
+    test_app
+        .sql(&format!(
+            "INSERT INTO audit_events (app_id, id, at, kind, user_id)
          SELECT app_id, gen_random_uuid(), now() - make_interval(mins => number), 'renamed', user_id
          FROM audit_events, generate_series(1, 150) AS number WHERE kind = 'registered' AND ip = '{}'",
-        // Both users registered from their own client address; the owner's differs from that of the session.
-        audit_rows(&shop).await[0].ip.as_deref().unwrap()
-    ))
-    .await;
+            // The client address of the registration, which differs from that of the session.
+            audit_rows(&test_app).await[0].ip.as_deref().unwrap()
+        ))
+        .await;
     let login = client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let owner = client.with_token(id, login.string("token"));
-    let answer = owner.get("user/activity").await.expect(StatusCode::OK);
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
-    let events = answer.body["events"].as_array().unwrap();
+    let response = owner.get("user/activity").await.expect(StatusCode::OK);
+    assert_eq!(response.header("cache-control"), Some("no-store"));
+    let events = response.body["events"].as_array().unwrap();
     assert_eq!(events.len(), 100);
     let newest = &events[0];
     assert_eq!(newest["kind"], "logged_in");
@@ -336,22 +338,22 @@ async fn activity_shows_the_newest_hundred_events_of_the_user() {
 
 #[tokio::test]
 async fn rows_contain_no_address_name_password_code_or_token() {
-    let shop = TestApp::start_with(unlimited_app("shop")).await;
-    let (id, client) = (shop.id(), shop.client());
+    let test_app = TestApp::start_with(unlimited_app("shop")).await;
+    let (id, client) = (test_app.id(), test_app.client());
     client.register(id, NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let login = client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     client.login(id, EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     client.login(id, UNKNOWN, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
-    let code = shop.code(EMAIL, 1).await;
+    let code = test_app.code(EMAIL, 1).await;
     client.confirm(id, &code).await.expect(StatusCode::OK);
-    let reset = shop.reset_code(EMAIL, 2).await;
+    let reset = test_app.reset_code(EMAIL, 2).await;
     client.confirm_password(id, UNKNOWN, &reset, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
     client.confirm_password(id, EMAIL, &reset, NEW_PASSWORD).await.expect(StatusCode::OK);
-    wait_for_refusals(&shop, 3).await;
-    write_refusals(&shop).await;
-    wait_for_row(&shop, "password_reset_requested").await;
+    wait_for_refusals(&test_app, 3).await;
+    write_refusals(&test_app).await;
+    wait_for_row(&test_app, "password_reset_requested").await;
 
-    let mut connection = shop.stack.database.connect().await.unwrap();
+    let mut connection = test_app.stack.database.connect().await.unwrap();
     let stored: String = sqlx::query_scalar("SELECT string_agg(audit_events::text, ' ') FROM audit_events")
         .fetch_one(&mut connection)
         .await
@@ -368,38 +370,39 @@ async fn rows_contain_no_address_name_password_code_or_token() {
 #[tokio::test]
 async fn without_postgres_sessions_continue_and_lost_events_are_counted() {
     let app = app().set("/tokens/refreshGraceSeconds", 0);
-    let shop = TestApp::from_builder(app, Stack::builder().proxied()).await;
-    let (client, token) = shop.register_and_log_in(EMAIL).await;
-    let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let before = audit_rows(&shop).await.len();
-    let proxy = shop.stack.postgres_proxy.as_ref().unwrap();
+    let test_app = TestApp::from_builder(app, Stack::builder().proxied()).await;
+    let (client, token) = test_app.register_and_log_in(EMAIL).await;
+    let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let before = audit_rows(&test_app).await.len();
+    let proxy = test_app.stack.postgres_proxy.as_ref().unwrap();
     proxy.refuse().await;
 
     let first = login.string("refresh_token");
-    client.refresh(shop.id(), first).await.expect(StatusCode::OK);
-    client.refresh(shop.id(), first).await.expect(StatusCode::OK);
-    let signed_in = client.with_token(shop.id(), &token);
+    client.refresh(test_app.id(), first).await.expect(StatusCode::OK);
+    client.refresh(test_app.id(), first).await.expect(StatusCode::OK);
+    let signed_in = client.with_token(test_app.id(), &token);
     signed_in.send(signed_in.request(http::Method::POST, "logout")).await.expect(StatusCode::OK);
     let counted = || async {
-        let metrics = shop.stack.server().get_ops("metrics").await.expect(StatusCode::OK).text;
+        let metrics = test_app.stack.server().get_ops("metrics").await.expect(StatusCode::OK).text;
         metrics.lines().any(|line| line == "latchkey_audit_lost_total 2").then_some(())
     };
     eventually("the loss of two events", LIMIT, counted).await;
     proxy.restore().unwrap();
-    assert_eq!(audit_rows(&shop).await.len(), before);
+    assert_eq!(audit_rows(&test_app).await.len(), before);
     let again = || async {
-        let login = client.login(shop.id(), EMAIL, PASSWORD).await;
+        let login = client.login(test_app.id(), EMAIL, PASSWORD).await;
         (login.status == StatusCode::OK).then_some(login)
     };
     let login = eventually("logins work again", LIMIT, again).await;
     let written = |row: &AuditRow| row.session_id == Some(session_id(&login));
-    let found = || async { audit_rows(&shop).await.into_iter().find(written) };
+    let found = || async { audit_rows(&test_app).await.into_iter().find(written) };
     eventually("events are written again", LIMIT, found).await;
 }
 
 /// Apps that keep their events for these numbers of days.
-fn apps_with_retention(shop: &TestApp, apps: &[(&str, u32)]) -> Apps {
-    let document = fs::read(shop.stack.rendered().join(format!("{}.json", shop.id()))).expect("the document exists");
+fn apps_with_retention(test_app: &TestApp, apps: &[(&str, u32)]) -> Apps {
+    let document =
+        fs::read(test_app.stack.rendered().join(format!("{}.json", test_app.id()))).expect("the document exists");
     let mut document: Value = serde_json::from_slice(&document).expect("the document is JSON");
     let all = Apps::default();
     for (app, days) in apps {
@@ -411,13 +414,14 @@ fn apps_with_retention(shop: &TestApp, apps: &[(&str, u32)]) -> Apps {
     all
 }
 
-/// Adds a partition for a past month with this number of events per App. One transaction does both, because the server
-/// itself drops an empty month.
-async fn add_past_month(shop: &TestApp, months: u32, events: &[(&str, u32)]) {
+/// Adds a partition for a past month, with this number of events of each App. In one transaction, because the running
+/// server drops an empty partition.
+async fn add_past_month(test_app: &TestApp, months: u32, events: &[(&str, u32)]) {
     let events: String =
         events.iter().map(|(app, count)| insert_statement(app, &months_ago_expression(months), *count)).collect();
-    shop.sql(&format!(
-        "DO $$
+    test_app
+        .sql(&format!(
+            "DO $$
          DECLARE
             month timestamp := date_trunc('month', now() AT TIME ZONE 'UTC') - interval '{months} months';
          BEGIN
@@ -426,8 +430,8 @@ async fn add_past_month(shop: &TestApp, months: u32, events: &[(&str, u32)]) {
                 (month + interval '1 month') AT TIME ZONE 'UTC');
          END $$;
          {events}"
-    ))
-    .await;
+        ))
+        .await;
 }
 
 fn insert_statement(app: &str, when: &str, count: u32) -> String {
@@ -437,17 +441,17 @@ fn insert_statement(app: &str, when: &str, count: u32) -> String {
     )
 }
 
-async fn add_events(shop: &TestApp, app: &str, when: &str, count: u32) {
-    shop.sql(&insert_statement(app, when, count)).await;
+async fn add_events(test_app: &TestApp, app: &str, when: &str, count: u32) {
+    test_app.sql(&insert_statement(app, when, count)).await;
 }
 
-async fn query_number(shop: &TestApp, sql: &str) -> i64 {
-    let mut connection = shop.stack.database.connect().await.unwrap();
+async fn query_number(test_app: &TestApp, sql: &str) -> i64 {
+    let mut connection = test_app.stack.database.connect().await.unwrap();
     sqlx::query_scalar(sqlx::AssertSqlSafe(sql.to_owned())).fetch_one(&mut connection).await.unwrap()
 }
 
-async fn event_count(shop: &TestApp, app: &str) -> i64 {
-    query_number(shop, &format!("SELECT count(*) FROM audit_events WHERE app_id = '{app}'")).await
+async fn event_count(test_app: &TestApp, app: &str) -> i64 {
+    query_number(test_app, &format!("SELECT count(*) FROM audit_events WHERE app_id = '{app}'")).await
 }
 
 fn months_ago_expression(months: u32) -> String {
@@ -457,60 +461,70 @@ fn months_ago_expression(months: u32) -> String {
 
 #[tokio::test]
 async fn old_months_are_dropped_and_shorter_retention_deletes_rows() {
-    let shop = TestApp::start().await;
-    let apps = apps_with_retention(&shop, &[("long", 365), ("short", 30)]);
-    add_past_month(&shop, 15, &[("long", 3), ("short", 3)]).await;
-    // With an App that is not served, so that its retention is unknown.
-    add_past_month(&shop, 14, &[("long", 3), ("short", 3), ("elsewhere", 2)]).await;
-    // A month without a partition.
-    add_events(&shop, "long", &months_ago_expression(20), 250).await;
+    let test_app = TestApp::start().await;
+    let apps = apps_with_retention(&test_app, &[("long", 365), ("short", 30)]);
+    add_past_month(&test_app, 15, &[("long", 3), ("short", 3)]).await;
+    // `elsewhere` is an App that this server does not serve, so the server does not know its retention.
+    add_past_month(&test_app, 14, &[("long", 3), ("short", 3), ("elsewhere", 2)]).await;
+    // The events of a month without a partition.
+    add_events(&test_app, "long", &months_ago_expression(20), 250).await;
     for (days, events) in [(40, 300), (20, 5)] {
         for app in ["long", "short", "elsewhere"] {
-            add_events(&shop, app, &format!("now() - interval '{days} days'"), events).await;
+            add_events(&test_app, app, &format!("now() - interval '{days} days'"), events).await;
         }
     }
-    let stores = stores(&shop, time::Duration::ZERO);
+    let stores = stores(&test_app, time::Duration::ZERO);
     assert!(audit::apply_retention(&stores, &apps, SystemClock.now(), true).await.unwrap());
 
-    assert_eq!(event_count(&shop, "long").await, 305, "no event of the last year is deleted");
-    assert_eq!(event_count(&shop, "short").await, 5);
-    assert_eq!(event_count(&shop, "elsewhere").await, 307, "all of it");
-    assert_eq!(query_number(&shop, COUNT_PAST_MONTHS).await, 1, "the month with only events of served Apps is dropped");
+    assert_eq!(event_count(&test_app, "long").await, 305, "no event of the last year is deleted");
+    assert_eq!(event_count(&test_app, "short").await, 5);
+    assert_eq!(event_count(&test_app, "elsewhere").await, 307, "all of it");
+    assert_eq!(
+        query_number(&test_app, COUNT_PAST_MONTHS).await,
+        1,
+        "the month with only events of served Apps is dropped"
+    );
 
-    let nothing = apps_with_retention(&shop, &[]);
+    let nothing = apps_with_retention(&test_app, &[]);
     audit::apply_retention(&stores, &nothing, SystemClock.now(), true).await.unwrap();
-    assert_eq!(event_count(&shop, "elsewhere").await, 307, "without any App no retention is known");
+    assert_eq!(event_count(&test_app, "elsewhere").await, 307, "without any App no retention is known");
 }
 
 #[tokio::test]
 async fn table_permissions_are_enough_and_execute_permission_makes_months() {
-    let shop = TestApp::start().await;
-    let apps = apps_with_retention(&shop, &[("long", 365), ("short", 30)]);
-    let (role, database) = (format!("server_{:016x}", rand::random::<u64>()), &shop.stack.database);
-    shop.sql(&format!(
-        "CREATE ROLE {role} LOGIN PASSWORD 'secret';
+    let test_app = TestApp::start().await;
+    let apps = apps_with_retention(&test_app, &[("long", 365), ("short", 30)]);
+    let (role, database) = (format!("server_{:016x}", rand::random::<u64>()), &test_app.stack.database);
+    test_app
+        .sql(&format!(
+            "CREATE ROLE {role} LOGIN PASSWORD 'secret';
          GRANT USAGE ON SCHEMA public TO {role};
          GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role};
          REVOKE UPDATE ON audit_events FROM {role};"
-    ))
-    .await;
+        ))
+        .await;
     let (_, address) = database.url.split_once('@').unwrap();
-    let stores = stores_at(&shop, &format!("postgres://{role}:secret@{address}"), time::Duration::ZERO);
-    add_past_month(&shop, 15, &[("long", 3)]).await;
-    add_events(&shop, "short", "now() - interval '40 days'", 3).await;
+    let stores = stores_at(&test_app, &format!("postgres://{role}:secret@{address}"), time::Duration::ZERO);
+    add_past_month(&test_app, 15, &[("long", 3)]).await;
+    add_events(&test_app, "short", "now() - interval '40 days'", 3).await;
     let month = "to_regclass('audit_events_' || to_char(now() AT TIME ZONE 'UTC' + interval '1 month', 'YYYY_MM'))";
-    shop.sql(&format!("DO $$ BEGIN EXECUTE 'DROP TABLE ' || {month}; END $$")).await;
+    test_app.sql(&format!("DO $$ BEGIN EXECUTE 'DROP TABLE ' || {month}; END $$")).await;
     let month_exists = format!("SELECT count({month}::oid)");
-    assert_eq!(query_number(&shop, &month_exists).await, 0);
+    assert_eq!(query_number(&test_app, &month_exists).await, 0);
 
     assert!(!audit::apply_retention(&stores, &apps, SystemClock.now(), true).await.unwrap());
-    assert_eq!((event_count(&shop, "long").await, event_count(&shop, "short").await), (0, 0), "rows are deleted");
-    assert_eq!(query_number(&shop, &month_exists).await, 0);
+    assert_eq!(
+        (event_count(&test_app, "long").await, event_count(&test_app, "short").await),
+        (0, 0),
+        "rows are deleted"
+    );
+    assert_eq!(query_number(&test_app, &month_exists).await, 0);
 
-    shop.sql(&format!("GRANT EXECUTE ON FUNCTION latchkey_audit_make_months, latchkey_audit_drop_months TO {role}"))
+    test_app
+        .sql(&format!("GRANT EXECUTE ON FUNCTION latchkey_audit_make_months, latchkey_audit_drop_months TO {role}"))
         .await;
     assert!(audit::apply_retention(&stores, &apps, SystemClock.now(), true).await.unwrap());
-    assert_eq!(query_number(&shop, &month_exists).await, 1);
-    assert_eq!(query_number(&shop, COUNT_PAST_MONTHS).await, 0, "the empty month is dropped");
-    shop.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+    assert_eq!(query_number(&test_app, &month_exists).await, 1);
+    assert_eq!(query_number(&test_app, COUNT_PAST_MONTHS).await, 0, "the empty month is dropped");
+    test_app.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }

@@ -16,21 +16,22 @@ use latchkey_tests::{
     cluster::{Endpoint, Installation, OperatorProcess, PodServer, TestCluster, apply},
     control_plane::ServiceAccountToken,
     eventually,
+    passwords::PASSWORD,
     service_account::{AUDIENCE, ServiceAccountIssuer},
 };
 use serde_json::{Value, json};
 
-use crate::support::{NAME, PASSWORD, claims_of};
+use crate::support::{NAME, claims_of};
 
-/// Keys are fetched again within seconds; a loaded machine takes longer.
+/// Servers fetch new keys within seconds; a loaded machine takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
 const EMAIL: &str = "ada@example.com";
-/// The ServiceAccount that the App lists.
+/// The ServiceAccount that the App lists as a caller.
 const LISTED: &str = "backoffice";
 /// The ClusterRoleBinding that lets every ServiceAccount read the issuer's discovery document and keys.
 const DISCOVERY_BINDING: &str = "system:service-account-issuer-discovery";
 
-/// An installation with an App that lists a ServiceAccount of its own namespace.
+/// An installation with an App that lists a ServiceAccount in the App's namespace as a caller.
 struct InstalledApp<'a> {
     install: Installation<'a>,
     app: App,
@@ -78,7 +79,7 @@ impl<'a> InstalledApp<'a> {
         server
     }
 
-    /// The token of a ServiceAccount of the App's namespace.
+    /// A token of a ServiceAccount in the App's namespace.
     async fn token(&self, name: &str, audience: &str) -> String {
         self.install.cluster().plane().token(self.install.tenant(), name, audience).await.unwrap()
     }
@@ -90,8 +91,8 @@ impl<'a> InstalledApp<'a> {
     }
 
     async fn assert_accepted(&self, server: &PodServer, caller: &str) {
-        let answer = self.introspect(server, caller, "token").await.expect(StatusCode::OK);
-        assert_eq!(answer.body, json!({ "active": false }));
+        let response = self.introspect(server, caller, "token").await.expect(StatusCode::OK);
+        assert_eq!(response.body, json!({ "active": false }));
     }
 
     async fn assert_refused(&self, server: &PodServer, caller: &str) {
@@ -105,7 +106,7 @@ impl<'a> InstalledApp<'a> {
         .await;
     }
 
-    /// The token with changed claims, signed with this key under the key id of the original.
+    /// The token with changed claims, signed with this key, but with the `kid` of the original.
     fn forge_token(&self, token: &str, pem: &str, change: impl FnOnce(&mut Value)) -> String {
         let head = token.split('.').next().unwrap();
         let head: Value = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(head).unwrap()).unwrap();
@@ -127,9 +128,9 @@ async fn only_a_projected_token_of_a_listed_service_account_can_introspect() {
     let user = client.authenticate(installed.app.id(), EMAIL, PASSWORD).await;
 
     let caller = installed.token(LISTED, AUDIENCE).await;
-    let answer = installed.introspect(&server, &caller, user.token()).await.expect(StatusCode::OK);
-    assert_eq!(answer.body["active"], true);
-    assert_eq!(answer.body["sub"], claims_of(user.token())["sub"]);
+    let response = installed.introspect(&server, &caller, user.token()).await.expect(StatusCode::OK);
+    assert_eq!(response.body["active"], true);
+    assert_eq!(response.body["sub"], claims_of(user.token())["sub"]);
 
     let same_name = plane.token(installed.install.namespace(), LISTED, AUDIENCE).await.unwrap();
     let key = plane.account_key().unwrap();
@@ -174,15 +175,16 @@ async fn known_keys_work_without_the_api_server_and_key_changes_are_followed() {
 
     plane.kill();
     installed.assert_accepted(&server, &caller).await;
-    // A server that starts now serves the Apps it knew, but cannot verify callers.
+    // A server that starts now serves the Apps of its local copy, but cannot verify callers.
     server.terminate().await;
     server.start_ready().await.unwrap();
-    let answer = installed.introspect(&server, &caller, "token").await;
-    let answer = answer.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
-    assert!(answer.header("retry-after").is_some());
+    let response = installed.introspect(&server, &caller, "token").await;
+    let response = response.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
+    assert!(response.header("retry-after").is_some());
     installed.assert_refused(&server, "garbage").await;
 
-    // The API server is back with a new key. Its first use makes it known, in addition to the old one.
+    // The API server is back with a new key. The first token with that key makes the server fetch the keys again, and
+    // the old key stays valid.
     plane.rotate_account_key(true).unwrap();
     plane.start_api_server().await.unwrap();
     installed.wait_for_status(&server, &caller, StatusCode::OK).await;
@@ -190,7 +192,7 @@ async fn known_keys_work_without_the_api_server_and_key_changes_are_followed() {
     installed.assert_accepted(&server, &newer).await;
     installed.assert_accepted(&server, &caller).await;
 
-    // After two rotations the first key no longer exists.
+    // The API server no longer accepts the first two keys.
     plane.kill();
     plane.rotate_account_key(false).unwrap();
     plane.start_api_server().await.unwrap();
@@ -217,7 +219,7 @@ async fn servers_need_only_what_every_service_account_can_read() {
     let logged = server.read_log();
     assert!(logged.contains("forbidden") && logged.contains("/.well-known/openid-configuration"), "{logged}");
 
-    // The same permission, for the servers only.
+    // Grants the permission again, but only to the servers.
     binding.metadata.resource_version = None;
     binding.metadata.uid = None;
     let account = installed.install.server_account();

@@ -1,25 +1,29 @@
-//! Change of password by a logged-in user: what proves the user, what ends, and who is notified (specification:
-//! Accounts, Change of password).
+//! Change of password by a logged-in user: how users prove who they are, which sessions end, and who gets a notice
+//! (specification: Accounts, Change of password).
 
 use std::{sync::Arc, time::Duration};
 
 use http::{Method, StatusCode};
-use latchkey_tests::{client::ApiResponse, stack::Stack};
+use latchkey_tests::{
+    client::ApiResponse,
+    passwords::{NEW_PASSWORD, PASSWORD, WRONG_PASSWORD},
+    stack::Stack,
+};
 use serde_json::json;
 use tokio::sync::Barrier;
 
 use crate::{
     fault_support::{expect_invalid_code, expect_invalid_credentials, unlimited_app},
-    support::{NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_PASSWORD, app},
+    support::{NAME, TestApp, app},
     user_session::UserSession,
 };
 
 const EMAIL: &str = "ada@example.com";
 const THIRD_PASSWORD: &str = "third-Harbour-quilt-64";
 
-/// Whether this password logs in.
-async fn can_log_in(shop: &TestApp, password: &str) -> bool {
-    let login = shop.client().login(shop.id(), EMAIL, password).await;
+/// Whether a login with this password succeeds.
+async fn can_log_in(test_app: &TestApp, password: &str) -> bool {
+    let login = test_app.client().login(test_app.id(), EMAIL, password).await;
     if login.status == StatusCode::OK {
         return true;
     }
@@ -29,123 +33,123 @@ async fn can_log_in(shop: &TestApp, password: &str) -> bool {
 
 #[tokio::test]
 async fn the_old_password_proves_the_user_and_ends_all_other_sessions_and_codes() {
-    let shop = TestApp::start().await;
-    let owner = shop.log_in_new_user(EMAIL).await;
-    let others = [shop.log_in_again(EMAIL).await, shop.log_in_again(EMAIL).await];
-    let reset = shop.reset_code(EMAIL, 2).await;
-    shop.make_login_stale(&owner).await;
-    let (epoch, _) = shop.epoch_and_verified(EMAIL).await;
+    let test_app = TestApp::start().await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    let others = [test_app.log_in_again(EMAIL).await, test_app.log_in_again(EMAIL).await];
+    let reset = test_app.reset_code(EMAIL, 2).await;
+    test_app.make_login_stale(&owner).await;
+    let (epoch, _) = test_app.epoch_and_verified(EMAIL).await;
 
-    let answer = owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
-    assert_eq!(answer.body, json!({}));
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
+    let response = owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(response.body, json!({}));
+    assert_eq!(response.header("cache-control"), Some("no-store"));
     owner.assert_live().await;
     for other in others {
         other.assert_ended().await;
     }
-    expect_invalid_code(shop.client().confirm_password(shop.id(), EMAIL, &reset, THIRD_PASSWORD).await);
-    assert!(!can_log_in(&shop, PASSWORD).await);
-    assert!(can_log_in(&shop, NEW_PASSWORD).await);
-    assert_eq!(shop.epoch_and_verified(EMAIL).await, (epoch + 1, true));
-    let notice = shop.mail(EMAIL, 3).await;
+    expect_invalid_code(test_app.client().confirm_password(test_app.id(), EMAIL, &reset, THIRD_PASSWORD).await);
+    assert!(!can_log_in(&test_app, PASSWORD).await);
+    assert!(can_log_in(&test_app, NEW_PASSWORD).await);
+    assert_eq!(test_app.epoch_and_verified(EMAIL).await, (epoch + 1, true));
+    let notice = test_app.mail(EMAIL, 3).await;
     assert_eq!(notice.code, None);
     assert!(notice.subject.contains("password") && notice.text.contains(NAME), "{}: {}", notice.subject, notice.text);
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 3);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 3);
 }
 
 #[tokio::test]
 async fn a_recent_login_replaces_the_old_password_and_an_earlier_one_does_not() {
-    let shop = TestApp::start().await;
-    let owner = shop.log_in_new_user(EMAIL).await;
+    let test_app = TestApp::start().await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
     owner.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
     owner.assert_live().await;
 
-    shop.settled_mail_count(EMAIL).await;
-    let before = shop.database_checksum().await;
-    shop.make_login_stale(&owner).await;
+    test_app.settled_mail_count(EMAIL).await;
+    let before = test_app.database_checksum().await;
+    test_app.make_login_stale(&owner).await;
     let stale = owner.change_password(None, THIRD_PASSWORD).await;
     let stale = stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
     let challenge = stale.header("www-authenticate").unwrap();
     assert!(challenge.starts_with("Bearer") && !challenge.contains("invalid_token"), "{challenge}");
     // A refresh is not a login.
     let refreshed = owner.refresh().await.expect(StatusCode::OK);
-    let refreshed = owner.client.with_token(shop.id(), refreshed.string("access_token"));
+    let refreshed = owner.client.with_token(test_app.id(), refreshed.string("access_token"));
     let stale = refreshed.post("user/password", &json!({ "password": THIRD_PASSWORD })).await;
     stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
-    assert_eq!(shop.database_checksum().await, before);
-    assert!(can_log_in(&shop, NEW_PASSWORD).await);
-    // A login nearly five minutes ago is recent.
-    let late = shop.log_in(shop.client(), EMAIL, NEW_PASSWORD).await;
-    shop.backdate_login(&late.user, &late.session, 240).await;
+    assert_eq!(test_app.database_checksum().await, before);
+    assert!(can_log_in(&test_app, NEW_PASSWORD).await);
+    // A login is recent for five minutes; this one was four minutes ago.
+    let late = test_app.log_in(test_app.client(), EMAIL, NEW_PASSWORD).await;
+    test_app.backdate_login(&late.user, &late.session, 240).await;
     late.change_password(None, THIRD_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_wrong_old_password_is_refused_even_after_a_recent_login_and_changes_nothing() {
-    let shop = TestApp::start().await;
-    let owner = shop.log_in_new_user(EMAIL).await;
-    let other = shop.log_in_again(EMAIL).await;
-    shop.settled_mail_count(EMAIL).await;
-    let before = shop.database_checksum().await;
+    let test_app = TestApp::start().await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    let other = test_app.log_in_again(EMAIL).await;
+    test_app.settled_mail_count(EMAIL).await;
+    let before = test_app.database_checksum().await;
     for wrong in [WRONG_PASSWORD, NEW_PASSWORD, "x", &"x".repeat(5000), &format!(" {PASSWORD}")] {
         expect_invalid_credentials(owner.change_password(Some(wrong), NEW_PASSWORD).await);
     }
-    assert_eq!(shop.database_checksum().await, before);
+    assert_eq!(test_app.database_checksum().await, before);
     owner.assert_live().await;
     other.assert_live().await;
-    assert!(can_log_in(&shop, PASSWORD).await);
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 1);
+    assert!(can_log_in(&test_app, PASSWORD).await);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 1);
 }
 
 #[tokio::test]
 async fn an_account_without_a_password_can_set_one_after_a_recent_login() {
-    let shop = TestApp::start().await;
-    let owner = shop.log_in_new_user(EMAIL).await;
-    shop.sql("UPDATE users SET password_hash = NULL").await;
+    let test_app = TestApp::start().await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    test_app.sql("UPDATE users SET password_hash = NULL").await;
     expect_invalid_credentials(owner.change_password(Some(PASSWORD), NEW_PASSWORD).await);
-    shop.make_login_stale(&owner).await;
+    test_app.make_login_stale(&owner).await;
     let stale = owner.change_password(None, NEW_PASSWORD).await;
     stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
     assert_eq!(owner.get_user().await.body["has_password"], false);
-    shop.backdate_login(&owner.user, &owner.session, -301).await;
+    test_app.backdate_login(&owner.user, &owner.session, -301).await;
     owner.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(owner.get_user().await.body["has_password"], true);
-    assert!(can_log_in(&shop, NEW_PASSWORD).await);
+    assert!(can_log_in(&test_app, NEW_PASSWORD).await);
 }
 
 #[tokio::test]
 async fn an_account_without_an_address_can_set_a_password() {
-    let shop = TestApp::start().await;
-    let owner = shop.log_in_new_user(EMAIL).await;
-    shop.sql("UPDATE users SET email = NULL, email_canonical = NULL, email_verified_at = NULL").await;
+    let test_app = TestApp::start().await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    test_app.sql("UPDATE users SET email = NULL, email_canonical = NULL, email_verified_at = NULL").await;
     owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
     owner.assert_live().await;
     expect_invalid_credentials(owner.change_password(Some(PASSWORD), THIRD_PASSWORD).await);
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 1, "there is nowhere to send a notice to");
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 1, "there is nowhere to send a notice to");
 }
 
 #[tokio::test]
 async fn the_session_of_a_confirm_that_removed_a_contested_password_can_set_one_once_at_any_time() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     for (email, with_bearer) in [("ada@example.com", false), ("grace@example.com", true)] {
-        shop.register(email).await;
-        let client = shop.client();
-        client.register(shop.id(), NAME, email, THIRD_PASSWORD).await.expect(StatusCode::OK);
-        let own = shop.log_in(client.clone(), email, PASSWORD).await;
-        let code = shop.code(email, 2).await;
+        test_app.register(email).await;
+        let client = test_app.client();
+        client.register(test_app.id(), NAME, email, THIRD_PASSWORD).await.expect(StatusCode::OK);
+        let own = test_app.log_in(client.clone(), email, PASSWORD).await;
+        let code = test_app.code(email, 2).await;
         let confirmed =
-            if with_bearer { own.signed_in.confirm(&code).await } else { client.confirm(shop.id(), &code).await };
+            if with_bearer { own.signed_in.confirm(&code).await } else { client.confirm(test_app.id(), &code).await };
         let confirmed = confirmed.expect(StatusCode::OK);
         assert_eq!(confirmed.body["password_required"], true);
         let session = confirmed.string("session_id");
         assert_eq!(session == own.session, with_bearer);
         let token = confirmed.string("access_token");
-        shop.backdate_login(&own.user, session, 3600).await;
-        let signed_in = client.with_token(shop.id(), token);
+        test_app.backdate_login(&own.user, session, 3600).await;
+        let signed_in = client.with_token(test_app.id(), token);
         let body = signed_in.get("user").await.expect(StatusCode::OK).body;
         assert_eq!((&body["has_password"], &body["email_verified"]), (&json!(false), &json!(true)));
 
-        // No old password could be right.
+        // The account has no password, so every old password is wrong.
         let set = |password: &str, current: Option<&str>| {
             let mut body = json!({ "password": password });
             if let Some(current) = current {
@@ -159,8 +163,8 @@ async fn the_session_of_a_confirm_that_removed_a_contested_password_can_set_one_
         }
         set("password", None).await.expect_error(StatusCode::BAD_REQUEST, "weak_password");
         set(NEW_PASSWORD, None).await.expect(StatusCode::OK);
-        client.login(shop.id(), email, NEW_PASSWORD).await.expect(StatusCode::OK);
-        // From now on the old password is required.
+        client.login(test_app.id(), email, NEW_PASSWORD).await.expect(StatusCode::OK);
+        // Now the account has a password, so the old password is required.
         let again = set(THIRD_PASSWORD, None).await;
         again.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
         set(THIRD_PASSWORD, Some(NEW_PASSWORD)).await.expect(StatusCode::OK);
@@ -169,38 +173,38 @@ async fn the_session_of_a_confirm_that_removed_a_contested_password_can_set_one_
 
 #[tokio::test]
 async fn only_the_session_of_that_confirm_can_set_the_password() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let client = shop.client();
-    client.register(shop.id(), NAME, EMAIL, THIRD_PASSWORD).await.expect(StatusCode::OK);
-    let code = shop.code(EMAIL, 2).await;
-    let confirmed = client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
-    let own = client.with_token(shop.id(), confirmed.string("access_token"));
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let client = test_app.client();
+    client.register(test_app.id(), NAME, EMAIL, THIRD_PASSWORD).await.expect(StatusCode::OK);
+    let code = test_app.code(EMAIL, 2).await;
+    let confirmed = client.confirm(test_app.id(), &code).await.expect(StatusCode::OK);
+    let own = client.with_token(test_app.id(), confirmed.string("access_token"));
 
-    // A session of another kind of login, which has no password to show either.
-    shop.sql(&format!("UPDATE users SET password_hash = '{}'", TestApp::imported_hash(WRONG_PASSWORD))).await;
-    let other = shop.log_in(shop.client(), EMAIL, WRONG_PASSWORD).await;
-    shop.sql("UPDATE users SET password_hash = NULL").await;
-    shop.make_login_stale(&other).await;
+    // Another session of the account, which also has no recent login, and no old password to send.
+    test_app.sql(&format!("UPDATE users SET password_hash = '{}'", TestApp::imported_hash(WRONG_PASSWORD))).await;
+    let other = test_app.log_in(test_app.client(), EMAIL, WRONG_PASSWORD).await;
+    test_app.sql("UPDATE users SET password_hash = NULL").await;
+    test_app.make_login_stale(&other).await;
     let refused = other.change_password(None, NEW_PASSWORD).await;
     refused.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
 
-    // A reset revokes the permission.
-    let code = shop.reset_code(EMAIL, 3).await;
-    shop.client().confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+    // After a reset, the session of the confirm can no longer set a password.
+    let code = test_app.reset_code(EMAIL, 3).await;
+    test_app.client().confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
     let late = own.post("user/password", &json!({ "password": THIRD_PASSWORD })).await;
     late.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    let remaining = shop.query_number("SELECT count(*) FROM users WHERE password_session IS NOT NULL").await;
+    let remaining = test_app.query_number("SELECT count(*) FROM users WHERE password_session IS NOT NULL").await;
     assert_eq!(remaining, 0);
 }
 
 #[tokio::test]
 async fn a_new_password_is_validated_as_at_register_before_anything_is_counted() {
     let odd = "Bartholomew Quetzalcoatl";
-    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(2, 600)])).await;
-    let owner = shop.log_in_new_user(EMAIL).await;
+    let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(2, 600)])).await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
     owner.rename_user(odd).await.expect(StatusCode::OK);
-    let before = shop.database_checksum().await;
+    let before = test_app.database_checksum().await;
     for (weak, code) in [
         ("short-7", "too_short"),
         (&"x9-Q".repeat(33), "too_long"),
@@ -215,15 +219,15 @@ async fn a_new_password_is_validated_as_at_register_before_anything_is_counted()
             assert_eq!(refused.body["fields"][0]["code"], code, "{weak}");
         }
     }
-    assert_eq!(shop.database_checksum().await, before);
+    assert_eq!(test_app.database_checksum().await, before);
     owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn an_invalid_body_is_refused_with_every_bad_field() {
-    let shop = TestApp::start().await;
-    let owner = shop.log_in_new_user(EMAIL).await;
-    let before = shop.database_checksum().await;
+    let test_app = TestApp::start().await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    let before = test_app.database_checksum().await;
     for (body, fields) in [
         (json!({}), vec![("password", "missing")]),
         (json!({ "current_password": PASSWORD }), vec![("password", "missing")]),
@@ -235,31 +239,31 @@ async fn an_invalid_body_is_refused_with_every_bad_field() {
             vec![("password", "invalid"), ("current_password", "invalid")],
         ),
     ] {
-        let answer = owner.signed_in.post("user/password", &body).await;
-        let answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-        let named: Vec<_> = answer.body["fields"].as_array().unwrap().iter().collect();
+        let response = owner.signed_in.post("user/password", &body).await;
+        let response = response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        let named: Vec<_> = response.body["fields"].as_array().unwrap().iter().collect();
         let named: Vec<_> =
             named.iter().map(|bad| (bad["field"].as_str().unwrap(), bad["code"].as_str().unwrap())).collect();
         assert_eq!(named, fields, "{body}");
     }
     let bare = owner.signed_in.send(owner.signed_in.request(Method::POST, "user/password")).await;
     bare.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-    assert_eq!(shop.database_checksum().await, before);
+    assert_eq!(test_app.database_checksum().await, before);
 }
 
 #[tokio::test]
 async fn a_check_of_the_old_password_counts_as_a_login() {
-    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, 600)])).await;
-    let owner = shop.log_in_new_user(EMAIL).await;
+    let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, 600)])).await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
     for _ in 0..3 {
         expect_invalid_credentials(owner.change_password(Some(WRONG_PASSWORD), NEW_PASSWORD).await);
     }
     let limited = owner.change_password(Some(PASSWORD), NEW_PASSWORD).await;
     limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
-    let login = owner.client.login(shop.id(), EMAIL, PASSWORD).await;
+    let login = owner.client.login(test_app.id(), EMAIL, PASSWORD).await;
     login.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
-    // A right password is not a failure, and without a check nothing is counted.
-    let elsewhere = shop.log_in_again(EMAIL).await;
+    // A right password is not counted as a failure, and a change without an old password is not counted at all.
+    let elsewhere = test_app.log_in_again(EMAIL).await;
     for (old, new) in
         [(PASSWORD, NEW_PASSWORD), (NEW_PASSWORD, PASSWORD), (PASSWORD, NEW_PASSWORD), (NEW_PASSWORD, PASSWORD)]
     {
@@ -267,8 +271,8 @@ async fn a_check_of_the_old_password_counts_as_a_login() {
     }
     elsewhere.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
 
-    let shop = TestApp::start_with(app().limit("loginsPerClient", &[(4, 600)])).await;
-    let owner = shop.log_in_new_user(EMAIL).await;
+    let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(4, 600)])).await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
     for password in [NEW_PASSWORD, PASSWORD, NEW_PASSWORD] {
         let current = if password == NEW_PASSWORD { PASSWORD } else { NEW_PASSWORD };
         owner.change_password(Some(current), password).await.expect(StatusCode::OK);
@@ -280,8 +284,8 @@ async fn a_check_of_the_old_password_counts_as_a_login() {
 
 #[tokio::test]
 async fn a_change_counts_as_a_login_even_without_the_old_password_or_with_a_weak_one() {
-    let shop = TestApp::start_with(app().limit("loginsPerClient", &[(3, 600)])).await;
-    let owner = shop.log_in_new_user(EMAIL).await;
+    let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(3, 600)])).await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
     owner.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
     let weak = owner.change_password(None, "password1234").await;
     weak.expect_error(StatusCode::BAD_REQUEST, "weak_password");
@@ -292,8 +296,8 @@ async fn a_change_counts_as_a_login_even_without_the_old_password_or_with_a_weak
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_login_with_the_old_password_that_races_its_change_leaves_no_session() {
-    let shop = TestApp::from_builder(unlimited_app("race"), Stack::builder().servers(2)).await;
-    let owner = Arc::new(shop.log_in_new_user(EMAIL).await);
+    let test_app = TestApp::from_builder(unlimited_app("race"), Stack::builder().servers(2)).await;
+    let owner = Arc::new(test_app.log_in_new_user(EMAIL).await);
     let password = |round: u64| if round == 0 { PASSWORD.to_owned() } else { format!("{NEW_PASSWORD}-{round:03}") };
     let mut opened = 0;
     for round in 0..10_u64 {
@@ -301,8 +305,8 @@ async fn a_login_with_the_old_password_that_races_its_change_leaves_no_session()
         let start = Arc::new(Barrier::new(7));
         let logins: Vec<_> = (0..6_u64)
             .map(|number| {
-                let (start, app, old) = (start.clone(), shop.id().to_owned(), old.clone());
-                let client = shop.stack.client_of(usize::try_from(number % 2).unwrap());
+                let (start, app, old) = (start.clone(), test_app.id().to_owned(), old.clone());
+                let client = test_app.stack.client_of(usize::try_from(number % 2).unwrap());
                 tokio::spawn(async move {
                     start.wait().await;
                     tokio::time::sleep(Duration::from_millis(number * (4 + round))).await;
@@ -316,12 +320,12 @@ async fn a_login_with_the_old_password_that_races_its_change_leaves_no_session()
             let login = login.await.expect("no call panics");
             if login.status == StatusCode::OK {
                 opened += 1;
-                shop.verify(login.string("token")).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+                test_app.verify(login.string("token")).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
             } else {
                 expect_invalid_credentials(login);
             }
         }
-        assert_eq!(shop.session_count().await, 1, "only the owner's session, in round {round}");
+        assert_eq!(test_app.session_count().await, 1, "only the owner's session, in round {round}");
         owner.get_user().await.expect(StatusCode::OK);
     }
     assert!(opened > 0, "some logins came before the change");
@@ -329,12 +333,12 @@ async fn a_login_with_the_old_password_that_races_its_change_leaves_no_session()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_tabs_of_the_session_do_not_notice_a_change() {
-    let shop = TestApp::from_builder(unlimited_app("tabs"), Stack::builder().servers(2)).await;
-    let owner = Arc::new(shop.log_in_new_user(EMAIL).await);
+    let test_app = TestApp::from_builder(unlimited_app("tabs"), Stack::builder().servers(2)).await;
+    let owner = Arc::new(test_app.log_in_new_user(EMAIL).await);
     let stop = tokio_util::sync::CancellationToken::new();
     let tabs: Vec<_> = (0..4_usize)
         .map(|number| {
-            let tab = shop.stack.client_of(number % 2).with_token(shop.id(), owner.signed_in.token());
+            let tab = test_app.stack.client_of(number % 2).with_token(test_app.id(), owner.signed_in.token());
             let stop = stop.clone();
             tokio::spawn(async move {
                 let mut read = 0;
@@ -357,12 +361,12 @@ async fn other_tabs_of_the_session_do_not_notice_a_change() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_changes_with_the_old_password_at_once_one_wins_and_the_session_stays() {
-    let shop = TestApp::from_builder(unlimited_app("both"), Stack::builder().servers(2)).await;
-    let owner = shop.log_in_new_user(EMAIL).await;
+    let test_app = TestApp::from_builder(unlimited_app("both"), Stack::builder().servers(2)).await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
     let start = Arc::new(Barrier::new(6));
     let tasks: Vec<_> = (0..6_usize)
         .map(|number| {
-            let tab = shop.stack.client_of(number % 2).with_token(shop.id(), owner.signed_in.token());
+            let tab = test_app.stack.client_of(number % 2).with_token(test_app.id(), owner.signed_in.token());
             let start = start.clone();
             tokio::spawn(async move {
                 start.wait().await;
@@ -373,35 +377,36 @@ async fn of_two_changes_with_the_old_password_at_once_one_wins_and_the_session_s
         .collect();
     let mut won = Vec::new();
     for (number, task) in tasks.into_iter().enumerate() {
-        let answer: ApiResponse = task.await.expect("no call panics");
-        if answer.status == StatusCode::OK { won.push(number) } else { drop(expect_invalid_credentials(answer)) }
+        let response: ApiResponse = task.await.expect("no call panics");
+        if response.status == StatusCode::OK { won.push(number) } else { drop(expect_invalid_credentials(response)) }
     }
     assert_eq!(won.len(), 1, "{won:?}");
-    assert!(can_log_in(&shop, &format!("{NEW_PASSWORD}-{}", won[0])).await);
+    assert!(can_log_in(&test_app, &format!("{NEW_PASSWORD}-{}", won[0])).await);
     owner.assert_live().await;
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 2);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 2);
 }
 
 #[tokio::test]
 async fn the_outbox_keeps_the_changing_session_if_the_request_could_not() {
-    let shop = TestApp::start().await;
-    let owner: UserSession = shop.log_in_new_user(EMAIL).await;
-    let other = shop.log_in_again(EMAIL).await;
-    shop.settled_mail_count(EMAIL).await;
-    // The state that a server leaves if it dies between Postgres and Redis.
-    shop.sql(&format!(
-        "UPDATE users SET epoch = epoch + 1, version = version + 1;
+    let test_app = TestApp::start().await;
+    let owner: UserSession = test_app.log_in_new_user(EMAIL).await;
+    let other = test_app.log_in_again(EMAIL).await;
+    test_app.settled_mail_count(EMAIL).await;
+    // The state after a server died between its writes to Postgres and to Redis.
+    test_app
+        .sql(&format!(
+            "UPDATE users SET epoch = epoch + 1, version = version + 1;
          INSERT INTO outbox (app_id, kind, user_id, epoch, keep_session, due_at)
          SELECT app_id, 'epoch', id, epoch, '{}', now() + interval '1 h' FROM users",
-        owner.session
-    ))
-    .await;
-    // Before Redis has the epoch, one session already continues and the other has already ended.
+            owner.session
+        ))
+        .await;
+    // Redis does not have the new epoch yet, but the right session continues and the other has ended.
     owner.get_user().await.expect(StatusCode::OK);
     other.get_user().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
-    shop.make_outbox_due().await;
-    shop.settled_mail_count(EMAIL).await;
+    test_app.make_outbox_due().await;
+    test_app.settled_mail_count(EMAIL).await;
     owner.assert_live().await;
     other.assert_ended().await;
 }

@@ -1,4 +1,4 @@
-//! The chart: the API server accepts what it renders, and its values, its docs and the programs agree.
+//! The chart: the API server accepts the rendered objects, and the values, their documentation and the programs agree.
 
 use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
@@ -15,6 +15,7 @@ use latchkey_tests::{
         TestCluster, apply,
         chart::{self, template},
     },
+    passwords::PASSWORD,
     process,
     stack::Stack,
     tools,
@@ -22,7 +23,7 @@ use latchkey_tests::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// API groups that a cluster does not have to serve.
+/// API groups that a cluster need not have.
 const OPTIONAL_GROUPS: [&str; 2] = ["monitoring.coreos.com", "gateway.networking.k8s.io"];
 
 /// The programs and the API server apply a change within one or two seconds; a loaded machine takes longer.
@@ -53,7 +54,7 @@ fn deployment<'a>(objects: &'a [Value], component: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("no Deployment of the {component}"))
 }
 
-/// Works like `kubectl apply --server-side --dry-run=server --validate=strict`.
+/// Works like `kubectl apply --server-side --dry-run=server --validate=strict` with one object.
 async fn dry_run(client: &Client, object: &Value) -> Result<DynamicObject, kube::Error> {
     let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
     let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(object.types.as_ref().unwrap()).unwrap());
@@ -96,7 +97,7 @@ async fn the_dry_run_refuses_an_invalid_object() {
     dry_run(&cluster.admin().await, &wrong).await.unwrap_err();
 }
 
-/// The pods of the Deployments and of the Helm test.
+/// The pod templates of the Deployments, and the pods of `helm test`.
 async fn pods(namespace: &str, file: &Path) -> Vec<Value> {
     let mut pods = Vec::new();
     for object in render_file(namespace, file).await {
@@ -125,7 +126,7 @@ async fn pods_are_admitted_under_restricted_pod_security() {
                 apply(&client, &object).await.unwrap();
             }
         }
-        // No controller creates it here.
+        // Without a controller, the namespace has no default ServiceAccount.
         let default = json!({ "apiVersion": "v1", "kind": "ServiceAccount",
                               "metadata": { "name": "default", "namespace": namespace } });
         apply(&client, &default).await.unwrap();
@@ -241,7 +242,7 @@ fn documented_values() -> Vec<DocumentedValue> {
     let mut documented: Vec<DocumentedValue> = Vec::new();
     let mut path: Vec<(usize, String)> = Vec::new();
     let mut comment: Vec<String> = Vec::new();
-    // The comment of a group of values belongs to its first value.
+    // A comment above a group of values is that of the first value.
     for line in read("charts/latchkey/values.yaml").lines() {
         let indent = line.len() - line.trim_start().len();
         let line = line.trim();
@@ -337,7 +338,7 @@ async fn the_programs_know_every_flag_that_the_chart_passes() {
                 let args = container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap());
                 let args: Vec<String> = args.map(|arg| arg.replace("$(POD_NAME)", "pod")).collect();
                 let mut command = std::process::Command::new(process::find_built_program(program).unwrap());
-                // The arguments before `--help` are parsed first.
+                // The program checks the arguments before `--help`.
                 let output = command.args(&args).arg("--help").output().unwrap();
                 assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
                 commands += 1;
@@ -379,7 +380,7 @@ async fn the_sample_policy_restricts_app_ids_and_loose_limits() {
         async |app: &App| dry_run(&client, &app.objects(&namespace)[0]).await.map(|_| ()).map_err(|e| e.to_string());
     let own = App::with_id(&namespace);
     let other = App::new("shop");
-    // The policy takes effect after a moment.
+    // A policy takes effect a moment after its creation.
     let error =
         latchkey_tests::eventually("the policy applies", LIMIT, || async { dry_run_app(&other).await.err() }).await;
     assert!(error.contains(&format!("cannot claim the appID {}", other.id())), "{error}");
@@ -404,7 +405,7 @@ async fn the_sample_policy_restricts_app_ids_and_loose_limits() {
 
 // --- Metrics
 
-/// The metric families of a page, with their OpenMetrics names and types.
+/// The metric families of a metrics page: OpenMetrics name and type.
 fn metric_families(page: &str) -> Vec<(String, String)> {
     let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     types.map(|line| line.split_once(' ').map(|(name, kind)| (name.to_owned(), kind.to_owned())).unwrap()).collect()
@@ -425,14 +426,14 @@ async fn all_metric_families() -> Vec<(String, String)> {
     let unreachable = Provider::new("gone", "oidc").set("issuer", format!("http://{}", process::free_addr()));
     let app = App::new("shop").provider(&unreachable);
     let stack = Stack::builder().app(&app).provider(&unreachable).start().await;
-    // The metrics of calls to Redis and to a provider exist after the first call.
+    // The first call to Redis and to a provider creates their metrics.
     let redirect = stack.client().get(&format!("{}/gone/redirect", app.id())).await;
     redirect.expect(StatusCode::SERVICE_UNAVAILABLE);
-    stack.client().register(app.id(), "Ada", "ada@example.com", "a quiet harbour at noon").await.expect(StatusCode::OK);
+    stack.client().register(app.id(), "Ada", "ada@example.com", PASSWORD).await.expect(StatusCode::OK);
     let page = stack.server().get_ops("metrics").await.text;
     let install = TestCluster::shared().await.install().await;
     let operator = install.start_operator().await;
-    // Its last metric appears when it starts to reconcile.
+    // The operator's last metric appears when it starts to reconcile.
     let operators = latchkey_tests::eventually_ok("the operator's metrics", LIMIT, || async {
         let page = reqwest::get(format!("http://{}/metrics", operator.ops)).await?.text().await?;
         anyhow::ensure!(page.contains("controller_runtime_max_concurrent_reconciles"), "{page}");
@@ -442,7 +443,7 @@ async fn all_metric_families() -> Vec<(String, String)> {
     metric_families(&page).into_iter().chain(metric_families(&operators)).collect()
 }
 
-/// The names of the metrics in these expressions.
+/// The names of the metrics in PromQL expressions.
 fn metric_names(expressions: &str) -> BTreeSet<String> {
     let words = expressions.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let prefixes = ["latchkey_", "controller_runtime_", "leader_election_", "rest_client_"];
@@ -517,7 +518,7 @@ const HEALTHY: [(&str, &str); 16] = [
     ("latchkey_operator_server_pods{OPERATORS,state=\"silent\"}", "0x120"),
 ];
 
-/// Samples in which everything is wrong, so that every alert must fire.
+/// Samples of an install in which everything is wrong, so that every alert must fire.
 const UNHEALTHY: [(&str, &str); 19] = [
     ("up{SERVERS}", "0x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"200\"}", "0+300x120"),

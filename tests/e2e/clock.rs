@@ -1,23 +1,24 @@
-//! A server with a clock that jumps. Sessions use Redis's clock, so nobody is logged out.
+//! A server with a clock that jumps. Sessions use Redis's clock, so no session ends.
 
 use std::{fs, path::PathBuf};
 
 use http::StatusCode;
 use latchkey_tests::{
     client::{ApiClient, ApiResponse},
+    passwords::PASSWORD,
     process,
     stack::Stack,
 };
 
-use crate::support::{PASSWORD, TestApp, app};
+use crate::support::{TestApp, app};
 
 const EMAIL: &str = "ada@example.com";
-/// The time between reading the clock here and there, on a loaded machine.
+/// Tolerance for the time between two reads of the clock, in the test and in the server, on a loaded machine.
 const CLOCK_TOLERANCE: i64 = 60;
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 
-/// The error of the servers' clock. It can change while they run.
+/// How much the servers' clock is wrong. The test can change it while they run.
 struct ClockOffset(PathBuf);
 
 impl ClockOffset {
@@ -33,7 +34,8 @@ impl ClockOffset {
         fs::rename(new, &self.0).unwrap();
     }
 
-    /// The environment that makes a program use the wrong time. Timers use the monotonic clock, which stays right.
+    /// The environment variables that make a program use the wrong time. Its monotonic clock, and so its timers, stay
+    /// right.
     fn envs(&self) -> [(&'static str, String); 4] {
         let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketime.so.1", std::env::consts::ARCH);
         assert!(fs::exists(&library).unwrap(), "libfaketime is not installed: run `make tools`, or `make test`");
@@ -46,8 +48,8 @@ impl ClockOffset {
     }
 }
 
-async fn get_sessions(shop: &TestApp, client: &ApiClient, token: &str) -> ApiResponse {
-    client.with_token(shop.id(), token).get("sessions").await
+async fn get_sessions(test_app: &TestApp, client: &ApiClient, token: &str) -> ApiResponse {
+    client.with_token(test_app.id(), token).get("sessions").await
 }
 
 #[tokio::test]
@@ -55,34 +57,34 @@ async fn a_clock_that_jumps_ends_no_session() {
     let offset = ClockOffset::new();
     let app = app();
     let builder = offset.envs().into_iter().fold(Stack::builder(), |builder, (name, value)| builder.env(name, &value));
-    let shop = TestApp::from_builder(app, builder).await;
-    let client = shop.register_and_confirm(EMAIL).await;
-    let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let test_app = TestApp::from_builder(app, builder).await;
+    let client = test_app.register_and_confirm(EMAIL).await;
+    let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let mut refresh_token = login.string("refresh_token").to_owned();
     let mut access_token = login.string("token").to_owned();
     let mut before = 0;
     for jump in [0, HOUR, -HOUR, 400 * DAY, -400 * DAY, 0] {
         offset.set(jump);
-        let answer = client.refresh(shop.id(), &refresh_token).await.expect(StatusCode::OK);
-        assert_eq!(answer.string("session_id"), login.string("session_id"));
+        let response = client.refresh(test_app.id(), &refresh_token).await.expect(StatusCode::OK);
+        assert_eq!(response.string("session_id"), login.string("session_id"));
         let now = i64::try_from(jsonwebtoken::get_current_timestamp()).unwrap();
-        let off = answer.integer("expires_at") - answer.integer("expires_in") - now - jump;
+        let off = response.integer("expires_at") - response.integer("expires_in") - now - jump;
         assert!(off.abs() < CLOCK_TOLERANCE, "the server's clock is off by {off} s more than {jump} s");
-        // The response was lost. Whether the retry is late depends on Redis's clock.
-        let again = client.refresh(shop.id(), &refresh_token).await.expect(StatusCode::OK);
-        assert_eq!(again.string("refresh_token"), answer.string("refresh_token"));
-        get_sessions(&shop, &client, answer.string("access_token")).await.expect(StatusCode::OK);
-        // An access token from before the jump is valid until its `exp`, by the clock of the server that checks it.
+        // A client that lost the response sends the same token again. Redis's clock decides whether that is late.
+        let again = client.refresh(test_app.id(), &refresh_token).await.expect(StatusCode::OK);
+        assert_eq!(again.string("refresh_token"), response.string("refresh_token"));
+        get_sessions(&test_app, &client, response.string("access_token")).await.expect(StatusCode::OK);
+        // The server checks the `exp` of an access token by its own clock.
         let wanted = if jump > before { StatusCode::UNAUTHORIZED } else { StatusCode::OK };
-        let status = get_sessions(&shop, &client, &access_token).await.status;
+        let status = get_sessions(&test_app, &client, &access_token).await.status;
         assert_eq!(status, wanted, "from {before} s to {jump} s");
         before = jump;
-        answer.string("refresh_token").clone_into(&mut refresh_token);
-        answer.string("access_token").clone_into(&mut access_token);
+        response.string("refresh_token").clone_into(&mut refresh_token);
+        response.string("access_token").clone_into(&mut access_token);
     }
-    let sessions = get_sessions(&shop, &client, &access_token).await.expect(StatusCode::OK);
+    let sessions = get_sessions(&test_app, &client, &access_token).await.expect(StatusCode::OK);
     let mine = |session: &&serde_json::Value| session["id"] == login.string("session_id");
     assert_eq!(sessions.body["sessions"].as_array().unwrap().iter().filter(mine).count(), 1);
-    let activity = client.with_token(shop.id(), &access_token).get("user/activity").await.expect(StatusCode::OK);
+    let activity = client.with_token(test_app.id(), &access_token).get("user/activity").await.expect(StatusCode::OK);
     assert!(activity.text.contains("logged_in") && !activity.text.contains("refresh_"), "{}", activity.text);
 }

@@ -1,4 +1,4 @@
-//! The chart's objects exist and give each program the permissions that it needs, and no more.
+//! The chart installs its objects, and gives each program the permissions that it needs and no others.
 
 use std::{fmt::Debug, fs, time::Duration};
 
@@ -23,7 +23,7 @@ use latchkey_tests::{
 };
 use serde_json::json;
 
-/// RBAC follows a change within milliseconds; a loaded machine takes longer.
+/// A change of RBAC takes effect within milliseconds; a loaded machine takes longer.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn secret(name: &str) -> Secret {
@@ -31,8 +31,8 @@ fn secret(name: &str) -> Secret {
 }
 
 #[track_caller]
-fn assert_forbidden<T: Debug>(answer: kube::Result<T>) {
-    match answer {
+fn assert_forbidden<T: Debug>(result: kube::Result<T>) {
+    match result {
         Err(kube::Error::Api(status)) if status.code == 403 => {}
         other => panic!("not forbidden: {other:?}"),
     }
@@ -57,8 +57,8 @@ async fn is_allowed(client: &Client, namespace: &str, group: &str, resource: &st
         },
         ..SelfSubjectAccessReview::default()
     };
-    let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await.unwrap();
-    answer.status.unwrap().allowed
+    let response = Api::all(client.clone()).create(&PostParams::default(), &review).await.unwrap();
+    response.status.unwrap().allowed
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn assert_each_can_be_revoked(install: &Installation<'_>, component: &str,
     assert!(!permissions.is_empty());
     for permission in permissions {
         let namespace = permission.namespace.clone().unwrap_or_else(|| install.namespace().to_owned());
-        // A permission that is restricted to an object name is not checked here.
+        // The check has no object name, so it cannot check a permission for one named object.
         if permission.group == "coordination.k8s.io" && permission.verb != "create" {
             continue;
         }
@@ -146,7 +146,7 @@ async fn assert_each_can_be_revoked(install: &Installation<'_>, component: &str,
 async fn the_built_in_roles_include_apps_and_providers() {
     let install = TestCluster::shared().await.install().await;
     let roles: Api<ClusterRole> = Api::all(install.admin());
-    // No controller aggregates the roles here, so this uses the label selectors of the built-in roles themselves.
+    // No controller aggregates the roles here. So the test itself selects the roles by the label of the built-in role.
     for (usual, verbs) in [
         ("admin", ["create", "update", "patch", "delete"].as_slice()),
         ("edit", &["create", "update", "patch", "delete"]),

@@ -1,76 +1,80 @@
-//! Confirming an address: which session continues, what ends, and which codes are valid (specification: Accounts,
-//! Confirm).
+//! Confirmation of an email address: which session continues, which ones end, and which codes are valid (specification:
+//! Accounts, Confirm).
 
 use http::{Method, StatusCode};
-use latchkey_tests::{client::AuthenticatedClient, stack::Stack};
+use latchkey_tests::{
+    client::AuthenticatedClient,
+    passwords::{NEW_PASSWORD, PASSWORD},
+    stack::Stack,
+};
 use serde_json::json;
 
-use crate::support::{NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_CODE, app};
+use crate::support::{NAME, TestApp, WRONG_CODE, app};
 
 const EMAIL: &str = "ada@example.com";
 
 #[tokio::test]
 async fn confirm_marks_the_address_verified_and_opens_a_session() {
-    let shop = TestApp::start().await;
-    let registered = shop.register(EMAIL).await;
-    let before = shop.epoch_and_verified(EMAIL).await;
-    let code = shop.code(EMAIL, 1).await;
-    let client = shop.client();
-    let answer = client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
-    let names: Vec<&str> = answer.body.as_object().unwrap().keys().map(String::as_str).collect();
+    let test_app = TestApp::start().await;
+    let registered = test_app.register(EMAIL).await;
+    let before = test_app.epoch_and_verified(EMAIL).await;
+    let code = test_app.code(EMAIL, 1).await;
+    let client = test_app.client();
+    let response = client.confirm(test_app.id(), &code).await.expect(StatusCode::OK);
+    let names: Vec<&str> = response.body.as_object().unwrap().keys().map(String::as_str).collect();
     let expected =
         ["access_token", "email", "expires_at", "expires_in", "local_id", "name", "refresh_token", "session_id"];
     assert_eq!(names, expected, "and no password_required");
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
-    assert_eq!((answer.string("email"), answer.string("name")), (EMAIL, NAME));
-    assert_eq!(answer.string("local_id"), registered.string("local_id"));
+    assert_eq!(response.header("cache-control"), Some("no-store"));
+    assert_eq!((response.string("email"), response.string("name")), (EMAIL, NAME));
+    assert_eq!(response.string("local_id"), registered.string("local_id"));
 
-    let (epoch, verified) = shop.epoch_and_verified(EMAIL).await;
+    let (epoch, verified) = test_app.epoch_and_verified(EMAIL).await;
     assert!(verified && epoch > before.0, "confirming raises the epoch");
-    let signed_in = client.with_token(shop.id(), answer.string("access_token"));
+    let signed_in = client.with_token(test_app.id(), response.string("access_token"));
     signed_in.verify().await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_code_cannot_be_redeemed_twice() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let code = shop.code(EMAIL, 1).await;
-    shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
-    let epoch = shop.epoch_and_verified(EMAIL).await;
-    let again = shop.client().confirm(shop.id(), &code).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let code = test_app.code(EMAIL, 1).await;
+    test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
+    let epoch = test_app.epoch_and_verified(EMAIL).await;
+    let again = test_app.client().confirm(test_app.id(), &code).await;
     again.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    assert_eq!(shop.epoch_and_verified(EMAIL).await, epoch);
+    assert_eq!(test_app.epoch_and_verified(EMAIL).await, epoch);
 }
 
 #[tokio::test]
 async fn wrong_used_expired_and_malformed_codes_get_the_same_response() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let used = shop.code(EMAIL, 1).await;
-    shop.client().confirm(shop.id(), &used).await.expect(StatusCode::OK);
-    shop.edit_rendered(|document| document["mail"]["confirmCodeLifetimeSeconds"] = json!(1)).await;
-    let registered = shop.register("grace@example.com").await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let used = test_app.code(EMAIL, 1).await;
+    test_app.client().confirm(test_app.id(), &used).await.expect(StatusCode::OK);
+    test_app.edit_rendered(|document| document["mail"]["confirmCodeLifetimeSeconds"] = json!(1)).await;
+    let registered = test_app.register("grace@example.com").await;
     assert_eq!(registered.integer("expires_in"), 1);
-    let mail = shop.mail("grace@example.com", 1).await;
-    shop.wait_until_past(mail.received_at + 1).await;
+    let mail = test_app.mail("grace@example.com", 1).await;
+    test_app.wait_until_past(mail.received_at + 1).await;
     let expired = mail.code();
 
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for code in [WRONG_CODE, &used, &expired, "x", "UUUUU-UUUUU", "ABCDE-12345-6", &"9".repeat(10_000), "\u{0}"] {
-        let answer = shop.client().confirm(shop.id(), code).await;
-        let mut answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-        answer.body["request_id"] = json!(null);
-        answers.push(answer.body);
+        let response = test_app.client().confirm(test_app.id(), code).await;
+        let mut response = response.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+        response.body["request_id"] = json!(null);
+        responses.push(response.body);
     }
-    answers.dedup();
-    assert_eq!(answers.len(), 1, "{answers:#?}");
-    assert!(!shop.epoch_and_verified("grace@example.com").await.1);
+    responses.dedup();
+    assert_eq!(responses.len(), 1, "{responses:#?}");
+    assert!(!test_app.epoch_and_verified("grace@example.com").await.1);
 }
 
 #[tokio::test]
 async fn case_hyphens_and_spaces_of_a_code_do_not_matter() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     for (index, write) in [
         |code: &str| code.to_lowercase(),
         |code: &str| code.replace('-', ""),
@@ -81,147 +85,147 @@ async fn case_hyphens_and_spaces_of_a_code_do_not_matter() {
     .enumerate()
     {
         let email = format!("ada{index}@example.com");
-        shop.register(&email).await;
-        let code = shop.code(&email, 1).await;
-        shop.client().confirm(shop.id(), &write(&code)).await.expect(StatusCode::OK);
+        test_app.register(&email).await;
+        let code = test_app.code(&email, 1).await;
+        test_app.client().confirm(test_app.id(), &write(&code)).await.expect(StatusCode::OK);
     }
 }
 
 #[tokio::test]
 async fn o_counts_as_zero_and_i_and_l_as_one() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     let mut registered = 0;
     for (symbol, misread) in [('0', "O"), ('0', "o"), ('1', "I"), ('1', "l")] {
-        // One code in four has the symbol.
+        // Registers until a code contains the symbol; one in four does.
         let code = loop {
             registered += 1;
             let email = format!("ada{registered}@example.com");
-            shop.register(&email).await;
-            let code = shop.code(&email, 1).await;
+            test_app.register(&email).await;
+            let code = test_app.code(&email, 1).await;
             if code.contains(symbol) {
                 break code;
             }
         };
-        shop.client().confirm(shop.id(), &code.replace(symbol, misread)).await.expect(StatusCode::OK);
+        test_app.client().confirm(test_app.id(), &code.replace(symbol, misread)).await.expect(StatusCode::OK);
     }
 }
 
 #[tokio::test]
 async fn using_one_of_several_codes_invalidates_the_others() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    shop.register(EMAIL).await;
-    let (first, second) = (shop.code(EMAIL, 1).await, shop.code(EMAIL, 2).await);
-    let reset = shop.reset_code(EMAIL, 3).await;
-    shop.client().confirm(shop.id(), &first).await.expect(StatusCode::OK);
-    let other = shop.client().confirm(shop.id(), &second).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    test_app.register(EMAIL).await;
+    let (first, second) = (test_app.code(EMAIL, 1).await, test_app.code(EMAIL, 2).await);
+    let reset = test_app.reset_code(EMAIL, 3).await;
+    test_app.client().confirm(test_app.id(), &first).await.expect(StatusCode::OK);
+    let other = test_app.client().confirm(test_app.id(), &second).await;
     other.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    let reset = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    let reset = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
     reset.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_code_works_only_for_its_purpose_and_app_and_is_not_consumed_elsewhere() {
     let (one, other) = (app(), app());
     let stack = Stack::builder().app(&one).app(&other).start().await;
-    let shop = TestApp { stack, app: one };
-    shop.register(EMAIL).await;
-    let confirm = shop.code(EMAIL, 1).await;
-    let reset = shop.reset_code(EMAIL, 2).await;
+    let test_app = TestApp { stack, app: one };
+    test_app.register(EMAIL).await;
+    let confirm = test_app.code(EMAIL, 1).await;
+    let reset = test_app.reset_code(EMAIL, 2).await;
 
-    let client = shop.client();
-    let refused = client.confirm(shop.id(), &reset).await;
+    let client = test_app.client();
+    let refused = client.confirm(test_app.id(), &reset).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    let refused = client.confirm_password(shop.id(), EMAIL, &confirm, NEW_PASSWORD).await;
+    let refused = client.confirm_password(test_app.id(), EMAIL, &confirm, NEW_PASSWORD).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     client.confirm(other.id(), &confirm).await.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     let refused = client.confirm_password(other.id(), EMAIL, &reset, NEW_PASSWORD).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
 
-    shop.client().confirm(shop.id(), &confirm).await.expect(StatusCode::OK);
+    test_app.client().confirm(test_app.id(), &confirm).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_code_of_an_earlier_epoch_is_invalid() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let confirm = shop.code(EMAIL, 1).await;
-    let reset = shop.reset_code(EMAIL, 2).await;
-    shop.sql("UPDATE users SET epoch = epoch + 1").await;
-    let before = shop.epoch_and_verified(EMAIL).await;
-    let refused = shop.client().confirm(shop.id(), &confirm).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let confirm = test_app.code(EMAIL, 1).await;
+    let reset = test_app.reset_code(EMAIL, 2).await;
+    test_app.sql("UPDATE users SET epoch = epoch + 1").await;
+    let before = test_app.epoch_and_verified(EMAIL).await;
+    let refused = test_app.client().confirm(test_app.id(), &confirm).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    let refused = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    let refused = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    assert_eq!(shop.epoch_and_verified(EMAIL).await, before);
-    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(test_app.epoch_and_verified(EMAIL).await, before);
+    test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_contested_account_loses_its_password_at_confirm() {
-    // The code of the first or of the second registration, and both orders of owner and stranger.
+    // With the code of the first or of the second registration: the owner of the address can be either of the two.
     for used in [1, 2] {
-        let shop = TestApp::start().await;
-        shop.register(EMAIL).await;
-        let planted = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
-        let second = shop.client().register(shop.id(), "Another", EMAIL, NEW_PASSWORD).await;
+        let test_app = TestApp::start().await;
+        test_app.register(EMAIL).await;
+        let planted = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
+        let second = test_app.client().register(test_app.id(), "Another", EMAIL, NEW_PASSWORD).await;
         second.expect(StatusCode::OK);
-        let refused = shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await;
+        let refused = test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await;
         refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
-        shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 
-        shop.code(EMAIL, 2).await;
-        let code = shop.code(EMAIL, used).await;
-        let client = shop.client();
-        let confirmed = client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
+        test_app.code(EMAIL, 2).await;
+        let code = test_app.code(EMAIL, used).await;
+        let client = test_app.client();
+        let confirmed = client.confirm(test_app.id(), &code).await.expect(StatusCode::OK);
         assert_eq!(confirmed.body["password_required"], true);
         for password in [PASSWORD, NEW_PASSWORD] {
-            let refused = shop.client().login(shop.id(), EMAIL, password).await;
+            let refused = test_app.client().login(test_app.id(), EMAIL, password).await;
             refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
         }
         planted.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-        let own = client.with_token(shop.id(), confirmed.string("access_token"));
+        let own = client.with_token(test_app.id(), confirmed.string("access_token"));
         own.verify().await.expect(StatusCode::OK);
 
-        // A reset sets a password again.
-        let reset = shop.reset_code(EMAIL, 3).await;
-        let set = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
+        // With a reset, the account gets a password again.
+        let reset = test_app.reset_code(EMAIL, 3).await;
+        let set = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
         set.expect(StatusCode::OK);
-        shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+        test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
     }
 }
 
 #[tokio::test]
 async fn a_planted_session_ends_when_somebody_else_confirms() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let planted = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let planted = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
     planted.verify().await.expect(StatusCode::OK);
-    let code = shop.code(EMAIL, 1).await;
-    shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
+    let code = test_app.code(EMAIL, 1).await;
+    test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
     planted.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
 }
 
 #[tokio::test]
 async fn identities_are_deleted_unless_the_account_itself_confirms() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     for (email, with_bearer) in [("ada@example.com", false), ("grace@example.com", true)] {
-        shop.register(email).await;
-        let client = shop.client();
-        let signed_in = client.authenticate(shop.id(), email, PASSWORD).await;
-        shop.sql(&format!(
+        test_app.register(email).await;
+        let client = test_app.client();
+        let signed_in = client.authenticate(test_app.id(), email, PASSWORD).await;
+        test_app.sql(&format!(
             "INSERT INTO identities (app_id, authority, subject, user_id, provider, linked_at)
              SELECT app_id, 'https://id.example', id::text, id, 'id', now() FROM users WHERE email_canonical = '{email}'"
         ))
         .await;
-        let code = shop.code(email, 1).await;
+        let code = test_app.code(email, 1).await;
         if with_bearer {
             signed_in.confirm(&code).await.expect(StatusCode::OK);
         } else {
-            client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
+            client.confirm(test_app.id(), &code).await.expect(StatusCode::OK);
         }
-        let mut connection = shop.stack.database.connect().await.unwrap();
+        let mut connection = test_app.stack.database.connect().await.unwrap();
         let remaining: i64 =
             sqlx::query_scalar("SELECT count(*) FROM identities").fetch_one(&mut connection).await.unwrap();
         assert_eq!(remaining, i64::from(with_bearer));
@@ -230,48 +234,48 @@ async fn identities_are_deleted_unless_the_account_itself_confirms() {
 
 #[tokio::test]
 async fn with_its_own_token_the_session_continues_and_every_other_ends() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let client = shop.client();
-    let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let own = client.with_token(shop.id(), login.string("token"));
-    let other = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let client = test_app.client();
+    let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let own = client.with_token(test_app.id(), login.string("token"));
+    let other = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
 
-    let code = shop.code(EMAIL, 1).await;
+    let code = test_app.code(EMAIL, 1).await;
     let confirmed = own.confirm(&code).await.expect(StatusCode::OK);
     assert_eq!(confirmed.string("session_id"), login.string("session_id"));
     own.verify().await.expect(StatusCode::OK);
-    client.with_token(shop.id(), confirmed.string("access_token")).verify().await.expect(StatusCode::OK);
+    client.with_token(test_app.id(), confirmed.string("access_token")).verify().await.expect(StatusCode::OK);
     other.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_contested_password_is_removed_even_with_the_accounts_own_token() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let own = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
-    let second = shop.client().register(shop.id(), NAME, EMAIL, NEW_PASSWORD).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let own = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
+    let second = test_app.client().register(test_app.id(), NAME, EMAIL, NEW_PASSWORD).await;
     second.expect(StatusCode::OK);
-    let code = shop.code(EMAIL, 2).await;
+    let code = test_app.code(EMAIL, 2).await;
     let confirmed = own.confirm(&code).await.expect(StatusCode::OK);
     assert_eq!(confirmed.body["password_required"], true);
-    let refused = shop.client().login(shop.id(), EMAIL, PASSWORD).await;
+    let refused = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await;
     refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
 }
 
 #[tokio::test]
 async fn a_token_of_another_account_is_ignored() {
-    let shop = TestApp::start().await;
-    let stranger = shop.register_and_confirm("mallory@example.com").await;
-    let stranger_login = stranger.login(shop.id(), "mallory@example.com", PASSWORD).await.expect(StatusCode::OK);
-    let stranger = stranger.with_token(shop.id(), stranger_login.string("token"));
-    let invalid = shop.client().with_token(shop.id(), "x.y.z");
+    let test_app = TestApp::start().await;
+    let stranger = test_app.register_and_confirm("mallory@example.com").await;
+    let stranger_login = stranger.login(test_app.id(), "mallory@example.com", PASSWORD).await.expect(StatusCode::OK);
+    let stranger = stranger.with_token(test_app.id(), stranger_login.string("token"));
+    let invalid = test_app.client().with_token(test_app.id(), "x.y.z");
     for (index, bearer) in [&stranger, &invalid].into_iter().enumerate() {
         let email = format!("ada{index}@example.com");
-        shop.register(&email).await;
-        let planted = shop.client().authenticate(shop.id(), &email, PASSWORD).await;
-        let code = shop.code(&email, 1).await;
+        test_app.register(&email).await;
+        let planted = test_app.client().authenticate(test_app.id(), &email, PASSWORD).await;
+        let code = test_app.code(&email, 1).await;
         let confirmed = bearer.confirm(&code).await.expect(StatusCode::OK);
         assert_eq!(confirmed.string("email"), email);
         assert_ne!(confirmed.string("session_id"), stranger_login.string("session_id"));
@@ -282,26 +286,26 @@ async fn a_token_of_another_account_is_ignored() {
 
 #[tokio::test]
 async fn two_authorization_headers_are_ignored() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let own = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let own = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
     let twice = |signed_in: &AuthenticatedClient, operation: &str| {
         let request = signed_in.request(Method::POST, operation);
         request.header("authorization", format!("Bearer {}", signed_in.token()))
     };
     let refused = own.send(twice(&own, "email/verify")).await;
     refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    let code = shop.code(EMAIL, 1).await;
+    let code = test_app.code(EMAIL, 1).await;
     own.send(twice(&own, "email/confirm").json(&json!({ "code": code }))).await.expect(StatusCode::OK);
     own.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
 }
 
 #[tokio::test]
 async fn the_confirmation_mail_has_the_time_of_registration_and_says_when_to_ignore_it() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let mail = shop.mail(EMAIL, 1).await;
-    let mut connection = shop.stack.database.connect().await.unwrap();
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let mail = test_app.mail(EMAIL, 1).await;
+    let mut connection = test_app.stack.database.connect().await.unwrap();
     let year: String =
         sqlx::query_scalar("SELECT to_char(created_at, 'YYYY') FROM users").fetch_one(&mut connection).await.unwrap();
     for part in [&mail.text, &mail.html] {

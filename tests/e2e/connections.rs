@@ -1,5 +1,5 @@
-//! What clients can hold of a server with unfinished connections and requests (specification: Limits, Connections and
-//! memory).
+//! How much of a server's connections and memory clients can use with unfinished requests (specification: Limits,
+//! Connections and memory).
 
 use std::{fs, net::IpAddr, time::Duration};
 
@@ -7,6 +7,7 @@ use http::StatusCode;
 use latchkey_tests::{
     client::ApiClient,
     eventually,
+    passwords::PASSWORD,
     stack::{ServerProcess, Stack},
 };
 use tokio::{
@@ -14,15 +15,15 @@ use tokio::{
     net::{TcpSocket, TcpStream},
 };
 
-use crate::support::{NAME, PASSWORD, app};
+use crate::support::{NAME, app};
 
 const EMAIL: &str = "ada@example.com";
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
-/// As in the chart (docs/decisions/0011): free memory is returned to the system.
+/// Settings of the allocator as in the chart (docs/decisions/0011), which return free memory to the system.
 const MALLOC: &str = "glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072";
 
-/// 127.9.`group`.(`number` + 1): an address of this test's clients.
+/// A client address of these tests: 127.9.`group`.(`number` + 1).
 fn address(group: u8, number: u8) -> IpAddr {
     IpAddr::from([127, 9, group, number + 1])
 }
@@ -35,7 +36,7 @@ async fn connect(server: std::net::SocketAddr, from: IpAddr) -> TcpStream {
 
 /// Whether a request over this connection gets a response. The connection stays open.
 async fn is_served(stream: &mut TcpStream) -> bool {
-    // A refused connection can be closed before or after this is sent.
+    // The server can close a rejected connection before or after the client has sent this.
     drop(stream.write_all(b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n").await);
     let mut reply = [0; 1024];
     let read = tokio::time::timeout(LIMIT, stream.read(&mut reply)).await.expect("a response or a close in time");
@@ -61,7 +62,7 @@ async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
     let app = app();
     let stack = Stack::builder()
         .app(&app)
-        // Bodies get a sixteenth of it.
+        // A sixteenth of it is for request bodies.
         .args(["--memory-limit", "128Mi"])
         .env("GLIBC_TUNABLES", MALLOC)
         .start()
@@ -80,12 +81,12 @@ async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
     let mut clients = Vec::new();
     for number in 0..STALLED {
         let mut stream = connect(server.public, address(1, (number % 20) as u8)).await;
-        // The server does not read a refused request to the end.
+        // An error is fine: the server does not read a rejected request to the end.
         drop(stream.write_all(&request).await);
         clients.push(stream);
     }
     let refused = r#"{listener="public",reason="request"}"#;
-    let counted = eventually("each is held or refused", LIMIT, || async {
+    let counted = eventually("each request is in flight or rejected", LIMIT, || async {
         let held = metric(server, "http_requests_in_flight", r#"{listener="public"}"#).await;
         let refused = metric(server, "http_over_budget_total", refused).await;
         (held + refused >= STALLED).then_some((held, refused))
@@ -105,10 +106,10 @@ async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
     }
     let grown = most.saturating_sub(before);
     println!("{held} bodies of 60 KiB held, {refused} refused: {} MiB more", grown / MIB);
-    // Of 128 MiB, requests get an eighth and connections a quarter.
+    // Of the 128 MiB, an eighth is for requests and a quarter for connections: together 48 MiB.
     assert!(grown < 48 * MIB, "{} MiB more with {held} bodies held", grown / MIB);
 
-    // A large body from an address that holds none is refused while the budget is used up, and accepted afterwards.
+    // When the stalled clients have disconnected, the server accepts large bodies again.
     let large = serde_json::json!({ "email": EMAIL, "password": PASSWORD, "more": " ".repeat(60_000) });
     drop(clients);
     eventually("the budget is free again", LIMIT, || async {
@@ -127,7 +128,7 @@ async fn an_idle_connection_costs_less_than_its_share_of_the_budget() {
     let mut clients = Vec::new();
     let mut before = 0;
     for number in 0..2 * IDLE {
-        // One-time allocations are made before the first connection that counts.
+        // The first half of the connections is not measured: it causes one-time allocations.
         if number == IDLE {
             before = resident_bytes(server);
         }
@@ -137,7 +138,7 @@ async fn an_idle_connection_costs_less_than_its_share_of_the_budget() {
     }
     let cost = resident_bytes(server).saturating_sub(before) / IDLE;
     println!("an idle connection costs {cost} bytes");
-    // It counts as 40 KiB, 8 KiB of which are for a request.
+    // The budget reserves 40 KiB for a connection, 8 KiB of which are for a request.
     assert!(cost < 32 * 1024, "{cost} bytes");
 }
 
@@ -178,7 +179,7 @@ async fn the_operations_listener_has_a_small_shared_connection_limit() {
         held.push(stream);
     }
     assert!(!is_served(&mut connect(ops, address(3, 1)).await).await, "the seventeenth connection");
-    // The node's probe comes from another address.
+    // The probe of the kubelet comes from another client address, and is accepted.
     ApiClient::from_address(ops, address(3, 2)).get("livez").await.expect(StatusCode::OK);
 }
 
@@ -195,7 +196,7 @@ async fn refusals_of_a_client_that_ignores_retry_after_are_held() {
         waits.push(began.elapsed());
     }
     assert!(waits[4] >= Duration::from_millis(500) && waits[5] >= Duration::from_secs(1), "{waits:?}");
-    // Other clients do not wait: their own first refusal comes sooner than a held one can.
+    // Other clients do not wait: their first refusal is not held.
     let other = stack.client();
     other.login(app.id(), EMAIL, PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     let held = metric(stack.server(), "http_refusals_held", "").await;

@@ -1,4 +1,4 @@
-//! Tests of the control plane that other tests use.
+//! Tests of the harness's control plane.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -33,8 +33,8 @@ fn secret(name: &str) -> Secret {
 }
 
 async fn version(client: &Client) -> Result<Info, String> {
-    let answer = tokio::time::timeout(Duration::from_secs(2), client.apiserver_version()).await;
-    answer.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+    let response = tokio::time::timeout(Duration::from_secs(2), client.apiserver_version()).await;
+    response.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
 }
 
 #[tokio::test]
@@ -78,7 +78,7 @@ async fn the_audit_log_shows_who_did_what() {
         .await
         .map(|_| ())
         .unwrap_err();
-    // A response can be read before its audit line is written.
+    // The API server can write a line of the audit log after the response.
     let events = eventually("the lines of four requests", LIMIT, || async {
         let events = plane.audit_since(mark).unwrap();
         let ours: Vec<_> = events.into_iter().filter(|event| event.namespace == namespace).collect();
@@ -114,7 +114,7 @@ async fn a_restarted_api_server_keeps_its_data() {
 
     plane.kill();
     plane.start_api_server().await.unwrap();
-    // An existing client can use it again.
+    // A client from before the restart works again.
     eventually_ok("the restarted API server", LIMIT, || version(&client)).await;
     secrets.get("kept").await.unwrap();
 }

@@ -1,10 +1,13 @@
 //! CORS: the App's exact list of origins, with credentials, and never a wildcard (specification: HTTP API, CORS).
 
 use http::{Method, StatusCode};
-use latchkey_tests::client::{ApiClient, ApiResponse};
+use latchkey_tests::{
+    client::{ApiClient, ApiResponse},
+    passwords::PASSWORD,
+};
 use serde_json::{Value, json};
 
-use crate::support::{NAME, PASSWORD, TestApp, app};
+use crate::support::{NAME, TestApp, app};
 
 const LISTED: &str = "https://shop.example.com";
 const EMAIL: &str = "ada@example.com";
@@ -26,33 +29,33 @@ async fn post(client: &ApiClient, path: &str, origin: &str, body: &Value) -> Api
     client.send(client.request(Method::POST, path).header("origin", origin).json(body)).await
 }
 
-fn cors_headers(answer: &ApiResponse) -> Vec<&str> {
-    let names = answer.headers.keys().map(http::HeaderName::as_str);
+fn cors_headers(response: &ApiResponse) -> Vec<&str> {
+    let names = response.headers.keys().map(http::HeaderName::as_str);
     names.filter(|name| name.starts_with("access-control-")).collect()
 }
 
 #[tokio::test]
 async fn options_answers_the_preflight_of_a_listed_origin() {
-    let shop = start_app().await;
+    let test_app = start_app().await;
     for operation in ["login", "register", "verify", "confirm", "forgot-password", "confirm-password"] {
         for origin in [LISTED, "http://localhost:3000"] {
-            let answer = preflight(&shop.client(), &shop.email_path(operation), origin, "POST").await;
-            assert!(answer.status.is_success(), "{}", answer.status);
-            assert_eq!(answer.header("access-control-allow-origin"), Some(origin));
-            assert_eq!(answer.header("access-control-allow-credentials"), Some("true"));
-            let methods = answer.header("access-control-allow-methods").unwrap();
+            let response = preflight(&test_app.client(), &test_app.email_path(operation), origin, "POST").await;
+            assert!(response.status.is_success(), "{}", response.status);
+            assert_eq!(response.header("access-control-allow-origin"), Some(origin));
+            assert_eq!(response.header("access-control-allow-credentials"), Some("true"));
+            let methods = response.header("access-control-allow-methods").unwrap();
             assert!(methods.split(", ").any(|method| method == "POST"), "{methods}");
-            let headers = answer.header("access-control-allow-headers").unwrap().to_lowercase();
+            let headers = response.header("access-control-allow-headers").unwrap().to_lowercase();
             assert!(headers.contains("content-type") && headers.contains("authorization"), "{headers}");
-            assert!(answer.header("vary").unwrap().contains("Origin"));
-            assert!(answer.header("x-request-id").is_some());
+            assert!(response.header("vary").unwrap().contains("Origin"));
+            assert!(response.header("x-request-id").is_some());
         }
     }
 }
 
 #[tokio::test]
 async fn an_unlisted_origin_gets_a_response_without_cors_headers() {
-    let shop = start_app().await;
+    let test_app = start_app().await;
     for origin in [
         "https://evil.example",
         "https://shop.example.com.evil.example",
@@ -66,55 +69,58 @@ async fn an_unlisted_origin_gets_a_response_without_cors_headers() {
         "*",
         "",
     ] {
-        let client = shop.client();
-        let answer = preflight(&client, &shop.email_path("login"), origin, "POST").await;
-        assert_eq!(cors_headers(&answer), [""; 0], "{origin}");
-        assert_ne!(answer.status, StatusCode::FORBIDDEN);
+        let client = test_app.client();
+        let response = preflight(&client, &test_app.email_path("login"), origin, "POST").await;
+        assert_eq!(cors_headers(&response), [""; 0], "{origin}");
+        assert_ne!(response.status, StatusCode::FORBIDDEN);
         let body = json!({ "email": EMAIL, "password": PASSWORD });
-        let answer = post(&client, &shop.email_path("login"), origin, &body).await;
-        let answer = answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
-        assert_eq!(cors_headers(&answer), [""; 0], "{origin}");
-        assert!(answer.header("vary").is_some_and(|vary| vary.contains("Origin")), "caches must know");
+        let response = post(&client, &test_app.email_path("login"), origin, &body).await;
+        let response = response.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+        assert_eq!(cors_headers(&response), [""; 0], "{origin}");
+        assert!(response.header("vary").is_some_and(|vary| vary.contains("Origin")), "caches must know");
     }
 }
 
 #[tokio::test]
 async fn a_page_of_a_listed_origin_can_read_responses_and_errors() {
-    let shop = start_app().await;
-    let client = shop.client();
+    let test_app = start_app().await;
+    let client = test_app.client();
     let account = json!({ "name": NAME, "email": EMAIL, "password": PASSWORD });
-    let answers = [
-        (post(&client, &shop.email_path("register"), LISTED, &account).await, StatusCode::OK),
-        (post(&client, &shop.email_path("login"), LISTED, &account).await, StatusCode::OK),
-        (post(&client, &shop.email_path("confirm"), LISTED, &json!({ "code": "x" })).await, StatusCode::BAD_REQUEST),
-        (post(&client, &shop.email_path("verify"), LISTED, &json!({})).await, StatusCode::UNAUTHORIZED),
-        (post(&client, &shop.email_path("login"), LISTED, &json!([])).await, StatusCode::BAD_REQUEST),
+    let responses = [
+        (post(&client, &test_app.email_path("register"), LISTED, &account).await, StatusCode::OK),
+        (post(&client, &test_app.email_path("login"), LISTED, &account).await, StatusCode::OK),
+        (
+            post(&client, &test_app.email_path("confirm"), LISTED, &json!({ "code": "x" })).await,
+            StatusCode::BAD_REQUEST,
+        ),
+        (post(&client, &test_app.email_path("verify"), LISTED, &json!({})).await, StatusCode::UNAUTHORIZED),
+        (post(&client, &test_app.email_path("login"), LISTED, &json!([])).await, StatusCode::BAD_REQUEST),
     ];
-    for (answer, status) in answers {
-        let answer = answer.expect(status);
-        assert_eq!(answer.header("access-control-allow-origin"), Some(LISTED));
-        assert_eq!(answer.header("access-control-allow-credentials"), Some("true"));
-        let exposed = answer.header("access-control-expose-headers").unwrap().to_lowercase();
+    for (response, status) in responses {
+        let response = response.expect(status);
+        assert_eq!(response.header("access-control-allow-origin"), Some(LISTED));
+        assert_eq!(response.header("access-control-allow-credentials"), Some("true"));
+        let exposed = response.header("access-control-expose-headers").unwrap().to_lowercase();
         for name in ["x-request-id", "retry-after"] {
             assert!(exposed.contains(name), "{exposed}");
         }
-        assert!(answer.header("vary").unwrap().contains("Origin"));
+        assert!(response.header("vary").unwrap().contains("Origin"));
     }
 }
 
 #[tokio::test]
 async fn no_response_has_a_wildcard() {
-    let shop = start_app().await;
-    let client = shop.client();
-    let jwks = format!("{}/.well-known/jwks.json", shop.id());
-    for path in [shop.email_path("login").as_str(), &jwks, "openapi.json", "v1/nowhere/email/login", "nothing"] {
+    let test_app = start_app().await;
+    let client = test_app.client();
+    let jwks = format!("{}/.well-known/jwks.json", test_app.id());
+    for path in [test_app.email_path("login").as_str(), &jwks, "openapi.json", "v1/nowhere/email/login", "nothing"] {
         for origin in [LISTED, "https://evil.example"] {
-            let answers = [
+            let responses = [
                 preflight(&client, path, origin, "POST").await,
                 client.send(client.request(Method::GET, path).header("origin", origin)).await,
             ];
-            for answer in answers {
-                let allowed = answer.header("access-control-allow-origin");
+            for response in responses {
+                let allowed = response.header("access-control-allow-origin");
                 assert!(allowed.is_none_or(|allowed| allowed == LISTED && origin == LISTED), "{path}: {allowed:?}");
             }
         }
@@ -123,7 +129,7 @@ async fn no_response_has_a_wildcard() {
 
 #[tokio::test]
 async fn an_app_without_origins_allows_no_origin() {
-    let shop = TestApp::start().await;
-    let answer = preflight(&shop.client(), &shop.email_path("login"), LISTED, "POST").await;
-    assert_eq!(cors_headers(&answer), [""; 0]);
+    let test_app = TestApp::start().await;
+    let response = preflight(&test_app.client(), &test_app.email_path("login"), LISTED, "POST").await;
+    assert_eq!(cors_headers(&response), [""; 0]);
 }

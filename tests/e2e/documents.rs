@@ -1,4 +1,4 @@
-//! Published documents: keys, discovery, the OpenAPI document and revisions; and how edits of a manifest take effect.
+//! Published documents (keys, discovery, OpenAPI, revisions), and how edits of a manifest take effect.
 
 use std::fs;
 
@@ -10,18 +10,17 @@ use latchkey_tests::{
     builders::App,
     client::{ApiClient, ApiResponse},
     eventually,
+    passwords::{NEW_PASSWORD, PASSWORD, WRONG_PASSWORD},
     stack::Stack,
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::support::{
-    LIVE_LIMIT, NAME, NEW_PASSWORD, PASSWORD, RevisionStream, TestApp, WRONG_CODE, WRONG_PASSWORD, app,
-};
+use crate::support::{LIVE_LIMIT, NAME, RevisionStream, TestApp, WRONG_CODE, app};
 
 const EMAIL: &str = "ada@example.com";
 
-/// Verifies a token as a resource server does: signed by a published key, for this issuer and audience. Returns its
+/// Verifies a token as a resource server does: with the published keys, for this issuer and audience. Returns the
 /// claims.
 fn verify_token(jwks: &Value, token: &str, issuer: &str, audience: &str) -> jsonwebtoken::errors::Result<Value> {
     let header = jsonwebtoken::decode_header(token)?;
@@ -88,13 +87,13 @@ async fn access_tokens_follow_rfc_9068_and_verify_with_the_published_keys() {
 async fn a_token_has_the_verified_address_and_the_apps_audiences() {
     let audiences = json!(["https://api.example.com", "reports"]);
     let app = app().set("/tokens/audiences", audiences.clone()).set("/tokens/accessLifetimeSeconds", 600);
-    let shop = TestApp::start_with(app).await;
-    shop.register(EMAIL).await;
-    let code = shop.code(EMAIL, 1).await;
-    let client = shop.client();
-    let confirmed = client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
-    let jwks = client.get(&format!("{}/.well-known/jwks.json", shop.id())).await.body;
-    let issuer = shop.stack.issuer(&shop.app);
+    let test_app = TestApp::start_with(app).await;
+    test_app.register(EMAIL).await;
+    let code = test_app.code(EMAIL, 1).await;
+    let client = test_app.client();
+    let confirmed = client.confirm(test_app.id(), &code).await.expect(StatusCode::OK);
+    let jwks = client.get(&format!("{}/.well-known/jwks.json", test_app.id())).await.body;
+    let issuer = test_app.stack.issuer(&test_app.app);
     let claims = verify_token(&jwks, confirmed.string("access_token"), &issuer, "reports").unwrap();
     assert_eq!(claims["aud"], audiences);
     assert_eq!((&claims["email"], &claims["email_verified"]), (&json!(EMAIL), &json!(true)));
@@ -102,106 +101,108 @@ async fn a_token_has_the_verified_address_and_the_apps_audiences() {
     assert_eq!(claims["sid"], confirmed.body["session_id"]);
     assert!((570..=600).contains(&confirmed.integer("expires_in")));
     assert_eq!(claims["exp"], confirmed.body["expires_at"]);
-    client.with_token(shop.id(), confirmed.string("access_token")).verify().await.expect(StatusCode::OK);
+    client.with_token(test_app.id(), confirmed.string("access_token")).verify().await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn codes_and_tokens_stay_valid_after_a_rotation_until_their_key_is_dropped() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    shop.register("grace@example.com").await;
-    let codes = [shop.code(EMAIL, 1).await, shop.code("grace@example.com", 1).await];
-    let client = shop.client();
-    let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let old = client.with_token(shop.id(), login.string("token"));
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    test_app.register("grace@example.com").await;
+    let codes = [test_app.code(EMAIL, 1).await, test_app.code("grace@example.com", 1).await];
+    let client = test_app.client();
+    let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let old = client.with_token(test_app.id(), login.string("token"));
     let kids = async || -> Vec<String> {
-        let jwks = client.get(&format!("{}/.well-known/jwks.json", shop.id())).await.body;
+        let jwks = client.get(&format!("{}/.well-known/jwks.json", test_app.id())).await.body;
         jwks["keys"].as_array().unwrap().iter().map(|key| key["kid"].as_str().unwrap().to_owned()).collect()
     };
     let before = kids().await;
 
-    shop.edit_rendered(|document| {
-        for sort in ["signing", "hmac"] {
-            document["keys"][sort][0]["state"] = json!("Retired");
-        }
-        let pem = rcgen::KeyPair::generate().unwrap().serialize_pem();
-        for (id, state) in [("s8", "Active"), ("s9", "Published")] {
-            let key = json!({ "id": id, "state": state, "algorithm": "ES256", "privateKey": pem });
-            document["keys"]["signing"].as_array_mut().unwrap().push(key);
-        }
-        let key = json!({ "id": "h8", "state": "Active", "secret": BASE64_STANDARD.encode([7; 32]) });
-        document["keys"]["hmac"].as_array_mut().unwrap().push(key);
-    })
-    .await;
+    test_app
+        .edit_rendered(|document| {
+            for sort in ["signing", "hmac"] {
+                document["keys"][sort][0]["state"] = json!("Retired");
+            }
+            let pem = rcgen::KeyPair::generate().unwrap().serialize_pem();
+            for (id, state) in [("s8", "Active"), ("s9", "Published")] {
+                let key = json!({ "id": id, "state": state, "algorithm": "ES256", "privateKey": pem });
+                document["keys"]["signing"].as_array_mut().unwrap().push(key);
+            }
+            let key = json!({ "id": "h8", "state": "Active", "secret": BASE64_STANDARD.encode([7; 32]) });
+            document["keys"]["hmac"].as_array_mut().unwrap().push(key);
+        })
+        .await;
     let all = kids().await;
     assert!(all.contains(&before[0]) && all.contains(&"s8".to_owned()) && all.contains(&"s9".to_owned()), "{all:?}");
-    let later = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let later = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(jsonwebtoken::decode_header(later.string("token")).unwrap().kid.as_deref(), Some("s8"));
     old.verify().await.expect(StatusCode::OK);
-    // After the confirmation no code is sent any more.
-    shop.code(EMAIL, 2).await;
-    client.confirm(shop.id(), &codes[0]).await.expect(StatusCode::OK);
+    // Waits for the code, because after the confirmation no more code is sent.
+    test_app.code(EMAIL, 2).await;
+    client.confirm(test_app.id(), &codes[0]).await.expect(StatusCode::OK);
 
-    let newer = shop.reset_code(EMAIL, 3).await;
-    let after = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let revoked = client.login(shop.id(), "grace@example.com", PASSWORD).await.expect(StatusCode::OK);
-    shop.edit_rendered(|document| {
-        for sort in ["signing", "hmac"] {
-            document["keys"][sort].as_array_mut().unwrap().remove(0);
-        }
-        document["keys"]["signing"][0]["privateKey"] = json!(rcgen::KeyPair::generate().unwrap().serialize_pem());
-    })
-    .await;
+    let newer = test_app.reset_code(EMAIL, 3).await;
+    let after = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let revoked = client.login(test_app.id(), "grace@example.com", PASSWORD).await.expect(StatusCode::OK);
+    test_app
+        .edit_rendered(|document| {
+            for sort in ["signing", "hmac"] {
+                document["keys"][sort].as_array_mut().unwrap().remove(0);
+            }
+            document["keys"]["signing"][0]["privateKey"] = json!(rcgen::KeyPair::generate().unwrap().serialize_pem());
+        })
+        .await;
     assert_eq!(kids().await, ["s8", "s9"]);
     for token in [after.string("token"), revoked.string("token")] {
-        let refused = client.with_token(shop.id(), token).verify().await;
+        let refused = client.with_token(test_app.id(), token).verify().await;
         refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     }
-    let refused = client.confirm(shop.id(), &codes[1]).await;
+    let refused = client.confirm(test_app.id(), &codes[1]).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    client.confirm_password(shop.id(), EMAIL, &newer, NEW_PASSWORD).await.expect(StatusCode::OK);
+    client.confirm_password(test_app.id(), EMAIL, &newer, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn keys_and_discovery_are_cached_for_five_minutes_and_revalidated() {
-    let shop = TestApp::start().await;
-    let (id, client) = (shop.id(), shop.client());
+    let test_app = TestApp::start().await;
+    let (id, client) = (test_app.id(), test_app.client());
     for path in [
         format!("{id}/.well-known/jwks.json"),
         format!("{id}/.well-known/openid-configuration"),
         format!(".well-known/oauth-authorization-server/{id}"),
         format!("{id}/.well-known/oauth-authorization-server"),
     ] {
-        let answer = client.get(&path).await.expect(StatusCode::OK);
-        assert_eq!(answer.header("cache-control"), Some("public, max-age=300"), "{path}");
-        assert!(answer.header("content-type").unwrap().contains("json"), "{path}");
-        let etag = answer.header("etag").unwrap().to_owned();
+        let response = client.get(&path).await.expect(StatusCode::OK);
+        assert_eq!(response.header("cache-control"), Some("public, max-age=300"), "{path}");
+        assert!(response.header("content-type").unwrap().contains("json"), "{path}");
+        let etag = response.header("etag").unwrap().to_owned();
         assert!(etag.ends_with('"'), "{etag}");
 
         let send = async |method: Method, known: &str| {
             client.send(client.request(method, &path).header("if-none-match", known)).await
         };
         for known in [etag.clone(), format!("\"other\", {etag}"), "*".to_owned()] {
-            let answer = send(Method::GET, &known).await.expect(StatusCode::NOT_MODIFIED);
-            assert_eq!(answer.text, "");
-            assert_eq!(answer.header("etag"), Some(etag.as_str()));
-            assert_eq!(answer.header("cache-control"), Some("public, max-age=300"));
+            let response = send(Method::GET, &known).await.expect(StatusCode::NOT_MODIFIED);
+            assert_eq!(response.text, "");
+            assert_eq!(response.header("etag"), Some(etag.as_str()));
+            assert_eq!(response.header("cache-control"), Some("public, max-age=300"));
         }
         send(Method::GET, "\"other\"").await.expect(StatusCode::OK);
 
         let head = client.send(client.request(Method::HEAD, &path)).await.expect(StatusCode::OK);
         assert_eq!(head.text, "");
         for name in ["etag", "cache-control", "content-type", "content-length", "x-content-type-options"] {
-            assert_eq!(head.header(name), answer.header(name), "{path}: {name}");
+            assert_eq!(head.header(name), response.header(name), "{path}: {name}");
         }
     }
 }
 
 #[tokio::test]
 async fn discovery_says_where_the_keys_are() {
-    let shop = TestApp::start().await;
-    let (id, client) = (shop.id(), shop.client());
-    let issuer = shop.stack.issuer(&shop.app);
+    let test_app = TestApp::start().await;
+    let (id, client) = (test_app.id(), test_app.client());
+    let issuer = test_app.stack.issuer(&test_app.app);
     for path in [
         format!("{id}/.well-known/openid-configuration"),
         format!(".well-known/oauth-authorization-server/{id}"),
@@ -216,7 +217,7 @@ async fn discovery_says_where_the_keys_are() {
         for (field, served) in
             [("token_endpoint", "token"), ("revocation_endpoint", "revoke"), ("introspection_endpoint", "introspect")]
         {
-            let url = format!("{}/v1/{id}/{served}", shop.stack.base_url());
+            let url = format!("{}/v1/{id}/{served}", test_app.stack.base_url());
             assert_eq!(document[field], url, "{path}");
             let called =
                 client.post(&format!("v1/{id}/{served}"), &json!({ "token": "x", "refresh_token": "x" })).await;
@@ -229,15 +230,15 @@ async fn discovery_says_where_the_keys_are() {
         assert_eq!(document["revocation_endpoint_auth_methods_supported"], none, "{path}");
         let grants = document["grant_types_supported"].as_array().unwrap();
         assert!(grants.contains(&json!("refresh_token")), "{path}");
-        // RFC 8414, section 3.2: no empty lists.
+        // RFC 8414, section 3.2: a document contains no empty lists.
         assert!(document.as_object().unwrap().values().all(|value| *value != json!([])), "{path}");
     }
     let keys = client.get(&format!("{id}/.well-known/jwks.json")).await.body;
     assert!(!keys["keys"].as_array().unwrap().is_empty());
 
     let openid = client.get(&format!("{id}/.well-known/openid-configuration")).await.body;
-    assert_eq!(openid["userinfo_endpoint"], format!("{}/v1/{id}/userinfo", shop.stack.base_url()));
-    let (client, token) = shop.register_and_log_in(EMAIL).await;
+    assert_eq!(openid["userinfo_endpoint"], format!("{}/v1/{id}/userinfo", test_app.stack.base_url()));
+    let (client, token) = test_app.register_and_log_in(EMAIL).await;
     let claims = client.with_token(id, &token).get("userinfo").await.expect(StatusCode::OK).body;
     let supported = openid["claims_supported"].as_array().unwrap();
     assert!(claims.as_object().unwrap().keys().all(|claim| supported.contains(&json!(claim))), "{claims}");
@@ -251,25 +252,25 @@ struct OpenApiDocument(Value);
 impl OpenApiDocument {
     /// Asserts that the body of a response matches the schema of its operation and status.
     #[track_caller]
-    fn assert_matches(&self, path: &str, method: &str, answer: &ApiResponse) {
+    fn assert_matches(&self, path: &str, method: &str, response: &ApiResponse) {
         let operation = &self.0["paths"][path][method];
         assert!(operation.is_object(), "{method} {path} is not in the document");
-        let response = &operation["responses"][answer.status.as_str()];
-        let response = self.resolve_reference(response);
-        assert!(response.is_object(), "{method} {path} does not document {}: {}", answer.status, answer.text);
-        let schema = &response["content"]["application/json"]["schema"];
-        assert!(schema.is_object(), "{method} {path} {} has no schema", answer.status);
+        let documented = &operation["responses"][response.status.as_str()];
+        let documented = self.resolve_reference(documented);
+        assert!(documented.is_object(), "{method} {path} does not document {}: {}", response.status, response.text);
+        let schema = &documented["content"]["application/json"]["schema"];
+        assert!(schema.is_object(), "{method} {path} {} has no schema", response.status);
         let whole = json!({
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             "allOf": [schema],
             "components": self.0["components"],
         });
         let validator = jsonschema::validator_for(&whole).expect("the schema is valid");
-        let errors: Vec<String> = validator.iter_errors(&answer.body).map(|error| error.to_string()).collect();
-        assert!(errors.is_empty(), "{method} {path} {}: {errors:?} in {}", answer.status, answer.text);
-        // A schema without rules would accept anything.
+        let errors: Vec<String> = validator.iter_errors(&response.body).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{method} {path} {}: {errors:?} in {}", response.status, response.text);
+        // Checks the schema itself: it must reject a wrong body.
         let invalid = json!({ "error": 5, "email": 5, "keys": 5, "issuer": 5 });
-        assert!(!validator.is_valid(&invalid), "the schema of {method} {path} {} accepts anything", answer.status);
+        assert!(!validator.is_valid(&invalid), "the schema of {method} {path} {} accepts anything", response.status);
     }
 
     fn resolve_reference<'a>(&'a self, object: &'a Value) -> &'a Value {
@@ -285,47 +286,47 @@ async fn responses_match_the_openapi_document() {
     let (open, closed) = (app().limit("codesPerClient", &[(2, 3600)]), app().set("/signUp", "Closed"));
     let off = app().set("/enumerationProtection", "Off").set("/requireVerifiedEmail", true);
     let stack = Stack::builder().app(&open).app(&closed).app(&off).start().await;
-    let shop = TestApp { stack, app: open };
-    let (id, client) = (shop.id(), shop.client());
+    let test_app = TestApp { stack, app: open };
+    let (id, client) = (test_app.id(), test_app.client());
     let document = client.get("openapi.json").await.expect(StatusCode::OK);
     assert!(document.header("content-type").unwrap().starts_with("application/json"));
     assert!(document.string("openapi").starts_with("3.1."));
     let promises = OpenApiDocument(document.body);
-    let hold = |operation: &str, answer: &ApiResponse| {
-        promises.assert_matches(&format!("/v1/{{APPID}}/email/{operation}"), "post", answer);
+    let hold = |operation: &str, response: &ApiResponse| {
+        promises.assert_matches(&format!("/v1/{{APPID}}/email/{operation}"), "post", response);
     };
 
-    hold("register", &shop.register(EMAIL).await);
+    hold("register", &test_app.register(EMAIL).await);
     hold("register", &client.register(id, "", "x", "").await);
     hold("register", &client.register(id, NAME, EMAIL, "password").await);
     hold("register", &client.register(closed.id(), NAME, EMAIL, PASSWORD).await);
     hold("register", &client.register("nowhere", NAME, EMAIL, PASSWORD).await);
     client.register(off.id(), NAME, "off@example.com", PASSWORD).await.expect(StatusCode::OK);
     hold("login", &client.login(off.id(), "off@example.com", PASSWORD).await);
-    let code = shop.code("off@example.com", 1).await;
+    let code = test_app.code("off@example.com", 1).await;
     client.confirm(off.id(), &code).await.expect(StatusCode::OK);
     hold("register", &client.register(off.id(), NAME, "off@example.com", PASSWORD).await);
 
     let login = client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     hold("login", &login);
     hold("login", &client.login(id, EMAIL, WRONG_PASSWORD).await);
-    hold("login", &client.post(&shop.email_path("login"), &json!(" ".repeat(70_000))).await);
-    hold("login", &client.send(client.request(Method::POST, &shop.email_path("login")).body("x")).await);
+    hold("login", &client.post(&test_app.email_path("login"), &json!(" ".repeat(70_000))).await);
+    hold("login", &client.send(client.request(Method::POST, &test_app.email_path("login")).body("x")).await);
     hold("verify", &client.with_token(id, login.string("token")).verify().await);
     hold("verify", &client.with_token(id, "x").verify().await);
-    hold("verify", &client.post(&shop.email_path("verify"), &json!({ "x": 1 })).await);
+    hold("verify", &client.post(&test_app.email_path("verify"), &json!({ "x": 1 })).await);
     hold("forgot-password", &client.forgot_password(id, EMAIL).await);
     hold("forgot-password", &client.forgot_password(id, "x").await);
-    // Two codes for another purpose, and the right one.
-    let codes = [shop.code(EMAIL, 1).await, shop.code(EMAIL, 2).await, shop.code(EMAIL, 3).await];
+    // Two codes to confirm the email address, and the code of the reset.
+    let codes = [test_app.code(EMAIL, 1).await, test_app.code(EMAIL, 2).await, test_app.code(EMAIL, 3).await];
     for code in codes {
-        hold("confirm-password", &shop.client().confirm_password(id, EMAIL, &code, NEW_PASSWORD).await);
+        hold("confirm-password", &test_app.client().confirm_password(id, EMAIL, &code, NEW_PASSWORD).await);
     }
     client.login(id, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
-    shop.register("grace@example.com").await;
+    test_app.register("grace@example.com").await;
     let second = client.register(id, NAME, "grace@example.com", NEW_PASSWORD).await;
     second.expect(StatusCode::OK);
-    let code = shop.code("grace@example.com", 2).await;
+    let code = test_app.code("grace@example.com", 2).await;
     let confirmed = client.confirm(id, &code).await.expect(StatusCode::OK);
     assert_eq!(confirmed.body["password_required"], true);
     hold("confirm", &confirmed);
@@ -334,10 +335,10 @@ async fn responses_match_the_openapi_document() {
     }
     hold("confirm-password", &client.confirm_password(id, EMAIL, WRONG_CODE, NEW_PASSWORD).await);
 
-    // The user's own account. Redis says that the login was long ago, so there is no recent login.
-    let owner = shop.log_in(client.clone(), EMAIL, NEW_PASSWORD).await;
-    let own = |path: &str, method: &str, answer: &ApiResponse| {
-        promises.assert_matches(&format!("/v1/{{APPID}}/{path}"), method, answer);
+    // The user's own account. The login is moved into the past, so that it is not recent.
+    let owner = test_app.log_in(client.clone(), EMAIL, NEW_PASSWORD).await;
+    let own = |path: &str, method: &str, response: &ApiResponse| {
+        promises.assert_matches(&format!("/v1/{{APPID}}/{path}"), method, response);
     };
     own("user", "get", &owner.get_user().await.expect(StatusCode::OK));
     own("userinfo", "get", &owner.signed_in.get("userinfo").await.expect(StatusCode::OK));
@@ -417,68 +418,70 @@ async fn an_invalid_manifest_changes_nothing_and_stops_no_other() {
 
 #[tokio::test]
 async fn a_document_that_does_not_parse_is_rejected_and_the_old_one_serves() {
-    let shop = TestApp::start().await;
-    let client = shop.client();
-    let path = shop.stack.rendered().join(format!("{}.json", shop.id()));
+    let test_app = TestApp::start().await;
+    let client = test_app.client();
+    let path = test_app.stack.rendered().join(format!("{}.json", test_app.id()));
     let good = fs::read(&path).unwrap();
     let serving = Revision::of(&good);
-    let (mut revisions, _) = RevisionStream::open(shop.stack.server()).await;
+    let (mut revisions, _) = RevisionStream::open(test_app.stack.server()).await;
     let mut keyless: Value = serde_json::from_slice(&good).unwrap();
     keyless["keys"]["signing"] = json!([]);
     keyless["signUp"] = json!("Closed");
     for bad in [&good[..good.len() / 2], b"{}", b"\xff\xfe", keyless.to_string().as_bytes()] {
         fs::write(&path, bad).unwrap();
-        // A file that is still being written can be rejected more than once.
+        // While the file is being written, the server can read and reject it more than once.
         let change = revisions.next_change_where(|change| change.refused.is_some()).await;
-        assert_eq!(change.app.as_str(), shop.id());
+        assert_eq!(change.app.as_str(), test_app.id());
         assert_eq!(change.revision, Some(serving.clone()), "the serving revision is reported");
         assert!(!change.refused.unwrap().reason.contains("PRIVATE"));
-        let (_, hello) = RevisionStream::open(shop.stack.server()).await;
+        let (_, hello) = RevisionStream::open(test_app.stack.server()).await;
         assert!(hello.revisions.values().any(|revision| *revision == serving));
-        client.register(shop.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        client.register(test_app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
     eventually("the rejection in the log", LIVE_LIMIT, || async {
-        let log = shop.stack.server().read_log();
-        log.lines().any(|line| line.contains("rejected") && line.contains(shop.id())).then_some(())
+        let log = test_app.stack.server().read_log();
+        log.lines().any(|line| line.contains("rejected") && line.contains(test_app.id())).then_some(())
     })
     .await;
-    assert!(!shop.stack.server().read_log().contains("PRIVATE KEY"));
+    assert!(!test_app.stack.server().read_log().contains("PRIVATE KEY"));
 
-    shop.edit_rendered(|document| {
-        *document = serde_json::from_slice(&good).unwrap();
-        document["signUp"] = json!("Closed");
-    })
-    .await;
-    let refused = client.register(shop.id(), NAME, EMAIL, PASSWORD).await;
+    test_app
+        .edit_rendered(|document| {
+            *document = serde_json::from_slice(&good).unwrap();
+            document["signUp"] = json!("Closed");
+        })
+        .await;
+    let refused = client.register(test_app.id(), NAME, EMAIL, PASSWORD).await;
     refused.expect_error(StatusCode::FORBIDDEN, "registration_disabled");
 }
 
 #[tokio::test]
 async fn a_document_of_a_later_format_is_served_with_its_known_fields() {
-    let shop = TestApp::start().await;
-    shop.edit_rendered(|document| {
-        document["format"] = json!(99);
-        document["somethingNew"] = json!({ "deep": [1, 2, 3] });
-        document["mail"]["somethingNew"] = json!(true);
-        document["signUp"] = json!("Closed");
-    })
-    .await;
-    let refused = shop.client().register(shop.id(), NAME, EMAIL, PASSWORD).await;
+    let test_app = TestApp::start().await;
+    test_app
+        .edit_rendered(|document| {
+            document["format"] = json!(99);
+            document["somethingNew"] = json!({ "deep": [1, 2, 3] });
+            document["mail"]["somethingNew"] = json!(true);
+            document["signUp"] = json!("Closed");
+        })
+        .await;
+    let refused = test_app.client().register(test_app.id(), NAME, EMAIL, PASSWORD).await;
     refused.expect_error(StatusCode::FORBIDDEN, "registration_disabled");
 }
 
 #[tokio::test]
 async fn the_operations_listener_is_alive_and_ready_and_not_public() {
-    let shop = TestApp::start().await;
-    let server = shop.stack.server();
+    let test_app = TestApp::start().await;
+    let server = test_app.stack.server();
     for path in ["livez", "readyz", "metrics"] {
         server.get_ops(path).await.expect(StatusCode::OK);
-        shop.client().get(path).await.expect_error(StatusCode::NOT_FOUND, "not_found");
+        test_app.client().get(path).await.expect_error(StatusCode::NOT_FOUND, "not_found");
     }
     let ops = ApiClient::new(server.ops);
-    let login = ops.login(shop.id(), EMAIL, PASSWORD).await;
+    let login = ops.login(test_app.id(), EMAIL, PASSWORD).await;
     assert_eq!(login.status, StatusCode::NOT_FOUND, "{}", login.text);
-    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
+    test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     let metrics = server.get_ops("metrics").await.text;
     assert!(metrics.contains("login"), "{metrics}");
     let (_, hello) = RevisionStream::open(server).await;

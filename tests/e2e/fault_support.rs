@@ -6,14 +6,15 @@ use http::StatusCode;
 use latchkey_tests::{
     builders::App,
     client::{ApiClient, ApiResponse},
+    passwords::PASSWORD,
     stack::Builder,
 };
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, PgConnection, postgres::PgRow};
 
-use crate::support::{MAIL_LIMIT, NAME, PASSWORD, TestApp};
+use crate::support::{MAIL_LIMIT, NAME, TestApp};
 
-/// A count that no test reaches.
+/// A limit that no test reaches.
 const UNREACHED_COUNT: u32 = 100_000;
 
 /// An App with limits that no test reaches.
@@ -32,24 +33,24 @@ pub(crate) fn unlimited_app(prefix: &str) -> App {
     .fold(App::new(prefix), |app, limit| app.limit(limit, &[(UNREACHED_COUNT, 60)]))
 }
 
-/// Asserts the refusal during an outage, with a `Retry-After` of 1 to 60 seconds.
+/// Asserts the 503 response of an outage, with a `Retry-After` of 1 to 60 seconds.
 #[track_caller]
-pub(crate) fn expect_unavailable(answer: ApiResponse) -> ApiResponse {
-    let answer = answer.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
-    let after = answer.header("retry-after").and_then(|after| after.parse().ok());
-    assert!(after.is_some_and(|seconds: u32| (1..=60).contains(&seconds)), "Retry-After in {:?}", answer.headers);
-    answer
+pub(crate) fn expect_unavailable(response: ApiResponse) -> ApiResponse {
+    let response = response.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
+    let after = response.header("retry-after").and_then(|after| after.parse().ok());
+    assert!(after.is_some_and(|seconds: u32| (1..=60).contains(&seconds)), "Retry-After in {:?}", response.headers);
+    response
 }
 
-/// Asserts the refusal of a wrong, used or expired code.
+/// Asserts the response to a wrong, used or expired code.
 #[track_caller]
-pub(crate) fn expect_invalid_code(answer: ApiResponse) -> ApiResponse {
-    answer.expect_error(StatusCode::BAD_REQUEST, "invalid_code")
+pub(crate) fn expect_invalid_code(response: ApiResponse) -> ApiResponse {
+    response.expect_error(StatusCode::BAD_REQUEST, "invalid_code")
 }
 
 #[track_caller]
-pub(crate) fn expect_invalid_credentials(answer: ApiResponse) -> ApiResponse {
-    answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials")
+pub(crate) fn expect_invalid_credentials(response: ApiResponse) -> ApiResponse {
+    response.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials")
 }
 
 /// The keys of an App in Redis at one moment, with their values.
@@ -61,9 +62,9 @@ pub(crate) struct Snapshot {
 // === impl Snapshot ===
 
 impl Snapshot {
-    pub(crate) async fn capture(shop: &TestApp) -> Self {
-        let mut redis = shop.stack.redis().connect().await.expect("Redis is reachable");
-        let pattern = format!("lk:{{{}:*", shop.id());
+    pub(crate) async fn capture(test_app: &TestApp) -> Self {
+        let mut redis = test_app.stack.redis().connect().await.expect("Redis is reachable");
+        let pattern = format!("lk:{{{}:*", test_app.id());
         let names: Vec<String> =
             redis::cmd("KEYS").arg(pattern).query_async(&mut redis).await.expect("Redis lists its keys");
         let mut keys = Vec::new();
@@ -90,13 +91,13 @@ impl Snapshot {
         removed
     }
 
-    /// Restores the keys that were removed since, like a store that has lost its last writes.
+    /// Restores the keys that were removed since then. Redis then looks as if it had lost its last writes.
     pub(crate) async fn restore(&self) {
         let mut redis = self.redis.clone();
         let removed = self.removed_keys().await;
         assert!(!removed.is_empty(), "keys were removed from Redis");
         for (name, value) in self.keys.iter().filter(|(name, _)| removed.contains(name)) {
-            // Without an expiry: a key that lives for a day outlives the test anyway.
+            // Restores keys without expiry, because the test ends before they would expire.
             redis::cmd("RESTORE")
                 .arg(name)
                 .arg(0)
@@ -111,7 +112,7 @@ impl Snapshot {
 // === impl TestApp ===
 
 impl TestApp {
-    /// Starts a service from the test's own builder, with this App.
+    /// Adds this App to a builder of the test and starts the service.
     pub(crate) async fn from_builder(app: App, builder: Builder) -> Self {
         Self { stack: builder.app(&app).start().await, app }
     }
@@ -141,26 +142,26 @@ impl TestApp {
         keys.len()
     }
 
-    /// Calls *verify* with an access token; 200 while its session is live.
+    /// Calls *verify* with an access token. The status is 200 while the session is live.
     pub(crate) async fn verify(&self, token: &str) -> ApiResponse {
         self.client().with_token(self.id(), token).verify().await
     }
 
-    /// Repeats a call that is refused during an outage until it succeeds.
+    /// Repeats a call until it succeeds. Until then, its responses must be those of an outage.
     pub(crate) async fn wait_until_ok(&self, what: &str, call: impl AsyncFn() -> ApiResponse) -> ApiResponse {
         let end = Instant::now() + MAIL_LIMIT;
         loop {
-            let answer = call().await;
-            if answer.status == StatusCode::OK {
-                return answer;
+            let response = call().await;
+            if response.status == StatusCode::OK {
+                return response;
             }
-            let answer = expect_unavailable(answer);
-            assert!(Instant::now() < end, "{what}: not within {MAIL_LIMIT:?}: {}", answer.text);
+            let response = expect_unavailable(response);
+            assert!(Instant::now() < end, "{what}: not within {MAIL_LIMIT:?}: {}", response.text);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    /// Makes every waiting row of the outbox due.
+    /// Makes all waiting rows of the outbox due now.
     pub(crate) async fn make_outbox_due(&self) {
         self.sql(
             "UPDATE outbox SET due_at = statement_timestamp() WHERE dead_at IS NULL AND lease_until IS NULL; \
@@ -169,13 +170,13 @@ impl TestApp {
         .await;
     }
 
-    /// Ends the leases of dead servers too.
+    /// Ends all leases of outbox rows, because killed servers cannot release them.
     pub(crate) async fn expire_leases(&self) {
         self.sql("UPDATE outbox SET lease_until = NULL").await;
         self.make_outbox_due().await;
     }
 
-    /// Waits for the code in a mail, without the delays of the outbox.
+    /// Waits for the nth mail and returns its code. Skips the delays of the outbox between attempts.
     pub(crate) async fn expedited_code(&self, email: &str, nth: usize) -> String {
         self.make_outbox_due().await;
         self.code(email, nth).await
@@ -196,7 +197,7 @@ impl TestApp {
         self.stack.database.connect().await.expect("the database is reachable")
     }
 
-    /// Registers from a new client address, whatever the response.
+    /// Registers from a new client address, and returns any response.
     pub(crate) async fn try_register(&self, email: &str) -> ApiResponse {
         self.client().register(self.id(), NAME, email, PASSWORD).await
     }

@@ -1,5 +1,5 @@
-//! Postgres and Redis that are unavailable, slow, cut or emptied, and servers that die or drain: 503 with `Retry-After`
-//! within a bounded time, nothing half-done, and recovery without a restart.
+//! Postgres and Redis that are unavailable, slow, cut or emptied, and servers that die or drain: clients get 503 with
+//! `Retry-After` within a bounded time, nothing is half-done, and the service recovers without a restart.
 
 use std::{
     fs,
@@ -9,7 +9,9 @@ use std::{
 use http::StatusCode;
 use latchkey_tests::{
     client::{ApiClient, ApiResponse},
-    eventually, postgres,
+    eventually,
+    passwords::{NEW_PASSWORD, PASSWORD},
+    postgres,
     proxy::{Proxy, Trap},
     raw_connection::RawConnection,
     redis,
@@ -23,64 +25,66 @@ use tokio::{
 
 use crate::{
     fault_support::{Snapshot, expect_invalid_code, expect_invalid_credentials, expect_unavailable, unlimited_app},
-    support::{NAME, NEW_PASSWORD, PASSWORD, TestApp},
+    support::{NAME, TestApp},
 };
 
-/// As stored. The capitals distinguish it from the canonical form in statements to Postgres.
+/// The email address as the user writes it. The capitals distinguish it from the canonical form in statements to
+/// Postgres.
 const EMAIL: &str = "ADA@example.com";
 const CANONICAL: &str = "ada@example.com";
 const OTHER: &str = "grace@example.com";
-/// The limit of the longest refusal: the timeouts of both stores in sequence, on a loaded machine.
+/// Limit for a response during an outage: the timeouts of both stores one after the other, on a loaded machine.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(15);
 const RECOVERY_LIMIT: Duration = Duration::from_secs(30);
 
-/// A service behind proxies.
+/// An App on a service with proxies in front of Postgres and Redis.
 async fn app_behind_proxies() -> TestApp {
     TestApp::from_builder(unlimited_app("fault"), Stack::builder().proxied()).await
 }
 
-fn postgres_proxy(shop: &TestApp) -> &Proxy {
-    shop.stack.postgres_proxy.as_ref().expect("the service is behind proxies")
+fn postgres_proxy(test_app: &TestApp) -> &Proxy {
+    test_app.stack.postgres_proxy.as_ref().expect("the service is behind proxies")
 }
 
-fn redis_proxy(shop: &TestApp) -> &Proxy {
-    shop.stack.redis_proxy.as_ref().expect("the service is behind proxies")
+fn redis_proxy(test_app: &TestApp) -> &Proxy {
+    test_app.stack.redis_proxy.as_ref().expect("the service is behind proxies")
 }
 
-/// The response, which must come in time.
+/// The response to a call. Panics if it does not arrive in time.
 async fn within_limit(call: impl Future<Output = ApiResponse>) -> ApiResponse {
     let started = Instant::now();
-    let answer = call.await;
-    assert!(started.elapsed() < REFUSAL_LIMIT, "the response took {:?}: {}", started.elapsed(), answer.text);
-    answer
+    let response = call.await;
+    assert!(started.elapsed() < REFUSAL_LIMIT, "the response took {:?}: {}", started.elapsed(), response.text);
+    response
 }
 
-/// Asserts that requests that need no store are served, and that the service stays ready.
-async fn assert_serves_without_stores(shop: &TestApp) {
-    let client = shop.client();
+/// Asserts that the service is ready, and serves requests that need no store.
+async fn assert_serves_without_stores(test_app: &TestApp) {
+    let client = test_app.client();
     for path in ["jwks.json", "openid-configuration"] {
-        client.get(&format!("{}/.well-known/{path}", shop.id())).await.expect(StatusCode::OK);
+        client.get(&format!("{}/.well-known/{path}", test_app.id())).await.expect(StatusCode::OK);
     }
     for path in ["livez", "readyz"] {
-        shop.stack.server().get_ops(path).await.expect(StatusCode::OK);
+        test_app.stack.server().get_ops(path).await.expect(StatusCode::OK);
     }
 }
 
-async fn try_login(shop: &TestApp, email: &str, password: &str) -> ApiResponse {
-    shop.client().login(shop.id(), email, password).await
+async fn try_login(test_app: &TestApp, email: &str, password: &str) -> ApiResponse {
+    test_app.client().login(test_app.id(), email, password).await
 }
 
-async fn wait_for_login(shop: &TestApp, email: &str) {
-    shop.wait_until_ok("a login", async || try_login(shop, email, PASSWORD).await).await;
+async fn wait_for_login(test_app: &TestApp, email: &str) {
+    test_app.wait_until_ok("a login", async || try_login(test_app, email, PASSWORD).await).await;
 }
 
-/// Waits until the service has noticed a cut: several calls in a row succeed.
-async fn wait_until_settled(shop: &TestApp) {
+/// Waits until several calls in a row succeed. Then no connection of the server is still broken by an earlier cut.
+async fn wait_until_settled(test_app: &TestApp) {
     for _ in 0..3 {
-        shop.wait_until_ok("the service", async || {
-            shop.client().forgot_password(shop.id(), "nobody@example.com").await
-        })
-        .await;
+        test_app
+            .wait_until_ok("the service", async || {
+                test_app.client().forgot_password(test_app.id(), "nobody@example.com").await
+            })
+            .await;
     }
 }
 
@@ -89,280 +93,286 @@ async fn wait_until_settled(shop: &TestApp) {
 #[tokio::test]
 async fn a_refused_call_does_not_count_towards_the_mail_limit() {
     let app = unlimited_app("counted").limit("mailsPerRecipient", &[(1, 3600)]);
-    let shop = TestApp::from_builder(app, Stack::builder().proxied()).await;
-    let proxy = postgres_proxy(&shop);
+    let test_app = TestApp::from_builder(app, Stack::builder().proxied()).await;
+    let proxy = postgres_proxy(&test_app);
 
     // Only the statement that creates the user contains the name.
     proxy.set_trap(Trap::Before(NAME.as_bytes().to_vec()));
-    expect_unavailable(within_limit(shop.try_register(EMAIL)).await);
-    shop.wait_until_ok("a registration", async || shop.try_register(EMAIL).await).await;
-    shop.code(EMAIL, 1).await;
+    expect_unavailable(within_limit(test_app.try_register(EMAIL)).await);
+    test_app.wait_until_ok("a registration", async || test_app.try_register(EMAIL).await).await;
+    test_app.code(EMAIL, 1).await;
 
     proxy.refuse().await;
-    expect_unavailable(within_limit(shop.client().forgot_password(shop.id(), EMAIL)).await);
+    expect_unavailable(within_limit(test_app.client().forgot_password(test_app.id(), EMAIL)).await);
     proxy.restore().expect("the proxy's port is free");
-    shop.wait_until_ok("a reset", async || shop.client().forgot_password(shop.id(), EMAIL).await).await;
-    shop.code(EMAIL, 2).await;
+    test_app.wait_until_ok("a reset", async || test_app.client().forgot_password(test_app.id(), EMAIL).await).await;
+    test_app.code(EMAIL, 2).await;
 }
 
 #[tokio::test]
 async fn without_postgres_dependent_calls_are_unavailable_and_recover() {
-    let shop = app_behind_proxies().await;
-    let (client, token) = shop.register_and_log_in(EMAIL).await;
-    shop.register(OTHER).await;
-    let code = shop.code(OTHER, 1).await;
-    let reset = shop.reset_code(EMAIL, 2).await;
-    let users = shop.query_number("SELECT count(*) FROM users").await;
+    let test_app = app_behind_proxies().await;
+    let (client, token) = test_app.register_and_log_in(EMAIL).await;
+    test_app.register(OTHER).await;
+    let code = test_app.code(OTHER, 1).await;
+    let reset = test_app.reset_code(EMAIL, 2).await;
+    let users = test_app.query_number("SELECT count(*) FROM users").await;
 
     for fault in ["refusing", "silent"] {
-        let proxy = postgres_proxy(&shop);
+        let proxy = postgres_proxy(&test_app);
         match fault {
             "refusing" => proxy.refuse().await,
             _ => proxy.stall(),
         }
         let new = "new@example.com";
-        let id = shop.id();
+        let id = test_app.id();
         let refused = futures::future::join_all([
-            Box::pin(within_limit(try_login(&shop, EMAIL, PASSWORD)))
+            Box::pin(within_limit(try_login(&test_app, EMAIL, PASSWORD)))
                 as std::pin::Pin<Box<dyn Future<Output = ApiResponse>>>,
-            Box::pin(within_limit(shop.try_register(new))),
-            Box::pin(within_limit(async { shop.client().confirm(id, &code).await })),
-            Box::pin(within_limit(async { shop.client().forgot_password(id, EMAIL).await })),
-            Box::pin(within_limit(async { shop.client().confirm_password(id, EMAIL, &reset, NEW_PASSWORD).await })),
+            Box::pin(within_limit(test_app.try_register(new))),
+            Box::pin(within_limit(async { test_app.client().confirm(id, &code).await })),
+            Box::pin(within_limit(async { test_app.client().forgot_password(id, EMAIL).await })),
+            Box::pin(within_limit(async { test_app.client().confirm_password(id, EMAIL, &reset, NEW_PASSWORD).await })),
             Box::pin(within_limit(async { client.with_token(id, &token).verify().await })),
         ]);
-        let ((), refused) = tokio::join!(assert_serves_without_stores(&shop), refused);
-        for answer in refused {
-            expect_unavailable(answer);
+        let ((), refused) = tokio::join!(assert_serves_without_stores(&test_app), refused);
+        for response in refused {
+            expect_unavailable(response);
         }
         proxy.restore().expect("the proxy's port is free");
-        wait_for_login(&shop, EMAIL).await;
-        // The refused calls did nothing.
-        assert_eq!(shop.query_number("SELECT count(*) FROM users").await, users, "after {fault}");
-        assert_eq!(shop.epoch_and_verified(OTHER).await, (1, false), "after {fault}");
-        assert_eq!(shop.epoch_and_verified(EMAIL).await, (2, true), "after {fault}");
+        wait_for_login(&test_app, EMAIL).await;
+        // The calls that failed have changed nothing.
+        assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, users, "after {fault}");
+        assert_eq!(test_app.epoch_and_verified(OTHER).await, (1, false), "after {fault}");
+        assert_eq!(test_app.epoch_and_verified(EMAIL).await, (2, true), "after {fault}");
     }
-    // The codes of the refused calls are still valid.
-    shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
-    shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await.expect(StatusCode::OK);
+    // The codes of the calls that failed are still valid.
+    test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
+    test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn slow_stores_cause_slow_responses_not_wrong_ones() {
-    let shop = app_behind_proxies().await;
-    for proxy in [postgres_proxy(&shop), redis_proxy(&shop)] {
+    let test_app = app_behind_proxies().await;
+    for proxy in [postgres_proxy(&test_app), redis_proxy(&test_app)] {
         proxy.delay(Duration::from_millis(60));
-        within_limit(shop.wait_until_ok("registration", async || shop.try_register(EMAIL).await)).await;
+        within_limit(test_app.wait_until_ok("registration", async || test_app.try_register(EMAIL).await)).await;
         proxy.restore().expect("the proxy's port is free");
     }
-    // If an idle connection is cut, this costs at most one refusal.
-    shop.code(EMAIL, 1).await;
-    for proxy in [postgres_proxy(&shop), redis_proxy(&shop)] {
+    // If an idle connection is cut, at most one call fails.
+    test_app.code(EMAIL, 1).await;
+    for proxy in [postgres_proxy(&test_app), redis_proxy(&test_app)] {
         proxy.cut();
-        wait_for_login(&shop, EMAIL).await;
+        wait_for_login(&test_app, EMAIL).await;
     }
 }
 
 #[tokio::test]
 async fn a_registration_that_is_cut_off_is_complete_or_absent() {
-    let shop = app_behind_proxies().await;
-    let proxy = postgres_proxy(&shop);
-    // Only the statement that creates the user contains the address as given.
+    let test_app = app_behind_proxies().await;
+    let proxy = postgres_proxy(&test_app);
+    // Only the statement that creates the user contains the email address in this spelling.
     proxy.set_trap(Trap::Before(EMAIL.into()));
-    expect_unavailable(within_limit(shop.try_register(EMAIL)).await);
+    expect_unavailable(within_limit(test_app.try_register(EMAIL)).await);
     proxy.trap_triggered().await;
-    assert_eq!(shop.query_number("SELECT count(*) FROM users").await, 0);
-    assert_eq!(shop.query_number("SELECT count(*) FROM outbox").await, 0, "no mail without a user");
+    assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, 0);
+    assert_eq!(test_app.query_number("SELECT count(*) FROM outbox").await, 0, "no mail without a user");
 
-    // A connection can still be broken by the earlier cut. Such a refusal does not come from the next trap.
-    wait_until_settled(&shop).await;
+    // The earlier cut can have broken another connection, too. A call over it would fail before it reaches the next
+    // trap.
+    wait_until_settled(&test_app).await;
     proxy.set_trap(Trap::After(EMAIL.into()));
-    expect_unavailable(within_limit(shop.try_register(EMAIL)).await);
+    expect_unavailable(within_limit(test_app.try_register(EMAIL)).await);
     proxy.trap_triggered().await;
     // The statement was executed and only the response was lost: the user exists, and so does the mail.
-    let code = shop.code(EMAIL, 1).await;
-    assert_eq!(shop.query_number("SELECT count(*) FROM users").await, 1);
-    shop.wait_until_ok("confirming", async || shop.client().confirm(shop.id(), &code).await).await;
-    wait_for_login(&shop, CANONICAL).await;
+    let code = test_app.code(EMAIL, 1).await;
+    assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, 1);
+    test_app.wait_until_ok("confirming", async || test_app.client().confirm(test_app.id(), &code).await).await;
+    wait_for_login(&test_app, CANONICAL).await;
 }
 
 #[tokio::test]
 async fn a_confirmation_that_is_cut_before_it_arrives_does_not_consume_its_code() {
-    let shop = app_behind_proxies().await;
-    shop.register(EMAIL).await;
-    let code = shop.code(EMAIL, 1).await;
-    let proxy = postgres_proxy(&shop);
+    let test_app = app_behind_proxies().await;
+    test_app.register(EMAIL).await;
+    let code = test_app.code(EMAIL, 1).await;
+    let proxy = postgres_proxy(&test_app);
     proxy.set_trap(Trap::Before(CANONICAL.into()));
-    expect_unavailable(within_limit(shop.client().confirm(shop.id(), &code)).await);
+    expect_unavailable(within_limit(test_app.client().confirm(test_app.id(), &code)).await);
     proxy.trap_triggered().await;
-    assert_eq!(shop.epoch_and_verified(EMAIL).await, (1, false));
-    shop.wait_until_ok("the same code", async || shop.client().confirm(shop.id(), &code).await).await;
-    assert_eq!(shop.epoch_and_verified(EMAIL).await, (2, true));
+    assert_eq!(test_app.epoch_and_verified(EMAIL).await, (1, false));
+    test_app.wait_until_ok("the same code", async || test_app.client().confirm(test_app.id(), &code).await).await;
+    assert_eq!(test_app.epoch_and_verified(EMAIL).await, (2, true));
 
-    let reset = shop.reset_code(EMAIL, 2).await;
+    let reset = test_app.reset_code(EMAIL, 2).await;
     proxy.set_trap(Trap::Before(CANONICAL.into()));
-    expect_unavailable(within_limit(shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD)).await);
+    expect_unavailable(
+        within_limit(test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD)).await,
+    );
     proxy.trap_triggered().await;
-    assert_eq!(shop.epoch_and_verified(EMAIL).await, (2, true));
-    wait_for_login(&shop, EMAIL).await;
-    let again = async || shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
-    shop.wait_until_ok("the same code", again).await;
-    try_login(&shop, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(test_app.epoch_and_verified(EMAIL).await, (2, true));
+    wait_for_login(&test_app, EMAIL).await;
+    let again = async || test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    test_app.wait_until_ok("the same code", again).await;
+    try_login(&test_app, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_reset_with_a_lost_response_still_ends_sessions_and_codes() {
-    let shop = app_behind_proxies().await;
-    let (_, token) = shop.register_and_log_in(EMAIL).await;
-    shop.verify(&token).await.expect(StatusCode::OK);
-    let reset = shop.reset_code(EMAIL, 2).await;
-    let proxy = postgres_proxy(&shop);
+    let test_app = app_behind_proxies().await;
+    let (_, token) = test_app.register_and_log_in(EMAIL).await;
+    test_app.verify(&token).await.expect(StatusCode::OK);
+    let reset = test_app.reset_code(EMAIL, 2).await;
+    let proxy = postgres_proxy(&test_app);
     proxy.set_trap(Trap::After(b"COMMIT".to_vec()));
-    expect_unavailable(within_limit(shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD)).await);
+    expect_unavailable(
+        within_limit(test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD)).await,
+    );
     proxy.trap_triggered().await;
-    // The transaction was committed. The server does not know this: it has restored the code, which is invalid.
-    assert_eq!(shop.epoch_and_verified(EMAIL).await, (3, true));
+    // The transaction was committed, but the server does not know that. It has restored the code, but with the new
+    // epoch the code is invalid.
+    assert_eq!(test_app.epoch_and_verified(EMAIL).await, (3, true));
     let again = eventually("a response to the code", RECOVERY_LIMIT, || async {
-        let answer = shop.client().confirm_password(shop.id(), EMAIL, &reset, PASSWORD).await;
-        (answer.status != StatusCode::SERVICE_UNAVAILABLE).then_some(answer)
+        let response = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, PASSWORD).await;
+        (response.status != StatusCode::SERVICE_UNAVAILABLE).then_some(response)
     });
     expect_invalid_code(again.await);
-    expect_invalid_credentials(try_login(&shop, EMAIL, PASSWORD).await);
-    try_login(&shop, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
-    // Redis gets the epoch from the outbox. Only the session of the new login is left.
+    expect_invalid_credentials(try_login(&test_app, EMAIL, PASSWORD).await);
+    try_login(&test_app, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    // Redis gets the epoch through the outbox. Then only the session of the new login is left.
     eventually("the end of the old sessions", RECOVERY_LIMIT, || async {
-        shop.make_outbox_due().await;
-        (shop.session_count().await == 1).then_some(())
+        test_app.make_outbox_due().await;
+        (test_app.session_count().await == 1).then_some(())
     })
     .await;
-    shop.verify(&token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    shop.mail(EMAIL, 3).await;
+    test_app.verify(&token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    test_app.mail(EMAIL, 3).await;
 }
 
 // === Redis ===
 
 #[tokio::test]
 async fn without_redis_nothing_is_half_done_and_everything_recovers() {
-    let shop = app_behind_proxies().await;
-    let (client, token) = shop.register_and_log_in(EMAIL).await;
-    shop.register(OTHER).await;
-    let code = shop.code(OTHER, 1).await;
-    let mails = shop.settled_mail_count(EMAIL).await;
+    let test_app = app_behind_proxies().await;
+    let (client, token) = test_app.register_and_log_in(EMAIL).await;
+    test_app.register(OTHER).await;
+    let code = test_app.code(OTHER, 1).await;
+    let mails = test_app.settled_mail_count(EMAIL).await;
 
     for fault in ["refusing", "silent"] {
-        let proxy = redis_proxy(&shop);
+        let proxy = redis_proxy(&test_app);
         match fault {
             "refusing" => proxy.refuse().await,
             _ => proxy.stall(),
         }
         let new = "new@example.com";
-        let id = shop.id();
+        let id = test_app.id();
         let refused = futures::future::join_all([
-            Box::pin(within_limit(try_login(&shop, EMAIL, PASSWORD)))
+            Box::pin(within_limit(try_login(&test_app, EMAIL, PASSWORD)))
                 as std::pin::Pin<Box<dyn Future<Output = ApiResponse>>>,
-            Box::pin(within_limit(shop.try_register(new))),
-            Box::pin(within_limit(async { shop.client().confirm(id, &code).await })),
-            Box::pin(within_limit(async { shop.client().forgot_password(id, EMAIL).await })),
-            Box::pin(within_limit(async { shop.client().confirm_password(id, EMAIL, &code, NEW_PASSWORD).await })),
+            Box::pin(within_limit(test_app.try_register(new))),
+            Box::pin(within_limit(async { test_app.client().confirm(id, &code).await })),
+            Box::pin(within_limit(async { test_app.client().forgot_password(id, EMAIL).await })),
+            Box::pin(within_limit(async { test_app.client().confirm_password(id, EMAIL, &code, NEW_PASSWORD).await })),
             Box::pin(within_limit(async { client.with_token(id, &token).verify().await })),
         ]);
-        let ((), refused) = tokio::join!(assert_serves_without_stores(&shop), refused);
-        for answer in refused {
-            expect_unavailable(answer);
+        let ((), refused) = tokio::join!(assert_serves_without_stores(&test_app), refused);
+        for response in refused {
+            expect_unavailable(response);
         }
         proxy.restore().expect("the proxy's port is free");
-        wait_for_login(&shop, EMAIL).await;
-        assert_eq!(shop.epoch_and_verified(OTHER).await, (1, false), "after {fault}");
-        assert_eq!(shop.query_number("SELECT count(*) FROM users").await, 2, "after {fault}");
-        shop.verify(&token).await.expect(StatusCode::OK);
+        wait_for_login(&test_app, EMAIL).await;
+        assert_eq!(test_app.epoch_and_verified(OTHER).await, (1, false), "after {fault}");
+        assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, 2, "after {fault}");
+        test_app.verify(&token).await.expect(StatusCode::OK);
     }
-    assert_eq!(shop.settled_mail_count(EMAIL).await, mails, "a refused call sends no mail");
-    shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, mails, "a refused call sends no mail");
+    test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn an_epoch_reaches_redis_through_the_outbox_if_redis_is_cut_after_the_transaction() {
-    let shop = app_behind_proxies().await;
-    let (_, token) = shop.register_and_log_in(EMAIL).await;
-    let reset = shop.reset_code(EMAIL, 2).await;
-    let before = Snapshot::capture(&shop).await;
-    // Postgres is slow, so that Redis can be cut between the removal of the code and the new epoch. The transaction takes
-    // 7 to 12 round trips, so it ends before its deadline.
-    postgres_proxy(&shop).delay(Duration::from_millis(80));
-    let call = shop.client();
-    let answer = async { call.confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await };
+    let test_app = app_behind_proxies().await;
+    let (_, token) = test_app.register_and_log_in(EMAIL).await;
+    let reset = test_app.reset_code(EMAIL, 2).await;
+    let before = Snapshot::capture(&test_app).await;
+    // Makes Postgres slow, so that the test can cut Redis after the removal of the code and before the new epoch. The
+    // transaction takes 7 to 12 round trips, so it ends before its deadline.
+    postgres_proxy(&test_app).delay(Duration::from_millis(80));
+    let call = test_app.client();
+    let response = async { call.confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await };
     let cut = async {
         let code_removed = || async { (!before.removed_keys().await.is_empty()).then_some(()) };
         eventually("the removal of the code", RECOVERY_LIMIT, code_removed).await;
-        redis_proxy(&shop).refuse().await;
+        redis_proxy(&test_app).refuse().await;
     };
-    let (answer, ()) = tokio::join!(within_limit(answer), cut);
-    answer.expect(StatusCode::OK);
-    assert_eq!(shop.epoch_and_verified(EMAIL).await, (3, true));
-    assert_eq!(shop.query_number("SELECT count(*) FROM outbox WHERE kind = 'epoch' AND epoch = 3").await, 1);
-    assert!(shop.session_count().await > 0, "Redis does not have the epoch");
-    expect_unavailable(within_limit(shop.verify(&token)).await);
+    let (response, ()) = tokio::join!(within_limit(response), cut);
+    response.expect(StatusCode::OK);
+    assert_eq!(test_app.epoch_and_verified(EMAIL).await, (3, true));
+    assert_eq!(test_app.query_number("SELECT count(*) FROM outbox WHERE kind = 'epoch' AND epoch = 3").await, 1);
+    assert!(test_app.session_count().await > 0, "Redis does not have the epoch");
+    expect_unavailable(within_limit(test_app.verify(&token)).await);
 
-    postgres_proxy(&shop).restore().expect("the proxy's port is free");
-    redis_proxy(&shop).restore().expect("the proxy's port is free");
-    // No call updates Redis; only the outbox does.
+    postgres_proxy(&test_app).restore().expect("the proxy's port is free");
+    redis_proxy(&test_app).restore().expect("the proxy's port is free");
+    // No client call brings the epoch to Redis; the outbox does.
     eventually("the outbox delivers the epoch", RECOVERY_LIMIT, || async {
-        shop.make_outbox_due().await;
-        (shop.query_number("SELECT count(*) FROM outbox WHERE kind = 'epoch'").await == 0).then_some(())
+        test_app.make_outbox_due().await;
+        (test_app.query_number("SELECT count(*) FROM outbox WHERE kind = 'epoch'").await == 0).then_some(())
     })
     .await;
-    assert_eq!(shop.session_count().await, 0);
-    shop.verify(&token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    try_login(&shop, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(test_app.session_count().await, 0);
+    test_app.verify(&token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    try_login(&test_app, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_running_server_works_with_an_emptied_redis() {
-    let shop =
+    let test_app =
         TestApp::from_builder(unlimited_app("empty"), Stack::builder().own_redis(redis::Options::for_tests())).await;
-    let (_, token) = shop.register_and_log_in(EMAIL).await;
-    shop.register(OTHER).await;
-    let code = shop.code(OTHER, 1).await;
-    let mut redis = shop.stack.redis().connect().await.expect("Redis is reachable");
-    // Like a new Redis in its place: no keys, no scripts.
+    let (_, token) = test_app.register_and_log_in(EMAIL).await;
+    test_app.register(OTHER).await;
+    let code = test_app.code(OTHER, 1).await;
+    let mut redis = test_app.stack.redis().connect().await.expect("Redis is reachable");
+    // Empties Redis, as if it was replaced: no keys, no scripts.
     ::redis::cmd("FLUSHALL").query_async::<()>(&mut redis).await.expect("Redis is emptied");
     ::redis::cmd("SCRIPT").arg("FLUSH").query_async::<()>(&mut redis).await.expect("Redis forgets scripts");
 
-    shop.verify(&token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    expect_invalid_code(shop.client().confirm(shop.id(), &code).await);
-    let login = try_login(&shop, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    shop.verify(login.string("token")).await.expect(StatusCode::OK);
-    // A registration sends a new code.
-    shop.register(OTHER).await;
-    let code = shop.code(OTHER, 2).await;
-    shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
+    test_app.verify(&token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    expect_invalid_code(test_app.client().confirm(test_app.id(), &code).await);
+    let login = try_login(&test_app, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    test_app.verify(login.string("token")).await.expect(StatusCode::OK);
+    // The next registration sends a new code.
+    test_app.register(OTHER).await;
+    let code = test_app.code(OTHER, 2).await;
+    test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn without_both_stores_the_keys_are_served_and_the_service_stays_ready() {
-    let shop = app_behind_proxies().await;
-    let (_, token) = shop.register_and_log_in(EMAIL).await;
-    postgres_proxy(&shop).refuse().await;
-    redis_proxy(&shop).refuse().await;
-    assert_serves_without_stores(&shop).await;
-    expect_unavailable(within_limit(try_login(&shop, EMAIL, PASSWORD)).await);
-    postgres_proxy(&shop).restore().expect("the proxy's port is free");
-    redis_proxy(&shop).restore().expect("the proxy's port is free");
-    wait_for_login(&shop, EMAIL).await;
-    shop.verify(&token).await.expect(StatusCode::OK);
+    let test_app = app_behind_proxies().await;
+    let (_, token) = test_app.register_and_log_in(EMAIL).await;
+    postgres_proxy(&test_app).refuse().await;
+    redis_proxy(&test_app).refuse().await;
+    assert_serves_without_stores(&test_app).await;
+    expect_unavailable(within_limit(try_login(&test_app, EMAIL, PASSWORD)).await);
+    postgres_proxy(&test_app).restore().expect("the proxy's port is free");
+    redis_proxy(&test_app).restore().expect("the proxy's port is free");
+    wait_for_login(&test_app, EMAIL).await;
+    test_app.verify(&token).await.expect(StatusCode::OK);
 }
 
 // === Starting ===
 
-/// Starts a server that must not become ready yet, and waits until it says why.
+/// Starts a server that cannot become ready yet, and waits until `readyz` reports this reason.
 async fn start_not_ready(server: &ServerProcess, why: &str) {
     server.start().expect("the server starts");
     let not_ready = eventually("a response of the server", RECOVERY_LIMIT, || async {
         assert!(server.exit_status().is_none(), "the server ended: {}", server.read_log());
         let client = ApiClient::new(server.ops);
-        let answer = client.try_send(client.request(http::Method::GET, "readyz")).await.ok()?;
-        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{}", answer.text);
-        answer.text.contains(why).then_some(answer)
+        let response = client.try_send(client.request(http::Method::GET, "readyz")).await.ok()?;
+        assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE, "{}", response.text);
+        response.text.contains(why).then_some(response)
     });
     not_ready.await;
     server.get_ops("livez").await.expect(StatusCode::OK);
@@ -370,57 +380,57 @@ async fn start_not_ready(server: &ServerProcess, why: &str) {
 
 #[tokio::test]
 async fn a_server_started_without_its_stores_serves_once_they_are_available() {
-    let shop = app_behind_proxies().await;
-    shop.register_and_confirm(EMAIL).await;
-    let server = shop.stack.server();
+    let test_app = app_behind_proxies().await;
+    test_app.register_and_confirm(EMAIL).await;
+    let server = test_app.stack.server();
     server.kill();
-    postgres_proxy(&shop).refuse().await;
-    redis_proxy(&shop).refuse().await;
+    postgres_proxy(&test_app).refuse().await;
+    redis_proxy(&test_app).refuse().await;
     start_not_ready(server, "schema").await;
-    shop.client().get(&format!("{}/.well-known/jwks.json", shop.id())).await.expect(StatusCode::OK);
-    expect_unavailable(within_limit(try_login(&shop, EMAIL, PASSWORD)).await);
-    postgres_proxy(&shop).restore().expect("the proxy's port is free");
+    test_app.client().get(&format!("{}/.well-known/jwks.json", test_app.id())).await.expect(StatusCode::OK);
+    expect_unavailable(within_limit(try_login(&test_app, EMAIL, PASSWORD)).await);
+    postgres_proxy(&test_app).restore().expect("the proxy's port is free");
     server.wait_until_ready().await.expect("the server becomes ready once it has seen the schema");
-    expect_unavailable(within_limit(try_login(&shop, EMAIL, PASSWORD)).await);
-    redis_proxy(&shop).restore().expect("the proxy's port is free");
-    wait_for_login(&shop, EMAIL).await;
+    expect_unavailable(within_limit(try_login(&test_app, EMAIL, PASSWORD)).await);
+    redis_proxy(&test_app).restore().expect("the proxy's port is free");
+    wait_for_login(&test_app, EMAIL).await;
 }
 
 #[tokio::test]
 async fn a_server_with_an_old_schema_is_not_ready_until_it_is_migrated() {
-    let shop = TestApp::from_builder(unlimited_app("old"), Stack::builder()).await;
-    let server = shop.stack.server();
+    let test_app = TestApp::from_builder(unlimited_app("old"), Stack::builder()).await;
+    let server = test_app.stack.server();
     server.kill();
-    let empty = shop.stack.postgres().empty_database().await.expect("a database");
-    postgres::write_private(&shop.stack.dir().join("database-url"), &empty.url).expect("the file can be written");
+    let empty = test_app.stack.postgres().empty_database().await.expect("a database");
+    postgres::write_private(&test_app.stack.dir().join("database-url"), &empty.url).expect("the file can be written");
     start_not_ready(server, "latchkey-server migrate").await;
     assert!(server.read_log().contains("latchkey-server migrate"), "the log says what to do");
 
     tokio::task::spawn_blocking(move || postgres::migrate(&empty)).await.expect("no panic").expect("it is migrated");
     server.wait_until_ready().await.expect("the server becomes ready without a restart");
-    shop.register(EMAIL).await;
-    shop.code(EMAIL, 1).await;
+    test_app.register(EMAIL).await;
+    test_app.code(EMAIL, 1).await;
 }
 
 // === Errors of the server ===
 
 #[tokio::test]
 async fn a_server_error_does_not_reveal_its_cause() {
-    let shop = TestApp::from_builder(unlimited_app("own"), Stack::builder()).await;
-    shop.register(EMAIL).await;
-    shop.code(EMAIL, 1).await;
-    shop.sql("ALTER TABLE users RENAME COLUMN email_canonical TO hidden_column").await;
-    let answer = try_login(&shop, EMAIL, PASSWORD).await;
-    let answer = answer.expect_error(StatusCode::INTERNAL_SERVER_ERROR, "server_error");
+    let test_app = TestApp::from_builder(unlimited_app("own"), Stack::builder()).await;
+    test_app.register(EMAIL).await;
+    test_app.code(EMAIL, 1).await;
+    test_app.sql("ALTER TABLE users RENAME COLUMN email_canonical TO hidden_column").await;
+    let response = try_login(&test_app, EMAIL, PASSWORD).await;
+    let response = response.expect_error(StatusCode::INTERNAL_SERVER_ERROR, "server_error");
     for inside in ["column", "hidden", "users", "SELECT", "42703", "ostgres", "sqlx", CANONICAL] {
-        assert!(!answer.text.contains(inside), "{inside:?} in {}", answer.text);
+        assert!(!response.text.contains(inside), "{inside:?} in {}", response.text);
     }
-    let id = answer.string("request_id");
-    let logged = log_lines_with(shop.stack.server(), id);
+    let id = response.string("request_id");
+    let logged = log_lines_with(test_app.stack.server(), id);
     assert!(logged.contains("42703"), "the log has the cause with the request's id: {logged}");
     assert!(!logged.contains(PASSWORD) && !logged.to_lowercase().contains(CANONICAL), "{logged}");
-    shop.sql("ALTER TABLE users RENAME COLUMN hidden_column TO email_canonical").await;
-    try_login(&shop, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    test_app.sql("ALTER TABLE users RENAME COLUMN hidden_column TO email_canonical").await;
+    try_login(&test_app, EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 fn log_lines_with(server: &ServerProcess, with: &str) -> String {
@@ -431,11 +441,11 @@ fn log_lines_with(server: &ServerProcess, with: &str) -> String {
 
 #[tokio::test]
 async fn a_draining_server_refuses_no_request_and_finishes_running_ones() {
-    let shop = TestApp::from_builder(unlimited_app("drain"), Stack::builder().args(["--drain-seconds", "2"])).await;
-    shop.register(EMAIL).await;
-    shop.code(EMAIL, 1).await;
-    let server = shop.stack.server();
-    let path = format!("v1/{}/email/login", shop.id());
+    let test_app = TestApp::from_builder(unlimited_app("drain"), Stack::builder().args(["--drain-seconds", "2"])).await;
+    test_app.register(EMAIL).await;
+    test_app.code(EMAIL, 1).await;
+    let server = test_app.stack.server();
+    let path = format!("v1/{}/email/login", test_app.id());
     let body = serde_json::json!({ "email": EMAIL, "password": PASSWORD }).to_string();
 
     // Half of this request arrives before the drain, and the rest when the server no longer accepts connections.
@@ -446,12 +456,12 @@ async fn a_draining_server_refuses_no_request_and_finishes_running_ones() {
         &body[..10]
     );
     half.write_all(head.as_bytes()).await.expect("the server reads");
-    // A kept-alive connection, and logins in flight.
-    let kept_alive = shop.client();
-    kept_alive.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    // When the drain starts, there are also an open connection and logins in flight.
+    let kept_alive = test_app.client();
+    kept_alive.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let in_flight: Vec<_> = (0..8)
         .map(|_| {
-            let (client, app) = (shop.client(), shop.id().to_owned());
+            let (client, app) = (test_app.client(), test_app.id().to_owned());
             tokio::spawn(async move { client.login(&app, EMAIL, PASSWORD).await })
         })
         .collect();
@@ -466,9 +476,9 @@ async fn a_draining_server_refuses_no_request_and_finishes_running_ones() {
     .await;
     server.get_ops("livez").await.expect(StatusCode::OK);
 
-    // Old and new connections are served and asked to close.
-    let answer = kept_alive.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    assert_eq!(answer.header("connection"), Some("close"));
+    // During the drain, requests on old and new connections are served, with `Connection: close`.
+    let response = kept_alive.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(response.header("connection"), Some("close"));
     let mut served = 0;
     while begun.elapsed() < Duration::from_millis(1500) {
         let mut wire = RawConnection::connect(server.public, latchkey_tests::client::unique_client_address())
@@ -490,45 +500,45 @@ async fn a_draining_server_refuses_no_request_and_finishes_running_ones() {
     assert!(begun.elapsed() >= Duration::from_secs(2), "it went on accepting for {:?} only", begun.elapsed());
     assert_eq!(server.exit_status(), None, "a request is not finished");
     half.write_all(&body.as_bytes()[10..]).await.expect("the server reads on");
-    let mut answer = String::new();
-    half.read_to_string(&mut answer).await.expect("the server answers and closes");
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let mut response = String::new();
+    half.read_to_string(&mut response).await.expect("the server answers and closes");
+    assert!(response.starts_with("HTTP/1.1 200"), "{response}");
     let status = eventually("the end", RECOVERY_LIMIT, || async { server.exit_status() }).await;
     assert!(status.success(), "it ended with {status}");
 }
 
 #[tokio::test]
 async fn a_server_killed_during_a_confirmation_leaves_it_complete_or_undone() {
-    let shop = app_behind_proxies().await;
-    let server = shop.stack.server();
-    // Long enough for kills before, between and after the steps of the confirmation.
-    postgres_proxy(&shop).delay(Duration::from_millis(15));
+    let test_app = app_behind_proxies().await;
+    let server = test_app.stack.server();
+    // Makes Postgres so slow that the kills happen before, between and after the steps of the confirmation.
+    postgres_proxy(&test_app).delay(Duration::from_millis(15));
     let mut done = Vec::new();
     for (round, wait) in [5_u64, 25, 150, 700].into_iter().enumerate() {
         let email = format!("user-{round}@example.com");
-        shop.wait_until_ok("registration", async || shop.try_register(&email).await).await;
-        let code = shop.code(&email, 1).await;
-        let client = shop.client();
-        let request = client.request(http::Method::POST, &format!("v1/{}/email/confirm", shop.id()));
+        test_app.wait_until_ok("registration", async || test_app.try_register(&email).await).await;
+        let code = test_app.code(&email, 1).await;
+        let client = test_app.client();
+        let request = client.request(http::Method::POST, &format!("v1/{}/email/confirm", test_app.id()));
         let request = request.json(&serde_json::json!({ "code": code }));
         let kill = async {
             tokio::time::sleep(Duration::from_millis(wait)).await;
             server.kill();
         };
-        let (answer, ()) = tokio::join!(client.try_send(request), kill);
+        let (response, ()) = tokio::join!(client.try_send(request), kill);
         server.start_ready().await.expect("the server starts again");
-        let (epoch, verified) = shop.epoch_and_verified(&email).await;
+        let (epoch, verified) = test_app.epoch_and_verified(&email).await;
         assert_eq!(epoch, if verified { 2 } else { 1 }, "{email}");
-        assert!(verified || answer.is_err(), "a confirmation with a response is done: {answer:?}");
+        assert!(verified || response.is_err(), "a confirmation with a response is done: {response:?}");
         done.push(verified);
-        // In both cases the user can log in: with a new code if the old one was lost with the server.
+        // In both cases the user gets a verified account: with a new code if the old one was lost with the server.
         if !verified {
-            shop.wait_until_ok("registration", async || shop.try_register(&email).await).await;
-            let code = shop.code(&email, 2).await;
-            shop.wait_until_ok("confirming", async || shop.client().confirm(shop.id(), &code).await).await;
+            test_app.wait_until_ok("registration", async || test_app.try_register(&email).await).await;
+            let code = test_app.code(&email, 2).await;
+            test_app.wait_until_ok("confirming", async || test_app.client().confirm(test_app.id(), &code).await).await;
         }
-        wait_for_login(&shop, &email).await;
-        assert_eq!(shop.epoch_and_verified(&email).await, (2, true));
+        wait_for_login(&test_app, &email).await;
+        assert_eq!(test_app.epoch_and_verified(&email).await, (2, true));
     }
     assert!(!done[0], "the first kill came before anything was done");
 }
@@ -540,74 +550,75 @@ async fn both_stores_are_used_over_tls_with_a_verified_authority() {
     let tls = || Some(ServerTls::new().expect("an authority"));
     let redis = redis::Options { tls: tls(), password: Some("s3cret".to_owned()), ..redis::Options::for_tests() };
     let postgres = postgres::Options { tls: tls(), ..postgres::Options::for_tests() };
-    let shop =
+    let test_app =
         TestApp::from_builder(unlimited_app("tls"), Stack::builder().own_postgres(postgres).own_redis(redis)).await;
-    shop.register_and_log_in(EMAIL).await;
+    test_app.register_and_log_in(EMAIL).await;
     let encrypted = "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) \
                      WHERE application_name = 'latchkey' AND ssl";
-    assert!(shop.query_number(encrypted).await > 0);
+    assert!(test_app.query_number(encrypted).await > 0);
 
-    // A certificate of an unrelated authority is not trusted.
-    let server = shop.stack.server();
+    // The server does not trust a certificate of another authority.
+    let server = test_app.stack.server();
     server.kill();
-    let unrelated_ca = shop.stack.dir().join("stranger.pem");
+    let unrelated_ca = test_app.stack.dir().join("stranger.pem");
     fs::write(&unrelated_ca, &ServerTls::new().expect("an authority").ca).expect("the file can be written");
-    let url = &shop.stack.database.url;
+    let url = &test_app.stack.database.url;
     let (head, _) = url.split_once("sslrootcert=").expect("the URL names its authority");
     let url = format!("{head}sslrootcert={}", unrelated_ca.display());
-    postgres::write_private(&shop.stack.dir().join("database-url"), &url).expect("the file can be written");
+    postgres::write_private(&test_app.stack.dir().join("database-url"), &url).expect("the file can be written");
     start_not_ready(server, "schema").await;
-    expect_unavailable(within_limit(try_login(&shop, EMAIL, PASSWORD)).await);
+    expect_unavailable(within_limit(try_login(&test_app, EMAIL, PASSWORD)).await);
 }
 
 #[tokio::test]
 async fn a_rotated_password_is_read_from_its_file_again() {
     let options = redis::Options { password: Some("first".to_owned()), ..redis::Options::for_tests() };
-    let shop = TestApp::from_builder(unlimited_app("rotate"), Stack::builder().own_redis(options)).await;
-    shop.register_and_confirm(EMAIL).await;
+    let test_app = TestApp::from_builder(unlimited_app("rotate"), Stack::builder().own_redis(options)).await;
+    test_app.register_and_confirm(EMAIL).await;
     let role = format!("r_{:016x}", rand::random::<u64>());
-    let name = &shop.stack.database.name;
+    let name = &test_app.stack.database.name;
     let execute = async |sql: String| {
-        shop.stack.postgres().execute(name, &sql).await.expect("the SQL is valid");
+        test_app.stack.postgres().execute(name, &sql).await.expect("the SQL is valid");
     };
     execute(format!("CREATE ROLE {role} LOGIN PASSWORD 'first' SUPERUSER")).await;
-    let url = |password: &str| format!("postgres://{role}:{password}@{}/{name}", shop.stack.postgres().addr());
-    let file = shop.stack.dir().join("database-url");
-    let server = shop.stack.server();
+    let url = |password: &str| format!("postgres://{role}:{password}@{}/{name}", test_app.stack.postgres().addr());
+    let file = test_app.stack.dir().join("database-url");
+    let server = test_app.stack.server();
     server.kill();
     postgres::write_private(&file, &url("first")).expect("the file can be written");
     server.start_ready().await.expect("the server starts");
-    wait_for_login(&shop, EMAIL).await;
+    wait_for_login(&test_app, EMAIL).await;
 
-    // Rotated as tools do it: first in the store, a moment later in the mounted file. Then the old connections end.
+    // Rotates the password as tools do: first in the store, a moment later in the mounted file. Then the old
+    // connections end.
     execute(format!("ALTER ROLE {role} PASSWORD 'second'")).await;
     postgres::write_private(&file, &url("second")).expect("the file can be written");
     execute(format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")).await;
-    wait_for_login(&shop, EMAIL).await;
+    wait_for_login(&test_app, EMAIL).await;
 
-    let mut redis = shop.stack.redis().connect().await.expect("Redis is reachable");
+    let mut redis = test_app.stack.redis().connect().await.expect("Redis is reachable");
     let set = ::redis::cmd("CONFIG").arg(&["SET", "requirepass", "second"]).clone();
     set.query_async::<()>(&mut redis).await.expect("Redis accepts a password");
-    let redis_url = shop.stack.redis().url().replace(":first@", ":second@");
-    postgres::write_private(&shop.stack.dir().join("redis-url"), &redis_url).expect("the file can be written");
+    let redis_url = test_app.stack.redis().url().replace(":first@", ":second@");
+    postgres::write_private(&test_app.stack.dir().join("redis-url"), &redis_url).expect("the file can be written");
     let kill = ::redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]).clone();
     kill.query_async::<()>(&mut redis).await.expect("Redis ends its clients");
-    wait_for_login(&shop, EMAIL).await;
+    wait_for_login(&test_app, EMAIL).await;
 }
 
 // === Clients that are slow or many ===
 
 #[tokio::test]
 async fn a_flood_of_silent_connections_is_bounded_and_does_not_delay_others() {
-    let shop = TestApp::from_builder(unlimited_app("flood"), Stack::builder()).await;
-    shop.register(EMAIL).await;
-    shop.code(EMAIL, 1).await;
-    let server = shop.stack.server();
+    let test_app = TestApp::from_builder(unlimited_app("flood"), Stack::builder()).await;
+    test_app.register(EMAIL).await;
+    test_app.code(EMAIL, 1).await;
+    let server = test_app.stack.server();
     let before = resident_kib(server);
     let mut flood = Vec::new();
     for number in 0..1500 {
         let mut stream = TcpStream::connect(server.public).await.expect("the server accepts");
-        // A third sends nothing, a third half a head, a third half a body.
+        // A third of the connections send nothing, a third half a head, and a third half a body.
         let sent = match number % 3 {
             0 => "",
             1 => "POST /v1/x/email/login HTTP/1.1\r\nHost: x\r\nX-Slow: ",
@@ -619,14 +630,14 @@ async fn a_flood_of_silent_connections_is_bounded_and_does_not_delay_others() {
         flood.push(stream);
     }
     for _ in 0..3 {
-        try_login(&shop, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        try_login(&test_app, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
     let grown = resident_kib(server).saturating_sub(before);
     assert!(grown < 96 * 1024, "{grown} KiB for 1500 connections that send nothing");
-    // A connection is closed if its headers are not complete in ten seconds.
+    // The server closes a connection if the headers are not complete within ten seconds.
     let mut silent = flood.swap_remove(0);
-    let mut answer = Vec::new();
-    let closed = tokio::time::timeout(RECOVERY_LIMIT, silent.read_to_end(&mut answer)).await;
+    let mut response = Vec::new();
+    let closed = tokio::time::timeout(RECOVERY_LIMIT, silent.read_to_end(&mut response)).await;
     closed.expect("a silent connection is closed").ok();
 }
 

@@ -22,17 +22,18 @@ use latchkey_tests::{
     client::{ApiClient, ApiResponse, AuthenticatedClient},
     eventually,
     nginx::Nginx,
+    passwords::PASSWORD,
     process,
     stack::Stack,
 };
 use serde_json::{Map, Value, json};
 use tokio::{net::TcpListener, task::JoinHandle};
 
-use crate::support::{NAME, PASSWORD, TestApp, app, claims_of};
+use crate::support::{NAME, TestApp, app, claims_of};
 
-/// A session is looked up every second; a loaded machine takes longer.
+/// The server looks up a session every second; a loaded machine takes longer.
 const SESSION_END_LIMIT: Duration = Duration::from_secs(10);
-/// The time until the loss or the return of a store is noticed.
+/// Limit until the server notices that a store is lost or back.
 const STORE_LIMIT: Duration = Duration::from_secs(30);
 const EMAIL: &str = "ada@example.com";
 const AUTH_HEADERS: [&str; 5] =
@@ -47,7 +48,7 @@ struct Application {
 
 /// A service, an application, and NGINX in front of it with the configuration of the docs.
 struct NginxSetup {
-    shop: TestApp,
+    test_app: TestApp,
     application: Application,
     nginx: Nginx,
 }
@@ -110,7 +111,7 @@ async fn echo(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infal
 // === impl NginxSetup ===
 
 impl NginxSetup {
-    async fn start(shop: TestApp) -> Self {
+    async fn start(test_app: TestApp) -> Self {
         let application = Application::start().await;
         let addr = process::free_addr();
         let docs = fs::read_to_string(process::root().join("docs/gate.md")).unwrap();
@@ -118,19 +119,19 @@ impl NginxSetup {
         let (configuration, _) = block.split_once("```").unwrap();
         let mut configuration = configuration.to_owned();
         for (documented, actual) in [
-            ("server 127.0.0.1:8080;", format!("server {};", shop.stack.server().public)),
+            ("server 127.0.0.1:8080;", format!("server {};", test_app.stack.server().public)),
             ("listen 127.0.0.1:8000;", format!("listen {addr};")),
             ("proxy_pass http://127.0.0.1:3000;", format!("proxy_pass http://{};", application.addr)),
-            ("/v1/shop/authorize;", format!("/v1/{}/authorize;", shop.id())),
+            ("/v1/shop/authorize;", format!("/v1/{}/authorize;", test_app.id())),
         ] {
             assert_eq!(configuration.matches(documented).count(), 1, "{documented}");
             configuration = configuration.replace(documented, &actual);
         }
         let nginx = Nginx::start(addr, &configuration).await.unwrap();
-        Self { shop, application, nginx }
+        Self { test_app, application, nginx }
     }
 
-    /// Requests a page with this access token in the application's cookie.
+    /// Requests a page of the application, with this access token in a cookie.
     async fn get_with_cookie(&self, token: Option<&str>) -> ApiResponse {
         let browser = ApiClient::new(self.nginx.addr());
         let request = browser.request(Method::GET, "basket?sort=price");
@@ -150,25 +151,25 @@ fn with_cookie(request: reqwest::RequestBuilder, token: Option<&str>) -> reqwest
     }
 }
 
-/// A header as the application received it; `None` if it did not.
-fn received_header<'a>(answer: &'a ApiResponse, name: &str) -> Option<&'a str> {
-    let values = answer.body["headers"][name].as_array()?;
-    assert_eq!(values.len(), 1, "{name} in {}", answer.text);
+/// The value of a header that the application received; `None` if it did not receive the header.
+fn received_header<'a>(response: &'a ApiResponse, name: &str) -> Option<&'a str> {
+    let values = response.body["headers"][name].as_array()?;
+    assert_eq!(values.len(), 1, "{name} in {}", response.text);
     values[0].as_str()
 }
 
 /// Registers, confirms and logs in a user.
-async fn registered_session(shop: &TestApp, email: &str) -> AuthenticatedClient {
-    shop.register_and_confirm(email).await.authenticate(shop.id(), email, PASSWORD).await
+async fn registered_session(test_app: &TestApp, email: &str) -> AuthenticatedClient {
+    test_app.register_and_confirm(email).await.authenticate(test_app.id(), email, PASSWORD).await
 }
 
 async fn log_out(user: &AuthenticatedClient) {
     user.send(user.request(Method::POST, "logout")).await.expect(StatusCode::OK);
 }
 
-/// The token with one claim changed, signed again with the App's own key.
-fn re_signed(shop: &TestApp, token: &str, claim: &str, value: Value) -> String {
-    let document = fs::read(shop.stack.rendered().join(format!("{}.json", shop.id()))).unwrap();
+/// The token with one changed claim, signed again with the App's key.
+fn re_signed(test_app: &TestApp, token: &str, claim: &str, value: Value) -> String {
+    let document = fs::read(test_app.stack.rendered().join(format!("{}.json", test_app.id()))).unwrap();
     let document: Value = serde_json::from_slice(&document).unwrap();
     let key = &document["keys"]["signing"][0];
     let mut claims = claims_of(token);
@@ -187,11 +188,11 @@ async fn nginx_lets_only_a_logged_in_browser_through() {
     let (app, other) = (app(), App::new("other"));
     let stack = Stack::builder().app(&app).app(&other).start().await;
     let setup = NginxSetup::start(TestApp { stack, app }).await;
-    let user = registered_session(&setup.shop, EMAIL).await;
-    let stranger = setup.shop.client();
+    let user = registered_session(&setup.test_app, EMAIL).await;
+    let stranger = setup.test_app.client();
     stranger.register(other.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let stranger = stranger.authenticate(other.id(), EMAIL, PASSWORD).await;
-    let login = user.client().login(setup.shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let login = user.client().login(setup.test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 
     let allowed = setup.get_with_cookie(Some(user.token())).await.expect(StatusCode::OK);
     assert_eq!((&allowed.body["method"], &allowed.body["path"]), (&json!("GET"), &json!("/basket")));
@@ -206,19 +207,19 @@ async fn nginx_lets_only_a_logged_in_browser_through() {
         ("half a token", Some(user.token()[..user.token().len() / 2].to_owned())),
         ("another App's token", Some(stranger.token().to_owned())),
         ("a refresh token", Some(login.string("refresh_token").to_owned())),
-        ("an expired token", Some(re_signed(&setup.shop, user.token(), "exp", json!(exp - 3600)))),
-        ("a foreign issuer", Some(re_signed(&setup.shop, user.token(), "iss", json!("https://evil.example/shop")))),
+        ("an expired token", Some(re_signed(&setup.test_app, user.token(), "exp", json!(exp - 3600)))),
+        ("a foreign issuer", Some(re_signed(&setup.test_app, user.token(), "iss", json!("https://evil.example/shop")))),
     ] {
         let refused = setup.get_with_cookie(token.as_deref()).await;
         assert_eq!(refused.status, StatusCode::UNAUTHORIZED, "{who}: {}", refused.text);
         assert!(refused.header("www-authenticate").is_some_and(|header| header.starts_with("Bearer realm=")), "{who}");
         setup.assert_not_reached(before);
     }
-    // A token that was signed again is refused only for its claim.
-    let renewed = re_signed(&setup.shop, user.token(), "exp", json!(exp + 1));
+    // A token that was signed again is valid, so the tokens above were rejected only because of their claims.
+    let renewed = re_signed(&setup.test_app, user.token(), "exp", json!(exp + 1));
     setup.get_with_cookie(Some(&renewed)).await.expect(StatusCode::OK);
 
-    // A program sends its token in a header, and its request arrives unchanged.
+    // A program sends its token in a header. Its request reaches the application unchanged.
     let program = ApiClient::new(setup.nginx.addr());
     let request = program.request(Method::POST, "basket").bearer_auth(user.token()).body("two apples");
     let received = program.send(request).await.expect(StatusCode::OK);
@@ -232,8 +233,8 @@ async fn nginx_lets_only_a_logged_in_browser_through() {
 #[tokio::test]
 async fn nginx_overrides_the_identity_headers_of_a_client() {
     let setup = NginxSetup::start(TestApp::start().await).await;
-    let shop = &setup.shop;
-    let user = registered_session(shop, EMAIL).await;
+    let test_app = &setup.test_app;
+    let user = registered_session(test_app, EMAIL).await;
     let claims = claims_of(user.token());
     let with_forged_headers = |browser: &ApiClient| {
         let mut request = browser.request(Method::GET, "basket");
@@ -255,11 +256,11 @@ async fn nginx_overrides_the_identity_headers_of_a_client() {
     assert_eq!(received_header(&received, "x-auth-name"), Some("Ada%20Lovelace"));
     assert!(!received.text.contains("root") && !received.text.contains("admin"), "{}", received.text);
 
-    // An unverified user has no address, and a client cannot supply one.
-    let client = shop.client();
+    // An unverified user has no email header, and a client cannot supply one.
+    let client = test_app.client();
     let unverified = "grace@example.com";
-    client.register(shop.id(), "Zoë „Ω“ O'Neil 100%", unverified, PASSWORD).await.expect(StatusCode::OK);
-    let user = client.authenticate(shop.id(), unverified, PASSWORD).await;
+    client.register(test_app.id(), "Zoë „Ω“ O'Neil 100%", unverified, PASSWORD).await.expect(StatusCode::OK);
+    let user = client.authenticate(test_app.id(), unverified, PASSWORD).await;
     let received =
         browser.send(with_cookie(with_forged_headers(&browser), Some(user.token()))).await.expect(StatusCode::OK);
     assert_eq!(received_header(&received, "x-auth-email"), None);
@@ -274,15 +275,15 @@ async fn nginx_overrides_the_identity_headers_of_a_client() {
 #[tokio::test]
 async fn an_ended_session_is_refused_within_a_second_and_another_one_stays() {
     let setup = NginxSetup::start(TestApp::start().await).await;
-    let user = registered_session(&setup.shop, EMAIL).await;
-    let neighbour = setup.shop.client().authenticate(setup.shop.id(), EMAIL, PASSWORD).await;
+    let user = registered_session(&setup.test_app, EMAIL).await;
+    let neighbour = setup.test_app.client().authenticate(setup.test_app.id(), EMAIL, PASSWORD).await;
     for _ in 0..20 {
         setup.get_with_cookie(Some(user.token())).await.expect(StatusCode::OK);
     }
     log_out(&user).await;
     eventually("the browser is refused", SESSION_END_LIMIT, || async {
-        let answer = setup.get_with_cookie(Some(user.token())).await;
-        (answer.status == StatusCode::UNAUTHORIZED).then_some(())
+        let response = setup.get_with_cookie(Some(user.token())).await;
+        (response.status == StatusCode::UNAUTHORIZED).then_some(())
     })
     .await;
     let before = setup.application.request_count();
@@ -296,22 +297,22 @@ async fn an_ended_session_is_refused_within_a_second_and_another_one_stays() {
 #[tokio::test]
 async fn without_redis_requests_get_503_and_never_401() {
     let setup = NginxSetup::start(TestApp::from_builder(app(), Stack::builder().proxied()).await).await;
-    let user = registered_session(&setup.shop, EMAIL).await;
+    let user = registered_session(&setup.test_app, EMAIL).await;
     setup.get_with_cookie(Some(user.token())).await.expect(StatusCode::OK);
-    let redis = setup.shop.stack.redis_proxy.as_ref().unwrap();
+    let redis = setup.test_app.stack.redis_proxy.as_ref().unwrap();
     redis.refuse().await;
-    // A session that was accepted a moment ago is still accepted.
+    // The server accepts a session for a moment after its last lookup.
     let refused = eventually("the browser gets a 503", STORE_LIMIT, || async {
-        let answer = setup.get_with_cookie(Some(user.token())).await;
-        assert_ne!(answer.status, StatusCode::UNAUTHORIZED);
-        (answer.status != StatusCode::OK).then_some(answer)
+        let response = setup.get_with_cookie(Some(user.token())).await;
+        assert_ne!(response.status, StatusCode::UNAUTHORIZED);
+        (response.status != StatusCode::OK).then_some(response)
     })
     .await;
     let refused = refused.expect(StatusCode::SERVICE_UNAVAILABLE);
     assert!(refused.header("retry-after").is_some());
     let response = user.get("authorize").await.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
     assert!(response.header("retry-after").is_some());
-    // Garbage is refused without a store.
+    // A malformed token is rejected without a store.
     setup.get_with_cookie(Some("garbage")).await.expect(StatusCode::UNAUTHORIZED);
     redis.restore().unwrap();
     eventually("the browser is accepted again", STORE_LIMIT, || async {
@@ -321,8 +322,8 @@ async fn without_redis_requests_get_503_and_never_401() {
 }
 
 /// The number of session lookups of the server.
-async fn session_lookups(shop: &TestApp) -> u64 {
-    let metrics = shop.stack.server().get_ops("metrics").await.text;
+async fn session_lookups(test_app: &TestApp) -> u64 {
+    let metrics = test_app.stack.server().get_ops("metrics").await.text;
     let line = "latchkey_redis_seconds_count{operation=\"get_session\"} ";
     let count = metrics.lines().find_map(|told| told.strip_prefix(line)).unwrap_or("0");
     count.parse().unwrap()
@@ -330,25 +331,25 @@ async fn session_lookups(shop: &TestApp) -> u64 {
 
 #[tokio::test]
 async fn a_session_is_looked_up_once_per_second_however_often_its_token_is_sent() {
-    let shop = TestApp::start().await;
-    let user = registered_session(&shop, EMAIL).await;
-    let other = registered_session(&shop, "grace@example.com").await;
-    let before = session_lookups(&shop).await;
+    let test_app = TestApp::start().await;
+    let user = registered_session(&test_app, EMAIL).await;
+    let other = registered_session(&test_app, "grace@example.com").await;
+    let before = session_lookups(&test_app).await;
     let began = Instant::now();
     for _ in 0..300 {
         user.get("authorize").await.expect(StatusCode::OK);
     }
     let most = began.elapsed().as_secs() + 1;
-    let after = session_lookups(&shop).await;
+    let after = session_lookups(&test_app).await;
     assert!((1..=most).contains(&(after - before)), "{} lookups, at most {most} are expected", after - before);
-    // A cached lookup serves only its own token, and garbage is refused without a lookup.
+    // A cached lookup is used only for its own token, and a malformed token is rejected without a lookup.
     other.get("authorize").await.expect(StatusCode::OK);
-    assert_eq!(session_lookups(&shop).await, after + 1);
+    assert_eq!(session_lookups(&test_app).await, after + 1);
     for _ in 0..50 {
-        let stranger = shop.client().with_token(shop.id(), "a.b.c");
+        let stranger = test_app.client().with_token(test_app.id(), "a.b.c");
         stranger.get("authorize").await.expect(StatusCode::UNAUTHORIZED);
     }
-    assert_eq!(session_lookups(&shop).await, after + 1);
+    assert_eq!(session_lookups(&test_app).await, after + 1);
 }
 
 /// The values of the five forward auth headers.
@@ -363,15 +364,15 @@ fn auth_header_values(headers: &HeaderMap) -> Vec<String> {
 
 #[tokio::test]
 async fn forward_auth_accepts_the_requests_of_traefik_and_envoy() {
-    let shop = TestApp::start_with(app().set("/allowedOrigins", json!(["https://shop.example.com"]))).await;
-    let user = registered_session(&shop, EMAIL).await;
+    let test_app = TestApp::start_with(app().set("/allowedOrigins", json!(["https://shop.example.com"]))).await;
+    let user = registered_session(&test_app, EMAIL).await;
     let claims = claims_of(user.token());
     let id = |claim: &str| claims[claim].as_str().unwrap().to_owned();
     let expected = [id("sub"), EMAIL.to_owned(), "true".to_owned(), "Ada%20Lovelace".to_owned(), id("sid")];
-    let endpoint = format!("v1/{}/authorize", shop.id());
-    let client = shop.client();
+    let endpoint = format!("v1/{}/authorize", test_app.id());
+    let client = test_app.client();
 
-    // Traefik sends a GET to one address and describes the original request in headers, without the length of a POST.
+    // Traefik sends GET requests to one URL. Headers describe the original request, but not the length of its body.
     let traefik = |request: reqwest::RequestBuilder| {
         request
             .header("X-Forwarded-Method", "POST")
@@ -383,15 +384,15 @@ async fn forward_auth_accepts_the_requests_of_traefik_and_envoy() {
             .header("Content-Type", "application/x-www-form-urlencoded")
     };
     let ask = traefik(client.request(Method::GET, &endpoint)).bearer_auth(user.token());
-    let answer = client.send(ask).await.expect(StatusCode::OK);
-    assert_eq!(auth_header_values(&answer.headers), expected);
-    assert_eq!((answer.text.as_str(), answer.header("cache-control")), ("", Some("no-store")));
+    let response = client.send(ask).await.expect(StatusCode::OK);
+    assert_eq!(auth_header_values(&response.headers), expected);
+    assert_eq!((response.text.as_str(), response.header("cache-control")), ("", Some("no-store")));
     client
         .send(traefik(client.request(Method::GET, &endpoint)))
         .await
         .expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
 
-    // Envoy keeps the method, appends the path to the prefix, and sends no body.
+    // Envoy keeps the method, appends the path to the URL's path, and sends no body.
     for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND"] {
         let method: Method = method.parse().unwrap();
         for path in ["", "/", "/basket", "/a/b/c/d/e/f", "//", "/..%2f..%2femail/login", "/authorize?token=x&y=%00"] {
@@ -403,19 +404,19 @@ async fn forward_auth_accepts_the_requests_of_traefik_and_envoy() {
                     .header("Origin", "https://shop.example.com")
                     .header("Access-Control-Request-Method", "PUT")
             };
-            let answer = client.send(ask().bearer_auth(user.token())).await;
-            assert_eq!(answer.status, StatusCode::OK, "{method} {path}: {}", answer.text);
-            assert_eq!(auth_header_values(&answer.headers), expected, "{method} {path}");
+            let response = client.send(ask().bearer_auth(user.token())).await;
+            assert_eq!(response.status, StatusCode::OK, "{method} {path}: {}", response.text);
+            assert_eq!(auth_header_values(&response.headers), expected, "{method} {path}");
             let refused = client.send(ask()).await;
             assert_eq!(refused.status, StatusCode::UNAUTHORIZED, "{method} {path}: {}", refused.text);
-            for answer in [answer, refused] {
-                let cors = answer.headers.keys().find(|name| name.as_str().starts_with("access-control-"));
+            for response in [response, refused] {
+                let cors = response.headers.keys().find(|name| name.as_str().starts_with("access-control-"));
                 assert_eq!(cors, None, "{method} {path}");
             }
         }
     }
 
-    // A body is ignored, whatever its content type.
+    // The server ignores a body of any content type.
     let ask = client.request(Method::POST, &endpoint).header("Content-Type", "text/plain").body("{".repeat(2000));
     client.send(ask.bearer_auth(user.token())).await.expect(StatusCode::OK);
 
@@ -428,6 +429,6 @@ async fn forward_auth_accepts_the_requests_of_traefik_and_envoy() {
     client.send(twice).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     client.get("v1/nobody/authorize").await.expect_error(StatusCode::NOT_FOUND, "app_not_found");
     for near in ["authorized", "authoriz", "Authorize"] {
-        client.get(&format!("v1/{}/{near}", shop.id())).await.expect_error(StatusCode::NOT_FOUND, "not_found");
+        client.get(&format!("v1/{}/{near}", test_app.id())).await.expect_error(StatusCode::NOT_FOUND, "not_found");
     }
 }

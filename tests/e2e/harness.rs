@@ -79,7 +79,7 @@ async fn a_commit_can_be_cut_before_or_after_it_arrives() {
         transaction.commit().await.unwrap_err();
         proxy.trap_triggered().await;
         let row_exists = eventually_ok("the end of the connection at the server", LIMIT, || async {
-            // Whether the row exists is certain once its transaction has ended.
+            // After the end of the transaction it is certain whether the row exists.
             let mut direct = database.connect().await.map_err(|error| error.to_string())?;
             let others: i64 = sqlx::query_scalar(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND pid <> pg_backend_pid()",
@@ -156,7 +156,7 @@ async fn redis_runs_with_tls_and_a_password() {
     };
     let redis = Redis::start(options).await.unwrap();
     ping(&mut redis.connect().await.unwrap()).await.unwrap();
-    // No generally trusted authority has signed its certificate.
+    // Clients that trust only public authorities reject the certificate.
     latchkey_tests::tls::install_crypto_provider();
     ::redis::Client::open(redis.url()).unwrap().get_multiplexed_async_connection().await.unwrap_err();
 }
@@ -332,12 +332,12 @@ async fn the_inbox_reports_mails_as_they_arrive() {
     };
 
     let latest = "api/messages/latest?to=b%2B1@x.test&wait=20";
-    let (answer, ()) = tokio::join!(client.get(latest), async {
+    let (response, ()) = tokio::join!(client.get(latest), async {
         tokio::time::sleep(Duration::from_millis(50)).await;
         deliver("other@x.test");
         deliver("b+1@x.test");
     });
-    let first = answer.expect(StatusCode::OK);
+    let first = response.expect(StatusCode::OK);
     assert_eq!(first.integer("id"), 2);
     let none = client.get("api/messages/latest?to=b%2B1@x.test&after=2").await;
     none.expect(StatusCode::NOT_FOUND);
@@ -347,7 +347,7 @@ async fn the_inbox_reports_mails_as_they_arrive() {
     assert_eq!(ids, [2, 1]);
     assert_eq!(client.get("api/messages/1").await.expect(StatusCode::OK).string("subject"), "s");
 
-    // The HTML of a mail can run nothing and load nothing.
+    // The HTML of a mail cannot run scripts and cannot load anything.
     let html = client.get("api/messages/2/html").await.expect(StatusCode::OK);
     let policy = html.header("content-security-policy").unwrap();
     assert!(policy.starts_with("default-src 'none';") && policy.contains("sandbox"), "{policy}");
@@ -372,7 +372,7 @@ async fn the_inbox_page_shows_loading_until_the_mails_arrive() {
     let mails = Mailbox::default();
     let inbox = Inbox::start(process::free_addr(), mails.clone()).unwrap();
     let page = ApiClient::new(inbox.addr()).get("/").await.expect(StatusCode::OK).text;
-    // The same page, from an inbox that answers no other request.
+    // The same page, from a server that responds to no other request.
     let silent = page_server(page).await;
     let browser = Browser::start().await.unwrap();
     browser.open(&format!("http://{silent}/")).await;
@@ -388,7 +388,7 @@ async fn the_inbox_page_shows_loading_until_the_mails_arrive() {
     assert!(!text.contains("Loading") && !text.contains("No mail yet"), "{text}");
 }
 
-/// Serves a page at `/` and answers no other request.
+/// Serves a page at `/` and responds to no other request.
 async fn page_server(page: String) -> std::net::SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -427,7 +427,7 @@ async fn the_inbox_refuses_other_host_names() {
     }
 }
 
-/// The page shows hostile parameters as text and runs none of them.
+/// Hostile parameters are shown as text, and not run as scripts.
 #[tokio::test]
 async fn the_page_after_a_login_shows_its_parameters_as_text() {
     let inbox = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
@@ -451,7 +451,7 @@ async fn the_page_after_a_login_shows_its_parameters_as_text() {
     let hostile = "</td><img src=x onerror=document.title='gone'><script>document.title='gone'</script>";
     let encoded: String = url::form_urlencoded::byte_serialize(hostile.as_bytes()).collect();
     for separator in ['?', '#'] {
-        // Opens another path in between, because a change of the fragment alone loads nothing.
+        // Opens another path first, because the browser does not load a page if only the fragment changes.
         browser.open(&format!("http://{}/", inbox.addr())).await;
         browser.open(&format!("{done}{separator}error=access_denied&error_description={encoded}")).await;
         assert_eq!(browser.text_of("#title").await, "Not logged in");
@@ -484,7 +484,7 @@ async fn a_user_logs_in_at_dex_in_a_browser() {
     let url = browser.wait_for_url("the redirect back", |url| url.path() == "/done").await;
     assert!(url.query().unwrap().contains("code=") && url.query().unwrap().contains("state=one"), "{url}");
 
-    // A Dex at the same address that asks for consent, which the user can give or deny.
+    // A Dex at the same socket address that asks for consent, which the user can grant or cancel.
     let keys = async |dex: &Dex| ApiClient::new(dex.addr()).get("dex/keys").await.expect(StatusCode::OK).body;
     let before = keys(&dex).await;
     let options = dex.options().clone().with_consent_page();
@@ -523,7 +523,7 @@ async fn tabs_share_cookies_and_browsers_do_not() {
     assert_eq!(one.url().await.path(), "/set");
 }
 
-/// Returns the cookies of the request; `/set` sets one.
+/// Starts a server that returns the cookies of a request. The path `/set` sets a cookie.
 async fn cookie_server() -> std::net::SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();

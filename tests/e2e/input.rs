@@ -1,5 +1,5 @@
-//! Hostile and malformed requests: bounds at their last valid and first invalid value (specification: HTTP API, Request
-//! bodies).
+//! Hostile and malformed requests, with the last valid and the first invalid value of each bound (specification: HTTP
+//! API, Request bodies).
 
 use std::{
     collections::BTreeMap,
@@ -10,36 +10,37 @@ use bytes::Bytes;
 use http::{Method, StatusCode};
 use http_body_util::Full;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use latchkey_tests::client::ApiResponse;
+use latchkey_tests::{client::ApiResponse, passwords::PASSWORD};
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
-use crate::support::{NAME, PASSWORD, TestApp, WRONG_CODE, post_head, read_all, send_raw, status_of};
+use crate::support::{NAME, TestApp, WRONG_CODE, post_head, read_all, send_raw, status_of};
 
 const EMAIL: &str = "ada@example.com";
 const MAX_BODY: usize = 64 * 1024;
 const MAX_HEAD: usize = 32 * 1024;
 
-/// The JSON of a login of an unknown user: 401 if the server reads it.
+/// The body of a login of an unknown user. The response is 401 if the server has read it.
 fn login_body() -> String {
     json!({ "email": EMAIL, "password": PASSWORD }).to_string()
 }
 
 /// Posts bytes as JSON.
-async fn post(shop: &TestApp, operation: &str, body: impl Into<reqwest::Body>) -> ApiResponse {
-    let client = shop.client();
-    let request = client.request(Method::POST, &shop.email_path(operation)).header("content-type", "application/json");
+async fn post(test_app: &TestApp, operation: &str, body: impl Into<reqwest::Body>) -> ApiResponse {
+    let client = test_app.client();
+    let request =
+        client.request(Method::POST, &test_app.email_path(operation)).header("content-type", "application/json");
     client.send(request.body(body)).await
 }
 
-/// The invalid fields of a refusal, with their codes.
-fn field_errors(answer: &ApiResponse) -> BTreeMap<String, String> {
-    let text = |value: &Value| value.as_str().unwrap_or_else(|| panic!("{}", answer.text)).to_owned();
-    let fields = answer.body["fields"].as_array().unwrap_or_else(|| panic!("no fields in {}", answer.text));
+/// The invalid fields that a response names, with their codes.
+fn field_errors(response: &ApiResponse) -> BTreeMap<String, String> {
+    let text = |value: &Value| value.as_str().unwrap_or_else(|| panic!("{}", response.text)).to_owned();
+    let fields = response.body["fields"].as_array().unwrap_or_else(|| panic!("no fields in {}", response.text));
     fields.iter().map(|field| (text(&field["field"]), text(&field["code"]))).collect()
 }
 
-/// An address of `total` bytes, `local` of them before the `@`.
+/// An email address of `total` bytes, `local` of them before the `@`.
 fn address(local: usize, total: usize) -> String {
     let mut remaining = total - local - 1;
     let mut domain = String::new();
@@ -55,7 +56,7 @@ fn address(local: usize, total: usize) -> String {
 
 #[tokio::test]
 async fn every_bad_field_is_named_and_not_only_the_first() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     let all_fields = [
         ("login", vec!["email", "password"]),
         ("register", vec!["name", "email", "password"]),
@@ -67,53 +68,54 @@ async fn every_bad_field_is_named_and_not_only_the_first() {
         let bodies = [Value::Null, json!(""), json!(5), json!(["x"]), json!({}), json!(true)];
         for bad in [None].into_iter().chain(bodies.iter().map(Some)) {
             let body: Value = names.iter().filter_map(|name| Some(((*name).to_owned(), bad?.clone()))).collect();
-            let answer = post(&shop, operation, body.to_string()).await;
-            let answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-            let named = field_errors(&answer);
+            let response = post(&test_app, operation, body.to_string()).await;
+            let response = response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+            let named = field_errors(&response);
             let mut expected = names.clone();
             expected.sort_unstable();
-            assert_eq!(named.keys().collect::<Vec<_>>(), expected, "{operation} {bad:?}: {}", answer.text);
+            assert_eq!(named.keys().collect::<Vec<_>>(), expected, "{operation} {bad:?}: {}", response.text);
         }
     }
-    let answer = post(&shop, "register", json!({ "name": "\u{7}", "email": "x", "password": "" }).to_string()).await;
-    assert_eq!(field_errors(&answer).len(), 3, "{}", answer.text);
-    assert_eq!(shop.settled_mail_count("x").await, 0);
+    let response =
+        post(&test_app, "register", json!({ "name": "\u{7}", "email": "x", "password": "" }).to_string()).await;
+    assert_eq!(field_errors(&response).len(), 3, "{}", response.text);
+    assert_eq!(test_app.settled_mail_count("x").await, 0);
 }
 
 #[tokio::test]
 async fn unknown_fields_are_ignored() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     let body =
         json!({ "name": NAME, "email": EMAIL, "password": PASSWORD, "admin": true, "x": { "y": [1] }, "": null });
-    post(&shop, "register", body.to_string()).await.expect(StatusCode::OK);
+    post(&test_app, "register", body.to_string()).await.expect(StatusCode::OK);
     let body = json!({ "email": EMAIL, "password": PASSWORD, "otp": "1" });
-    post(&shop, "login", body.to_string()).await.expect(StatusCode::OK);
+    post(&test_app, "login", body.to_string()).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_name_has_one_to_200_characters_and_no_control_characters() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     let register = async |index: usize, name: &str| {
-        shop.client().register(shop.id(), name, &format!("ada{index}@example.com"), PASSWORD).await
+        test_app.client().register(test_app.id(), name, &format!("ada{index}@example.com"), PASSWORD).await
     };
     let longest = "\u{1f680}".repeat(200);
     for (index, good) in ["A", &longest, &format!(" {longest}  "), "d'Arc-\u{e9} (\u{627}) <b>"].iter().enumerate() {
-        let answer = register(index, good).await.expect(StatusCode::OK);
-        assert_eq!(answer.string("name"), good.trim());
+        let response = register(index, good).await.expect(StatusCode::OK);
+        assert_eq!(response.string("name"), good.trim());
     }
     for bad in [" ", "\t\n", &format!("{longest}x"), "a\u{0}b", "a\nb", "a\u{7f}b", "a\u{85}b"] {
-        let answer = register(99, bad).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-        assert_eq!(field_errors(&answer).keys().collect::<Vec<_>>(), ["name"], "{bad:?}");
+        let response = register(99, bad).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        assert_eq!(field_errors(&response).keys().collect::<Vec<_>>(), ["name"], "{bad:?}");
     }
 }
 
 #[tokio::test]
 async fn an_address_is_a_dot_atom_at_a_host_name_of_at_most_254_bytes() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     for good in [address(64, 254).as_str(), "a@b.cd", "o'brien+tag&x@xn--bcher-kva.example"] {
-        let answer = shop.client().register(shop.id(), NAME, good, PASSWORD).await.expect(StatusCode::OK);
-        assert_eq!(answer.string("email"), good);
-        shop.code(good, 1).await;
+        let response = test_app.client().register(test_app.id(), NAME, good, PASSWORD).await.expect(StatusCode::OK);
+        assert_eq!(response.string("email"), good);
+        test_app.code(good, 1).await;
     }
     let too_long = address(64, 255);
     for bad in [
@@ -138,32 +140,33 @@ async fn an_address_is_a_dot_atom_at_a_host_name_of_at_most_254_bytes() {
             ("forgot-password", json!({ "email": bad })),
             ("confirm-password", json!({ "email": bad, "code": WRONG_CODE, "password": PASSWORD })),
         ] {
-            let answer = post(&shop, operation, body.to_string()).await;
-            let answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-            assert_eq!(field_errors(&answer).keys().collect::<Vec<_>>(), ["email"], "{operation} {bad:?}");
+            let response = post(&test_app, operation, body.to_string()).await;
+            let response = response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+            assert_eq!(field_errors(&response).keys().collect::<Vec<_>>(), ["email"], "{operation} {bad:?}");
         }
     }
 }
 
 #[tokio::test]
 async fn a_password_has_8_to_128_characters() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     let (shortest, longest) = ("q7\u{fc}#Vz!p", "\u{e9}q7#Vz!p".repeat(16));
     assert_eq!((shortest.chars().count(), longest.chars().count()), (8, 128));
     for (index, good) in [shortest, &longest].into_iter().enumerate() {
         let email = format!("ada{index}@example.com");
-        shop.client().register(shop.id(), NAME, &email, good).await.expect(StatusCode::OK);
-        shop.client().login(shop.id(), &email, good).await.expect(StatusCode::OK);
+        test_app.client().register(test_app.id(), NAME, &email, good).await.expect(StatusCode::OK);
+        test_app.client().login(test_app.id(), &email, good).await.expect(StatusCode::OK);
     }
     for (bad, code) in [("q7\u{fc}#Vz!", "too_short"), (&format!("{longest}x"), "too_long"), ("password", "guessable")]
     {
-        let answer = shop.client().register(shop.id(), NAME, EMAIL, bad).await;
-        let answer = answer.expect_error(StatusCode::BAD_REQUEST, "weak_password");
-        assert_eq!(field_errors(&answer), BTreeMap::from([("password".to_owned(), code.to_owned())]));
-        assert!(!answer.text.contains(bad) || bad == "password", "{}", answer.text);
+        let response = test_app.client().register(test_app.id(), NAME, EMAIL, bad).await;
+        let response = response.expect_error(StatusCode::BAD_REQUEST, "weak_password");
+        assert_eq!(field_errors(&response), BTreeMap::from([("password".to_owned(), code.to_owned())]));
+        assert!(!response.text.contains(bad) || bad == "password", "{}", response.text);
     }
-    let client = shop.client();
-    let guessed = client.register(shop.id(), "Xanthippe Wolkenstein", "zq@example.com", "xanthippewolkenstein").await;
+    let client = test_app.client();
+    let guessed =
+        client.register(test_app.id(), "Xanthippe Wolkenstein", "zq@example.com", "xanthippewolkenstein").await;
     guessed.expect_error(StatusCode::BAD_REQUEST, "weak_password");
 }
 
@@ -171,7 +174,7 @@ async fn a_password_has_8_to_128_characters() {
 
 #[tokio::test]
 async fn malformed_json_is_refused() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     for bad in [
         "",
         " ",
@@ -192,62 +195,62 @@ async fn malformed_json_is_refused() {
         "/**/{}",
         "email=ada@example.com",
     ] {
-        let answer = post(&shop, "login", bad).await;
-        let answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-        assert!(!answer.text.contains("ada@"), "an error quotes no input: {}", answer.text);
+        let response = post(&test_app, "login", bad).await;
+        let response = response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        assert!(!response.text.contains("ada@"), "an error quotes no input: {}", response.text);
     }
 }
 
 #[tokio::test]
 async fn a_duplicate_key_is_refused_at_any_depth() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     for bad in [
         r#"{"email":"ada@example.com","email":"eve@example.com","password":"x"}"#,
         r#"{"email":"ada@example.com","password":"x","password":"x"}"#,
         r#"{"email":"ada@example.com","password":"x","\u0065mail":"eve@example.com"}"#,
         r#"{"email":"ada@example.com","password":"x","more":[{"a":1,"a":1}]}"#,
     ] {
-        post(&shop, "login", bad).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        post(&test_app, "login", bad).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     }
 }
 
 #[tokio::test]
 async fn nesting_is_limited_to_16_levels() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     let nested = |open: &str, close: &str, depth: usize| {
         let (open, close) = (open.repeat(depth - 1), close.repeat(depth - 1));
         format!(r#"{{"email":"{EMAIL}","password":"x","more":{open}1{close}}}"#)
     };
     for (open, close) in [("[", "]"), (r#"{"a":"#, "}")] {
-        post(&shop, "login", nested(open, close, 16)).await.expect(StatusCode::UNAUTHORIZED);
+        post(&test_app, "login", nested(open, close, 16)).await.expect(StatusCode::UNAUTHORIZED);
         for depth in [17, 100, 9_000] {
-            let answer = post(&shop, "login", nested(open, close, depth)).await;
-            answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+            let response = post(&test_app, "login", nested(open, close, depth)).await;
+            response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
         }
     }
     let unclosed = "[".repeat(60_000);
-    post(&shop, "login", unclosed).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    post(&test_app, "login", unclosed).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
 }
 
 #[tokio::test]
 async fn invalid_utf_8_is_refused() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     for bad in [&b"\xff"[..], b"\xc0\xae", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"caf\xe9"] {
         let body = [b"{\"email\":\"ada@example.com\",\"password\":\"", bad, b"\"}"].concat();
-        post(&shop, "login", body).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        post(&test_app, "login", body).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     }
     let utf_16: Vec<u8> = login_body().encode_utf16().flat_map(u16::to_le_bytes).collect();
-    post(&shop, "login", utf_16).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    post(&test_app, "login", utf_16).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
 }
 
 // === media types ===
 
 #[tokio::test]
 async fn a_body_needs_the_json_content_type() {
-    let shop = TestApp::start().await;
-    let client = shop.client();
+    let test_app = TestApp::start().await;
+    let client = test_app.client();
     let send = async |content_type: Option<&str>| {
-        let mut request = client.request(Method::POST, &shop.email_path("login")).body(login_body());
+        let mut request = client.request(Method::POST, &test_app.email_path("login")).body(login_body());
         if let Some(content_type) = content_type {
             request = request.header("content-type", content_type);
         }
@@ -274,14 +277,14 @@ async fn a_body_needs_the_json_content_type() {
         Some("application"),
         Some("*/*"),
     ] {
-        let answer = send(bad).await;
-        answer.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
+        let response = send(bad).await;
+        response.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
     }
     for (name, value) in [("content-encoding", "gzip"), ("content-type", "application/json; charset=utf-16")] {
-        let request = client.request(Method::POST, &shop.email_path("login")).header(name, value);
+        let request = client.request(Method::POST, &test_app.email_path("login")).header(name, value);
         let request = if name == "content-type" { request } else { request.header("content-type", "application/json") };
-        let answer = client.send(request.body(login_body())).await;
-        answer.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
+        let response = client.send(request.body(login_body())).await;
+        response.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
     }
 }
 
@@ -289,23 +292,23 @@ async fn a_body_needs_the_json_content_type() {
 
 #[tokio::test]
 async fn a_body_has_at_most_64_kib_however_it_is_sent() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     let of = |size: usize| {
         let body = login_body();
         let padding = " ".repeat(size - body.len());
         format!("{body}{padding}")
     };
-    post(&shop, "login", of(MAX_BODY)).await.expect(StatusCode::UNAUTHORIZED);
-    let answer = post(&shop, "login", of(MAX_BODY + 1)).await;
-    answer.expect_error(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large");
-    let answer = post(&shop, "login", of(4 * MAX_BODY)).await;
-    answer.expect_error(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large");
+    post(&test_app, "login", of(MAX_BODY)).await.expect(StatusCode::UNAUTHORIZED);
+    let response = post(&test_app, "login", of(MAX_BODY + 1)).await;
+    response.expect_error(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large");
+    let response = post(&test_app, "login", of(4 * MAX_BODY)).await;
+    response.expect_error(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large");
 
-    let server = shop.stack.server().public;
+    let server = test_app.stack.server().public;
     let chunked = |size: usize| {
         let body = of(size);
         let (first, second) = body.split_at(1000);
-        let head = post_head(&shop.email_path("login"));
+        let head = post_head(&test_app.email_path("login"));
         format!(
             "{head}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{first}\r\n{:x}\r\n{second}\r\n0\r\n\r\n",
             first.len(),
@@ -314,20 +317,20 @@ async fn a_body_has_at_most_64_kib_however_it_is_sent() {
     };
     assert_eq!(status_of(&send_raw(server, chunked(MAX_BODY)).await), Some(401));
     assert_eq!(status_of(&send_raw(server, chunked(MAX_BODY + 1)).await), Some(413));
-    // It is refused for its announced length, before the body arrives.
-    let announced = format!("{}Content-Length: 1000000000000\r\n\r\n{{", post_head(&shop.email_path("login")));
+    // The server rejects a request because of its announced length, before the body arrives.
+    let announced = format!("{}Content-Length: 1000000000000\r\n\r\n{{", post_head(&test_app.email_path("login")));
     assert_eq!(status_of(&send_raw(server, announced).await), Some(413));
-    post(&shop, "login", of(100)).await.expect(StatusCode::UNAUTHORIZED);
+    post(&test_app, "login", of(100)).await.expect(StatusCode::UNAUTHORIZED);
 }
 
 #[tokio::test]
 async fn a_header_block_has_at_most_32_kib() {
-    let shop = TestApp::start().await;
-    let server = shop.stack.server().public;
+    let test_app = TestApp::start().await;
+    let server = test_app.stack.server().public;
     let body = login_body();
-    // One header, or many, so that the header block has this number of bytes.
+    // A header block of `size` bytes, in headers of `each` bytes.
     let padded = |size: usize, each: usize| {
-        let mut head = format!("{}Content-Length: {}\r\n", post_head(&shop.email_path("login")), body.len());
+        let mut head = format!("{}Content-Length: {}\r\n", post_head(&test_app.email_path("login")), body.len());
         let mut count = 0;
         while head.len() + 2 < size {
             let remaining = size - head.len() - 2;
@@ -340,29 +343,29 @@ async fn a_header_block_has_at_most_32_kib() {
         format!("{head}\r\n{body}")
     };
     for each in [MAX_HEAD, 1024] {
-        let answer = send_raw(server, padded(MAX_HEAD - 1024, each)).await;
-        assert_eq!(status_of(&answer), Some(401), "{answer}");
+        let response = send_raw(server, padded(MAX_HEAD - 1024, each)).await;
+        assert_eq!(status_of(&response), Some(401), "{response}");
         for size in [MAX_HEAD + 1024, 4 * MAX_HEAD] {
-            let answer = send_raw(server, padded(size, each)).await;
-            assert_eq!(status_of(&answer), Some(431), "{size} bytes in headers of {each}: {answer}");
+            let response = send_raw(server, padded(size, each)).await;
+            assert_eq!(status_of(&response), Some(431), "{size} bytes in headers of {each}: {response}");
         }
     }
     let many = (0..2000).map(|count| format!("X-{count}: x\r\n")).collect::<String>();
-    let flood = send_raw(server, format!("{}{many}\r\n", post_head(&shop.email_path("login")))).await;
+    let flood = send_raw(server, format!("{}{many}\r\n", post_head(&test_app.email_path("login")))).await;
     assert_eq!(status_of(&flood), Some(431), "{flood}");
     let long_path = format!("GET /{} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "a".repeat(70_000));
-    let answer = send_raw(server, long_path).await;
-    assert!(matches!(status_of(&answer), Some(414 | 431)), "{answer}");
-    post(&shop, "login", body).await.expect(StatusCode::UNAUTHORIZED);
+    let response = send_raw(server, long_path).await;
+    assert!(matches!(status_of(&response), Some(414 | 431)), "{response}");
+    post(&test_app, "login", body).await.expect(StatusCode::UNAUTHORIZED);
 }
 
 // === time ===
 
 #[tokio::test]
 async fn headers_have_10_seconds_and_a_body_30() {
-    let shop = TestApp::start().await;
-    let server = shop.stack.server().public;
-    let path = shop.email_path("login");
+    let test_app = TestApp::start().await;
+    let server = test_app.stack.server().public;
+    let path = test_app.email_path("login");
     let head = post_head(&path);
     // Sends one byte every half second until the server closes the connection.
     let drip = async |start: String, byte: char| {
@@ -377,11 +380,11 @@ async fn headers_have_10_seconds_and_a_body_30() {
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }
         });
-        let mut answer = Vec::new();
-        let read = tokio::io::AsyncReadExt::read_to_end(&mut reading, &mut answer);
+        let mut response = Vec::new();
+        let read = tokio::io::AsyncReadExt::read_to_end(&mut reading, &mut response);
         drop(tokio::time::timeout(Duration::from_secs(60), read).await.expect("it is cut off in time"));
         dripping.abort();
-        (status_of(&String::from_utf8_lossy(&answer)), began.elapsed().as_secs())
+        (status_of(&String::from_utf8_lossy(&response)), began.elapsed().as_secs())
     };
     let wait = async |start: String| {
         let mut stream = TcpStream::connect(server).await.unwrap();
@@ -399,9 +402,9 @@ async fn headers_have_10_seconds_and_a_body_30() {
         drip(body, ' '),
         wait(chunk),
         async {
-            // Meanwhile other requests are served.
+            // In the meantime the server serves other requests.
             for _ in 0..20 {
-                post(&shop, "login", login_body()).await.expect(StatusCode::UNAUTHORIZED);
+                post(&test_app, "login", login_body()).await.expect(StatusCode::UNAUTHORIZED);
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         },
@@ -411,7 +414,7 @@ async fn headers_have_10_seconds_and_a_body_30() {
         assert_eq!(status, Some(408), "{what}");
         assert!((9..=20).contains(&seconds), "{what}: {seconds} s");
     }
-    // A connection that sends nothing is only closed.
+    // A connection on which the client sends nothing is closed without a response, or with 408.
     assert!(matches!(nothing.0, None | Some(408)) && (9..=20).contains(&nothing.1), "nothing: {nothing:?}");
     for (what, (status, seconds)) in
         [("half a body", half_body), ("a slow body", slow_body), ("half a chunk", half_chunk)]
@@ -425,9 +428,9 @@ async fn headers_have_10_seconds_and_a_body_30() {
 
 #[tokio::test]
 async fn malformed_http_is_refused_and_the_server_keeps_running() {
-    let shop = TestApp::start().await;
-    let server = shop.stack.server().public;
-    let head = post_head(&shop.email_path("login"));
+    let test_app = TestApp::start().await;
+    let server = test_app.stack.server().public;
+    let head = post_head(&test_app.email_path("login"));
     let two_lengths = format!("{head}Content-Length: 2\r\nContent-Length: 3\r\n\r\n{{}} ");
     let bad_length = format!("{head}Content-Length: two\r\n\r\n{{}}");
     let bad_chunk = format!("{head}Transfer-Encoding: chunked\r\n\r\nzz\r\n{{}}\r\n0\r\n\r\n");
@@ -444,26 +447,26 @@ async fn malformed_http_is_refused_and_the_server_keeps_running() {
         &bad_chunk,
         &bad_coding,
     ] {
-        let answer = send_raw(server, bad).await;
-        let status = status_of(&answer);
-        assert!(status.is_none_or(|status| (400..500).contains(&status)), "{bad:?}: {answer}");
+        let response = send_raw(server, bad).await;
+        let status = status_of(&response);
+        assert!(status.is_none_or(|status| (400..500).contains(&status)), "{bad:?}: {response}");
     }
-    // Two different lengths do not make a second request (RFC 9112, section 6.3).
+    // Two different lengths must not hide a second request (RFC 9112, section 6.3).
     let smuggled = format!(
         "{head}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
     );
-    let answer = send_raw(server, smuggled).await;
-    assert!(!answer.contains("\"openapi\""), "{answer}");
-    post(&shop, "login", login_body()).await.expect(StatusCode::UNAUTHORIZED);
-    assert_eq!(shop.stack.server().exit_status(), None);
+    let response = send_raw(server, smuggled).await;
+    assert!(!response.contains("\"openapi\""), "{response}");
+    post(&test_app, "login", login_body()).await.expect(StatusCode::UNAUTHORIZED);
+    assert_eq!(test_app.stack.server().exit_status(), None);
 }
 
 #[tokio::test]
 async fn repeated_headers_and_unusual_bytes_do_no_harm() {
-    let shop = TestApp::start().await;
-    let client = shop.client();
+    let test_app = TestApp::start().await;
+    let client = test_app.client();
     let request = client
-        .request(Method::POST, &shop.email_path("login"))
+        .request(Method::POST, &test_app.email_path("login"))
         .header("x-forwarded-for", "not an address")
         .header("x-forwarded-for", "1.2.3.4, 5.6.7.8")
         .header("user-agent", &b"\xff\xfe"[..])
@@ -474,23 +477,23 @@ async fn repeated_headers_and_unusual_bytes_do_no_harm() {
         .header("accept", "text/html")
         .json(&json!({ "email": EMAIL, "password": PASSWORD }));
     client.send(request).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
-    shop.client().register(shop.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    test_app.client().register(test_app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let long = "x".repeat(20_000);
-    let request = client.request(Method::POST, &shop.email_path("login")).header("user-agent", long);
+    let request = client.request(Method::POST, &test_app.email_path("login")).header("user-agent", long);
     let request = request.json(&json!({ "email": EMAIL, "password": PASSWORD }));
     client.send(request).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn http_2_has_the_same_bounds() {
-    let shop = TestApp::start().await;
-    let stream = TcpStream::connect(shop.stack.server().public).await.unwrap();
+    let test_app = TestApp::start().await;
+    let stream = TcpStream::connect(test_app.stack.server().public).await.unwrap();
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), TokioIo::new(stream))
             .await
             .unwrap();
     tokio::spawn(connection);
-    let url = format!("http://{}/{}", shop.stack.server().public, shop.email_path("login"));
+    let url = format!("http://{}/{}", test_app.stack.server().public, test_app.email_path("login"));
     let request = |padding: usize, body: Vec<u8>| {
         let request = hyper::Request::post(&url).header("content-type", "application/json");
         request.header("x-padding", "x".repeat(padding)).body(Full::new(Bytes::from(body))).unwrap()
@@ -505,10 +508,10 @@ async fn http_2_has_the_same_bounds() {
         (MAX_HEAD, body.clone(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE),
         (10, b"[]".to_vec(), StatusCode::BAD_REQUEST),
     ] {
-        let answer = sender.send_request(request(padding, body)).await.expect("the connection stays open");
-        assert_eq!(answer.status(), status, "{padding} bytes of padding");
+        let response = sender.send_request(request(padding, body)).await.expect("the connection stays open");
+        assert_eq!(response.status(), status, "{padding} bytes of padding");
         if status != StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE {
-            assert!(answer.headers().contains_key("x-request-id"));
+            assert!(response.headers().contains_key("x-request-id"));
         }
     }
 }

@@ -7,22 +7,24 @@ use http::{Method, StatusCode};
 use latchkey_tests::{
     builders::App,
     client::{ApiClient, ApiResponse, AuthenticatedClient},
-    eventually, process,
+    eventually,
+    passwords::PASSWORD,
+    process,
     service_account::{self, AUDIENCE, ServiceAccountIssuer},
     stack::Stack,
 };
 use serde_json::{Value, json};
 
-use crate::support::{NAME, PASSWORD, TestApp, app, claims_of};
+use crate::support::{NAME, TestApp, app, claims_of};
 
-/// The key file is checked every second; a loaded machine takes longer.
+/// The server checks the key file every second; a loaded machine takes longer.
 const SEEN_LIMIT: Duration = Duration::from_secs(20);
 const HOUR: Duration = Duration::from_secs(3600);
 const EMAIL: &str = "ada@example.com";
 
-/// A service without a cluster. This issuer signs the tokens of its callers.
+/// A service without a cluster. The issuer signs the tokens of the callers.
 struct IntrospectionTest {
-    shop: TestApp,
+    test_app: TestApp,
     issuer: ServiceAccountIssuer,
     key_file: PathBuf,
 }
@@ -49,17 +51,17 @@ impl IntrospectionTest {
         let keys = process::fresh_dir("keys").join("keys.json");
         fs::write(&keys, issuer.jwks().unwrap().to_string()).unwrap();
         let builder = builder.args(["--service-account-keys", &keys.display().to_string()]);
-        Self { shop: TestApp::from_builder(app, builder).await, issuer, key_file: keys }
+        Self { test_app: TestApp::from_builder(app, builder).await, issuer, key_file: keys }
     }
 
-    /// The token of a ServiceAccount in the namespace `shop`.
+    /// A token of a ServiceAccount in the namespace `shop`.
     fn caller_token(&self, name: &str) -> String {
         self.issuer.token("shop", name, AUDIENCE, HOUR).unwrap()
     }
 
-    /// Introspects a token with a form body, as in RFC 7662.
+    /// Introspects a token with a form, as RFC 7662 defines.
     async fn introspect(&self, caller: Option<&str>, token: &str) -> ApiResponse {
-        let client = self.shop.client();
+        let client = self.test_app.client();
         let mut request = self.request(&client);
         if let Some(caller) = caller {
             request = request.bearer_auth(caller);
@@ -68,40 +70,40 @@ impl IntrospectionTest {
     }
 
     fn request(&self, client: &ApiClient) -> reqwest::RequestBuilder {
-        let path = format!("v1/{}/introspect", self.shop.id());
+        let path = format!("v1/{}/introspect", self.test_app.id());
         client.request(Method::POST, &path).header("Content-Type", "application/x-www-form-urlencoded")
     }
 
     async fn assert_inactive(&self, token: &str, why: &str) {
-        let answer = self.introspect(Some(&self.caller_token("asks")), token).await.expect(StatusCode::OK);
-        assert_eq!(answer.body, json!({ "active": false }), "{why}");
+        let response = self.introspect(Some(&self.caller_token("asks")), token).await.expect(StatusCode::OK);
+        assert_eq!(response.body, json!({ "active": false }), "{why}");
     }
 
     async fn assert_active(&self, token: &str) -> Value {
-        let answer = self.introspect(Some(&self.caller_token("asks")), token).await.expect(StatusCode::OK);
-        assert_eq!(answer.body["active"], true, "{}", answer.text);
-        assert_eq!(answer.header("cache-control"), Some("no-store"));
-        answer.body
+        let response = self.introspect(Some(&self.caller_token("asks")), token).await.expect(StatusCode::OK);
+        assert_eq!(response.body["active"], true, "{}", response.text);
+        assert_eq!(response.header("cache-control"), Some("no-store"));
+        response.body
     }
 }
 
-/// Logs in. Returns the user with the access token, and the refresh token.
-async fn log_in(shop: &TestApp) -> (AuthenticatedClient, String) {
-    let client = shop.client();
-    let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    (client.with_token(shop.id(), login.string("token")), login.string("refresh_token").to_owned())
+/// Logs in. Returns a client with the access token, and the refresh token.
+async fn log_in(test_app: &TestApp) -> (AuthenticatedClient, String) {
+    let client = test_app.client();
+    let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    (client.with_token(test_app.id(), login.string("token")), login.string("refresh_token").to_owned())
 }
 
-async fn refresh(shop: &TestApp, token: &str) -> String {
-    let answer = shop.client().refresh(shop.id(), token).await.expect(StatusCode::OK);
-    answer.string("refresh_token").to_owned()
+async fn refresh(test_app: &TestApp, token: &str) -> String {
+    let response = test_app.client().refresh(test_app.id(), token).await.expect(StatusCode::OK);
+    response.string("refresh_token").to_owned()
 }
 
 #[tokio::test]
 async fn a_live_token_returns_its_claims() {
     let test = IntrospectionTest::start().await;
-    test.shop.register_and_confirm(EMAIL).await;
-    let (user, refresh_token) = log_in(&test.shop).await;
+    test.test_app.register_and_confirm(EMAIL).await;
+    let (user, refresh_token) = log_in(&test.test_app).await;
     let claims = claims_of(user.token());
     let mut expected = claims.clone();
     expected["active"] = json!(true);
@@ -109,7 +111,7 @@ async fn a_live_token_returns_its_claims() {
     assert_eq!(test.assert_active(user.token()).await, expected);
     assert_eq!(expected["email"], EMAIL);
 
-    // A service that expects an access token must not accept a refresh token.
+    // `token_type` differs, so that a service that expects an access token does not accept a refresh token.
     let mut expected = json!({ "active": true, "token_type": "refresh_token", "email": EMAIL });
     for claim in ["iss", "client_id", "sub", "sid", "email_verified", "name", "auth_time", "amr"] {
         expected[claim] = claims[claim].clone();
@@ -117,11 +119,11 @@ async fn a_live_token_returns_its_claims() {
     assert_eq!(test.assert_active(&refresh_token).await, expected);
 
     // A JSON body works too, and a missing field is an error.
-    let client = test.shop.client();
-    let path = format!("v1/{}/introspect", test.shop.id());
+    let client = test.test_app.client();
+    let path = format!("v1/{}/introspect", test.test_app.id());
     let ask = |body: Value| client.request(Method::POST, &path).bearer_auth(test.caller_token("asks")).json(&body);
-    let answer = client.send(ask(json!({ "token": user.token() }))).await.expect(StatusCode::OK);
-    assert_eq!(answer.body["sub"], claims["sub"]);
+    let response = client.send(ask(json!({ "token": user.token() }))).await.expect(StatusCode::OK);
+    assert_eq!(response.body["sub"], claims["sub"]);
     let refused = client.send(ask(json!({}))).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     assert_eq!(refused.body["fields"][0]["field"], "token");
     let empty = test.request(&client).bearer_auth(test.caller_token("asks")).body("token=");
@@ -132,9 +134,9 @@ async fn a_live_token_returns_its_claims() {
 async fn any_other_token_is_inactive_without_further_fields() {
     let (app, other) = (with_administrators(app()), App::new("other"));
     let test = IntrospectionTest::from_builder(app, Stack::builder().app(&other)).await;
-    test.shop.register_and_confirm(EMAIL).await;
-    let (user, refresh_token) = log_in(&test.shop).await;
-    let other_app_user = test.shop.client();
+    test.test_app.register_and_confirm(EMAIL).await;
+    let (user, refresh_token) = log_in(&test.test_app).await;
+    let other_app_user = test.test_app.client();
     other_app_user.register(other.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let other_app_user = other_app_user.login(other.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 
@@ -150,12 +152,12 @@ async fn any_other_token_is_inactive_without_further_fields() {
         test.assert_inactive(&token, why).await;
     }
 
-    // A refresh token that a newer one has replaced.
-    let newer = refresh(&test.shop, &refresh_token).await;
+    // A refresh token is inactive after a newer one has replaced it.
+    let newer = refresh(&test.test_app, &refresh_token).await;
     test.assert_inactive(&refresh_token, "a generation before").await;
     test.assert_active(&newer).await;
-    // Introspection consumes nothing.
-    let newest = refresh(&test.shop, &newer).await;
+    // Introspection does not use a refresh token up.
+    let newest = refresh(&test.test_app, &newer).await;
 
     user.send(user.request(Method::POST, "logout")).await.expect(StatusCode::OK);
     test.assert_inactive(user.token(), "an ended session's access token").await;
@@ -165,11 +167,11 @@ async fn any_other_token_is_inactive_without_further_fields() {
 #[tokio::test]
 async fn only_a_listed_service_account_can_introspect() {
     let test = IntrospectionTest::start().await;
-    test.shop.register_and_confirm(EMAIL).await;
-    let (user, _) = log_in(&test.shop).await;
+    test.test_app.register_and_confirm(EMAIL).await;
+    let (user, _) = log_in(&test.test_app).await;
     for role in ["asks", "reads", "runs"] {
-        let answer = test.introspect(Some(&test.caller_token(role)), user.token()).await.expect(StatusCode::OK);
-        assert_eq!(answer.body["active"], true, "{role}");
+        let response = test.introspect(Some(&test.caller_token(role)), user.token()).await.expect(StatusCode::OK);
+        assert_eq!(response.body["active"], true, "{role}");
     }
 
     let other_issuer = ServiceAccountIssuer::new().unwrap();
@@ -195,12 +197,12 @@ async fn only_a_listed_service_account_can_introspect() {
         let refused = refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
         assert!(refused.header("www-authenticate").is_some_and(|header| header.starts_with("Bearer ")), "{who}");
         assert_eq!(refused.body.get("active"), None, "{who}");
-        // One response for all, so that it does not reveal who is listed.
+        // All rejected callers get the same response, so that it does not reveal which ones are listed.
         let description = refused.string("error_description");
         assert_eq!(description, "show the token of a ServiceAccount that the App lists as an administrator", "{who}");
     }
     // The caller's token is accepted only in the Authorization header.
-    let client = test.shop.client();
+    let client = test.test_app.client();
     let request =
         test.request(&client).body(format!("token={}&access_token={}", user.token(), test.caller_token("asks")));
     client.send(request).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
@@ -211,16 +213,16 @@ async fn without_listed_accounts_or_keys_nobody_can_introspect() {
     let test = IntrospectionTest::start_with(app()).await;
     let refused = test.introspect(Some(&test.caller_token("asks")), "token").await;
     refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
-    // A change of the list takes effect at once.
-    test.shop.stack.apply(&with_administrators(test.shop.app.clone())).unwrap();
+    // A change of the list takes effect without a restart.
+    test.test_app.stack.apply(&with_administrators(test.test_app.app.clone())).unwrap();
     eventually("the list is live", SEEN_LIMIT, || async {
         (test.introspect(Some(&test.caller_token("asks")), "token").await.status == StatusCode::OK).then_some(())
     })
     .await;
 
-    let shop = TestApp::start_with(with_administrators(app())).await;
-    let client = shop.client();
-    let request = client.request(Method::POST, &format!("v1/{}/introspect", shop.id()));
+    let test_app = TestApp::start_with(with_administrators(app())).await;
+    let client = test_app.client();
+    let request = client.request(Method::POST, &format!("v1/{}/introspect", test_app.id()));
     let request = request.bearer_auth(test.caller_token("asks")).json(&json!({ "token": "token" }));
     client.send(request).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
 }
@@ -246,7 +248,7 @@ async fn keys_are_read_again_when_their_file_changes() {
     fs::write(&test.key_file, "{").unwrap();
     let read_again = || async {
         let is_logged =
-            test.shop.stack.server().read_log().contains("the file has no keys; the previous keys stay in use");
+            test.test_app.stack.server().read_log().contains("the file has no keys; the previous keys stay in use");
         test.introspect(Some(&token), "token").await.expect(StatusCode::OK);
         is_logged.then_some(())
     };
@@ -257,15 +259,15 @@ async fn keys_are_read_again_when_their_file_changes() {
 #[tokio::test]
 async fn without_redis_introspection_is_unavailable() {
     let test = IntrospectionTest::from_builder(with_administrators(app()), Stack::builder().proxied()).await;
-    test.shop.register_and_confirm(EMAIL).await;
-    let (user, refresh_token) = log_in(&test.shop).await;
-    test.shop.stack.redis_proxy.as_ref().unwrap().refuse().await;
+    test.test_app.register_and_confirm(EMAIL).await;
+    let (user, refresh_token) = log_in(&test.test_app).await;
+    test.test_app.stack.redis_proxy.as_ref().unwrap().refuse().await;
     for token in [user.token(), &refresh_token] {
-        let answer = test.introspect(Some(&test.caller_token("asks")), token).await;
-        let answer = answer.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
-        assert!(answer.header("retry-after").is_some());
+        let response = test.introspect(Some(&test.caller_token("asks")), token).await;
+        let response = response.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
+        assert!(response.header("retry-after").is_some());
     }
-    // A request that needs no lookup is still answered.
+    // A request that needs no lookup still gets a response.
     test.assert_inactive("garbage", "garbage").await;
     test.introspect(None, user.token()).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
 }

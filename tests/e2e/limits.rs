@@ -1,5 +1,5 @@
-//! Rate limits: each at its bound and one beyond, what it counts, and what a refusal says and leaves unchanged
-//! (specification: Limits, Rate limits).
+//! Rate limits: the last allowed and the first rejected request, what each limit counts, and what a refusal contains
+//! and leaves unchanged (specification: Limits, Rate limits).
 
 use std::{fs, time::Duration};
 
@@ -7,149 +7,151 @@ use http::{Method, StatusCode};
 use latchkey_tests::{
     builders::App,
     client::{ApiClient, ApiResponse},
+    passwords::{NEW_PASSWORD, PASSWORD, WRONG_PASSWORD},
     stack::Stack,
 };
 use serde_json::json;
 
-use crate::support::{NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_CODE, WRONG_PASSWORD, app, shape};
+use crate::support::{NAME, TestApp, WRONG_CODE, app, shape};
 
 const EMAIL: &str = "ada@example.com";
-/// Longer than any test takes.
+/// A window that is longer than any test.
 const HOUR: u32 = 3600;
 
-/// Asserts a refusal by this limit: its status, and the headers with the time to wait. Returns that time in seconds.
+/// Asserts that this limit rejected the request: the status, and the headers with the time to wait. Returns that time
+/// in seconds.
 #[track_caller]
-fn expect_rate_limited(answer: ApiResponse, name: &str, count: u32, window: u32) -> u64 {
-    let answer = answer.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
-    let wait: u64 = answer.header("retry-after").expect("Retry-After").parse().expect("seconds");
-    // A counted request expires at most a fiftieth of the window late.
+fn expect_rate_limited(response: ApiResponse, name: &str, count: u32, window: u32) -> u64 {
+    let response = response.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    let wait: u64 = response.header("retry-after").expect("Retry-After").parse().expect("seconds");
+    // A request leaves a window at most a fiftieth of the window late.
     let longest = u64::from(window + window.div_ceil(50));
     assert!((1..=longest).contains(&wait), "{wait} s");
     let policy = format!("\"{name}\";q={count};w={window}");
-    assert_eq!(answer.header("ratelimit-policy"), Some(policy.as_str()));
-    assert_eq!(answer.header("ratelimit"), Some(format!("\"{name}\";r=0;t={wait}").as_str()));
+    assert_eq!(response.header("ratelimit-policy"), Some(policy.as_str()));
+    assert_eq!(response.header("ratelimit"), Some(format!("\"{name}\";r=0;t={wait}").as_str()));
     wait
 }
 
-async fn wrong_login(client: &ApiClient, shop: &TestApp, email: &str) -> ApiResponse {
-    client.login(shop.id(), email, WRONG_PASSWORD).await
+async fn wrong_login(client: &ApiClient, test_app: &TestApp, email: &str) -> ApiResponse {
+    client.login(test_app.id(), email, WRONG_PASSWORD).await
 }
 
 // === logins ===
 
 #[tokio::test]
 async fn login_failures_per_client_count_one_account_from_one_client_address() {
-    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, HOUR)])).await;
-    shop.register_and_confirm(EMAIL).await;
-    shop.register_and_confirm("grace@example.com").await;
-    // Known and unknown addresses count alike, whatever their case.
+    let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, HOUR)])).await;
+    test_app.register_and_confirm(EMAIL).await;
+    test_app.register_and_confirm("grace@example.com").await;
+    // Logins for known and unknown email addresses count alike, in upper and lower case.
     for email in [EMAIL, "nobody@example.com"] {
-        let client = shop.client();
+        let client = test_app.client();
         for email in [email, &email.to_uppercase(), email] {
-            wrong_login(&client, &shop, email).await.expect(StatusCode::UNAUTHORIZED);
+            wrong_login(&client, &test_app, email).await.expect(StatusCode::UNAUTHORIZED);
         }
-        let refused = client.login(shop.id(), email, PASSWORD).await;
+        let refused = client.login(test_app.id(), email, PASSWORD).await;
         expect_rate_limited(refused, "loginFailuresPerClient", 3, HOUR);
-        client.login(shop.id(), "grace@example.com", PASSWORD).await.expect(StatusCode::OK);
+        client.login(test_app.id(), "grace@example.com", PASSWORD).await.expect(StatusCode::OK);
     }
-    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_right_password_does_not_count_as_a_failure() {
-    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(2, HOUR)])).await;
-    let client = shop.register_and_confirm(EMAIL).await;
-    wrong_login(&client, &shop, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
+    let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(2, HOUR)])).await;
+    let client = test_app.register_and_confirm(EMAIL).await;
+    wrong_login(&client, &test_app, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
     for _ in 0..4 {
-        client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
-    wrong_login(&client, &shop, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
-    expect_rate_limited(wrong_login(&client, &shop, EMAIL).await, "loginFailuresPerClient", 2, HOUR);
+    wrong_login(&client, &test_app, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
+    expect_rate_limited(wrong_login(&client, &test_app, EMAIL).await, "loginFailuresPerClient", 2, HOUR);
 }
 
 #[tokio::test]
 async fn login_failures_per_account_count_only_from_unknown_client_addresses() {
-    let shop = TestApp::start_with(app().limit("loginFailuresPerAccount", &[(3, HOUR)])).await;
-    let confirmed_here = shop.register_and_confirm(EMAIL).await;
-    let signed_in_here = shop.client();
-    signed_in_here.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let test_app = TestApp::start_with(app().limit("loginFailuresPerAccount", &[(3, HOUR)])).await;
+    let confirmed_here = test_app.register_and_confirm(EMAIL).await;
+    let signed_in_here = test_app.client();
+    signed_in_here.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     for email in [EMAIL, "nobody@example.com"] {
         for _ in 0..3 {
-            wrong_login(&shop.client(), &shop, email).await.expect(StatusCode::UNAUTHORIZED);
+            wrong_login(&test_app.client(), &test_app, email).await.expect(StatusCode::UNAUTHORIZED);
         }
-        let refused = shop.client().login(shop.id(), email, PASSWORD).await;
+        let refused = test_app.client().login(test_app.id(), email, PASSWORD).await;
         expect_rate_limited(refused, "loginFailuresPerAccount", 3, HOUR);
     }
     for known in [&confirmed_here, &signed_in_here] {
         for _ in 0..4 {
-            wrong_login(known, &shop, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
+            wrong_login(known, &test_app, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
         }
-        known.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        known.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
-    // A user who is refused from a new client address can reset the password by mail and log in.
-    let new_place = shop.client();
-    new_place.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::TOO_MANY_REQUESTS);
-    new_place.forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
-    let code = shop.code(EMAIL, 2).await;
-    new_place.confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
-    new_place.login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    // If the limit rejects a user at a new client address, the user can reset the password by mail and log in.
+    let new_place = test_app.client();
+    new_place.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::TOO_MANY_REQUESTS);
+    new_place.forgot_password(test_app.id(), EMAIL).await.expect(StatusCode::OK);
+    let code = test_app.code(EMAIL, 2).await;
+    new_place.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+    new_place.login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn login_failures_per_client_overall_count_over_all_accounts() {
-    let shop = TestApp::start_with(app().limit("loginFailuresPerClientOverall", &[(3, HOUR)])).await;
-    shop.register_and_confirm(EMAIL).await;
-    let client = shop.client();
+    let test_app = TestApp::start_with(app().limit("loginFailuresPerClientOverall", &[(3, HOUR)])).await;
+    test_app.register_and_confirm(EMAIL).await;
+    let client = test_app.client();
     for index in 0..3 {
-        let answer = wrong_login(&client, &shop, &format!("nobody{index}@example.com")).await;
-        answer.expect(StatusCode::UNAUTHORIZED);
+        let response = wrong_login(&client, &test_app, &format!("nobody{index}@example.com")).await;
+        response.expect(StatusCode::UNAUTHORIZED);
     }
-    let refused = client.login(shop.id(), EMAIL, PASSWORD).await;
+    let refused = client.login(test_app.id(), EMAIL, PASSWORD).await;
     expect_rate_limited(refused, "loginFailuresPerClientOverall", 3, HOUR);
-    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn logins_per_client_count_whatever_the_outcome() {
-    let shop = TestApp::start_with(app().limit("loginsPerClient", &[(3, HOUR)])).await;
-    shop.register_and_confirm(EMAIL).await;
-    let client = shop.client();
-    client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    wrong_login(&client, &shop, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
-    wrong_login(&client, &shop, "nobody@example.com").await.expect(StatusCode::UNAUTHORIZED);
-    expect_rate_limited(client.login(shop.id(), EMAIL, PASSWORD).await, "loginsPerClient", 3, HOUR);
-    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(3, HOUR)])).await;
+    test_app.register_and_confirm(EMAIL).await;
+    let client = test_app.client();
+    client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    wrong_login(&client, &test_app, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
+    wrong_login(&client, &test_app, "nobody@example.com").await.expect(StatusCode::UNAUTHORIZED);
+    expect_rate_limited(client.login(test_app.id(), EMAIL, PASSWORD).await, "loginsPerClient", 3, HOUR);
+    test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn the_defaults_are_those_of_the_specification() {
-    let shop = TestApp::start_with(App::new("shop")).await;
-    let client = shop.client();
+    let test_app = TestApp::start_with(App::new("shop")).await;
+    let client = test_app.client();
     for _ in 0..10 {
-        wrong_login(&client, &shop, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
+        wrong_login(&client, &test_app, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
     }
-    expect_rate_limited(wrong_login(&client, &shop, EMAIL).await, "loginFailuresPerClient", 10, 900);
-    // The refused logins did not count, so 50 of the 60 per minute are left.
+    expect_rate_limited(wrong_login(&client, &test_app, EMAIL).await, "loginFailuresPerClient", 10, 900);
+    // The rejected logins did not count, so 50 of the 60 per minute are left.
     for index in 0..50 {
-        let answer = wrong_login(&client, &shop, &format!("nobody{}@example.com", index / 9)).await;
-        answer.expect(StatusCode::UNAUTHORIZED);
+        let response = wrong_login(&client, &test_app, &format!("nobody{}@example.com", index / 9)).await;
+        response.expect(StatusCode::UNAUTHORIZED);
     }
-    expect_rate_limited(wrong_login(&client, &shop, "nobody@example.com").await, "loginsPerClient", 60, 60);
+    expect_rate_limited(wrong_login(&client, &test_app, "nobody@example.com").await, "loginsPerClient", 60, 60);
     for _ in 0..10 {
-        client.confirm(shop.id(), WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
+        client.confirm(test_app.id(), WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
     }
-    expect_rate_limited(client.confirm(shop.id(), WRONG_CODE).await, "codesPerClient", 10, 60);
+    expect_rate_limited(client.confirm(test_app.id(), WRONG_CODE).await, "codesPerClient", 10, 60);
 }
 
 #[tokio::test]
 async fn a_refusal_never_reveals_whether_an_account_exists() {
-    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(1, HOUR)])).await;
-    shop.register_and_confirm(EMAIL).await;
-    let client = shop.client();
+    let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(1, HOUR)])).await;
+    test_app.register_and_confirm(EMAIL).await;
+    let client = test_app.client();
     let mut refusals = Vec::new();
     for email in [EMAIL, "nobody@example.com"] {
-        wrong_login(&client, &shop, email).await.expect(StatusCode::UNAUTHORIZED);
-        refusals.push(shape(&wrong_login(&client, &shop, email).await.expect(StatusCode::TOO_MANY_REQUESTS)));
+        wrong_login(&client, &test_app, email).await.expect(StatusCode::UNAUTHORIZED);
+        refusals.push(shape(&wrong_login(&client, &test_app, email).await.expect(StatusCode::TOO_MANY_REQUESTS)));
     }
     assert_eq!(refusals[0], refusals[1]);
 }
@@ -159,26 +161,26 @@ async fn a_refusal_never_reveals_whether_an_account_exists() {
 #[tokio::test]
 async fn a_refusal_consumes_nothing_and_after_retry_after_a_request_succeeds() {
     let app = app().limit("loginsPerClient", &[(2, 6)]).limit("loginFailuresPerClient", &[(3, HOUR)]);
-    let shop = TestApp::start_with(app).await;
-    let client = shop.client();
+    let test_app = TestApp::start_with(app).await;
+    let client = test_app.client();
     for _ in 0..2 {
-        wrong_login(&client, &shop, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
+        wrong_login(&client, &test_app, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
     }
-    let wait = expect_rate_limited(wrong_login(&client, &shop, EMAIL).await, "loginsPerClient", 2, 6);
+    let wait = expect_rate_limited(wrong_login(&client, &test_app, EMAIL).await, "loginsPerClient", 2, 6);
     let end = tokio::time::Instant::now() + Duration::from_secs(wait);
     for _ in 0..5 {
-        expect_rate_limited(wrong_login(&client, &shop, EMAIL).await, "loginsPerClient", 2, 6);
+        expect_rate_limited(wrong_login(&client, &test_app, EMAIL).await, "loginsPerClient", 2, 6);
     }
     tokio::time::sleep_until(end).await;
-    // This is the third failure, so none of the refused attempts counted.
-    wrong_login(&client, &shop, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
+    // This login is accepted, so none of the rejected ones counted.
+    wrong_login(&client, &test_app, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
 }
 
 #[tokio::test]
 async fn all_windows_of_a_limit_apply() {
-    let shop = TestApp::start_with(app().limit("codesPerClient", &[(2, 5), (3, HOUR)])).await;
-    let client = shop.client();
-    let confirm = async || client.confirm(shop.id(), WRONG_CODE).await;
+    let test_app = TestApp::start_with(app().limit("codesPerClient", &[(2, 5), (3, HOUR)])).await;
+    let client = test_app.client();
+    let confirm = async || client.confirm(test_app.id(), WRONG_CODE).await;
     confirm().await.expect(StatusCode::BAD_REQUEST);
     confirm().await.expect(StatusCode::BAD_REQUEST);
     let refused = confirm().await.expect(StatusCode::TOO_MANY_REQUESTS);
@@ -236,64 +238,64 @@ async fn two_apps_count_separately() {
 
 #[tokio::test]
 async fn registrations_per_client_count_new_and_known_addresses_alike() {
-    let shop = TestApp::start_with(app().limit("registrationsPerClient", &[(3, HOUR)])).await;
-    shop.register_and_confirm(EMAIL).await;
-    let client = shop.client();
+    let test_app = TestApp::start_with(app().limit("registrationsPerClient", &[(3, HOUR)])).await;
+    test_app.register_and_confirm(EMAIL).await;
+    let client = test_app.client();
     for email in [EMAIL, "new@example.com", "new@example.com"] {
-        client.register(shop.id(), NAME, email, PASSWORD).await.expect(StatusCode::OK);
+        client.register(test_app.id(), NAME, email, PASSWORD).await.expect(StatusCode::OK);
     }
     for email in [EMAIL, "later@example.com"] {
-        let refused = client.register(shop.id(), NAME, email, PASSWORD).await;
+        let refused = client.register(test_app.id(), NAME, email, PASSWORD).await;
         expect_rate_limited(refused, "registrationsPerClient", 3, HOUR);
     }
-    assert_eq!(shop.settled_mail_count("later@example.com").await, 0);
-    let login = shop.client().login(shop.id(), "later@example.com", PASSWORD).await;
+    assert_eq!(test_app.settled_mail_count("later@example.com").await, 0);
+    let login = test_app.client().login(test_app.id(), "later@example.com", PASSWORD).await;
     login.expect(StatusCode::UNAUTHORIZED);
 }
 
 #[tokio::test]
 async fn codes_per_client_count_only_wrong_codes_of_both_kinds() {
-    let shop = TestApp::start_with(app().limit("codesPerClient", &[(2, HOUR)])).await;
-    let client = shop.client();
+    let test_app = TestApp::start_with(app().limit("codesPerClient", &[(2, HOUR)])).await;
+    let client = test_app.client();
     for index in 0..3 {
         let email = format!("user{index}@example.com");
-        shop.register(&email).await;
-        let code = shop.code(&email, 1).await;
-        client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
-        let code = shop.reset_code(&email, 2).await;
-        let reset = client.confirm_password(shop.id(), &email, &code, NEW_PASSWORD).await;
+        test_app.register(&email).await;
+        let code = test_app.code(&email, 1).await;
+        client.confirm(test_app.id(), &code).await.expect(StatusCode::OK);
+        let code = test_app.reset_code(&email, 2).await;
+        let reset = client.confirm_password(test_app.id(), &email, &code, NEW_PASSWORD).await;
         reset.expect(StatusCode::OK);
     }
-    shop.register(EMAIL).await;
-    let code = shop.code(EMAIL, 1).await;
-    client.confirm(shop.id(), WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
-    let wrong = client.confirm_password(shop.id(), "nobody@example.com", WRONG_CODE, NEW_PASSWORD).await;
+    test_app.register(EMAIL).await;
+    let code = test_app.code(EMAIL, 1).await;
+    client.confirm(test_app.id(), WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
+    let wrong = client.confirm_password(test_app.id(), "nobody@example.com", WRONG_CODE, NEW_PASSWORD).await;
     wrong.expect(StatusCode::BAD_REQUEST);
-    expect_rate_limited(client.confirm(shop.id(), &code).await, "codesPerClient", 2, HOUR);
-    let refused = client.confirm_password(shop.id(), EMAIL, WRONG_CODE, NEW_PASSWORD).await;
+    expect_rate_limited(client.confirm(test_app.id(), &code).await, "codesPerClient", 2, HOUR);
+    let refused = client.confirm_password(test_app.id(), EMAIL, WRONG_CODE, NEW_PASSWORD).await;
     expect_rate_limited(refused, "codesPerClient", 2, HOUR);
-    // The right code of a refused call is not consumed.
-    shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
+    // A rejected call does not use up its code.
+    test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_password_too_weak_to_reset_counts_like_a_wrong_code() {
-    let shop = TestApp::start_with(app().limit("codesPerClient", &[(3, HOUR)])).await;
-    let client = shop.client();
-    shop.register(EMAIL).await;
-    let code = shop.reset_code(EMAIL, 2).await;
+    let test_app = TestApp::start_with(app().limit("codesPerClient", &[(3, HOUR)])).await;
+    let client = test_app.client();
+    test_app.register(EMAIL).await;
+    let code = test_app.reset_code(EMAIL, 2).await;
     for (code, weak) in [(code.as_str(), "password1234"), (WRONG_CODE, "short-7"), (WRONG_CODE, EMAIL)] {
-        let refused = client.confirm_password(shop.id(), EMAIL, code, weak).await;
+        let refused = client.confirm_password(test_app.id(), EMAIL, code, weak).await;
         refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
     }
     expect_rate_limited(
-        client.confirm_password(shop.id(), EMAIL, &code, "password1234").await,
+        client.confirm_password(test_app.id(), EMAIL, &code, "password1234").await,
         "codesPerClient",
         3,
         HOUR,
     );
     // The code is still valid, from another client address.
-    let reset = shop.client().confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await;
+    let reset = test_app.client().confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
 }
 
@@ -301,71 +303,72 @@ async fn a_password_too_weak_to_reset_counts_like_a_wrong_code() {
 
 #[tokio::test]
 async fn a_mail_limit_drops_only_the_mail_and_the_earlier_code_stays_valid() {
-    let shop = TestApp::start_with(app().limit("mailsPerRecipient", &[(1, HOUR)])).await;
-    let first = shop.register(EMAIL).await;
-    let second = shop.register(&EMAIL.to_uppercase()).await;
+    let test_app = TestApp::start_with(app().limit("mailsPerRecipient", &[(1, HOUR)])).await;
+    let first = test_app.register(EMAIL).await;
+    let second = test_app.register(&EMAIL.to_uppercase()).await;
     assert_eq!(shape(&first)["headers"], shape(&second)["headers"]);
-    // Another purpose counts separately.
+    // Mails of another purpose are counted separately.
     for _ in 0..2 {
-        shop.client().forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
+        test_app.client().forgot_password(test_app.id(), EMAIL).await.expect(StatusCode::OK);
     }
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 2);
-    let mails = shop.stack.mails().to(EMAIL);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 2);
+    let mails = test_app.stack.mails().to(EMAIL);
     let mut confirmed = 0;
     for mail in mails {
-        let answer = shop.client().confirm(shop.id(), &mail.code()).await;
-        confirmed += u32::from(answer.status == StatusCode::OK);
+        let response = test_app.client().confirm(test_app.id(), &mail.code()).await;
+        confirmed += u32::from(response.status == StatusCode::OK);
     }
     assert_eq!(confirmed, 1);
 }
 
 #[tokio::test]
 async fn mails_requested_by_the_owner_count_separately_from_a_strangers() {
-    let shop = TestApp::start_with(app().limit("mailsPerRecipient", &[(1, HOUR)])).await;
-    let owner = shop.register_and_confirm(EMAIL).await;
+    let test_app = TestApp::start_with(app().limit("mailsPerRecipient", &[(1, HOUR)])).await;
+    let owner = test_app.register_and_confirm(EMAIL).await;
     for _ in 0..2 {
-        shop.client().forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
+        test_app.client().forgot_password(test_app.id(), EMAIL).await.expect(StatusCode::OK);
     }
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 2);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 2);
     for _ in 0..2 {
-        owner.forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
+        owner.forgot_password(test_app.id(), EMAIL).await.expect(StatusCode::OK);
     }
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 3);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 3);
 }
 
 #[tokio::test]
 async fn mails_per_client_count_over_all_recipients() {
-    let shop = TestApp::start_with(app().limit("mailsPerClient", &[(2, HOUR)])).await;
-    let client = shop.client();
-    client.register(shop.id(), NAME, "one@example.com", PASSWORD).await.expect(StatusCode::OK);
-    client.forgot_password(shop.id(), "nobody@example.com").await.expect(StatusCode::OK);
-    client.register(shop.id(), NAME, "two@example.com", PASSWORD).await.expect(StatusCode::OK);
-    client.forgot_password(shop.id(), "one@example.com").await.expect(StatusCode::OK);
-    assert_eq!(shop.settled_mail_count("one@example.com").await, 1);
-    assert_eq!(shop.settled_mail_count("two@example.com").await, 0);
-    // The account exists nevertheless, and verify returns the refusal.
-    let signed_in = client.authenticate(shop.id(), "two@example.com", PASSWORD).await;
+    let test_app = TestApp::start_with(app().limit("mailsPerClient", &[(2, HOUR)])).await;
+    let client = test_app.client();
+    client.register(test_app.id(), NAME, "one@example.com", PASSWORD).await.expect(StatusCode::OK);
+    client.forgot_password(test_app.id(), "nobody@example.com").await.expect(StatusCode::OK);
+    client.register(test_app.id(), NAME, "two@example.com", PASSWORD).await.expect(StatusCode::OK);
+    client.forgot_password(test_app.id(), "one@example.com").await.expect(StatusCode::OK);
+    assert_eq!(test_app.settled_mail_count("one@example.com").await, 1);
+    assert_eq!(test_app.settled_mail_count("two@example.com").await, 0);
+    // The account exists although its mail was dropped. *verify*, for which the client needs a token, reports the
+    // limit.
+    let signed_in = client.authenticate(test_app.id(), "two@example.com", PASSWORD).await;
     expect_rate_limited(signed_in.verify().await, "mailsPerClient", 2, HOUR);
-    let elsewhere = shop.client().authenticate(shop.id(), "two@example.com", PASSWORD).await;
+    let elsewhere = test_app.client().authenticate(test_app.id(), "two@example.com", PASSWORD).await;
     elsewhere.verify().await.expect(StatusCode::OK);
-    shop.mail("two@example.com", 1).await;
+    test_app.mail("two@example.com", 1).await;
 }
 
 #[tokio::test]
 async fn notices_are_never_limited() {
     let app = app().limit("mailsPerRecipient", &[(1, HOUR)]).limit("mailsPerClient", &[(2, HOUR)]);
-    let shop = TestApp::start_with(app).await;
-    let client = shop.client();
-    client.register(shop.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    client.forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 2);
+    let test_app = TestApp::start_with(app).await;
+    let client = test_app.client();
+    client.register(test_app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    client.forgot_password(test_app.id(), EMAIL).await.expect(StatusCode::OK);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 2);
     let mut notices = 0;
-    for mail in shop.stack.mails().to(EMAIL) {
-        let reset = client.confirm_password(shop.id(), EMAIL, &mail.code(), NEW_PASSWORD).await;
+    for mail in test_app.stack.mails().to(EMAIL) {
+        let reset = client.confirm_password(test_app.id(), EMAIL, &mail.code(), NEW_PASSWORD).await;
         notices += usize::from(reset.status == StatusCode::OK);
     }
     assert_eq!(notices, 1);
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 3);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 3);
 }
 
 // === client addresses ===
@@ -409,7 +412,7 @@ async fn behind_listed_proxies_the_client_is_the_rightmost_unlisted_address() {
         expect_rate_limited(login_from(&one, &app, forged).await, "loginsPerClient", 2, HOUR);
     }
     login_from(&one, &app, &["203.0.113.8"]).await.expect(StatusCode::UNAUTHORIZED);
-    // Without the header the address of the peer counts.
+    // Without the header, the client is the peer of the connection.
     for _ in 0..2 {
         login_from(&one, &app, &[]).await.expect(StatusCode::UNAUTHORIZED);
     }

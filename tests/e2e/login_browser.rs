@@ -33,7 +33,7 @@ const CALLBACK_PARAMETERS: [&str; 7] =
 /// A code verifier (RFC 7636, section 4.1).
 const CODE_VERIFIER: &str = "a-verifier-has-43-characters-or-more-0123456789";
 
-/// A service with one App, Dex as its provider, and the page that users come back to.
+/// A service with one App, Dex as the App's provider, and the application's page to which users return.
 struct SocialLoginTest {
     stack: Stack,
     app: App,
@@ -47,7 +47,7 @@ struct SocialLoginTest {
 // === impl SocialLoginTest ===
 
 impl SocialLoginTest {
-    /// Starts with the App's own settings and with a Dex at which Ada can log in.
+    /// Starts the service with this App and with a Dex at which Ada can log in.
     async fn start(app: App, dex: dex::Options) -> Self {
         Self::from_builder(app, dex, Stack::builder(), Vec::new()).await
     }
@@ -68,7 +68,7 @@ impl SocialLoginTest {
         let done = format!("http://{}/done", page.addr());
         let provider = Provider::new("dex", "oidc").set("issuer", dex.issuer());
         let app = app.set("/redirectURLs", json!([done]));
-        // An email address that Dex reports as verified is trusted.
+        // The App trusts email addresses that Dex reports as verified.
         let app = app.set("/providerRefs", json!([{ "name": provider.name(), "linkByEmail": true }]));
         let builder = builder.app(&app).provider(&provider);
         let client = dex::Client::of(&provider, &builder.callback(&app, &provider));
@@ -77,7 +77,7 @@ impl SocialLoginTest {
         Self { stack, app, dex: dex.expect("Dex starts"), redirect_url: done, _page: page, _tls_proxies: fronts }
     }
 
-    /// The login link of an application.
+    /// The link with which the application starts a login.
     fn login_link(&self) -> String {
         let (base, app, done) = (self.stack.base_url(), self.app.id(), &self.redirect_url);
         format!("{base}/{app}/dex/redirect?redirect_url={done}")
@@ -89,10 +89,10 @@ impl SocialLoginTest {
         browser.wait_for_url("the redirect back", |url| (url.path(), url.port()) == (done.path(), done.port())).await
     }
 
-    /// Calls *verify* with the access token of a parameter list. Returns the address.
+    /// Calls *verify* with the access token in these parameters. Returns the email address.
     async fn verified_address(&self, parameters: &BTreeMap<String, String>) -> String {
         let signed_in = self.stack.client().with_token(self.app.id(), &parameters["access_token"]);
-        // The address is verified already, so verify sends no mail and returns it.
+        // The email address is verified, so *verify* returns it and sends no mail.
         signed_in.verify().await.expect(StatusCode::OK).string("email").to_owned()
     }
 
@@ -117,7 +117,7 @@ async fn user_and_identity_counts(stack: &Stack) -> (i64, i64) {
     counts
 }
 
-/// The parameters, each of which must appear once.
+/// Decodes the parameters. Panics if one appears twice.
 fn unique_parameters(encoded: Option<&str>) -> BTreeMap<String, String> {
     let mut parameters = BTreeMap::new();
     for (name, value) in form_urlencoded::parse(encoded.unwrap_or_default().as_bytes()).into_owned() {
@@ -165,7 +165,7 @@ async fn a_login_returns_the_seven_parameters_in_the_query() {
     assert!(browser.cookies().await.is_empty(), "the flow is over");
     assert_eq!(social.user_and_identity_counts().await, (1, 1));
 
-    // The same person in another browser is the same user.
+    // The same person logs in with another browser and is the same user.
     let other = Browser::start().await.unwrap();
     other.open(&social.login_link()).await;
     dex::log_in(&other, ADA).await;
@@ -197,7 +197,7 @@ async fn a_login_returns_a_code_that_the_verifier_exchanges_once() {
     let social = SocialLoginTest::start(app().set("/callbackMode", "Code"), dex::Options::for_tests()).await;
     let browser = Browser::start().await.unwrap();
 
-    // Without a challenge nobody is redirected.
+    // Without a challenge, *redirect* does not redirect to the provider.
     browser.open(&social.login_link()).await;
     assert!(browser.text().await.contains("invalid_request"), "{}", browser.text().await);
     assert!(browser.url().await.as_str().starts_with(social.stack.base_url()));
@@ -215,13 +215,13 @@ async fn a_login_returns_a_code_that_the_verifier_exchanges_once() {
         let body = json!({ "grant_type": "authorization_code", "code": code, "code_verifier": verifier });
         social.stack.client().post(&format!("v1/{}/token", social.app.id()), &body).await
     };
-    let answer = exchange(&code, CODE_VERIFIER).await.expect(StatusCode::OK);
-    let signed_in = social.stack.client().with_token(social.app.id(), answer.string("access_token"));
+    let response = exchange(&code, CODE_VERIFIER).await.expect(StatusCode::OK);
+    let signed_in = social.stack.client().with_token(social.app.id(), response.string("access_token"));
     assert_eq!(signed_in.verify().await.expect(StatusCode::OK).string("email"), ADA);
 
     // A second use of the code ends the session of the first.
     exchange(&code, CODE_VERIFIER).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
-    let refreshed = social.refresh(answer.string("refresh_token")).await;
+    let refreshed = social.refresh(response.string("refresh_token")).await;
     refreshed.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
     signed_in.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
 }
@@ -236,7 +236,7 @@ async fn two_tabs_can_log_in_at_once() {
     browser.open(&social.login_link()).await;
     assert_eq!(browser.cookies().await.len(), 2, "a cookie for each flow");
 
-    // The second flow starts later and ends earlier.
+    // The flow that starts second ends first.
     let mut sessions = Vec::new();
     for tab in [&second, &first] {
         browser.switch_to(tab).await;
@@ -251,8 +251,8 @@ async fn two_tabs_can_log_in_at_once() {
     assert!(browser.cookies().await.is_empty(), "both flows are over");
 }
 
-/// An attacker's link into the attacker's own flow would log the victim in as the attacker. In the other direction, the
-/// victim's code would log the attacker in.
+/// Otherwise an attacker could send a victim a link into the attacker's own flow, and the victim would be logged in as
+/// the attacker. In the other direction, the attacker would be logged in with the victim's code.
 #[tokio::test]
 async fn a_second_browser_cannot_use_the_state_of_the_first() {
     let social = SocialLoginTest::start(app(), dex::Options::for_tests()).await;
@@ -262,7 +262,7 @@ async fn a_second_browser_cannot_use_the_state_of_the_first() {
     let page_of_dex = one.url().await;
     assert_eq!(page_of_dex.port(), Some(social.dex.addr().port()));
 
-    // Dex lets anybody log in on that page and redirects that browser back with the state of the first.
+    // On this page of Dex anybody can log in. Dex then redirects the second browser back, with the state of the first.
     other.open(page_of_dex.as_str()).await;
     dex::log_in(&other, ADA).await;
     other.wait_for_text("invalid_state").await;
@@ -271,7 +271,7 @@ async fn a_second_browser_cannot_use_the_state_of_the_first() {
     assert!(!other.text().await.contains("access_token"));
     assert_eq!(social.user_and_identity_counts().await, (0, 0));
 
-    // Not even a browser with a flow of its own can use it.
+    // A browser with its own flow cannot use the state either.
     other.open(&social.login_link()).await;
     assert_eq!(other.cookies().await.len(), 1);
     let again = other.url().await;
@@ -296,8 +296,8 @@ async fn a_user_who_cancels_at_the_provider_is_not_logged_in_and_can_try_again()
     assert_callback_parameters(&unique_parameters(social.wait_for_redirect(&browser).await.query()));
 }
 
-/// The cookies of the service. The browser returns only cookies of the current site, so this visits the service and
-/// goes back.
+/// The cookies of the service. ChromeDriver returns only the cookies of the open page, so this opens a page of the
+/// service and goes back.
 async fn cookies_of(browser: &Browser, stack: &Stack, app: &App) -> Vec<Cookie> {
     let page = browser.url().await;
     browser.open(&format!("{}/{}/.well-known/jwks.json", stack.base_url(), app.id())).await;
@@ -311,7 +311,7 @@ async fn over_tls_flows_are_stored_in_host_only_cookies() {
     let social = SocialLoginTest::start_over_tls(app()).await;
     assert!(social.stack.base_url().starts_with("https://localhost:"), "{}", social.stack.base_url());
     let browser = Browser::start_accepting_all_certificates().await.unwrap();
-    // The fifth flow removes the oldest, so that four are left.
+    // The fifth flow removes the oldest one, so four are left.
     for flows in [1, 2, 3, 4, 4] {
         browser.open(&social.login_link()).await;
         assert_eq!(browser.url().await.host_str(), Some("127.0.0.1"), "at Dex, which is another site");
@@ -331,7 +331,7 @@ async fn over_tls_flows_are_stored_in_host_only_cookies() {
     assert_eq!(cookies_of(&browser, &social.stack, &social.app).await.len(), 3, "one flow is over");
     assert_eq!(social.user_and_identity_counts().await, (1, 1));
 
-    // Another browser with the link to Dex has no cookie of the flow.
+    // Another browser that opens the link to Dex does not have the flow's cookie.
     browser.open(&social.login_link()).await;
     let stolen = browser.url().await;
     let other = Browser::start_accepting_all_certificates().await.unwrap();
@@ -340,7 +340,8 @@ async fn over_tls_flows_are_stored_in_host_only_cookies() {
     other.wait_for_text("invalid_state").await;
 }
 
-/// Like Apple: a POST from the provider's own site, with which a browser sends only cookies with `SameSite=None`.
+/// Apple does this: a page of the provider sends a POST request. With it, browsers send only cookies with
+/// `SameSite=None`.
 #[tokio::test]
 async fn over_tls_a_provider_can_return_with_a_cross_site_post() {
     let page = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
@@ -372,7 +373,7 @@ async fn over_tls_a_provider_can_return_with_a_cross_site_post() {
     assert_eq!(user_and_identity_counts(&stack).await, (1, 1));
 }
 
-/// Dex shows a denial on its own page; most providers redirect back with it.
+/// Most providers redirect back if the user cancels. Dex does not, so this uses another provider.
 #[tokio::test]
 async fn a_user_who_cancels_returns_with_access_denied_and_no_text_of_the_provider() {
     let page = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
@@ -404,7 +405,7 @@ async fn a_user_who_cancels_returns_with_access_denied_and_no_text_of_the_provid
         assert_eq!(browser.text_of(&format!("td[data-place={place}][data-name=error]")).await, "access_denied");
         assert!(browser.cookies().await.is_empty(), "the flow is over");
 
-        // The page of the provider is still open, but its link is used.
+        // The user goes back to the provider's page, but the flow of its link is already used.
         browser.back().await;
         browser.click("#cancel").await;
         browser.wait_for_text("invalid_state").await;
@@ -412,7 +413,7 @@ async fn a_user_who_cancels_returns_with_access_denied_and_no_text_of_the_provid
     }
 }
 
-/// A provider with a page that posts a code to the callback. Its user is Ada.
+/// Starts a provider with a page that posts a code to the callback URL. Its user is Ada.
 async fn posting_provider() -> SocketAddr {
     start_server(|request| {
         let page = |kind: &'static str, body: String| {
@@ -440,7 +441,7 @@ async fn posting_provider() -> SocketAddr {
     .await
 }
 
-/// A provider with a page that has only a cancel button.
+/// Starts a provider with a page that has only a cancel button.
 async fn cancelling_provider() -> SocketAddr {
     start_server(|request| {
         if request.uri().path() != "/authorize" {
@@ -460,13 +461,13 @@ async fn cancelling_provider() -> SocketAddr {
     .await
 }
 
-/// A server that responds with this function.
-async fn start_server(answer: fn(http::Request<Incoming>) -> http::Result<http::Response<Full<Bytes>>>) -> SocketAddr {
+/// Starts a server that handles requests with this function.
+async fn start_server(handler: fn(http::Request<Incoming>) -> http::Result<http::Response<Full<Bytes>>>) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let service = service_fn(move |request| std::future::ready(answer(request)));
+            let service = service_fn(move |request| std::future::ready(handler(request)));
             tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
         }
     });

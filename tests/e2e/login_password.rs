@@ -1,14 +1,16 @@
-//! An account with an address and a password, from registration to a new password.
+//! An account with an email address and a password, from registration to a new password.
 
 use std::time::Duration;
 
 use http::StatusCode;
-use latchkey_tests::{builders::App, stack::Stack};
+use latchkey_tests::{
+    builders::App,
+    passwords::{NEW_PASSWORD, PASSWORD, WRONG_PASSWORD},
+    stack::Stack,
+};
 
 /// A mail arrives within one or two seconds; a loaded machine takes longer.
 const MAIL_LIMIT: Duration = Duration::from_secs(30);
-const PASSWORD: &str = "violet-Anchor-mills-27";
-const NEW_PASSWORD: &str = "copper-Lantern-drift-58";
 
 #[tokio::test]
 async fn an_account_works_from_registration_to_a_new_password() {
@@ -37,9 +39,9 @@ async fn an_account_works_from_registration_to_a_new_password() {
     assert!((1..=900).contains(&confirmed.integer("expires_in")));
     client.confirm(app, &mail.code()).await.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
 
-    let wrong = client.login(app, email, "not-The-password-91").await;
+    let wrong = client.login(app, email, WRONG_PASSWORD).await;
     wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
-    // Addresses are case-insensitive.
+    // Email addresses are case-insensitive.
     let login = client.login(app, "ada.lovelace@EXAMPLE.com", PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(login.body["user"]["id"], local_id);
     assert_eq!(login.body["user"]["email"], email);
@@ -57,7 +59,8 @@ async fn an_account_works_from_registration_to_a_new_password() {
 
     client.login(app, email, PASSWORD).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     client.login(app, email, NEW_PASSWORD).await.expect(StatusCode::OK);
-    // The notice of the change of password. *verify* has sent no mail, because the address was verified.
+    // The third mail is the notice of the new password. *verify* has sent no mail, because the email address was
+    // verified.
     stack.mails().wait_for(|later| later.id > reset.id && later.is_to(email), MAIL_LIMIT).await;
     assert_eq!(stack.mails().to(email).len(), 3);
 }

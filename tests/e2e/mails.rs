@@ -6,6 +6,7 @@ use http::StatusCode;
 use latchkey_tests::{
     builders::{App, Relay},
     mail::Mail,
+    passwords::{NEW_PASSWORD, PASSWORD},
     process,
     smtp::{self, Security, Smtp},
     stack::Stack,
@@ -13,7 +14,7 @@ use latchkey_tests::{
 use serde_json::json;
 use url::Url;
 
-use crate::support::{MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, TestApp, app};
+use crate::support::{MAIL_LIMIT, NAME, TestApp, app};
 
 const EMAIL: &str = "ada@example.com";
 
@@ -25,7 +26,7 @@ async fn start_relay(security: Security, login: Option<(String, String)>) -> Smt
     Smtp::start(smtp::Options { security, login, ..smtp::Options::plain() }).await.expect("the relay starts")
 }
 
-/// The links of a mail's text.
+/// The links in the text of a mail.
 fn links(mail: &Mail) -> Vec<Url> {
     let words = mail.text.split_whitespace().filter(|word| word.starts_with("http"));
     words.map(|word| word.parse().unwrap_or_else(|_| panic!("{word:?} is no link"))).collect()
@@ -50,7 +51,7 @@ async fn each_app_sends_through_its_own_relay_with_its_own_security_and_credenti
     for (app, smtp) in apps.iter().zip(&relays) {
         stack.client().register(app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
         let mail = smtp.mails().wait_for(|mail| mail.is_to(EMAIL), MAIL_LIMIT).await;
-        // Through its own relay an App sets the sender.
+        // An App with its own relay sets the sender.
         assert!(mail.from.contains(&format!("hello@{}.test", app.id())), "{}", mail.from);
         assert!(mail.from.contains("The Shop"), "{}", mail.from);
         assert_eq!(mail.envelope_from, format!("hello@{}.test", app.id()));
@@ -72,24 +73,24 @@ async fn the_default_relay_can_require_tls_and_credentials() {
 
 #[tokio::test]
 async fn through_the_default_relay_the_app_sets_only_name_and_reply_to() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let mail = shop.mail(EMAIL, 1).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let mail = test_app.mail(EMAIL, 1).await;
     assert_eq!(mail.envelope_from, "hello@latchkey.test");
     assert!(mail.from.contains("The Shop") && mail.from.contains("<hello@latchkey.test>"), "{}", mail.from);
     let reply_to = mail.header("reply-to").unwrap();
-    assert!(reply_to.contains(&format!("hello@{}.test", shop.id())), "{reply_to}");
+    assert!(reply_to.contains(&format!("hello@{}.test", test_app.id())), "{reply_to}");
 }
 
 #[tokio::test]
 async fn an_untrusted_certificate_is_refused() {
     let smtp = start_relay(Security::StartTls, relay_credentials()).await;
     let app = app().relay(Relay::of(&smtp));
-    let shop = TestApp::start_with(app).await;
-    shop.register(EMAIL).await;
-    let mut connection = shop.stack.database.connect().await.unwrap();
+    let test_app = TestApp::start_with(app).await;
+    test_app.register(EMAIL).await;
+    let mut connection = test_app.stack.database.connect().await.unwrap();
     let tried = latchkey_tests::eventually("an attempt", MAIL_LIMIT, || async {
-        let mut connection = shop.stack.database.connect().await.ok()?;
+        let mut connection = test_app.stack.database.connect().await.ok()?;
         let tried: Option<i32> =
             sqlx::query_scalar("SELECT attempts FROM outbox").fetch_optional(&mut connection).await.ok()?;
         tried.filter(|attempts| *attempts > 0)
@@ -107,20 +108,20 @@ async fn links_carry_the_code_and_the_address_percent_encoded() {
     let app = app()
         .set("/mail/confirmURL", "https://shop.example.com/confirm?code={code}&email={email}")
         .set("/mail/resetURL", "https://shop.example.com/#/reset/{code}?to={email}");
-    let shop = TestApp::start_with(app).await;
-    shop.register(email).await;
-    let mail = shop.mail(email, 1).await;
+    let test_app = TestApp::start_with(app).await;
+    test_app.register(email).await;
+    let mail = test_app.mail(email, 1).await;
     let link = links(&mail).into_iter().find(|link| link.path() == "/confirm").expect("a link to the App's page");
     let query: Vec<(String, String)> = link.query_pairs().into_owned().collect();
     let code = mail.code();
     assert_eq!(query, [("code".to_owned(), code.clone()), ("email".to_owned(), email.to_owned())]);
     let html = mail.html.replace("&amp;", "&").replace("&#x2f;", "/");
     assert!(html.contains(&format!("href=\"{link}\"")), "{link} in {html}");
-    // The link opens the App's page; the code is not consumed.
-    shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
+    // To open the link does not use the code up: the link leads to a page of the App.
+    test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
 
-    shop.reset_code(email, 2).await;
-    let mail = shop.mail(email, 2).await;
+    test_app.reset_code(email, 2).await;
+    let mail = test_app.mail(email, 2).await;
     let code = mail.code();
     let link = links(&mail).into_iter().find(|link| link.fragment().is_some()).expect("a link to the App's page");
     let fragment = link.fragment().unwrap();
@@ -128,7 +129,7 @@ async fn links_carry_the_code_and_the_address_percent_encoded() {
     for raw in ["&", "=y", "#", "+"] {
         assert!(!fragment.contains(raw), "{raw} in {fragment}");
     }
-    shop.client().confirm_password(shop.id(), email, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+    test_app.client().confirm_password(test_app.id(), email, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
@@ -142,24 +143,24 @@ async fn an_app_can_replace_parts_of_a_mail_and_the_rest_is_the_default() {
             "<p>{{ app }}|{{ code }}|<a href=\"{{ url }}\">{{ expires_at }}</a>|{{ registered_at }}</p>",
         )
         .template("password-changed.txt", "Dear {{ name }}, all new.");
-    let shop = TestApp::start_with(app).await;
-    let client = shop.client();
-    client.register(shop.id(), "Ada <b>Lovelace", EMAIL, PASSWORD).await;
-    let mail = shop.mail(EMAIL, 1).await;
+    let test_app = TestApp::start_with(app).await;
+    let client = test_app.client();
+    client.register(test_app.id(), "Ada <b>Lovelace", EMAIL, PASSWORD).await;
+    let mail = test_app.mail(EMAIL, 1).await;
     let code = mail.code();
     assert_eq!(mail.subject, "Welcome to Tom & <Jerry>");
     assert!(mail.html.contains(&format!("<p>Tom &amp; &lt;Jerry&gt;|{code}|<a href=\"https:")), "{}", mail.html);
     assert!(mail.text.contains("Tom & <Jerry>") && mail.text.contains("https://shop.example.com/confirm?code="));
 
-    let code = shop.reset_code(EMAIL, 2).await;
-    client.confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
-    let notice = shop.mail(EMAIL, 3).await;
+    let code = test_app.reset_code(EMAIL, 2).await;
+    client.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+    let notice = test_app.mail(EMAIL, 3).await;
     assert_eq!(notice.text.trim(), "Dear Ada <b>Lovelace, all new.");
     assert!(notice.html.contains("<html") || notice.html.contains("<p"), "the default is used: {}", notice.html);
     assert!(!notice.html.contains("<b>Lovelace"), "escaped for HTML: {}", notice.html);
 }
 
-/// Broken templates: wrong syntax, an unknown name, an unknown file, a loop without end.
+/// Invalid templates: wrong syntax, an unknown name, an unknown file, an endless loop.
 const BROKEN_TEMPLATES: [(&str, &str); 4] = [
     ("confirm.subject", "{{ code"),
     ("confirm.txt", "{{ code }} {{ nothing.at.all }}"),
@@ -170,35 +171,35 @@ const BROKEN_TEMPLATES: [(&str, &str); 4] = [
 #[tokio::test]
 async fn broken_templates_are_reported_when_rendered_and_the_defaults_are_used() {
     let app = app().template("confirm.subject", "Welcome");
-    let shop = TestApp::start_with(app.clone()).await;
+    let test_app = TestApp::start_with(app.clone()).await;
     for (part, template) in BROKEN_TEMPLATES {
-        let error = shop.stack.apply(&app.clone().template(part, template)).unwrap_err().to_string();
-        assert!(error.contains(shop.id()) && error.contains("templatesRef") && error.contains(part), "{error}");
+        let error = test_app.stack.apply(&app.clone().template(part, template)).unwrap_err().to_string();
+        assert!(error.contains(test_app.id()) && error.contains("templatesRef") && error.contains(part), "{error}");
     }
-    shop.register(EMAIL).await;
-    let mail = shop.mail(EMAIL, 1).await;
+    test_app.register(EMAIL).await;
+    let mail = test_app.mail(EMAIL, 1).await;
     assert!(!mail.subject.is_empty() && mail.text.contains("The Shop") && mail.html.contains(&mail.code()));
 }
 
 #[tokio::test]
 async fn a_template_that_fails_when_a_mail_is_made_falls_back_to_the_default() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     for (index, (part, template)) in BROKEN_TEMPLATES.into_iter().enumerate() {
-        shop.edit_rendered(|document| document["mail"]["templates"] = json!({ part: template })).await;
+        test_app.edit_rendered(|document| document["mail"]["templates"] = json!({ part: template })).await;
         let email = format!("ada{index}@example.com");
-        shop.register(&email).await;
-        let mail = shop.mail(&email, 1).await;
+        test_app.register(&email).await;
+        let mail = test_app.mail(&email, 1).await;
         assert!(!mail.subject.is_empty() && mail.text.contains("The Shop"), "{part}: {}", mail.text);
         assert!(mail.text.len() < 20_000 && mail.html.contains(&mail.code()), "{part}: {}", mail.html);
-        shop.client().confirm(shop.id(), &mail.code()).await.expect(StatusCode::OK);
+        test_app.client().confirm(test_app.id(), &mail.code()).await.expect(StatusCode::OK);
     }
 }
 
 #[tokio::test]
 async fn a_mail_has_text_and_html_and_prevents_automatic_replies() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let mail = shop.mail(EMAIL, 1).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let mail = test_app.mail(EMAIL, 1).await;
     let content_type = mail.header("content-type").unwrap();
     assert!(content_type.starts_with("multipart/alternative"), "{content_type}");
     for name in ["date", "message-id", "subject", "to", "from", "mime-version"] {

@@ -1,4 +1,5 @@
-//! `make run` as a user at a terminal sees it: the printed session, live manifests, Ctrl-C, the next start.
+//! `make run` as a user at a terminal sees it: the printed commands, live edits of manifests, Ctrl-C, and the next
+//! start.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,16 +15,17 @@ use latchkey_tests::{
     builders::App,
     client::ApiClient,
     dex, eventually,
+    passwords::NEW_PASSWORD,
     process::{self, Process, Program},
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// The first start creates a database.
+/// Limit for the first start, which creates a database.
 const START_LIMIT: Duration = Duration::from_secs(180);
-/// All processes must have ended by then.
+/// Limit for the end of all processes.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
-/// An edit takes effect within two seconds. Twice that, because this machine is loaded.
+/// An edit takes effect within two seconds; a loaded machine takes longer.
 const LIVE_LIMIT: Duration = Duration::from_secs(4);
 
 /// A `make run` with its own folders and ports.
@@ -98,21 +100,21 @@ async fn the_printed_session_works_and_data_survives() {
     let token_file = run.data().join("serviceaccount-token");
     assert!(process.has_logged(token_file.display().to_string()), "the path of the administrator's token is printed");
 
-    // Pasted unchanged, twice.
+    // Pastes the printed commands unchanged, twice.
     let session = fs::read_to_string(run.data().join("session.sh")).unwrap();
     assert!(process::tail(process.log(), 200).contains(session.trim()), "the file is what is printed");
     let mut email = String::new();
     for _ in 0..2 {
         let output = run_bash(&format!("{session}echo \"$EMAIL\"\n")).await;
-        let answers: Vec<Value> = output.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
-        let [registered, confirmed, login, verified, introspected, forgot, changed, again] = &answers[..] else {
+        let responses: Vec<Value> = output.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
+        let [registered, confirmed, login, verified, introspected, forgot, changed, again] = &responses[..] else {
             panic!("eight responses are expected:\n{output}");
         };
         email = registered["email"].as_str().unwrap().to_owned();
         assert!(confirmed["access_token"].is_string(), "{output}");
         assert!(login["token"].is_string() && again["token"].is_string(), "{output}");
-        for answer in [verified, forgot, changed] {
-            assert_eq!(answer["email"], email.as_str(), "{output}");
+        for response in [verified, forgot, changed] {
+            assert_eq!(response["email"], email.as_str(), "{output}");
         }
         assert_eq!(introspected["email"], email.as_str(), "{output}");
         // The reset has ended the first session.
@@ -122,13 +124,13 @@ async fn the_printed_session_works_and_data_survives() {
         assert_eq!(output.lines().last(), Some(email.as_str()));
     }
 
-    // A new, edited or deleted manifest takes effect at once.
+    // A new, edited or deleted manifest takes effect without a restart.
     let blog = App::with_id("blog");
     let status = async |expected: StatusCode| {
         let client = run.client();
         eventually(&format!("the blog's {expected}"), LIVE_LIMIT, || async {
-            let answer = client.get("blog/.well-known/jwks.json").await;
-            (answer.status == expected).then_some(())
+            let response = client.get("blog/.well-known/jwks.json").await;
+            (response.status == expected).then_some(())
         })
         .await;
     };
@@ -145,20 +147,20 @@ async fn the_printed_session_works_and_data_survives() {
     assert!(status.success(), "it ended with {status}:\n{}", process::tail(process.log(), 30));
     wait_until_ended(&children).await;
 
-    // The account exists, with the password that the session has set; so does the mail.
+    // The account still exists, with its new password, and so do the mails.
     let process = run.start_ready().await;
-    run.client().login("shop", &email, "copper-Lantern-drift-58").await.expect(StatusCode::OK);
+    run.client().login("shop", &email, NEW_PASSWORD).await.expect(StatusCode::OK);
     let inbox = ApiClient::new(run.addrs["INBOX_ADDR"]);
     inbox.get(&format!("api/messages/latest?to={email}")).await.expect(StatusCode::OK);
 
-    // Not even `kill -9` leaves a process behind, and the next start works.
+    // After `kill -9` no process is left, and the next start works.
     let children = descendants(process.pid());
     process.kill();
     wait_until_ended(&children).await;
     let process = run.start_ready().await;
-    run.client().login("shop", &email, "copper-Lantern-drift-58").await.expect(StatusCode::OK);
+    run.client().login("shop", &email, NEW_PASSWORD).await.expect(StatusCode::OK);
 
-    // The crash of a server is reported.
+    // If a server crashes, `make run` reports it and ends.
     let server = descendant_named(process.pid(), "latchkey-server");
     rustix::process::kill_process(server, Signal::KILL).unwrap();
     let status = tokio::time::timeout(STOP_LIMIT, process.wait_for_exit()).await.expect("it ends with its server");
@@ -198,17 +200,18 @@ async fn the_printed_link_leads_through_the_local_provider_to_a_page_with_the_se
     }
     assert_eq!(browser.text_of("td[data-name=email_verified]").await, "true");
 
-    // Another client ID is known at both ends as soon as its manifest is saved.
+    // After an edit of the client ID, both the server and Dex use the new one.
     let edited = fs::read_to_string(&local).unwrap().replace("clientID: shop", "clientID: shop-two");
     fs::write(&local, edited).unwrap();
     let provider = ApiClient::new(run.addrs["PROVIDER_ADDR"]);
     eventually("the other client, at both ends", Duration::from_secs(60), || async {
-        let answer = run.client().get("shop/local/redirect").await;
-        let (_, path) = answer.header("location")?.split_once("/dex/").filter(|(_, it)| it.contains("shop-two"))?;
-        // Dex is restarted. At `auth` it does not check the client yet; one step later an unknown client gets no page.
+        let response = run.client().get("shop/local/redirect").await;
+        let (_, path) = response.header("location")?.split_once("/dex/").filter(|(_, it)| it.contains("shop-two"))?;
+        // Dex restarts with the new client. `auth` does not check the client, so the test requests the next page, which
+        // an unknown client does not get.
         let path = path.replacen("auth?", "auth/local?", 1);
-        let answer = provider.try_send(provider.request(Method::GET, &format!("dex/{path}"))).await.ok()?;
-        answer.status.is_redirection().then_some(())
+        let response = provider.try_send(provider.request(Method::GET, &format!("dex/{path}"))).await.ok()?;
+        response.status.is_redirection().then_some(())
     })
     .await;
     browser.open(link).await;
@@ -289,13 +292,13 @@ fn descendants(of: u32) -> BTreeSet<u32> {
 fn descendant_named(of: u32, name: &str) -> rustix::process::Pid {
     let pid = descendants(of)
         .into_iter()
-        // The kernel keeps 15 characters of a process name.
+        // The kernel keeps only 15 characters of a process name.
         .find(|pid| status_line(*pid, "Name:").as_deref() == Some(&name[..name.len().min(15)]))
         .unwrap_or_else(|| panic!("no {name} runs"));
     rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
 }
 
-/// Waits until the processes have ended. A zombie has ended with its last thread; until then its ports are in use.
+/// Waits until the processes have ended. A zombie can have running threads: until they end, its ports are in use.
 async fn wait_until_ended(pids: &BTreeSet<u32>) {
     eventually("the end of all processes", STOP_LIMIT, || async {
         let alive = |pid: &&u32| {

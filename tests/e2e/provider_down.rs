@@ -1,10 +1,9 @@
-//! A short run of the provider benchmark of `make bench`: an unavailable provider delays only logins with that
-//! provider.
+//! A short run of `make bench ARGS=provider-down`: an unavailable provider delays only logins with that provider.
 
 use latchkey_tests::provider_down::{Fault, OPERATIONS, Options, run};
 
-/// The limit of the ratio of the medians, on a machine with other load. A call that waits for the provider's timeout of
-/// ten seconds would be slower by a factor of a hundred and more.
+/// Upper limit for the median with a failing provider, relative to the median without, on a loaded machine. An
+/// operation that waits for the provider would take more than a hundred times as long: the timeout is ten seconds.
 const RATIO: f64 = 8.0;
 
 #[tokio::test]

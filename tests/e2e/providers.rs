@@ -1,5 +1,5 @@
-//! The server's calls to social providers: documents rendered by the operator's program, and scripted providers that
-//! listen under the names of the real ones.
+//! The server's calls to social providers. The operator renders the documents, and scripted providers use the host
+//! names of the real ones.
 
 mod conformance;
 mod examples;
@@ -38,7 +38,7 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 pub(crate) const VERIFIER: &str = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
-/// RFC 7636, appendix B.
+/// The code challenge of RFC 7636, appendix B.
 pub(crate) const CHALLENGE: &str = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
 const NONCE: &str = "n-0S6_WzA2Mj";
 const STATE: &str = "af0ifjsldkj";
@@ -46,10 +46,10 @@ const APPLE_TEAM_ID: &str = "ABCDE12345";
 const APPLE_KEY_ID: &str = "12345ABCDE";
 const RENDER_LIMIT: Duration = Duration::from_secs(60);
 
-/// One App with a Provider of every preset, rendered once, and the secrets of the clients by preset.
+/// The rendered document of an App with a Provider of every preset, and the secrets of their clients, by preset.
 static RENDERED: OnceCell<(RenderedApp, HashMap<String, String>)> = OnceCell::const_new();
 
-/// An App with a Provider of one preset, and the scripted provider behind it.
+/// A Provider of one preset, as a server loads it, and the scripted provider that it names.
 pub(crate) struct Fixture {
     pub(crate) upstream: MockProvider,
     pub(crate) app: App,
@@ -92,7 +92,7 @@ impl Fixture {
         self.providers.authorization_url(&permit, self.provider(), &request).await.unwrap()
     }
 
-    /// Logs in at the provider, as a browser does.
+    /// Authorizes the login at the provider, as a user does in a browser.
     async fn approve(&self) -> AuthorizationResponse {
         let approved = self.upstream.authorize(&self.authorization_url(None, None).await);
         assert_eq!(approved.state, STATE);
@@ -118,7 +118,7 @@ impl Fixture {
         self.providers.exchange_code(&permit, self.provider(), &grant).await
     }
 
-    /// Runs the whole flow.
+    /// Runs the whole login.
     async fn log_in(&self) -> Result<VerifiedIdentity, ProviderError> {
         let approved = self.approve().await;
         self.exchange_code(&approved.code, VERIFIER, None).await
@@ -139,12 +139,12 @@ impl Fixture {
         providers.validate_token(&permit, self.provider(), token, nonce).await
     }
 
-    /// A permit for a new client address each time.
+    /// A permit for a provider call. Each call of this function uses a new client address.
     fn permit(&self, operation: ProviderOperation) -> Result<Permit, ProviderError> {
         self.providers.try_acquire(operation, &self.app, self.provider(), new_client_address())
     }
 
-    /// The same Provider with a changed document, on another server without cached data.
+    /// The same Provider with a changed rendered document, on a server without cached data.
     async fn with_changed_provider(preset: &'static str, change: impl FnOnce(&mut RenderedProvider)) -> Self {
         let fixture = Self::new(preset).await;
         let mut doc = fixture.app.doc.clone();
@@ -174,7 +174,7 @@ fn client_id(preset: &str) -> String {
     format!("client-of-{preset}")
 }
 
-/// Another client of the same owner, listed in `additionalClientIDs`.
+/// The ID of another client of the same owner, listed in `additionalClientIDs`.
 fn other_client_id(preset: &str) -> String {
     format!("mobile-of-{preset}")
 }
@@ -187,7 +187,7 @@ fn client_secret(preset: &str, secret: &str) -> ClientSecret {
     }
 }
 
-/// The fields of a preset's member in addition to the common ones.
+/// The fields that only this preset has in its settings.
 fn preset_fields(preset: &str) -> Value {
     match preset {
         "oidc" => json!({ "issuer": "https://id.provider.test" }),

@@ -1,5 +1,5 @@
-//! All Redis deployments: one server with users and databases, a primary that sentinels name, a cluster; each also over
-//! TLS, and during failovers and slot moves.
+//! All Redis deployments: a single server (with users and databases), a primary with sentinels, and a cluster. Each
+//! also over TLS, and during failovers and slot moves.
 
 use std::{
     collections::BTreeSet,
@@ -15,8 +15,10 @@ use std::{
 use http::StatusCode;
 use latchkey_tests::{
     client::{ApiClient, ApiResponse},
-    eventually, postgres, process,
-    redis::{self, Redis, RedisCluster, RedisSentinel, SentinelOptions, User},
+    eventually,
+    passwords::{NEW_PASSWORD, PASSWORD, WRONG_PASSWORD},
+    postgres, process,
+    redis::{self, Redis, RedisCluster, SentinelOptions, SentinelSetup, User},
     stack::Stack,
     tls::ServerTls,
 };
@@ -24,15 +26,15 @@ use tokio::task::JoinHandle;
 
 use crate::{
     fault_support::{expect_invalid_credentials, expect_unavailable, unlimited_app},
-    support::{NEW_PASSWORD, PASSWORD, TestApp, WRONG_PASSWORD},
+    support::TestApp,
 };
 
 const EMAIL: &str = "ada@example.com";
-/// A failover takes some seconds, more on a loaded machine.
+/// Limit for a recovery. A failover takes some seconds; a loaded machine takes longer.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(60);
-/// A service is healthy after this number of calls in a row without a refusal.
+/// The service has recovered after this number of successful calls in a row.
 const HEALTHY_CALLS: usize = 50;
-/// A user has at most a hundred sessions.
+/// Maximum number of logins, because a user has at most a hundred sessions.
 const MAX_LOGINS: usize = 80;
 
 /// The user of docs/redis.md, with the rules of that page.
@@ -55,33 +57,36 @@ fn with_tls(options: redis::Options) -> redis::Options {
     redis::Options { tls: Some(ServerTls::new().expect("an authority")), ..options }
 }
 
-/// Starts a service on that Redis and waits for its first response: over TLS, connecting takes time on a loaded
-/// machine.
+/// Starts a service with this Redis. Waits for the first successful call, because to connect over TLS takes time on a
+/// loaded machine.
 async fn app_on(url: &str, ca: Option<&Path>) -> TestApp {
     let app = unlimited_app("forms").limit("refreshesPerSession", &[(100_000, 60)]);
-    let shop = TestApp::from_builder(app, Stack::builder().external_redis(url, ca)).await;
-    shop.wait_until_ok("the first call", async || shop.client().forgot_password(shop.id(), "nobody@example.com").await)
+    let test_app = TestApp::from_builder(app, Stack::builder().external_redis(url, ca)).await;
+    test_app
+        .wait_until_ok("the first call", async || {
+            test_app.client().forgot_password(test_app.id(), "nobody@example.com").await
+        })
         .await;
-    shop
+    test_app
 }
 
-/// Uses each kind of key: codes, sessions, epochs, limits, known addresses and refusals.
-async fn assert_main_flow_works(shop: &TestApp) {
-    let (client, token) = shop.register_and_log_in(EMAIL).await;
-    shop.verify(&token).await.expect(StatusCode::OK);
-    expect_invalid_credentials(client.login(shop.id(), EMAIL, WRONG_PASSWORD).await);
+/// Calls endpoints that use each kind of key: codes, sessions, epochs, limits, known client addresses and refusals.
+async fn assert_main_flow_works(test_app: &TestApp) {
+    let (client, token) = test_app.register_and_log_in(EMAIL).await;
+    test_app.verify(&token).await.expect(StatusCode::OK);
+    expect_invalid_credentials(client.login(test_app.id(), EMAIL, WRONG_PASSWORD).await);
 
     // A reset ends the earlier sessions.
-    let code = shop.reset_code(EMAIL, 2).await;
-    client.confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
-    shop.verify(&token).await.expect(StatusCode::UNAUTHORIZED);
-    let again = client.confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await;
+    let code = test_app.reset_code(EMAIL, 2).await;
+    client.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+    test_app.verify(&token).await.expect(StatusCode::UNAUTHORIZED);
+    let again = client.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await;
     again.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    let token = client.login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
-    shop.verify(token.string("token")).await.expect(StatusCode::OK);
+    let token = client.login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    test_app.verify(token.string("token")).await.expect(StatusCode::OK);
 
     let counted = || async {
-        let metrics = shop.stack.server().get_ops("metrics").await.expect(StatusCode::OK).text;
+        let metrics = test_app.stack.server().get_ops("metrics").await.expect(StatusCode::OK).text;
         assert!(metrics.contains("\nlatchkey_audit_refusals_lost_total 0\n"), "{metrics}");
         let took = |operation| format!("latchkey_redis_seconds_count{{operation=\"{operation}\"}}");
         ["count_refusals", "write_refusals"].iter().all(|of| metrics.contains(&took(of))).then_some(())
@@ -101,8 +106,8 @@ async fn keys(redis: &Redis, database: u8) -> Vec<String> {
 #[tokio::test]
 async fn an_acl_user_uses_its_own_database() {
     let redis = Redis::start(acl_options()).await.expect("Redis starts");
-    let shop = app_on(&redis.url().replace("/0", "/3"), None).await;
-    assert_main_flow_works(&shop).await;
+    let test_app = app_on(&redis.url().replace("/0", "/3"), None).await;
+    assert_main_flow_works(&test_app).await;
     assert_eq!(keys(&redis, 0).await, [""; 0]);
     let all = keys(&redis, 3).await;
     assert!(!all.is_empty() && all.iter().all(|key| key.starts_with("lk:")), "{all:?}");
@@ -113,24 +118,24 @@ async fn sentinels_name_the_primary() {
     let server = redis::Options { password: Some("the-servers".to_owned()), ..redis::Options::for_tests() };
     let password = Some("sentinels".to_owned());
     let options = SentinelOptions { server, password, ..SentinelOptions::for_tests() };
-    let redis = RedisSentinel::start(options).await.expect("Redis starts");
+    let redis = SentinelSetup::start(options).await.expect("Redis starts");
     assert_main_flow_works(&app_on(redis.url(), None).await).await;
 }
 
 #[tokio::test]
 async fn sentinels_and_their_servers_are_used_over_tls_with_an_acl_user() {
     let options = SentinelOptions { server: with_tls(acl_options()), ..SentinelOptions::for_tests() };
-    let redis = RedisSentinel::start(options).await.expect("Redis starts");
+    let redis = SentinelSetup::start(options).await.expect("Redis starts");
     assert_main_flow_works(&app_on(redis.url(), redis.ca()).await).await;
 }
 
 #[tokio::test]
 async fn a_cluster_serves_each_key_from_its_node() {
     let redis = RedisCluster::start().await.expect("Redis starts");
-    let shop = app_on(&redis.url(), None).await;
-    assert_main_flow_works(&shop).await;
+    let test_app = app_on(&redis.url(), None).await;
+    assert_main_flow_works(&test_app).await;
     for email in ["a@example.com", "b@example.com", "c@example.com", "d@example.com"] {
-        shop.register_and_log_in(email).await;
+        test_app.register_and_log_in(email).await;
     }
     for master in &redis.masters {
         assert!(!keys(master, 0).await.is_empty(), "each has some of so many keys");
@@ -143,9 +148,9 @@ async fn a_cluster_node_that_evicts_keys_is_shown_by_a_metric() {
     let set = ::redis::cmd("CONFIG").arg(&["SET", "maxmemory-policy", "allkeys-lru"]).clone();
     let mut connection = redis.masters[2].connect().await.expect("Redis is reachable");
     set.query_async::<()>(&mut connection).await.expect("Redis accepts the setting");
-    let shop = app_on(&redis.url(), None).await;
+    let test_app = app_on(&redis.url(), None).await;
     eventually("the eviction policies are checked", RECOVERY_LIMIT, || async {
-        let metrics = shop.stack.server().get_ops("metrics").await.text;
+        let metrics = test_app.stack.server().get_ops("metrics").await.text;
         metrics.lines().any(|line| line == "latchkey_redis_evicts 1").then_some(())
     })
     .await;
@@ -161,22 +166,22 @@ async fn a_cluster_with_replicas_is_used_over_tls_with_an_acl_user() {
 async fn a_wrong_password_is_logged_without_the_password_and_fixed_by_editing_the_url() {
     let redis = Redis::start(acl_options()).await.expect("Redis starts");
     let wrong = redis.url().replace("s3cret", "not-the-s3cret");
-    let shop = TestApp::from_builder(unlimited_app("forms"), Stack::builder().external_redis(&wrong, None)).await;
-    let login = async || shop.client().login(shop.id(), EMAIL, PASSWORD).await;
+    let test_app = TestApp::from_builder(unlimited_app("forms"), Stack::builder().external_redis(&wrong, None)).await;
+    let login = async || test_app.client().login(test_app.id(), EMAIL, PASSWORD).await;
     expect_unavailable(login().await);
     let logged = || async {
-        let log = shop.stack.server().read_log();
+        let log = test_app.stack.server().read_log();
         log.lines().find(|line| line.contains("cannot reach Redis")).map(str::to_owned)
     };
     let logged = eventually("the log reports it", RECOVERY_LIMIT, logged).await;
     assert!(logged.contains("refused") && logged.contains(&redis.addr().to_string()), "{logged}");
-    assert!(!shop.stack.server().read_log().contains("s3cret"));
+    assert!(!test_app.stack.server().read_log().contains("s3cret"));
 
-    let file = shop.stack.dir().join("redis-url");
+    let file = test_app.stack.dir().join("redis-url");
     postgres::write_private(&file, "redis-sentinel://:s3cret@127.0.0.1").expect("the file can be written");
     expect_unavailable(login().await);
     let logged = || async {
-        let log = shop.stack.server().read_log();
+        let log = test_app.stack.server().read_log();
         log.lines().find(|line| line.contains("the URL of Redis cannot be used")).map(str::to_owned)
     };
     eventually("an invalid URL is reported", RECOVERY_LIMIT, || async {
@@ -184,44 +189,44 @@ async fn a_wrong_password_is_logged_without_the_password_and_fixed_by_editing_th
         logged().await
     })
     .await;
-    assert!(!shop.stack.server().read_log().contains("s3cret"));
+    assert!(!test_app.stack.server().read_log().contains("s3cret"));
 
     postgres::write_private(&file, &redis.url()).expect("the file can be written");
-    let answer = eventually("the right password is used", RECOVERY_LIMIT, || async {
-        let answer = login().await;
-        (answer.status != StatusCode::SERVICE_UNAVAILABLE).then_some(answer)
+    let response = eventually("the right password is used", RECOVERY_LIMIT, || async {
+        let response = login().await;
+        (response.status != StatusCode::SERVICE_UNAVAILABLE).then_some(response)
     })
     .await;
-    expect_invalid_credentials(answer);
-    shop.register_and_log_in(EMAIL).await;
+    expect_invalid_credentials(response);
+    test_app.register_and_log_in(EMAIL).await;
 }
 
 #[tokio::test]
 async fn a_url_of_another_deployment_is_used_without_a_restart() {
     let single = Redis::start(redis::Options::for_tests()).await.expect("Redis starts");
     let cluster = RedisCluster::start().await.expect("Redis starts");
-    let shop = app_on(&single.url(), None).await;
-    let (client, token) = shop.register_and_log_in(EMAIL).await;
-    let file = shop.stack.dir().join("redis-url");
+    let test_app = app_on(&single.url(), None).await;
+    let (client, token) = test_app.register_and_log_in(EMAIL).await;
+    let file = test_app.stack.dir().join("redis-url");
     postgres::write_private(&file, &cluster.url()).expect("the file can be written");
-    // While the connection works, the new URL is not used.
-    shop.verify(&token).await.expect(StatusCode::OK);
+    // While the old connection works, the server does not use the new URL.
+    test_app.verify(&token).await.expect(StatusCode::OK);
     assert!(single.stop(RECOVERY_LIMIT));
-    let token = shop.wait_until_ok("a login", async || client.login(shop.id(), EMAIL, PASSWORD).await).await;
-    shop.verify(token.string("token")).await.expect(StatusCode::OK);
+    let token = test_app.wait_until_ok("a login", async || client.login(test_app.id(), EMAIL, PASSWORD).await).await;
+    test_app.verify(token.string("token")).await.expect(StatusCode::OK);
 }
 
 // === Under load ===
 
-/// Workers that log in, verify and refresh without pause until they are stopped.
+/// Workers that log in, verify and refresh without a pause until they are stopped.
 struct Load {
     stop: Arc<AtomicBool>,
-    /// Successful calls since the last refusal.
+    /// Number of successful calls since the last 503 response.
     successes_in_a_row: Arc<AtomicUsize>,
     workers: Vec<JoinHandle<LoadResults>>,
 }
 
-/// The calls of one worker.
+/// What one worker calls repeatedly.
 enum Worker {
     LogIn { times: usize },
     Verify { token: String },
@@ -233,7 +238,7 @@ enum Worker {
 struct LoadResults {
     served: usize,
     unavailable: usize,
-    /// Responses that no call may get.
+    /// Responses other than 200 and 503.
     wrong: BTreeSet<String>,
 }
 
@@ -246,38 +251,38 @@ impl Worker {
             }
             Self::Verify { token } => client.with_token(app, token).verify().await,
             Self::Refresh { token } => {
-                let answer = client.refresh(app, token).await;
-                // A client without a response sends the same token again.
-                if answer.status == StatusCode::OK {
-                    answer.string("refresh_token").clone_into(token);
+                let response = client.refresh(app, token).await;
+                // After another response, the client sends the same token again.
+                if response.status == StatusCode::OK {
+                    response.string("refresh_token").clone_into(token);
                 }
-                answer
+                response
             }
         })
     }
 }
 
 impl Load {
-    /// Starts the load of [`EMAIL`] with these sessions, which must all stay live.
-    fn start(shop: &TestApp, sessions: &[ApiResponse]) -> Self {
+    /// Starts workers for these sessions of [`EMAIL`], which must all stay live.
+    fn start(test_app: &TestApp, sessions: &[ApiResponse]) -> Self {
         let mut load = Self { stop: Arc::default(), successes_in_a_row: Arc::default(), workers: Vec::new() };
-        // Hashing passwords is slow and this test needs many calls to Redis, so only one worker logs in.
-        load.add(shop, Worker::LogIn { times: MAX_LOGINS });
+        // Only one worker logs in, because password hashes are slow and the test needs many calls to Redis.
+        load.add(test_app, Worker::LogIn { times: MAX_LOGINS });
         for session in sessions {
-            load.add(shop, Worker::Verify { token: session.string("token").to_owned() });
-            load.add(shop, Worker::Refresh { token: session.string("refresh_token").to_owned() });
+            load.add(test_app, Worker::Verify { token: session.string("token").to_owned() });
+            load.add(test_app, Worker::Refresh { token: session.string("refresh_token").to_owned() });
         }
         load
     }
 
-    fn add(&mut self, shop: &TestApp, mut caller: Worker) {
-        let (client, app) = (shop.client(), shop.id().to_owned());
+    fn add(&mut self, test_app: &TestApp, mut caller: Worker) {
+        let (client, app) = (test_app.client(), test_app.id().to_owned());
         let (stop, in_a_row) = (Arc::clone(&self.stop), Arc::clone(&self.successes_in_a_row));
         self.workers.push(tokio::spawn(async move {
             let mut tally = LoadResults::default();
             while !stop.load(Ordering::Relaxed) {
-                let Some(answer) = caller.call(&client, &app).await else { break };
-                match answer.status {
+                let Some(response) = caller.call(&client, &app).await else { break };
+                match response.status {
                     StatusCode::OK => {
                         tally.served += 1;
                         in_a_row.fetch_add(1, Ordering::Relaxed);
@@ -285,9 +290,9 @@ impl Load {
                     StatusCode::SERVICE_UNAVAILABLE => {
                         tally.unavailable += 1;
                         in_a_row.store(0, Ordering::Relaxed);
-                        expect_unavailable(answer);
+                        expect_unavailable(response);
                     }
-                    _ => drop(tally.wrong.insert(answer.text)),
+                    _ => drop(tally.wrong.insert(response.text)),
                 }
             }
             tally
@@ -317,25 +322,25 @@ impl Load {
 }
 
 /// Opens several sessions of [`EMAIL`].
-async fn open_sessions(shop: &TestApp) -> Vec<ApiResponse> {
-    let client = shop.register_and_confirm(EMAIL).await;
+async fn open_sessions(test_app: &TestApp) -> Vec<ApiResponse> {
+    let client = test_app.register_and_confirm(EMAIL).await;
     let mut sessions = Vec::new();
     for _ in 0..4 {
-        sessions.push(client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK));
+        sessions.push(client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK));
     }
     sessions
 }
 
-/// Asserts that no session was lost and that nothing else went wrong.
-async fn assert_sessions_live(shop: &TestApp, sessions: &[ApiResponse], tally: &LoadResults) {
+/// Asserts that all sessions are live, and that no call got an unexpected response.
+async fn assert_sessions_live(test_app: &TestApp, sessions: &[ApiResponse], tally: &LoadResults) {
     assert_eq!(tally.wrong, BTreeSet::new(), "{tally:?}");
     for session in sessions {
-        shop.verify(session.string("token")).await.expect(StatusCode::OK);
+        test_app.verify(session.string("token")).await.expect(StatusCode::OK);
     }
-    assert_eq!(shop.stack.server().exit_status(), None);
+    assert_eq!(test_app.stack.server().exit_status(), None);
 }
 
-/// Waits until a replica has all writes so far.
+/// Waits until a replica has replicated all writes so far.
 async fn wait_for_replica(connection: &mut ::redis::aio::MultiplexedConnection, key: &str) {
     let mut commands = ::redis::pipe();
     commands.cmd("SET").arg(key).arg(1).ignore().cmd("WAIT").arg(1).arg(5000);
@@ -345,10 +350,10 @@ async fn wait_for_replica(connection: &mut ::redis::aio::MultiplexedConnection, 
 
 #[tokio::test]
 async fn after_a_primary_is_killed_under_load_the_new_primary_of_the_sentinels_is_used() {
-    let redis = RedisSentinel::start(SentinelOptions::for_tests()).await.expect("Redis starts");
-    let shop = app_on(redis.url(), None).await;
-    let sessions = open_sessions(&shop).await;
-    let load = Load::start(&shop, &sessions);
+    let redis = SentinelSetup::start(SentinelOptions::for_tests()).await.expect("Redis starts");
+    let test_app = app_on(redis.url(), None).await;
+    let sessions = open_sessions(&test_app).await;
+    let load = Load::start(&test_app, &sessions);
     for round in 0..2 {
         load.wait_until_healthy("before the primary is killed").await;
         wait_for_replica(&mut redis.connect().await.expect("the primary is reachable"), "round").await;
@@ -356,16 +361,16 @@ async fn after_a_primary_is_killed_under_load_the_new_primary_of_the_sentinels_i
         redis.wait_for_failover(killed).await.expect("the sentinels make another primary");
         load.wait_until_healthy("after the failover").await;
         if round == 0 {
-            // The killed server comes back as a replica, and becomes the next primary.
+            // The killed server comes back as a replica, and the next failover makes it the primary.
             redis.restart(killed).await.expect("it starts again");
         }
     }
     let tally = load.stop().await;
     assert!(tally.unavailable > 0, "a failover causes refusals: {tally:?}");
-    assert_sessions_live(&shop, &sessions, &tally).await;
+    assert_sessions_live(&test_app, &sessions, &tally).await;
 }
 
-/// The key of a session of the App, on any node.
+/// The key of a session of the App. Searches all nodes.
 async fn a_session_key(redis: &RedisCluster, app: &str) -> String {
     for master in &redis.masters {
         let key = keys(master, 0).await.into_iter().find(|key| key.contains(app) && key.contains(":session:"));
@@ -379,10 +384,10 @@ async fn a_session_key(redis: &RedisCluster, app: &str) -> String {
 #[tokio::test]
 async fn a_slot_that_moves_under_load_fails_no_call() {
     let redis = RedisCluster::start().await.expect("Redis starts");
-    let shop = app_on(&redis.url(), None).await;
-    let sessions = open_sessions(&shop).await;
-    let slot = redis.slot_of(&a_session_key(&redis, shop.id()).await).await.expect("a slot");
-    let load = Load::start(&shop, &sessions);
+    let test_app = app_on(&redis.url(), None).await;
+    let sessions = open_sessions(&test_app).await;
+    let slot = redis.slot_of(&a_session_key(&redis, test_app.id()).await).await.expect("a slot");
+    let load = Load::start(&test_app, &sessions);
     let mut moved = 0;
     for _ in 0..12 {
         load.wait_until_healthy("between two moves").await;
@@ -393,20 +398,20 @@ async fn a_slot_that_moves_under_load_fails_no_call() {
     let tally = load.stop().await;
     assert_eq!(tally.unavailable, 0, "{tally:?}");
     assert!(moved >= 12 * sessions.len(), "the sessions moved along: {moved}");
-    assert_sessions_live(&shop, &sessions, &tally).await;
+    assert_sessions_live(&test_app, &sessions, &tally).await;
 }
 
 #[tokio::test]
 async fn after_a_cluster_primary_is_killed_under_load_its_replica_is_used() {
     let redis = RedisCluster::start_with(&redis::Options::for_tests(), true).await.expect("Redis starts");
-    let shop = app_on(&redis.url_of_all(), None).await;
-    let sessions = open_sessions(&shop).await;
-    let key = a_session_key(&redis, shop.id()).await;
+    let test_app = app_on(&redis.url_of_all(), None).await;
+    let sessions = open_sessions(&test_app).await;
+    let key = a_session_key(&redis, test_app.id()).await;
     let slot = redis.slot_of(&key).await.expect("a slot");
     let owner = &redis.masters[redis.owner(slot).await.expect("the slot has an owner")];
-    let load = Load::start(&shop, &sessions);
+    let load = Load::start(&test_app, &sessions);
     load.wait_until_healthy("before the primary is killed").await;
-    // In the slot of the session.
+    // A key with this tag is in the same slot as the session.
     let tag = &key[..=key.find('}').expect("a key has a hash tag")];
     wait_for_replica(&mut owner.connect().await.expect("the primary is reachable"), &format!("{tag}:acknowledged"))
         .await;
@@ -414,5 +419,5 @@ async fn after_a_cluster_primary_is_killed_under_load_its_replica_is_used() {
     load.wait_until_healthy("after the failover").await;
     let tally = load.stop().await;
     assert!(tally.unavailable > 0, "a failover causes refusals: {tally:?}");
-    assert_sessions_live(&shop, &sessions, &tally).await;
+    assert_sessions_live(&test_app, &sessions, &tally).await;
 }

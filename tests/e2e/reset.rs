@@ -3,29 +3,32 @@
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
-use latchkey_tests::stack::Stack;
+use latchkey_tests::{
+    passwords::{NEW_PASSWORD, PASSWORD},
+    stack::Stack,
+};
 use serde_json::json;
 
 use crate::{
     fault_support::unlimited_app,
-    support::{NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_CODE, app, shape},
+    support::{NAME, TestApp, WRONG_CODE, app, shape},
 };
 
 const EMAIL: &str = "ada@example.com";
-/// A password that is hard to guess without this name.
+/// A user name that is also a password: strong for everybody else, weak for this user.
 const ODD_NAME: &str = "Bartholomew Quetzalcoatl";
 const PASSWORD_OF_THE_NAME: &str = "bartholomewquetzalcoatl";
 
 #[tokio::test]
 async fn forgot_password_responds_the_same_to_every_address_and_mails_only_known_ones() {
-    let shop = TestApp::start().await;
-    shop.register_and_confirm(EMAIL).await;
-    shop.register("grace@example.com").await;
+    let test_app = TestApp::start().await;
+    test_app.register_and_confirm(EMAIL).await;
+    test_app.register("grace@example.com").await;
     let forgot = async |email: &str| {
-        let answer = shop.client().forgot_password(shop.id(), email).await.expect(StatusCode::OK);
-        assert_eq!(answer.body, json!({ "email": email }), "the address as sent");
-        assert_eq!(answer.header("cache-control"), Some("no-store"));
-        let mut shape = shape(&answer);
+        let response = test_app.client().forgot_password(test_app.id(), email).await.expect(StatusCode::OK);
+        assert_eq!(response.body, json!({ "email": email }), "the address as sent");
+        assert_eq!(response.header("cache-control"), Some("no-store"));
+        let mut shape = shape(&response);
         shape["body"] = json!(null);
         shape
     };
@@ -33,99 +36,104 @@ async fn forgot_password_responds_the_same_to_every_address_and_mails_only_known
     for known in [EMAIL, "ADA@example.com", "grace@example.com"] {
         assert_eq!(forgot(known).await, unknown, "{known}");
     }
-    assert_eq!(shop.settled_mail_count("nobody@example.com").await, 0);
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 3);
-    assert_eq!(shop.settled_mail_count("grace@example.com").await, 2, "an unverified account gets the mail as well");
+    assert_eq!(test_app.settled_mail_count("nobody@example.com").await, 0);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 3);
+    assert_eq!(
+        test_app.settled_mail_count("grace@example.com").await,
+        2,
+        "an unverified account gets the mail as well"
+    );
 }
 
 #[tokio::test]
 async fn confirm_password_sets_the_password_and_returns_the_address() {
-    let shop = TestApp::start().await;
-    shop.register_and_confirm(EMAIL).await;
-    let code = shop.reset_code(EMAIL, 2).await;
-    let answer = shop.client().confirm_password(shop.id(), "Ada@Example.com", &code.to_lowercase(), NEW_PASSWORD).await;
-    let answer = answer.expect(StatusCode::OK);
-    assert_eq!(answer.body, json!({ "email": "Ada@Example.com" }));
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
-    let old = shop.client().login(shop.id(), EMAIL, PASSWORD).await;
+    let test_app = TestApp::start().await;
+    test_app.register_and_confirm(EMAIL).await;
+    let code = test_app.reset_code(EMAIL, 2).await;
+    let response =
+        test_app.client().confirm_password(test_app.id(), "Ada@Example.com", &code.to_lowercase(), NEW_PASSWORD).await;
+    let response = response.expect(StatusCode::OK);
+    assert_eq!(response.body, json!({ "email": "Ada@Example.com" }));
+    assert_eq!(response.header("cache-control"), Some("no-store"));
+    let old = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await;
     old.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
-    shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_reset_ends_all_sessions_and_other_codes_and_sends_a_notice() {
-    let shop = TestApp::start().await;
-    let client = shop.register_and_confirm(EMAIL).await;
+    let test_app = TestApp::start().await;
+    let client = test_app.register_and_confirm(EMAIL).await;
     let sessions = [
-        client.authenticate(shop.id(), EMAIL, PASSWORD).await,
-        shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await,
+        client.authenticate(test_app.id(), EMAIL, PASSWORD).await,
+        test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await,
     ];
-    let (first, second) = (shop.reset_code(EMAIL, 2).await, shop.reset_code(EMAIL, 3).await);
-    let reset = client.confirm_password(shop.id(), EMAIL, &first, NEW_PASSWORD).await;
+    let (first, second) = (test_app.reset_code(EMAIL, 2).await, test_app.reset_code(EMAIL, 3).await);
+    let reset = client.confirm_password(test_app.id(), EMAIL, &first, NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
     for session in sessions {
         session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     }
     for code in [first, second] {
-        let again = shop.client().confirm_password(shop.id(), EMAIL, &code, PASSWORD).await;
+        let again = test_app.client().confirm_password(test_app.id(), EMAIL, &code, PASSWORD).await;
         again.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     }
-    let notice = shop.mail(EMAIL, 4).await;
+    let notice = test_app.mail(EMAIL, 4).await;
     assert_eq!(notice.code, None);
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 4);
-    shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 4);
+    test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_reset_by_an_unverified_account_verifies_its_address() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let confirm = shop.code(EMAIL, 1).await;
-    let reset = shop.reset_code(EMAIL, 2).await;
-    let answer = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
-    answer.expect(StatusCode::OK);
-    assert!(shop.epoch_and_verified(EMAIL).await.1);
-    let late = shop.client().confirm(shop.id(), &confirm).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let confirm = test_app.code(EMAIL, 1).await;
+    let reset = test_app.reset_code(EMAIL, 2).await;
+    let response = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    response.expect(StatusCode::OK);
+    assert!(test_app.epoch_and_verified(EMAIL).await.1);
+    let late = test_app.client().confirm(test_app.id(), &confirm).await;
     late.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    let signed_in = shop.client().authenticate(shop.id(), EMAIL, NEW_PASSWORD).await;
+    let signed_in = test_app.client().authenticate(test_app.id(), EMAIL, NEW_PASSWORD).await;
     signed_in.verify().await.expect(StatusCode::OK);
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 3, "confirm, reset, notice; verify had nothing to send");
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 3, "confirm, reset, notice; verify had nothing to send");
 }
 
 #[tokio::test]
 async fn confirm_password_ends_the_contested_state() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    shop.client().register(shop.id(), NAME, EMAIL, "third-Harbour-quilt-64").await.expect(StatusCode::OK);
-    let reset = shop.reset_code(EMAIL, 3).await;
-    let answer = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
-    answer.expect(StatusCode::OK);
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    test_app.client().register(test_app.id(), NAME, EMAIL, "third-Harbour-quilt-64").await.expect(StatusCode::OK);
+    let reset = test_app.reset_code(EMAIL, 3).await;
+    let response = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    response.expect(StatusCode::OK);
     for removed in [PASSWORD, "third-Harbour-quilt-64"] {
-        let refused = shop.client().login(shop.id(), EMAIL, removed).await;
+        let refused = test_app.client().login(test_app.id(), EMAIL, removed).await;
         refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     }
-    shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
-    let mut connection = shop.stack.database.connect().await.unwrap();
+    test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    let mut connection = test_app.stack.database.connect().await.unwrap();
     let contested: bool = sqlx::query_scalar("SELECT contested FROM users").fetch_one(&mut connection).await.unwrap();
     assert!(!contested);
 }
 
 #[tokio::test]
 async fn wrong_used_and_expired_code_and_unknown_address_get_the_same_response() {
-    let shop = TestApp::start().await;
-    shop.register_and_confirm(EMAIL).await;
-    shop.register_and_confirm("grace@example.com").await;
-    let used = shop.reset_code(EMAIL, 2).await;
-    shop.client().confirm_password(shop.id(), EMAIL, &used, NEW_PASSWORD).await.expect(StatusCode::OK);
-    shop.mail(EMAIL, 3).await;
-    let of_another = shop.reset_code("grace@example.com", 2).await;
-    shop.edit_rendered(|document| document["mail"]["resetCodeLifetimeSeconds"] = json!(1)).await;
-    shop.client().forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
-    let mail = shop.mail(EMAIL, 4).await;
-    shop.wait_until_past(mail.received_at + 1).await;
+    let test_app = TestApp::start().await;
+    test_app.register_and_confirm(EMAIL).await;
+    test_app.register_and_confirm("grace@example.com").await;
+    let used = test_app.reset_code(EMAIL, 2).await;
+    test_app.client().confirm_password(test_app.id(), EMAIL, &used, NEW_PASSWORD).await.expect(StatusCode::OK);
+    test_app.mail(EMAIL, 3).await;
+    let of_another = test_app.reset_code("grace@example.com", 2).await;
+    test_app.edit_rendered(|document| document["mail"]["resetCodeLifetimeSeconds"] = json!(1)).await;
+    test_app.client().forgot_password(test_app.id(), EMAIL).await.expect(StatusCode::OK);
+    let mail = test_app.mail(EMAIL, 4).await;
+    test_app.wait_until_past(mail.received_at + 1).await;
     let expired = mail.code();
 
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for (email, code) in [
         (EMAIL, WRONG_CODE),
         (EMAIL, &used),
@@ -135,40 +143,40 @@ async fn wrong_used_and_expired_code_and_unknown_address_get_the_same_response()
         ("nobody@example.com", WRONG_CODE),
         ("nobody@example.com", &of_another),
     ] {
-        let answer = shop.client().confirm_password(shop.id(), email, code, PASSWORD).await;
-        answers.push(shape(&answer.expect_error(StatusCode::BAD_REQUEST, "invalid_code")));
+        let response = test_app.client().confirm_password(test_app.id(), email, code, PASSWORD).await;
+        responses.push(shape(&response.expect_error(StatusCode::BAD_REQUEST, "invalid_code")));
     }
-    answers.dedup();
-    assert_eq!(answers.len(), 1, "{answers:#?}");
-    shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
-    // The attempt with another address did not consume the code.
-    let right = shop.client().confirm_password(shop.id(), "grace@example.com", &of_another, NEW_PASSWORD).await;
+    responses.dedup();
+    assert_eq!(responses.len(), 1, "{responses:#?}");
+    test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    // The attempt with another email address did not use the code up.
+    let right = test_app.client().confirm_password(test_app.id(), "grace@example.com", &of_another, NEW_PASSWORD).await;
     right.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_weak_password_does_not_consume_the_code_and_is_checked_before_the_code() {
-    let shop = TestApp::start().await;
-    shop.register_and_confirm(EMAIL).await;
-    let code = shop.reset_code(EMAIL, 2).await;
-    let before = shop.epoch_and_verified(EMAIL).await;
+    let test_app = TestApp::start().await;
+    test_app.register_and_confirm(EMAIL).await;
+    let code = test_app.reset_code(EMAIL, 2).await;
+    let before = test_app.epoch_and_verified(EMAIL).await;
     for weak in ["short-7", "password1234", "ada@example.com", &"x9-Q".repeat(33)] {
         for code in [code.as_str(), WRONG_CODE] {
-            let refused = shop.client().confirm_password(shop.id(), EMAIL, code, weak).await;
+            let refused = test_app.client().confirm_password(test_app.id(), EMAIL, code, weak).await;
             let refused = refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
             assert_eq!(refused.body["fields"][0]["field"], "password");
         }
     }
-    assert_eq!(shop.epoch_and_verified(EMAIL).await, before);
-    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    shop.client().confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(test_app.epoch_and_verified(EMAIL).await, before);
+    test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    test_app.client().confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn no_password_takes_longer_to_check_than_a_few_logins() {
-    let shop = TestApp::from_builder(unlimited_app("hostile"), Stack::builder()).await;
-    shop.register_and_confirm(EMAIL).await;
-    let client = shop.client();
+    let test_app = TestApp::from_builder(unlimited_app("hostile"), Stack::builder()).await;
+    test_app.register_and_confirm(EMAIL).await;
+    let client = test_app.client();
     let median = |mut times: Vec<Duration>| {
         times.sort_unstable();
         times[times.len() / 2]
@@ -176,56 +184,56 @@ async fn no_password_takes_longer_to_check_than_a_few_logins() {
     let mut logins = Vec::new();
     for _ in 0..9 {
         let started = Instant::now();
-        client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
         logins.push(started.elapsed());
     }
     let login = median(logins);
-    // Every symbol that zxcvbn reads as a letter, and a keypad pattern that it cannot count.
+    // Every symbol that zxcvbn can read as a letter, and a keypad pattern for which zxcvbn cannot count the guesses.
     let symbols = "4@8({[<3691!|70$5+%2".repeat(4);
     for hostile in [symbols[..76].to_owned(), symbols, "69".repeat(32)] {
         let mut times = Vec::new();
         for _ in 0..9 {
             let started = Instant::now();
-            let answer = client.confirm_password(shop.id(), EMAIL, WRONG_CODE, &hostile).await;
-            assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+            let response = client.confirm_password(test_app.id(), EMAIL, WRONG_CODE, &hostile).await;
+            assert_eq!(response.status, StatusCode::BAD_REQUEST);
             times.push(started.elapsed());
         }
         let took = median(times);
         assert!(took < login * 3, "{took:?}, a login {login:?}");
     }
-    client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn the_name_is_checked_only_with_a_right_code() {
-    let shop = TestApp::start().await;
-    let client = shop.client();
-    let refused = client.register(shop.id(), ODD_NAME, EMAIL, PASSWORD_OF_THE_NAME).await;
+    let test_app = TestApp::start().await;
+    let client = test_app.client();
+    let refused = client.register(test_app.id(), ODD_NAME, EMAIL, PASSWORD_OF_THE_NAME).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
-    client.register(shop.id(), ODD_NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let code = shop.reset_code(EMAIL, 2).await;
+    client.register(test_app.id(), ODD_NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let code = test_app.reset_code(EMAIL, 2).await;
 
     for (email, wrong) in [(EMAIL, WRONG_CODE), ("nobody@example.com", WRONG_CODE), ("nobody@example.com", &code)] {
-        let answer = client.confirm_password(shop.id(), email, wrong, PASSWORD_OF_THE_NAME).await;
-        answer.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+        let response = client.confirm_password(test_app.id(), email, wrong, PASSWORD_OF_THE_NAME).await;
+        response.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     }
-    let answer = client.confirm_password(shop.id(), EMAIL, &code, PASSWORD_OF_THE_NAME).await;
-    answer.expect_error(StatusCode::BAD_REQUEST, "weak_password");
-    client.confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+    let response = client.confirm_password(test_app.id(), EMAIL, &code, PASSWORD_OF_THE_NAME).await;
+    response.expect_error(StatusCode::BAD_REQUEST, "weak_password");
+    client.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn the_apps_own_password_rules_apply_to_register_and_reset() {
     let app = app().set("/password/minimumLength", 30).set("/password/minimumStrength", 0);
-    let shop = TestApp::start_with(app).await;
+    let test_app = TestApp::start_with(app).await;
     let (short, long) = ("a".repeat(29), "a".repeat(30));
-    let refused = shop.client().register(shop.id(), NAME, EMAIL, &short).await;
+    let refused = test_app.client().register(test_app.id(), NAME, EMAIL, &short).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
-    shop.client().register(shop.id(), NAME, EMAIL, &long).await.expect(StatusCode::OK);
-    let code = shop.reset_code(EMAIL, 2).await;
-    let refused = shop.client().confirm_password(shop.id(), EMAIL, &code, &short).await;
+    test_app.client().register(test_app.id(), NAME, EMAIL, &long).await.expect(StatusCode::OK);
+    let code = test_app.reset_code(EMAIL, 2).await;
+    let refused = test_app.client().confirm_password(test_app.id(), EMAIL, &code, &short).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
     let long = "b".repeat(30);
-    shop.client().confirm_password(shop.id(), EMAIL, &code, &long).await.expect(StatusCode::OK);
-    shop.client().login(shop.id(), EMAIL, &long).await.expect(StatusCode::OK);
+    test_app.client().confirm_password(test_app.id(), EMAIL, &code, &long).await.expect(StatusCode::OK);
+    test_app.client().login(test_app.id(), EMAIL, &long).await.expect(StatusCode::OK);
 }

@@ -1,27 +1,29 @@
 //! Enumeration protection (specification: Accounts, Equal response times): on a quiet server the response time does not
-//! show whether an address has an account. This is a separate program with one test, because it needs the machine for
-//! itself.
+//! show whether an email address has an account. This is a separate program with one test, because no other test must
+//! run at the same time.
 //!
 //! # The decision and its error rate
 //!
-//! Requests for known and unknown addresses come in pairs, in random order within each pair. `d` is the extra time of
-//! the known address of a pair. If the kinds do not differ, the random order alone decides the sign of `d`. If they
-//! differ by a shift, the median of `d` is that shift, and equals the difference of the medians. The sorted `d` of `n`
-//! pairs give an interval for that median, without any assumption about the distribution of times: the interval leaves
-//! out the `k` smallest and the `k` greatest values. It misses the median on one side with the probability that at most
-//! `k` of `n` coin tosses show heads. `k` is the greatest number for which this probability is at most `ERROR`.
+//! The test sends pairs of requests: one for a known and one for an unknown address, in random order. `d` is how much
+//! longer the request for the known address took. If both kinds take the same time, chance alone decides the sign of
+//! `d`. If the known kind takes longer by a fixed time, the median of `d` is that time.
 //!
-//! The test fails only if the whole interval is beyond the bound. If the kinds differ by the bound or less, this
-//! happens with a probability of at most `ERROR` on either side, at each evaluation. There are at most six comparisons
-//! with at most three evaluations each, so a run raises a false alarm with a probability of at most 2 · 10⁻⁷ · 6 · 3 =
-//! 3.6 · 10⁻⁶, one in 270,000.
+//! `n` pairs give an interval for that median, without an assumption about the distribution of times: sort the values
+//! of `d`, and leave out the `k` smallest and the `k` greatest. The median is beyond one end of the interval with the
+//! probability that at most `k` of `n` coin tosses show heads. `k` is the greatest number for which this probability is
+//! at most `ERROR`.
 //!
-//! An interval as wide as the time of a hash would not show that a hash is missing. So the test also fails, as
-//! *blurred*, if the interval is still wider than half of a hash after the last evaluation. In addition, it measures
-//! requests that differ by construction (a stored hash that costs less, and one that costs nothing) and requires that
-//! the difference is found.
+//! The test fails only if the whole interval is beyond the bound. If the kinds differ by no more than the bound, that
+//! happens with a probability of at most `ERROR` on each of the two sides, in each evaluation. There are at most six
+//! comparisons with at most three evaluations each. So the probability of a false alarm in a run is at most 2 · 10⁻⁷ ·
+//! 6 · 3 = 3.6 · 10⁻⁶, one in 270,000.
 //!
-//! `LATCHKEY_RESPONSE_TIME_PAIRS=1000` measures more precisely, against 2 % of a hash's time.
+//! If the interval is as wide as the time of a hash, the test cannot notice that a hash is missing. So the test also
+//! fails, as *blurred*, if after the last evaluation the interval is still wider than half of that time. In addition,
+//! the test measures requests that differ on purpose (a stored hash that costs less, and one that costs nothing), and
+//! must find the difference.
+//!
+//! `LATCHKEY_RESPONSE_TIME_PAIRS=1000` measures more precisely: the bound is then 2 % of the time of a hash.
 
 use std::{
     env,
@@ -34,32 +36,33 @@ use http::StatusCode;
 use latchkey_tests::{
     builders::App,
     client::unique_client_address,
+    passwords::{PASSWORD, WRONG_PASSWORD},
     raw_connection::{RawConnection, RawResponse},
     stack::Stack,
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde_json::{Value, json};
 
-/// The probability that one interval misses the median on one given side, at one evaluation.
+/// The probability that, in one evaluation, the median is beyond one given end of the interval.
 const ERROR: f64 = 1e-7;
-/// The pairs of one evaluation and the bound (specification: Accounts, Equal response times).
+/// The number of pairs of one evaluation, and the bound (specification: Accounts, Equal response times).
 const PAIRS: usize = 250;
 const BOUND_MS: f64 = 1.0;
-/// From this number of pairs on, the bound is this share of a hash's time if that is less.
+/// From this number of pairs on, the bound is this share of the time of a hash, if that is less than [`BOUND_MS`].
 const MANY_PAIRS: usize = 1000;
 const HASH_TIME_SHARE: f64 = 0.02;
-/// An undecided comparison measures as many pairs again, up to this number of evaluations.
+/// Maximum number of evaluations of one comparison. Each adds the same number of pairs.
 const MAX_EVALUATIONS: usize = 3;
-/// A comparison that took longer continues only if it is blurred, because a busy machine allows no more.
+/// A comparison that has taken longer ends undecided, unless it is blurred. On a busy machine, more pairs would not
+/// help.
 const LONG_COMPARISON: Duration = Duration::from_secs(12);
 const MAX_COMPARISONS: usize = 6;
-/// Enough pairs to show a difference as great as a hash.
+/// Number of pairs that is enough to find a difference as great as the time of a hash.
 const DIFFERENCE_PAIRS: usize = 60;
-/// A mail is made and sent right after the response. It must not overlap with the next request.
+/// Pause after a request that sends a mail. The server sends it after the response, and that must not slow the next
+/// request.
 const MAIL_PAUSE: Duration = Duration::from_millis(12);
 
-const PASSWORD: &str = "violet-Anchor-mills-27";
-const WRONG_PASSWORD: &str = "copper-Lantern-drift-58";
 const UNREACHABLE_COUNT: u32 = 1_000_000;
 
 /// An interval for the median of the differences, in milliseconds.
@@ -72,15 +75,15 @@ struct Interval {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// The whole interval is within the bound: the times do not differ by more.
+    /// The whole interval is within the bound: the times do not differ by more than the bound.
     Alike,
     /// The whole interval is beyond the bound: the times differ.
     Differ,
-    /// Neither; more pairs are needed.
+    /// The interval contains a bound, so more pairs are needed.
     Undecided,
 }
 
-/// One comparison: the request bodies for the known and for the unknown address of each pair.
+/// One comparison, with functions that make the request bodies for the known and for the unknown address of a pair.
 struct Comparison<'a> {
     what: &'a str,
     /// The path below `/v1/{APPID}/`.
@@ -108,7 +111,7 @@ struct TimingTest {
 // === impl Interval ===
 
 impl Interval {
-    /// The interval for the median of the distribution of these values.
+    /// The interval for the median of the distribution that these differences come from.
     #[expect(clippy::float_cmp, reason = "compares stored values, none of which is computed here")]
     fn from_differences(differences: &[f64], error: f64) -> Self {
         let mut sorted = differences.to_vec();
@@ -135,8 +138,8 @@ impl Interval {
     }
 }
 
-/// The greatest `k` for which at most `k` of `n` coin tosses show heads with a probability of at most `error`. So many
-/// values can be left out at each end. With fewer than `log2(1 / error)` values there is none.
+/// The number of values to leave out at each end: the greatest `k` for which the probability that at most `k` of `n`
+/// coin tosses show heads is at most `error`. With fewer than `log2(1 / error)` values there is no such `k`.
 fn values_to_trim(n: usize, error: f64) -> usize {
     #[expect(clippy::cast_precision_loss, reason = "a few thousand coin tosses")]
     let as_float = |n: usize| n as f64;
@@ -191,12 +194,12 @@ impl TimingTest {
         }
     }
 
-    /// An address without an account. All addresses have the same length.
+    /// A new email address without an account. All addresses have the same length.
     fn fresh_address() -> String {
         format!("user-{:016x}@example.com", rand::random::<u64>())
     }
 
-    /// An address with an account. If it must be verified, this uses its code.
+    /// Registers a new email address and returns it. If `verified` is set, confirms it.
     async fn account(&mut self, verified: bool) -> String {
         let address = Self::fresh_address();
         let client = self.stack.client();
@@ -233,7 +236,8 @@ impl TimingTest {
         reply
     }
 
-    /// Measures this number of pairs. Returns the extra time of the known address of each, in milliseconds.
+    /// Measures this number of pairs. Returns for each how much longer the request for the known address took, in
+    /// milliseconds.
     fn differences(&mut self, comparison: &mut Comparison<'_>, pairs: usize) -> Vec<f64> {
         let mut differences = Vec::with_capacity(pairs);
         for _ in 0..pairs {
@@ -248,7 +252,7 @@ impl TimingTest {
         differences
     }
 
-    /// Measures until the result is certain or no evaluation is left. Panics if the two differ.
+    /// Evaluates a comparison until the result is certain or no evaluation is left. Panics if the times differ.
     fn expect_alike(&mut self, mut comparison: Comparison<'_>) {
         self.comparisons += 1;
         assert!(self.comparisons <= MAX_COMPARISONS, "the stated rate of false alarms counts all comparisons");
@@ -284,7 +288,7 @@ impl TimingTest {
         }
     }
 
-    /// Measures requests that differ by construction. The difference must be found.
+    /// Measures requests that differ on purpose. Panics if the difference is not found.
     fn expect_difference(&mut self, mut comparison: Comparison<'_>) {
         self.differences(&mut comparison, 5);
         let bound = self.bound();
@@ -298,13 +302,13 @@ impl TimingTest {
     }
 }
 
-/// Writes past the test harness, which hides the output of a passing test.
+/// Writes directly to standard error, because the test harness hides other output of a test that passes.
 fn print_line(line: &str) {
-    // Standard error can be closed; the verdict does not depend on it.
+    // Standard error can be closed. The result of the test does not depend on it.
     drop(writeln!(std::io::stderr(), "response times: {line}"));
 }
 
-/// The median time of the service's own hash on this machine now, in milliseconds.
+/// The median time of a hash with the service's parameters, on this machine at this moment, in milliseconds.
 fn measure_hash_ms() -> f64 {
     let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, Params::DEFAULT);
     let mut times: Vec<f64> = (0..41)
@@ -321,8 +325,8 @@ fn measure_hash_ms() -> f64 {
     times[times.len() / 2]
 }
 
-/// The parts of a response that must be the same for both: all but ids, times and the address, which have the same
-/// length.
+/// The parts of a response that must be the same for known and unknown addresses: all but ids, times and the address.
+/// These have the same length, so the length must be the same too.
 fn shape(reply: &RawResponse) -> (u16, Vec<String>, Vec<String>, usize) {
     let mut headers: Vec<String> =
         reply.head.lines().skip(1).filter_map(|line| Some(line.split_once(':')?.0.to_ascii_lowercase())).collect();
@@ -332,7 +336,7 @@ fn shape(reply: &RawResponse) -> (u16, Vec<String>, Vec<String>, usize) {
     (reply.status, headers, fields, reply.body.len())
 }
 
-/// A hash of [`PASSWORD`] that needs less memory than the service's own.
+/// A hash of [`PASSWORD`] that needs less memory than a hash of the service.
 fn cheap_hash() -> String {
     use argon2::password_hash::phc::{Ident, Output, PasswordHash, Salt};
     let params = Params::new(8 * 1024, 1, 1, None).expect("valid parameters");
@@ -373,7 +377,7 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
     let register =
         |email: &str, password: &str| json!({ "name": "Ada Lovelace", "email": email, "password": password });
     let new = || Box::new(move || register(&TimingTest::fresh_address(), WRONG_PASSWORD)) as Box<dyn FnMut() -> Value>;
-    // Not the account's password: an attacker does not have it.
+    // Registers with another password, because an attacker does not know the account's password.
     for (what, address) in [("register, verified", &verified), ("register, unverified", &unverified)] {
         timing.expect_alike(Comparison {
             what,
@@ -408,7 +412,7 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
         pause: Duration::ZERO,
     });
 
-    // Another account's address and a new address take the same time for a logged-in user who wants it.
+    // If a logged-in user changes to another account's address or to a new one, both take the same time.
     let client = timing.stack.client();
     let caller = timing.account(true).await;
     let owner = client.login(timing.app.id(), &caller, PASSWORD).await.expect(StatusCode::OK);
@@ -423,8 +427,8 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
         pause: MAIL_PAUSE,
     });
 
-    // The same measurement finds real differences: a hash that costs less, and no hash at all. The latter mirrors a
-    // server without a dummy hash for unknown addresses.
+    // The same measurement finds real differences: a hash that costs less, and no hash at all. The latter is the
+    // difference of a server that does not hash anything for unknown addresses.
     for (what, hash) in [("a cheaper hash", cheap_hash()), ("no hash", "$none$".to_owned())] {
         timing.sql(&format!("UPDATE users SET password_hash = '{hash}' WHERE email = '{verified}'")).await;
         timing.expect_difference(Comparison {
@@ -439,11 +443,11 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
     }
 }
 
-/// Tests the decision with made-up times: a hash, with the small and the rare great delays of a real machine.
+/// Tests the decision with invented times: that of a hash, plus the small and the rare great delays of a real machine.
 fn assert_decision_error_rate() {
     let mut random = StdRng::seed_from_u64(7);
     let mut time = |shift: f64| -> f64 {
-        // The sum of twelve uniform numbers is nearly normal: mean 0, deviation 1.
+        // The sum of twelve uniform numbers, minus 6, is nearly normal, with mean 0 and deviation 1.
         let noise: f64 = (0..12).map(|_| random.random::<f64>()).sum::<f64>() - 6.0;
         let spike = if random.random_bool(0.03) { 12.0 * random.random::<f64>() } else { 0.0 };
         noise.mul_add(0.5, 15.0 + shift) + spike
@@ -462,8 +466,9 @@ fn assert_decision_error_rate() {
     assert_eq!(Interval::from_differences(&sample(PAIRS, 0.0), ERROR).verdict(BOUND_MS), Verdict::Alike);
     assert_eq!(Interval::from_differences(&sample(MANY_PAIRS, 0.0), ERROR).verdict(0.3), Verdict::Alike);
 
-    // The stated error, at a value great enough to observe. At the bound itself, an error of 5 % on one side gives at
-    // most 5 % of false alarms. 2,000 trials with that probability exceed 140 with a probability below 10⁻⁴.
+    // Checks the rate of false alarms, with an error that is great enough to observe. If the kinds differ by exactly
+    // the bound, an error of 5 % on one side gives at most 5 % false alarms. With 2,000 trials there are more than 140
+    // with a probability below 10⁻⁴.
     let alarms = (0..2000)
         .filter(|_| Interval::from_differences(&sample(100, BOUND_MS), 0.05).verdict(BOUND_MS) == Verdict::Differ);
     let alarms = alarms.count();

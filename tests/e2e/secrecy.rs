@@ -1,9 +1,12 @@
-//! No password, code, token or address appears in a log line or in a metric.
+//! No password, code, token or email address appears in a log line or in a metric.
 
 use http::{Method, StatusCode};
-use latchkey_tests::stack::Stack;
+use latchkey_tests::{
+    passwords::{NEW_PASSWORD, PASSWORD, WRONG_PASSWORD},
+    stack::Stack,
+};
 
-use crate::support::{NEW_PASSWORD, PASSWORD, TestApp, WRONG_PASSWORD, app};
+use crate::support::{TestApp, app};
 
 const EMAIL: &str = "Ada.Lovelace@example.com";
 const UNKNOWN: &str = "nobody.at.all@example.com";
@@ -15,8 +18,8 @@ const QUERY_SECRET: &str = "secretInTheQuery";
 async fn no_password_code_token_or_address_appears_in_the_log_or_a_metric() {
     let app = app().set("/mail/confirmURL", "https://shop.example.com/confirm?code={code}&email={email}");
     let stack = Stack::builder().app(&app).args(["--log", "debug,latchkey_server=trace"]).start().await;
-    let shop = TestApp { stack, app };
-    let (id, client) = (shop.id(), shop.client());
+    let test_app = TestApp { stack, app };
+    let (id, client) = (test_app.id(), test_app.client());
     let name = "Augusta Unmistakable";
     client.register(id, name, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     client.register(id, name, EMAIL, WRONG_PASSWORD).await.expect(StatusCode::OK);
@@ -32,7 +35,7 @@ async fn no_password_code_token_or_address_appears_in_the_log_or_a_metric() {
     client.confirm(id, GUESSED_CODE).await.expect(StatusCode::BAD_REQUEST);
     client.confirm_password(id, UNKNOWN, GUESSED_CODE, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
     let broken = format!("{{\"email\":\"{EMAIL}\",\"password\":\"{PASSWORD}\",\"password\":\"{PASSWORD}\"}}");
-    let request = client.request(Method::POST, &format!("{}?token={QUERY_SECRET}", shop.email_path("login")));
+    let request = client.request(Method::POST, &format!("{}?token={QUERY_SECRET}", test_app.email_path("login")));
     let request =
         request.header("content-type", "application/json").header("cookie", format!("session={QUERY_SECRET}"));
     client.send(request.body(broken)).await.expect(StatusCode::BAD_REQUEST);
@@ -41,16 +44,16 @@ async fn no_password_code_token_or_address_appears_in_the_log_or_a_metric() {
 
     let mut codes = Vec::new();
     for nth in 1..=3 {
-        codes.push(shop.code(EMAIL, nth).await);
+        codes.push(test_app.code(EMAIL, nth).await);
     }
     let confirmed = signed_in.confirm(&codes[2]).await.expect(StatusCode::OK);
-    codes.push(shop.reset_code(EMAIL, 4).await);
+    codes.push(test_app.reset_code(EMAIL, 4).await);
     let reset = client.confirm_password(id, EMAIL, &codes[3].to_lowercase(), NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
     let later = client.login(id, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
-    // Errors are logged with their causes.
-    shop.settled_mail_count(EMAIL).await;
-    shop.sql("ALTER TABLE users RENAME TO elsewhere").await;
+    // Breaks the database, so that the server logs errors with their causes.
+    test_app.settled_mail_count(EMAIL).await;
+    test_app.sql("ALTER TABLE users RENAME TO elsewhere").await;
     client.login(id, EMAIL, NEW_PASSWORD).await.expect(StatusCode::INTERNAL_SERVER_ERROR);
     client.register(id, name, "late@example.com", NEW_PASSWORD).await.expect(StatusCode::INTERNAL_SERVER_ERROR);
 
@@ -75,12 +78,12 @@ async fn no_password_code_token_or_address_appears_in_the_log_or_a_metric() {
         let signature = token.rsplit('.').next().unwrap();
         secrets.extend([token.to_owned(), signature.to_owned()]);
     }
-    for answer in [&login, &confirmed, &later] {
-        secrets.push(answer.string("refresh_token").to_owned());
+    for response in [&login, &confirmed, &later] {
+        secrets.push(response.string("refresh_token").to_owned());
     }
-    let log = shop.stack.server().read_log();
+    let log = test_app.stack.server().read_log();
     assert!(log.lines().count() > 10, "the log has lines:\n{log}");
-    let metrics = shop.stack.server().get_ops("metrics").await.expect(StatusCode::OK).text;
+    let metrics = test_app.stack.server().get_ops("metrics").await.expect(StatusCode::OK).text;
     let (log, metrics) = (log.to_lowercase(), metrics.to_lowercase());
     for secret in secrets.iter().map(|secret| secret.to_lowercase()) {
         for (place, text) in [("the log", &log), ("a metric", &metrics)] {
@@ -94,23 +97,24 @@ async fn no_password_code_token_or_address_appears_in_the_log_or_a_metric() {
 
 #[tokio::test]
 async fn stores_contain_no_password_and_no_code_in_clear_text() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let confirm = shop.code(EMAIL, 1).await;
-    let login = shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let reset = shop.reset_code(EMAIL, 2).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let confirm = test_app.code(EMAIL, 1).await;
+    let login = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let reset = test_app.reset_code(EMAIL, 2).await;
 
-    let mut connection = shop.stack.database.connect().await.unwrap();
+    let mut connection = test_app.stack.database.connect().await.unwrap();
     let mut stored: String = sqlx::query_scalar("SELECT coalesce(string_agg(users::text, ' '), '') FROM users")
         .fetch_one(&mut connection)
         .await
         .unwrap();
     assert!(stored.contains("$argon2id$"), "{stored}");
-    let mut redis = shop.stack.redis().connect().await.unwrap();
-    let keys: Vec<String> = redis::cmd("KEYS").arg(format!("*{}*", shop.id())).query_async(&mut redis).await.unwrap();
+    let mut redis = test_app.stack.redis().connect().await.unwrap();
+    let keys: Vec<String> =
+        redis::cmd("KEYS").arg(format!("*{}*", test_app.id())).query_async(&mut redis).await.unwrap();
     assert!(!keys.is_empty());
     for key in keys {
-        assert!(key.starts_with(&format!("lk:{{{}:", shop.id())), "{key}");
+        assert!(key.starts_with(&format!("lk:{{{}:", test_app.id())), "{key}");
         let life: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut redis).await.unwrap();
         assert!(life > 0, "every key expires: {key}");
         let value: Vec<u8> = redis::cmd("DUMP").arg(&key).query_async(&mut redis).await.unwrap();

@@ -23,12 +23,12 @@ use url::Url;
 use crate::{fault_support::unlimited_app, support::TestApp};
 use scripted_provider::{AuthorizationRequest, Person, ScriptedProvider};
 
-/// The first redirect address of the App.
+/// The first redirect URL of the App.
 const REDIRECT_URL: &str = "https://shop.example.com/auth/done";
-/// Another redirect address of the App.
+/// Another redirect URL of the App.
 const OTHER_REDIRECT_URL: &str = "com.example.shop:/done?from=login";
 
-/// A service with one App and its Providers `local` and `other`, which are clients of one scripted provider.
+/// A service with one App. The App's Providers `local` and `other` are two clients of the same scripted provider.
 struct SocialTest {
     test_app: TestApp,
     upstream: ScriptedProvider,
@@ -40,14 +40,14 @@ struct CookieClient {
     cookies: BTreeMap<String, String>,
 }
 
-/// A redirect to the app, with its parameters.
+/// A redirect from *callback* to the App, with its parameters.
 #[derive(Debug)]
 struct AppRedirect {
     location: String,
     parameters: HashMap<String, String>,
 }
 
-/// An App that links by address, with both redirect addresses.
+/// An App with several redirect URLs. It links accounts by email address for `local`, and not for `other`.
 fn app() -> App {
     let refs = json!([{ "name": "local", "linkByEmail": true }, { "name": "other" }]);
     unlimited_app("social")
@@ -84,25 +84,25 @@ impl SocialTest {
         CookieClient { client: self.test_app.client(), cookies: BTreeMap::new() }
     }
 
-    /// A person runs the whole flow in a new browser.
+    /// Runs the whole flow as this person, in a new browser.
     async fn log_in(&self, person: &Person) -> ApiResponse {
         self.log_in_with("local", person).await
     }
 
     async fn log_in_with(&self, provider: &str, person: &Person) -> ApiResponse {
         let mut browser = self.new_client();
-        let asked = browser.start_flow(&self.path_of(provider, "redirect")).await;
-        let code = self.upstream.approve(&asked, person);
-        browser.callback(&self.path_of(provider, "callback"), &asked, &code).await
+        let authorization = browser.start_flow(&self.path_of(provider, "redirect")).await;
+        let code = self.upstream.approve(&authorization, person);
+        browser.callback(&self.path_of(provider, "callback"), &authorization, &code).await
     }
 
-    /// *login* with the provider's token.
+    /// Calls *login* with an access token of the provider.
     async fn log_in_by_token(&self, person: &Person) -> ApiResponse {
         let body = json!({ "token": self.upstream.access_token(person) });
         self.test_app.client().post(&self.path("login"), &body).await
     }
 
-    /// The number of users, identities and sessions.
+    /// The numbers of users, identities and sessions.
     async fn counts(&self) -> (i64, i64, usize) {
         (
             self.test_app.query_number("SELECT count(*) FROM users").await,
@@ -135,8 +135,8 @@ impl CookieClient {
     }
 
     async fn send(&mut self, request: reqwest::RequestBuilder) -> ApiResponse {
-        let answer = self.client.send(request).await;
-        for field in answer.headers.get_all("set-cookie") {
+        let response = self.client.send(request).await;
+        for field in response.headers.get_all("set-cookie") {
             let text = field.to_str().expect("a cookie is ASCII");
             let (name, value) = text.split(';').next().and_then(|pair| pair.split_once('=')).expect("a pair");
             if text.contains("Max-Age=0") {
@@ -145,18 +145,18 @@ impl CookieClient {
                 self.cookies.insert(name.to_owned(), value.to_owned());
             }
         }
-        answer
+        response
     }
 
-    /// Calls *redirect*, which must lead to the provider.
+    /// Calls *redirect*, and asserts that it redirects to the provider.
     async fn start_flow(&mut self, path: &str) -> AuthorizationRequest {
-        let answer = self.get(path).await.expect(StatusCode::FOUND);
-        AuthorizationRequest::of(answer.header("location").expect("an address"))
+        let response = self.get(path).await.expect(StatusCode::FOUND);
+        AuthorizationRequest::of(response.header("location").expect("an address"))
     }
 
-    /// Calls *callback* with the parameters of the provider.
-    async fn callback(&mut self, path: &str, asked: &AuthorizationRequest, code: &str) -> ApiResponse {
-        self.get(&format!("{path}?state={}&code={code}", asked.state())).await
+    /// Calls *callback* with the parameters that the provider sends with the browser.
+    async fn callback(&mut self, path: &str, authorization: &AuthorizationRequest, code: &str) -> ApiResponse {
+        self.get(&format!("{path}?state={}&code={code}", authorization.state())).await
     }
 }
 
@@ -164,11 +164,11 @@ impl CookieClient {
 
 impl AppRedirect {
     #[track_caller]
-    fn of(answer: &ApiResponse) -> Self {
-        assert_eq!(answer.status, StatusCode::FOUND, "{}", answer.text);
-        assert_eq!(answer.header("referrer-policy"), Some("no-referrer"));
-        assert_eq!(answer.header("cache-control"), Some("no-store"));
-        let location = answer.header("location").expect("an address").to_owned();
+    fn of(response: &ApiResponse) -> Self {
+        assert_eq!(response.status, StatusCode::FOUND, "{}", response.text);
+        assert_eq!(response.header("referrer-policy"), Some("no-referrer"));
+        assert_eq!(response.header("cache-control"), Some("no-store"));
+        let location = response.header("location").expect("an address").to_owned();
         let url: Url = location.parse().expect("an absolute URL");
         let sent = if location.contains('#') { url.fragment() } else { url.query() };
         let parameters = url::form_urlencoded::parse(sent.unwrap_or_default().as_bytes()).into_owned().collect();
@@ -180,30 +180,30 @@ impl AppRedirect {
         self.parameters.get(name).unwrap_or_else(|| panic!("no {name} in {}", self.location))
     }
 
-    /// Asserts a redirect with the seven session parameters.
+    /// Asserts a redirect to the App with the seven parameters of a session.
     #[track_caller]
-    fn expect_session(answer: &ApiResponse) -> Self {
-        let landed = Self::of(answer);
-        assert!(!landed.parameters.contains_key("error"), "{}", landed.location);
+    fn expect_session(response: &ApiResponse) -> Self {
+        let redirect = Self::of(response);
+        assert!(!redirect.parameters.contains_key("error"), "{}", redirect.location);
         for name in ["access_token", "refresh_token", "session_id", "local_id", "email_verified", "expires_at"] {
-            assert!(!landed.parameter(name).is_empty(), "{name} in {}", landed.location);
+            assert!(!redirect.parameter(name).is_empty(), "{name} in {}", redirect.location);
         }
-        assert!((1..=900).contains(&landed.parameter("expires_in").parse::<i64>().expect("a number")));
-        landed
+        assert!((1..=900).contains(&redirect.parameter("expires_in").parse::<i64>().expect("a number")));
+        redirect
     }
 
-    /// Asserts a redirect with this error.
+    /// Asserts a redirect to the App with this error.
     #[track_caller]
-    fn expect_error(answer: &ApiResponse, error: &str) -> Self {
-        let landed = Self::of(answer);
-        assert_eq!(landed.parameter("error"), error, "{}", landed.location);
-        assert!(!landed.parameter("error_description").is_empty());
-        assert!(!landed.parameters.contains_key("access_token"), "{}", landed.location);
-        landed
+    fn expect_error(response: &ApiResponse, error: &str) -> Self {
+        let redirect = Self::of(response);
+        assert_eq!(redirect.parameter("error"), error, "{}", redirect.location);
+        assert!(!redirect.parameter("error_description").is_empty());
+        assert!(!redirect.parameters.contains_key("access_token"), "{}", redirect.location);
+        redirect
     }
 }
 
-/// Asserts that the JSON has the seven session fields.
+/// Asserts that the JSON has the seven fields of a session.
 #[track_caller]
 fn assert_session_fields(body: &Value) {
     for name in ["access_token", "refresh_token", "session_id", "local_id"] {

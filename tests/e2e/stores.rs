@@ -1,4 +1,5 @@
-//! The stores against real Postgres and Redis: the contract of each port, concurrency, and outages.
+//! The store layer of the server, called directly, with real Postgres and Redis: the contract of each port,
+//! concurrency, and outages.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -44,14 +45,14 @@ mod sessions;
 mod users;
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// A time that Postgres stores exactly.
+/// A time without a fraction that Postgres would round.
 const REQUESTED_AT: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
 
-/// Shared by all tests, because they hash nothing.
+/// The hashing pool. All tests share it, because they hash nothing.
 static HASHING: LazyLock<HashingPool> =
     LazyLock::new(|| HashingPool::start(HashingOptions::default(), &mut Registry::default()));
 
-/// Stores with a separate database, and a separate App in the shared Redis.
+/// Stores for one test: a database of its own, and an App of its own in the shared Redis.
 struct Fixture {
     stores: Stores,
     app: AppId,
@@ -69,7 +70,7 @@ impl Fixture {
         stores(&self.database.url, &RedisServer::shared().await.url())
     }
 
-    /// The stores with Redis's clock ahead by this time.
+    /// Stores for which Redis's clock is ahead by this time.
     async fn with_later_clock(&self, by: time::Duration) -> Stores {
         Stores { redis: self.stores.redis.with_clock_ahead(by), ..self.stores.clone() }
     }
@@ -84,7 +85,7 @@ impl Fixture {
         sqlx::query_scalar(sqlx::AssertSqlSafe(sql.to_owned())).fetch_one(&mut connection).await.unwrap()
     }
 
-    async fn enqueue(&self, app: &AppId, times: usize) {
+    async fn enqueue_mails(&self, app: &AppId, times: usize) {
         for _ in 0..times {
             self.stores.enqueue(app, a_mail(None)).await.unwrap();
         }
@@ -146,8 +147,8 @@ fn a_mail(user: Option<UserId>) -> Mail {
 }
 
 #[track_caller]
-fn assert_unavailable<T>(answer: Result<T, StoreError>) {
-    match answer {
+fn assert_unavailable<T>(result: Result<T, StoreError>) {
+    match result {
         Err(StoreError::Unavailable { .. }) => {}
         Err(StoreError::Unexpected { source, .. }) => panic!("unexpected: {source}"),
         Ok(_) => panic!("a result from an unavailable store"),

@@ -11,17 +11,16 @@ use std::{
 };
 
 use http::StatusCode;
-use latchkey_tests::{client::unique_client_address, eventually, raw_connection::RawConnection, stack::Stack};
-
-use crate::{
-    fault_support::unlimited_app,
-    support::{NAME, PASSWORD},
+use latchkey_tests::{
+    client::unique_client_address, eventually, passwords::PASSWORD, raw_connection::RawConnection, stack::Stack,
 };
 
+use crate::{fault_support::unlimited_app, support::NAME};
+
 const EMAIL: &str = "ada@example.com";
-/// More than the capacity of the hashing queue on two cores.
+/// More connections than the hashing queue has slots on two cores.
 const STORM_CONNECTIONS: u16 = 200;
-/// The measured logins of the quiet App.
+/// Number of measured logins of the quiet App.
 const QUIET_LOGINS: usize = 60;
 const FULL_QUEUE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -32,7 +31,7 @@ struct StormResponses {
     refused: usize,
 }
 
-/// Logs in repeatedly until stopped.
+/// Logs in repeatedly, on one connection, until `stop` is set.
 fn log_in_repeatedly(
     mut wire: RawConnection,
     path: &str,
@@ -51,7 +50,8 @@ fn log_in_repeatedly(
                 assert!(reply.body.contains("temporarily_unavailable"), "{}", reply.body);
                 responses.refused += 1;
                 refused.store(true, Ordering::Relaxed);
-                // Earlier than `Retry-After`. The pause is for the server, which shares two cores with the test.
+                // Retries earlier than `Retry-After` says. Pauses a little, because the server shares two cores with
+                // the test.
                 thread::sleep(Duration::from_millis(50));
             }
             other => panic!("a login got {other}: {}", reply.body),
@@ -65,7 +65,8 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// Client addresses of the storm. Other clients have random addresses; at worst they share a limit, which is high.
+/// A client address of the storm. Other clients have random client addresses. If two are equal, they only share limits,
+/// which are high.
 fn address(number: u16) -> IpAddr {
     let [high, low] = number.to_be_bytes();
     IpAddr::V4(Ipv4Addr::new(127, 77, high, low.max(1)))
@@ -99,7 +100,7 @@ async fn a_login_storm_of_one_app_does_not_delay_another() {
     })
     .await;
 
-    // The quiet App's users, each with its own client address.
+    // The users of the quiet App, each with its own client address.
     let mut durations = Vec::new();
     let mut refusals = Vec::new();
     for _ in 0..QUIET_LOGINS {
@@ -124,7 +125,8 @@ async fn a_login_storm_of_one_app_does_not_delay_another() {
     assert!(refusals.is_empty(), "{} of {QUIET_LOGINS} quiet logins were refused: {}", refusals.len(), refusals[0]);
     assert!(responses.refused > 0, "the storm exceeded the server's capacity");
     assert!(!responses.served.is_empty(), "the storm is served too");
-    // A storming client waits for the whole queue of its App, a quiet one for the running job and one turn.
+    // A client of the storming App waits for the App's whole queue. A client of the quiet App waits only for the
+    // running hash and for one of the other App.
     let (storming, quiet) = (median(responses.served), median(durations));
     assert!(
         quiet * 4 < storming,

@@ -10,6 +10,7 @@ use latchkey_tests::{
     client::{ApiClient, ApiResponse},
     eventually,
     mail::Mail,
+    passwords::PASSWORD,
     stack::{ServerProcess, Stack},
 };
 use serde_json::Value;
@@ -23,15 +24,12 @@ use tokio::{
 pub(crate) const MAIL_LIMIT: Duration = Duration::from_secs(30);
 /// An edit takes effect within two seconds; a loaded machine takes longer.
 pub(crate) const LIVE_LIMIT: Duration = Duration::from_secs(20);
-/// Longer than the response to any raw request takes, half-sent requests included.
+/// Limit for a response to a raw request. Responses to half-sent requests arrive earlier too.
 const RAW_LIMIT: Duration = Duration::from_secs(60);
 
-pub(crate) const PASSWORD: &str = "violet-Anchor-mills-27";
-pub(crate) const NEW_PASSWORD: &str = "copper-Lantern-drift-58";
-pub(crate) const WRONG_PASSWORD: &str = "not-The-password-91";
 pub(crate) const NAME: &str = "Ada Lovelace";
 
-/// A well-formed code that was never sent.
+/// A well-formed code that no mail contains.
 pub(crate) const WRONG_CODE: &str = "00000-00000";
 
 /// A running service with one App, by default the example App `shop`.
@@ -40,7 +38,7 @@ pub(crate) struct TestApp {
     pub(crate) app: App,
 }
 
-/// The `revisions` stream of a server.
+/// The stream `revisions` on the operations port of a server.
 pub(crate) struct RevisionStream {
     response: reqwest::Response,
     unread: Vec<u8>,
@@ -61,41 +59,42 @@ pub(crate) fn app() -> App {
 /// Sends bytes unchanged and reads until the server closes the connection.
 pub(crate) async fn send_raw(server: SocketAddr, request: impl AsRef<[u8]>) -> String {
     let mut stream = TcpStream::connect(server).await.expect("the server accepts");
-    // A server that refuses early can close before everything is written. Its response can still be read.
+    // A server that responds early can close the connection before everything is written. Its response can still be
+    // read.
     drop(stream.write_all(request.as_ref()).await);
     read_all(&mut stream).await
 }
 
 /// Reads from the connection until the server closes it.
 pub(crate) async fn read_all(stream: &mut TcpStream) -> String {
-    let mut answer = Vec::new();
-    let read = tokio::time::timeout(RAW_LIMIT, stream.read_to_end(&mut answer)).await;
+    let mut response = Vec::new();
+    let read = tokio::time::timeout(RAW_LIMIT, stream.read_to_end(&mut response)).await;
     drop(read.expect("the server answers or closes in time"));
-    String::from_utf8_lossy(&answer).into_owned()
+    String::from_utf8_lossy(&response).into_owned()
 }
 
-/// The status of a raw response; `Unbound` if the server closed the connection without one.
+/// The status of a raw response; `None` if the server closed the connection without a response.
 pub(crate) fn status_of(raw: &str) -> Option<u16> {
     raw.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()
 }
 
-/// The start of the head of a JSON POST. The caller can add headers and must end the head.
+/// The head of a POST request with JSON, without its end: the caller can add headers, and must add the empty line.
 pub(crate) fn post_head(path: &str) -> String {
     format!("POST /{path} HTTP/1.1\r\nHost: latchkey.test\r\nContent-Type: application/json\r\nConnection: close\r\n")
 }
 
-/// A response without the values that differ between responses of one kind: ids and times.
-pub(crate) fn shape(answer: &ApiResponse) -> Value {
-    let mut headers: Vec<&str> = answer.headers.keys().map(http::HeaderName::as_str).collect();
+/// A response as JSON, without ids and times, so that equal responses can be compared.
+pub(crate) fn shape(response: &ApiResponse) -> Value {
+    let mut headers: Vec<&str> = response.headers.keys().map(http::HeaderName::as_str).collect();
     headers.sort_unstable();
-    let mut body = answer.body.clone();
+    let mut body = response.body.clone();
     for name in ["request_id", "local_id", "expires_at"] {
         if let Some(value) = body.get_mut(name) {
-            assert!(value.is_string() || value.is_i64(), "{name} in {}", answer.text);
+            assert!(value.is_string() || value.is_i64(), "{name} in {}", response.text);
             *value = "…".into();
         }
     }
-    serde_json::json!({ "status": answer.status.as_u16(), "headers": headers, "body": body })
+    serde_json::json!({ "status": response.status.as_u16(), "headers": headers, "body": body })
 }
 
 // === impl TestApp ===
@@ -124,23 +123,23 @@ impl TestApp {
         format!("v1/{}/email/{operation}", self.id())
     }
 
-    /// Registers an address with [`PASSWORD`].
+    /// Registers an email address with [`PASSWORD`].
     pub(crate) async fn register(&self, email: &str) -> ApiResponse {
         self.client().register(self.id(), NAME, email, PASSWORD).await.expect(StatusCode::OK)
     }
 
-    /// The code in the nth mail to an address, counted from one.
+    /// Waits for the nth mail to an email address (the first is 1) and returns its code.
     pub(crate) async fn code(&self, email: &str, nth: usize) -> String {
         self.mail(email, nth).await.code()
     }
 
-    /// The nth mail to an address, counted from one.
+    /// Waits for the nth mail to an email address (the first is 1).
     pub(crate) async fn mail(&self, email: &str, nth: usize) -> Arc<Mail> {
         let found = || async { self.stack.mails().to(email).get(nth - 1).cloned() };
         eventually(&format!("mail {nth} to {email}"), MAIL_LIMIT, found).await
     }
 
-    /// Registers and confirms an address. The client's address is then known to the account.
+    /// Registers and confirms an email address. Returns the client, with a client address that the account then knows.
     pub(crate) async fn register_and_confirm(&self, email: &str) -> ApiClient {
         self.register(email).await;
         let code = self.code(email, 1).await;
@@ -149,7 +148,7 @@ impl TestApp {
         client
     }
 
-    /// Requests a password reset after the earlier mails have arrived. Returns its code; `nth` as in [`Self::code`].
+    /// Waits for the earlier mails, then requests a password reset. Its mail is the nth one; returns the code.
     pub(crate) async fn reset_code(&self, email: &str, nth: usize) -> String {
         if nth > 1 {
             self.mail(email, nth - 1).await;
@@ -158,7 +157,7 @@ impl TestApp {
         self.code(email, nth).await
     }
 
-    /// Waits until the outbox has no live rows. Returns the number of mails to an address.
+    /// Waits until the outbox contains at most dead letters. Returns the number of mails to an email address.
     pub(crate) async fn settled_mail_count(&self, email: &str) -> usize {
         let database = &self.stack.database;
         let mut connection = database.connect().await.expect("the database is reachable");
@@ -173,13 +172,13 @@ impl TestApp {
         self.stack.mails().to(email).len()
     }
 
-    /// Runs the SQL of a test.
+    /// Executes SQL in the service's database.
     pub(crate) async fn sql(&self, sql: &str) {
         let mut connection = self.stack.database.connect().await.expect("the database is reachable");
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.expect("the SQL is valid");
     }
 
-    /// The user's epoch in Postgres, and whether the address is verified.
+    /// The user's epoch in Postgres, and whether the email address is verified.
     pub(crate) async fn epoch_and_verified(&self, email: &str) -> (i64, bool) {
         let mut connection = self.stack.database.connect().await.expect("the database is reachable");
         sqlx::query_as("SELECT epoch, email_verified_at IS NOT NULL FROM users WHERE email_canonical = lower($1)")
@@ -189,7 +188,7 @@ impl TestApp {
             .expect("the user exists")
     }
 
-    /// Changes the rendered document itself, beyond what a manifest allows, and waits until it is served.
+    /// Changes the rendered document, also in ways that a manifest does not allow. Waits until the server serves it.
     pub(crate) async fn edit_rendered(&self, edit: impl FnOnce(&mut Value)) {
         let path = self.stack.rendered().join(format!("{}.json", self.id()));
         let before = fs::read(&path).expect("the document exists");
@@ -202,7 +201,7 @@ impl TestApp {
         revisions.next_change_where(|change| change.revision.as_ref() == Some(&wanted)).await;
     }
 
-    /// Waits until Redis's clock is past this time, in Unix seconds.
+    /// Waits until Redis's clock is past this time (Unix time in seconds).
     pub(crate) async fn wait_until_past(&self, unix_seconds: u64) {
         let mut redis = self.stack.redis().connect().await.expect("Redis is reachable");
         while redis::cmd("TIME").query_async::<(u64, u64)>(&mut redis).await.expect("Redis returns the time").0
@@ -216,7 +215,7 @@ impl TestApp {
 // === impl RevisionStream ===
 
 impl RevisionStream {
-    /// Opens the stream of a server. Returns it with its first line.
+    /// Opens the stream of a server. Returns it with the first message (hello).
     pub(crate) async fn open(server: &ServerProcess) -> (Self, Hello) {
         let request = ApiClient::new(server.ops).request(Method::GET, "revisions");
         let response = request.send().await.expect("the server answers");

@@ -1,17 +1,18 @@
-//! Mail templates made to cost too much: the programs that check and render them survive and say what is wrong.
+//! Mail templates that are made to cost too much: the programs that check and render them survive, and report what is
+//! wrong.
 
 use std::{fs, process::Command};
 
 use http::StatusCode;
-use latchkey_tests::{builders::App, process};
+use latchkey_tests::{builders::App, passwords::PASSWORD, process};
 use serde_json::{Value, json};
 
 use crate::{
     bombs::{Bomb, LIMIT, bombs},
-    support::{MAIL_LIMIT, NAME, PASSWORD, TestApp},
+    support::{MAIL_LIMIT, NAME, TestApp},
 };
 
-/// Total bytes of the templates of one document. A document in a Secret can have 512 KiB, as JSON.
+/// Maximum total size of the templates in one document, in bytes. A document in a Secret can have 512 KiB, as JSON.
 const MAX_TEMPLATE_BYTES: usize = 200 * 1024;
 
 /// The objects of an App with this template.
@@ -45,7 +46,7 @@ fn render_check_refuses_each_bomb_by_name_and_continues() {
     let output = Command::new(program).args(["render", "--check", "--from"]).arg(&dir).output().unwrap();
     let duration = began.elapsed();
     let errors = String::from_utf8(output.stderr).unwrap();
-    // Some bombs are refused. A process that was ended by a signal has no code.
+    // Exit code 1, because some bombs are rejected. A process that a signal has ended has no exit code.
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(duration < LIMIT * u32::try_from(bombs.len()).unwrap(), "{duration:?}");
     for (number, Bomb { name, template, source, refusal }) in bombs.iter().enumerate() {
@@ -64,7 +65,7 @@ fn render_check_refuses_each_bomb_by_name_and_continues() {
             }
             (refusal, reasons) => panic!("{name}: {reasons:?}, not {refusal:?}"),
         }
-        // Its App is still served, with the default template.
+        // The App is still rendered, with the default template.
         assert!(errors.lines().any(|line| line == format!("b{number}: valid")), "{name}");
     }
     assert!(errors.lines().any(|line| line == "good: valid"), "{errors}");
@@ -72,13 +73,13 @@ fn render_check_refuses_each_bomb_by_name_and_continues() {
 
 #[tokio::test]
 async fn a_server_with_bombs_sends_the_default_mail_and_keeps_running() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     let mut round = 0;
     let mut left = bombs();
     left.retain(|bomb| bomb.refusal.is_some() && bomb.template == "confirm.txt");
     while !left.is_empty() {
-        // As many bombs as fit into one document, each as the template of another mail: a server checks all of an App
-        // at once.
+        // One document with as many bombs as fit, each as the template of another mail, because a server checks all
+        // templates of an App together.
         let mut templates = serde_json::Map::new();
         let mut bytes = 0;
         for mail in ["confirm", "reset", "account-exists", "password-changed", "address-changing", "new-sign-in"] {
@@ -87,14 +88,14 @@ async fn a_server_with_bombs_sends_the_default_mail_and_keeps_running() {
                 templates.insert(format!("{mail}.txt"), json!(bomb.source));
             }
         }
-        shop.edit_rendered(|document| document["mail"]["templates"] = Value::Object(templates)).await;
+        test_app.edit_rendered(|document| document["mail"]["templates"] = Value::Object(templates)).await;
         round += 1;
         let email = format!("ada{round}@example.com");
-        shop.client().register(shop.id(), NAME, &email, PASSWORD).await.expect(StatusCode::OK);
-        let mail = shop.stack.mails().wait_for(|mail| mail.is_to(&email), MAIL_LIMIT).await;
+        test_app.client().register(test_app.id(), NAME, &email, PASSWORD).await.expect(StatusCode::OK);
+        let mail = test_app.stack.mails().wait_for(|mail| mail.is_to(&email), MAIL_LIMIT).await;
         assert!(mail.text.starts_with("Hello,"), "{}", mail.text);
     }
-    assert!(shop.stack.server().read_log().contains("a mail template is invalid; the default is used"));
+    assert!(test_app.stack.server().read_log().contains("a mail template is invalid; the default is used"));
 }
 
 /// The App with these bombs as its templates.

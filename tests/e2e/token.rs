@@ -7,12 +7,14 @@ use http::{Method, StatusCode};
 use latchkey_tests::{
     builders::App,
     client::{ApiClient, ApiResponse},
-    eventually, redis,
+    eventually,
+    passwords::PASSWORD,
+    redis,
     stack::Stack,
 };
 use serde_json::{Value, json};
 
-use crate::support::{LIVE_LIMIT, NAME, PASSWORD, TestApp, app};
+use crate::support::{LIVE_LIMIT, NAME, TestApp, app};
 
 const EMAIL: &str = "ada@example.com";
 
@@ -23,14 +25,14 @@ struct Session {
 }
 
 impl Session {
-    async fn open(shop: &TestApp) -> Self {
-        let client = shop.register_and_confirm(EMAIL).await;
-        Self::open_another(shop, client).await
+    async fn open(test_app: &TestApp) -> Self {
+        let client = test_app.register_and_confirm(EMAIL).await;
+        Self::open_another(test_app, client).await
     }
 
     /// Another session of the same user.
-    async fn open_another(shop: &TestApp, client: ApiClient) -> Self {
-        let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    async fn open_another(test_app: &TestApp, client: ApiClient) -> Self {
+        let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
         Self { client, login }
     }
 
@@ -38,17 +40,17 @@ impl Session {
         self.login.string("refresh_token")
     }
 
-    async fn refresh(&self, shop: &TestApp, token: &str) -> ApiResponse {
-        self.client.refresh(shop.id(), token).await
+    async fn refresh(&self, test_app: &TestApp, token: &str) -> ApiResponse {
+        self.client.refresh(test_app.id(), token).await
     }
 
-    /// Whether an access token of the session is still valid.
-    async fn is_live(&self, shop: &TestApp) -> bool {
-        let answer = self.client.with_token(shop.id(), self.login.string("token")).get("sessions").await;
-        match answer.status {
+    /// Whether the session is live: its access token is still accepted.
+    async fn is_live(&self, test_app: &TestApp) -> bool {
+        let response = self.client.with_token(test_app.id(), self.login.string("token")).get("sessions").await;
+        match response.status {
             StatusCode::OK => true,
             StatusCode::UNAUTHORIZED => false,
-            _ => panic!("unexpected response: {}", answer.text),
+            _ => panic!("unexpected response: {}", response.text),
         }
     }
 }
@@ -62,29 +64,34 @@ fn claims_of(token: &str) -> Value {
 
 #[tokio::test]
 async fn a_refresh_returns_a_new_pair_for_the_same_session() {
-    let shop = TestApp::start().await;
-    let session = Session::open(&shop).await;
-    let answer = session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
-    assert_eq!(answer.string("token_type"), "Bearer");
-    assert_eq!(answer.string("session_id"), session.login.string("session_id"));
-    assert_eq!(answer.string("local_id"), session.login.body["user"]["id"].as_str().unwrap());
-    assert_ne!(answer.string("refresh_token"), session.refresh_token());
-    let (old, new) = (claims_of(session.login.string("token")), claims_of(answer.string("access_token")));
+    let test_app = TestApp::start().await;
+    let session = Session::open(&test_app).await;
+    let response = session.refresh(&test_app, session.refresh_token()).await.expect(StatusCode::OK);
+    assert_eq!(response.header("cache-control"), Some("no-store"));
+    assert_eq!(response.string("token_type"), "Bearer");
+    assert_eq!(response.string("session_id"), session.login.string("session_id"));
+    assert_eq!(response.string("local_id"), session.login.body["user"]["id"].as_str().unwrap());
+    assert_ne!(response.string("refresh_token"), session.refresh_token());
+    let (old, new) = (claims_of(session.login.string("token")), claims_of(response.string("access_token")));
     for same in ["iss", "aud", "sub", "sid", "client_id", "auth_time", "amr", "email", "email_verified", "name"] {
         assert_eq!(new[same], old[same], "{same}");
     }
     assert_ne!(new["jti"], old["jti"]);
-    assert_eq!(new["exp"], answer.integer("expires_at"));
+    assert_eq!(new["exp"], response.integer("expires_at"));
     assert_eq!(new["name"], NAME);
-    session.client.with_token(shop.id(), answer.string("access_token")).get("sessions").await.expect(StatusCode::OK);
+    session
+        .client
+        .with_token(test_app.id(), response.string("access_token"))
+        .get("sessions")
+        .await
+        .expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_refresh_can_be_a_form_and_can_omit_the_grant_type() {
-    let shop = TestApp::start().await;
-    let session = Session::open(&shop).await;
-    let path = format!("v1/{}/token", shop.id());
+    let test_app = TestApp::start().await;
+    let session = Session::open(&test_app).await;
+    let path = format!("v1/{}/token", test_app.id());
     let form = [("grant_type", "refresh_token"), ("refresh_token", session.refresh_token()), ("client_id", "x")];
     let first = session.client.post_form(&path, &form).await.expect(StatusCode::OK);
     let named = json!({ "grant_type": "refresh_token", "refresh_token": session.refresh_token() });
@@ -94,25 +101,25 @@ async fn a_refresh_can_be_a_form_and_can_omit_the_grant_type() {
 
 #[tokio::test]
 async fn an_invalid_refresh_token_is_refused_and_ends_nothing() {
-    let shop = TestApp::start().await;
-    let session = Session::open(&shop).await;
+    let test_app = TestApp::start().await;
+    let session = Session::open(&test_app).await;
     let good = session.refresh_token().to_owned();
     let other = App::new("other");
-    shop.stack.apply(&other).unwrap();
+    test_app.stack.apply(&other).unwrap();
     eventually("the other App is served", LIVE_LIMIT, || async {
-        let answer = shop.client().get(&format!("{}/.well-known/jwks.json", other.id())).await;
-        (answer.status == StatusCode::OK).then_some(())
+        let response = test_app.client().get(&format!("{}/.well-known/jwks.json", other.id())).await;
+        (response.status == StatusCode::OK).then_some(())
     })
     .await;
-    shop.client().refresh(other.id(), &good).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+    test_app.client().refresh(other.id(), &good).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
     let mut tampered = good.clone().into_bytes();
     let last = tampered.len() - 3;
     tampered[last] = if tampered[last] == b'A' { b'B' } else { b'A' };
     let tampered = String::from_utf8(tampered).unwrap();
     for bad in [&tampered, &good[..good.len() - 1], &good[4..], "lkr_", "x", session.login.string("token")] {
-        session.refresh(&shop, bad).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+        session.refresh(&test_app, bad).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
     }
-    let path = format!("v1/{}/token", shop.id());
+    let path = format!("v1/{}/token", test_app.id());
     let nothing = json!({});
     session
         .client
@@ -123,86 +130,91 @@ async fn an_invalid_refresh_token_is_refused_and_ends_nothing() {
     session.client.post(&path, &password).await.expect_error(StatusCode::BAD_REQUEST, "unsupported_grant_type");
     let twice = [("refresh_token", good.as_str()), ("refresh_token", good.as_str())];
     session.client.post_form(&path, &twice).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-    assert!(session.is_live(&shop).await);
-    let answer = session.refresh(&shop, &good).await.expect(StatusCode::OK);
-    assert_ne!(answer.string("refresh_token"), good, "nothing was consumed");
+    assert!(session.is_live(&test_app).await);
+    let response = session.refresh(&test_app, &good).await.expect(StatusCode::OK);
+    assert_ne!(response.string("refresh_token"), good, "nothing was consumed");
 }
 
 #[tokio::test]
 async fn sixty_four_refreshes_of_one_token_at_once_get_one_result() {
-    let shop = TestApp::start().await;
-    let session = Session::open(&shop).await;
-    let answers = join_all((0..64).map(|_| session.refresh(&shop, session.refresh_token()))).await;
-    let tokens: BTreeSet<String> =
-        answers.into_iter().map(|answer| answer.expect(StatusCode::OK).string("refresh_token").to_owned()).collect();
+    let test_app = TestApp::start().await;
+    let session = Session::open(&test_app).await;
+    let responses = join_all((0..64).map(|_| session.refresh(&test_app, session.refresh_token()))).await;
+    let tokens: BTreeSet<String> = responses
+        .into_iter()
+        .map(|response| response.expect(StatusCode::OK).string("refresh_token").to_owned())
+        .collect();
     assert_eq!(tokens.len(), 1, "{tokens:?}");
     let next = tokens.first().unwrap();
-    session.refresh(&shop, next).await.expect(StatusCode::OK);
+    session.refresh(&test_app, next).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_token_two_generations_old_ends_the_session() {
-    let shop = TestApp::start().await;
-    let session = Session::open(&shop).await;
-    let second = session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
-    let third = session.refresh(&shop, second.string("refresh_token")).await.expect(StatusCode::OK);
-    let stolen = session.refresh(&shop, session.refresh_token()).await;
+    let test_app = TestApp::start().await;
+    let session = Session::open(&test_app).await;
+    let second = session.refresh(&test_app, session.refresh_token()).await.expect(StatusCode::OK);
+    let third = session.refresh(&test_app, second.string("refresh_token")).await.expect(StatusCode::OK);
+    let stolen = session.refresh(&test_app, session.refresh_token()).await;
     stolen.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
-    session.refresh(&shop, third.string("refresh_token")).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
-    assert!(!session.is_live(&shop).await);
+    session
+        .refresh(&test_app, third.string("refresh_token"))
+        .await
+        .expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+    assert!(!session.is_live(&test_app).await);
 }
 
 #[tokio::test]
 async fn new_generations_are_limited_and_the_refusal_consumes_nothing() {
-    let shop = TestApp::start_with(app().limit("refreshesPerSession", &[(2, 600)])).await;
-    let session = Session::open(&shop).await;
-    let second = session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
-    session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
-    let third = session.refresh(&shop, second.string("refresh_token")).await.expect(StatusCode::OK);
-    let limited = session.refresh(&shop, third.string("refresh_token")).await;
+    let test_app = TestApp::start_with(app().limit("refreshesPerSession", &[(2, 600)])).await;
+    let session = Session::open(&test_app).await;
+    let second = session.refresh(&test_app, session.refresh_token()).await.expect(StatusCode::OK);
+    session.refresh(&test_app, session.refresh_token()).await.expect(StatusCode::OK);
+    let third = session.refresh(&test_app, second.string("refresh_token")).await.expect(StatusCode::OK);
+    let limited = session.refresh(&test_app, third.string("refresh_token")).await;
     let limited = limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     assert!(limited.header("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok_and(|s| s > 0)));
-    assert!(session.is_live(&shop).await);
-    let again = session.refresh(&shop, second.string("refresh_token")).await.expect(StatusCode::OK);
+    assert!(session.is_live(&test_app).await);
+    let again = session.refresh(&test_app, second.string("refresh_token")).await.expect(StatusCode::OK);
     assert_eq!(again.string("refresh_token"), third.string("refresh_token"));
 }
 
 #[tokio::test]
 async fn a_revoked_token_ends_its_session_and_a_wrong_one_gets_the_same_response() {
-    let shop = TestApp::start().await;
-    let session = Session::open(&shop).await;
-    let path = format!("v1/{}/revoke", shop.id());
+    let test_app = TestApp::start().await;
+    let session = Session::open(&test_app).await;
+    let path = format!("v1/{}/revoke", test_app.id());
     for nothing in ["x", "lkr_AAAA", "a.b.c"] {
-        let answer = session.client.post(&path, &json!({ "token": nothing })).await.expect(StatusCode::OK);
-        assert_eq!(answer.text, "{}");
+        let response = session.client.post(&path, &json!({ "token": nothing })).await.expect(StatusCode::OK);
+        assert_eq!(response.text, "{}");
     }
-    assert!(session.is_live(&shop).await);
+    assert!(session.is_live(&test_app).await);
     let form = [("token", session.refresh_token()), ("token_type_hint", "refresh_token")];
     session.client.post_form(&path, &form).await.expect(StatusCode::OK);
-    assert!(!session.is_live(&shop).await);
-    session.refresh(&shop, session.refresh_token()).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+    assert!(!session.is_live(&test_app).await);
+    session.refresh(&test_app, session.refresh_token()).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
 
-    let session = Session::open_another(&shop, session.client).await;
+    let session = Session::open_another(&test_app, session.client).await;
     let body = json!({ "token": session.login.string("token") });
     session.client.post(&path, &body).await.expect(StatusCode::OK);
-    assert!(!session.is_live(&shop).await);
+    assert!(!session.is_live(&test_app).await);
     session.client.post(&path, &json!({})).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
 }
 
 #[tokio::test]
 async fn logging_out_while_another_tab_refreshes_ends_the_session() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     for _ in 0..5 {
-        let client = shop.client();
-        if shop.stack.mails().to(EMAIL).is_empty() {
-            shop.register(EMAIL).await;
-            client.confirm(shop.id(), &shop.code(EMAIL, 1).await).await.expect(StatusCode::OK);
+        let client = test_app.client();
+        if test_app.stack.mails().to(EMAIL).is_empty() {
+            test_app.register(EMAIL).await;
+            client.confirm(test_app.id(), &test_app.code(EMAIL, 1).await).await.expect(StatusCode::OK);
         }
-        let session = Session::open_another(&shop, client).await;
-        let signed_in = session.client.with_token(shop.id(), session.login.string("token"));
+        let session = Session::open_another(&test_app, client).await;
+        let signed_in = session.client.with_token(test_app.id(), session.login.string("token"));
         let nothing = json!({});
         let (out, refreshed) =
-            tokio::join!(signed_in.post("logout", &nothing), session.refresh(&shop, session.refresh_token()));
+            tokio::join!(signed_in.post("logout", &nothing), session.refresh(&test_app, session.refresh_token()));
         out.expect(StatusCode::OK);
         let next = match refreshed.status {
             StatusCode::OK => refreshed.string("refresh_token").to_owned(),
@@ -211,21 +223,21 @@ async fn logging_out_while_another_tab_refreshes_ends_the_session() {
                 session.refresh_token().to_owned()
             }
         };
-        session.refresh(&shop, &next).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
-        assert!(!session.is_live(&shop).await);
+        session.refresh(&test_app, &next).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+        assert!(!session.is_live(&test_app).await);
     }
 }
 
 #[tokio::test]
 async fn a_user_can_list_the_sessions_and_end_one_or_all_others() {
-    let shop = TestApp::start().await;
-    let first = Session::open(&shop).await;
-    let second = Session::open_another(&shop, shop.client()).await;
-    let third = Session::open_another(&shop, shop.client()).await;
-    let signed_in = first.client.with_token(shop.id(), first.login.string("token"));
+    let test_app = TestApp::start().await;
+    let first = Session::open(&test_app).await;
+    let second = Session::open_another(&test_app, test_app.client()).await;
+    let third = Session::open_another(&test_app, test_app.client()).await;
+    let signed_in = first.client.with_token(test_app.id(), first.login.string("token"));
     let listed = signed_in.get("sessions").await.expect(StatusCode::OK);
     let sessions = listed.body["sessions"].as_array().unwrap();
-    // The confirmation opened a session too.
+    // Four, because the confirmation has also opened a session.
     assert_eq!(sessions.len(), 4, "{}", listed.text);
     let current: Vec<_> = sessions.iter().filter(|session| session["current"] == true).collect();
     assert_eq!(current.len(), 1);
@@ -238,14 +250,14 @@ async fn a_user_can_list_the_sessions_and_end_one_or_all_others() {
     }
 
     signed_in.delete(&format!("sessions/{}", second.login.string("session_id"))).await.expect(StatusCode::OK);
-    assert!(!second.is_live(&shop).await);
-    assert!(third.is_live(&shop).await);
+    assert!(!second.is_live(&test_app).await);
+    assert!(third.is_live(&test_app).await);
     for unknown in [second.login.string("session_id"), "x", "019a8452-9f10-7e44-8a3d-5b6c7d8e9f00"] {
         signed_in.delete(&format!("sessions/{unknown}")).await.expect_error(StatusCode::NOT_FOUND, "not_found");
     }
     signed_in.delete("sessions").await.expect(StatusCode::OK);
-    assert!(!third.is_live(&shop).await);
-    assert!(first.is_live(&shop).await);
+    assert!(!third.is_live(&test_app).await);
+    assert!(first.is_live(&test_app).await);
     let listed = signed_in.get("sessions").await.expect(StatusCode::OK);
     assert_eq!(listed.body["sessions"].as_array().unwrap().len(), 1);
     signed_in.send(signed_in.request(Method::POST, "logout")).await.expect(StatusCode::OK);
@@ -254,38 +266,38 @@ async fn a_user_can_list_the_sessions_and_end_one_or_all_others() {
 
 #[tokio::test]
 async fn another_users_session_cannot_be_ended() {
-    let shop = TestApp::start().await;
-    let session = Session::open(&shop).await;
-    let other_client = shop.client();
-    shop.register("eve@example.com").await;
-    let eve = other_client.authenticate(shop.id(), "eve@example.com", PASSWORD).await;
+    let test_app = TestApp::start().await;
+    let session = Session::open(&test_app).await;
+    let other_client = test_app.client();
+    test_app.register("eve@example.com").await;
+    let eve = other_client.authenticate(test_app.id(), "eve@example.com", PASSWORD).await;
     let path = format!("sessions/{}", session.login.string("session_id"));
     eve.delete(&path).await.expect_error(StatusCode::NOT_FOUND, "not_found");
-    assert!(session.is_live(&shop).await);
+    assert!(session.is_live(&test_app).await);
 }
 
 #[tokio::test]
 async fn a_refresh_needs_redis_and_no_postgres() {
     let app = app();
     let stack = Stack::builder().app(&app).proxied().start().await;
-    let shop = TestApp { stack, app };
-    let session = Session::open(&shop).await;
-    let postgres = shop.stack.postgres_proxy.as_ref().unwrap();
+    let test_app = TestApp { stack, app };
+    let session = Session::open(&test_app).await;
+    let postgres = test_app.stack.postgres_proxy.as_ref().unwrap();
     postgres.refuse().await;
-    let next = session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
-    assert!(session.is_live(&shop).await);
-    let redis = shop.stack.redis_proxy.as_ref().unwrap();
+    let next = session.refresh(&test_app, session.refresh_token()).await.expect(StatusCode::OK);
+    assert!(session.is_live(&test_app).await);
+    let redis = test_app.stack.redis_proxy.as_ref().unwrap();
     redis.refuse().await;
-    let unavailable = session.refresh(&shop, next.string("refresh_token")).await;
+    let unavailable = session.refresh(&test_app, next.string("refresh_token")).await;
     let unavailable = unavailable.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
     assert!(unavailable.header("retry-after").is_some());
     redis.restore().unwrap();
     eventually("Redis is reached again", LIVE_LIMIT, || async {
-        let answer = session.refresh(&shop, next.string("refresh_token")).await;
-        match answer.status {
+        let response = session.refresh(&test_app, next.string("refresh_token")).await;
+        match response.status {
             StatusCode::OK => Some(()),
             StatusCode::SERVICE_UNAVAILABLE => None,
-            _ => panic!("unexpected response: {}", answer.text),
+            _ => panic!("unexpected response: {}", response.text),
         }
     })
     .await;
@@ -297,10 +309,10 @@ async fn a_refresh_calls_redis_once() {
     const TIMES: u64 = 20;
     let app = app();
     let stack = Stack::builder().app(&app).own_redis(redis::Options::for_tests()).start().await;
-    let shop = TestApp { stack, app };
-    let session = Session::open(&shop).await;
+    let test_app = TestApp { stack, app };
+    let session = Session::open(&test_app).await;
     let calls = async || {
-        let mut connection = shop.stack.redis().connect().await.unwrap();
+        let mut connection = test_app.stack.redis().connect().await.unwrap();
         let stats: String = ::redis::cmd("INFO").arg("commandstats").query_async(&mut connection).await.unwrap();
         let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap().to_owned();
         line.split(',').next().unwrap().parse::<u64>().unwrap()
@@ -308,8 +320,8 @@ async fn a_refresh_calls_redis_once() {
     let mut token = session.refresh_token().to_owned();
     let before = calls().await;
     for _ in 0..TIMES {
-        let answer = session.refresh(&shop, &token).await.expect(StatusCode::OK);
-        token = answer.string("refresh_token").to_owned();
+        let response = session.refresh(&test_app, &token).await.expect(StatusCode::OK);
+        token = response.string("refresh_token").to_owned();
     }
     assert_eq!(calls().await - before, TIMES);
 }
@@ -317,32 +329,32 @@ async fn a_refresh_calls_redis_once() {
 #[tokio::test]
 async fn of_150_sessions_the_100_most_recently_used_stay() {
     const MAX_SESSIONS: usize = 100;
-    let shop = TestApp::start_with(app().limit("loginsPerClient", &[(1000, 60)])).await;
-    let client = shop.register_and_confirm(EMAIL).await;
+    let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(1000, 60)])).await;
+    let client = test_app.register_and_confirm(EMAIL).await;
     let mut logins = Vec::new();
     for number in 0..150 {
-        logins.push(client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK));
+        logins.push(client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK));
         if number == 60 {
             // The first session is used again.
-            client.refresh(shop.id(), logins[0].string("refresh_token")).await.expect(StatusCode::OK);
+            client.refresh(test_app.id(), logins[0].string("refresh_token")).await.expect(StatusCode::OK);
         }
     }
     let id = |login: &ApiResponse| login.string("session_id").to_owned();
-    // The newest 99, and the first: it was used after the 61st had started.
+    // The newest 99, and the first one, because it was used after the 61st login.
     let expected: BTreeSet<String> = logins[51..].iter().chain(&logins[..1]).map(id).collect();
     assert_eq!(expected.len(), MAX_SESSIONS);
-    let newest = client.with_token(shop.id(), logins[149].string("token"));
+    let newest = client.with_token(test_app.id(), logins[149].string("token"));
     let listed = newest.get("sessions").await.expect(StatusCode::OK);
     let listed: BTreeSet<String> =
         listed.body["sessions"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect();
     assert_eq!(listed, expected);
     for login in &logins {
-        let response = client.with_token(shop.id(), login.string("token")).get("user").await;
+        let response = client.with_token(test_app.id(), login.string("token")).get("user").await;
         let wanted = if expected.contains(&id(login)) { StatusCode::OK } else { StatusCode::UNAUTHORIZED };
         assert_eq!(response.status, wanted, "{}", response.text);
     }
     for ended in [1, 25, 50] {
-        let answer = client.refresh(shop.id(), logins[ended].string("refresh_token")).await;
-        answer.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+        let response = client.refresh(test_app.id(), logins[ended].string("refresh_token")).await;
+        response.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
     }
 }

@@ -1,4 +1,4 @@
-//! Spans: what a collector receives of a request and of a reconcile; and nothing depends on the collector.
+//! Spans: what a collector receives of a request and of a reconcile, and that nothing depends on the collector.
 
 use std::time::{Duration, Instant};
 
@@ -8,19 +8,20 @@ use latchkey_tests::{
     client::{ApiClient, ApiResponse},
     cluster::TestCluster,
     otlp::{Collector, ReceivedSpan},
+    passwords::{PASSWORD, WRONG_PASSWORD},
     process,
     stack::{Builder, Stack},
     tls::ServerTls,
 };
 use serde_json::{Value, json};
 
-use crate::support::{NAME, PASSWORD, TestApp, WRONG_CODE, WRONG_PASSWORD, app};
+use crate::support::{NAME, TestApp, WRONG_CODE, app};
 
 const EMAIL: &str = "Ada.Lovelace@example.com";
-/// The example of W3C Trace Context, section 3.2.
+/// The trace id in the example of W3C Trace Context, section 3.2.
 const TRACE_ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER_SPAN: &str = "00f067aa0ba902b7";
-/// The longest delay by an unavailable collector: far more than it causes, far less than a wait for it.
+/// Limit for calls while the collector is unavailable. Programs that waited for the collector would take much longer.
 const OUTAGE_LIMIT: Duration = Duration::from_secs(20);
 
 fn span_kind(span: &ReceivedSpan) -> &'static str {
@@ -35,7 +36,7 @@ fn span_kind(span: &ReceivedSpan) -> &'static str {
     }
 }
 
-/// A service that exports its spans to that collector after a short delay.
+/// A service that exports its spans to this collector after a short delay.
 fn builder_with_collector(app: &App, endpoint: &str) -> Builder {
     Stack::builder()
         .app(app)
@@ -50,9 +51,9 @@ async fn start_app(collector: &Collector) -> TestApp {
     TestApp { stack: builder_with_collector(&app, &collector.endpoint()).start().await, app }
 }
 
-async fn log_in(shop: &TestApp, client: &ApiClient, password: &str, traceparent: &str) -> ApiResponse {
+async fn log_in(test_app: &TestApp, client: &ApiClient, password: &str, traceparent: &str) -> ApiResponse {
     let body: Value = json!({ "email": EMAIL, "password": password });
-    let request = client.request(Method::POST, &format!("{}?state=secretInTheQuery", shop.email_path("login")));
+    let request = client.request(Method::POST, &format!("{}?state=secretInTheQuery", test_app.email_path("login")));
     client.send(request.json(&body).header("traceparent", traceparent).header("tracestate", "vendor=value")).await
 }
 
@@ -63,9 +64,9 @@ fn is_server_span(span: &ReceivedSpan) -> bool {
 #[tokio::test]
 async fn a_login_is_a_span_of_the_callers_trace_with_its_waits_as_children() {
     let collector = Collector::start().await.unwrap();
-    let shop = start_app(&collector).await;
-    let client = shop.register_and_confirm(EMAIL).await;
-    log_in(&shop, &client, PASSWORD, &format!("00-{TRACE_ID}-{CALLER_SPAN}-01")).await.expect(StatusCode::OK);
+    let test_app = start_app(&collector).await;
+    let client = test_app.register_and_confirm(EMAIL).await;
+    log_in(&test_app, &client, PASSWORD, &format!("00-{TRACE_ID}-{CALLER_SPAN}-01")).await.expect(StatusCode::OK);
 
     let server =
         collector.wait_for("the span of the login", |span| span.trace_id() == TRACE_ID && is_server_span(span)).await;
@@ -77,7 +78,7 @@ async fn a_login_is_a_span_of_the_callers_trace_with_its_waits_as_children() {
     assert_eq!(attribute("http.route"), "/v1/{APPID}/email/login");
     assert_eq!(attribute("url.path"), "/v1/{APPID}/email/login");
     assert_eq!(attribute("http.response.status_code"), "200");
-    assert_eq!(attribute("latchkey.app"), shop.id());
+    assert_eq!(attribute("latchkey.app"), test_app.id());
     assert_eq!(server.resource["service.name"], "latchkey-server");
     assert_eq!(server.resource["deployment.environment.name"], "tests");
     assert_eq!(collector.headers()[0]["x-collector-key"], "of-the-collector");
@@ -99,7 +100,7 @@ async fn a_login_is_a_span_of_the_callers_trace_with_its_waits_as_children() {
     let hashing = child("internal", "", "verify password");
     assert!(hashing.attribute("latchkey.hashing.wait_ms").is_some());
 
-    let log = shop.stack.server().read_log();
+    let log = test_app.stack.server().read_log();
     let line = log.lines().find(|line| line.contains("\"access\"") && line.contains(TRACE_ID));
     assert!(line.is_some(), "the request's log line has the trace id:\n{log}");
 }
@@ -107,9 +108,9 @@ async fn a_login_is_a_span_of_the_callers_trace_with_its_waits_as_children() {
 #[tokio::test]
 async fn a_mail_has_its_own_trace_with_a_link_to_its_request() {
     let collector = Collector::start().await.unwrap();
-    let shop = start_app(&collector).await;
-    shop.register(EMAIL).await;
-    shop.code(EMAIL, 1).await;
+    let test_app = start_app(&collector).await;
+    test_app.register(EMAIL).await;
+    test_app.code(EMAIL, 1).await;
     let register =
         collector.wait_for("the request", |span| is_server_span(span) && span.name().ends_with("/register")).await;
     let mail = collector.wait_for("the mail", |span| span_kind(span) == "consumer").await;
@@ -123,21 +124,21 @@ async fn a_mail_has_its_own_trace_with_a_link_to_its_request() {
     let of_it = collector.trace(&mail.trace_id());
     let sent = of_it.iter().find(|span| span.name() == "send mail").unwrap_or_else(|| panic!("{of_it:#?}"));
     assert_eq!((span_kind(sent), sent.parent()), ("client", mail.id()));
-    // The check for mail every second makes no trace if there is none.
+    // Every second the server looks for mails. Without mails, that gives no trace.
     assert!(!collector.spans().iter().any(|span| span.name() == "claim"));
 }
 
 #[tokio::test]
 async fn no_secret_and_no_address_reaches_a_collector() {
     let collector = Collector::start().await.unwrap();
-    let shop = start_app(&collector).await;
-    let (id, sampled) = (shop.id(), format!("00-{TRACE_ID}-{CALLER_SPAN}-01"));
-    shop.register(EMAIL).await;
-    let code = shop.code(EMAIL, 1).await;
-    let client = shop.client();
+    let test_app = start_app(&collector).await;
+    let (id, sampled) = (test_app.id(), format!("00-{TRACE_ID}-{CALLER_SPAN}-01"));
+    test_app.register(EMAIL).await;
+    let code = test_app.code(EMAIL, 1).await;
+    let client = test_app.client();
     let confirmed = client.confirm(id, &code).await.expect(StatusCode::OK);
-    let login = log_in(&shop, &client, PASSWORD, &sampled).await.expect(StatusCode::OK);
-    log_in(&shop, &client, WRONG_PASSWORD, &sampled).await.expect(StatusCode::UNAUTHORIZED);
+    let login = log_in(&test_app, &client, PASSWORD, &sampled).await.expect(StatusCode::OK);
+    log_in(&test_app, &client, WRONG_PASSWORD, &sampled).await.expect(StatusCode::UNAUTHORIZED);
     client.confirm(id, WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
     client.get(&format!("{id}/nobody/callback?code=secretInTheQuery&state=secretInTheQuery")).await;
     client.get("secretInThePath/at/all").await.expect(StatusCode::NOT_FOUND);
@@ -146,11 +147,11 @@ async fn no_secret_and_no_address_reaches_a_collector() {
     let request = request.header("cookie", "session=secretInTheCookie").header("user-agent", "secretInTheAgent");
     client.send(request).await.expect(StatusCode::OK);
     let refreshed = client.refresh(id, login.string("refresh_token")).await.expect(StatusCode::OK);
-    let reset = shop.reset_code(EMAIL, 2).await;
-    shop.settled_mail_count(EMAIL).await;
-    // Errors too, with their causes.
-    shop.sql("ALTER TABLE users RENAME TO elsewhere").await;
-    log_in(&shop, &client, PASSWORD, &sampled).await.expect(StatusCode::INTERNAL_SERVER_ERROR);
+    let reset = test_app.reset_code(EMAIL, 2).await;
+    test_app.settled_mail_count(EMAIL).await;
+    // Spans also contain errors, with their causes.
+    test_app.sql("ALTER TABLE users RENAME TO elsewhere").await;
+    log_in(&test_app, &client, PASSWORD, &sampled).await.expect(StatusCode::INTERNAL_SERVER_ERROR);
     let failed = |span: &ReceivedSpan| span.attribute("http.response.status_code").as_deref() == Some("500");
     let failed = collector.wait_for("the span of the failure", failed).await;
     // `StatusCode` of OTLP: an error.
@@ -177,8 +178,12 @@ async fn no_secret_and_no_address_reaches_a_collector() {
     ];
     let address = client.address().to_string();
     secrets.push(&address);
-    for answer in [&confirmed, &refreshed] {
-        secrets.extend([answer.string("access_token"), answer.string("refresh_token"), answer.string("session_id")]);
+    for response in [&confirmed, &refreshed] {
+        secrets.extend([
+            response.string("access_token"),
+            response.string("refresh_token"),
+            response.string("session_id"),
+        ]);
     }
     secrets.extend([login.string("token"), login.string("refresh_token")]);
     for secret in secrets {
@@ -190,7 +195,7 @@ async fn no_secret_and_no_address_reaches_a_collector() {
 async fn the_sampled_flag_of_a_public_caller_does_not_decide_what_is_exported() {
     let collector = Collector::start().await.unwrap();
     let app = app();
-    // The clients are listed proxies, but this alone is not enough.
+    // The clients are trusted proxies, but only `--trust-traceparent` would let them decide what is exported.
     let traced = |sampler| {
         let proxies = ["--trusted-proxies", "127.0.0.0/8"];
         builder_with_collector(&app, &collector.endpoint()).env("OTEL_TRACES_SAMPLER", sampler).args(proxies)
@@ -198,7 +203,7 @@ async fn the_sampled_flag_of_a_public_caller_does_not_decide_what_is_exported() 
     let never = TestApp { stack: traced("parentbased_always_off").start().await, app: app.clone() };
     let sampled = format!("00-{TRACE_ID}-{CALLER_SPAN}-01");
     log_in(&never, &never.client(), PASSWORD, &sampled).await.expect(StatusCode::UNAUTHORIZED);
-    // Its remaining spans are exported when it ends.
+    // When a server ends, it exports its remaining spans.
     assert!(never.stack.server().terminate().await.is_some_and(|status| status.success()));
     assert!(collector.spans().is_empty(), "{:#?}", collector.spans());
 
@@ -214,16 +219,17 @@ async fn unsampled_traces_are_not_exported_and_malformed_headers_are_ignored() {
     let collector = Collector::start().await.unwrap();
     let app = app();
     let flags = ["--trusted-proxies", "127.0.0.0/8", "--trust-traceparent"];
-    let shop = TestApp { stack: builder_with_collector(&app, &collector.endpoint()).args(flags).start().await, app };
-    let client = shop.client();
+    let test_app =
+        TestApp { stack: builder_with_collector(&app, &collector.endpoint()).args(flags).start().await, app };
+    let client = test_app.client();
     let unsampled = format!("00-{TRACE_ID}-{CALLER_SPAN}-00");
-    log_in(&shop, &client, PASSWORD, &unsampled).await.expect(StatusCode::UNAUTHORIZED);
+    log_in(&test_app, &client, PASSWORD, &unsampled).await.expect(StatusCode::UNAUTHORIZED);
     for malformed in
         ["no-trace", &format!("ff-{TRACE_ID}-{CALLER_SPAN}-01"), &format!("00-{TRACE_ID}-0000000000000000-01")]
     {
-        log_in(&shop, &client, PASSWORD, malformed).await.expect(StatusCode::UNAUTHORIZED);
+        log_in(&test_app, &client, PASSWORD, malformed).await.expect(StatusCode::UNAUTHORIZED);
     }
-    // All earlier spans have arrived when this one has.
+    // When the span of this request has arrived, all earlier ones have.
     client.get("the/last/one").await.expect(StatusCode::NOT_FOUND);
     collector.wait_for("the last span", |span| span.name() == "GET").await;
     let spans = collector.spans();
@@ -268,7 +274,7 @@ async fn a_collector_is_verified_with_the_configured_authority() {
         stack.client().get(&format!("{}/.well-known/jwks.json", app.id())).await.expect(StatusCode::OK);
         collector.wait_for("the span", |span| span.resource["service.name"] == protocol).await;
     }
-    // Without the authority nothing is exported.
+    // A server that does not trust the collector's CA exports nothing.
     let stack =
         builder_with_collector(&app, &collector.endpoint()).env("OTEL_SERVICE_NAME", "untrusting").start().await;
     stack.client().get(&format!("{}/.well-known/jwks.json", app.id())).await.expect(StatusCode::OK);
@@ -283,7 +289,7 @@ async fn a_collector_is_verified_with_the_configured_authority() {
 async fn the_last_spans_are_exported_when_a_server_ends() {
     let collector = Collector::start().await.unwrap();
     let app = app();
-    // The next scheduled export is after the end of the test.
+    // With this delay, the next scheduled export is after the end of the test.
     let stack =
         builder_with_collector(&app, &collector.endpoint()).env("OTEL_BSP_SCHEDULE_DELAY", "3600000").start().await;
     stack.client().get(&format!("{}/.well-known/jwks.json", app.id())).await.expect(StatusCode::OK);
@@ -295,7 +301,7 @@ async fn the_last_spans_are_exported_when_a_server_ends() {
 async fn an_unavailable_collector_delays_nothing_and_does_not_fill_the_log() {
     let addr = process::free_addr();
     let app = app();
-    // One endpoint refuses connections, the other accepts them and never responds.
+    // Two unavailable collectors: one refuses connections, the other one accepts them and never responds.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoints = [format!("http://{addr}"), format!("http://{}", silent.local_addr().unwrap())];
     for (endpoint, protocol) in endpoints.iter().zip(["http/protobuf", "grpc"]) {
@@ -382,6 +388,6 @@ async fn a_reconcile_is_a_span_with_its_requests_as_children() {
     collector
         .wait_for("the status", |span| span.name() == "PATCH apps/status" || span.name() == "PUT apps/status")
         .await;
-    // Watches do not belong to a reconcile.
+    // Requests of watches have no span, because they do not belong to a reconcile.
     assert!(collector.spans().iter().all(|span| span_kind(span) == "internal" || !span.parent().is_empty()));
 }

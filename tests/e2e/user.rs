@@ -1,10 +1,14 @@
-//! The user's own account: read, renamed and deleted, and the response of *userinfo* (specification: Accounts, Deletion
-//! of an account).
+//! The user's own account: how a user reads, renames and deletes it, and the response of *userinfo* (specification:
+//! Accounts, Deletion of an account).
 
 use std::sync::Arc;
 
 use http::{Method, StatusCode};
-use latchkey_tests::{builders::App, eventually};
+use latchkey_tests::{
+    builders::App,
+    eventually,
+    passwords::{NEW_PASSWORD, PASSWORD, WRONG_PASSWORD},
+};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -14,9 +18,7 @@ use tokio::{
 
 use crate::{
     fault_support::unlimited_app,
-    support::{
-        MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_CODE, WRONG_PASSWORD, app, read_all, status_of,
-    },
+    support::{MAIL_LIMIT, NAME, TestApp, WRONG_CODE, app, read_all, status_of},
     user_session::UserSession,
 };
 
@@ -28,10 +30,10 @@ fn field_names(body: &Value) -> Vec<&str> {
 
 // === the token ===
 
-/// Sends the head of a rename that waits for `100 Continue` before its body.
-async fn send_head_expecting_continue(shop: &TestApp, token: &str, body: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(shop.stack.server().public).await.unwrap();
-    let (path, length) = (format!("/v1/{}/user", shop.id()), body.len());
+/// Sends the head of a rename with `Expect: 100-continue`, and not the body yet.
+async fn send_head_expecting_continue(test_app: &TestApp, token: &str, body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(test_app.stack.server().public).await.unwrap();
+    let (path, length) = (format!("/v1/{}/user", test_app.id()), body.len());
     let head = format!(
         "PATCH {path} HTTP/1.1\r\nHost: latchkey.test\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\
          {token}Expect: 100-continue\r\nConnection: close\r\n\r\n"
@@ -42,44 +44,44 @@ async fn send_head_expecting_continue(shop: &TestApp, token: &str, body: &str) -
 
 #[tokio::test]
 async fn no_body_is_read_without_a_token_or_used_after_its_session_has_ended() {
-    let shop = TestApp::start().await;
-    let owner = shop.log_in_new_user(EMAIL).await;
+    let test_app = TestApp::start().await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
     let body = json!({ "name": "Grace" }).to_string();
     for token in ["", "Authorization: Bearer a.b.c\r\n"] {
-        let answer = read_all(&mut send_head_expecting_continue(&shop, token, &body).await).await;
-        assert_eq!(status_of(&answer), Some(401), "{answer}");
+        let response = read_all(&mut send_head_expecting_continue(&test_app, token, &body).await).await;
+        assert_eq!(status_of(&response), Some(401), "{response}");
     }
 
     let token = format!("Authorization: Bearer {}\r\n", owner.signed_in.token());
-    let mut stream = send_head_expecting_continue(&shop, &token, &body).await;
+    let mut stream = send_head_expecting_continue(&test_app, &token, &body).await;
     let mut interim = [0; 25];
     stream.read_exact(&mut interim).await.unwrap();
     assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
     owner.signed_in.post("logout", &json!({})).await.expect(StatusCode::OK);
     stream.write_all(body.as_bytes()).await.unwrap();
-    let answer = read_all(&mut stream).await;
-    assert_eq!(status_of(&answer), Some(401), "{answer}");
-    assert_eq!(shop.query_number(&format!("SELECT count(*) FROM users WHERE name = '{NAME}'")).await, 1);
+    let response = read_all(&mut stream).await;
+    assert_eq!(status_of(&response), Some(401), "{response}");
+    assert_eq!(test_app.query_number(&format!("SELECT count(*) FROM users WHERE name = '{NAME}'")).await, 1);
 }
 
 // === read ===
 
 #[tokio::test]
 async fn a_user_can_read_the_stored_data() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let early = shop.log_in_again(EMAIL).await;
-    let answer = early.get_user().await.expect(StatusCode::OK);
-    assert_eq!(answer.body["email"], EMAIL, "the owner can see an unverified address");
-    assert_eq!(answer.body["email_verified"], false);
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let early = test_app.log_in_again(EMAIL).await;
+    let response = early.get_user().await.expect(StatusCode::OK);
+    assert_eq!(response.body["email"], EMAIL, "the owner can see an unverified address");
+    assert_eq!(response.body["email_verified"], false);
 
-    let code = shop.code(EMAIL, 1).await;
+    let code = test_app.code(EMAIL, 1).await;
     early.signed_in.confirm(&code).await.expect(StatusCode::OK);
-    let answer = early.get_user().await.expect(StatusCode::OK);
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
-    let created: i64 = shop.query_number("SELECT floor(extract(epoch FROM created_at))::bigint FROM users").await;
+    let response = early.get_user().await.expect(StatusCode::OK);
+    assert_eq!(response.header("cache-control"), Some("no-store"));
+    let created: i64 = test_app.query_number("SELECT floor(extract(epoch FROM created_at))::bigint FROM users").await;
     assert_eq!(
-        answer.body,
+        response.body,
         json!({
             "id": early.user,
             "local_id": early.user,
@@ -96,9 +98,10 @@ async fn a_user_can_read_the_stored_data() {
 
 #[tokio::test]
 async fn an_account_can_have_no_password_and_no_address() {
-    let shop = TestApp::start().await;
-    let owner = shop.log_in_new_user(EMAIL).await;
-    shop.sql("UPDATE users SET password_hash = NULL, email = NULL, email_canonical = NULL, email_verified_at = NULL")
+    let test_app = TestApp::start().await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    test_app
+        .sql("UPDATE users SET password_hash = NULL, email = NULL, email_canonical = NULL, email_verified_at = NULL")
         .await;
     let body = owner.get_user().await.expect(StatusCode::OK).body;
     assert_eq!(
@@ -111,29 +114,29 @@ async fn an_account_can_have_no_password_and_no_address() {
 
 #[tokio::test]
 async fn userinfo_returns_the_claims_of_openid_connect() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let owner = shop.log_in_again(EMAIL).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let owner = test_app.log_in_again(EMAIL).await;
     let body = owner.signed_in.get("userinfo").await.expect(StatusCode::OK).body;
     assert_eq!(field_names(&body), ["email_verified", "name", "sub", "updated_at"], "no address before it is verified");
     assert_eq!(body["email_verified"], false);
 
-    owner.signed_in.confirm(&shop.code(EMAIL, 1).await).await.expect(StatusCode::OK);
-    let answer = owner.signed_in.get("userinfo").await.expect(StatusCode::OK);
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
-    assert_eq!(answer.header("content-type"), Some("application/json"));
-    let updated: i64 = shop.query_number("SELECT floor(extract(epoch FROM updated_at))::bigint FROM users").await;
+    owner.signed_in.confirm(&test_app.code(EMAIL, 1).await).await.expect(StatusCode::OK);
+    let response = owner.signed_in.get("userinfo").await.expect(StatusCode::OK);
+    assert_eq!(response.header("cache-control"), Some("no-store"));
+    assert_eq!(response.header("content-type"), Some("application/json"));
+    let updated: i64 = test_app.query_number("SELECT floor(extract(epoch FROM updated_at))::bigint FROM users").await;
     assert_eq!(
-        answer.body,
+        response.body,
         json!({ "sub": owner.user, "name": NAME, "email": EMAIL, "email_verified": true, "updated_at": updated })
     );
-    let without = owner.client.get(&format!("v1/{}/userinfo", shop.id())).await;
+    let without = owner.client.get(&format!("v1/{}/userinfo", test_app.id())).await;
     let without = without.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     let challenge = without.header("www-authenticate").expect("a challenge");
     assert!(challenge.starts_with("Bearer ") && !challenge.contains("error="), "{challenge}");
 }
 
-/// Every call on the user's own account, with a valid body.
+/// Every call to the endpoints of the user's own account, with a valid body.
 fn account_calls() -> [(Method, &'static str, Value); 6] {
     [
         (Method::GET, "user", Value::Null),
@@ -152,23 +155,23 @@ async fn call(owner: &UserSession, method: Method, path: &str, body: &Value) -> 
 
 #[tokio::test]
 async fn a_session_in_redis_of_a_deleted_or_disabled_user_is_refused() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     for (email, change) in [
         ("ada@example.com", "UPDATE users SET disabled_at = now()"),
         ("grace@example.com", "DELETE FROM users"),
         ("joan@example.com", "UPDATE users SET epoch = epoch + 1"),
     ] {
-        let owner = shop.log_in_new_user(email).await;
-        shop.settled_mail_count(email).await;
-        shop.sql(&format!("{change} WHERE email_canonical = '{email}'")).await;
-        let before = shop.database_checksum().await;
+        let owner = test_app.log_in_new_user(email).await;
+        test_app.settled_mail_count(email).await;
+        test_app.sql(&format!("{change} WHERE email_canonical = '{email}'")).await;
+        let before = test_app.database_checksum().await;
         for (method, path, body) in account_calls() {
-            let answer = call(&owner, method.clone(), path, &body).await;
-            assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{change}: {method} {path}: {}", answer.text);
-            assert_eq!(answer.body["error"], "invalid_token", "{change}: {method} {path}");
+            let response = call(&owner, method.clone(), path, &body).await;
+            assert_eq!(response.status, StatusCode::UNAUTHORIZED, "{change}: {method} {path}: {}", response.text);
+            assert_eq!(response.body["error"], "invalid_token", "{change}: {method} {path}");
         }
         owner.signed_in.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-        assert_eq!(shop.database_checksum().await, before, "{change}");
+        assert_eq!(test_app.database_checksum().await, before, "{change}");
     }
 }
 
@@ -176,37 +179,37 @@ async fn a_session_in_redis_of_a_deleted_or_disabled_user_is_refused() {
 async fn the_account_needs_a_token_of_a_live_session_of_the_app() {
     let (one, other) = (app(), app());
     let stack = latchkey_tests::stack::Stack::builder().app(&one).app(&other).start().await;
-    let shop = TestApp { stack, app: one };
-    let owner = shop.log_in_new_user(EMAIL).await;
-    let before = shop.database_checksum().await;
+    let test_app = TestApp { stack, app: one };
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    let before = test_app.database_checksum().await;
     let other_app = owner.client.with_token(other.id(), owner.signed_in.token());
     for (method, path, body) in account_calls() {
         let elsewhere = other_app.send(other_app.request(method.clone(), path).json(&body)).await;
         elsewhere.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-        let anonymous = owner.client.request(method.clone(), &format!("v1/{}/{path}", shop.id())).json(&body);
+        let anonymous = owner.client.request(method.clone(), &format!("v1/{}/{path}", test_app.id())).json(&body);
         let anonymous = owner.client.send(anonymous).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
         assert!(anonymous.header("www-authenticate").unwrap().starts_with("Bearer"), "{method} {path}");
-        let query = format!("v1/{}/{path}?access_token={}", shop.id(), owner.signed_in.token());
+        let query = format!("v1/{}/{path}?access_token={}", test_app.id(), owner.signed_in.token());
         let query = owner.client.send(owner.client.request(method, &query).json(&body)).await;
         query.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     }
-    assert_eq!(shop.database_checksum().await, before);
+    assert_eq!(test_app.database_checksum().await, before);
     owner.assert_live().await;
 }
 
 #[tokio::test]
 async fn a_wrong_method_gets_the_allowed_ones() {
-    let shop = TestApp::start().await;
+    let test_app = TestApp::start().await;
     for (path, allow) in [
         ("user", ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH"].as_slice()),
         ("userinfo", &["GET", "HEAD", "OPTIONS"]),
         ("user/password", &["OPTIONS", "POST"]),
         ("user/email", &["OPTIONS", "POST"]),
     ] {
-        let client = shop.client();
-        let answer = client.send(client.request(Method::PUT, &format!("v1/{}/{path}", shop.id()))).await;
-        let answer = answer.expect_error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed");
-        let mut allowed: Vec<&str> = answer.header("allow").unwrap().split(", ").collect();
+        let client = test_app.client();
+        let response = client.send(client.request(Method::PUT, &format!("v1/{}/{path}", test_app.id()))).await;
+        let response = response.expect_error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed");
+        let mut allowed: Vec<&str> = response.header("allow").unwrap().split(", ").collect();
         allowed.sort_unstable();
         assert_eq!(allowed, allow, "{path}");
     }
@@ -216,11 +219,11 @@ async fn a_wrong_method_gets_the_allowed_ones() {
 
 #[tokio::test]
 async fn a_new_name_is_trimmed_and_appears_in_every_later_token() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    // A user with an unverified address can change the name.
-    let owner = shop.log_in_again(EMAIL).await;
-    let other = shop.log_in_again(EMAIL).await;
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    // A user with an unverified email address can change the name.
+    let owner = test_app.log_in_again(EMAIL).await;
+    let other = test_app.log_in_again(EMAIL).await;
     let renamed = owner.rename_user("  Grace \u{1f680} Hopper\t").await.expect(StatusCode::OK);
     assert_eq!(renamed.body["name"], "Grace \u{1f680} Hopper");
     assert_eq!(renamed.body, owner.get_user().await.body, "the response is the user");
@@ -229,7 +232,7 @@ async fn a_new_name_is_trimmed_and_appears_in_every_later_token() {
         let claims = claims(refreshed.string("access_token"));
         assert_eq!((&claims["name"], &claims["sub"]), (&json!("Grace \u{1f680} Hopper"), &json!(owner.user)));
     }
-    let profiles = shop.query_number("SELECT count(*) FROM outbox WHERE kind = 'profile'").await;
+    let profiles = test_app.query_number("SELECT count(*) FROM outbox WHERE kind = 'profile'").await;
     assert_eq!(profiles, 0, "the request updated the sessions itself");
 }
 
@@ -242,9 +245,9 @@ fn claims(token: &str) -> Value {
 
 #[tokio::test]
 async fn an_invalid_name_is_refused_and_changes_nothing() {
-    let shop = TestApp::start().await;
-    let owner = shop.log_in_new_user(EMAIL).await;
-    let before = shop.database_checksum().await;
+    let test_app = TestApp::start().await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    let before = test_app.database_checksum().await;
     for (body, code) in [
         (json!({}), "missing"),
         (json!({ "nickname": "Grace" }), "missing"),
@@ -257,34 +260,35 @@ async fn an_invalid_name_is_refused_and_changes_nothing() {
         (json!({ "name": "a\r\nBcc: b" }), "invalid"),
         (json!({ "name": "x".repeat(201) }), "too_long"),
     ] {
-        let answer = owner.send(Method::PATCH, "user", &body).await;
-        let answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        let response = owner.send(Method::PATCH, "user", &body).await;
+        let response = response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
         assert_eq!(
-            answer.body["fields"],
-            json!([{ "field": "name", "code": code, "message": answer.body["fields"][0]["message"] }])
+            response.body["fields"],
+            json!([{ "field": "name", "code": code, "message": response.body["fields"][0]["message"] }])
         );
     }
     for body in ["", "[]", "\"Grace\"", "{\"name\": \"a\", \"name\": \"b\"}", "{\"name\": \"\u{fffd}", "nonsense"] {
         let request = owner.signed_in.request(Method::PATCH, "user").header("content-type", "application/json");
-        let answer = owner.signed_in.send(request.body(body)).await;
-        answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        let response = owner.signed_in.send(request.body(body)).await;
+        response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     }
     let request = owner.signed_in.request(Method::PATCH, "user").header("content-type", "text/plain");
-    let answer = owner.signed_in.send(request.body("{\"name\": \"Grace\"}")).await;
-    answer.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
-    assert_eq!(shop.database_checksum().await, before);
+    let response = owner.signed_in.send(request.body("{\"name\": \"Grace\"}")).await;
+    response.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
+    assert_eq!(test_app.database_checksum().await, before);
     assert_eq!(owner.get_user().await.body["name"], NAME);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_concurrent_renames_the_tokens_have_the_stored_name() {
-    let shop = TestApp::from_builder(unlimited_app("names"), latchkey_tests::stack::Stack::builder().servers(2)).await;
-    let owner = Arc::new(shop.log_in_new_user(EMAIL).await);
+    let test_app =
+        TestApp::from_builder(unlimited_app("names"), latchkey_tests::stack::Stack::builder().servers(2)).await;
+    let owner = Arc::new(test_app.log_in_new_user(EMAIL).await);
     let start = Arc::new(Barrier::new(6));
     let tasks: Vec<_> = (0..6)
         .map(|number| {
             let (owner, start) = (owner.clone(), start.clone());
-            let client = shop.stack.client_of(number % 2).with_token(shop.id(), owner.signed_in.token());
+            let client = test_app.stack.client_of(number % 2).with_token(test_app.id(), owner.signed_in.token());
             tokio::spawn(async move {
                 start.wait().await;
                 let body = json!({ "name": format!("Name {number}") });
@@ -304,55 +308,56 @@ async fn after_concurrent_renames_the_tokens_have_the_stored_name() {
 
 #[tokio::test]
 async fn deleting_an_account_deletes_all_its_data() {
-    let shop = TestApp::start().await;
-    let owner = shop.log_in_new_user(EMAIL).await;
-    let other = shop.log_in_again(EMAIL).await;
-    let bystander = shop.log_in_new_user("grace@example.com").await;
-    shop.sql(&format!(
-        "INSERT INTO identities (app_id, authority, subject, user_id, provider, linked_at)
+    let test_app = TestApp::start().await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    let other = test_app.log_in_again(EMAIL).await;
+    let bystander = test_app.log_in_new_user("grace@example.com").await;
+    test_app
+        .sql(&format!(
+            "INSERT INTO identities (app_id, authority, subject, user_id, provider, linked_at)
          SELECT app_id, 'https://id.example', id::text, id, 'id', now() FROM users;
          INSERT INTO outbox (app_id, kind, user_id, requested_at, dead_at)
          SELECT app_id, 'reset', id, now(), now() FROM users WHERE id = '{}'",
-        owner.user
-    ))
-    .await;
-    let reset = shop.reset_code(EMAIL, 2).await;
-    shop.make_login_stale(&owner).await;
+            owner.user
+        ))
+        .await;
+    let reset = test_app.reset_code(EMAIL, 2).await;
+    test_app.make_login_stale(&owner).await;
 
-    let answer = owner.delete_user(&json!({ "password": PASSWORD })).await.expect(StatusCode::OK);
-    assert_eq!(answer.body, json!({}));
+    let response = owner.delete_user(&json!({ "password": PASSWORD })).await.expect(StatusCode::OK);
+    assert_eq!(response.body, json!({}));
     owner.assert_ended().await;
     other.assert_ended().await;
-    let login = shop.client().login(shop.id(), EMAIL, PASSWORD).await;
+    let login = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await;
     login.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
-    let late = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    let late = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
     late.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     let of_user = |table: &str, column: &str| format!("SELECT count(*) FROM {table} WHERE {column} = '{}'", owner.user);
-    assert_eq!(shop.query_number(&of_user("users", "id")).await, 0);
-    assert_eq!(shop.query_number(&of_user("identities", "user_id")).await, 0);
-    assert_eq!(shop.query_number(&of_user("outbox", "user_id")).await, 0, "neither mails nor dead letters");
-    assert_eq!(shop.settled_mail_count(EMAIL).await, 2, "no mail after that");
+    assert_eq!(test_app.query_number(&of_user("users", "id")).await, 0);
+    assert_eq!(test_app.query_number(&of_user("identities", "user_id")).await, 0);
+    assert_eq!(test_app.query_number(&of_user("outbox", "user_id")).await, 0, "neither mails nor dead letters");
+    assert_eq!(test_app.settled_mail_count(EMAIL).await, 2, "no mail after that");
 
-    // The address is free, and its next owner is another user.
-    shop.register(EMAIL).await;
-    let code = shop.code(EMAIL, 3).await;
-    let anew = shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
+    // The email address can be registered again, by a new user with another id.
+    test_app.register(EMAIL).await;
+    let code = test_app.code(EMAIL, 3).await;
+    let anew = test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
     assert_ne!(anew.string("local_id"), owner.user);
     owner.assert_ended().await;
     bystander.assert_live().await;
-    assert_eq!(shop.query_number("SELECT count(*) FROM identities").await, 1);
+    assert_eq!(test_app.query_number("SELECT count(*) FROM identities").await, 1);
 }
 
 #[tokio::test]
 async fn a_deletion_needs_the_password_or_a_recent_login() {
-    let shop = TestApp::start().await;
-    let owner = shop.log_in_new_user(EMAIL).await;
-    let before = shop.database_checksum().await;
-    // A wrong password is refused even after a recent login.
+    let test_app = TestApp::start().await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    let before = test_app.database_checksum().await;
+    // Even after a recent login, a wrong password is rejected.
     let wrong = owner.delete_user(&json!({ "password": WRONG_PASSWORD })).await;
     let wrong = wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     assert!(wrong.header("www-authenticate").unwrap().starts_with("Bearer"));
-    shop.make_login_stale(&owner).await;
+    test_app.make_login_stale(&owner).await;
     for body in [json!({}), json!({ "current_password": PASSWORD })] {
         let stale = owner.delete_user(&body).await;
         let stale = stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
@@ -363,11 +368,11 @@ async fn a_deletion_needs_the_password_or_a_recent_login() {
     for body in [json!({ "password": "" }), json!({ "password": null }), json!({ "password": [PASSWORD] })] {
         owner.delete_user(&body).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     }
-    assert_eq!(shop.database_checksum().await, before);
+    assert_eq!(test_app.database_checksum().await, before);
     owner.assert_live().await;
 
-    // A request without a body is like one with an empty object.
-    let owner = shop.log_in_again(EMAIL).await;
+    // A request without a body is the same as one with an empty object.
+    let owner = test_app.log_in_again(EMAIL).await;
     let bare = owner.signed_in.send(owner.signed_in.request(Method::DELETE, "user")).await.expect(StatusCode::OK);
     assert_eq!(bare.body, json!({}));
     owner.assert_ended().await;
@@ -375,8 +380,8 @@ async fn a_deletion_needs_the_password_or_a_recent_login() {
 
 #[tokio::test]
 async fn a_password_check_for_a_deletion_counts_as_a_login() {
-    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, 600)])).await;
-    let owner = shop.log_in_new_user(EMAIL).await;
+    let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, 600)])).await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
     for _ in 0..3 {
         let wrong = owner.delete_user(&json!({ "password": WRONG_PASSWORD })).await;
         wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
@@ -384,19 +389,19 @@ async fn a_password_check_for_a_deletion_counts_as_a_login() {
     let limited = owner.delete_user(&json!({ "password": PASSWORD })).await;
     let limited = limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     assert!(limited.header("ratelimit-policy").unwrap().contains("loginFailuresPerClient"));
-    let login = owner.client.login(shop.id(), EMAIL, PASSWORD).await;
+    let login = owner.client.login(test_app.id(), EMAIL, PASSWORD).await;
     login.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     owner.assert_live().await;
 }
 
 #[tokio::test]
 async fn a_user_with_an_unverified_address_cannot_delete_the_account_or_change_password_or_address() {
-    let shop = TestApp::start().await;
-    shop.register(EMAIL).await;
-    let owner = shop.log_in_again(EMAIL).await;
-    shop.settled_mail_count(EMAIL).await;
-    let before = shop.database_checksum().await;
-    for answer in [
+    let test_app = TestApp::start().await;
+    test_app.register(EMAIL).await;
+    let owner = test_app.log_in_again(EMAIL).await;
+    test_app.settled_mail_count(EMAIL).await;
+    let before = test_app.database_checksum().await;
+    for response in [
         owner.delete_user(&json!({})).await,
         owner.delete_user(&json!({ "password": PASSWORD })).await,
         owner.delete_user(&json!({ "password": WRONG_PASSWORD })).await,
@@ -404,30 +409,31 @@ async fn a_user_with_an_unverified_address_cannot_delete_the_account_or_change_p
         owner.change_password(None, NEW_PASSWORD).await,
         owner.change_address(Some(PASSWORD), "new@example.com").await,
     ] {
-        answer.expect_error(StatusCode::FORBIDDEN, "email_not_verified");
+        response.expect_error(StatusCode::FORBIDDEN, "email_not_verified");
     }
-    assert_eq!(shop.database_checksum().await, before);
-    assert_eq!(shop.settled_mail_count("new@example.com").await, 0);
+    assert_eq!(test_app.database_checksum().await, before);
+    assert_eq!(test_app.settled_mail_count("new@example.com").await, 0);
     owner.assert_live().await;
 
-    // This does not apply to an account without an address.
-    shop.sql("UPDATE users SET email = NULL, email_canonical = NULL").await;
+    // An account without an email address is an exception.
+    test_app.sql("UPDATE users SET email = NULL, email_canonical = NULL").await;
     owner.delete_user(&json!({})).await.expect(StatusCode::OK);
     owner.assert_ended().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deletion_that_races_logins_and_refreshes_leaves_no_session() {
-    let shop = TestApp::from_builder(unlimited_app("gone"), latchkey_tests::stack::Stack::builder().servers(2)).await;
+    let test_app =
+        TestApp::from_builder(unlimited_app("gone"), latchkey_tests::stack::Stack::builder().servers(2)).await;
     for round in 0..6_u64 {
         let email = format!("ada{round}@example.com");
-        let owner = Arc::new(shop.log_in_new_user(&email).await);
-        let tab = Arc::new(shop.log_in_again(&email).await);
+        let owner = Arc::new(test_app.log_in_new_user(&email).await);
+        let tab = Arc::new(test_app.log_in_again(&email).await);
         let start = Arc::new(Barrier::new(9));
         let mut tasks = Vec::new();
         for number in 0..8_u64 {
-            let (start, tab, app, email) = (start.clone(), tab.clone(), shop.id().to_owned(), email.clone());
-            let client = shop.stack.client_of(usize::try_from(number % 2).unwrap());
+            let (start, tab, app, email) = (start.clone(), tab.clone(), test_app.id().to_owned(), email.clone());
+            let client = test_app.stack.client_of(usize::try_from(number % 2).unwrap());
             tasks.push(tokio::spawn(async move {
                 start.wait().await;
                 tokio::time::sleep(std::time::Duration::from_millis(number * (2 + round))).await;
@@ -437,25 +443,26 @@ async fn a_deletion_that_races_logins_and_refreshes_leaves_no_session() {
         start.wait().await;
         owner.delete_user(&json!({ "password": PASSWORD })).await.expect(StatusCode::OK);
         for task in tasks {
-            let answer = task.await.expect("no call panics");
-            match answer.status {
+            let response = task.await.expect("no call panics");
+            match response.status {
                 StatusCode::OK => {
-                    let token = answer.body["token"].as_str().or(answer.body["access_token"].as_str()).unwrap();
-                    shop.verify(token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+                    let token = response.body["token"].as_str().or(response.body["access_token"].as_str()).unwrap();
+                    test_app.verify(token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
                 }
-                StatusCode::BAD_REQUEST => drop(answer.expect_error(StatusCode::BAD_REQUEST, "invalid_grant")),
-                _ => drop(answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials")),
+                StatusCode::BAD_REQUEST => drop(response.expect_error(StatusCode::BAD_REQUEST, "invalid_grant")),
+                _ => drop(response.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials")),
             }
         }
         tab.assert_ended().await;
-        assert_eq!(shop.session_count().await, 0, "in round {round}");
+        assert_eq!(test_app.session_count().await, 0, "in round {round}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_deletions_at_once_one_deletes_and_the_other_finds_no_user() {
-    let shop = TestApp::from_builder(unlimited_app("twice"), latchkey_tests::stack::Stack::builder().servers(2)).await;
-    let owner = Arc::new(shop.log_in_new_user(EMAIL).await);
+    let test_app =
+        TestApp::from_builder(unlimited_app("twice"), latchkey_tests::stack::Stack::builder().servers(2)).await;
+    let owner = Arc::new(test_app.log_in_new_user(EMAIL).await);
     let mut tasks = Vec::new();
     for _ in 0..8 {
         let owner = owner.clone();
@@ -463,43 +470,44 @@ async fn of_two_deletions_at_once_one_deletes_and_the_other_finds_no_user() {
     }
     let mut deleted = 0;
     for task in tasks {
-        let answer = task.await.expect("no call panics");
-        if answer.status == StatusCode::OK {
+        let response = task.await.expect("no call panics");
+        if response.status == StatusCode::OK {
             deleted += 1;
         } else {
-            answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+            response.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
         }
     }
     assert_eq!(deleted, 1);
-    assert_eq!(shop.query_number("SELECT count(*) FROM users").await, 0);
+    assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, 0);
 }
 
 #[tokio::test]
 async fn the_outbox_ends_the_sessions_of_a_deleted_user_if_the_request_could_not() {
-    let shop = TestApp::start().await;
-    let owner = shop.log_in_new_user(EMAIL).await;
-    shop.settled_mail_count(EMAIL).await;
-    // The state that a server leaves if it dies between Postgres and Redis.
-    shop.sql(&format!(
-        "INSERT INTO outbox (app_id, kind, user_id, epoch)
+    let test_app = TestApp::start().await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    test_app.settled_mail_count(EMAIL).await;
+    // The state after a server died between its writes to Postgres and to Redis.
+    test_app
+        .sql(&format!(
+            "INSERT INTO outbox (app_id, kind, user_id, epoch)
          SELECT app_id, 'epoch', id, epoch + 1 FROM users WHERE id = '{0}';
          DELETE FROM users WHERE id = '{0}'; NOTIFY latchkey_outbox",
-        owner.user
-    ))
-    .await;
+            owner.user
+        ))
+        .await;
     let ended = || async { (owner.refresh().await.status == StatusCode::BAD_REQUEST).then_some(()) };
     eventually("the end of the session", MAIL_LIMIT, ended).await;
     owner.assert_ended().await;
-    assert_eq!(shop.session_count().await, 0);
-    let code = shop.client().confirm(shop.id(), WRONG_CODE).await;
+    assert_eq!(test_app.session_count().await, 0);
+    let code = test_app.client().confirm(test_app.id(), WRONG_CODE).await;
     code.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
 }
 
 #[tokio::test]
 async fn a_deletion_follows_the_common_rules_for_bodies_and_limits() {
-    let shop = TestApp::start_with(App::new("form")).await;
-    let owner = shop.log_in_new_user(EMAIL).await;
-    let before = shop.database_checksum().await;
+    let test_app = TestApp::start_with(App::new("form")).await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    let before = test_app.database_checksum().await;
     let send = async |content_type: &str, body: String| {
         let request = owner.signed_in.request(Method::DELETE, "user").header("content-type", content_type);
         owner.signed_in.send(request.body(body)).await
@@ -511,6 +519,6 @@ async fn a_deletion_follows_the_common_rules_for_bodies_and_limits() {
     send("application/json", large).await.expect_error(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large");
     let plain = send("text/plain", "{}".to_owned()).await;
     plain.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
-    assert_eq!(shop.database_checksum().await, before);
+    assert_eq!(test_app.database_checksum().await, before);
     owner.assert_live().await;
 }

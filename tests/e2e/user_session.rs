@@ -1,12 +1,15 @@
-//! A logged-in user, shared by the tests of the own account, of passwords and of addresses.
+//! A logged-in user, for the tests of the user's own account, of passwords and of email addresses.
 
 use argon2::{Algorithm, Argon2, Params, Version};
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use http::{Method, StatusCode};
-use latchkey_tests::client::{ApiClient, ApiResponse, AuthenticatedClient};
+use latchkey_tests::{
+    client::{ApiClient, ApiResponse, AuthenticatedClient},
+    passwords::PASSWORD,
+};
 use serde_json::{Value, json};
 
-use crate::support::{PASSWORD, TestApp};
+use crate::support::TestApp;
 
 /// A session with the values of its login response.
 pub(crate) struct UserSession {
@@ -44,7 +47,7 @@ impl TestApp {
         }
     }
 
-    /// Moves the login of a session this number of seconds into the past, in Redis.
+    /// Moves the login time of a session into the past, in Redis.
     pub(crate) async fn backdate_login(&self, user: &str, session: &str, seconds: i64) {
         let key = format!("lk:{{{}:{user}}}:session:{session}", self.id());
         let mut redis = self.stack.redis().connect().await.expect("Redis is reachable");
@@ -54,12 +57,12 @@ impl TestApp {
         assert_eq!(set, Ok(0), "nothing but the time was changed");
     }
 
-    /// Moves the login of a session beyond the limit for a recent login.
+    /// Moves the login time so far into the past that the login is no longer recent.
     pub(crate) async fn make_login_stale(&self, owner: &UserSession) {
         self.backdate_login(&owner.user, &owner.session, 301).await;
     }
 
-    /// The hash of a password as an import provides it.
+    /// A password hash as an import of users contains it.
     pub(crate) fn imported_hash(password: &str) -> String {
         let mut hash = [0; 32];
         let params = Params::new(8192, 1, 1, None).expect("valid parameters");

@@ -30,7 +30,7 @@ const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 /// Flags of Chromium, in addition to its profile.
 const FLAGS: [&str; 14] = [
     "--headless",
-    // It is root in a container, where its sandbox does not work. The pages are our own.
+    // In a container Chromium runs as root, and its sandbox does not work there. The pages are our own.
     "--no-sandbox",
     "--disable-gpu",
     // /dev/shm is small in containers.
@@ -83,7 +83,7 @@ impl Browser {
         Self::start_with(&[]).await
     }
 
-    /// Starts a browser that accepts every certificate, because no trusted root signs the certificates of tests.
+    /// Starts a browser that accepts every certificate: no root that browsers trust signs the certificates of tests.
     pub async fn start_accepting_all_certificates() -> Result<Self> {
         Self::start_with(&["--ignore-certificate-errors"]).await
     }
@@ -96,7 +96,7 @@ impl Browser {
             .with_context(|| format!("ChromeDriver {missing} `chromium-driver`"))?;
         let dir = process::fresh_dir("browser");
         let profile = dir.join("profile");
-        // ChromeDriver attaches to it instead of starting it, so that Chromium dies with this process in every case.
+        // Started here and not by ChromeDriver, so that Chromium dies with this process in every case.
         let chromium = Program::new("chromium", chromium, dir.join("chromium.log"))
             .env("HOME", &dir.display().to_string())
             .args(FLAGS)
@@ -266,8 +266,8 @@ impl Browser {
         if let Some(body) = body {
             request = request.json(body);
         }
-        let mut answer: Value = request.send().await?.json().await?;
-        let value = answer["value"].take();
+        let mut response: Value = request.send().await?.json().await?;
+        let value = response["value"].take();
         match value["error"].as_str() {
             None => Ok(value),
             Some(error) => bail!("{error}: {}", value["message"].as_str().unwrap_or_default()),
@@ -288,12 +288,12 @@ impl Drop for Browser {
     }
 }
 
-/// The debugger's address. Chromium chooses the port and writes it into its profile.
+/// The socket address of Chromium's debugger. Chromium chooses the port and writes it into its profile.
 async fn debugger_address(chromium: &Process, profile: &Path) -> Result<String> {
     let end = Instant::now() + START_LIMIT;
     loop {
         let content = fs::read_to_string(profile.join("DevToolsActivePort")).unwrap_or_default();
-        // A second line means that the first is complete.
+        // Chromium writes the port on the first line. The line is complete when a second one follows.
         if let Some((port, _)) = content.split_once('\n') {
             return Ok(format!("127.0.0.1:{port}"));
         }

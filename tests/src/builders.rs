@@ -17,7 +17,7 @@ pub struct App {
     templates: Map<String, Value>,
 }
 
-/// The keys of an SMTP Secret.
+/// The values of an SMTP Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Relay {
     pub host: String,
@@ -40,12 +40,12 @@ pub struct Provider {
 // === impl App ===
 
 impl App {
-    /// An App with a unique id that starts with `prefix`.
+    /// An App with a unique appID that starts with `prefix`.
     pub fn new(prefix: &str) -> Self {
         Self::with_id(&format!("{prefix}-{:010x}", rand::random::<u64>() >> 24))
     }
 
-    /// An App with this id.
+    /// An App with this appID.
     pub fn with_id(id: &str) -> Self {
         let spec = json!({
             "displayName": "The Shop",
@@ -78,7 +78,7 @@ impl App {
         self
     }
 
-    /// A field of the spec that was set before.
+    /// The value of a field of the spec; `None` if it is not set.
     pub fn spec_value(&self, pointer: &str) -> Option<Value> {
         Value::Object(self.spec.clone()).pointer(pointer).cloned()
     }
@@ -90,7 +90,7 @@ impl App {
         self.set(&format!("/limits/{name}"), windows)
     }
 
-    /// Makes the App send its mail over its own relay.
+    /// Makes the App send its mails through its own relay.
     pub fn relay(mut self, relay: Relay) -> Self {
         let name = format!("{}-smtp", self.id);
         self.smtp = Some(relay);
@@ -178,7 +178,7 @@ impl Provider {
         &self.name
     }
 
-    /// Sets a field of the preset's member.
+    /// Sets a field of the preset's settings: `set("clientID", …)` sets `spec.github.clientID`.
     pub fn set(mut self, field: &str, value: impl Into<Value>) -> Self {
         self.settings.insert(field.to_owned(), value.into());
         self
@@ -227,14 +227,14 @@ impl Provider {
 // === impl Relay ===
 
 impl Relay {
-    /// The settings to connect to an SMTP server.
+    /// The settings with which the App reaches this SMTP server.
     pub fn of(smtp: &Smtp) -> Self {
         let tls = match smtp.security() {
             Security::None => "none",
             Security::StartTls => "starttls",
             Security::Implicit => "implicit",
         };
-        // By name if a certificate is checked.
+        // With TLS, the certificate is for the name `localhost`.
         let host = if smtp.ca().is_some() { "localhost".to_owned() } else { smtp.addr().ip().to_string() };
         Self { host, port: smtp.addr().port(), tls, login: smtp.login().cloned() }
     }

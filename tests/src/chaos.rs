@@ -1,6 +1,6 @@
-//! Sessions under chaos: clients with racing tabs, retries and lost responses, some of them stolen, while servers
-//! restart and the Redis primary is killed. Counts the honest sessions that were lost and the stolen sessions that were
-//! ended.
+//! Sessions under chaos. Clients have racing tabs, they retry, and they lose responses. Some sessions are stolen.
+//! Servers restart, and the Redis primary is killed. Counts the honest sessions that were lost, and the stolen sessions
+//! that the servers ended.
 
 use std::{
     fmt,
@@ -16,36 +16,37 @@ use futures::future::join_all;
 use http::StatusCode;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 
 use crate::{
     builders::App,
     client::unique_client_address,
-    redis::{RedisSentinel, SentinelOptions},
+    passwords::PASSWORD,
+    redis::{SentinelOptions, SentinelSetup},
     stack::Stack,
 };
 
-/// How much longer than the grace period thief and victim wait between their turns.
+/// How much longer than the grace period the thief and the victim wait before each refresh.
 const TURN_MARGIN: Duration = Duration::from_millis(300);
 /// Pause before a retry after 503.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// A client that gets no response for this long gives up, and the run fails.
 const REFRESH_LIMIT: Duration = Duration::from_secs(120);
 const SESSIONS_PER_USER: usize = 90;
-const PASSWORD: &str = "a quiet harbour at noon";
-/// How often thief and victim can use a token in turn: the sixth late token counts as stolen (specification: Sessions
-/// and tokens, Reuse detection).
+/// After this number of the thief's refreshes the session must have ended: the sixth late answer ends it
+/// (specification: Sessions and tokens, Reuse detection).
 pub const MAX_TURNS: u32 = 6;
 
 /// The size of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     pub sessions: usize,
-    /// Number of stolen sessions. Half are stolen by use of an old token, half by a thief who takes turns with the
-    /// victim.
+    /// Number of stolen sessions. In half of them the thief uses an old token once; in the other half the thief and the
+    /// victim refresh in turn.
     pub stolen: usize,
     pub duration: Duration,
-    /// The App's grace period, in seconds. A retry that takes longer counts as late, so it must be much longer than a
-    /// response takes on this machine.
+    /// The App's grace period, in seconds. It must be much longer than a response takes on this machine, because a
+    /// retry after the grace period is a late refresh.
     pub grace_seconds: u32,
     pub servers: usize,
     /// How often the Redis primary is killed.
@@ -57,21 +58,22 @@ pub struct Options {
 pub struct Report {
     pub options: Options,
     pub refreshes: u64,
-    /// Responses that were dropped, as if lost on the network, and requested again immediately.
+    /// Responses that the client dropped, as if the network had lost them. It retried immediately.
     pub responses_lost: u64,
     /// Rounds in which several tabs sent the same token.
     pub races: u64,
-    /// Requests without a response, and requests refused with 503.
+    /// Requests without a response, and requests with a 503 response.
     pub disconnected: u64,
     pub unavailable: u64,
     pub restarts: u32,
     pub kills: u32,
     /// Honest sessions that got `invalid_grant`.
     pub lost: Vec<String>,
-    /// Sessions stolen by an old token: all of them, and those that ended at its first use.
+    /// Sessions in which a thief used an old token: all of them, and those that ended at that refresh.
     pub old_tokens: usize,
     pub old_tokens_ended: usize,
-    /// Sessions used in turn: all of them, and after how many uses by the thief each ended.
+    /// Sessions in which thief and victim refreshed in turn: all of them, and after how many refreshes of the thief
+    /// each ended.
     pub turns: usize,
     pub turns_ended: Vec<u32>,
 }
@@ -143,7 +145,7 @@ impl fmt::Display for Report {
 
 /// Runs the scenario with real servers, a real primary with a replica, and sentinels.
 pub async fn run(options: Options) -> Result<Report> {
-    let redis = RedisSentinel::start(SentinelOptions::for_tests()).await?;
+    let redis = SentinelSetup::start(SentinelOptions::for_tests()).await?;
     let loose: &[(u32, u32)] = &[(10_000_000, 60)];
     let app = App::new("chaos")
         .set("/tokens/refreshGraceSeconds", options.grace_seconds)
@@ -161,7 +163,7 @@ pub async fn run(options: Options) -> Result<Report> {
     let http =
         reqwest::Client::builder().no_proxy().local_address(unique_client_address()).timeout(Duration::from_secs(20));
     let urls = stack.servers().iter().map(|server| format!("http://{}/v1/{}/token", server.public, app.id()));
-    let world = Arc::new(Shared {
+    let shared = Arc::new(Shared {
         http: http.build()?,
         urls: urls.collect(),
         counts: Counts::default(),
@@ -169,28 +171,9 @@ pub async fn run(options: Options) -> Result<Report> {
     });
     let old = options.stolen / 2;
     let began = Instant::now();
-    let clients: Vec<_> = tokens
-        .into_iter()
-        .enumerate()
-        .map(|(number, token)| {
-            let world = Arc::clone(&world);
-            let turn = Duration::from_secs(options.grace_seconds.into()) + TURN_MARGIN;
-            // Thefts begin throughout the run: late enough for normal traffic before, early enough to be detected.
-            let share = f64::from(u32::try_from(number).unwrap_or(0))
-                / f64::from(u32::try_from(options.stolen.max(1)).unwrap_or(1));
-            tokio::spawn(async move {
-                if number < old {
-                    run_old_token_thief(&world, token, options.duration.mul_f64(share)).await
-                } else if number < options.stolen {
-                    run_turn_thief(&world, token, turn).await
-                } else {
-                    run_honest_client(&world, token).await
-                }
-            })
-        })
-        .collect();
+    let clients = spawn_clients(&shared, tokens, options);
     let (restarts, kills) = inject_faults(&stack, &redis, &options, began).await?;
-    world.is_over.store(true, Ordering::Relaxed);
+    shared.is_over.store(true, Ordering::Relaxed);
 
     let mut report = Report {
         options,
@@ -215,12 +198,39 @@ pub async fn run(options: Options) -> Result<Report> {
         }
     }
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    report.refreshes = count(&world.counts.refreshes);
-    report.responses_lost = count(&world.counts.responses_lost);
-    report.races = count(&world.counts.races);
-    report.disconnected = count(&world.counts.disconnected);
-    report.unavailable = count(&world.counts.unavailable);
+    report.refreshes = count(&shared.counts.refreshes);
+    report.responses_lost = count(&shared.counts.responses_lost);
+    report.races = count(&shared.counts.races);
+    report.disconnected = count(&shared.counts.disconnected);
+    report.unavailable = count(&shared.counts.unavailable);
     Ok(report)
+}
+
+/// Starts one client per token: first the sessions with an old-token thief, then those that a thief uses in turn, then
+/// the honest ones.
+fn spawn_clients(
+    shared: &Arc<Shared>,
+    tokens: Vec<String>,
+    options: Options,
+) -> Vec<JoinHandle<Result<ClientOutcome>>> {
+    let turn = Duration::from_secs(options.grace_seconds.into()) + TURN_MARGIN;
+    let spawn = |(number, token): (usize, String)| {
+        let shared = Arc::clone(shared);
+        // The thefts start at different times of the run: after some normal traffic, and early enough to be detected
+        // before the run ends.
+        let share = f64::from(u32::try_from(number).unwrap_or(0))
+            / f64::from(u32::try_from(options.stolen.max(1)).unwrap_or(1));
+        tokio::spawn(async move {
+            if number < options.stolen / 2 {
+                run_old_token_thief(&shared, token, options.duration.mul_f64(share)).await
+            } else if number < options.stolen {
+                run_turn_thief(&shared, token, turn).await
+            } else {
+                run_honest_client(&shared, token).await
+            }
+        })
+    };
+    tokens.into_iter().enumerate().map(spawn).collect()
 }
 
 /// Logs in and returns this number of refresh tokens.
@@ -239,7 +249,7 @@ async fn log_in_all(stack: &Stack, app: &str, sessions: usize) -> Result<Vec<Str
 }
 
 /// Restarts servers one after the other, alternately with SIGTERM and SIGKILL, and kills the primary at even intervals.
-async fn inject_faults(stack: &Stack, redis: &RedisSentinel, options: &Options, began: Instant) -> Result<(u32, u32)> {
+async fn inject_faults(stack: &Stack, redis: &SentinelSetup, options: &Options, began: Instant) -> Result<(u32, u32)> {
     let mut restarts = 0;
     let mut kills = 0;
     while began.elapsed() < options.duration {
@@ -265,12 +275,12 @@ async fn inject_faults(stack: &Stack, redis: &RedisSentinel, options: &Options, 
 
 // === clients ===
 
-/// A client whose tabs share a token: they race, they retry, and sometimes a response is lost.
-async fn run_honest_client(world: &Shared, mut token: String) -> Result<ClientOutcome> {
+/// A client with several tabs that share a token. The tabs race, they retry, and sometimes a response is lost.
+async fn run_honest_client(shared: &Shared, mut token: String) -> Result<ClientOutcome> {
     let mut rng = StdRng::from_rng(&mut rand::rng());
     let mut round = 0_u64;
-    while !world.is_over.load(Ordering::Relaxed) {
-        match run_round(world, &token, &mut rng).await? {
+    while !shared.is_over.load(Ordering::Relaxed) {
+        match run_round(shared, &token, &mut rng).await? {
             RefreshOutcome::Token(next) => token = next,
             RefreshOutcome::InvalidGrant => return Ok(ClientOutcome::Honest(Some(format!("in its round {round}")))),
         }
@@ -280,28 +290,28 @@ async fn run_honest_client(world: &Shared, mut token: String) -> Result<ClientOu
 }
 
 /// One round of an honest client.
-async fn run_round(world: &Shared, token: &str, rng: &mut StdRng) -> Result<RefreshOutcome> {
+async fn run_round(shared: &Shared, token: &str, rng: &mut StdRng) -> Result<RefreshOutcome> {
     let tabs = if rng.random_bool(0.3) { rng.random_range(2..=4) } else { 1 };
     if tabs > 1 {
-        world.counts.races.fetch_add(1, Ordering::Relaxed);
+        shared.counts.races.fetch_add(1, Ordering::Relaxed);
     }
     let loses: Vec<(bool, usize)> = (0..tabs).map(|_| (rng.random_bool(0.1), rng.random_range(0..1000))).collect();
-    let answers = join_all(loses.into_iter().map(|(loses, first)| async move {
-        let answer = refresh(world, token, first).await?;
+    let outcomes = join_all(loses.into_iter().map(|(loses, first)| async move {
+        let outcome = refresh(shared, token, first).await?;
         if !loses {
-            return Ok(answer);
+            return Ok(outcome);
         }
         // The response is lost; the client retries immediately.
-        world.counts.responses_lost.fetch_add(1, Ordering::Relaxed);
-        refresh(world, token, first + 1).await
+        shared.counts.responses_lost.fetch_add(1, Ordering::Relaxed);
+        refresh(shared, token, first + 1).await
     }))
     .await;
-    let answers = answers.into_iter().collect::<Result<Vec<RefreshOutcome>>>()?;
-    let (first, others) = answers.split_first().context("a round has at least one tab")?;
+    let outcomes = outcomes.into_iter().collect::<Result<Vec<RefreshOutcome>>>()?;
+    let (first, others) = outcomes.split_first().context("a round has at least one tab")?;
     if let Some(other) = others.iter().find(|other| *other != first) {
-        // If a failover happened in between, both tokens are valid. The newer one is used, as by tabs that share a
-        // store.
-        if answers.contains(&RefreshOutcome::InvalidGrant) {
+        // If a failover happened between the two responses, both tokens are valid. The client uses the newer one, as
+        // tabs with a common local storage do.
+        if outcomes.contains(&RefreshOutcome::InvalidGrant) {
             return Ok(RefreshOutcome::InvalidGrant);
         }
         return Ok(other.clone());
@@ -309,14 +319,14 @@ async fn run_round(world: &Shared, token: &str, rng: &mut StdRng) -> Result<Refr
     Ok(first.clone())
 }
 
-/// Waits, then uses a token that is two generations old, once.
-async fn run_old_token_thief(world: &Shared, mut token: String, wait: Duration) -> Result<ClientOutcome> {
+/// Refreshes normally at first. Then a thief sends a token that is two generations old, once.
+async fn run_old_token_thief(shared: &Shared, mut token: String, wait: Duration) -> Result<ClientOutcome> {
     let began = Instant::now();
     let mut rng = StdRng::from_rng(&mut rand::rng());
     let mut last = [token.clone(), token.clone()];
     let mut rounds = 0;
-    while rounds < 3 || (began.elapsed() < wait && !world.is_over.load(Ordering::Relaxed)) {
-        match run_round(world, &token, &mut rng).await? {
+    while rounds < 3 || (began.elapsed() < wait && !shared.is_over.load(Ordering::Relaxed)) {
+        match run_round(shared, &token, &mut rng).await? {
             RefreshOutcome::Token(next) => {
                 last = [last[1].clone(), token];
                 token = next;
@@ -325,30 +335,30 @@ async fn run_old_token_thief(world: &Shared, mut token: String, wait: Duration) 
         }
         rounds += 1;
     }
-    let thief = refresh(world, &last[0], rng.random_range(0..1000)).await?;
-    let victim = refresh(world, &token, rng.random_range(0..1000)).await?;
+    let thief = refresh(shared, &last[0], rng.random_range(0..1000)).await?;
+    let victim = refresh(shared, &token, rng.random_range(0..1000)).await?;
     Ok(ClientOutcome::OldToken {
         ended: thief == RefreshOutcome::InvalidGrant && victim == RefreshOutcome::InvalidGrant,
     })
 }
 
-/// Thief and victim use one token in turn, and each waits until the grace period is over.
-async fn run_turn_thief(world: &Shared, token: String, turn: Duration) -> Result<ClientOutcome> {
+/// Thief and victim refresh in turn, each after the grace period of the previous refresh.
+async fn run_turn_thief(shared: &Shared, token: String, turn: Duration) -> Result<ClientOutcome> {
     let mut rng = StdRng::from_rng(&mut rand::rng());
     let (mut victim, mut thief) = (token.clone(), token);
     let mut uses = 0;
-    // More than enough: a session that lasts longer did not end in time.
+    // If the session still works after four times the allowed refreshes, the theft was not detected.
     for _ in 0..4 * MAX_TURNS {
-        match refresh(world, &victim, rng.random_range(0..1000)).await? {
+        match refresh(shared, &victim, rng.random_range(0..1000)).await? {
             RefreshOutcome::Token(next) => victim = next,
             RefreshOutcome::InvalidGrant => return Ok(ClientOutcome::TakingTurns { ended_after: Some(uses) }),
         }
         tokio::time::sleep(turn).await;
         uses += 1;
-        match refresh(world, &thief, rng.random_range(0..1000)).await? {
+        match refresh(shared, &thief, rng.random_range(0..1000)).await? {
             RefreshOutcome::Token(next) => thief = next,
             RefreshOutcome::InvalidGrant => {
-                let ended = refresh(world, &victim, rng.random_range(0..1000)).await? == RefreshOutcome::InvalidGrant;
+                let ended = refresh(shared, &victim, rng.random_range(0..1000)).await? == RefreshOutcome::InvalidGrant;
                 return Ok(ClientOutcome::TakingTurns { ended_after: ended.then_some(uses) });
             }
         }
@@ -358,35 +368,35 @@ async fn run_turn_thief(world: &Shared, token: String, turn: Duration) -> Result
 }
 
 /// Tries one server after the other until one responds.
-async fn refresh(world: &Shared, token: &str, first: usize) -> Result<RefreshOutcome> {
+async fn refresh(shared: &Shared, token: &str, first: usize) -> Result<RefreshOutcome> {
     let began = Instant::now();
     let body = json!({ "refresh_token": token }).to_string();
     let mut at = first;
     loop {
         ensure!(began.elapsed() < REFRESH_LIMIT, "no server responds");
-        let request = world.http.post(&world.urls[at % world.urls.len()]).body(body.clone());
-        let answered = async {
+        let request = shared.http.post(&shared.urls[at % shared.urls.len()]).body(body.clone());
+        let call = async {
             let response = request.header("content-type", "application/json").send().await?;
             Ok::<_, reqwest::Error>((response.status(), response.bytes().await?))
         };
-        match answered.await {
+        match call.await {
             Ok((StatusCode::OK, body)) => {
-                world.counts.refreshes.fetch_add(1, Ordering::Relaxed);
-                let answer: Value = serde_json::from_slice(&body)?;
-                return Ok(RefreshOutcome::Token(answer["refresh_token"].as_str().context("a token")?.to_owned()));
+                shared.counts.refreshes.fetch_add(1, Ordering::Relaxed);
+                let body: Value = serde_json::from_slice(&body)?;
+                return Ok(RefreshOutcome::Token(body["refresh_token"].as_str().context("a token")?.to_owned()));
             }
             Ok((StatusCode::BAD_REQUEST, body)) => {
-                let answer: Value = serde_json::from_slice(&body)?;
-                ensure!(answer["error"] == "invalid_grant", "a refresh returned {answer}");
+                let body: Value = serde_json::from_slice(&body)?;
+                ensure!(body["error"] == "invalid_grant", "a refresh returned {body}");
                 return Ok(RefreshOutcome::InvalidGrant);
             }
             Ok((StatusCode::SERVICE_UNAVAILABLE, _)) => {
-                world.counts.unavailable.fetch_add(1, Ordering::Relaxed);
+                shared.counts.unavailable.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
             Ok((status, body)) => bail!("a refresh returned {status}: {}", String::from_utf8_lossy(&body)),
             Err(_) => {
-                world.counts.disconnected.fetch_add(1, Ordering::Relaxed);
+                shared.counts.disconnected.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }

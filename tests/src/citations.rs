@@ -6,8 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How code cites the specification: `(specification: Page, Heading)`, several separated by `;`. The documentation of a
-/// module can cite a page alone.
+/// How code cites the specification: `(specification: Page, Heading)`, with `;` between several citations. The
+/// documentation of a module can cite a page without a heading.
 const CITATION: &str = "(specification: ";
 const SPECIFICATION: &str = "docs/specification";
 
@@ -67,7 +67,7 @@ fn links(text: &str) -> Vec<String> {
     ends.map(|(target, _)| target.split_whitespace().next().unwrap_or_default().to_owned()).collect()
 }
 
-/// The files of the repository below a folder that end in one of these.
+/// The files below a folder of the repository that have one of these extensions.
 fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use http::{HeaderMap, Method, StatusCode};
 use serde_json::{Value, json};
 
-/// Longer than any response takes.
+/// Timeout of a request; every response arrives earlier.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A client without a token, at one client address.
@@ -40,7 +40,7 @@ pub struct ApiResponse {
 
 /// A loopback address that no other client of this process has, so that limits per client address do not interfere.
 pub fn unique_client_address() -> IpAddr {
-    // 127.0.0.0/24 is for servers. Random, because several test processes can share a server.
+    // Servers listen in 127.0.0.0/24. Random, because several test processes can share a server.
     let [a, b] = rand::random::<u16>().to_be_bytes();
     IpAddr::V4(Ipv4Addr::new(127, a.max(1), b, rand::random_range(1..=254)))
 }
@@ -48,7 +48,7 @@ pub fn unique_client_address() -> IpAddr {
 // === impl ApiClient ===
 
 impl ApiClient {
-    /// With a client address of its own.
+    /// A client with its own client address.
     pub fn new(server: SocketAddr) -> Self {
         Self::from_address(server, unique_client_address())
     }
@@ -72,7 +72,7 @@ impl ApiClient {
         &self.base
     }
 
-    /// A request that the methods below do not cover.
+    /// Starts a request that has no method below.
     pub fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
         self.http.request(method, format!("{}/{}", self.base, path.trim_start_matches('/')))
     }
@@ -134,15 +134,15 @@ impl ApiClient {
         self.post(&format!("v1/{app}/token"), &json!({ "refresh_token": refresh_token })).await
     }
 
-    /// The same client address, with a token.
+    /// A client with a token, at the same client address.
     pub fn with_token(&self, app: &str, token: &str) -> AuthenticatedClient {
         AuthenticatedClient { client: self.clone(), app: app.to_owned(), token: token.to_owned() }
     }
 
-    /// Logs in, which must succeed.
+    /// Logs in and returns a client with the access token. Panics if the login fails.
     pub async fn authenticate(&self, app: &str, email: &str, password: &str) -> AuthenticatedClient {
-        let answer = self.login(app, email, password).await.expect(StatusCode::OK);
-        self.with_token(app, answer.string("token"))
+        let response = self.login(app, email, password).await.expect(StatusCode::OK);
+        self.with_token(app, response.string("token"))
     }
 }
 
@@ -207,13 +207,13 @@ impl ApiResponse {
         this
     }
 
-    /// A string of the body. Panics with the body if it is missing.
+    /// A string field of the body. If it is missing, panics with the body.
     #[track_caller]
     pub fn string(&self, name: &str) -> &str {
         self.body[name].as_str().unwrap_or_else(|| panic!("no string {name:?} in {}", self.text))
     }
 
-    /// An integer of the body. Panics with the body if it is missing.
+    /// An integer field of the body. If it is missing, panics with the body.
     #[track_caller]
     pub fn integer(&self, name: &str) -> i64 {
         self.body[name].as_i64().unwrap_or_else(|| panic!("no integer {name:?} in {}", self.text))

@@ -1,5 +1,5 @@
-//! Latchkey in a cluster, for one test: the chart's own objects on a real control plane, the operator and the servers
-//! as real processes with the chart's ServiceAccounts, and a namespace for the test's Apps.
+//! Latchkey in a cluster, for one test: the chart's objects on a real control plane, a namespace for the test's Apps,
+//! and the operator and the servers as processes that use the chart's ServiceAccounts.
 
 pub mod chart;
 mod objects;
@@ -51,9 +51,9 @@ use crate::{
 
 /// The API server accepts CRDs within a second or two.
 const ESTABLISH_LIMIT: Duration = Duration::from_secs(60);
-/// The operator acts within a second or two; a loaded machine takes longer.
+/// The operator reconciles within a second or two; a loaded machine takes longer.
 const CONDITION_LIMIT: Duration = Duration::from_secs(60);
-/// An operator that ends releases its Lease.
+/// Limit for the end of an operator, which first releases its Lease.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// A control plane with Latchkey's CRDs.
@@ -73,8 +73,8 @@ pub struct Builder<'a> {
     values: Vec<String>,
 }
 
-/// An installation of Latchkey in its own namespace, with the chart's objects; at first no program runs. Everything
-/// ends when this value is dropped. If the test fails, it prints where the logs are.
+/// An installation of Latchkey in its own namespace, with the chart's objects. The test starts operators and servers.
+/// Everything ends when this value is dropped. If the test fails, the drop prints where the logs are.
 pub struct Installation<'a> {
     pub smtp: Smtp,
     pub database: Database,
@@ -132,8 +132,8 @@ impl TestCluster {
         SHARED.get_or_init(make).await
     }
 
-    /// A cluster of its own: for a test that stops the API server, counts every request, watches all namespaces, or
-    /// changes the CRDs.
+    /// Starts a cluster for one test alone: for a test that stops the API server, counts every request, watches all
+    /// namespaces, or changes the CRDs.
     pub async fn start() -> Result<Self> {
         Self::with(SharedOrOwn::Own(Box::new(ControlPlane::start().await?))).await
     }
@@ -148,7 +148,7 @@ impl TestCluster {
         &self.plane
     }
 
-    /// A client with all permissions. It belongs to the runtime of the calling test.
+    /// A client with all permissions. It works only in the runtime of the test that calls this.
     pub async fn admin(&self) -> Client {
         self.plane.admin().await
     }
@@ -197,14 +197,15 @@ impl TestCluster {
 // === impl Builder ===
 
 impl<'a> Builder<'a> {
-    /// The operator watches all namespaces. Only in a cluster of its own, because it would reconcile other tests' Apps.
+    /// Makes the operator watch all namespaces. Use it only with [`TestCluster::start`]: in the shared cluster, the
+    /// operator would reconcile the Apps of other tests.
     pub fn watch_all_namespaces(mut self) -> Self {
         assert!(matches!(self.cluster.plane, SharedOrOwn::Own(_)), "the shared cluster has other tests' Apps");
         self.watch_all_namespaces = true;
         self
     }
 
-    /// The number of namespaces for Apps.
+    /// Sets the number of namespaces for Apps.
     pub fn tenants(mut self, tenants: usize) -> Self {
         self.tenants = tenants;
         self
@@ -228,7 +229,7 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Starts the servers through this command; see [`Program::wrapper`].
+    /// Starts the servers with this command; see [`Program::wrapper`].
     pub fn server_wrapper(mut self, command: &[String]) -> Self {
         self.server_wrapper = command.to_vec();
         self
@@ -240,7 +241,7 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Installs Latchkey. Panics, and so fails the test, if that is not possible.
+    /// Installs Latchkey. Panics if the installation fails.
     pub async fn install(self) -> Installation<'a> {
         self.try_install().await.expect("Latchkey is installed")
     }
@@ -309,7 +310,7 @@ impl Installation<'_> {
         self.cluster
     }
 
-    /// A client with all permissions. It belongs to the runtime of the test that installed.
+    /// A client with all permissions. It works only in the runtime of the test that created this installation.
     pub fn admin(&self) -> Client {
         self.admin.clone()
     }
@@ -318,7 +319,7 @@ impl Installation<'_> {
         &self.namespace
     }
 
-    /// The namespace of the test's Apps, the first if there are several.
+    /// The (first) namespace of the test's Apps.
     pub fn tenant(&self) -> &str {
         &self.tenants[0]
     }
@@ -347,7 +348,7 @@ impl Installation<'_> {
         format!("http://{}", self.public)
     }
 
-    /// The name of the headless Service of the servers' operations ports.
+    /// The name of the headless Service for the operations ports of the servers.
     pub fn ops_service(&self) -> &str {
         let found = self.objects.iter().find(|object| {
             object["kind"] == "Service"
@@ -370,8 +371,8 @@ impl Installation<'_> {
         self.start_operator_as(&account.expect("a token for the operator"), &[])
     }
 
-    /// Starts an operator with another account, for example one that reaches the API server through a proxy (see
-    /// [`ControlPlane::account_at`]), and with more flags.
+    /// Starts an operator with another ServiceAccount and with additional flags. The account can be one that reaches
+    /// the API server through a proxy (see [`ControlPlane::account_at`]).
     pub fn start_operator_as(&self, account: &ServiceAccountToken, more: &[&str]) -> OperatorProcess {
         let index = self.operators.fetch_add(1, Ordering::Relaxed);
         let identity = format!("operator-{index}");
@@ -389,7 +390,7 @@ impl Installation<'_> {
         .collect();
         args.push("--allow-insecure".to_owned());
         if !more.contains(&"--requests-end-seconds") {
-            // The default is longer than a test can wait, and no test has a request that runs longer.
+            // The default is too long for a test, and no request of a test runs longer than a second.
             args.extend(["--requests-end-seconds".to_owned(), "1".to_owned()]);
         }
         if !self.watch_all_namespaces {
@@ -494,7 +495,7 @@ impl Installation<'_> {
         .await
     }
 
-    /// A new client of that server.
+    /// A client of this server, with its own client address.
     pub fn client_of(&self, server: &PodServer) -> ApiClient {
         ApiClient::new(server.public)
     }
@@ -517,12 +518,13 @@ impl Drop for Installation<'_> {
 // === impl OperatorProcess ===
 
 impl OperatorProcess {
-    /// Its identity in the Lease.
+    /// The operator's identity in the Lease.
     pub fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// Its account. The token's credential id shows in the audit log which operator sent a request.
+    /// The operator's ServiceAccount. The audit log contains the credential id of the token, which shows which operator
+    /// sent a request.
     pub fn account(&self) -> &ServiceAccountToken {
         &self.account
     }
@@ -531,12 +533,12 @@ impl OperatorProcess {
         &self.log
     }
 
-    /// Its complete log, including earlier starts.
+    /// The operator's complete log, including earlier starts.
     pub fn read_log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Starts it again, after [`OperatorProcess::kill`] or [`OperatorProcess::terminate`].
+    /// Starts the operator again, after [`OperatorProcess::kill`] or [`OperatorProcess::terminate`].
     pub fn start(&self) -> Result<()> {
         let mut program = Program::new(&self.identity, process::find_built_program("latchkey-operator")?, &self.log)
             .args(&self.args)
@@ -548,12 +550,12 @@ impl OperatorProcess {
         Ok(())
     }
 
-    /// Kills it with SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&self) {
         drop(process::lock(&self.process).take());
     }
 
-    /// Sends SIGTERM and waits; `None` if it had to be killed.
+    /// Sends SIGTERM and waits for the end. `None` if the operator had to be killed.
     pub async fn terminate(&self) -> Option<ExitStatus> {
         let process = process::lock(&self.process).take()?;
         process.signal(Signal::TERM);
@@ -570,7 +572,7 @@ impl OperatorProcess {
         self.signal(Signal::CONT);
     }
 
-    /// The exit status, if it has ended by itself.
+    /// The exit status if the operator has ended by itself.
     pub fn exit_status(&self) -> Option<ExitStatus> {
         process::lock(&self.process).as_ref().and_then(Process::exit_status)
     }
@@ -601,7 +603,7 @@ impl ObservedCondition {
     }
 }
 
-/// The objects that Helm renders from the chart with the minimal values.
+/// The objects that Helm renders from the chart with the required values and `values`.
 async fn render_chart(release: &str, namespace: &str, values: &[String]) -> Result<Vec<Value>> {
     let least = process::root().join("charts/latchkey/ci/minimal-values.yaml");
     let mut args = vec!["--values".to_owned(), least.display().to_string()];

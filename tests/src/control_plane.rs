@@ -2,8 +2,8 @@
 //! tests of a process share one; a test that breaks it starts its own.
 //!
 //! No controller runs. So nothing creates EndpointSlices or a namespace's default ServiceAccount, nothing fills
-//! aggregated ClusterRoles, and nothing collects the objects of a deleted owner. A deleted namespace stays in
-//! `Terminating` with its objects. A test that needs one of these creates it itself.
+//! aggregated ClusterRoles, and nothing deletes the objects of a deleted owner. A deleted namespace stays in
+//! `Terminating` with its objects. A test that needs the effect of a controller produces it itself.
 
 pub mod audit;
 
@@ -39,19 +39,19 @@ use crate::{
     tools,
 };
 
-/// It starts within a few seconds; a loaded machine takes longer.
+/// A control plane starts within a few seconds; a loaded machine takes longer.
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// A server that drains waits for running requests.
+/// An API server that stops waits for running requests.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// Limit for one readiness check. A server that is about to start can hold it.
+/// Limit for one readiness check. An API server that is about to start can delay the response.
 const READYZ_LIMIT: Duration = Duration::from_secs(5);
-/// Longer than any test or benchmark runs.
+/// Lifetime of tokens; no test or benchmark runs longer.
 const TOKEN_SECONDS: i64 = 24 * 3600;
-/// Issuer of ServiceAccount tokens.
+/// The issuer of ServiceAccount tokens.
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
-/// The audit log contains who requested what, and the result, without bodies. Excluded are the API server's requests to
-/// itself and requests without a resource (health, discovery).
+/// The audit log contains who requested what, and the result, without bodies. It does not contain requests of the API
+/// server to itself, and requests without a resource (health, discovery).
 const AUDIT_POLICY: &str = "\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -72,11 +72,11 @@ pub struct ControlPlane {
     etcd_addr: SocketAddr,
     /// `None` while it is stopped.
     api_server: Mutex<Option<Process>>,
-    /// Dropped after the API server, which would log errors otherwise.
+    /// Dropped after the API server, which would otherwise log errors.
     _etcd: Process,
 }
 
-/// A ServiceAccount with a token, as in one of its pods.
+/// A ServiceAccount with a token and the files to use it, as a pod has them.
 #[derive(Clone, Debug)]
 pub struct ServiceAccountToken {
     namespace: String,
@@ -91,17 +91,17 @@ struct ProgramPaths {
     api_server: PathBuf,
 }
 
-/// `kubectl` of the control plane's version.
+/// The path of `kubectl` in the control plane's version.
 pub fn kubectl() -> Result<PathBuf> {
     control_plane_program("kubectl")
 }
 
-/// `helm` of the version in `tests/tools`.
+/// The path of `helm` in the version of `tests/tools`.
 pub fn helm() -> Result<PathBuf> {
     tools::built_tool("tools", "helm.sh/helm/v4", "helm", "helm")
 }
 
-/// From `KUBEBUILDER_ASSETS` if it is set, otherwise the program that `scripts/need` built.
+/// The path of a program: in `KUBEBUILDER_ASSETS` if it is set, otherwise where `scripts/need` built it.
 fn control_plane_program(name: &str) -> Result<PathBuf> {
     match std::env::var_os("KUBEBUILDER_ASSETS").filter(|folder| !folder.is_empty()) {
         Some(folder) => {
@@ -118,13 +118,13 @@ fn control_plane_program(name: &str) -> Result<PathBuf> {
 // === impl ControlPlane ===
 
 impl ControlPlane {
-    /// The control plane that all tests of this process share. Each test has its own namespaces.
+    /// The control plane that all tests of this process share. Each test uses its own namespaces.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
         SHARED.get_or_init(|| async { Self::start().await.expect("the control plane starts") }).await
     }
 
-    /// A control plane of its own, for a test that breaks it or counts every request.
+    /// Starts a control plane for one test alone: for a test that breaks it or counts every request.
     pub async fn start() -> Result<Self> {
         let dir = process::fresh_dir("control-plane");
         let programs =
@@ -139,17 +139,17 @@ impl ControlPlane {
         Ok(this)
     }
 
-    /// The API server's address.
+    /// The socket address of the API server.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// A client with all permissions. It belongs to the runtime of the calling test.
+    /// A client with all permissions. It works only in the runtime of the test that calls this.
     pub async fn admin(&self) -> Client {
         client_of(&self.admin_kubeconfig()).await.expect("a client for the control plane's administrator")
     }
 
-    /// Like [`ControlPlane::admin`], through another address (a proxy).
+    /// Like [`ControlPlane::admin`], through a proxy at `addr`.
     pub async fn admin_at(&self, addr: SocketAddr) -> Result<Client> {
         let kubeconfig = process::fresh_dir("admin").join("kubeconfig");
         self.write_kubeconfig(&kubeconfig, addr, "default", &self.admin_user())?;
@@ -172,15 +172,15 @@ impl ControlPlane {
         Ok(name)
     }
 
-    /// Requests a token of an existing ServiceAccount, and writes the files that a program needs to use it.
+    /// Requests a token for an existing ServiceAccount, and writes the files that a program needs to use the token.
     pub async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccountToken> {
         let request = TokenRequest {
             spec: TokenRequestSpec { expiration_seconds: Some(TOKEN_SECONDS), ..TokenRequestSpec::default() },
             ..TokenRequest::default()
         };
         let accounts: Api<ServiceAccount> = Api::namespaced(self.admin().await, namespace);
-        let answer = accounts.create_token_request(name, &PostParams::default(), &request).await?;
-        let token = answer.status.context("a TokenRequest returns a token")?.token;
+        let response = accounts.create_token_request(name, &PostParams::default(), &request).await?;
+        let token = response.status.context("a TokenRequest returns a token")?.token;
         let dir = process::fresh_dir("account");
         let account = ServiceAccountToken {
             namespace: namespace.to_owned(),
@@ -194,13 +194,13 @@ impl ControlPlane {
         Ok(account)
     }
 
-    /// A ServiceAccount's token for this audience, as in a projected volume.
+    /// Requests a token of a ServiceAccount for this audience, as in a projected volume.
     pub async fn token(&self, namespace: &str, name: &str, audience: &str) -> Result<String> {
         let spec = TokenRequestSpec { audiences: vec![audience.to_owned()], ..TokenRequestSpec::default() };
         let request = TokenRequest { spec, ..TokenRequest::default() };
         let accounts: Api<ServiceAccount> = Api::namespaced(self.admin().await, namespace);
-        let answer = accounts.create_token_request(name, &PostParams::default(), &request).await?;
-        Ok(answer.status.context("a TokenRequest returns a token")?.token)
+        let response = accounts.create_token_request(name, &PostParams::default(), &request).await?;
+        Ok(response.status.context("a TokenRequest returns a token")?.token)
     }
 
     /// The private key (PEM) that signs ServiceAccount tokens.
@@ -208,8 +208,8 @@ impl ControlPlane {
         Ok(fs::read_to_string(self.dir.join("accounts.key"))?)
     }
 
-    /// From its next start, the API server signs with a new key; `takes_old` says whether it still accepts the old
-    /// key's tokens.
+    /// Replaces the key that signs ServiceAccount tokens, from the next start of the API server on. If `takes_old` is
+    /// set, the API server still accepts tokens that the old key signed.
     pub fn rotate_account_key(&self, takes_old: bool) -> Result<()> {
         let key = KeyPair::generate()?;
         let public = self.dir.join("accounts.pub");
@@ -218,7 +218,7 @@ impl ControlPlane {
         write_private(&self.dir.join("accounts.key"), &key.serialize_pem())
     }
 
-    /// The same account, through another address (a proxy).
+    /// The same account, but its programs reach the API server through a proxy at `addr`.
     pub fn account_at(&self, account: &ServiceAccountToken, addr: SocketAddr) -> Result<ServiceAccountToken> {
         let account =
             ServiceAccountToken { kubeconfig: process::fresh_dir("account").join("kubeconfig"), ..account.clone() };
@@ -228,7 +228,7 @@ impl ControlPlane {
 
     // --- The API server as a process
 
-    /// Sends SIGTERM and waits until it ends.
+    /// Sends SIGTERM to the API server and waits until it ends.
     pub fn stop(&self) {
         let process = process::lock(&self.api_server).take();
         if let Some(process) = process {
@@ -236,13 +236,13 @@ impl ControlPlane {
         }
     }
 
-    /// Kills it with SIGKILL.
+    /// Sends SIGKILL to the API server.
     pub fn kill(&self) {
-        // Drop kills it and waits.
+        // The drop sends SIGKILL and waits.
         drop(process::lock(&self.api_server).take());
     }
 
-    /// Sends SIGSTOP: it accepts connections but does not respond.
+    /// Sends SIGSTOP: the API server accepts connections but does not respond.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
     }
@@ -252,8 +252,8 @@ impl ControlPlane {
         self.signal(Signal::CONT);
     }
 
-    /// Starts it with the same port and data after [`ControlPlane::stop`] or [`ControlPlane::kill`], and waits until it
-    /// is ready.
+    /// Starts the API server after [`ControlPlane::stop`] or [`ControlPlane::kill`], with the same port and data, and
+    /// waits until it is ready.
     pub async fn start_api_server(&self) -> Result<()> {
         let process = self.api_server_program().start()?;
         drop(process::lock(&self.api_server).replace(process));
@@ -286,7 +286,7 @@ impl ControlPlane {
         audit::mark(&self.audit_log())
     }
 
-    /// The requests since the mark that were completed (for a watch: that started).
+    /// The requests that were completed since the mark. For a watch, its start is what is logged.
     pub fn audit_since(&self, mark: Mark) -> Result<Vec<AuditEvent>> {
         audit::since(&self.audit_log(), mark)
     }
@@ -306,7 +306,7 @@ impl ControlPlane {
         Program::new("kube-apiserver", &self.programs.api_server, self.log())
             .args(["--etcd-servers", &format!("http://{}", self.etcd_addr)])
             .args(["--bind-address", &self.addr.ip().to_string(), "--secure-port", &self.addr.port().to_string()])
-            // Without a network other than loopback it cannot determine these by itself.
+            // If the machine has only loopback, the API server cannot determine these by itself.
             .args(["--advertise-address", &self.addr.ip().to_string(), "--endpoint-reconciler-type", "none"])
             .args(["--service-cluster-ip-range", "10.96.0.0/16"])
             .path_arg("--tls-cert-file", &file("server.pem"))
@@ -318,7 +318,7 @@ impl ControlPlane {
             .path_arg("--service-account-key-file", &file("accounts.pub"))
             .path_arg("--audit-policy-file", &file("audit-policy.yaml"))
             .path_arg("--audit-log-path", &self.audit_log())
-            // In MB. The log is never rotated, because a mark is an offset in one file.
+            // In MB. So large that the log is never rotated: a mark is an offset in one file.
             .args(["--audit-log-maxsize", "1000000"])
             .args(["--profiling=false"])
     }
@@ -380,22 +380,22 @@ impl ServiceAccountToken {
         &self.name
     }
 
-    /// Its user name in RBAC and in the audit log.
+    /// The user name of the ServiceAccount in RBAC and in the audit log.
     pub fn user_name(&self) -> String {
         format!("system:serviceaccount:{}:{}", self.namespace, self.name)
     }
 
-    /// The id of its token in the audit log. It distinguishes two programs with the same ServiceAccount.
+    /// The id of the token in the audit log. It distinguishes two programs with the same ServiceAccount.
     pub fn credential(&self) -> &str {
         &self.credential
     }
 
-    /// For a program's `KUBECONFIG`.
+    /// The file for the `KUBECONFIG` of a program.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// A client with its permissions. It belongs to the runtime of the calling test.
+    /// A client with the permissions of the ServiceAccount. It works only in the runtime of the test that calls this.
     pub async fn client(&self) -> Client {
         client_of(&self.kubeconfig).await.expect("a client for a ServiceAccount")
     }
@@ -447,7 +447,7 @@ fn start_etcd(program: &Path, dir: &Path, addr: SocketAddr) -> Result<Process> {
         .args(["--initial-cluster", &format!("default={peers}")])
         // The data is not needed after a crash.
         .arg("--unsafe-no-fsync")
-        // The benchmark with 10,000 Apps stays below this.
+        // 4 GiB. The benchmark with 10,000 Apps needs less.
         .args(["--quota-backend-bytes", "4294967296"])
         .args(["--log-level", "warn"])
         .start()

@@ -24,6 +24,7 @@ use crate::{
     dex,
     inbox::Inbox,
     mail::Mailbox,
+    passwords::{NEW_PASSWORD, PASSWORD},
     postgres::{self, Postgres},
     process::{self, Process, Program},
     redis::{self, Redis},
@@ -32,7 +33,7 @@ use crate::{
     stack::write_smtp_file,
 };
 
-/// Limit for migrations; a schema change of a large database takes time.
+/// Limit for migrations. A schema change of a large database takes time.
 const MIGRATE_LIMIT: Duration = Duration::from_secs(300);
 const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Limit for the first rendering, including the creation of keys on a slow machine.
@@ -41,14 +42,15 @@ const RENDER_LIMIT: Duration = Duration::from_secs(30);
 const TOKEN_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Namespace and name of the administrator's ServiceAccount.
 const ADMINISTRATOR: (&str, &str) = ("latchkey-dev", "admin");
-/// After Ctrl-C, a process that has not ended by then is killed.
+/// Time to end after Ctrl-C. A process that has not ended by then is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// How often the logs are checked for new lines.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
-/// Lines printed per check, so that a repeated error does not fill the terminal. The rest is only counted.
+/// Maximum number of lines printed per check, so that a repeated error does not fill the terminal. Of the other lines,
+/// only the number is printed.
 const MAX_LINES_PER_POLL: usize = 8;
 
-/// The default addresses, which manifests can contain.
+/// The default socket addresses. Manifests can contain them.
 const DEFAULT_PUBLIC_ADDR: &str = "127.0.0.1:8080";
 const DEFAULT_INBOX_ADDR: &str = "127.0.0.1:8025";
 const DEFAULT_PROVIDER_ADDR: &str = "127.0.0.1:5556";
@@ -65,7 +67,7 @@ struct Settings {
     provider: SocketAddr,
 }
 
-/// Everything that was started, in the order in which it is stopped.
+/// The started processes, in the order in which they are stopped.
 #[derive(Default)]
 struct Processes {
     server: Option<Process>,
@@ -77,7 +79,7 @@ struct Processes {
     postgres: Option<Postgres>,
 }
 
-/// A log file that is read from where the last read ended.
+/// Reads the lines that were added to a log file since the last read.
 struct LogFollower {
     name: &'static str,
     path: PathBuf,
@@ -92,13 +94,13 @@ enum Level {
     Warn,
 }
 
-/// Output on the terminal, colored if it is one.
+/// Standard output, with colors if it is a terminal.
 #[derive(Clone, Copy)]
 struct Terminal {
     colors: bool,
 }
 
-/// Starts everything, prints how to use it, and stops everything on a signal or when a part ends.
+/// Starts everything and prints how to use it. Stops everything on a signal, or when one of the processes ends.
 pub async fn run() -> Result<()> {
     let terminal = Terminal::new();
     let settings = Settings::from_env()?;
@@ -122,7 +124,8 @@ pub async fn run() -> Result<()> {
         outcome = serve(&settings, &mut started, terminal) => outcome,
         () = any_signal(&mut signals) => Ok(()),
     };
-    // Printed before the rest is stopped, which can take long if a store is down. The last line is a short version.
+    // Printed before the processes are stopped, which can take long if a store is down. The last line of the output
+    // repeats the error in short.
     let outcome = match outcome {
         Ok(()) => {
             terminal.note("\nStopping …");
@@ -151,13 +154,13 @@ async fn any_signal(signals: &mut [tokio::signal::unix::Signal; 3]) {
     }
 }
 
-/// Returns only an error.
+/// Runs until an error occurs.
 async fn serve(settings: &Settings, started: &mut Processes, terminal: Terminal) -> Result<()> {
     start_stores(settings, started, terminal).await?;
     start_inbox(settings, started, terminal).await?;
     write_service_account(settings)?;
 
-    // Documents of an earlier run can belong to deleted manifests. The keys are kept.
+    // Removes the documents of an earlier run, which can belong to deleted manifests. Keeps the keys.
     let rendered = settings.data.join("rendered");
     if rendered.exists() {
         fs::remove_dir_all(&rendered)?;
@@ -185,7 +188,7 @@ async fn serve(settings: &Settings, started: &mut Processes, terminal: Terminal)
 
     loop {
         tokio::time::sleep(POLL_INTERVAL).await;
-        // Checked first: errors below can be consequences of a process that ended.
+        // Checked first, because the errors below can be consequences of a process that ended.
         started.check_all_running()?;
         manifests.follow()?;
         if let Some(local) = &mut started.provider {
@@ -217,7 +220,7 @@ async fn start_stores(settings: &Settings, started: &mut Processes, terminal: Te
         log: settings.log("redis"),
         addr: process::free_addr(),
         durable: true,
-        // Other users of the machine must not reach the sessions.
+        // Other users of the machine must not be able to read the sessions.
         password: Some(format!("{:032x}", rand::random::<u128>())),
         user: None,
         tls: None,
@@ -254,7 +257,7 @@ async fn start_inbox(settings: &Settings, started: &mut Processes, terminal: Ter
     Ok(())
 }
 
-/// Writes a key that signs ServiceAccount tokens, as a cluster has one, and an administrator's token.
+/// Writes a key that signs ServiceAccount tokens, in place of a cluster's key, and the token of an administrator.
 fn write_service_account(settings: &Settings) -> Result<()> {
     let issuer = ServiceAccountIssuer::load_or_create(&settings.data.join("serviceaccount-key.pem"))?;
     postgres::write_private(&settings.service_account_keys(), &issuer.jwks()?.to_string())?;
@@ -291,12 +294,12 @@ fn start_server(settings: &Settings, rendered: &Path) -> Result<Process> {
         .path_arg("--redis-url-file", &file("redis-url"))
         .path_arg("--smtp-file", &file("smtp.json"))
         .path_arg("--service-account-keys", &settings.service_account_keys())
-        // There is no load balancer to wait for.
+        // Without a load balancer there is nothing to wait for.
         .args(["--allow-insecure", "--drain-seconds", "0"])
         .start()
 }
 
-/// The Apps of the first rendering; empty if every manifest was rejected.
+/// Waits for the first rendering and returns its Apps. Returns none if the operator rejected every manifest.
 async fn wait_for_first_apps(operator: &Process, rendered: &Path) -> Result<Vec<String>> {
     let end = Instant::now() + RENDER_LIMIT;
     let mut before = Vec::new();
@@ -327,8 +330,8 @@ async fn wait_until_ready(settings: &Settings, started: &Processes) -> Result<()
     loop {
         started.check_all_running()?;
         let reason = match client.try_send(client.request(http::Method::GET, "readyz")).await {
-            Ok(answer) if answer.status.is_success() => return Ok(()),
-            Ok(answer) => answer.text,
+            Ok(response) if response.status.is_success() => return Ok(()),
+            Ok(response) => response.text,
             Err(error) => format!("{error:#}"),
         };
         ensure!(
@@ -379,13 +382,13 @@ fn welcome_text(settings: &Settings, apps: &[String], rendered: &Path, terminal:
     Ok(text)
 }
 
-/// A complete account scenario for curl. It uses a new address each time, so it can be pasted again.
+/// A script of curl commands: an account from registration to a new password. Each run uses a new email address.
 fn session_script(settings: &Settings, app: &str, introspection: &str) -> String {
     let (api, inbox) = (settings.base_url(), settings.inbox);
     format!(
         r#"# The endpoints and a new user.
 APP={api}/v1/{app}/email INBOX=http://{inbox}/api/messages
-EMAIL="ada.$(date +%s).$RANDOM@example.com" PASSWORD=violet-Anchor-mills-27
+EMAIL="ada.$(date +%s).$RANDOM@example.com" PASSWORD={PASSWORD}
 JSON='Content-Type: application/json'
 
 # Register: the response is the same whether or not the address is known.
@@ -410,7 +413,7 @@ curl -sS -H "$JSON" $APP/forgot-password -d '{{"email": "'$EMAIL'"}}'; echo
 MAIL=$(curl -sS "$INBOX/latest?to=$EMAIL&after=$SEEN&wait=30"); CODE=$(sed 's/.*"code":"\([^"]*\)".*/\1/' <<< "$MAIL"); echo "The code is $CODE"
 
 # Set a new password, and log in with it.
-PASSWORD=copper-Lantern-drift-58
+PASSWORD={NEW_PASSWORD}
 curl -sS -H "$JSON" $APP/confirm-password -d '{{"email": "'$EMAIL'", "code": "'$CODE'", "password": "'$PASSWORD'"}}'; echo
 curl -sS -H "$JSON" $APP/login -d '{{"email": "'$EMAIL'", "password": "'$PASSWORD'"}}'; echo
 "#
@@ -485,7 +488,7 @@ impl Settings {
         self.data.join("logs").join(format!("{name}.log"))
     }
 
-    /// Reports every port that is in use, and how to choose another.
+    /// An error that names every port that is in use, and the variable that sets another.
     fn check_ports(&self) -> Result<()> {
         let wanted = [
             ("PUBLIC_ADDR", self.public),
@@ -518,7 +521,7 @@ impl Settings {
 fn absolute(variable: &str, default: &str) -> PathBuf {
     let given = env::var_os(variable).filter(|value| !value.is_empty());
     match given {
-        // Relative to the folder in which make was called.
+        // The path is relative to the folder in which make was called.
         Some(path) => env::current_dir().unwrap_or_default().join(path),
         None => process::root().join(default),
     }
@@ -541,8 +544,8 @@ impl Processes {
         stores.into_iter().chain([self.server.as_ref(), self.operator.as_ref(), provider]).flatten()
     }
 
-    /// An error if a process has ended, with its name and the end of its log. A store is reported before its
-    /// dependents.
+    /// An error if a process has ended, with its name and the end of its log. Stores are checked before the processes
+    /// that need them.
     fn check_all_running(&self) -> Result<()> {
         let Some((process, status)) = self.processes().find_map(|process| Some((process, process.exit_status()?)))
         else {
@@ -552,7 +555,7 @@ impl Processes {
         bail!("{name} ended by itself ({status}). The end of {}:\n\n{}", log.display(), process::tail(log, 25));
     }
 
-    /// Stops the server first, so that its last writes reach the stores.
+    /// Stops all processes, the server first, so that its last writes reach the stores.
     async fn stop(self) {
         drop(self.inbox);
         let stopped = tokio::task::spawn_blocking(move || {
@@ -572,7 +575,7 @@ impl Processes {
                 postgres.stop(STOP_LIMIT);
             }
         });
-        // After a panic in the task, all of them are killed.
+        // If the task panicked, dropping the processes killed them.
         drop(stopped.await);
         drop(self.smtp);
     }
@@ -611,7 +614,7 @@ impl LogFollower {
     }
 }
 
-/// The short form of a log line, if its level is high enough.
+/// The short form of a log line; `None` if its level is lower than `from`.
 fn format_log_line(line: &str, from: Level) -> Option<String> {
     let Ok(Value::Object(record)) = serde_json::from_str(line) else {
         let grave = ["WARN", "ERROR", "panicked"].iter().any(|word| line.contains(word));
@@ -643,7 +646,7 @@ fn format_log_line(line: &str, from: Level) -> Option<String> {
 
 // === impl Terminal ===
 
-/// A printed step, whose result is added when it is done.
+/// A step that is printed when it begins. Its result is added to the line when it ends.
 struct Step {
     began: Instant,
     terminal: Terminal,

@@ -27,7 +27,7 @@ use crate::{
 pub const DEX_PASSWORD: &str = "open-sesame";
 /// The bcrypt hash of that password, with the lowest cost that Dex accepts.
 const PASSWORD_HASH: &str = "$2b$10$EoHY6U86IlFkazC440nOW.o4sgH5Mg/45Pl4siaFa7Bnxt8gk/LX2";
-/// At its start it generates an RSA key.
+/// Limit for a start, in which Dex generates an RSA key.
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
@@ -41,7 +41,7 @@ pub struct Options {
     pub base_url: Option<String>,
     pub users: Vec<User>,
     pub clients: Vec<Client>,
-    /// Whether it asks for consent after the password: a page to grant or cancel.
+    /// Whether Dex shows a consent page after the login, on which users grant or cancel.
     pub requires_consent: bool,
 }
 
@@ -63,13 +63,13 @@ pub struct Client {
     pub callbacks: Vec<String>,
 }
 
-/// A running provider. It keeps its state in memory: after a restart it has other keys and no pending logins.
+/// A running provider. Its state is in memory, so after a restart it has new keys and no unfinished logins.
 pub struct Dex {
     process: Process,
     options: Options,
 }
 
-/// The issuer of the provider at that address.
+/// The issuer of the provider that listens at `addr`.
 pub fn issuer(addr: SocketAddr) -> String {
     format!("http://{addr}/dex")
 }
@@ -95,7 +95,7 @@ impl Options {
         self.base_url.as_ref().map_or_else(|| issuer(self.addr), |base| format!("{base}/dex"))
     }
 
-    /// Puts TLS in front: users and servers call that URL.
+    /// Puts a TLS proxy in front. Users and servers then call the proxy's URL.
     pub async fn behind_tls(mut self, tls: &ServerTls) -> Result<(Self, TlsProxy)> {
         let front = TlsProxy::start(tls, self.addr).await?;
         self.base_url = Some(front.url("127.0.0.1"));
@@ -237,8 +237,8 @@ impl Dex {
             }
             let reason =
                 match client.try_send(client.request(Method::GET, "dex/.well-known/openid-configuration")).await {
-                    Ok(answer) if answer.status.is_success() => return Ok(()),
-                    Ok(answer) => answer.text,
+                    Ok(response) if response.status.is_success() => return Ok(()),
+                    Ok(response) => response.text,
                     Err(error) => format!("{error:#}"),
                 };
             if Instant::now() > end {
@@ -256,20 +256,20 @@ pub async fn log_in(browser: &Browser, email: &str) {
     browser.click("#submit-login").await;
 }
 
-/// Grants consent on the page of a provider that asks for it.
+/// Grants on the consent page.
 pub async fn grant(browser: &Browser) {
     browser.click("form:has(input[value=approve]) button").await;
 }
 
-/// Cancels on that page. Dex then does not redirect back; it shows the result itself.
+/// Cancels on the consent page. Dex then shows an error page and does not redirect back.
 pub async fn cancel(browser: &Browser) {
     browser.click("form:has(input[value=rejected]) button").await;
 }
 
-/// Logs in without a browser, at a provider without a consent page. Returns the URL that a browser would be redirected
-/// to from this authorization URL. `http` must not follow redirects.
+/// Logs in without a browser, at a provider without a consent page. Starts at this authorization URL and returns the
+/// URL to which the provider redirects after the login. `http` must not follow redirects.
 pub async fn callback_url(http: &reqwest::Client, authorization: &str, email: &str) -> Result<Url> {
-    // Follows redirects up to the page with the form, which is submitted to its own URL.
+    // Follows redirects up to the login page. Its form is sent to the same URL.
     let mut form: Url = authorization.parse()?;
     let mut redirects = 0;
     while let Some(location) = http.get(form.clone()).send().await?.error_for_status()?.headers().get("location") {
@@ -281,7 +281,7 @@ pub async fn callback_url(http: &reqwest::Client, authorization: &str, email: &s
         .extend_pairs([("login", email), ("password", DEX_PASSWORD)])
         .finish();
     let form = http.post(form).header("content-type", "application/x-www-form-urlencoded").body(body);
-    let answer = form.send().await?;
-    let back = answer.headers().get("location").with_context(|| format!("Dex returned {}", answer.status()))?;
+    let response = form.send().await?;
+    let back = response.headers().get("location").with_context(|| format!("Dex returned {}", response.status()))?;
     Ok(back.to_str()?.parse()?)
 }

@@ -1,5 +1,5 @@
-//! The inbox of `make run`: a page that shows incoming mails, the same as JSON for scripts, and the landing page after
-//! a social login.
+//! The inbox of `make run`: a page that shows incoming mails, the same mails as JSON for scripts, and the page to which
+//! a social login redirects.
 
 use std::{
     convert::Infallible,
@@ -32,7 +32,8 @@ const INBOX_PAGE: &str = include_str!("inbox/page.html");
 const DONE_PAGE: &str = include_str!("inbox/done.html");
 /// Maximum of `wait`, in seconds.
 const MAX_WAIT_SECONDS: u64 = 300;
-/// Interval of comments in the event stream. They keep it open and detect that the page was closed.
+/// Interval of comments in the event stream. They keep the stream open, and a failed write shows that the page was
+/// closed.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// Content security policy of a mail's HTML in its frame: styles only, and links open in a new tab.
 const MAIL_CSP: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; \
@@ -46,7 +47,7 @@ pub struct Inbox {
 
 type Body = BoxBody<Bytes, Infallible>;
 
-/// The paths that exist.
+/// The routes of the inbox.
 enum Route {
     Page,
     Done,
@@ -151,7 +152,8 @@ fn route(path: &str) -> Option<Route> {
     })
 }
 
-/// Rejects foreign host names: after DNS rebinding, a foreign page reaches the inbox under its own name.
+/// Whether the `Host` header names this machine. With DNS rebinding, a foreign web page can reach the inbox, but only
+/// under the page's own host name.
 fn is_host_allowed(request: &Request<Incoming>) -> bool {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     host.and_then(|host| host.parse::<Authority>().ok()).is_some_and(|authority| {
@@ -160,7 +162,7 @@ fn is_host_allowed(request: &Request<Incoming>) -> bool {
     })
 }
 
-/// Query of a list: `to`, `after` (an id) and `wait` (seconds).
+/// The query of a list of mails: `to`, `after` (an id) and `wait` (seconds).
 struct Query {
     to: Option<String>,
     after: u64,
@@ -197,7 +199,8 @@ fn html_page(html: &str) -> Response<Body> {
     response
 }
 
-/// Server-sent events: one immediately, and one after each change of the mailbox. The page then requests the list.
+/// Server-sent events: one immediately, and one after each change of the mailbox. After each event, the page requests
+/// the list of mails.
 fn events(mails: &Mailbox) -> Response<Body> {
     let frames = stream::unfold((mails.watch(), true), |(mut changes, first)| async move {
         let event = if first {
@@ -219,7 +222,7 @@ fn events(mails: &Mailbox) -> Response<Body> {
 }
 
 fn html_of(mail: &Arc<Mail>) -> Response<Body> {
-    // Links open outside the frame, because the frame would not show their target.
+    // Links open in a new tab: inside the frame the browser would block their target.
     let html = format!("<base target=\"_blank\">{}", mail.html);
     let mut response = full_response(StatusCode::OK, "text/html; charset=utf-8", html);
     set(&mut response, header::CONTENT_SECURITY_POLICY, MAIL_CSP);

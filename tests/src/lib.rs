@@ -1,5 +1,6 @@
-//! The test harness: real processes for tests, benchmarks and `make run`. A Kubernetes control plane, Postgres, Redis,
-//! SMTP, an OpenID provider, a browser, the two programs, and a proxy that injects network faults.
+//! The test harness: real processes for tests, benchmarks and `make run`. It starts a Kubernetes control plane,
+//! Postgres, Redis, an SMTP server, an OpenID provider, a browser, Latchkey's two programs, and a proxy that injects
+//! network faults.
 //!
 //! `tests/README.md` explains how to write a test with it.
 
@@ -18,6 +19,7 @@ pub mod mail;
 pub mod mock_provider;
 pub mod nginx;
 pub mod otlp;
+pub mod passwords;
 pub mod postgres;
 pub mod process;
 pub mod provider_down;
@@ -41,15 +43,15 @@ use std::{
 /// Polling interval of [`eventually`].
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Polls until `look` returns a value. Panics with `what` after the limit.
-pub async fn eventually<T, F, Fut>(what: &str, limit: Duration, mut look: F) -> T
+/// Calls `poll` until it returns a value. Panics with `what` after the limit.
+pub async fn eventually<T, F, Fut>(what: &str, limit: Duration, mut poll: F) -> T
 where
     F: FnMut() -> Fut,
     Fut: Future<Output = Option<T>>,
 {
     let end = Instant::now() + limit;
     loop {
-        if let Some(seen) = look().await {
+        if let Some(seen) = poll().await {
             return seen;
         }
         assert!(Instant::now() < end, "{what}: not within {limit:?}");
@@ -57,7 +59,7 @@ where
     }
 }
 
-/// Like [`eventually`] for operations that can fail. The panic contains the last error.
+/// Calls `attempt` until it succeeds. After the limit, panics with `what` and the last error.
 pub async fn eventually_ok<T, E: Debug, F, Fut>(what: &str, limit: Duration, mut attempt: F) -> T
 where
     F: FnMut() -> Fut,

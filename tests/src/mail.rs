@@ -1,4 +1,4 @@
-//! Mails as recipients see them, and the mailbox that holds them.
+//! Mails as recipients see them, and the mailbox that contains them.
 
 use std::{
     fs,
@@ -22,11 +22,11 @@ const CODE_SYMBOLS: &str = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 /// A mail with its envelope.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mail {
-    /// Increases in the order of acceptance.
+    /// A number that increases with each accepted mail.
     pub id: u64,
     /// The first code in the text.
     pub code: Option<String>,
-    /// Unix seconds.
+    /// Unix time in seconds.
     pub received_at: u64,
     /// Sender and recipients of the envelope.
     pub envelope_from: String,
@@ -36,9 +36,9 @@ pub struct Mail {
     pub subject: String,
     pub text: String,
     pub html: String,
-    /// In the order of the mail, decoded.
+    /// All headers in their order, decoded.
     pub headers: Vec<(String, String)>,
-    /// The raw mail; bytes that are not UTF-8 are replaced.
+    /// The raw mail, with U+FFFD instead of bytes that are not UTF-8.
     pub raw: String,
 }
 
@@ -50,9 +50,9 @@ pub struct Mailbox {
 
 struct Inner {
     mails: Mutex<Vec<Arc<Mail>>>,
-    /// The id of the newest mail; wakes waiting tasks.
+    /// The id of the newest mail. A change wakes waiting tasks.
     newest: watch::Sender<u64>,
-    /// Folder with one file per mail, if they must survive a restart.
+    /// The folder with one file per mail, if the mails must survive a restart.
     folder: Option<PathBuf>,
 }
 
@@ -87,7 +87,7 @@ impl Mail {
         })
     }
 
-    /// The code in the mail; panics if there is none.
+    /// The code in the mail. Panics if there is none.
     pub fn code(&self) -> String {
         self.code.clone().unwrap_or_else(|| panic!("no code in the mail {:?}:\n{}", self.subject, self.text))
     }
@@ -130,7 +130,7 @@ impl Mailbox {
         let mut mails: Vec<Arc<Mail>> = Vec::new();
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
-            // A file that does not parse is incomplete because of a crash.
+            // A file that does not parse was left incomplete by a crash.
             if let Ok(mail) = serde_json::from_slice(&fs::read(&path)?) {
                 mails.push(Arc::new(mail));
             }
@@ -171,7 +171,7 @@ impl Mailbox {
         process::lock(&self.inner.mails).iter().find(|mail| mail.id == id).cloned()
     }
 
-    /// All mails to one address, oldest first.
+    /// All mails to one email address, oldest first.
     pub fn to(&self, address: &str) -> Vec<Arc<Mail>> {
         self.all().into_iter().filter(|mail| mail.is_to(address)).collect()
     }
@@ -180,16 +180,16 @@ impl Mailbox {
         for gone in process::lock(&self.inner.mails).drain(..) {
             self.remove_file(gone.id);
         }
-        // Wakes the pages, which must remove the mails.
+        // Wakes the inbox pages, so that they remove the mails.
         self.inner.newest.send_modify(|_| {});
     }
 
-    /// Notifies about every change.
+    /// A receiver that is notified about every change.
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.inner.newest.subscribe()
     }
 
-    /// The newest mail that matches. Waits for one until the limit.
+    /// The newest mail that matches. If there is none, waits for one up to the limit.
     pub async fn find(&self, fits: impl Fn(&Mail) -> bool, limit: Duration) -> Option<Arc<Mail>> {
         let mut changes = self.watch();
         tokio::time::timeout(limit, async {
@@ -207,7 +207,7 @@ impl Mailbox {
         .ok()
     }
 
-    /// Like [`Mailbox::find`]; panics with a list of the mails if none matches.
+    /// Like [`Mailbox::find`]. If no mail matches, panics with a list of the mails.
     pub async fn wait_for(&self, fits: impl Fn(&Mail) -> bool, limit: Duration) -> Arc<Mail> {
         self.find(fits, limit).await.unwrap_or_else(|| {
             let came: Vec<String> =

@@ -1,7 +1,7 @@
-//! A social provider whose responses a test can script. It listens under the real provider's host names with a
-//! certificate of its own CA, responds as the real one does, and records the requests.
+//! A social provider with responses that a test can script. It uses the real provider's host names, with a certificate
+//! of its own CA. It responds like the real provider and records the requests.
 
-pub mod shapes;
+pub mod profiles;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,7 +31,7 @@ use url::{Url, form_urlencoded};
 
 use crate::tls::{self, CertificateAuthority, ServerTls};
 
-pub use shapes::{PRESETS, ProviderProfile};
+pub use profiles::{PRESETS, ProviderProfile};
 
 /// The endpoints of a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,7 +42,7 @@ pub enum ProviderEndpoint {
     UserInfo,
     Emails,
     TokenCheck,
-    /// No endpoint of this provider.
+    /// The request is for no endpoint of this provider.
     Unknown,
 }
 
@@ -55,7 +55,7 @@ pub struct ProviderUser {
     pub name: Option<String>,
 }
 
-/// The client as registered at the provider.
+/// The client as it is registered at the provider.
 #[derive(Clone, Debug)]
 pub struct RegisteredClient {
     pub id: String,
@@ -96,15 +96,15 @@ pub struct ScriptedResponse {
 #[derive(Clone, Debug)]
 pub enum ResponseBody {
     Complete(Bytes),
-    /// This number of filler bytes.
+    /// A body of this number of filler bytes.
     Filler(usize),
-    /// The head, and then nothing.
+    /// Sends the head of the response, and then nothing.
     Stalled,
     /// No response at all.
     Silent,
 }
 
-/// What the browser brings back from the provider.
+/// The parameters with which the provider redirects the browser back.
 #[derive(Clone, Debug)]
 pub struct AuthorizationResponse {
     pub code: String,
@@ -142,11 +142,11 @@ struct State {
     edit_claims: Option<ClaimsEdit>,
     grants: HashMap<String, GrantedCode>,
     tokens: HashMap<String, IssuedToken>,
-    /// Unix time at which its tokens are issued; `None`: the machine's clock.
+    /// Unix time at which tokens are issued; `None` uses the machine's clock.
     now: Option<i64>,
 }
 
-/// What a code was granted for.
+/// The authorization request for which a code was issued.
 #[derive(Clone)]
 struct GrantedCode {
     redirect_uri: String,
@@ -154,15 +154,15 @@ struct GrantedCode {
     nonce: Option<String>,
 }
 
-/// What an access token was issued for.
+/// The client and user for which an access token was issued.
 #[derive(Clone)]
 struct IssuedToken {
     client: String,
     person: ProviderUser,
 }
 
-/// Server flags that point the hosts of all providers to a closed port, so that no test reaches a public one. Later
-/// flags from [`MockProvider::server_args`] override these.
+/// Server flags that resolve the host names of all providers to a closed port, so that no test reaches a real provider.
+/// Later flags, from [`MockProvider::server_args`], override these.
 pub fn unreachable_provider_args() -> Vec<String> {
     let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
     PRESETS.iter().flat_map(ProviderProfile::hosts).map(|host| provider_host(host, nobody)).collect()
@@ -214,7 +214,7 @@ impl RecordedRequest {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
-    /// The credentials of `AuthorizationRequest`, whatever the scheme is.
+    /// The credentials of the `Authorization` header, of any scheme.
     fn credential(&self) -> &str {
         self.header("authorization").split_once(' ').map_or("", |(_, credential)| credential)
     }
@@ -284,11 +284,11 @@ impl SigningKey {
 // === impl MockProvider ===
 
 impl MockProvider {
-    /// Responds as the preset's provider does, with one registered client.
+    /// Starts the provider of a preset, with one registered client.
     pub async fn start(preset: &str, client: RegisteredClient) -> Result<Self> {
-        let shape = PRESETS.iter().find(|shape| shape.preset == preset).context("a known preset")?;
+        let profile = PRESETS.iter().find(|profile| profile.preset == preset).context("a known preset")?;
         let authority = CertificateAuthority::new()?;
-        let names: Vec<&str> = shape.hosts();
+        let names: Vec<&str> = profile.hosts();
         let identity = authority.server(&names)?;
         let tls =
             ServerTls { ca: authority.certificate().to_owned(), certificate: identity.certificate, key: identity.key };
@@ -298,7 +298,7 @@ impl MockProvider {
         let addr = listener.local_addr()?;
         let signer = SigningKey::new("k1");
         let state = Arc::new(Mutex::new(State {
-            profile: shape,
+            profile,
             client,
             user: ProviderUser::new("1").verified("ada@example.com").named("Ada Lovelace"),
             scripted: HashMap::new(),
@@ -311,7 +311,7 @@ impl MockProvider {
             now: None,
         }));
         let task = tokio::spawn(serve(listener, acceptor, Arc::clone(&state)));
-        Ok(Self { profile: shape, addr, ca: tls.ca, state, task })
+        Ok(Self { profile, addr, ca: tls.ca, state, task })
     }
 
     pub fn profile(&self) -> &'static ProviderProfile {
@@ -327,12 +327,12 @@ impl MockProvider {
         &self.ca
     }
 
-    /// Its host names, with its address.
+    /// The provider's host names, each with the socket address of this process.
     pub fn hosts(&self) -> HashMap<String, SocketAddr> {
         self.profile.hosts().into_iter().map(|host| (host.to_owned(), self.addr)).collect()
     }
 
-    /// Server flags that point the provider's hosts to it. The server must also trust its CA.
+    /// Server flags that resolve the provider's host names to this process. The server must also trust the CA.
     pub fn server_args(&self) -> Vec<String> {
         self.profile.hosts().into_iter().map(|host| provider_host(host, self.addr)).collect()
     }
@@ -352,9 +352,9 @@ impl MockProvider {
         self.state().client = client;
     }
 
-    /// Always sends this response at this endpoint.
-    pub fn script(&self, place: ProviderEndpoint, reply: ScriptedResponse) {
-        self.state().scripted.insert(place, reply);
+    /// Sends this response to every request to this endpoint from now on.
+    pub fn script(&self, endpoint: ProviderEndpoint, response: ScriptedResponse) {
+        self.state().scripted.insert(endpoint, response);
     }
 
     /// Removes all scripted responses and claim changes.
@@ -365,8 +365,8 @@ impl MockProvider {
     }
 
     /// Changes the claims of every ID token before it is signed.
-    pub fn edit_claims(&self, tweak: impl Fn(&mut Value) + Send + Sync + 'static) {
-        self.state().edit_claims = Some(Arc::new(tweak));
+    pub fn edit_claims(&self, edit: impl Fn(&mut Value) + Send + Sync + 'static) {
+        self.state().edit_claims = Some(Arc::new(edit));
     }
 
     /// Sets the time at which tokens are issued.
@@ -374,7 +374,7 @@ impl MockProvider {
         self.state().now = Some(seconds);
     }
 
-    /// Signs with a new key from now on, and publishes it if `publish` is set.
+    /// Signs with a new key from now on. Publishes the key if `publish` is set.
     pub fn rotate_key(&self, kid: &str, publish: bool) {
         let signer = SigningKey::new(kid);
         let mut state = self.state();
@@ -401,22 +401,23 @@ impl MockProvider {
     }
 
     /// The requests to one endpoint so far.
-    pub fn requests_to(&self, place: ProviderEndpoint) -> Vec<RecordedRequest> {
-        self.requests().into_iter().filter(|seen| seen.endpoint == place).collect()
+    pub fn requests_to(&self, endpoint: ProviderEndpoint) -> Vec<RecordedRequest> {
+        self.requests().into_iter().filter(|request| request.endpoint == endpoint).collect()
     }
 
     pub fn clear_requests(&self) {
         self.state().requests.clear();
     }
 
-    /// The user grants this authorization request. Returns what the browser brings to its `redirect_uri`.
+    /// Grants this authorization request as the user. Returns the parameters that the browser takes to the
+    /// `redirect_uri`.
     pub fn authorize(&self, authorization: &str) -> AuthorizationResponse {
         let url = Url::parse(authorization).expect("an authorization address");
         let query: HashMap<String, String> = url.query_pairs().into_owned().collect();
         let value = |name: &str| query.get(name).cloned();
         let expected = Url::parse(self.profile.authorization).expect("an address");
         assert_eq!((url.host_str(), url.path()), (expected.host_str(), expected.path()), "{authorization}");
-        // Facebook ignores the challenge unless an ID token is requested too.
+        // Facebook ignores the PKCE challenge unless the request also asks for an ID token.
         let scopes = value("scope").unwrap_or_default();
         let keeps_challenge = self.profile.pkce
             && (self.profile.preset != "facebook" || scopes.split(' ').any(|scope| scope == "openid"));
@@ -438,12 +439,12 @@ impl MockProvider {
         approved
     }
 
-    /// An access token of the user, issued to that client.
+    /// An access token of the user, issued to this client.
     pub fn access_token(&self, client: &str) -> String {
         self.state().issue(client)
     }
 
-    /// An ID token of the user, issued to that client; `None` if the provider has no ID tokens.
+    /// An ID token of the user, issued to this client; `None` if the provider has no ID tokens.
     pub fn id_token(&self, client: &str, nonce: Option<&str>) -> Option<String> {
         self.state().id_token(client, nonce, None)
     }
@@ -480,7 +481,7 @@ impl State {
         let issuer = self.profile.issuer?;
         let now = self.now();
         let mut claims = json!({ "iss": issuer, "aud": client, "iat": now, "exp": now + 300 });
-        shapes::add_claims(self.profile, &self.user, &mut claims);
+        profiles::add_claims(self.profile, &self.user, &mut claims);
         if let Some(nonce) = nonce.filter(|_| self.profile.nonce) {
             claims["nonce"] = json!(nonce);
         }
@@ -488,49 +489,49 @@ impl State {
             let hash = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, token.as_bytes());
             claims["at_hash"] = json!(URL_SAFE_NO_PAD.encode(&hash.as_ref()[..16]));
         }
-        if let Some(tweak) = &self.edit_claims {
-            tweak(&mut claims);
+        if let Some(edit) = &self.edit_claims {
+            edit(&mut claims);
         }
         Some(self.signer.sign(&claims))
     }
 
-    fn respond(&mut self, seen: &RecordedRequest) -> ScriptedResponse {
-        if let Some(scripted) = self.scripted.get(&seen.endpoint) {
+    fn respond(&mut self, request: &RecordedRequest) -> ScriptedResponse {
+        if let Some(scripted) = self.scripted.get(&request.endpoint) {
             return scripted.clone();
         }
-        match seen.endpoint {
+        match request.endpoint {
             ProviderEndpoint::Discovery => ScriptedResponse::json(&self.profile.discovery()),
             ProviderEndpoint::Keys => ScriptedResponse::json(&json!({ "keys": self.published })),
-            ProviderEndpoint::Token => self.token(seen),
-            ProviderEndpoint::UserInfo => match self.token_owner(seen) {
-                Some(issued) => ScriptedResponse::json(&shapes::user_info(self.profile, &issued.person)),
+            ProviderEndpoint::Token => self.token(request),
+            ProviderEndpoint::UserInfo => match self.token_owner(request) {
+                Some(issued) => ScriptedResponse::json(&profiles::user_info(self.profile, &issued.person)),
                 None => ScriptedResponse::status(401, &json!({ "error": "invalid_token" })),
             },
-            ProviderEndpoint::Emails => match self.token_owner(seen) {
-                Some(issued) => ScriptedResponse::json(&shapes::emails(self.profile, &issued.person)),
+            ProviderEndpoint::Emails => match self.token_owner(request) {
+                Some(issued) => ScriptedResponse::json(&profiles::emails(self.profile, &issued.person)),
                 None => ScriptedResponse::status(401, &json!({ "message": "Bad credentials" })),
             },
-            ProviderEndpoint::TokenCheck => shapes::token_check_response(self, seen),
+            ProviderEndpoint::TokenCheck => profiles::token_check_response(self, request),
             ProviderEndpoint::Unknown => ScriptedResponse::status(404, &json!({ "error": "not_found" })),
         }
     }
 
-    fn token_owner(&self, seen: &RecordedRequest) -> Option<&IssuedToken> {
-        self.tokens.get(seen.credential())
+    fn token_owner(&self, request: &RecordedRequest) -> Option<&IssuedToken> {
+        self.tokens.get(request.credential())
     }
 
     /// The token endpoint (RFC 6749, 4.1.3 and 5), with the provider's own errors.
-    fn token(&mut self, seen: &RecordedRequest) -> ScriptedResponse {
-        let form = seen.form();
+    fn token(&mut self, request: &RecordedRequest) -> ScriptedResponse {
+        let form = request.form();
         let value = |name: &str| form.get(name).map(String::as_str).unwrap_or_default();
-        if !self.is_client(seen) {
-            return shapes::token_error(self.profile, shapes::TokenError::Client);
+        if !self.is_client(request) {
+            return profiles::token_error(self.profile, profiles::TokenError::Client);
         }
         let granted = self.grants.remove(value("code"));
         let Some(granted) = granted.filter(|granted| {
             value("grant_type") == "authorization_code" && value("redirect_uri") == granted.redirect_uri
         }) else {
-            return shapes::token_error(self.profile, shapes::TokenError::Code);
+            return profiles::token_error(self.profile, profiles::TokenError::Code);
         };
         let proven = match (&granted.challenge, form.get("code_verifier")) {
             (None, None) => true,
@@ -541,23 +542,23 @@ impl State {
             (None, Some(_)) | (Some(_), None) => false,
         };
         if !proven {
-            return shapes::token_error(self.profile, shapes::TokenError::Code);
+            return profiles::token_error(self.profile, profiles::TokenError::Code);
         }
         let client = self.client.id.clone();
         let access_token = self.issue(&client);
         let id_token = self.id_token(&client, granted.nonce.as_deref(), Some(&access_token));
-        ScriptedResponse::json(&shapes::token_response(self.profile, &access_token, id_token.as_deref()))
+        ScriptedResponse::json(&profiles::token_response(self.profile, &access_token, id_token.as_deref()))
     }
 
-    /// Whether the client authenticated by the method that this provider requires, with its secret.
-    fn is_client(&self, seen: &RecordedRequest) -> bool {
-        let form = seen.form();
+    /// Whether the client authenticated with the right secret, by the method that this provider requires.
+    fn is_client(&self, request: &RecordedRequest) -> bool {
+        let form = request.form();
         let (id, secret) = match self.profile.authentication {
-            shapes::Authentication::Basic => match shapes::basic_credentials(seen) {
+            profiles::Authentication::Basic => match profiles::basic_credentials(request) {
                 Some(pair) => pair,
                 None => return false,
             },
-            shapes::Authentication::Post => {
+            profiles::Authentication::Post => {
                 let value = |name: &str| form.get(name).cloned().unwrap_or_default();
                 (value("client_id"), value("client_secret"))
             }
@@ -600,7 +601,7 @@ async fn serve(listener: TcpListener, acceptor: TlsAcceptor, state: Arc<Mutex<St
             let Ok(stream) = acceptor.accept(stream).await else { return };
             let service = service_fn(|request| handle(&state, request));
             let connection = hyper::server::conn::http1::Builder::new();
-            // Some tests make the client disconnect.
+            // Not an error: some tests make the client disconnect.
             drop(connection.serve_connection(TokioIo::new(stream), service).await);
         });
     }
@@ -615,7 +616,7 @@ async fn handle(
     let host = head.headers.get("host").and_then(|host| host.to_str().ok()).unwrap_or_default();
     let host = host.split(':').next().unwrap_or_default().to_owned();
     let query = head.uri.query().unwrap_or_default();
-    let mut seen = RecordedRequest {
+    let mut recorded = RecordedRequest {
         endpoint: ProviderEndpoint::Unknown,
         method: head.method,
         path: head.uri.path().to_owned(),
@@ -624,14 +625,14 @@ async fn handle(
         body,
         host,
     };
-    let reply = {
+    let scripted = {
         let mut state = lock(state);
-        seen.endpoint = state.profile.endpoint(&seen.host, &seen.path, &state.client.id);
-        let reply = state.respond(&seen);
-        state.requests.push(seen);
-        reply
+        recorded.endpoint = state.profile.endpoint(&recorded.host, &recorded.path, &state.client.id);
+        let scripted = state.respond(&recorded);
+        state.requests.push(recorded);
+        scripted
     };
-    let body = match reply.body {
+    let body = match scripted.body {
         ResponseBody::Complete(bytes) => Full::new(bytes).boxed_unsync(),
         ResponseBody::Filler(octets) => {
             const PIECE: usize = 64 * 1024;
@@ -645,8 +646,8 @@ async fn handle(
         }
     };
     let mut response = Response::new(body);
-    *response.status_mut() = reply.status;
-    for (name, value) in reply.headers {
+    *response.status_mut() = scripted.status;
+    for (name, value) in scripted.headers {
         response.headers_mut().insert(name, value.parse().expect("a header"));
     }
     Ok(response)

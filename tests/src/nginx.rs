@@ -10,7 +10,7 @@ use crate::{
     process::{self, Process, Program},
 };
 
-/// It starts within milliseconds; a loaded machine takes longer.
+/// NGINX starts within milliseconds; a loaded machine takes longer.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// A running NGINX. It is killed when this value is dropped.
@@ -22,9 +22,9 @@ pub struct Nginx {
 // === impl Nginx ===
 
 impl Nginx {
-    /// Starts NGINX with this content of the `http` block, which must listen on `addr`.
+    /// Starts NGINX. `http` is the content of the `http` block, which must listen on `addr`.
     pub async fn start(addr: SocketAddr, http: &str) -> Result<Self> {
-        // On Debian it is outside the PATH of users other than root.
+        // On Debian, NGINX is not in the PATH of users other than root.
         let program = process::find_program(["/usr/sbin/nginx", "nginx"])
             .context("NGINX is not installed: run `make tools`, or `make test`, which does it")?;
         let dir = process::fresh_dir("nginx");
@@ -33,7 +33,7 @@ impl Nginx {
         let process = Program::new("nginx", program, dir.join("nginx.log"))
             .path_arg("-p", &dir)
             .path_arg("-c", &config)
-            // Before the configuration is read, NGINX would log to a system file.
+            // Otherwise NGINX logs to a system file until it has read the configuration.
             .args(["-e", "stderr"])
             .start()?;
         eventually_ok("NGINX listens", START_LIMIT, || async {
@@ -51,7 +51,7 @@ impl Nginx {
     }
 }
 
-/// One process, so that nothing outlives the test. All its files are in its folder.
+/// The configuration file. NGINX runs as one process, so that nothing outlives the test, with all files in `dir`.
 fn configuration(dir: &Path, http: &str) -> String {
     let dir = dir.display();
     format!(

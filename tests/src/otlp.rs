@@ -82,7 +82,7 @@ impl Collector {
         format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.addr)
     }
 
-    /// All received bodies, as bytes.
+    /// The bytes of all request bodies.
     pub fn bytes(&self) -> Vec<u8> {
         process::lock(&self.received).bytes.clone()
     }
@@ -130,7 +130,7 @@ impl ReceivedSpan {
         hex(&self.span.span_id)
     }
 
-    /// Empty for a root span.
+    /// The id of the parent span; empty for a root span.
     pub fn parent(&self) -> String {
         hex(&self.span.parent_span_id)
     }

@@ -18,13 +18,13 @@ use crate::{
     tls::ServerTls,
 };
 
-/// The role that owns everything.
+/// The role that owns all databases.
 const ROLE: &str = "latchkey";
 /// The migrated database from which the databases of tests are copied.
 const TEMPLATE: &str = "latchkey_template";
 /// Limit for the creation of a database cluster, on a loaded machine.
 const INITDB_LIMIT: Duration = Duration::from_secs(120);
-/// A Postgres that lost its parent ends within a second or two.
+/// A Postgres ends within a second or two after its parent process has died.
 const PREDECESSOR_LIMIT: Duration = Duration::from_secs(15);
 /// A process id that Linux never assigns (the maximum is 2^22).
 const UNUSED_PID: u32 = 2_147_483_646;
@@ -37,7 +37,7 @@ pub struct Options {
     pub data: PathBuf,
     pub log: PathBuf,
     pub addr: SocketAddr,
-    /// Whether commits survive a crash of the machine; tests do not need that.
+    /// Whether commits survive a crash of the machine. Tests do not need that.
     pub durable: bool,
     /// Accepts only TLS connections, with this server certificate.
     pub tls: Option<ServerTls>,
@@ -50,7 +50,7 @@ pub struct Postgres {
     process: Process,
     addr: SocketAddr,
     password: String,
-    /// The CA certificate, if it accepts only TLS.
+    /// The CA certificate, if the server accepts only TLS.
     ca: Option<PathBuf>,
     template: OnceCell<()>,
 }
@@ -60,7 +60,7 @@ pub struct Postgres {
 pub struct Database {
     pub name: String,
     pub addr: SocketAddr,
-    /// Includes role and password.
+    /// The URL, with role and password.
     pub url: String,
 }
 
@@ -130,12 +130,12 @@ impl Postgres {
         self.addr
     }
 
-    /// The CA that signed its certificate.
+    /// The CA certificate, if the server accepts only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.ca.as_deref()
     }
 
-    /// The URL of a database, which need not exist, at an address (the server's or a proxy's).
+    /// The URL of a database at a socket address, of the server or of a proxy. The database need not exist.
     pub fn url(&self, name: &str, addr: SocketAddr) -> String {
         let tls = self.ca.as_ref().map(|ca| format!("?sslmode=verify-full&sslrootcert={}", ca.display()));
         format!("postgres://{ROLE}:{}@{addr}/{name}{}", self.password, tls.unwrap_or_default())
@@ -182,7 +182,8 @@ impl Postgres {
         Ok(options.disable_statement_logging().connect().await?)
     }
 
-    /// Stops it with a fast shutdown: sessions are closed, commits are written.
+    /// Stops the server with Postgres's fast shutdown, which closes sessions and writes commits to disk. Returns
+    /// whether the server ended within the limit.
     pub fn stop(&self, limit: Duration) -> bool {
         self.process.stop(Signal::INT, limit)
     }
@@ -249,8 +250,8 @@ struct SystemUser {
     uid: u32,
 }
 
-/// The user that runs the server: `None` for the current user. Postgres refuses root, so root uses a user that owns
-/// nothing else.
+/// The system user that runs the server; `None` for the current user. Postgres does not run as root, so root starts it
+/// as a user that owns nothing else.
 fn system_user() -> Result<Option<SystemUser>> {
     if !process::is_root() {
         return Ok(None);
@@ -267,8 +268,8 @@ fn system_user() -> Result<Option<SystemUser>> {
     Ok(Some(user))
 }
 
-/// The data folder, created and owned by the server's user. If that user cannot reach it, it is a link to a folder in
-/// /var/tmp.
+/// Creates the data folder, owned by the server's user. If that user cannot reach `wanted`, `wanted` becomes a link to
+/// a folder in /var/tmp.
 fn reachable_data_dir(wanted: &Path, user: Option<&SystemUser>) -> Result<PathBuf> {
     let parent = wanted.parent().context("the data folder has a parent")?;
     fs::create_dir_all(parent)?;
@@ -306,8 +307,8 @@ fn make_private_dir(path: &Path) -> Result<()> {
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o700))?)
 }
 
-/// Waits for a killed predecessor that has not ended or is not reaped yet, because Postgres would consider its lock
-/// taken.
+/// Waits for the end of the previous server if it was killed a moment ago. Otherwise Postgres would consider the lock
+/// file valid while the process still exists.
 async fn await_predecessor(data: &Path) -> Result<()> {
     let lock = data.join("postmaster.pid");
     let end = tokio::time::Instant::now() + PREDECESSOR_LIMIT;
@@ -317,13 +318,14 @@ async fn await_predecessor(data: &Path) -> Result<()> {
         let process = Path::new("/proc").join(pid.trim());
         let status = fs::read_to_string(process.join("status")).unwrap_or_default();
         let Some(state) = status.lines().find_map(|line| line.strip_prefix("State:")) else {
-            // No such process: Postgres detects that itself.
+            // There is no such process. Postgres detects that itself.
             return Ok(());
         };
         let dead = state.trim_start().starts_with(['Z', 'X']);
-        // A server's working directory is its data folder; otherwise the id belongs to another process now.
+        // The working directory of a Postgres is its data folder. If it is another one, the id belongs to another
+        // process now.
         if dead || fs::read_link(process.join("cwd")).ok() != data.canonicalize().ok() {
-            // Keeps the rest of the file, from which Postgres checks that the old shared memory is unused.
+            // The rest of the file stays. Postgres uses it to check that the old shared memory is unused.
             return Ok(fs::write(&lock, format!("{UNUSED_PID}\n{rest}"))?);
         }
         ensure!(
@@ -336,7 +338,7 @@ async fn await_predecessor(data: &Path) -> Result<()> {
     }
 }
 
-/// The folder of the Postgres programs: the version that created the data, otherwise the newest.
+/// The folder of the Postgres programs, in the version that created the data. Without data, the newest version.
 fn find_programs(data: &Path) -> Result<PathBuf> {
     let mut installed: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
@@ -375,13 +377,13 @@ async fn init_data(
 ) -> Result<()> {
     let password = format!("{:032x}", rand::random::<u128>());
     write_private(password_file, &password)?;
-    // initdb runs as the server's user, who cannot read the permanent password file.
+    // initdb runs as the server's user, who cannot read the password file, so the password is copied.
     let handed_over = tempfile::Builder::new().prefix("latchkey-").tempfile()?;
     fs::write(handed_over.path(), &password)?;
     if let Some(user) = user {
         std::os::unix::fs::chown(handed_over.path(), Some(user.uid), None)?;
     }
-    // In another folder first: an initialization that was interrupted must not look complete to the next run.
+    // Initializes another folder first. An interrupted initialization must not look complete to the next run.
     let unfinished = data.with_extension("unfinished");
     if unfinished.exists() {
         fs::remove_dir_all(&unfinished)?;

@@ -31,7 +31,7 @@ pub struct Program {
     log: PathBuf,
 }
 
-/// A running child. It is killed when this value is dropped; if this process dies, the kernel kills it.
+/// A running child process. It is killed when this value is dropped. If this process dies, the kernel kills the child.
 pub struct Process {
     name: String,
     log: PathBuf,
@@ -39,7 +39,7 @@ pub struct Process {
     child: Mutex<Child>,
 }
 
-/// A folder for the files of this process. A later run removes it after the process has ended.
+/// A folder for the files of this process. A later run removes the folder after this process has ended.
 pub struct RunDir {
     path: PathBuf,
     _lock: File,
@@ -71,14 +71,14 @@ pub fn find_built_program(name: &str) -> Result<PathBuf> {
     })
 }
 
-/// Whether this process runs as root, which Postgres refuses.
+/// Whether this process runs as root. Postgres does not run as root.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 /// An unused TCP port of 127.0.0.1 that no other call of this process returned.
 ///
-/// It is below the range of ephemeral ports, so that no outgoing connection uses it.
+/// The port is below the range of ephemeral ports, so that no outgoing connection uses it.
 pub fn free_port() -> u16 {
     static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
     let mut given = lock(&GIVEN);
@@ -92,7 +92,7 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// [`free_port`] as an address.
+/// A socket address with a [`free_port`].
 pub fn free_addr() -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), free_port())
 }
@@ -101,8 +101,8 @@ pub fn free_addr() -> SocketAddr {
 pub fn run_dir() -> &'static Path {
     static DIR: OnceLock<RunDir> = OnceLock::new();
     let dir = DIR.get_or_init(|| {
-        // As root, Postgres runs as another user, who must reach its files. So they cannot be in a checkout below a
-        // private home folder.
+        // If this process is root, Postgres runs as another user. That user must reach the files, so they cannot be in
+        // a checkout below root's private home folder.
         let base = if is_root() { std::env::temp_dir().join("latchkey-tests") } else { root().join("target/tmp") };
         RunDir::create(&base).expect("a folder for the files of this run")
     });
@@ -136,7 +136,7 @@ pub fn tail(path: &Path, lines: usize) -> String {
     }
 }
 
-/// Locks a mutex even if it is poisoned: in tests, a panic leaves no partial changes behind a mutex.
+/// Locks a mutex even if it is poisoned. In tests, a panic leaves no partial changes behind a mutex.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -176,26 +176,26 @@ impl Program {
         self
     }
 
-    /// Runs it as this user; requires root.
+    /// Runs the program as this user; requires root.
     pub fn user(mut self, user: Option<&str>) -> Self {
         self.user = user.map(str::to_owned);
         self
     }
 
-    /// Runs it through a command that executes its arguments at the end: `prlimit --data=…`, `nice` and so on.
+    /// Runs the program through a command that executes its last arguments: `prlimit --data=…`, `nice` and so on.
     pub fn wrapper(mut self, command: &[String]) -> Self {
         self.wrapper = command.to_vec();
         self
     }
 
-    /// Starts it and does not wait.
+    /// Starts the program and does not wait.
     pub fn start(self) -> Result<Process> {
         let child = self.spawn()?;
         let pid = Pid::from_child(&child);
         Ok(Process { name: self.name, log: self.log, pid, child: Mutex::new(child) })
     }
 
-    /// Runs it until it ends. An exit code other than 0 is an error that contains the end of its log.
+    /// Runs the program until it ends. An exit code other than 0 is an error that contains the end of the log.
     pub fn run(self, limit: Duration) -> Result<()> {
         let (name, log) = (self.name.clone(), self.log.clone());
         let process = self.start()?;
@@ -211,8 +211,8 @@ impl Program {
             fs::create_dir_all(folder)?;
         }
         let log = File::options().create(true).append(true).open(&self.log).context("opening its log")?;
-        // `setpriv` of util-linux makes the kernel kill the child when the thread that started it ends. Setting this
-        // between fork and exec needs `unsafe` in Rust.
+        // `setpriv` of util-linux makes the kernel kill the child when the thread that started it ends. To set this
+        // directly, between fork and exec, Rust needs `unsafe`.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]);
         if let Some(user) = &self.user {
@@ -227,7 +227,8 @@ impl Program {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // Ctrl-C in a terminal goes to the whole process group. The children must end in our order instead.
+            // A process group of its own: Ctrl-C goes to the whole group of the terminal, but the children must end in
+            // the order in which this process stops them.
             .process_group(0);
         if self.user.is_some() {
             command.current_dir("/");
@@ -239,23 +240,23 @@ impl Program {
 
 type SpawnRequest = (Command, mpsc::Sender<io::Result<Child>>);
 
-/// Spawns from a thread that never ends: `PR_SET_PDEATHSIG` is bound to the thread that spawns, and test threads end
-/// before the processes that they share.
+/// Spawns from a thread that never ends. The kernel kills the child when the thread that spawned it ends
+/// (`PR_SET_PDEATHSIG`), and a test thread ends before the processes that it shares with other tests.
 fn spawn_from_permanent_thread(command: Command) -> Result<Child> {
     static SPAWNER: LazyLock<Mutex<mpsc::Sender<SpawnRequest>>> = LazyLock::new(|| {
         let (requests, inbox) = mpsc::channel::<SpawnRequest>();
         thread::spawn(move || {
-            for (mut command, answer) in inbox {
-                // The caller no longer waits, so nothing would own the child.
-                if let Err(mpsc::SendError(Ok(mut orphan))) = answer.send(command.spawn()) {
+            for (mut command, result_sender) in inbox {
+                // The caller no longer waits, so nobody else would kill the child.
+                if let Err(mpsc::SendError(Ok(mut orphan))) = result_sender.send(command.spawn()) {
                     drop(orphan.kill());
                 }
             }
         });
         Mutex::new(requests)
     });
-    let (answer, result) = mpsc::channel();
-    lock(&SPAWNER).send((command, answer)).context("the thread that starts processes has ended")?;
+    let (result_sender, result) = mpsc::channel();
+    lock(&SPAWNER).send((command, result_sender)).context("the thread that starts processes has ended")?;
     Ok(result.recv().context("the thread that starts processes has ended")??)
 }
 
@@ -274,14 +275,14 @@ impl Process {
         &self.log
     }
 
-    /// The exit status, if it has ended.
+    /// The exit status, if the process has ended.
     pub fn exit_status(&self) -> Option<ExitStatus> {
         lock(&self.child).try_wait().expect("this process can wait for its child")
     }
 
-    /// Sends a signal. Waits until SIGSTOP has stopped all threads, which stop one by one.
+    /// Sends a signal. After SIGSTOP, waits until all threads have stopped, because they stop one by one.
     pub fn signal(&self, signal: Signal) {
-        // The child is not reaped while its lock is held, so its id cannot belong to another process.
+        // While this lock is taken, nothing reaps the child, so its id cannot belong to another process.
         let mut child = lock(&self.child);
         if child.try_wait().is_ok_and(|ended| ended.is_none()) {
             rustix::process::kill_process(self.pid, signal).expect("this process can signal its child");
@@ -292,7 +293,7 @@ impl Process {
         }
     }
 
-    /// Waits for its end; blocks this thread.
+    /// Waits for the end of the process. Blocks this thread.
     pub fn wait_blocking(&self, limit: Duration) -> Option<ExitStatus> {
         let end = Instant::now() + limit;
         loop {
@@ -306,7 +307,7 @@ impl Process {
         }
     }
 
-    /// Waits for its end without blocking the thread.
+    /// Waits for the end of the process without blocking the thread.
     pub async fn wait_for_exit(&self) -> ExitStatus {
         loop {
             if let Some(status) = self.exit_status() {
@@ -316,14 +317,14 @@ impl Process {
         }
     }
 
-    /// Sends SIGKILL and waits until it has ended.
+    /// Sends SIGKILL and waits until the process has ended.
     pub fn kill(&self) {
         let mut child = lock(&self.child);
         drop(child.kill());
         drop(child.wait());
     }
 
-    /// Sends a signal, and kills it after the limit. Returns whether it ended before that.
+    /// Sends a signal, and kills the process after the limit. Returns whether the process ended before that.
     pub fn stop(&self, signal: Signal, limit: Duration) -> bool {
         self.signal(signal);
         let ended = self.wait_blocking(limit).is_some();
@@ -333,7 +334,7 @@ impl Process {
         ended
     }
 
-    /// Whether its log contains this text.
+    /// Whether the log contains this text.
     pub fn has_logged(&self, text: impl AsRef<str>) -> bool {
         fs::read(&self.log).is_ok_and(|log| String::from_utf8_lossy(&log).contains(text.as_ref()))
     }
@@ -375,13 +376,13 @@ impl Drop for RunDir {
     }
 }
 
-/// Lets every user traverse the folder, so that Postgres reaches its files as another user.
+/// Lets every user traverse the folder, because Postgres can run as another user and must reach its files.
 fn open_to_all(path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
 }
 
-/// The first of these programs that exists: a path, or a name that is searched in `PATH`.
+/// The first of these programs that exists. Each is a path, or a name that is searched in `PATH`.
 pub(crate) fn find_program<I: IntoIterator<Item: AsRef<OsStr>>>(candidates: I) -> Option<PathBuf> {
     let search = std::env::var_os("PATH").unwrap_or_default();
     candidates.into_iter().find_map(|candidate| {

@@ -1,5 +1,5 @@
-//! A provider that does not respond or is unreachable, next to one that works: the latency of requests that do not use
-//! it.
+//! One provider that hangs or is unreachable, and one that works. Measures the latency of requests that do not use the
+//! failing provider.
 
 use std::{
     fmt,
@@ -15,17 +15,18 @@ use crate::{
     builders::{App, Provider},
     client::{ApiClient, ApiResponse},
     dex::{self, Dex, User},
+    passwords::PASSWORD,
     process,
     stack::Stack,
 };
 
 const ADA: &str = "ada@example.com";
 const GRACE: &str = "grace@example.com";
-const PASSWORD: &str = "a quiet harbour at noon";
 const DONE: &str = "http://127.0.0.1/done";
-/// More than the limit of provider calls in flight, so that some are refused (specification: Limits, Provider calls).
+/// More than the limit of concurrent provider calls, so that the server rejects some (specification: Limits, Provider
+/// calls).
 const VISITORS: usize = 48;
-/// Pause after a refusal, so that refused visitors do not keep a core busy: the measurement is of latency.
+/// Pause after a rejected login. Without it, the visitors would keep a core busy and distort the measured latency.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// The measured operations.
@@ -43,10 +44,10 @@ pub enum Fault {
 /// The size of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Number of turns. Each measures without and with each fault and compares within the turn: if the machine's speed
-    /// changes, it changes for all.
+    /// Number of rounds. Each round measures without a fault and with each fault, and compares only its own
+    /// measurements, because the speed of the machine can change between rounds.
     pub rounds: usize,
-    /// How often each operation is measured in each phase of a turn.
+    /// How often each operation is measured in each phase of a round.
     pub samples: usize,
 }
 
@@ -54,7 +55,7 @@ pub struct Options {
 #[derive(Default)]
 struct Samples(Vec<[Duration; OPERATIONS.len()]>);
 
-/// One turn. Half of the samples without a fault are from before the faults and half from after them.
+/// The samples of one round. Half of the samples without a fault are from before the faults, half from after them.
 struct Turn {
     quiet: Samples,
     hangs: Samples,
@@ -71,7 +72,7 @@ struct TestService {
     refresh_token: String,
     /// The provider that works.
     _dex: Dex,
-    /// The provider that does not respond: the listener never accepts.
+    /// The provider that hangs: nothing accepts the connections of this listener.
     _hanging: TcpListener,
 }
 
@@ -105,8 +106,8 @@ impl Turn {
 // === impl Report ===
 
 impl Report {
-    /// How much longer an operation takes with that fault than without: the ratio of this quantile in each turn, and
-    /// the median over all turns.
+    /// How much longer an operation takes with this fault than without. Compares the quantile in each round, and
+    /// returns the median of these ratios.
     pub fn ratio(&self, fault: Fault, operation: usize, quantile: f64) -> f64 {
         let of = |turn: &Turn| {
             let during = turn.samples_with(fault).quantile(operation, quantile).as_secs_f64();
@@ -211,7 +212,7 @@ impl TestService {
     async fn measure_with(&mut self, fault: Fault, times: usize) -> Result<Samples> {
         let mut visitors = self.visitors(fault);
         let samples = self.measure(times).await?;
-        // Visitors run until they are dropped. One that ends earlier got an unexpected response.
+        // Visitors run until they are dropped. One that has ended got an unexpected response.
         match visitors.try_join_next() {
             Some(ended) => ended?.map(|()| samples),
             None => Ok(samples),
@@ -227,23 +228,23 @@ impl TestService {
 
         let begin = Instant::now();
         let body = json!({ "grant_type": "refresh_token", "refresh_token": self.refresh_token });
-        let answer = expect_status(client.post(&format!("v1/{app}/token"), &body).await, StatusCode::OK)?;
+        let response = expect_status(client.post(&format!("v1/{app}/token"), &body).await, StatusCode::OK)?;
         let refresh = begin.elapsed();
-        answer.string("refresh_token").clone_into(&mut self.refresh_token);
+        response.string("refresh_token").clone_into(&mut self.refresh_token);
 
         let begin = Instant::now();
-        let answer = expect_status(client.get(&format!("{app}/up/redirect")).await, StatusCode::FOUND)?;
+        let response = expect_status(client.get(&format!("{app}/up/redirect")).await, StatusCode::FOUND)?;
         let redirect = begin.elapsed();
-        let cookie = answer.header("set-cookie").and_then(|cookie| cookie.split(';').next()).context("a cookie")?;
+        let cookie = response.header("set-cookie").and_then(|cookie| cookie.split(';').next()).context("a cookie")?;
         let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
-        let back = dex::callback_url(&http, answer.header("location").context("an address")?, ADA).await?;
+        let back = dex::callback_url(&http, response.header("location").context("an address")?, ADA).await?;
 
         let begin = Instant::now();
         let path = format!("{}?{}", back.path(), back.query().context("a code")?);
         let request = client.request(Method::GET, &path).header(header::COOKIE, cookie);
-        let answer = expect_status(client.send(request).await, StatusCode::FOUND)?;
+        let response = expect_status(client.send(request).await, StatusCode::FOUND)?;
         let callback = begin.elapsed();
-        let location = answer.header("location").context("an address")?;
+        let location = response.header("location").context("an address")?;
         ensure!(location.starts_with(DONE) && location.contains("access_token="), "{location}");
         Ok([login, refresh, redirect, callback])
     }
@@ -268,7 +269,7 @@ impl TestService {
     }
 }
 
-fn expect_status(answer: ApiResponse, status: StatusCode) -> Result<ApiResponse> {
-    ensure!(answer.status == status, "{} instead of {status}: {}", answer.status, answer.text);
-    Ok(answer)
+fn expect_status(response: ApiResponse, status: StatusCode) -> Result<ApiResponse> {
+    ensure!(response.status == status, "{} instead of {status}: {}", response.status, response.text);
+    Ok(response)
 }

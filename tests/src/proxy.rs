@@ -1,5 +1,5 @@
-//! A TCP proxy in front of Postgres or Redis that injects faults: it refuses, stalls, delays and cuts connections, also
-//! in the middle of a request.
+//! A TCP proxy in front of Postgres, Redis or the API server that injects faults: it refuses, stalls, delays and cuts
+//! connections, also in the middle of a request.
 
 use std::{
     io,
@@ -21,7 +21,7 @@ use tokio::{
 
 use crate::{process, smtp::listen};
 
-/// What happens to bytes, in both directions.
+/// What the proxy does with bytes, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forwarding {
     Pass,
@@ -34,11 +34,11 @@ pub enum Forwarding {
 /// A trigger that cuts one connection, once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trap {
-    /// When a client sends this, before the server receives it.
+    /// Cuts when a client sends these bytes, before the server receives them.
     Before(Vec<u8>),
-    /// When a client has sent this and the server has received it; the response is lost.
+    /// Cuts when the server has received these bytes from a client. The response is lost.
     After(Vec<u8>),
-    /// After this number of further bytes from clients.
+    /// Cuts after this number of further bytes from clients.
     AfterBytes(usize),
 }
 
@@ -64,7 +64,7 @@ struct Shared {
 // === impl Proxy ===
 
 impl Proxy {
-    /// Starts a proxy for that address, on a free port.
+    /// Starts a proxy in front of `upstream`, on a free port.
     pub fn start(upstream: SocketAddr) -> Result<Self> {
         let shared = Arc::new(Shared {
             upstream,
@@ -89,18 +89,19 @@ impl Proxy {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// Closes the open connections; new ones are accepted.
+    /// Closes the open connections. New connections work.
     pub fn cut(&self) {
         self.shared.epoch.send_modify(|epoch| *epoch += 1);
     }
 
-    /// Like [`Proxy::cut`], and waits until all connections are closed, including new ones.
+    /// Like [`Proxy::cut`]. Then waits until no connection is open, new ones included.
     pub async fn cut_and_wait(&self) {
         self.cut();
         self.shared.epoch.closed().await;
     }
 
-    /// Open connections stay open but carry no data any more, as if a router lost them; new ones are accepted.
+    /// Drops all further data of the open connections without closing them, as a router does that has lost its state.
+    /// New connections work.
     pub fn lose(&self) {
         self.shared.lost.fetch_add(1, Ordering::Relaxed);
     }
@@ -167,7 +168,7 @@ async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
         let mut epoch = shared.epoch.subscribe();
         tokio::spawn(async move {
             tokio::select! {
-                // Both sides are closed in any case.
+                // However the forwarding ends, the drop closes both sides.
                 _ = shared.forward(client) => {}
                 _ = epoch.changed() => {}
             }
@@ -207,13 +208,13 @@ impl Shared {
     {
         let mut flow = self.flow.subscribe();
         let mut buffer = vec![0; 64 * 1024];
-        // The end of the previous chunk, because a pattern can span two chunks.
+        // The end of the previous chunk: the bytes of a trap can span two chunks.
         let mut before = Vec::new();
         loop {
             let read = from.read(&mut buffer).await?;
             let lost = self.lost.load(Ordering::Relaxed) > born;
             if lost && !of_client && read == 0 {
-                // The client does not notice the end of the connection either.
+                // The client must not notice the end of the server's connection either.
                 std::future::pending::<()>().await;
             }
             if read == 0 {
@@ -235,21 +236,21 @@ impl Shared {
                     to.write_all(&piece[..passes]).await?;
                     to.flush().await?;
                     if passes == read {
-                        // The server must read it before it sees the end of the connection.
+                        // Gives the server time to read the bytes before it sees the end of the connection.
                         tokio::time::sleep(Duration::from_millis(50)).await;
                     }
                     self.triggered.notify_one();
                     return Ok(());
                 }
             } else if cut.load(Ordering::Relaxed) {
-                // The other direction ends this connection.
+                // The other direction of this connection has set `cut`, and ends it.
                 continue;
             }
             to.write_all(piece).await?;
         }
     }
 
-    /// How many bytes of the chunk are still forwarded, if the trap triggers in it.
+    /// If this chunk triggers the trap, the number of its bytes that are still forwarded.
     fn check_trap(&self, before: &mut Vec<u8>, piece: &[u8]) -> Option<usize> {
         let mut trap = process::lock(&self.trap);
         match trap.as_mut()? {

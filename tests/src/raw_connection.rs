@@ -1,5 +1,5 @@
-//! One persistent HTTP/1.1 connection with no layers between clock and socket: for measurements, and for many
-//! concurrent clients at low cost.
+//! One persistent HTTP/1.1 connection without an HTTP library: for exact measurements, and for many concurrent clients
+//! at low cost.
 
 use std::{
     io::{Error, ErrorKind, Read, Result, Write},
@@ -9,9 +9,9 @@ use std::{
 
 use tokio::net::TcpSocket;
 
-/// Longer than any response takes.
+/// Timeout of a read or write; every response arrives earlier.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Latchkey's responses are a few kilobytes.
+/// Maximum size of a response. Latchkey's responses are a few kilobytes.
 const MAX_RESPONSE_BYTES: usize = 256 * 1024;
 
 /// A connection. Requests block the thread.
@@ -21,7 +21,7 @@ pub struct RawConnection {
     buffer: Vec<u8>,
 }
 
-/// A response, and the time since the first byte of the request was sent.
+/// A response, and the time from the first sent byte to the last received one.
 #[derive(Clone, Debug)]
 pub struct RawResponse {
     pub status: u16,
@@ -34,9 +34,9 @@ pub struct RawResponse {
 // === impl RawConnection ===
 
 impl RawConnection {
-    /// Connects from that client address.
+    /// Connects from the client address `from`.
     pub async fn connect(server: SocketAddr, from: IpAddr) -> Result<Self> {
-        // The standard library cannot bind before it connects.
+        // The standard library cannot bind a socket before it connects.
         let socket = if from.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         socket.bind(SocketAddr::new(from, 0))?;
         let stream = socket.connect(server).await?.into_std()?;
@@ -52,7 +52,7 @@ impl RawConnection {
         self.post_with(path, "", body)
     }
 
-    /// The same with an access token.
+    /// Like [`Self::post`], with an access token.
     pub fn post_as(&mut self, token: &str, path: &str, body: &str) -> Result<RawResponse> {
         self.post_with(path, &format!("Authorization: Bearer {token}\r\n"), body)
     }

@@ -1,5 +1,5 @@
-//! A real Redis in its own process. All tests of a process share one; a test that breaks it starts its own. Also with
-//! sentinels, and as a cluster.
+//! A real Redis in its own process. All tests of a process share one; a test that breaks it starts its own. The modules
+//! start a Redis with sentinels, and a Redis Cluster.
 
 use std::{
     fs,
@@ -23,9 +23,9 @@ mod cluster;
 mod sentinel;
 
 pub use cluster::RedisCluster;
-pub use sentinel::{RedisSentinel, SentinelOptions};
+pub use sentinel::{SentinelOptions, SentinelSetup};
 
-/// Limit for a start, including reading a long append-only file.
+/// Limit for a start, in which Redis can read a long append-only file.
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// Limit for each command of a test.
 const COMMAND_LIMIT: Duration = Duration::from_secs(10);
@@ -35,19 +35,19 @@ pub struct Options {
     pub data: PathBuf,
     pub log: PathBuf,
     pub addr: SocketAddr,
-    /// Whether it keeps an append-only file.
+    /// Whether the server keeps an append-only file, so that its data survives a restart.
     pub durable: bool,
-    /// Password of the user `default`, who has all permissions.
+    /// The password of the user `default`, who has all permissions.
     pub password: Option<String>,
-    /// The user in the URL; `default` if `None`.
+    /// The user in [`Redis::url`]; `default` if `None`.
     pub user: Option<User>,
     /// Accepts only TLS connections, with this server certificate.
     pub tls: Option<ServerTls>,
-    /// Replicates the server at this address.
+    /// The server is a replica of the one at this socket address.
     pub replica_of: Option<SocketAddr>,
-    /// Whether it is a cluster node.
+    /// Whether the server is a node of a Redis Cluster.
     pub cluster: bool,
-    /// Additional settings, name and value.
+    /// Additional settings: name and value.
     pub settings: Vec<(String, String)>,
 }
 
@@ -56,7 +56,7 @@ pub struct Options {
 pub struct User {
     pub name: String,
     pub password: String,
-    /// Rules as in `ACL SETUSER`.
+    /// Rules in the format of `ACL SETUSER`.
     pub rules: String,
 }
 
@@ -88,7 +88,7 @@ impl Options {
         }
     }
 
-    /// The same settings with another folder and address.
+    /// The same settings with a new folder and socket address.
     fn with_new_location(&self) -> Self {
         let Self { data, log, addr, .. } = Self::for_tests();
         Self { data, log, addr, ..self.clone() }
@@ -98,7 +98,7 @@ impl Options {
 // === impl Redis ===
 
 impl Redis {
-    /// The server that all tests of this process share. Every key starts with an App's id, so tests do not interfere.
+    /// The server that all tests of this process share. Every key starts with an appID, so tests do not interfere.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<Redis> = OnceCell::const_new();
         SHARED.get_or_init(|| async { Self::start(Options::for_tests()).await.expect("Redis starts") }).await
@@ -109,7 +109,7 @@ impl Redis {
             .context("Redis is not installed: run `make tools`, or install Debian's package `redis-server`")?;
         fs::create_dir_all(&options.data)?;
         let port = options.addr.port().to_string();
-        // In a file, because other users can see command lines.
+        // Passwords are in a file, because other users of the machine can see command lines.
         let secrets = options.data.join("redis-secrets.conf");
         let password = options.password.as_ref();
         let lines = password.map(|password| format!("requirepass {password}\nmasterauth {password}\n"));
@@ -119,7 +119,7 @@ impl Redis {
             .arg(secrets.display().to_string())
             .args(["--bind", &options.addr.ip().to_string(), "--daemonize", "no", "--save", ""])
             .args(["--appendonly", if options.durable { "yes" } else { "no" }])
-            // By default, a primary waits for more replicas before it starts to replicate.
+            // By default, a primary waits 5 s for more replicas before it starts to replicate.
             .args(["--repl-diskless-sync-delay", "0"])
             .path_arg("--dir", &options.data);
         let mut ca = None;
@@ -162,7 +162,7 @@ impl Redis {
         self.addr
     }
 
-    /// The CA of its certificate, if it accepts only TLS.
+    /// The CA of the server's certificate, if the server accepts only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.ca.as_deref()
     }
@@ -171,7 +171,7 @@ impl Redis {
         self.url_at(self.addr)
     }
 
-    /// The URL with another address (a proxy's).
+    /// The URL with the socket address of a proxy.
     pub fn url_at(&self, addr: SocketAddr) -> String {
         format!("{}://{}{addr}/0", self.url_scheme("redis"), self.url_userinfo())
     }
@@ -195,7 +195,7 @@ impl Redis {
         }
     }
 
-    /// Stops it with SIGTERM; durable data is written.
+    /// Stops the server with SIGTERM, which writes durable data to disk. Returns whether it ended within the limit.
     pub fn stop(&self, limit: Duration) -> bool {
         self.process.stop(Signal::TERM, limit)
     }
@@ -219,8 +219,8 @@ impl Redis {
     }
 
     async fn ping(&self) -> Result<()> {
-        let answer: String = redis::cmd("PING").query_async(&mut self.connect().await?).await?;
-        ensure!(answer == "PONG", "a reply to PING that is not PONG");
+        let reply: String = redis::cmd("PING").query_async(&mut self.connect().await?).await?;
+        ensure!(reply == "PONG", "a reply to PING that is not PONG");
         Ok(())
     }
 }
@@ -242,18 +242,18 @@ async fn open_connection(url: &str, ca: Option<&Path>) -> Result<MultiplexedConn
             Client::build_with_tls(url, certificates)?
         }
     };
-    // The client's default of half a second is too short on a loaded machine.
+    // The default limit of the client, half a second, is too short on a loaded machine.
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(COMMAND_LIMIT))
         .set_response_timeout(Some(COMMAND_LIMIT));
     Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
 }
 
-/// Polls until it holds; an error after the limit.
-async fn poll_until(what: &str, limit: Duration, mut holds: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+/// Calls `is_met` until it returns true. An error after the limit.
+async fn poll_until(what: &str, limit: Duration, mut is_met: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
     let end = tokio::time::Instant::now() + limit;
     loop {
-        let outcome = holds().await;
+        let outcome = is_met().await;
         match outcome {
             Ok(true) => return Ok(()),
             Ok(false) if tokio::time::Instant::now() > end => bail!("{what}: not within {limit:?}"),

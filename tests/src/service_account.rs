@@ -1,4 +1,4 @@
-//! ServiceAccount tokens as a cluster issues them, signed by our own key: for servers without a cluster.
+//! ServiceAccount tokens like those of a cluster, for servers without a cluster.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::postgres::write_private;
 
-/// The audience of tokens for Latchkey.
+/// The audience of ServiceAccount tokens for Latchkey.
 pub const AUDIENCE: &str = "latchkey";
 
 /// Signs ServiceAccount tokens.
@@ -27,12 +27,12 @@ pub struct ServiceAccountIssuer {
 // === impl ServiceAccountIssuer ===
 
 impl ServiceAccountIssuer {
-    /// With a new key.
+    /// An issuer with a new key.
     pub fn new() -> Result<Self> {
         Self::from_pem(&KeyPair::generate()?.serialize_pem())
     }
 
-    /// With the key in this file, which is created if it does not exist.
+    /// An issuer with the key in this file. Creates key and file if the file does not exist.
     pub fn load_or_create(path: &Path) -> Result<Self> {
         if path.exists() {
             let pem = fs::read_to_string(path)?;
@@ -65,12 +65,12 @@ impl ServiceAccountIssuer {
         Ok(json!({ "keys": [jwk] }))
     }
 
-    /// A ServiceAccount's token, as in a projected volume.
+    /// A token of a ServiceAccount, as in a projected volume.
     pub fn token(&self, namespace: &str, name: &str, audience: &str, lifetime: Duration) -> Result<String> {
         self.sign(&claims(namespace, name, audience, lifetime)?)
     }
 
-    /// Signs any claims.
+    /// A token with any claims.
     pub fn sign(&self, claims: &Value) -> Result<String> {
         let header = Header { kid: Some(self.id.clone()), ..Header::new(Algorithm::ES256) };
         Ok(jsonwebtoken::encode(&header, claims, &self.key)?)

@@ -1,5 +1,5 @@
-//! An SMTP server (RFC 5321) that keeps the mails it receives and injects faults on request: the relay of tests and of
-//! `make run`.
+//! The relay of tests and of `make run`: an SMTP server (RFC 5321) that keeps the mails it receives, and injects faults
+//! if a test asks for them.
 
 use std::{
     io,
@@ -24,14 +24,14 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{mail::Mailbox, process, tls::ServerTls};
 
-/// RFC 5321, 4.5.3.1.6 requires at least 998 bytes per line of text; this only bounds memory.
+/// Bounds memory. RFC 5321, 4.5.3.1.6 requires at least 998 bytes per line of text.
 const MAX_LINE_BYTES: u64 = 64 * 1024;
-/// Latchkey's mails are a few kilobytes.
+/// Bounds memory. Latchkey's mails are a few kilobytes.
 const MAX_MAIL_BYTES: usize = 4 * 1024 * 1024;
-/// An idle client counts as gone after five minutes (RFC 5321, 4.5.3.2.7).
+/// The session of an idle client ends after five minutes (RFC 5321, 4.5.3.2.7).
 const IDLE_LIMIT: Duration = Duration::from_secs(300);
 
-/// TLS of a session.
+/// How a session uses TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Security {
     None,
@@ -49,7 +49,7 @@ pub enum Step {
     MailFrom,
     RcptTo,
     Data,
-    /// After the mail's last line, when it would be accepted.
+    /// After the last line of the mail, when the server would accept it.
     EndOfData,
 }
 
@@ -57,13 +57,14 @@ pub enum Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Behavior {
     Accept,
-    /// Responds to that step with a code (421, 450, 550 and so on) and a text.
+    /// Replies to this step with a code (421, 450, 550 and so on) and a text.
     Refuse(Step, u16, String),
-    /// Refuses one recipient and accepts the others.
+    /// Rejects one recipient and accepts the others.
     RefuseRecipient(String, u16),
-    /// Stops responding at that step and keeps the connection open.
+    /// Does not reply at this step, and keeps the connection open.
     Hang(Step),
-    /// Closes the connection at that step. At `EndOfData` the mail is accepted and only the response is lost.
+    /// Closes the connection at this step. At `EndOfData`, the server has accepted the mail, and only its reply is
+    /// lost.
     Cut(Step),
 }
 
@@ -107,7 +108,7 @@ struct Session<'a> {
     to: Vec<String>,
 }
 
-/// What follows a command.
+/// What the server does after a command.
 enum NextAction {
     Reply(String),
     StartTls,
@@ -134,7 +135,7 @@ enum SessionEnd {
 // === impl Options ===
 
 impl Options {
-    /// On a free port, without TLS and login.
+    /// A server on a free port, without TLS and without login.
     pub fn plain() -> Self {
         Self {
             addr: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
@@ -181,7 +182,7 @@ impl Smtp {
         self.addr
     }
 
-    /// The CA to trust, PEM.
+    /// The certificate of the server's CA (PEM), if the server uses TLS.
     pub fn ca(&self) -> Option<&str> {
         self.tls.as_ref().map(|tls| tls.ca.as_str())
     }
@@ -212,12 +213,12 @@ impl Smtp {
         self.shared.open.load(Ordering::Relaxed)
     }
 
-    /// Number of successful AUTH commands.
+    /// Number of successful logins (AUTH).
     pub fn logins(&self) -> usize {
         self.shared.logins.load(Ordering::Relaxed)
     }
 
-    /// Closes the port and every session.
+    /// Closes the port and all sessions.
     pub async fn stop(&self) {
         let accepting = process::lock(&self.accepting).take();
         if let Some(accepting) = accepting {
@@ -252,7 +253,7 @@ impl Drop for Smtp {
     }
 }
 
-/// A listener on a port that can be reopened while old connections linger.
+/// Listens on a port, even if old connections of this port still exist.
 pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
@@ -268,7 +269,7 @@ impl Shared {
         self.open.fetch_add(1, Ordering::Relaxed);
         let mut epoch = self.epoch.subscribe();
         tokio::select! {
-            // A broken session is an error that the client reports.
+            // The client reports a broken session.
             _ = self.session(stream) => {}
             _ = epoch.changed() => {}
         }
@@ -284,7 +285,7 @@ impl Shared {
             (Some(acceptor), Security::StartTls) => {
                 let mut plain = BufReader::new(stream);
                 if let SessionEnd::Upgrade = Session::new(self, false).run(&mut plain, true).await? {
-                    // The buffer is discarded with everything that the client sent before the handshake (RFC 3207, 6).
+                    // Discards the buffer, with everything that the client sent before the handshake (RFC 3207, 6).
                     let mut stream = BufReader::new(acceptor.accept(plain.into_inner()).await?);
                     Session::new(self, true).run(&mut stream, false).await?;
                 }
@@ -296,7 +297,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The fault injected at a step, if any.
+    /// What to do instead of this step, if the test has set a fault for it.
     fn fault(&self, step: Step) -> Option<NextAction> {
         match &*process::lock(&self.behavior) {
             Behavior::Refuse(at, 421, text) if *at == step => Some(NextAction::Close(format!("421 {text}"))),
@@ -352,7 +353,7 @@ impl<'a> Session<'a> {
         Ok(SessionEnd::Done)
     }
 
-    /// Executes the next action; `Some` if the session is over.
+    /// Executes an action. Returns `Some` if the session is over.
     async fn execute<S: AsyncRead + AsyncWrite + Unpin>(
         &mut self,
         stream: &mut BufReader<S>,
@@ -376,8 +377,8 @@ impl<'a> Session<'a> {
                         Challenge::LoginPassword(_) => "334 UGFzc3dvcmQ6",
                     };
                     write_line(stream, asks).await?;
-                    let Some(answer) = read_line(stream).await? else { return Ok(Some(SessionEnd::Done)) };
-                    next = self.answer(challenge, &answer);
+                    let Some(line) = read_line(stream).await? else { return Ok(Some(SessionEnd::Done)) };
+                    next = self.challenge_response(challenge, &line);
                 }
                 NextAction::ReadData => {
                     write_line(stream, "354 end with a dot on a line").await?;
@@ -453,15 +454,16 @@ impl<'a> Session<'a> {
         let (mechanism, initial) = rest.split_once(' ').unwrap_or((rest, ""));
         match (mechanism.to_ascii_uppercase().as_str(), initial) {
             ("PLAIN", "") => NextAction::Challenge(Challenge::Plain),
-            ("PLAIN", initial) => self.answer(Challenge::Plain, initial),
+            ("PLAIN", initial) => self.challenge_response(Challenge::Plain, initial),
             ("LOGIN", "") => NextAction::Challenge(Challenge::LoginName),
-            ("LOGIN", initial) => self.answer(Challenge::LoginName, initial),
+            ("LOGIN", initial) => self.challenge_response(Challenge::LoginName, initial),
             _ => NextAction::Reply("504 5.5.4 PLAIN or LOGIN".to_owned()),
         }
     }
 
-    fn answer(&mut self, challenge: Challenge, answer: &str) -> NextAction {
-        let decoded = BASE64_STANDARD.decode(answer.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    /// Checks the client's response to a challenge of AUTH (RFC 4954).
+    fn challenge_response(&mut self, challenge: Challenge, response: &str) -> NextAction {
+        let decoded = BASE64_STANDARD.decode(response.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
         let Some(decoded) = decoded else { return NextAction::Reply("501 5.5.2 not base64".to_owned()) };
         match challenge {
             // RFC 4616: authorization id, name and password, separated by NUL.
@@ -536,7 +538,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The path of `FROM:<path> PARAMETERS`; empty for the null path.
+/// The email address in `FROM:<address> PARAMETERS`; empty for `<>`.
 fn path_after<'a>(keyword: &str, rest: &'a str) -> Option<&'a str> {
     let head = rest.get(..keyword.len())?;
     if !head.eq_ignore_ascii_case(keyword) {
@@ -564,7 +566,8 @@ async fn read_raw_line<S: AsyncRead + Unpin>(stream: &mut BufReader<S>) -> io::R
     Ok((read > 0 && line.ends_with(b"\n")).then_some(line))
 }
 
-/// The mail up to the line with only a dot, with the client's leading dots removed (RFC 5321, 4.5.2).
+/// The mail up to the line that is only a dot, without the dots that the client added at the start of lines (RFC 5321,
+/// 4.5.2). `None` if the client has disconnected.
 async fn read_data<S: AsyncRead + Unpin>(stream: &mut BufReader<S>) -> io::Result<Option<Vec<u8>>> {
     let mut data = Vec::new();
     while let Some(line) = read_raw_line(stream).await? {

@@ -22,8 +22,8 @@ pub async fn write_query_metadata() -> Result<()> {
     let postgres = Postgres::start(Options::for_tests()).await?;
     let database = postgres.empty_database().await?;
 
-    // `latchkey-server migrate` cannot do this: with a new query, the server does not compile before the metadata
-    // exists.
+    // Applies the migrations itself: without the metadata of a new query, `latchkey-server` does not compile, so its
+    // `migrate` cannot do this.
     let mut connection = database.connect().await?;
     for migration in migrations(&root.join("server/migrations"))? {
         let sql = fs::read_to_string(&migration)?;
@@ -69,7 +69,7 @@ fn migrations(folder: &Path) -> Result<Vec<std::path::PathBuf>> {
     Ok(found)
 }
 
-/// Makes `to` contain exactly the files of `from`. Unchanged files are not touched, so they cause no rebuild.
+/// Makes `to` contain exactly the files of `from`. Does not write unchanged files, so that Cargo does not rebuild.
 fn sync_files(from: &Path, to: &Path) -> Result<(usize, usize)> {
     let new = read_files(from)?;
     fs::create_dir_all(to)?;

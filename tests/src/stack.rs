@@ -1,5 +1,5 @@
-//! The whole service for one test: manifests rendered by the operator, served by servers, with a real Postgres, Redis
-//! and SMTP.
+//! The whole service for one test, without Kubernetes. The operator renders manifests, servers serve the documents, and
+//! Postgres, Redis and an SMTP server run next to them.
 
 use std::{
     fs,
@@ -27,24 +27,24 @@ use crate::{
     tls::{ServerTls, TlsProxy},
 };
 
-/// Limit for rendering a few Apps; the generation of an RSA key is the slowest part.
+/// Limit for rendering a few Apps. To generate an RSA key takes the longest.
 const RENDER_LIMIT: Duration = Duration::from_secs(60);
 /// A server starts within a second; a loaded machine takes longer.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// A server that drains waits for running requests.
+/// Limit for a drain, in which a server waits for running requests.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// Settings that a test changes.
 pub struct Builder {
     /// Public address of the first server.
     public: SocketAddr,
-    /// The URL that users call, if a proxy is in front.
+    /// The URL that users call, if a TLS proxy is in front.
     base_url: Option<String>,
     apps: Vec<App>,
     providers: Vec<Provider>,
     smtp: smtp::Options,
     redis: Option<redis::Options>,
-    /// URL and CA of a Redis that the test runs itself.
+    /// URL and CA of a Redis that the test has started.
     external_redis: Option<(String, Option<PathBuf>)>,
     postgres: Option<postgres::Options>,
     proxied: bool,
@@ -55,7 +55,8 @@ pub struct Builder {
     wrapper: Vec<String>,
 }
 
-/// A running service. Everything ends when this value is dropped. If the test fails, it prints where the logs are.
+/// A running service. Everything ends when this value is dropped. If the test fails, the drop prints where the logs
+/// are.
 pub struct Stack {
     pub smtp: Smtp,
     pub database: Database,
@@ -120,32 +121,32 @@ impl Builder {
         format!("{base}/{}/{}/callback", app.id(), provider.name())
     }
 
-    /// Puts TLS in front of the first server: users call that URL.
+    /// Puts a TLS proxy in front of the first server. Users then call the proxy's URL.
     pub async fn behind_tls(mut self, tls: &ServerTls) -> Result<(Self, TlsProxy)> {
         let front = TlsProxy::start(tls, self.public).await?;
         self.base_url = Some(front.url("localhost"));
         Ok((self, front))
     }
 
-    /// Replaces the install's relay.
+    /// Replaces the relay of the install.
     pub fn smtp(mut self, options: smtp::Options) -> Self {
         self.smtp = options;
         self
     }
 
-    /// Starts its own Redis, for tests that break it.
+    /// Starts a Redis for this test alone, which the test can break.
     pub fn own_redis(mut self, options: redis::Options) -> Self {
         self.redis = Some(options);
         self
     }
 
-    /// Uses a Redis of any kind that the test runs; `ca` is the CA of its certificates if it accepts only TLS.
+    /// Uses a Redis that the test has started. `ca` is the CA of its certificates, if it accepts only TLS.
     pub fn external_redis(mut self, url: &str, ca: Option<&Path>) -> Self {
         self.external_redis = Some((url.to_owned(), ca.map(Path::to_owned)));
         self
     }
 
-    /// Starts its own Postgres, for tests that break it.
+    /// Starts a Postgres for this test alone, which the test can break.
     pub fn own_postgres(mut self, options: postgres::Options) -> Self {
         self.postgres = Some(options);
         self
@@ -163,7 +164,7 @@ impl Builder {
         self
     }
 
-    /// Starts `render --watch`, which follows changes of manifests.
+    /// Runs the operator as `render --watch`, which renders changed manifests by itself.
     pub fn watch(mut self) -> Self {
         self.watch = true;
         self
@@ -180,13 +181,13 @@ impl Builder {
         self
     }
 
-    /// Starts the servers through this command; see [`Program::wrapper`].
+    /// Starts the servers with this command; see [`Program::wrapper`].
     pub fn wrapper(mut self, command: &[String]) -> Self {
         self.wrapper = command.to_vec();
         self
     }
 
-    /// Starts everything and waits until it is ready. Panics, and so fails the test, if that is not possible.
+    /// Starts everything and waits until it is ready. Panics if that fails.
     pub async fn start(self) -> Stack {
         self.try_start().await.expect("the service starts")
     }
@@ -196,14 +197,10 @@ impl Builder {
         for folder in ["manifests", "rendered", "keys"] {
             fs::create_dir_all(dir.join(folder))?;
         }
-        let postgres = match self.postgres {
-            None => SharedOrOwn::Shared(Postgres::shared().await),
-            Some(options) => SharedOrOwn::Own(Box::new(Postgres::start(options).await?)),
-        };
-        let redis = match (&self.external_redis, self.redis) {
-            (Some(_), _) => None,
-            (None, None) => Some(SharedOrOwn::Shared(Redis::shared().await)),
-            (None, Some(options)) => Some(SharedOrOwn::Own(Box::new(Redis::start(options).await?))),
+        let postgres = start_postgres(self.postgres).await?;
+        let redis = match &self.external_redis {
+            Some(_) => None,
+            None => Some(start_redis(self.redis).await?),
         };
         let database = postgres.database().await?;
         let smtp = Smtp::start(self.smtp).await?;
@@ -231,13 +228,7 @@ impl Builder {
         let mut envs = self.envs;
         let authorities =
             [smtp.ca().map(str::to_owned), read_optional(postgres.ca())?, read_optional(redis_ca.as_deref())?];
-        let authorities: Vec<String> = authorities.into_iter().flatten().collect();
-        if !authorities.is_empty() {
-            // rustls-native-certs looks here first.
-            let bundle = dir.join("authorities.pem");
-            fs::write(&bundle, authorities.concat())?;
-            envs.push(("SSL_CERT_FILE".to_owned(), bundle.display().to_string()));
-        }
+        envs.extend(write_authorities(&dir, authorities.into_iter().flatten().collect())?);
         let mut servers: Vec<ServerProcess> = Vec::new();
         let mut args = vec!["--config-dir".to_owned(), dir.join("rendered").display().to_string()];
         args.extend(self.args);
@@ -302,8 +293,8 @@ impl Stack {
             servers: 1,
             watch: false,
             args: Vec::new(),
-            // There is no load balancer to wait for, and the machine's proxy must not be used. Variables of a test
-            // override these.
+            // Without a load balancer, a drain has nothing to wait for. Servers must not use the proxy of this machine.
+            // Variables of a test override these.
             envs: vec![
                 ("LATCHKEY_DRAIN_SECONDS".to_owned(), "0".to_owned()),
                 ("HTTPS_PROXY".to_owned(), String::new()),
@@ -317,12 +308,12 @@ impl Stack {
         Self::builder().app(app).start().await
     }
 
-    /// A new client of the first server, at its own client address.
+    /// A client of the first server, with its own client address.
     pub fn client(&self) -> ApiClient {
         ApiClient::new(self.servers[0].public)
     }
 
-    /// A new client of that server.
+    /// A client of this server, with its own client address.
     pub fn client_of(&self, server: usize) -> ApiClient {
         ApiClient::new(self.servers[server].public)
     }
@@ -343,7 +334,7 @@ impl Stack {
         &self.postgres
     }
 
-    /// The Redis that this service runs or shares.
+    /// The Redis of this service, shared with other tests or not.
     pub fn redis(&self) -> &Redis {
         self.redis.as_ref().expect("the test does not run its own Redis")
     }
@@ -352,7 +343,7 @@ impl Stack {
         &self.base_url
     }
 
-    /// The `iss` of an App's tokens.
+    /// The `iss` of the App's tokens.
     pub fn issuer(&self, app: &App) -> String {
         format!("{}/{}", self.base_url, app.id())
     }
@@ -366,13 +357,13 @@ impl Stack {
         self.dir.join("rendered")
     }
 
-    /// Creates or replaces an App's manifest, and renders unless a watcher does.
+    /// Creates or replaces the manifest of an App. Renders it, unless `render --watch` runs.
     pub fn apply(&self, app: &App) -> Result<()> {
         self.write_manifest(app)?;
         if self.watcher.is_none() { self.render() } else { Ok(()) }
     }
 
-    /// Writes the manifests of several Apps and Providers, and renders once.
+    /// Creates or replaces the manifests of several Apps and Providers. Renders once, unless `render --watch` runs.
     pub fn apply_all(&self, apps: &[App], providers: &[Provider]) -> Result<()> {
         for provider in providers {
             self.write_provider(provider)?;
@@ -383,7 +374,7 @@ impl Stack {
         if self.watcher.is_none() { self.render() } else { Ok(()) }
     }
 
-    /// Deletes an App's manifest, and renders unless a watcher does.
+    /// Deletes the manifest of an App. Renders, unless `render --watch` runs.
     pub fn delete(&self, app: &App) -> Result<()> {
         fs::remove_file(self.manifest_path(app))?;
         if self.watcher.is_none() { self.render() } else { Ok(()) }
@@ -438,8 +429,8 @@ impl Drop for Stack {
 // === impl ServerProcess ===
 
 impl ServerProcess {
-    /// A server that is not started. `dir` contains the files of [`write_store_files`]; `more` are flags for the source
-    /// of documents.
+    /// A server that is not started yet. `dir` contains the files of [`write_store_files`]. `more` are additional
+    /// flags: where the server finds its documents.
     pub(crate) fn new(
         index: usize,
         dir: &Path,
@@ -478,7 +469,7 @@ impl ServerProcess {
         }
     }
 
-    /// Starts it through this command from now on; see [`Program::wrapper`].
+    /// Starts the server with this command from now on; see [`Program::wrapper`].
     pub(crate) fn wrapper(mut self, command: &[String]) -> Self {
         self.wrapper = command.to_vec();
         self
@@ -488,12 +479,13 @@ impl ServerProcess {
         self.dir.join(format!("server-{}.log", self.index))
     }
 
-    /// Its complete log, including earlier starts.
+    /// The server's complete log, including earlier starts.
     pub fn read_log(&self) -> String {
         fs::read_to_string(self.log()).unwrap_or_default()
     }
 
-    /// Starts it at the same addresses as before. Does not wait: see [`ServerProcess::ready`].
+    /// Starts the server. After a restart it has the same socket addresses. Does not wait until it is ready: see
+    /// [`ServerProcess::wait_until_ready`].
     pub fn start(&self) -> Result<()> {
         let name = format!("server {}", self.index);
         let mut program =
@@ -507,7 +499,7 @@ impl ServerProcess {
         Ok(())
     }
 
-    /// Waits until it reports that it is ready.
+    /// Waits until the server reports that it is ready.
     pub async fn wait_until_ready(&self) -> Result<()> {
         let client = ApiClient::new(self.ops);
         let end = tokio::time::Instant::now() + READY_LIMIT;
@@ -516,8 +508,8 @@ impl ServerProcess {
                 bail!("the server ended with {status}:\n{}", process::tail(&self.log(), 30));
             }
             let reason = match client.try_send(client.request(http::Method::GET, "readyz")).await {
-                Ok(answer) if answer.status.is_success() => return Ok(()),
-                Ok(answer) => answer.text,
+                Ok(response) if response.status.is_success() => return Ok(()),
+                Ok(response) => response.text,
                 Err(error) => format!("{error:#}"),
             };
             if tokio::time::Instant::now() > end {
@@ -527,19 +519,19 @@ impl ServerProcess {
         }
     }
 
-    /// Starts it and waits until it is ready.
+    /// Starts the server and waits until it is ready.
     pub async fn start_ready(&self) -> Result<()> {
         self.start()?;
         self.wait_until_ready().await
     }
 
-    /// Kills it with SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&self) {
-        // Drop kills it and waits.
+        // The drop sends SIGKILL and waits.
         drop(process::lock(&self.process).take());
     }
 
-    /// Sends SIGTERM and waits; `None` if it had to be killed.
+    /// Sends SIGTERM and waits for the end. `None` if the server had to be killed.
     pub async fn terminate(&self) -> Option<ExitStatus> {
         let process = process::lock(&self.process).take()?;
         process.signal(Signal::TERM);
@@ -551,7 +543,7 @@ impl ServerProcess {
         self.signal(Signal::TERM);
     }
 
-    /// Sends SIGSTOP: it accepts connections but does not respond.
+    /// Sends SIGSTOP: the server accepts connections but does not respond.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
     }
@@ -561,7 +553,7 @@ impl ServerProcess {
         self.signal(Signal::CONT);
     }
 
-    /// The exit status, if it has ended by itself.
+    /// The exit status if the server has ended by itself.
     pub fn exit_status(&self) -> Option<ExitStatus> {
         process::lock(&self.process).as_ref().and_then(Process::exit_status)
     }
@@ -582,7 +574,32 @@ impl ServerProcess {
     }
 }
 
-/// Writes the files that contain the servers' stores and relay.
+async fn start_postgres(own: Option<postgres::Options>) -> Result<SharedOrOwn<Postgres>> {
+    Ok(match own {
+        None => SharedOrOwn::Shared(Postgres::shared().await),
+        Some(options) => SharedOrOwn::Own(Box::new(Postgres::start(options).await?)),
+    })
+}
+
+async fn start_redis(own: Option<redis::Options>) -> Result<SharedOrOwn<Redis>> {
+    Ok(match own {
+        None => SharedOrOwn::Shared(Redis::shared().await),
+        Some(options) => SharedOrOwn::Own(Box::new(Redis::start(options).await?)),
+    })
+}
+
+/// Writes the CA certificates that servers must trust. Returns the environment variable that names their file.
+fn write_authorities(dir: &Path, authorities: Vec<String>) -> Result<Option<(String, String)>> {
+    if authorities.is_empty() {
+        return Ok(None);
+    }
+    // rustls-native-certs reads this file before others.
+    let bundle = dir.join("authorities.pem");
+    fs::write(&bundle, authorities.concat())?;
+    Ok(Some(("SSL_CERT_FILE".to_owned(), bundle.display().to_string())))
+}
+
+/// Writes the files from which servers read the URLs of the stores and the settings of the relay.
 pub(crate) fn write_store_files(dir: &Path, database_url: &str, redis_url: &str, smtp: &Smtp) -> Result<()> {
     postgres::write_private(&dir.join("database-url"), database_url)?;
     postgres::write_private(&dir.join("redis-url"), redis_url)?;

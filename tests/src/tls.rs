@@ -1,5 +1,5 @@
-//! A certificate authority for one test and its certificates: for `localhost` and 127.0.0.1, and for clients; and a TLS
-//! proxy in front of a plain server.
+//! A certificate authority for one test, its certificates for servers (`localhost` and 127.0.0.1) and for clients, and
+//! a TLS proxy in front of a server without TLS.
 
 use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
@@ -49,7 +49,7 @@ pub struct TlsProxy {
 
 /// Installs aws-lc-rs as the process's crypto provider; repeated calls have no effect.
 pub fn install_crypto_provider() {
-    // An error means that a provider is installed already.
+    // The call fails if a provider is already installed.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
 }
 
@@ -84,7 +84,7 @@ impl ServerTls {
         Ok(Arc::new(ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key)?))
     }
 
-    /// A root store with only this CA.
+    /// A rustls root store with only this CA.
     pub fn roots(&self) -> Result<RootCertStore> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.ca.as_bytes())?)?;
@@ -110,17 +110,18 @@ impl CertificateAuthority {
         &self.certificate
     }
 
-    /// A certificate for a server with these names and addresses.
+    /// A certificate for a server with these host names and IP addresses.
     pub fn server(&self, names: &[&str]) -> Result<Identity> {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name.push(DnType::CommonName, "localhost");
-        // Nodes of a Redis Cluster authenticate to each other with it.
+        // Nodes of a Redis Cluster use their server certificate also as clients of each other.
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         self.sign(params)
     }
 
-    /// A client certificate as Kubernetes reads it: the common name is the user, the organization its group.
+    /// A client certificate as Kubernetes reads it: the common name is the user, and the organization is the user's
+    /// group.
     pub fn client(&self, user: &str, group: &str) -> Result<Identity> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, user);
@@ -156,7 +157,7 @@ impl TlsProxy {
         Ok(Self { addr, task })
     }
 
-    /// The URL under one of the names of its certificate.
+    /// The proxy's URL with `name`, one of the names in its certificate.
     pub fn url(&self, name: &str) -> String {
         format!("https://{name}:{}", self.addr.port())
     }

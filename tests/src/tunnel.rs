@@ -1,4 +1,5 @@
-//! An HTTP proxy that opens tunnels (RFC 9110, 9.3.6) to hosts that the test defines, and records the requests.
+//! An HTTP proxy for CONNECT requests (RFC 9110, 9.3.6). It opens tunnels to hosts that the test defines, and records
+//! the requests.
 
 use std::{
     collections::HashMap,
@@ -33,14 +34,14 @@ struct Shared {
 pub struct ConnectRequest {
     /// `CONNECT host:port HTTP/1.1`
     pub request_line: String,
-    /// By name in lower case.
+    /// The headers, by their name in lower case.
     pub headers: HashMap<String, String>,
 }
 
 // === impl TunnelProxy ===
 
 impl TunnelProxy {
-    /// Starts a proxy for these hosts, with any port. Responds 502 for other hosts.
+    /// Starts a proxy for these hosts, with any port. It responds 502 for other hosts.
     pub async fn start(hosts: HashMap<String, SocketAddr>) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;

@@ -1,5 +1,5 @@
-//! How the status follows the reports of the servers: Programmed becomes False only on evidence, and the status is not
-//! written if nothing changes.
+//! How the status of an App follows the reports of the servers: Programmed becomes False only if a server reports or
+//! misses something, and the operator writes the status only if something changes.
 
 use http::StatusCode;
 use latchkey_crds::conditions::{
@@ -10,6 +10,7 @@ use latchkey_tests::{
     builders::App,
     cluster::{Installation, PodServer, RevisionScript, TestCluster},
     control_plane::audit::AuditEvent,
+    passwords::PASSWORD,
 };
 
 use crate::operator::leader;
@@ -28,8 +29,8 @@ async fn wait_until_not_programmed(install: &Installation<'_>, app: &App, reason
 
 async fn assert_registration_works(install: &Installation<'_>, server: &PodServer, app: &App) {
     let client = install.client_of(server);
-    let answer = client.register(app.id(), "Ada", "ada@example.com", "a quiet harbour at noon").await;
-    answer.expect(StatusCode::OK);
+    let response = client.register(app.id(), "Ada", "ada@example.com", PASSWORD).await;
+    response.expect(StatusCode::OK);
 }
 
 #[tokio::test]
@@ -43,7 +44,7 @@ async fn a_hanging_server_is_named_and_the_app_recovers_with_it() {
 
     servers[1].pause();
     wait_until_not_programmed(&install, &app, "WaitingForServers", servers[1].name()).await;
-    // The other server still serves.
+    // The other server still serves the App.
     assert_registration_works(&install, &servers[0], &app).await;
     servers[1].resume();
     install.wait_until_ready(&app).await;
@@ -59,24 +60,25 @@ async fn server_reports_decide_whether_an_app_is_programmed() {
     install.wait_until_ready(&app).await;
     let published = published_revision(&install, &app).await;
 
-    // A revision that was never published.
+    // The scripted server reports a revision that was never published.
     let never = "f".repeat(64);
     let scripted = install.scripted_server(RevisionScript::serving(1, app.id(), &never)).await.unwrap();
     let name = scripted.pod().name().to_owned();
     wait_until_not_programmed(&install, &app, "WaitingForServers", &name).await;
 
-    // A newer server accepts the format of this operator.
+    // The scripted server is newer than the operator: it also supports the format of this operator.
     scripted.set_script(RevisionScript::serving(99, app.id(), &published));
     install.wait_until_ready(&app).await;
 
-    // An older server does not, and the message names it. The other server still serves.
+    // The scripted server is older than the operator, and does not support its format. The message names this server;
+    // the other one still serves the App.
     scripted.set_script(RevisionScript::serving(0, app.id(), &published));
     wait_until_not_programmed(&install, &app, "ServersTooOld", &name).await;
     assert_registration_works(&install, &server, &app).await;
     scripted.set_script(RevisionScript::serving(1, app.id(), &published));
     install.wait_until_ready(&app).await;
 
-    // It rejects an edit. That rejection does not count for the next edit, which corrects the App.
+    // The scripted server rejects an edit. For the next edit, the operator waits for a new report.
     let edited = app.clone().set("/displayName", "Edited");
     install.apply(&edited).await.unwrap();
     wait_until_not_programmed(&install, &app, "WaitingForServers", &name).await;
@@ -135,7 +137,7 @@ async fn rollouts_scaling_and_a_change_of_leader_write_nothing() {
     let [leader, standby] = leader::leader_and_standby(&install, &operators).await;
     leader.terminate().await.unwrap();
     leader::wait_until_leader(&install, standby).await;
-    // Once it has reconciled a new App, it has reconciled everything.
+    // When the new leader has reconciled a new App, it has reconciled everything before it.
     let other = App::new("other");
     install.apply(&other).await.unwrap();
     install.wait_until_ready(&other).await;
@@ -147,7 +149,7 @@ async fn rollouts_scaling_and_a_change_of_leader_write_nothing() {
     let written: Vec<_> = events
         .iter()
         .filter(|event| event.is_write() && by_operators(&event.credential) && event.name.contains(app.id()))
-        // The Event of the first Ready can come after the mark. A later Event would follow a status write.
+        // Not Events: that of the first Ready can come after the mark. Other Events only follow writes of the status.
         .filter(|event| event.resource != "events")
         .collect();
     assert!(written.is_empty(), "{written:#?}");

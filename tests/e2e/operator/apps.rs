@@ -1,4 +1,4 @@
-//! appID ownership, and Apps that the operator cannot decode.
+//! Ownership of appIDs, and Apps that the operator cannot decode.
 
 use http::StatusCode;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -15,15 +15,16 @@ use latchkey_tests::{
     client::AuthenticatedClient,
     cluster::{Installation, PodServer, TestCluster, apply},
     eventually, eventually_ok,
+    passwords::PASSWORD,
 };
 use serde_json::{Value, json};
 
 use super::helpers::{
-    LIMIT, PASSWORD, count_users, jwks, key_secret_name, objects_named, own_secrets, query_count, register_user,
+    LIMIT, count_users, jwks, key_secret_name, objects_named, own_secrets, query_count, register_user,
     rendered_document, rendered_secret, wait_for_condition, wait_until_served,
 };
 
-/// An App that does not limit the mails to a user.
+/// An App with a mail limit per recipient that no test reaches.
 fn app_without_mail_limit() -> App {
     App::new("shop").limit("mailsPerRecipient", &[(1000, 60)])
 }
@@ -32,15 +33,15 @@ async fn wait_until_ready(install: &Installation<'_>, namespace: &str, name: &st
     wait_for_condition(install, ("App", namespace, name), ConditionType::Ready, ConditionStatus::True, "Ready").await;
 }
 
-/// Waits until the App is not accepted for this reason, and returns the message, which must not name another tenant.
+/// Waits until the App is not accepted for this reason. Asserts that the message names no other tenant, and returns it.
 async fn wait_until_not_accepted(install: &Installation<'_>, namespace: &str, name: &str, reason: &str) -> String {
-    let said =
+    let message =
         wait_for_condition(install, ("App", namespace, name), ConditionType::Accepted, ConditionStatus::False, reason)
             .await;
     for tenant in install.tenants().iter().filter(|tenant| *tenant != namespace) {
-        assert!(!said.contains(tenant.as_str()), "{said}");
+        assert!(!message.contains(tenant.as_str()), "{message}");
     }
-    said
+    message
 }
 
 async fn delete_app(install: &Installation<'_>, namespace: &str, name: &str) {
@@ -74,24 +75,24 @@ async fn the_holder_keeps_its_appid_and_only_its_namespace_inherits_it() {
     let servers = install.start_servers(2).await;
     let _operator = install.start_operator().await;
     let (ours, theirs) = (install.tenants()[0].as_str(), install.tenants()[1].as_str());
-    let shop = app_without_mail_limit();
-    // Older than the other App, but invalid while the other App is created.
+    let app = app_without_mail_limit();
+    // This App is older than the other one, but still invalid when the other one is created.
     let enormous = format!("{{#{}#}}", format!("{}\n", "\u{1}".repeat(1023)).repeat(100));
-    let broken = shop.clone().template("confirm.txt", &enormous);
+    let broken = app.clone().template("confirm.txt", &enormous);
     let broken: Vec<Value> = objects_named(&broken, "older", theirs).into_iter().rev().collect();
     install.apply_all(&broken).await.unwrap();
     wait_until_not_accepted(&install, theirs, "older", "TooLarge").await;
-    install.apply_all(&objects_named(&shop, "holder", ours)).await.unwrap();
+    install.apply_all(&objects_named(&app, "holder", ours)).await.unwrap();
     wait_until_ready(&install, ours, "holder").await;
-    let session = register_and_log_in(&install, &servers[0], &shop).await;
-    let (public, before) = (jwks(&install, &servers[0], &shop).await, rendered_document(&install, &shop).await);
+    let session = register_and_log_in(&install, &servers[0], &app).await;
+    let (public, before) = (jwks(&install, &servers[0], &app).await, rendered_document(&install, &app).await);
 
-    install.apply_all(&objects_named(&shop, "older", theirs)).await.unwrap();
-    install.apply_all(&objects_named(&shop, "second", ours)).await.unwrap();
+    install.apply_all(&objects_named(&app, "older", theirs)).await.unwrap();
+    install.apply_all(&objects_named(&app, "second", ours)).await.unwrap();
     for (namespace, name) in [(theirs, "older"), (ours, "second")] {
-        let said = wait_until_not_accepted(&install, namespace, name, "AppIDConflict").await;
-        let wanted = format!("spec.appID: another App owns the appID {}; set another spec.appID", shop.id());
-        assert_eq!(said, wanted);
+        let message = wait_until_not_accepted(&install, namespace, name, "AppIDConflict").await;
+        let wanted = format!("spec.appID: another App owns the appID {}; set another spec.appID", app.id());
+        assert_eq!(message, wanted);
         let status = wait_for_condition(
             &install,
             ("App", namespace, name),
@@ -102,26 +103,26 @@ async fn the_holder_keeps_its_appid_and_only_its_namespace_inherits_it() {
         assert_eq!(status.await, "nothing is served; see Accepted");
     }
     wait_until_ready(&install, ours, "holder").await;
-    assert_eq!(rendered_document(&install, &shop).await, before);
+    assert_eq!(rendered_document(&install, &app).await, before);
 
     // The holder is deleted. An App of its namespace inherits the keys and users; the older App does not.
     delete_app(&install, ours, "second").await;
     delete_app(&install, ours, "holder").await;
-    let said = wait_until_not_accepted(&install, theirs, "older", "AppIDReserved").await;
-    assert!(said.contains("ask the platform team to hand it over"), "{said}");
+    let message = wait_until_not_accepted(&install, theirs, "older", "AppIDReserved").await;
+    assert!(message.contains("ask the platform team to hand it over"), "{message}");
     eventually("the document is deleted", LIMIT, || async {
-        rendered_secret(&install, &shop).await.is_none().then_some(())
+        rendered_secret(&install, &app).await.is_none().then_some(())
     })
     .await;
-    wait_until_served(&install, &servers, &shop, false).await;
-    install.apply_all(&objects_named(&shop, "heir", ours)).await.unwrap();
+    wait_until_served(&install, &servers, &app, false).await;
+    install.apply_all(&objects_named(&app, "heir", ours)).await.unwrap();
     wait_until_ready(&install, ours, "heir").await;
     wait_until_not_accepted(&install, theirs, "older", "AppIDConflict").await;
     for server in &servers {
-        assert_eq!(jwks(&install, server, &shop).await, public);
+        assert_eq!(jwks(&install, server, &app).await, public);
     }
-    assert_session_and_login_work(&install, &servers, &shop, &session).await;
-    assert_eq!(count_users(&install, &shop).await, 1);
+    assert_session_and_login_work(&install, &servers, &app, &session).await;
+    assert_eq!(count_users(&install, &app).await, 1);
 }
 
 #[tokio::test]
@@ -131,39 +132,39 @@ async fn the_platform_team_can_hand_over_an_appid_with_its_users() {
     let _operator = install.start_operator().await;
     let (from, to, third) =
         (install.tenants()[0].as_str(), install.tenants()[1].as_str(), install.tenants()[2].as_str());
-    let shop = app_without_mail_limit();
-    install.apply_all(&objects_named(&shop, "before", from)).await.unwrap();
+    let app = app_without_mail_limit();
+    install.apply_all(&objects_named(&app, "before", from)).await.unwrap();
     wait_until_ready(&install, from, "before").await;
-    let session = register_and_log_in(&install, &servers[0], &shop).await;
-    let public = jwks(&install, &servers[0], &shop).await;
+    let session = register_and_log_in(&install, &servers[0], &app).await;
+    let public = jwks(&install, &servers[0], &app).await;
     for namespace in [to, third] {
-        install.apply_all(&objects_named(&shop, "after", namespace)).await.unwrap();
+        install.apply_all(&objects_named(&app, "after", namespace)).await.unwrap();
         wait_until_not_accepted(&install, namespace, "after", "AppIDConflict").await;
     }
     let hand_over = async |namespace: &str| {
         let annotations = json!({ "metadata": { "annotations": { "latchkey.dev/namespace": namespace } } });
         let secrets = own_secrets(&install);
-        secrets.patch(&key_secret_name(&shop), &PatchParams::default(), &Patch::Merge(&annotations)).await.unwrap();
+        secrets.patch(&key_secret_name(&app), &PatchParams::default(), &Patch::Merge(&annotations)).await.unwrap();
     };
     let assert_owned_by = async |namespace: &str| {
         let row = format!(
             "SELECT count(*) FROM apps WHERE app_id = '{}' AND namespace = '{namespace}' AND state = 'active'",
-            shop.id()
+            app.id()
         );
         eventually("the database has the owner namespace", LIMIT, || async {
             (query_count(&install, &row).await == 1).then_some(())
         })
         .await;
-        assert_eq!(rendered_document(&install, &shop).await["namespace"], namespace);
+        assert_eq!(rendered_document(&install, &app).await["namespace"], namespace);
         for server in &servers {
-            assert_eq!(jwks(&install, server, &shop).await, public);
+            assert_eq!(jwks(&install, server, &app).await, public);
         }
-        assert_session_and_login_work(&install, &servers, &shop, &session).await;
-        assert_eq!(count_users(&install, &shop).await, 1);
+        assert_session_and_login_work(&install, &servers, &app, &session).await;
+        assert_eq!(count_users(&install, &app).await, 1);
     };
     assert_owned_by(from).await;
 
-    // First while the previous App still exists, then after its deletion.
+    // Hands the appID over twice: first while the previous App exists, then after its deletion.
     hand_over(to).await;
     wait_until_ready(&install, to, "after").await;
     wait_until_not_accepted(&install, from, "before", "AppIDConflict").await;
@@ -175,7 +176,7 @@ async fn the_platform_team_can_hand_over_an_appid_with_its_users() {
     hand_over(third).await;
     wait_until_ready(&install, third, "after").await;
     assert_owned_by(third).await;
-    // The status of an App that is not served shows nothing of what was served before.
+    // The first App is no longer served, so its status no longer shows revision, issuer and keys.
     wait_until_not_accepted(&install, from, "before", "AppIDConflict").await;
     let apps: Api<app::App> = Api::namespaced(install.admin(), from);
     let status = apps.get("before").await.unwrap().status.unwrap();
@@ -183,7 +184,7 @@ async fn the_platform_team_can_hand_over_an_appid_with_its_users() {
     assert!(status.signing_keys.is_empty() && status.hmac_keys.is_empty());
 }
 
-/// Replaces the CRDs by ones that accept any spec, as those of an older or newer version can.
+/// Changes the CRDs so that they accept any spec. A cluster can contain such objects after an upgrade or a downgrade.
 async fn accept_any_spec(install: &Installation<'_>) {
     let api: Api<CustomResourceDefinition> = Api::all(install.admin());
     for name in ["apps.latchkey.dev", "providers.latchkey.dev"] {
@@ -227,16 +228,16 @@ async fn an_unreadable_app_is_reported_and_others_are_still_reconciled() {
         "spec": { "github": { "clientID": 5 } },
     });
     for object in [wrong(&served_before), wrong(&never), provider] {
-        // The API server needs a moment to use the new definition.
+        // The API server needs a moment to use the changed CRD.
         eventually_ok("the API server accepts it", LIMIT, || apply(&client, &object)).await;
     }
     let wait_until_unreadable = async || {
         for (kind, name) in [("App", served_before.id()), ("App", never.id()), ("Provider", "wrong")] {
             let object = (kind, here, name);
-            let said =
+            let message =
                 wait_for_condition(&install, object, ConditionType::Accepted, ConditionStatus::False, "InvalidSpec")
                     .await;
-            assert!(said.starts_with("this operator cannot read the object: "), "{said}");
+            assert!(message.starts_with("this operator cannot read the object: "), "{message}");
             wait_for_condition(&install, object, ConditionType::Ready, ConditionStatus::False, "InvalidSpec").await;
         }
     };
@@ -247,7 +248,7 @@ async fn an_unreadable_app_is_reported_and_others_are_still_reconciled() {
     assert_eq!(status["revision"], json!(before.revision));
     assert_eq!(status["signingKeys"], json!(before.signing_keys));
 
-    // The others are still reconciled, also by an operator that starts while such objects exist.
+    // The other Apps are still reconciled, also by an operator that starts while unreadable objects exist.
     let edited = good.clone().set("/displayName", "Edited");
     install.apply(&edited).await.unwrap();
     install.wait_until_ready(&edited).await;
@@ -255,19 +256,20 @@ async fn an_unreadable_app_is_reported_and_others_are_still_reconciled() {
     operator.start().unwrap();
     let edited = edited.provider(&Provider::new("wrong", "github"));
     install.apply(&edited).await.unwrap();
-    let said = install
+    let message = install
         .wait_for_condition(&edited, ConditionType::ResolvedRefs, ConditionStatus::False, "ProviderInvalid")
         .await;
-    assert!(said.contains("Provider wrong is not valid"), "{said}");
+    assert!(message.contains("Provider wrong is not valid"), "{message}");
     install.wait_for_condition(&edited, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
     wait_until_unreadable().await;
     wait_until_served(&install, &servers, &served_before, true).await;
 
-    // The operator also rejects what the schema would have rejected.
+    // The operator itself also rejects what the schema would have rejected.
     let twice = with_spec(&good, here, |spec| spec["providerRefs"] = json!([{ "name": "same" }, { "name": "same" }]));
     apply(&client, &twice).await.unwrap();
-    let said = install.wait_for_condition(&good, ConditionType::Accepted, ConditionStatus::False, "InvalidSpec").await;
-    assert_eq!(said, "spec.providerRefs[1]: same is already the name of an earlier entry; set another alias");
+    let message =
+        install.wait_for_condition(&good, ConditionType::Accepted, ConditionStatus::False, "InvalidSpec").await;
+    assert_eq!(message, "spec.providerRefs[1]: same is already the name of an earlier entry; set another alias");
     wait_until_served(&install, &servers, &good, true).await;
     assert_eq!(rendered_document(&install, &good).await["displayName"], "Edited");
 

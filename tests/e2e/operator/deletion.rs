@@ -1,5 +1,5 @@
-//! Deletion of an App: `Retain` keeps its users, `Delete` deletes them and no others, and a stuck deletion can
-//! always be ended.
+//! Deletion of an App: `Retain` keeps the App's users, `Delete` deletes them and no others, and users can always end a
+//! deletion that is stuck.
 
 use std::net::SocketAddr;
 
@@ -16,6 +16,7 @@ use latchkey_tests::{
     builders::App,
     cluster::{Installation, PodServer, TestCluster},
     eventually,
+    passwords::PASSWORD,
     postgres::write_private,
     proxy::Proxy,
 };
@@ -23,8 +24,8 @@ use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection};
 
 use super::helpers::{
-    LIMIT, PASSWORD, count_users, events_of, execute_sql, jwks, key_secret, key_secret_name, objects_named,
-    own_secrets, register_user, rendered_secret, secret_values, wait_for_condition, wait_until_served,
+    LIMIT, count_users, events_of, execute_sql, jwks, key_secret, key_secret_name, objects_named, own_secrets,
+    register_user, rendered_secret, secret_values, wait_for_condition, wait_until_served,
 };
 use crate::support::RevisionStream;
 
@@ -46,7 +47,7 @@ async fn apply_with_users(install: &Installation<'_>, server: &PodServer, app: &
     assert_eq!(count_users(install, app).await, i64::try_from(names.len()).unwrap());
 }
 
-/// Waits until the App does not exist.
+/// Waits until the App no longer exists.
 async fn wait_until_deleted(install: &Installation<'_>, namespace: &str, name: &str) {
     let apps: Api<app::App> = Api::namespaced(install.admin(), namespace);
     eventually(&format!("the App {name} is deleted"), LIMIT, || async {
@@ -55,7 +56,7 @@ async fn wait_until_deleted(install: &Installation<'_>, namespace: &str, name: &
     .await;
 }
 
-/// Waits until the condition reports a deletion with this text.
+/// Waits until the App's condition reports the deletion with this text.
 async fn wait_for_deletion_message(install: &Installation<'_>, app: &App, says: &str) {
     eventually(&format!("the condition says {says:?}"), LIMIT, || async {
         let condition = install.condition(app, ConditionType::Programmed).await.unwrap();
@@ -88,7 +89,7 @@ async fn deleting_an_app_keeps_its_users_by_default_and_never_deletes_others() {
     assert!(install.get(&app).await.unwrap().finalizers().is_empty());
     let before = key_secret(&install, &app).await.unwrap();
 
-    // An App without ownership of the appID has no users to delete.
+    // If an App that does not own its appID is deleted, the users stay.
     let there = install.tenants()[1].as_str();
     let stranger = app.clone().set("/deletionPolicy", "Delete");
     install.apply_all(&objects_named(&stranger, "stranger", there)).await.unwrap();
@@ -108,7 +109,7 @@ async fn deleting_an_app_keeps_its_users_by_default_and_never_deletes_others() {
     let after = key_secret(&install, &app).await.unwrap();
     let made = |secret: &Secret| {
         let mut keys: serde_json::Value = serde_json::from_slice(&secret_values(secret)["keys.json"]).unwrap();
-        // The operator raises it when it asks the servers whether the appID is free.
+        // The operator raises this counter when it asks the servers whether the appID is free.
         keys.as_object_mut().unwrap().remove("handover");
         keys
     };
@@ -197,7 +198,8 @@ async fn a_rejection_by_a_server_is_reported(install: &Installation<'_>, servers
         let id = app.id();
         execute_sql(install, &format!("UPDATE apps SET namespace = '{namespace}' WHERE app_id = '{id}'")).await;
     };
-    // As after a restore of another cluster's database: for the servers, the users belong to another App.
+    // The database says that the appID belongs to another namespace, for example after a restore of another cluster's
+    // database.
     owner("elsewhere").await;
     install.delete(&app).await.unwrap();
     wait_for_deletion_message(install, &app, "rejects it: the appID belongs to another namespace").await;
@@ -210,7 +212,7 @@ async fn a_rejection_by_a_server_is_reported(install: &Installation<'_>, servers
 async fn the_number_of_remaining_users_is_reported(install: &Installation<'_>, servers: &[PodServer]) {
     let app = app_with_delete_policy("progress");
     apply_with_users(install, &servers[0], &app, &["ada", "grace"]).await;
-    // The lock of another server that deletes the users.
+    // Takes the lock that another server has while it deletes the users.
     let mut connection = install.database.connect().await.unwrap();
     let mut transaction = connection.begin().await.unwrap();
     let lock = format!("SELECT FROM apps WHERE app_id = '{}' FOR UPDATE", app.id());
@@ -245,7 +247,7 @@ async fn without_servers_a_deletion_waits_and_says_how_to_end_it() {
     wait_until_document_deleted(&install, &kept).await;
     assert!(key_secret(&install, &kept).await.is_some());
 
-    // Keys that are lost in the meantime do not block the deletion, and it still deletes the users.
+    // Lost keys do not block a deletion, and it still deletes the users.
     operator.kill();
     own_secrets(&install).delete(&key_secret_name(&lost), &DeleteParams::default()).await.unwrap();
     install.delete(&lost).await.unwrap();
@@ -259,7 +261,7 @@ async fn without_servers_a_deletion_waits_and_says_how_to_end_it() {
         assert!(key_secret(&install, app).await.is_none());
         wait_until_document_deleted(&install, app).await;
     }
-    // After a cancelled deletion everything is as before.
+    // The cancelled deletion has deleted nothing: after a new apply, everything is as before.
     assert_eq!(count_users(&install, &kept).await, 1);
     install.apply(&kept).await.unwrap();
     install.wait_until_ready(&kept).await;
@@ -281,7 +283,7 @@ async fn without_postgres_a_deletion_waits_and_says_how_to_end_it() {
     for app in [&kept, &deleted, &damaged] {
         apply_with_users(&install, &servers[0], app, &["ada"]).await;
     }
-    // From these keys the operator cannot learn the owner of the users.
+    // Damages the keys of an App, so that the operator cannot read from them who owns the users.
     let secrets: Api<Secret> = own_secrets(&install);
     let damage = async |data: serde_json::Value| {
         let patch = Patch::Merge(json!({ "data": data }));
@@ -315,7 +317,7 @@ async fn without_postgres_a_deletion_waits_and_says_how_to_end_it() {
     set_retain(&install, &kept).await;
     wait_until_deleted(&install, install.tenant(), kept.id()).await;
     wait_until_document_deleted(&install, &kept).await;
-    // A server can only follow a cancellation that it has received.
+    // Waits until the servers have received the cancellation.
     for server in &servers {
         eventually("the server knows that the deletion was cancelled", LIMIT, || async {
             let (_, hello) = RevisionStream::open(server).await;
@@ -334,7 +336,7 @@ async fn without_postgres_a_deletion_waits_and_says_how_to_end_it() {
     assert_eq!(times_served(), before, "a server does not serve a removed App again");
 }
 
-/// The URL of a database with another address.
+/// The URL of a database with another socket address.
 fn url_at(url: &str, from: SocketAddr, to: SocketAddr) -> String {
     let (from, to) = (from.to_string(), to.to_string());
     assert!(url.contains(&from), "{url}");

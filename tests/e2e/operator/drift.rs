@@ -1,4 +1,4 @@
-//! Foreign changes to the operator's Secrets: the operator restores documents and keeps keys.
+//! Changes to the operator's Secrets by others: the operator restores rendered documents, and does not overwrite keys.
 
 use std::time::{Duration, Instant};
 
@@ -12,24 +12,25 @@ use latchkey_tests::{
     builders::App,
     cluster::{Installation, PodServer, TestCluster},
     eventually,
+    passwords::PASSWORD,
 };
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::helpers::{
-    LIMIT, PASSWORD, is_served, jwks, key_secret, key_secret_name, own_secrets, register_user, rendered_secret,
+    LIMIT, is_served, jwks, key_secret, key_secret_name, own_secrets, register_user, rendered_secret,
     rendered_secret_name, secret_values,
 };
 
 /// A document is restored within two seconds; a loaded machine takes longer.
 const RESTORE_LIMIT: Duration = Duration::from_secs(20);
 
-/// The parts of a Secret that the operator writes.
+/// The fields of a Secret that the operator writes.
 fn written_parts(secret: &Secret) -> Value {
     json!({ "data": secret.data, "type": secret.type_, "labels": secret.labels(), "annotations": secret.annotations() })
 }
 
-/// Waits until the rendered Secret is as before, and every server serves it.
+/// Waits until the rendered Secret is as before, and every server serves the document.
 async fn wait_until_restored(
     install: &Installation<'_>,
     servers: &[PodServer],
@@ -85,7 +86,7 @@ async fn a_changed_rendered_secret_is_restored_at_once() {
     secrets.delete(&name, &DeleteParams::default()).await.unwrap();
     wait_until_restored(&install, &servers, &app, &before, "its deletion").await;
 
-    // A type cannot be edited: the test creates another Secret of that name, unless the operator is faster.
+    // The type of a Secret cannot be edited. So the test replaces the Secret, and retries if the operator is faster.
     let other = Secret {
         metadata: kube::core::ObjectMeta { name: Some(name.clone()), ..Default::default() },
         string_data: Some([("app.json".to_owned(), "{}".to_owned())].into()),
@@ -99,7 +100,7 @@ async fn a_changed_rendered_secret_is_restored_at_once() {
     wait_until_restored(&install, &servers, &app, &before, "another type").await;
 }
 
-/// The keys decide whether the App of a rendered Secret exists, not the annotations of that Secret.
+/// The operator decides by the key Secret whether an App exists, and not by the annotations of the rendered Secret.
 #[tokio::test]
 async fn editing_the_annotations_of_a_rendered_secret_removes_no_app() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
@@ -165,7 +166,7 @@ async fn deleted_keys_are_restored_and_damaged_keys_are_left_alone() {
     install.wait_until_ready(&app).await;
     assert_eq!(install.get(&app).await.unwrap().status.unwrap().revision, status.revision);
 
-    // Damaged: the operator cannot know the right content, so it does not overwrite the Secret.
+    // The operator cannot know the right content of damaged keys, so it does not overwrite the Secret.
     let mut broken = document(&rebuilt);
     broken["signing"][0]["privateKey"] = json!("not a key");
     for (damage, says) in [
@@ -175,15 +176,15 @@ async fn deleted_keys_are_restored_and_damaged_keys_are_left_alone() {
     ] {
         merge_patch(&secrets, &name, &damage).await;
         let damaged = key_secret(&install, &app).await.unwrap();
-        let said = eventually("the condition reports the damage", LIMIT, || async {
+        let condition = eventually("the condition reports the damage", LIMIT, || async {
             let condition = install.condition(&app, ConditionType::Accepted).await.unwrap();
             (condition.status == ConditionStatus::False && condition.message.contains(says)).then_some(condition)
         })
         .await;
-        assert_eq!(said.reason, "KeysInvalid");
-        assert!(said.message.ends_with("restore it from a backup"), "{}", said.message);
+        assert_eq!(condition.reason, "KeysInvalid");
+        assert!(condition.message.ends_with("restore it from a backup"), "{}", condition.message);
         install.wait_for_condition(&app, ConditionType::Ready, ConditionStatus::False, "KeysInvalid").await;
-        // An edit would wait. The servers still serve the accepted revision.
+        // The servers still serve the accepted revision.
         for server in &servers {
             assert_eq!(jwks(&install, server, &app).await, public);
         }

@@ -1,5 +1,5 @@
 //! An outage of the API server, a network that loses packets, a killed operator: users notice nothing, and everything
-//! recovers without help.
+//! recovers by itself.
 
 use std::time::{Duration, Instant};
 
@@ -9,15 +9,15 @@ use latchkey_tests::{
     builders::App,
     cluster::{Endpoint, Installation, PodServer, TestCluster},
     eventually,
+    passwords::PASSWORD,
     proxy::Proxy,
 };
 use serde_json::json;
 
-const PASSWORD: &str = "a quiet harbour at noon";
-/// For steps that take a second or two; a loaded machine takes longer.
+/// Limit for steps that take a second or two; a loaded machine takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
-/// A silently dropped watch is detected after at most 35 s and started again within 5 s (specification: Delivery of
-/// configuration, Servers). The test allows for a machine that is ten times slower.
+/// A server detects a silently dropped watch after at most 35 s, and starts it again within 5 s (specification:
+/// Delivery of configuration, Servers). The limit is ten times as long, for a loaded machine.
 const SILENT_DROP_LIMIT: Duration = Duration::from_secs(400);
 
 async fn wait_until_served(install: &Installation<'_>, server: &PodServer, app: &App, limit: Duration) {
@@ -48,11 +48,12 @@ async fn logins_continue_while_the_api_server_is_unavailable() {
     for server in &servers {
         log_in(&install, server, &app).await;
     }
-    // The container is started again; it has only its local copy.
+    // The server restarts, as its container would, and has only its local copy of the documents.
     servers[1].kill();
     servers[1].start_ready().await.unwrap();
     log_in(&install, &servers[1], &app).await;
-    // Longer than the Lease: an operator that cannot renew it ends, and the kubelet starts it again.
+    // The outage lasts longer than the Lease. An operator that cannot renew its Lease ends, and the kubelet restarts
+    // it.
     eventually("the operator ends", LIMIT, || async { operator.exit_status() }).await;
     assert!(!operator.exit_status().unwrap().success());
 
@@ -91,7 +92,7 @@ async fn a_server_recovers_from_a_silently_dropped_watch() {
     let lost = Instant::now();
     let second = App::new("second");
     install.apply(&second).await.unwrap();
-    // Nothing acknowledges the revision for the server that has not received it.
+    // The operator does not consider the revision acknowledged while this server has not received it.
     install.wait_for_condition(&second, ConditionType::Programmed, ConditionStatus::False, "WaitingForServers").await;
     wait_until_served(&install, &server, &second, SILENT_DROP_LIMIT).await;
     println!("current again after {:?}", lost.elapsed());
@@ -114,7 +115,7 @@ async fn an_operator_recovers_from_silently_dropped_watches() {
     let lost = Instant::now();
     let second = App::new("second");
     install.apply(&second).await.unwrap();
-    // The operator can treat this as a lost Lease and end; the kubelet starts it again.
+    // The operator can lose its Lease because of this, and end. The kubelet would restart it.
     let jwks = format!("{}/.well-known/jwks.json", second.id());
     eventually("the App is served", SILENT_DROP_LIMIT, || async {
         if operator.exit_status().is_some() {
@@ -147,8 +148,8 @@ async fn cut_watches_continue_at_once() {
     }
 }
 
-/// Reconciliation is level-based: after a kill at any step, the next start reaches the same state as an undisturbed
-/// run.
+/// Reconciliation is level-based: after a kill at any step, the next operator reaches the state that an undisturbed one
+/// reaches.
 #[tokio::test]
 async fn an_operator_killed_at_any_step_reaches_the_same_state() {
     let install = TestCluster::shared().await.install().await;
@@ -164,8 +165,8 @@ async fn an_operator_killed_at_any_step_reaches_the_same_state() {
         let app = App::new("shop").set("/deletionPolicy", if step % 2 == 0 { "Delete" } else { "Retain" });
         install.apply(&app).await.unwrap();
         operator.start().unwrap();
-        // From before the first reconcile of the App to after its status write: from start to Ready takes about half a
-        // second.
+        // The kills are at different times: from before the first reconcile of the App until after the write of its
+        // status. That takes about half a second.
         tokio::time::sleep(Duration::from_millis(60 * step)).await;
         apps.push(app);
     }
@@ -177,7 +178,7 @@ async fn an_operator_killed_at_any_step_reaches_the_same_state() {
         let status = install.get(app).await.unwrap().status.unwrap();
         let keys: Vec<_> = status.signing_keys.iter().chain(&status.hmac_keys).map(|key| key.id.as_str()).collect();
         assert_eq!(keys, ["s1", "h1"], "one set of keys was made");
-        // The users of a retained App keep its keys.
+        // The App has a user, so its keys stay after a deletion with `Retain`.
         let ada = install.client_of(&server);
         ada.register(app.id(), "Ada", "ada@example.com", PASSWORD).await.expect(StatusCode::OK);
     }

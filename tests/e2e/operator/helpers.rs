@@ -1,5 +1,5 @@
-//! What the tests of the operator read in addition to an App's conditions: Secrets, documents, Events, users, and the
-//! output of kubectl.
+//! Helpers of the operator tests that read more than an App's conditions: Secrets, rendered documents, Events, users,
+//! and the output of kubectl.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,16 +17,16 @@ use latchkey_tests::{
     client::ApiClient,
     cluster::{Installation, PodServer},
     control_plane, eventually, eventually_ok,
+    passwords::PASSWORD,
 };
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection};
 
-/// The operator and the servers act within a second or two; a loaded machine takes longer.
+/// The operator and the servers follow a change within a second or two; a loaded machine takes longer.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-pub(super) const PASSWORD: &str = "a quiet harbour at noon";
-
-/// An App or Provider by kind, namespace and name, as it is stored: it need not decode.
+/// An App or Provider by kind, namespace and name, in the stored form. Also works if the object does not match the
+/// schema.
 pub(super) async fn get_object(
     install: &Installation<'_>,
     kind: &str,
@@ -64,7 +64,7 @@ pub(super) async fn wait_for_condition(
     .await
 }
 
-/// The App with another object name, in that namespace, and with its id as the appID.
+/// The objects of the App with another name and namespace, but with the same appID.
 pub(super) fn objects_named(app: &App, name: &str, namespace: &str) -> Vec<Value> {
     let mut objects = app.objects(namespace);
     objects[0]["metadata"]["name"] = json!(name);
@@ -74,7 +74,7 @@ pub(super) fn objects_named(app: &App, name: &str, namespace: &str) -> Vec<Value
 
 /// A Secret with these values.
 pub(super) fn secret_object(namespace: &str, name: &str, values: &[(&str, &str)]) -> Value {
-    // Not as `stringData`: applying an object without a key would not remove that key.
+    // Not as `stringData`, with which a later apply without a key would not remove that key.
     let data: serde_json::Map<_, _> =
         values.iter().map(|(key, value)| ((*key).to_owned(), json!(STANDARD.encode(value)))).collect();
     json!({
@@ -85,7 +85,7 @@ pub(super) fn secret_object(namespace: &str, name: &str, values: &[(&str, &str)]
     })
 }
 
-/// The Secrets of the install's own namespace.
+/// The Secrets of the install's namespace, which the operator writes.
 pub(super) fn own_secrets(install: &Installation<'_>) -> Api<Secret> {
     Api::namespaced(install.admin(), install.namespace())
 }
@@ -98,12 +98,12 @@ pub(super) fn key_secret_name(app: &App) -> String {
     format!("latchkey-keys-{}", app.id())
 }
 
-/// The rendered Secret, if there is one.
+/// The rendered Secret of an App, if it exists.
 pub(super) async fn rendered_secret(install: &Installation<'_>, app: &App) -> Option<Secret> {
     own_secrets(install).get_opt(&rendered_secret_name(app)).await.unwrap()
 }
 
-/// The key Secret, if there is one.
+/// The key Secret of an App, if it exists.
 pub(super) async fn key_secret(install: &Installation<'_>, app: &App) -> Option<Secret> {
     own_secrets(install).get_opt(&key_secret_name(app)).await.unwrap()
 }
@@ -113,13 +113,13 @@ pub(super) fn secret_values(secret: &Secret) -> BTreeMap<String, Vec<u8>> {
     secret.data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect()
 }
 
-/// The published document.
+/// The rendered document that the operator has published.
 pub(super) async fn rendered_document(install: &Installation<'_>, app: &App) -> Value {
     let secret = rendered_secret(install, app).await.expect("a rendered Secret");
     serde_json::from_slice(&secret_values(&secret)["app.json"]).expect("a document")
 }
 
-/// Waits until every one of these servers serves the App, or none, as `wanted` says.
+/// Waits until all of these servers serve the App, or none of them if `wanted` is false.
 pub(super) async fn wait_until_served(install: &Installation<'_>, servers: &[PodServer], app: &App, wanted: bool) {
     for server in servers {
         let client = install.client_of(server);
@@ -139,20 +139,20 @@ pub(super) async fn is_served(client: &ApiClient, app: &App) -> bool {
     }
 }
 
-/// The App's public keys with their ids.
+/// The keys in the App's JWKS document at this server.
 pub(super) async fn jwks(install: &Installation<'_>, server: &PodServer, app: &App) -> Value {
-    let answer = install.client_of(server).get(&format!("{}/.well-known/jwks.json", app.id())).await;
-    answer.expect(StatusCode::OK).body["keys"].clone()
+    let response = install.client_of(server).get(&format!("{}/.well-known/jwks.json", app.id())).await;
+    response.expect(StatusCode::OK).body["keys"].clone()
 }
 
-/// Registers a user with that name.
+/// Registers a user with this name at this server.
 pub(super) async fn register_user(install: &Installation<'_>, server: &PodServer, app: &App, name: &str) {
     let email = format!("{name}@example.com");
-    let answer = install.client_of(server).register(app.id(), name, &email, PASSWORD).await;
-    answer.expect(StatusCode::OK);
+    let response = install.client_of(server).register(app.id(), name, &email, PASSWORD).await;
+    response.expect(StatusCode::OK);
 }
 
-/// The result of a counting query in the install's database.
+/// The number that a query in the install's database returns.
 pub(super) async fn query_count(install: &Installation<'_>, sql: &str) -> i64 {
     let mut connection = install.database.connect().await.unwrap();
     let count = sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&mut connection).await.unwrap();
@@ -166,7 +166,7 @@ pub(super) async fn execute_sql(install: &Installation<'_>, sql: &str) {
     connection.close().await.unwrap();
 }
 
-/// Several statements.
+/// Executes several SQL statements in the install's database.
 pub(super) async fn execute_statements(install: &Installation<'_>, sql: &str) {
     let mut connection = install.database.connect().await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
@@ -177,7 +177,7 @@ pub(super) async fn count_users(install: &Installation<'_>, app: &App) -> i64 {
     query_count(install, &format!("SELECT count(*) FROM users WHERE app_id = '{}'", app.id())).await
 }
 
-/// Type, reason and note of each Event in that namespace about an App of that name.
+/// Type, reason and note of each Event about the App with this namespace and name.
 pub(super) async fn events_of(
     install: &Installation<'_>,
     namespace: &str,
@@ -195,7 +195,7 @@ pub(super) async fn events_of(
     summaries.collect()
 }
 
-/// The output of `kubectl`, which must succeed, as the administrator in the tenant's namespace.
+/// Runs `kubectl` as the administrator in the tenant's namespace. Returns the output; panics if the command fails.
 pub(super) async fn kubectl(install: &Installation<'_>, args: &[&str]) -> String {
     let kubectl = control_plane::kubectl().unwrap();
     let mut command = tokio::process::Command::new(kubectl);
@@ -204,12 +204,12 @@ pub(super) async fn kubectl(install: &Installation<'_>, args: &[&str]) -> String
         .arg(install.cluster().plane().admin_kubeconfig())
         .args(["--namespace", install.tenant()])
         .args(args)
-        // Otherwise it would cache what it learns about the API server in the home directory.
+        // Otherwise kubectl caches data of the API server in the home directory.
         .arg("--cache-dir")
         .arg(install.dir().join("kubectl"))
         .kill_on_drop(true);
     let output = tokio::time::timeout(LIMIT, command.output()).await.expect("kubectl ends in time").unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "kubectl {args:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
-    said
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "kubectl {args:?}: {printed}{}", String::from_utf8_lossy(&output.stderr));
+    printed
 }

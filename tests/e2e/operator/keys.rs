@@ -1,4 +1,4 @@
-//! The keys of an App in a cluster: created, rotated, revoked, lost, and the effect on users (specification: Keys,
+//! The keys of an App in a cluster: creation, rotation, revocation, loss, and the effect on users (specification: Keys,
 //! Rotation; Keys, Revoked and lost keys).
 
 use std::{
@@ -30,15 +30,16 @@ use latchkey_tests::{
     client::ApiClient,
     cluster::{Endpoint, Installation, OperatorProcess, PodServer, TestCluster},
     eventually_ok,
+    passwords::PASSWORD,
     proxy::Proxy,
 };
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::support::{MAIL_LIMIT, NAME, PASSWORD, app};
+use crate::support::{MAIL_LIMIT, NAME, app};
 
 const EMAIL: &str = "ada@example.com";
-/// The operator acts within a second or two; on a loaded machine, or after a cut watch, it takes longer.
+/// The operator reconciles within a second or two; on a loaded machine, or after a cut watch, it takes longer.
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// Two servers, one operator, and an App that is Ready.
@@ -49,7 +50,7 @@ struct TestInstall {
     app: App,
 }
 
-/// Logs in at each server in turn, and refreshes one session at each, until [`LoginLoad::end`] asks for the result.
+/// Logs in at the servers in turn, and refreshes one session at them, until [`LoginLoad::stop_and_check`].
 struct LoginLoad {
     stop: Arc<AtomicBool>,
     task: JoinHandle<(usize, Vec<String>)>,
@@ -90,12 +91,12 @@ impl TestInstall {
         self.id().parse().unwrap()
     }
 
-    /// A client at a server, with a new client address.
+    /// A client of a server, with its own client address.
     fn client(&self, server: usize) -> ApiClient {
         self.install.client_of(&self.servers[server])
     }
 
-    /// Registers at a server, and returns the code of the mail.
+    /// Registers at a server, and returns the code from the mail.
     async fn register_for_code(&self, server: usize, email: &str) -> String {
         self.client(server).register(self.id(), NAME, email, PASSWORD).await.expect(StatusCode::OK);
         self.install.smtp.mails().wait_for(|mail| mail.is_to(email), MAIL_LIMIT).await.code()
@@ -106,13 +107,13 @@ impl TestInstall {
         self.install.apps().patch(self.id(), &PatchParams::default(), &patch).await.unwrap();
     }
 
-    /// The signing and HMAC keys in the status.
+    /// The signing keys and the HMAC keys in the App's status.
     async fn keys(&self) -> (Vec<KeyStatus>, Vec<KeyStatus>) {
         let status = self.install.get(&self.app).await.unwrap().status.unwrap();
         (status.signing_keys, status.hmac_keys)
     }
 
-    /// Waits until the status has these keys in these states.
+    /// Waits until the App's status has these keys in these states.
     async fn wait_for_keys(&self, signing: &[&str], hmac: &[&str]) {
         eventually_ok(&format!("the keys are {signing:?} and {hmac:?}"), LIMIT, || async {
             let keys = self.keys().await;
@@ -122,15 +123,14 @@ impl TestInstall {
         .await;
     }
 
-    /// The ids of the keys that a server's JWKS lists.
+    /// The ids of the keys in a server's JWKS document.
     async fn listed_key_ids(&self, server: usize) -> Vec<String> {
         let jwks = self.client(server).get(&format!("{}/.well-known/jwks.json", self.id())).await;
         let jwks = jwks.expect(StatusCode::OK);
         jwks.body["keys"].as_array().unwrap().iter().map(|key| key["kid"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Edits the App's spec, and waits until the operator has observed the edit: by then it has seen everything before
-    /// it.
+    /// Edits the App's spec and waits until the operator has observed the edit, and so everything before it.
     async fn edit_and_wait(&self, name: &str) {
         let patch = Patch::Merge(json!({ "spec": { "displayName": name } }));
         let apps = self.install.apps();
@@ -158,17 +158,17 @@ impl TestInstall {
                     break;
                 }
                 let client = ApiClient::new(address);
-                let answer = client.login(&app, EMAIL, PASSWORD).await;
-                // A refresh token of one server is valid at the other, whichever key made it.
-                let token = refresh_token.get_or_insert_with(|| answer.string("refresh_token").to_owned());
+                let response = client.login(&app, EMAIL, PASSWORD).await;
+                // A refresh token of one server is valid at the other, whichever key signed it.
+                let token = refresh_token.get_or_insert_with(|| response.string("refresh_token").to_owned());
                 let refreshed = client.refresh(&app, token).await;
                 match refreshed.status {
                     StatusCode::OK => refreshed.string("refresh_token").clone_into(token),
                     _ => failed.push(refreshed.text),
                 }
-                let verified = match answer.status {
-                    StatusCode::OK => client.with_token(&app, answer.string("token")).verify().await,
-                    _ => answer,
+                let verified = match response.status {
+                    StatusCode::OK => client.with_token(&app, response.string("token")).verify().await,
+                    _ => response,
                 };
                 match verified.status {
                     StatusCode::OK => passed += 1,
@@ -219,7 +219,7 @@ async fn a_requested_rotation_happens_once_without_effect_on_users() {
     let load = test.start_load();
 
     test.annotate(ROTATE_KEYS_ANNOTATION, "1").await;
-    // The signing key waits for minutes, until every cached JWKS contains it.
+    // The new signing key stays Published for minutes, until every cached JWKS document contains it.
     test.wait_for_keys(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]).await;
     for server in 0..2 {
         assert_eq!(test.listed_key_ids(server).await, ["s1", "s2"]);
@@ -230,7 +230,7 @@ async fn a_requested_rotation_happens_once_without_effect_on_users() {
     let ends = |keys: &[KeyStatus]| keys.iter().map(|key| key.not_after.is_some()).collect::<Vec<_>>();
     assert_eq!((ends(&signing), ends(&hmac)), (vec![true, false], vec![true, true]), "{signing:?} {hmac:?}");
 
-    // Tokens and codes from before are still valid, at the other server too.
+    // Tokens and codes from before the rotation are still valid, also at the other server.
     before.verify().await.expect(StatusCode::OK);
     test.client(1).with_token(test.id(), before.token()).verify().await.expect(StatusCode::OK);
     load.stop_and_check().await;
@@ -242,10 +242,10 @@ async fn a_requested_rotation_happens_once_without_effect_on_users() {
         let list = events.list(&ListParams::default()).await.unwrap();
         let notes: Vec<_> =
             list.items.into_iter().map(|event| (event.reason, event.note.unwrap_or_default())).collect();
-        let tells = notes
+        let is_reported = notes
             .iter()
             .any(|(reason, note)| reason.as_deref() == Some("KeysChanged") && note.contains("h2 is Active"));
-        if tells { Ok(()) } else { Err(notes) }
+        if is_reported { Ok(()) } else { Err(notes) }
     })
     .await;
 
@@ -280,7 +280,7 @@ async fn no_key_is_active_before_every_serving_pod_has_it() {
     let (type_, status) = (ConditionType::Programmed, ConditionStatus::False);
     let message = test.install.wait_for_condition(&test.app, type_, status, "WaitingForServers").await;
     assert!(message.contains(&name), "{message}");
-    // A code of the pod that is behind is valid at the other pod, and the other way round.
+    // One pod does not have the new keys. Its codes are valid at the other pod, and the other way round.
     for (from, to) in [(0, 1), (1, 0)] {
         let code = test.register_for_code(from, &format!("from-{from}@example.com")).await;
         test.client(to).confirm(test.id(), &code).await.expect(StatusCode::OK);
@@ -291,7 +291,7 @@ async fn no_key_is_active_before_every_serving_pod_has_it() {
     test.wait_for_keys(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]).await;
     load.stop_and_check().await;
 
-    // A pod that is no longer a serving pod delays nothing.
+    // The rotation does not wait for a pod that is no longer a serving pod.
     proxy.stall();
     test.annotate(ROTATE_KEYS_ANNOTATION, "2").await;
     test.wait_for_keys(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active", "h3 Published"]).await;
@@ -368,7 +368,7 @@ async fn lost_keys_are_rebuilt_from_the_rendered_secret_and_without_it_the_app_i
     test.client(1).confirm(test.id(), &code).await.expect(StatusCode::OK);
     let before = test.client(0).authenticate(test.id(), EMAIL, PASSWORD).await;
 
-    // A running operator would restore one Secret from the other.
+    // Stops the operator, because it would restore one Secret from the other.
     test.operator.terminate().await.expect("the operator ends");
     for secret in [app_keys_secret(&id), rendered_app_secret(&id)] {
         secrets.delete(&secret, &DeleteParams::default()).await.unwrap();
@@ -380,9 +380,9 @@ async fn lost_keys_are_rebuilt_from_the_rendered_secret_and_without_it_the_app_i
     test.install.wait_for_condition(&test.app, ConditionType::Ready, status, "KeysLost").await;
     eventually_ok("no server serves the users under other keys", LIMIT, || async {
         for server in 0..2 {
-            let answer = test.client(server).login(test.id(), EMAIL, PASSWORD).await;
-            if answer.status != StatusCode::NOT_FOUND {
-                return Err(answer.text);
+            let response = test.client(server).login(test.id(), EMAIL, PASSWORD).await;
+            if response.status != StatusCode::NOT_FOUND {
+                return Err(response.text);
             }
         }
         Ok(())
@@ -396,7 +396,7 @@ async fn lost_keys_are_rebuilt_from_the_rendered_secret_and_without_it_the_app_i
     test.client(0).with_token(test.id(), after.token()).verify().await.expect(StatusCode::OK);
     before.verify().await.expect(StatusCode::UNAUTHORIZED);
 
-    // New keys are made once: a restarted operator keeps them.
+    // The annotation requests new keys only once: after a restart, the operator keeps them.
     let restarted_keys = secrets.get(&app_keys_secret(&id)).await.unwrap();
     test.operator.terminate().await.expect("the operator ends");
     test.operator.start().unwrap();
@@ -404,7 +404,7 @@ async fn lost_keys_are_rebuilt_from_the_rendered_secret_and_without_it_the_app_i
     assert_eq!(keys(secrets.get(&app_keys_secret(&id)).await.unwrap()), keys(restarted_keys));
 }
 
-/// The other recovery: the Secret is restored from a copy.
+/// The other way to recover: an administrator restores the key Secret from a copy.
 #[tokio::test]
 async fn restoring_lost_keys_from_a_copy_ends_no_session() {
     let test = TestInstall::start().await;

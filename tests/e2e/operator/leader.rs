@@ -1,4 +1,5 @@
-//! Two operators and one Lease: one is the leader, the other takes over, and there are never two leaders.
+//! Two operators and one Lease: one operator is the leader, the other one can take over, and there are never two
+//! leaders.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use latchkey_tests::{
     proxy::Proxy,
 };
 
-/// A Lease lasts 15 s, and the standby tries every two seconds; a loaded machine takes longer.
+/// A Lease lasts 15 s, and the standby tries to take it every two seconds; a loaded machine takes longer.
 const LIMIT: Duration = Duration::from_secs(90);
 
 async fn lease(install: &Installation<'_>) -> LeaseSpec {
@@ -57,8 +58,8 @@ fn writes_since(install: &Installation<'_>, operator: &OperatorProcess, since: M
     events
 }
 
-/// Whether the event is a refused request for the Lease.
-fn is_refused_lease_request(event: &AuditEvent) -> bool {
+/// Whether the event is a rejected request for the Lease.
+fn is_rejected_lease_request(event: &AuditEvent) -> bool {
     event.resource == "leases" && event.status >= 400
 }
 
@@ -96,14 +97,15 @@ async fn when_the_leader_is_killed_the_standby_takes_over() {
     install.apply(&app.clone().set("/displayName", "Edited")).await.unwrap();
     wait_until_leader(&install, standby).await;
     install.wait_until_ready(&app).await;
-    // What the leader sent before the kill is done before the standby takes over, and nothing after it.
+    // The API server has processed all writes of the killed leader before the standby takes the Lease, and none after
+    // it.
     let events = install.cluster().plane().audit_since(mark).unwrap();
     let taken = events.iter().position(|event| is_write_by(standby, event)).expect("the standby took the Lease");
     assert_eq!((events[taken].resource.as_str(), events[taken].status), ("leases", 200));
     let late: Vec<_> = events[taken..].iter().filter(|event| is_write_by(leader, event)).collect();
     assert!(late.is_empty(), "{late:#?}");
     assert_eq!(lease(&install).await.lease_transitions, Some(1));
-    // It starts again, as a pod does, and is the standby.
+    // The killed operator starts again, as its pod would, and is the standby.
     leader.start().unwrap();
     apply_app(&install, "another").await;
     wait_until_leader(&install, standby).await;
@@ -120,7 +122,7 @@ async fn a_terminated_leader_hands_over_at_once() {
     assert!(leader.terminate().await.unwrap().success());
     let ended = Instant::now();
     wait_until_leader(&install, standby).await;
-    // The standby does not wait until the Lease expires.
+    // The standby takes over before the Lease would expire.
     assert!(ended.elapsed() < Duration::from_secs(duration), "{:?}", ended.elapsed());
     apply_app(&install, "another").await;
 }
@@ -133,7 +135,7 @@ async fn a_leader_that_was_paused_for_long_ends_without_writing() {
     let app = apply_app(&install, "shop").await;
     let [leader, standby] = leader_and_standby(&install, &operators).await;
     leader.pause();
-    // The leader would have much to write when it resumes.
+    // Changes that the leader would write when it resumes.
     let late = App::new("late");
     install.apply(&late).await.unwrap();
     install.apply(&app.clone().set("/displayName", "Edited")).await.unwrap();
@@ -147,8 +149,9 @@ async fn a_leader_that_was_paused_for_long_ends_without_writing() {
     assert!(!status.success(), "it ends with a failure: {status}");
     assert!(leader.read_log().contains("the Lease is lost"));
     let mut late = writes_since(&install, leader, mark);
-    // An Event of an earlier write can have been in flight, and so can a renewal, which is refused.
-    late.retain(|event| event.resource != "events" && !is_refused_lease_request(event));
+    // When the leader was paused, it may have been about to send an Event, or a renewal of the Lease, which is rejected
+    // now.
+    late.retain(|event| event.resource != "events" && !is_rejected_lease_request(event));
     assert_eq!(late, []);
     wait_until_leader(&install, standby).await;
     install.wait_until_ready(&app).await;
@@ -166,7 +169,7 @@ async fn a_leader_that_is_cut_off_ends_before_the_standby_takes_over() {
     wait_until_leader(&install, &leader).await;
     let standby = install.start_operator().await;
 
-    // Requests are not refused: they get no response.
+    // The leader's requests get no response at all.
     proxy.stall();
     install.apply(&app.clone().set("/displayName", "Edited")).await.unwrap();
     let status = eventually("the former leader ends", LIMIT, || async { leader.exit_status() }).await;
@@ -175,12 +178,12 @@ async fn a_leader_that_is_cut_off_ends_before_the_standby_takes_over() {
     wait_until_leader(&install, &standby).await;
     install.wait_until_ready(&app).await;
 
-    // Its requests arrive late, and are refused.
+    // The requests of the former leader arrive late, and are rejected.
     let mark = plane.audit_mark();
     proxy.restore().unwrap();
     install.apply(&app.clone().set("/displayName", "Edited again")).await.unwrap();
     install.wait_until_ready(&app).await;
     let late = writes_since(&install, &leader, mark);
-    assert!(late.iter().all(is_refused_lease_request), "{late:#?}");
+    assert!(late.iter().all(is_rejected_lease_request), "{late:#?}");
     wait_until_leader(&install, &standby).await;
 }

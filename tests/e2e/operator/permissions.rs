@@ -1,4 +1,4 @@
-//! Without any one permission of the chart the operator fails, and it logs which permission is missing.
+//! The operator needs every permission that the chart grants. If one is missing, it logs which one.
 
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ use latchkey_tests::{
 };
 use serde_json::json;
 
-/// For one step of the test; a missing permission is logged within a second or two.
+/// Limit for one step of the test. The operator logs a missing permission within a second or two.
 const LIMIT: Duration = Duration::from_secs(60);
 /// The duration of the Lease.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// Installs in which permissions are tried at the same time.
+/// Number of installs, which test different permissions at the same time.
 const INSTALLS: usize = 4;
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn the_operator_needs_each_permission_and_logs_a_missing_one() {
     }
     let permissions = installs[0].permissions("operator");
     assert!(permissions.len() > 20, "{permissions:?}");
-    // Roles have the same names in each install, except for the namespaces.
+    // Each install has the same permissions, in roles with other names. So each install tests a part of them.
     let tries = installs.iter().enumerate().map(|(number, install)| async move {
         let mut unneeded = Vec::new();
         let own = install.permissions("operator");
@@ -47,10 +47,11 @@ async fn the_operator_needs_each_permission_and_logs_a_missing_one() {
     assert!(unneeded.is_empty(), "nothing broke without {unneeded:#?}");
 }
 
-/// Runs the whole lifecycle of an App without the permission, until the operator logs that the permission is missing.
+/// Runs the lifecycle of an App without the permission. Returns whether the operator logs that the permission is
+/// missing.
 async fn is_needed(install: &Installation<'_>, permission: &Permission) -> bool {
     install.revoke(permission).await.unwrap();
-    // So that the operator must create it.
+    // Deletes the Lease, so that the operator must create it.
     let leases: Api<Lease> = Api::namespaced(install.admin(), install.namespace());
     drop(leases.delete(install.lease(), &DeleteParams::default()).await);
     let server = install.start_server().await;
@@ -65,7 +66,7 @@ async fn is_needed(install: &Installation<'_>, permission: &Permission) -> bool 
     let operator = install.start_operator().await;
     let missed = tokio::select! {
         () = wait_until_logged(&operator, permission) => true,
-        // The Lease is renewed every two seconds; the whole lifecycle can be over by then.
+        // The lifecycle can be over before the operator renews the Lease, which it does every two seconds.
         () = run_lifecycle(install, &app) => tokio::time::timeout(LEASE_DURATION, wait_until_logged(&operator, permission)).await.is_ok(),
     };
     operator.terminate().await;
@@ -76,7 +77,7 @@ async fn is_needed(install: &Installation<'_>, permission: &Permission) -> bool 
 }
 
 fn missing_permission_text(permission: &Permission) -> String {
-    // The text of the API server, inside a line of JSON.
+    // The text of the API server, in a JSON string of the log.
     format!("cannot {} resource \\\"{}\\\"", permission.verb, permission.resource)
 }
 
@@ -85,7 +86,7 @@ async fn wait_until_logged(operator: &OperatorProcess, permission: &Permission) 
     eventually(&lack, LIMIT * 4, || async { operator.read_log().contains(&lack).then_some(()) }).await;
 }
 
-/// An App gets Ready, its keys are rotated twice, and it is deleted; then an App with `Retain` is created and deleted.
+/// Waits until the App is Ready, rotates its keys twice, and deletes it. Then creates and deletes an App with `Retain`.
 async fn run_lifecycle(install: &Installation<'_>, app: &App) {
     install.wait_until_ready(app).await;
     let apps = install.apps();
@@ -98,7 +99,7 @@ async fn run_lifecycle(install: &Installation<'_>, app: &App) {
             (now != before).then_some(())
         })
         .await;
-        // The Active HMAC key follows as soon as the server has the new one.
+        // Then the server has the new HMAC key, which becomes Active.
         install.wait_until_ready(app).await;
     }
     install.delete(app).await.unwrap();

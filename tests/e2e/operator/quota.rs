@@ -1,4 +1,4 @@
-//! The platform's quotas of a namespace.
+//! The quotas of a namespace: number of Apps, and bytes of rendered documents.
 
 use latchkey_crds::conditions::{ConditionStatus, ConditionType};
 use latchkey_tests::{
@@ -12,7 +12,7 @@ use super::helpers::{
     LIMIT, key_secret, register_user, rendered_document, rendered_secret, wait_for_condition, wait_until_served,
 };
 
-/// A template of this size in KiB, in lines.
+/// A template of this size in KiB, with many lines.
 fn template_of_size(kib: usize) -> String {
     format!("{}\n", "x".repeat(63)).repeat(kib * 16)
 }
@@ -33,7 +33,7 @@ async fn a_namespace_at_its_quota_accepts_the_next_app_when_another_is_deleted()
         .await;
     let servers = install.start_servers(1).await;
     let operator = install.start_operator().await;
-    // Within one second of creation the name decides the order.
+    // If two Apps were created in the same second, their names decide which one is accepted first.
     let (one, two, third, fourth) = (App::new("one"), App::new("two"), App::new("next-a"), App::new("next-b"));
     for app in [&one, &two] {
         install.apply(app).await.unwrap();
@@ -41,14 +41,17 @@ async fn a_namespace_at_its_quota_accepts_the_next_app_when_another_is_deleted()
     }
     register_user(&install, &servers[0], &two, "ada").await;
     install.apply(&third).await.unwrap();
-    let said = wait_until_quota_exceeded(&install, &third).await;
-    assert!(said.starts_with("this namespace has 2 appIDs") && said.contains("--max-apps-per-namespace"), "{said}");
+    let message = wait_until_quota_exceeded(&install, &third).await;
+    assert!(
+        message.starts_with("this namespace has 2 appIDs") && message.contains("--max-apps-per-namespace"),
+        "{message}"
+    );
     install.apply(&fourth).await.unwrap();
     wait_until_quota_exceeded(&install, &fourth).await;
     for app in [&third, &fourth] {
         assert!(key_secret(&install, app).await.is_none() && rendered_secret(&install, app).await.is_none());
     }
-    // Another namespace has its own quota, and an edit of an accepted App uses no more of it.
+    // Another namespace has its own quota. An edit of an accepted App does not use the quota up further.
     let elsewhere = App::new("elsewhere");
     let there = install.tenants()[1].as_str();
     install.apply_all(&elsewhere.objects(there)).await.unwrap();
@@ -57,7 +60,7 @@ async fn a_namespace_at_its_quota_accepts_the_next_app_when_another_is_deleted()
     let edited = one.clone().set("/displayName", "Edited");
     install.apply(&edited).await.unwrap();
     install.wait_until_ready(&edited).await;
-    // A restarted operator decides the same, and takes no appID from an accepted App.
+    // A restarted operator decides the same, and accepted Apps keep their appIDs.
     operator.kill();
     operator.start().unwrap();
     wait_until_quota_exceeded(&install, &third).await;
@@ -105,17 +108,17 @@ async fn an_app_that_exceeds_the_quota_keeps_its_last_revision() {
     let revision = install.get(&large).await.unwrap().status.unwrap().revision;
     let after = large.clone().template("confirm.txt", &template_of_size(60));
     install.apply(&after).await.unwrap();
-    let said = wait_until_quota_exceeded(&install, &after).await;
-    assert!(said.contains("65536 bytes") && said.contains("--max-rendered-bytes-per-namespace"), "{said}");
+    let message = wait_until_quota_exceeded(&install, &after).await;
+    assert!(message.contains("65536 bytes") && message.contains("--max-rendered-bytes-per-namespace"), "{message}");
     let message =
         install.wait_for_condition(&after, ConditionType::Programmed, ConditionStatus::Unknown, "Pending").await;
     assert_eq!(message, "the last accepted revision is still served; see Accepted");
     assert_eq!(install.get(&large).await.unwrap().status.unwrap().revision, revision);
     assert_eq!(rendered_document(&install, &large).await, published);
     wait_until_served(&install, &servers, &large, true).await;
-    // A new App over the quota gets no appID; a small edit fits.
+    // A new App that exceeds the quota gets no appID. A small edit is within the quota.
     let next = App::new("next").template("confirm.txt", &template_of_size(45));
-    // Its ConfigMap is created first: without it the App would fit, and get its appID.
+    // Creates the ConfigMap before the App, because without its templates the App would be within the quota.
     let objects: Vec<Value> = next.objects(install.tenant()).into_iter().rev().collect();
     install.apply_all(&objects).await.unwrap();
     wait_until_quota_exceeded(&install, &next).await;
@@ -124,7 +127,7 @@ async fn an_app_that_exceeds_the_quota_keeps_its_last_revision() {
     install.apply(&edited).await.unwrap();
     install.wait_until_ready(&edited).await;
 
-    // The large App shrinks, and the waiting one fits.
+    // After the large App has become smaller, the waiting one is within the quota.
     let shrunk = large.clone().template("confirm.txt", &template_of_size(1));
     install.apply(&shrunk).await.unwrap();
     install.wait_until_ready(&shrunk).await;

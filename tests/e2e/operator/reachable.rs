@@ -1,4 +1,4 @@
-//! How the status of a Provider reports what the servers find when they check the provider.
+//! The condition Reachable of a Provider: what the servers report after they have checked the provider.
 
 use std::fs;
 
@@ -47,20 +47,20 @@ async fn wait_for_reachable(install: &Installation<'_>, status: ConditionStatus,
     wait_for_condition(install, ("Provider", install.tenant(), NAME), ConditionType::Reachable, status, reason).await
 }
 
-/// Two servers that restart one after the other, observed by the operator.
+/// Two servers that restart one after the other, and the operator that reads their reports.
 struct RestartingServers<'a> {
     install: &'a Installation<'a>,
     operator: &'a OperatorProcess,
     pods: Vec<PodServer>,
-    /// An App without a provider. When an edit of it is Ready, the operator has read the stream of each server up to
-    /// that point.
+    /// An App without a provider. When an edit of this App is Ready, the operator has read all earlier reports of the
+    /// servers.
     marker: App,
     marker_edits: u32,
 }
 
 impl RestartingServers<'_> {
-    /// Restarts the server, which checks the provider again with this result. In the meantime its Pod is not a serving
-    /// pod. Returns when the operator has received the result.
+    /// Restarts a server, which then checks the provider again. Waits until the server has reported the expected result
+    /// and the operator has read the report. During the restart, the Pod is not a serving pod.
     async fn restart(&mut self, at: usize, expected: Reason) {
         let server = &self.pods[at];
         server.set_endpoint(Endpoint::NOT_READY).await.unwrap();
@@ -94,18 +94,18 @@ impl RestartingServers<'_> {
     }
 }
 
-/// The operator's writes to a status of that resource.
+/// The operator's writes to this resource, for example `apps/status`.
 fn status_writes<'a>(
     install: &Installation<'_>,
-    asked: &'a [audit::AuditEvent],
+    requests: &'a [audit::AuditEvent],
     resource: &str,
 ) -> Vec<&'a audit::AuditEvent> {
     let user = install.operator_account().user_name();
-    let written = asked.iter().filter(|event| event.user == user && event.is_write() && event.resource == resource);
+    let written = requests.iter().filter(|event| event.user == user && event.is_write() && event.resource == resource);
     written.filter(|event| event.namespace == install.tenant()).collect()
 }
 
-/// The App and its Provider do not change: the provider fails, forgets its client and recovers.
+/// App and Provider stay as they are, but the provider fails, forgets the client, and recovers.
 #[tokio::test]
 async fn reachable_follows_the_provider_and_the_app_stays_ready() {
     let corp = provider();
@@ -130,9 +130,9 @@ async fn reachable_follows_the_provider_and_the_app_stays_ready() {
     };
     upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::status(503, &json!({})));
     servers.restart(0, Reason::DiscoveryFailed).await;
-    let said = wait_for_reachable(&install, ConditionStatus::False, "DiscoveryFailed").await;
-    assert!(said.contains("check the issuer"), "{said}");
-    // The other server finds the same, so the operator writes nothing.
+    let message = wait_for_reachable(&install, ConditionStatus::False, "DiscoveryFailed").await;
+    assert!(message.contains("check the issuer"), "{message}");
+    // The other server reports the same, so the operator writes nothing.
     servers.restart(1, Reason::DiscoveryFailed).await;
 
     upstream.clear_scripts();
@@ -140,20 +140,21 @@ async fn reachable_follows_the_provider_and_the_app_stays_ready() {
     for at in 0..2 {
         servers.restart(at, Reason::ClientRefused).await;
     }
-    let said = wait_for_reachable(&install, ConditionStatus::False, "ClientRefused").await;
-    assert!(said.contains("check the client ID and the Secret") && !said.contains(corp.secret()), "{said}");
+    let message = wait_for_reachable(&install, ConditionStatus::False, "ClientRefused").await;
+    assert!(message.contains("check the client ID and the Secret") && !message.contains(corp.secret()), "{message}");
 
     upstream.set_client(upstream_client(&corp));
     for at in 0..2 {
         servers.restart(at, Reason::Reachable).await;
     }
     wait_for_reachable(&install, ConditionStatus::True, "Reachable").await;
-    let asked = plane.audit_since(mark).unwrap();
-    let of_apps = status_writes(&install, &asked, "apps/status");
+    let requests = plane.audit_since(mark).unwrap();
+    let of_apps = status_writes(&install, &requests, "apps/status");
     let of_apps: Vec<_> = of_apps.into_iter().filter(|event| event.name == app.id()).collect();
     assert!(of_apps.is_empty(), "{of_apps:#?}");
-    // One write for each result, however many servers restart: if two servers differ, the worse result counts.
-    let written = status_writes(&install, &asked, "providers/status");
+    // One write for each of the three results, although each server reports it: while two reports differ, the status
+    // has the worse one.
+    let written = status_writes(&install, &requests, "providers/status");
     assert_eq!(written.len(), 3, "{written:#?}");
     install.wait_until_ready(&app).await;
 }
@@ -179,9 +180,9 @@ async fn an_invalid_client_and_a_missing_issuer_are_reported_until_corrected() {
         (&corp, ConditionStatus::True, "Reachable"),
     ] {
         install.apply_provider(provider).await.unwrap();
-        let said = wait_for_reachable(&install, status, reason).await;
-        assert!(!said.contains("made-up") && !said.contains("elsewhere"), "{said}");
-        // The condition only informs: the App stays Ready.
+        let message = wait_for_reachable(&install, status, reason).await;
+        assert!(!message.contains("made-up") && !message.contains("elsewhere"), "{message}");
+        // The condition Reachable does not change Ready of the App.
         install.wait_until_ready(&app).await;
     }
 }

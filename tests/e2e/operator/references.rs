@@ -1,5 +1,5 @@
-//! References that do not resolve: the App is served without them, its conditions name them and say what to do, and it
-//! recovers without an edit.
+//! References to objects that are missing or invalid: servers serve the App without them, the App's conditions name
+//! them and say what to do, and the App recovers without an edit.
 
 use latchkey_crds::conditions::{ConditionStatus, ConditionType};
 use latchkey_tests::{
@@ -20,13 +20,13 @@ use crate::{bombs::bombs, template_bombs::with_bombs};
 
 const MIB: usize = 1024 * 1024;
 
-/// A broken Provider, the expected condition, and the correction.
+/// A Provider with an error, the expected condition, and the correction.
 struct BrokenProvider {
     name: &'static str,
     objects: Vec<Value>,
     reason: &'static str,
     message: &'static str,
-    /// Whether the Provider exists, so that its own conditions must report the failure.
+    /// Whether the Provider exists. If it does, its own conditions must report the error too.
     has_provider: bool,
     correction: Vec<Value>,
 }
@@ -121,12 +121,12 @@ async fn check_report_and_correction(install: &Installation<'_>, servers: &[PodS
     let app = App::new("broken").provider(&Provider::new(broken.name, "github"));
     install.apply_all(&broken.objects).await.unwrap();
     install.apply(&app).await.unwrap();
-    let said =
+    let message =
         install.wait_for_condition(&app, ConditionType::ResolvedRefs, ConditionStatus::False, broken.reason).await;
-    assert!(said.contains(broken.message), "{said}");
+    assert!(message.contains(broken.message), "{message}");
     let ready = install.wait_for_condition(&app, ConditionType::Ready, ConditionStatus::False, broken.reason).await;
-    assert_eq!(ready, said);
-    // The rest is served.
+    assert_eq!(ready, message);
+    // The rest of the App is served.
     install.wait_for_condition(&app, ConditionType::Accepted, ConditionStatus::True, "Accepted").await;
     install.wait_for_condition(&app, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
     wait_until_served(install, servers, &app, true).await;
@@ -184,9 +184,12 @@ async fn mail_waits_for_a_deleted_secret(install: &Installation<'_>, server: &Po
     let secrets: kube::Api<k8s_openapi::api::core::v1::Secret> =
         kube::Api::namespaced(install.admin(), install.tenant());
     secrets.delete(&format!("{}-smtp", app.id()), &kube::api::DeleteParams::default()).await.unwrap();
-    let said =
+    let message =
         install.wait_for_condition(&app, ConditionType::ResolvedRefs, ConditionStatus::False, "SecretNotFound").await;
-    assert!(said.starts_with("spec.mail.smtpSecretRef: Secret ") && said.ends_with("Mail waits until then"), "{said}");
+    assert!(
+        message.starts_with("spec.mail.smtpSecretRef: Secret ") && message.ends_with("Mail waits until then"),
+        "{message}"
+    );
     install.wait_for_condition(&app, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
 
     let email = "waiting@example.com";
@@ -209,10 +212,10 @@ async fn an_invalid_template_is_replaced_by_the_default(install: &Installation<'
     let own = app.clone().template("confirm.txt", "Hallo!\nIhr Code: {{ code }}\n");
     let broken = own.clone().template("confirm.txt", "Hallo!\n{{ code \n").template("reset.subject", "Neues Passwort");
     install.apply(&broken).await.unwrap();
-    let said = install
+    let message = install
         .wait_for_condition(&broken, ConditionType::ResolvedRefs, ConditionStatus::False, "TemplatesInvalid")
         .await;
-    assert!(said.starts_with(&format!("spec.mail.templatesRef: {}-mail/confirm.txt:2: ", app.id())), "{said}");
+    assert!(message.starts_with(&format!("spec.mail.templatesRef: {}-mail/confirm.txt:2: ", app.id())), "{message}");
     install.wait_for_condition(&broken, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
     let templates = rendered_document(install, &broken).await["mail"]["templates"].clone();
     assert_eq!(templates, json!({ "reset.subject": "Neues Passwort" }), "valid templates are still used");
@@ -231,10 +234,10 @@ async fn an_invalid_template_is_replaced_by_the_default(install: &Installation<'
     let maps: kube::Api<k8s_openapi::api::core::v1::ConfigMap> =
         kube::Api::namespaced(install.admin(), install.tenant());
     maps.delete(&format!("{}-mail", app.id()), &kube::api::DeleteParams::default()).await.unwrap();
-    let said = install
+    let message = install
         .wait_for_condition(&own, ConditionType::ResolvedRefs, ConditionStatus::False, "ConfigMapNotFound")
         .await;
-    assert!(said.contains("does not exist in this namespace; create it"), "{said}");
+    assert!(message.contains("does not exist in this namespace; create it"), "{message}");
     install.wait_for_condition(&own, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
     assert!(!text("third").await.contains("Ihr Code"));
 }
@@ -258,13 +261,13 @@ async fn an_expensive_template_is_reported_and_the_operator_continues() {
     for (whole, bombs) in whole.iter().zip(bombs.chunks(3)) {
         let app = with_bombs(whole, bombs);
         install.apply(&app).await.unwrap();
-        let said = install
+        let message = install
             .wait_for_condition(&app, ConditionType::ResolvedRefs, ConditionStatus::False, "TemplatesInvalid")
             .await;
         for bomb in bombs {
-            assert!(said.contains(bomb.refusal.unwrap()), "{}: {said}", bomb.name);
+            assert!(message.contains(bomb.refusal.unwrap()), "{}: {message}", bomb.name);
         }
-        // The defaults are served.
+        // Servers use the default templates.
         install.wait_for_condition(&app, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
         assert_eq!(rendered_document(&install, &app).await["mail"]["templates"], json!({}));
     }
@@ -288,15 +291,15 @@ async fn a_secret_of_a_mebibyte_does_not_harm_mail(install: &Installation<'_>, s
         let secret = secret_object(install.tenant(), "relay", &[relay.as_slice(), more].concat());
         install.apply_all(&[secret]).await.unwrap();
     };
-    // The maximum size of a Secret.
+    // A Secret of the maximum size.
     with(&[("rest", &full)]).await;
     install.apply(&app).await.unwrap();
     install.wait_until_ready(&app).await;
 
     with(&[("username", "a"), ("password", &full[1..])]).await;
-    let said =
+    let message =
         install.wait_for_condition(&app, ConditionType::ResolvedRefs, ConditionStatus::False, "SecretKeyInvalid").await;
-    assert!(said.contains("Secret relay, key password: must have 1024 characters or fewer"), "{said}");
+    assert!(message.contains("Secret relay, key password: must have 1024 characters or fewer"), "{message}");
     install.wait_for_condition(&app, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
     register_user(install, server, &app, "large").await;
 
@@ -321,8 +324,7 @@ async fn a_leaked_redirect_url_can_be_removed(install: &Installation<'_>) {
     install.wait_for_condition(&one, ConditionType::ResolvedRefs, ConditionStatus::False, "ProviderNotFound").await;
 }
 
-/// A template that is one comment. It gives the largest document, because most of its characters take six bytes in
-/// JSON.
+/// The App with a template that makes its document too large: a comment of characters that take six bytes each in JSON.
 fn with_enormous_template(app: &App) -> App {
     let line = format!("{}\n", "\u{1}".repeat(1023));
     app.clone().template("confirm.txt", &format!("{{#{}#}}{{{{ code }}}}", line.repeat(100)))
@@ -340,12 +342,12 @@ async fn a_document_over_the_limit_is_rejected_and_gets_no_appid() {
 
     let too_large = with_enormous_template(&app);
     install.apply(&too_large).await.unwrap();
-    let said =
+    let message =
         install.wait_for_condition(&too_large, ConditionType::Accepted, ConditionStatus::False, "TooLarge").await;
-    assert!(said.contains("over 512 KiB; shorten the templates"), "{said}");
-    let said =
+    assert!(message.contains("over 512 KiB; shorten the templates"), "{message}");
+    let message =
         install.wait_for_condition(&too_large, ConditionType::Programmed, ConditionStatus::Unknown, "Pending").await;
-    assert!(said.contains("the last accepted revision is still served"), "{said}");
+    assert!(message.contains("the last accepted revision is still served"), "{message}");
     install.wait_for_condition(&too_large, ConditionType::Ready, ConditionStatus::False, "TooLarge").await;
     let after = install.get(&app).await.unwrap().status.unwrap();
     assert_eq!((&after.revision, &after.issuer), (&before.revision, &before.issuer));
@@ -354,10 +356,10 @@ async fn a_document_over_the_limit_is_rejected_and_gets_no_appid() {
         register_user(&install, server, &app, server.name()).await;
     }
 
-    // A new App gets no appID, so that its appID is free for another.
+    // A new App that is too large does not get its appID, so another App can take the appID.
     let (here, there) = (install.tenant(), install.tenants()[1].as_str());
     let new = App::new("new");
-    // Its templates are created first: without them the App would be small enough.
+    // The ConfigMap with the templates is created before the App. Without it the App would be small enough.
     let too_large: Vec<_> = with_enormous_template(&new).objects(here).into_iter().rev().collect();
     install.apply_all(&too_large).await.unwrap();
     install.wait_for_condition(&new, ConditionType::Accepted, ConditionStatus::False, "TooLarge").await;
@@ -365,7 +367,7 @@ async fn a_document_over_the_limit_is_rejected_and_gets_no_appid() {
     install.apply_all(&objects_named(&new, "another", there)).await.unwrap();
     wait_for_condition(&install, ("App", there, "another"), ConditionType::Ready, ConditionStatus::True, "Ready").await;
 
-    // The corrected first App is Ready again. For the new one the correction is too late: another App owns the appID.
+    // After their correction, the first App is Ready again. The new App is not, because another App has its appID now.
     install.apply(&app).await.unwrap();
     install.apply_all(&new.objects(here)).await.unwrap();
     install.wait_until_ready(&app).await;

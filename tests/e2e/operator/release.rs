@@ -1,4 +1,4 @@
-//! Deletion under `Retain` of Apps that never had a user: nothing is left, and their appIDs are free.
+//! Deletion with `Retain` of Apps that never had a user: nothing is left of them, and their appIDs are free.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,11 @@ use latchkey_tests::{
     builders::App,
     cluster::{Installation, TestCluster},
     eventually,
+    passwords::PASSWORD,
 };
 
 use super::helpers::{
-    LIMIT, PASSWORD, count_users, key_secret, objects_named, own_secrets, query_count, register_user, rendered_secret,
+    LIMIT, count_users, key_secret, objects_named, own_secrets, query_count, register_user, rendered_secret,
     rendered_secret_name, secret_values, wait_for_condition, wait_until_served,
 };
 
@@ -77,7 +78,7 @@ async fn apps_without_users_leave_no_keys_and_free_their_app_ids() {
         "AppIDReserved",
     )
     .await;
-    eventually("the servers have answered", LIMIT, || async {
+    eventually("the servers have reported that the App has users", LIMIT, || async {
         rendered_secret(&install, &used).await.is_none().then_some(())
     })
     .await;
@@ -110,18 +111,18 @@ async fn an_app_that_is_recreated_at_once_can_be_used() {
         install.wait_until_ready(&app).await;
         wait_until_served(&install, &servers, &app, true).await;
         for server in &servers {
-            // Until a server has claimed the appID, the row of the previous App can refuse the registration.
+            // The server rejects registrations until it has claimed the appID again from the deleted App.
             eventually("a user can register", LIMIT, || async {
                 let email = format!("{}{round}@example.com", server.name());
-                let answer = install.client_of(server).register(app.id(), "Ada", &email, PASSWORD).await;
-                (answer.status == StatusCode::OK).then_some(())
+                let response = install.client_of(server).register(app.id(), "Ada", &email, PASSWORD).await;
+                (response.status == StatusCode::OK).then_some(())
             })
             .await;
         }
         let left = "DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events";
         super::helpers::execute_statements(&install, left).await;
         install.delete(&app).await.unwrap();
-        // At different steps of the deletion.
+        // Recreates the App at different steps of the deletion.
         match round % 4 {
             0 => {}
             1 => {
@@ -132,11 +133,11 @@ async fn an_app_that_is_recreated_at_once_can_be_used() {
             }
             2 => {
                 eventually("the servers are asked to release the App", LIMIT, || async {
-                    let asked = rendered_secret(&install, &app).await.is_none_or(|secret| {
+                    let is_asked = rendered_secret(&install, &app).await.is_none_or(|secret| {
                     serde_json::from_slice::<serde_json::Value>(&secret_values(&secret)["app.json"]).unwrap()["state"]
                         == "Released"
                 });
-                    asked.then_some(())
+                    is_asked.then_some(())
                 })
                 .await
             }
@@ -167,7 +168,7 @@ async fn keys_left_while_no_operator_ran_are_handled_when_one_starts() {
     for app in [&unused, &used] {
         install.delete(app).await.unwrap();
     }
-    // As after an operator that ended between the two steps.
+    // The state after an operator that ended between the two steps of the deletion.
     own_secrets(&install).delete(&rendered_secret_name(&unused), &Default::default()).await.unwrap();
     operator.start().unwrap();
     wait_until_nothing_is_left(&install, &unused).await;
@@ -200,7 +201,7 @@ async fn the_keys_of_a_deleted_app_stay_until_its_last_request_has_ended() {
             .await;
         let since = Instant::now();
         wait_until_nothing_is_left(&install, app).await;
-        // Without the wait the keys are deleted after the next report of the servers, which takes about two seconds.
+        // If the operator did not wait for requests, it would delete the keys about two seconds after the users.
         assert!(since.elapsed() >= Duration::from_secs(5), "{}: {:?}", app.id(), since.elapsed());
     };
     tokio::join!(keys_stay(&retained), keys_stay(&deleted));

@@ -1,4 +1,4 @@
-//! From `kubectl apply` to Ready, and the status on the way.
+//! The status of an App from `kubectl apply` to Ready, and what kubectl shows of it.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
@@ -11,6 +11,7 @@ use latchkey_tests::{
     cluster::{Endpoint, Installation, TestCluster},
     control_plane::audit,
     eventually,
+    passwords::PASSWORD,
 };
 use serde_json::{Value, json};
 
@@ -19,7 +20,7 @@ use super::helpers::{
     rendered_secret_name, secret_object, secret_values, wait_for_condition,
 };
 
-/// Applying a manifest is enough: every server serves the App, and its users can register.
+/// After `kubectl apply`, nothing else is needed: every server serves the App, and users can register.
 #[tokio::test]
 async fn an_applied_app_becomes_ready_on_every_server() {
     let install = TestCluster::shared().await.install().await;
@@ -32,9 +33,8 @@ async fn an_applied_app_becomes_ready_on_every_server() {
     install.wait_until_ready(&app).await;
 
     for server in &servers {
-        let answer =
-            install.client_of(server).register(app.id(), "Ada", "ada@example.com", "a quiet harbour at noon").await;
-        answer.expect(http::StatusCode::OK);
+        let response = install.client_of(server).register(app.id(), "Ada", "ada@example.com", PASSWORD).await;
+        response.expect(http::StatusCode::OK);
     }
     let status = install.get(&app).await.unwrap().status.unwrap();
     assert_eq!(status.app_id.as_deref(), Some(app.id()));
@@ -48,19 +48,19 @@ async fn an_applied_app_becomes_ready_on_every_server() {
     }
 }
 
-/// Waits until the servers have found that the Provider does not respond. They find nothing else after that.
+/// Waits until the servers report that the Provider does not respond. After that, their reports do not change.
 async fn wait_until_provider_unreachable(install: &Installation<'_>, name: &str) {
     let provider = ("Provider", install.tenant(), name);
     wait_for_condition(install, provider, ConditionType::Reachable, ConditionStatus::False, "TokenEndpointFailed")
         .await;
 }
 
-/// The table that kubectl prints, as words: the header first, then the rows.
+/// The words of each line of a table that kubectl prints. The first line is the header.
 fn table_words(printed: &str) -> Vec<Vec<&str>> {
     printed.lines().map(|line| line.split_whitespace().collect()).collect()
 }
 
-/// The time of the API server, from the creation timestamp of an object.
+/// The time of the API server: the creation timestamp of a new object.
 async fn api_server_time(install: &Installation<'_>) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
     let maps: Api<ConfigMap> = Api::namespaced(install.admin(), install.namespace());
     let metadata = ObjectMeta { generate_name: Some("now-".to_owned()), ..ObjectMeta::default() };
@@ -81,7 +81,7 @@ async fn kubectl_shows_the_state_of_an_app_and_can_wait_for_it() {
     install.apply_provider(&github).await.unwrap();
     install.apply(&app).await.unwrap();
 
-    // No operator has reconciled it yet, so no tool may call it healthy.
+    // Before an operator has reconciled the objects, no tool must consider them healthy.
     for (kind, name, types) in [("App", app.id(), ConditionType::APP), ("Provider", "github", ConditionType::PROVIDER)]
     {
         let first = get_object(&install, kind, install.tenant(), name).await.unwrap();
@@ -116,10 +116,10 @@ async fn kubectl_shows_the_state_of_an_app_and_can_wait_for_it() {
 
     let missing = app.clone().provider(&Provider::new("missing", "github"));
     install.apply(&missing).await.unwrap();
-    let said =
+    let message =
         install.wait_for_condition(&missing, ConditionType::Ready, ConditionStatus::False, "ProviderNotFound").await;
     let wide = kubectl(&install, &["get", "lkapp", "--output=wide"]).await;
-    assert!(wide.lines().next().unwrap().ends_with("MESSAGE") && wide.contains(&said), "{wide}");
+    assert!(wide.lines().next().unwrap().ends_with("MESSAGE") && wide.contains(&message), "{wide}");
 }
 
 #[tokio::test]
@@ -140,7 +140,7 @@ async fn condition_times_change_only_with_their_status() {
         let at = &one.last_transition_time;
         assert!(before.0 <= at.0 && at.0 <= after.0, "{one:?}: between {before:?} and {after:?}");
     }
-    // Times are in whole seconds. The edit is in the next second, so that a changed time is visible.
+    // Times are in whole seconds. Waits for the next second, so that a changed time is visible.
     eventually("the next second", LIMIT, || async { (api_server_time(&install).await.0 > after.0).then_some(()) })
         .await;
     let edited = app.clone().set("/displayName", "Edited");
@@ -201,21 +201,21 @@ async fn events_report_the_effects_of_an_app_and_nothing_about_the_servers() {
     until(install.tenant(), app.id(), &wanted).await;
     let broken = edited.clone().provider(&Provider::new("missing", "github"));
     install.apply(&broken).await.unwrap();
-    let said = install
+    let message = install
         .wait_for_condition(&broken, ConditionType::ResolvedRefs, ConditionStatus::False, "ProviderNotFound")
         .await;
-    wanted.push(format!("Warning ProviderNotFound: {said}"));
+    wanted.push(format!("Warning ProviderNotFound: {message}"));
     until(install.tenant(), app.id(), &wanted).await;
     install.apply(&edited).await.unwrap();
     install.wait_until_ready(&edited).await;
 
     install.apply_all(&objects_named(&app, "second", there)).await.unwrap();
     let second = ("App", there, "second");
-    let said =
+    let message =
         wait_for_condition(&install, second, ConditionType::Accepted, ConditionStatus::False, "AppIDConflict").await;
-    until(there, "second", &[format!("Warning AppIDConflict: {said}")]).await;
+    until(there, "second", &[format!("Warning AppIDConflict: {message}")]).await;
 
-    // Servers start, stop and return: the App is not the cause.
+    // Servers start, stop and return. The App is not the cause, so there is no Event about it.
     let more = install.start_servers(1).await;
     for server in servers.iter().chain(&more) {
         server.set_endpoint(Endpoint::NOT_READY).await.unwrap();
@@ -236,7 +236,7 @@ async fn no_secret_is_in_a_status_an_event_or_a_log() {
     let servers = install.start_servers(1).await;
     let operator = install.start_operator_as(install.operator_account(), &["--log", "debug"]);
     let github = Provider::new("github", "github");
-    // One App with a valid relay login, and one with two Secrets with unusable contents.
+    // One App is valid. The other one has invalid values in the Secrets of its relay and its Provider.
     let mut relay = Relay::of(&install.smtp);
     relay.login = Some(("user-of-the-relay".to_owned(), "password-of-the-relay".to_owned()));
     let app = App::new("secrets").relay(relay.clone()).provider(&github);
@@ -259,13 +259,13 @@ async fn no_secret_is_in_a_status_an_event_or_a_log() {
     install.apply(&app).await.unwrap();
     install.apply(&broken).await.unwrap();
     install.wait_until_ready(&app).await;
-    let said = install
+    let message = install
         .wait_for_condition(&broken, ConditionType::ResolvedRefs, ConditionStatus::False, "SecretKeyInvalid")
         .await;
-    assert!(said.contains("apple") && said.contains("key password"), "{said}");
+    assert!(message.contains("apple") && message.contains("key password"), "{message}");
     register_user(&install, &servers[0], &app, "ada").await;
 
-    // Damaged keys, so that messages are about them too.
+    // Damages the keys, so that there are also messages about keys.
     let kept = key_secret(&install, &app).await.unwrap();
     let document: Value = serde_json::from_slice(&secret_values(&kept)["keys.json"]).unwrap();
     let private = document["signing"][0]["privateKey"].as_str().unwrap();
@@ -320,7 +320,7 @@ async fn applying_an_equivalent_object_writes_nothing() {
         install.apply_provider(&github).await.unwrap();
         install.apply(&app).await.unwrap();
         install.apply_all(&[second.clone()]).await.unwrap();
-        // Changes that the operator reconciles and finds to have no effect.
+        // Changes for which the operator reconciles, but has nothing to write.
         let more = json!({ "metadata": { "annotations": { "example.com/round": round.to_string() } } });
         let patch = kube::api::Patch::Merge(&more);
         install.apps().patch_metadata(app.id(), &Default::default(), &patch).await.unwrap();
@@ -333,30 +333,30 @@ async fn applying_an_equivalent_object_writes_nothing() {
         secrets.patch(&format!("{}-smtp", app.id()), &Default::default(), &patch).await.unwrap();
     }
     let mut others = vec![apply_another_app(&install).await];
-    // An operator that starts reconciles everything.
+    // After its start, an operator reconciles everything.
     operator.kill();
     operator.start().unwrap();
     others.push(apply_another_app(&install).await);
     others.push(apply_another_app(&install).await);
 
     let user = install.operator_account().user_name();
-    let asked = plane.audit_since(mark).unwrap();
+    let requests = plane.audit_since(mark).unwrap();
     let of_others = |event: &audit::AuditEvent| others.iter().any(|other| event.name.contains(other.id()));
-    let writes: Vec<_> = asked
+    let writes: Vec<_> = requests
         .iter()
         .filter(|event| event.user == user && event.is_write() && event.resource != "leases")
-        // Events have other names. One of them reports that the other App is programmed.
+        // Not Events, which have names of their own; one of them reports that another App is Programmed.
         .filter(|event| !of_others(event) && event.resource != "events")
         .collect();
     assert!(writes.is_empty(), "{writes:#?}");
     let events = events_of(&install, install.tenant(), app.id()).await;
     assert_eq!(events.len(), 1, "{events:#?}");
     let published =
-        |other: &App| asked.iter().any(|event| event.name == rendered_secret_name(other) && event.user == user);
+        |other: &App| requests.iter().any(|event| event.name == rendered_secret_name(other) && event.user == user);
     assert!(others.iter().all(published), "the audit log contains the operator's writes");
 }
 
-/// Applies another App and waits until it is Ready: by then the operator has reconciled all earlier changes.
+/// Applies another App and waits until it is Ready. Then the operator has reconciled all earlier changes.
 async fn apply_another_app(install: &Installation<'_>) -> App {
     let app = App::new("later");
     install.apply(&app).await.unwrap();

@@ -1,4 +1,5 @@
-//! Every preset against a scripted provider that behaves like the real one: one table without an empty cell.
+//! Every preset with a scripted provider that behaves like the real one. The result is a table in which every cell must
+//! be filled.
 
 use std::{collections::HashMap, io::Write};
 
@@ -16,23 +17,23 @@ struct Expected {
     preset: &'static str,
     scope: &'static str,
     authority: &'static str,
-    /// The supported ones of `none`, `login`, `consent`, `select_account`.
+    /// The values among `none`, `login`, `consent` and `select_account` that the provider supports.
     prompts: &'static str,
     login_hint: &'static str,
-    /// Whether it reports that addresses are verified.
+    /// Whether the provider reports that email addresses are verified.
     reports_verified: bool,
     access_tokens: AccessTokens,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AccessTokens {
-    /// Those of our client and of `additionalClientIDs`.
+    /// The App accepts tokens of its own client and of `additionalClientIDs`.
     AllClients,
-    /// Those of our client only.
+    /// The App accepts tokens of its own client only.
     OwnClient,
-    /// Access tokens are rejected, ID tokens are accepted.
+    /// The App rejects access tokens and accepts ID tokens.
     Rejected,
-    /// The provider has no check at all: 400.
+    /// The provider has no endpoint to check tokens: the login is rejected with 400.
     NoCheck,
 }
 
@@ -61,7 +62,7 @@ const EXPECTED: [Expected; 15] = {
     ]
 };
 
-/// The row of one preset, filled during the test.
+/// The table row of one preset, which the test fills.
 struct PresetRow {
     fixture: Fixture,
     expected: &'static Expected,
@@ -144,7 +145,7 @@ impl PresetRow {
         } else {
             stolen.unwrap();
             let sent = self.fixture.upstream.requests_to(ProviderEndpoint::Token);
-            assert!(sent.iter().all(|seen| !seen.form().contains_key("code_verifier")));
+            assert!(sent.iter().all(|request| !request.form().contains_key("code_verifier")));
             self.add_cell("PKCE", "not sent, breaks the login");
         }
 
@@ -164,9 +165,9 @@ impl PresetRow {
     async fn check_client_secret(&mut self) {
         self.fixture.upstream.clear_requests();
         self.fixture.log_in().await.unwrap();
-        let seen = self.fixture.upstream.requests_to(ProviderEndpoint::Token).pop().unwrap();
-        let in_body = seen.form().contains_key("client_secret");
-        assert_ne!(in_body, seen.header("authorization").starts_with("Basic "));
+        let request = self.fixture.upstream.requests_to(ProviderEndpoint::Token).pop().unwrap();
+        let in_body = request.form().contains_key("client_secret");
+        assert_ne!(in_body, request.header("authorization").starts_with("Basic "));
         let way = match (self.expected.preset, in_body) {
             ("apple", _) => "JWT in body",
             (_, true) => "in body",
@@ -180,7 +181,7 @@ impl PresetRow {
         self.add_cell("client secret", way);
     }
 
-    /// Replaces the provider by one that knows the client.
+    /// Starts a new provider that knows the client, and a Provider without cached data.
     async fn restart_provider(&mut self) {
         self.fixture = Fixture::new(self.expected.preset).await;
         self.fixture.upstream.set_user(person(self.expected.preset).verified("Ada@example.com").named("Ada Lovelace"));
@@ -213,7 +214,7 @@ impl PresetRow {
         self.fixture.upstream.set_user(person(preset).unverified("eve@example.com"));
         let who = self.fixture.log_in().await.unwrap();
         let reported = who.email.as_ref().map(|email| (email.email.as_str(), email.is_verified));
-        assert!(reported.is_none_or(|told| told == ("eve@example.com", false)), "{reported:?}");
+        assert!(reported.is_none_or(|email| email == ("eve@example.com", false)), "{reported:?}");
         self.add_cell("unverified address", if reported.is_some() { "unverified" } else { "not reported" });
 
         self.fixture.upstream.set_user(person(preset));
@@ -311,7 +312,7 @@ impl PresetRow {
         self.add_cell("made-up token", "refused");
     }
 
-    /// Every invalid response at every endpoint that a login calls.
+    /// Scripts every invalid response at every endpoint that a login calls.
     async fn check_invalid_responses(&mut self) {
         let mut refused = 0;
         let replies = [
@@ -325,27 +326,27 @@ impl PresetRow {
             ScriptedResponse::status(401, &json!({ "error": "x", "error_description": "<b>peer text</b>" })),
             ScriptedResponse::status(500, &json!({})),
         ];
-        let shape = self.fixture.upstream.profile();
-        for place in [
+        let profile = self.fixture.upstream.profile();
+        for endpoint in [
             ProviderEndpoint::Discovery,
             ProviderEndpoint::Keys,
             ProviderEndpoint::Token,
             ProviderEndpoint::UserInfo,
             ProviderEndpoint::Emails,
         ] {
-            for reply in replies.iter().filter(|_| shape.has(place)) {
-                // Nothing is cached.
+            for response in replies.iter().filter(|_| profile.has(endpoint)) {
+                // A new provider, so that nothing is cached.
                 self.restart_provider().await;
-                let outcome = if place == ProviderEndpoint::Discovery {
-                    self.fixture.upstream.script(place, reply.clone());
+                let outcome = if endpoint == ProviderEndpoint::Discovery {
+                    self.fixture.upstream.script(endpoint, response.clone());
                     self.fixture.exchange_code("code", VERIFIER, None).await
                 } else {
                     let approved = self.fixture.approve().await;
-                    self.fixture.upstream.script(place, reply.clone());
+                    self.fixture.upstream.script(endpoint, response.clone());
                     self.fixture.exchange_code(&approved.code, VERIFIER, None).await
                 };
-                if self.fixture.upstream.requests_to(place).is_empty() {
-                    // The ID token contained everything.
+                if self.fixture.upstream.requests_to(endpoint).is_empty() {
+                    // The login did not call this endpoint, because the ID token contained everything.
                     outcome.unwrap();
                     continue;
                 }
@@ -365,7 +366,7 @@ impl PresetRow {
 
 fn assert_refused_at<T: std::fmt::Debug>(outcome: Result<T, ProviderError>, at: At) {
     match outcome {
-        Err(ProviderError::InvalidResponse { endpoint: place, .. }) if place == at => {}
+        Err(ProviderError::InvalidResponse { endpoint, .. }) if endpoint == at => {}
         other => panic!("{other:?}, not refused at {at:?}"),
     }
 }
@@ -411,6 +412,6 @@ async fn every_preset_conforms_to_its_providers_documentation() {
         let cells: Vec<&str> = row.cells.iter().map(|(_, found)| found.as_str()).collect();
         text.push_str(&format!("| {} | {} |\n", row.expected.preset, cells.join(" | ")));
     }
-    // Not by a macro: the test harness shows the output of macros only for failed tests.
+    // Not with `println!`: the test harness shows its output only for failed tests.
     std::io::stderr().write_all(text.as_bytes()).unwrap();
 }

@@ -1,4 +1,4 @@
-//! The manifests of the guides are rendered unchanged.
+//! The example manifests of the provider guides.
 
 use std::{fs, path::Path};
 
@@ -20,7 +20,7 @@ use super::{CHALLENGE, RENDER_LIMIT, new_client_address};
 
 const GUIDES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/providers");
 
-/// The document that is rendered from the manifest.
+/// Renders a manifest with the operator's program and returns the document.
 fn render(dir: &Path, manifest: &str) -> RenderedApp {
     for folder in ["manifests", "rendered", "keys"] {
         fs::create_dir_all(dir.join(folder)).unwrap();
@@ -41,14 +41,14 @@ fn render(dir: &Path, manifest: &str) -> RenderedApp {
 #[tokio::test]
 async fn every_preset_has_a_guide_and_an_example_that_renders() {
     let dir = process::fresh_dir("examples");
-    for preset in PRESETS.each_ref().map(|shape| shape.preset) {
+    for preset in PRESETS.each_ref().map(|profile| profile.preset) {
         let guide = fs::read_to_string(format!("{GUIDES}/{preset}.md")).unwrap();
         for part in ["## At the provider", "callback URL", "status.providers", "## What it gives", "address verified"] {
             assert!(guide.contains(part), "{preset}.md does not say {part}");
         }
         let mut manifest = fs::read_to_string(format!("{GUIDES}/{preset}.yaml")).unwrap();
         if preset == "apple" {
-            // The key that a user pastes there.
+            // A user replaces this text by their key.
             let key = KeyPair::generate().unwrap().serialize_pem();
             let lines: Vec<&str> = key.lines().filter(|line| !line.starts_with("-----")).collect();
             manifest = manifest.replace("paste the lines of the .p8 file here", &lines.join("\n    "));
@@ -56,12 +56,12 @@ async fn every_preset_has_a_guide_and_an_example_that_renders() {
         let doc = render(&dir.join(preset), &manifest);
         let [provider] = doc.providers.as_slice() else { panic!("{preset}.yaml has one Provider") };
         assert_eq!((provider.name.as_str(), provider.settings.preset.as_str()), (preset, preset));
-        // Only providers with reliable verified addresses link by address.
+        // Only presets of providers with reliable verified email addresses link accounts by email address.
         assert_eq!(provider.link_by_email, !["slack", "oidc", "oauth2"].contains(&preset), "{preset}");
         assert!(provider.settings.secret.is_some(), "{preset}.yaml: the Secret resolves");
-        let has_discovery = PRESETS.iter().any(|shape| shape.preset == preset && shape.issuer.is_some());
+        let has_discovery = PRESETS.iter().any(|profile| profile.preset == preset && profile.issuer.is_some());
         if !has_discovery {
-            // It needs no discovery document, so the configuration is complete.
+            // Without discovery, a server can compute the authorization URL from the document alone.
             let app = App::new(doc.clone(), latchkey_crds::rendered::Revision::of(&doc.to_bytes())).unwrap();
             let request = AuthorizationRequest {
                 redirect_uri: &format!("https://auth.example.com/shop/{preset}/callback"),

@@ -22,11 +22,11 @@ use tokio::time::Instant;
 use super::{Fixture, NONCE, VERIFIER, client_id, new_client_address, other_client_id, provider_options};
 
 const MEBIBYTE: usize = 1024 * 1024;
-/// The largest response that is read, in bytes (docs/decisions/0024).
+/// The largest response that a server reads, in bytes (docs/decisions/0024).
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 
-fn response_error(place: At, fault: InvalidResponse) -> ProviderError {
-    ProviderError::InvalidResponse { endpoint: place, reason: fault }
+fn response_error(endpoint: At, fault: InvalidResponse) -> ProviderError {
+    ProviderError::InvalidResponse { endpoint, reason: fault }
 }
 
 fn id_token_error(bad: InvalidProviderToken) -> ProviderError {
@@ -35,12 +35,12 @@ fn id_token_error(bad: InvalidProviderToken) -> ProviderError {
 
 #[tokio::test]
 async fn a_response_of_ten_mebibytes_is_not_read_to_its_end() {
-    for (place, asked) in [(ProviderEndpoint::Token, At::Token), (ProviderEndpoint::Keys, At::Keys)] {
+    for (provider_endpoint, endpoint) in [(ProviderEndpoint::Token, At::Token), (ProviderEndpoint::Keys, At::Keys)] {
         let fixture = Fixture::new("oidc").await;
         let approved = fixture.approve().await;
-        fixture.upstream.script(place, ScriptedResponse::huge(10 * MEBIBYTE));
+        fixture.upstream.script(provider_endpoint, ScriptedResponse::huge(10 * MEBIBYTE));
         let refused = fixture.exchange_code(&approved.code, VERIFIER, None).await;
-        assert_eq!(refused, Err(response_error(asked, InvalidResponse::TooLarge)));
+        assert_eq!(refused, Err(response_error(endpoint, InvalidResponse::TooLarge)));
     }
 }
 
@@ -92,11 +92,11 @@ async fn more_than_thirty_two_concurrent_calls_are_refused_at_once() {
 async fn a_provider_needs_an_allowed_address_and_a_certificate_for_its_name() {
     let fixture = Fixture::new("oidc").await;
     let authority = CertificateDer::from_pem_slice(fixture.upstream.ca().as_bytes()).unwrap();
-    // The name is not overridden, so it is looked up in DNS and not found.
+    // Without the overridden host names, the name is looked up in DNS and not found.
     let unknown = ProviderOptions { test_roots: vec![authority], ..ProviderOptions::default() };
-    // The name is overridden, but the certificate authority is not trusted.
+    // With the overridden host names, but without trust in the CA.
     let untrusted = ProviderOptions { test_roots: Vec::new(), ..provider_options(&fixture.upstream) };
-    // The host has the certificate of another name.
+    // With a CA that did not sign this provider's certificate.
     let mut elsewhere = provider_options(&Fixture::new("oauth2").await.upstream);
     elsewhere.test_hosts = fixture.upstream.hosts();
     for (options, away) in [
@@ -203,8 +203,8 @@ async fn an_id_token_that_is_not_for_this_login_is_rejected() {
 async fn a_response_without_an_id_token_is_rejected() {
     let fixture = Fixture::new("oidc").await;
     let script_token_response = |id_token: Value| {
-        let answer = json!({ "access_token": "t", "token_type": "Bearer", "id_token": id_token });
-        fixture.upstream.script(ProviderEndpoint::Token, ScriptedResponse::json(&answer));
+        let body = json!({ "access_token": "t", "token_type": "Bearer", "id_token": id_token });
+        fixture.upstream.script(ProviderEndpoint::Token, ScriptedResponse::json(&body));
     };
     script_token_response(json!(null));
     assert_eq!(
@@ -218,7 +218,7 @@ async fn a_response_without_an_id_token_is_rejected() {
             other => panic!("{other:?} for {text:?}"),
         }
     }
-    // Signed by another key with the same `kid`.
+    // An ID token that another key with the same `kid` has signed.
     let now = i64::try_from(jsonwebtoken::get_current_timestamp()).unwrap();
     let forged = SigningKey::new("k1").sign(&json!({
         "iss": "https://id.provider.test", "aud": client_id("oidc"), "sub": "1", "nonce": NONCE,
@@ -234,14 +234,14 @@ async fn a_response_without_an_id_token_is_rejected() {
 #[tokio::test]
 async fn userinfo_is_accepted_only_for_the_subject_of_the_id_token() {
     let fixture = Fixture::new("oidc").await;
-    // The ID token lacks the address, so userinfo is called.
+    // Removes the email address from the ID token, so that the server calls userinfo.
     fixture.upstream.edit_claims(|claims| {
         let claims = claims.as_object_mut().unwrap();
         claims.remove("email");
     });
     let script_userinfo = |subject: Value| {
-        let answer = json!({ "sub": subject, "email": "ada@example.com", "email_verified": true });
-        fixture.upstream.script(ProviderEndpoint::UserInfo, ScriptedResponse::json(&answer));
+        let body = json!({ "sub": subject, "email": "ada@example.com", "email_verified": true });
+        fixture.upstream.script(ProviderEndpoint::UserInfo, ScriptedResponse::json(&body));
     };
     for other in [json!("2"), json!(null), json!(1), json!("")] {
         script_userinfo(other.clone());
@@ -260,8 +260,8 @@ async fn userinfo_is_accepted_only_for_the_subject_of_the_id_token() {
 async fn a_token_check_for_another_user_is_rejected() {
     let fixture = Fixture::new("github").await;
     let token = fixture.upstream.access_token(&client_id("github"));
-    let answer = json!({ "app": { "client_id": client_id("github") }, "user": { "id": 2 } });
-    fixture.upstream.script(ProviderEndpoint::TokenCheck, ScriptedResponse::json(&answer));
+    let body = json!({ "app": { "client_id": client_id("github") }, "user": { "id": 2 } });
+    fixture.upstream.script(ProviderEndpoint::TokenCheck, ScriptedResponse::json(&body));
     assert_eq!(
         fixture.check_token(&token, None).await,
         Err(response_error(At::UserInfo, InvalidResponse::SubjectMismatch))
@@ -273,7 +273,7 @@ async fn a_token_check_without_a_client_is_rejected() {
     for preset in ["google", "github", "discord", "linkedin", "twitch", "facebook", "oidc", "oauth2", "gitlab"] {
         let fixture = Fixture::new(preset).await;
         let token = fixture.upstream.access_token(&client_id(preset));
-        for answer in [
+        for body in [
             json!({ "active": true, "data": { "is_valid": true } }),
             json!({ "active": "true", "client_id": client_id(preset), "data": { "is_valid": "true" } }),
             json!({ "active": true, "client_id": "theirs", "aud": client_id(preset), "azp": "theirs",
@@ -281,27 +281,28 @@ async fn a_token_check_without_a_client_is_rejected() {
                 "data": { "is_valid": true, "app_id": "theirs" } }),
             json!({ "active": true, "client_id": "", "aud": [], "azp": null }),
         ] {
-            fixture.upstream.script(ProviderEndpoint::TokenCheck, ScriptedResponse::json(&answer));
+            fixture.upstream.script(ProviderEndpoint::TokenCheck, ScriptedResponse::json(&body));
             match fixture.check_token(&token, None).await {
                 Err(
                     ProviderError::InvalidToken(_) | ProviderError::InvalidResponse { endpoint: At::TokenCheck, .. },
                 ) => {}
-                other => panic!("{preset}: {other:?} for {answer}"),
+                other => panic!("{preset}: {other:?} for {body}"),
             }
             assert!(fixture.upstream.requests_to(ProviderEndpoint::UserInfo).is_empty());
         }
     }
 }
 
-/// `aud` names the recipients of a token: another client can have a token that is meant for us (RFC 7662, section 2.2).
+/// `aud` names the recipients of a token and not the client that got it. So another client can have a token with our
+/// `aud` (RFC 7662, section 2.2).
 #[tokio::test]
 async fn an_audience_does_not_prove_the_client_of_a_token() {
     for preset in ["oidc", "oauth2", "gitlab"] {
         let fixture = Fixture::new(preset).await;
         let token = fixture.upstream.access_token("theirs");
-        let introspected = async |mut answer: Value| {
-            answer["active"] = json!(true);
-            fixture.upstream.script(ProviderEndpoint::TokenCheck, ScriptedResponse::json(&answer));
+        let introspected = async |mut body: Value| {
+            body["active"] = json!(true);
+            fixture.upstream.script(ProviderEndpoint::TokenCheck, ScriptedResponse::json(&body));
             fixture.check_token(&token, None).await.map(drop)
         };
         let (ours, other) = (client_id(preset), other_client_id(preset));
@@ -328,7 +329,7 @@ async fn an_audience_does_not_prove_the_client_of_a_token() {
     }
 }
 
-/// Documents of about this size that are made to be expensive, and the expected faults.
+/// JSON documents of about this size that are made to be expensive: name, text, and the expected error.
 fn hostile_documents(size: usize) -> Vec<(&'static str, String, InvalidResponse)> {
     let fill = |piece: &str| format!("[{}0]", piece.repeat((size - 3) / piece.len()));
     let keys: Vec<String> = (0..size / 10).map(|number| format!("\"{number}\":0")).collect();
@@ -348,15 +349,15 @@ fn hostile_documents(size: usize) -> Vec<(&'static str, String, InvalidResponse)
 
 #[tokio::test]
 async fn hostile_documents_are_rejected_at_every_endpoint() {
-    let scripted = |fixture: &Fixture, place, text: &str| {
-        fixture.upstream.script(place, ScriptedResponse::text(200, "application/json", text.to_owned()));
+    let scripted = |fixture: &Fixture, endpoint, text: &str| {
+        fixture.upstream.script(endpoint, ScriptedResponse::text(200, "application/json", text.to_owned()));
     };
     let oidc = Fixture::new("oidc").await;
     let github = Fixture::new("github").await;
     let mut documents = hostile_documents(MAX_RESPONSE_BYTES);
     documents.push(("a mebibyte", format!("[{}0]", "{\"\":{}},".repeat(MEBIBYTE / 8)), InvalidResponse::TooLarge));
     for (what, text, fault) in documents {
-        // Rejected documents are not cached, so each is read again.
+        // A new Provider, because the old one has cached the valid discovery document.
         let fresh = Fixture::new("oidc").await;
         scripted(&fresh, ProviderEndpoint::Discovery, &text);
         assert_eq!(
@@ -392,7 +393,8 @@ async fn hostile_tokens_are_rejected_before_any_call() {
     let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
     let (header, claims) = (part(r#"{"alg":"RS256","kid":"k1"}"#), part(r#"{"sub":"1"}"#));
     let long = "x".repeat(256);
-    // The maximum length of a token, in base64. A long text alone is not a reason to refuse a token.
+    // In base64, this is about the maximum length of a token. Without the long text, which is no reason to reject a
+    // token.
     let documents: Vec<String> = hostile_documents(22_000)
         .into_iter()
         .filter(|(.., fault)| *fault != InvalidResponse::Incomplete)

@@ -1,4 +1,4 @@
-//! Keys and documents that change, and unavailable providers.
+//! Providers that change their keys and documents, or are unavailable.
 
 use latchkey_server::domain::identity::{
     InvalidProviderToken, InvalidResponse, ProviderEndpoint as At, ProviderError, UnavailableReason,
@@ -57,8 +57,8 @@ async fn concurrent_calls_with_an_unknown_key_share_one_request() {
 async fn cached_documents_are_used_while_the_provider_is_unavailable() {
     let fixture = Fixture::new("oidc").await;
     fixture.log_in().await.unwrap();
-    for place in [ProviderEndpoint::Discovery, ProviderEndpoint::Keys] {
-        fixture.upstream.script(place, ScriptedResponse::status(503, &json!({})));
+    for endpoint in [ProviderEndpoint::Discovery, ProviderEndpoint::Keys] {
+        fixture.upstream.script(endpoint, ScriptedResponse::status(503, &json!({})));
     }
     fixture.log_in().await.unwrap();
     let token = fixture.upstream.id_token(&client_id("oidc"), None).unwrap();

@@ -1,4 +1,4 @@
-//! Providers behind the install's proxy.
+//! Calls to providers through the outbound proxy of the install.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,8 @@ use serde_json::json;
 
 use super::{Fixture, provider_options};
 
-/// The same provider for a server that reaches it through the proxy at `url`. The proxy resolves the name.
+/// The providers of a server with an outbound proxy at `url`, which resolves the host names. Hosts in `no` are called
+/// directly.
 fn providers_via(fixture: &Fixture, url: &str, no: &str) -> SocialProviders {
     let hosts = if no.is_empty() { HashMap::new() } else { fixture.upstream.hosts() };
     let proxy = OutboundProxy::new(url, no).unwrap();
@@ -38,16 +39,16 @@ async fn a_provider_is_reached_by_a_tunnel_that_verifies_its_own_certificate() {
     let proxy = TunnelProxy::start(fixture.upstream.hosts()).await.unwrap();
     fixture.providers = providers_via(&fixture, &format!("http://someone:h%40sh@{}", proxy.addr()), "");
     fixture.log_in().await.unwrap();
-    let seen = proxy.requests();
-    assert!(!seen.is_empty());
-    for connect in seen {
+    let requests = proxy.requests();
+    assert!(!requests.is_empty());
+    for connect in requests {
         let (host, rest) = connect.request_line.strip_prefix("CONNECT ").and_then(|line| line.split_once(':')).unwrap();
         assert!(fixture.upstream.hosts().contains_key(host), "{connect:?}");
         assert_eq!(rest, "443 HTTP/1.1");
         // `someone:h@sh` in base64.
         assert_eq!(connect.headers["proxy-authorization"], "Basic c29tZW9uZTpoQHNo");
     }
-    // The same tunnel to a provider with an untrusted certificate.
+    // Through the tunnel, the server still checks the provider's certificate: without the CA it is not trusted.
     let untrusted = ProviderOptions {
         proxy: OutboundProxy::new(&format!("http://{}", proxy.addr()), "").unwrap(),
         test_hosts: HashMap::new(),
@@ -99,10 +100,10 @@ async fn a_server_reads_its_proxy_from_the_usual_variable() {
         .start()
         .await;
     let token = upstream.access_token(provider.client_id());
-    let answer = stack.client().post(&format!("{}/github/login", app.id()), &json!({ "token": token })).await;
-    answer.expect(StatusCode::OK);
+    let response = stack.client().post(&format!("{}/github/login", app.id()), &json!({ "token": token })).await;
+    response.expect(StatusCode::OK);
     assert!(
-        proxy.requests().iter().any(|asked| asked.request_line == "CONNECT api.github.com:443 HTTP/1.1"),
+        proxy.requests().iter().any(|request| request.request_line == "CONNECT api.github.com:443 HTTP/1.1"),
         "{:?}",
         proxy.requests()
     );

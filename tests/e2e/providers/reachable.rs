@@ -1,4 +1,4 @@
-//! The results of the servers' check that a provider is reachable and knows its client.
+//! How a server checks that a provider is reachable and knows the client, and what the server reports.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,22 +22,22 @@ async fn check_provider(fixture: &Fixture) -> Option<Reason> {
 
 #[tokio::test]
 async fn the_check_finds_the_state_of_every_provider() {
-    for preset in PRESETS.each_ref().map(|shape| shape.preset) {
+    for preset in PRESETS.each_ref().map(|profile| profile.preset) {
         let fixture = Fixture::new(preset).await;
         let upstream = &fixture.upstream;
         assert_eq!(check_provider(&fixture).await, Some(Reason::Reachable), "{preset}");
         if upstream.profile().issuer.is_some() {
             // The check does not use cached documents.
-            for (place, reason) in [
+            for (endpoint, reason) in [
                 (ProviderEndpoint::Keys, Reason::KeysUnreadable),
                 (ProviderEndpoint::Discovery, Reason::DiscoveryFailed),
             ] {
-                for reply in [
+                for response in [
                     ScriptedResponse::status(503, &json!({})),
                     ScriptedResponse::html(),
                     ScriptedResponse::json(&json!({})),
                 ] {
-                    upstream.script(place, reply);
+                    upstream.script(endpoint, response);
                     assert_eq!(check_provider(&fixture).await, Some(reason), "{preset}");
                 }
                 upstream.clear_scripts();
@@ -67,8 +67,8 @@ async fn without_a_secret_the_check_has_no_result() {
     assert!(fixture.upstream.requests().is_empty() && broken.upstream.requests_to(ProviderEndpoint::Token).is_empty());
 }
 
-async fn next_report(news: &mut broadcast::Receiver<ProviderReport>) -> (String, String) {
-    let report = timeout(LIMIT, news.recv()).await.expect("a report").unwrap();
+async fn next_report(reports: &mut broadcast::Receiver<ProviderReport>) -> (String, String) {
+    let report = timeout(LIMIT, reports.recv()).await.expect("a report").unwrap();
     assert_eq!(report.namespace, "tests");
     (report.name, report.reason)
 }

@@ -1,31 +1,28 @@
-//! Which account a provider's user gets: by identity or by verified address, and never by an unproven address
-//! (specification: Social login, Account linking).
+//! Which account a provider's user gets: by identity or by verified email address, and never by an address that the
+//! provider has not verified (specification: Social login, Account linking).
 
 use http::StatusCode;
-use latchkey_tests::client::ApiResponse;
+use latchkey_tests::{client::ApiResponse, passwords::PASSWORD};
 use serde_json::json;
 
 use super::{AppRedirect, Person, REDIRECT_URL, SocialTest, app};
-use crate::{
-    fault_support::expect_invalid_credentials,
-    support::{NAME, PASSWORD},
-};
+use crate::{fault_support::expect_invalid_credentials, support::NAME};
 
 const EMAIL: &str = "grace@example.com";
 
-/// The provider's user with this address, verified by the provider.
+/// The person who owns [`EMAIL`], which the provider has verified.
 fn owner() -> Person {
     Person::verified("owner", EMAIL)
 }
 
 impl SocialTest {
-    /// Registers the address with a password and never confirms it.
+    /// Registers [`EMAIL`] with a password, and does not confirm it.
     async fn register_without_confirming(&self) -> ApiResponse {
         self.test_app.register(EMAIL).await;
         self.test_app.client().login(self.test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK)
     }
 
-    /// Asserts that the login is refused, that the app gets the error, and that nothing is created.
+    /// Asserts that both kinds of login are rejected with this error, and that nothing is created.
     async fn assert_refused(&self, person: &Person, status: StatusCode, error: &str) {
         let before = self.counts().await;
         let mails = self.test_app.query_number("SELECT count(*) FROM outbox").await;
@@ -42,8 +39,8 @@ impl SocialTest {
 async fn pre_hijacking_a_planted_password_is_removed_when_the_owner_logs_in() {
     let social = SocialTest::start().await;
     social.register_without_confirming().await;
-    let landed = AppRedirect::expect_session(&social.log_in(&owner()).await);
-    assert_eq!(landed.parameter("email_verified"), "true");
+    let redirect = AppRedirect::expect_session(&social.log_in(&owner()).await);
+    assert_eq!(redirect.parameter("email_verified"), "true");
     expect_invalid_credentials(social.test_app.client().login(social.test_app.id(), EMAIL, PASSWORD).await);
     let row = "SELECT count(*) FROM users WHERE password_hash IS NULL AND name = 'Grace Hopper' AND epoch = 2";
     assert_eq!(social.test_app.query_number(row).await, 1, "the attacker's name is replaced");
@@ -57,10 +54,10 @@ async fn pre_hijacking_a_planted_session_ends_when_the_owner_logs_in() {
     social.assert_ok(&social.test_app.verify(planted.string("token")).await);
     let login = social.log_in_by_token(&owner()).await.expect(StatusCode::OK);
     assert_eq!(login.string("local_id"), planted.body["user"]["id"]);
-    let look = social.test_app.verify(planted.string("token")).await;
-    look.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    let response = social.test_app.verify(planted.string("token")).await;
+    response.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     social.assert_ok(&social.test_app.verify(login.string("access_token")).await);
-    // The code of the attacker's registration, mailed to the address, is invalid.
+    // The code of the attacker's registration is now invalid.
     let code = social.test_app.code(EMAIL, 1).await;
     let confirm = social.test_app.client().confirm(social.test_app.id(), &code).await;
     confirm.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
@@ -70,19 +67,19 @@ async fn pre_hijacking_a_planted_session_ends_when_the_owner_logs_in() {
 #[tokio::test]
 async fn pre_hijacking_an_unverified_provider_address_gets_no_existing_account() {
     let social = SocialTest::start().await;
-    // The owner has an account.
+    // The owner's account exists first.
     social.test_app.register_and_confirm(EMAIL).await;
     let attacker = AppRedirect::expect_session(&social.log_in(&Person::unverified("attacker", EMAIL)).await);
     assert_eq!(attacker.parameter("email_verified"), "false");
     assert_eq!(social.test_app.query_number("SELECT count(*) FROM users WHERE email IS NULL").await, 1);
     let owner = social.test_app.client().login(social.test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     assert_ne!(owner.body["user"]["id"], attacker.parameter("local_id"));
-    // The owner gets an email without a code.
+    // The owner gets a mail without a code.
     assert_eq!(social.test_app.settled_mail_count(EMAIL).await, 2);
     let mail = social.test_app.mail(EMAIL, 2).await;
     assert!(!mail.text.contains("Grace Hopper"), "{}", mail.text);
 
-    // The other order: the attacker comes first, the owner second.
+    // In the other order, the attacker's account exists first.
     let other = "ada@example.com";
     let attacker = AppRedirect::expect_session(&social.log_in(&Person::unverified("attacker-2", other)).await);
     let owner = AppRedirect::expect_session(&social.log_in(&Person::verified("owner-2", other)).await);
@@ -97,23 +94,23 @@ async fn pre_hijacking_an_unverified_provider_address_gets_no_existing_account()
 async fn pre_hijacking_a_trojan_identity_is_removed_when_the_owner_logs_in() {
     let social = SocialTest::start().await;
     let planted = social.register_without_confirming().await;
-    // It cannot be linked while the address is unverified…
+    // The attacker cannot link an identity while the email address is unverified.
     let signed_in = social.test_app.client().with_token(social.test_app.id(), planted.string("token"));
     let trojan = Person::verified("trojan", "attacker@example.com");
     let body = json!({ "token": social.upstream.access_token(&trojan) });
     let link = signed_in.post("user/identities/local", &body).await;
     link.expect_error(StatusCode::FORBIDDEN, "email_not_verified");
-    // …and an existing one is removed with the rest.
+    // If an identity exists nevertheless, it is removed when the owner logs in.
     social
         .test_app
         .sql(
             "INSERT INTO identities SELECT app_id, 'https://evil.example', 'trojan', id, 'other', NULL, now() FROM users",
         )
         .await;
-    let landed = AppRedirect::expect_session(&social.log_in(&owner()).await);
+    let redirect = AppRedirect::expect_session(&social.log_in(&owner()).await);
     assert_eq!(social.test_app.query_number("SELECT count(*) FROM identities").await, 1);
     assert_eq!(social.test_app.query_number("SELECT count(*) FROM identities WHERE subject = 'owner'").await, 1);
-    assert_eq!(landed.parameter("local_id"), planted.body["user"]["id"]);
+    assert_eq!(redirect.parameter("local_id"), planted.body["user"]["id"]);
 }
 
 // === linking by address ===
@@ -123,8 +120,8 @@ async fn a_verified_address_of_a_verified_account_links_and_notifies_the_owner()
     let social = SocialTest::start().await;
     let (_, token) = social.test_app.register_and_log_in(EMAIL).await;
     let (epoch, _) = social.test_app.epoch_and_verified(EMAIL).await;
-    let landed = AppRedirect::expect_session(&social.log_in(&Person::verified("owner", "Grace@Example.COM")).await);
-    assert_eq!(landed.parameter("email_verified"), "true");
+    let redirect = AppRedirect::expect_session(&social.log_in(&Person::verified("owner", "Grace@Example.COM")).await);
+    assert_eq!(redirect.parameter("email_verified"), "true");
     assert_eq!(social.counts().await.0, 1);
     social.assert_ok(&social.test_app.verify(&token).await);
     assert_eq!(social.test_app.epoch_and_verified(EMAIL).await, (epoch, true), "nothing else of the account changed");
@@ -138,13 +135,13 @@ async fn a_verified_address_of_a_verified_account_links_and_notifies_the_owner()
 async fn a_provider_that_anybody_can_run_links_by_address_only_if_the_app_allows_it() {
     let social = SocialTest::start().await;
     social.test_app.register_and_confirm(EMAIL).await;
-    let landed = AppRedirect::expect_session(&social.log_in_with("other", &owner()).await);
-    assert_eq!(landed.parameter("email_verified"), "false", "the provider's claim is not trusted");
+    let redirect = AppRedirect::expect_session(&social.log_in_with("other", &owner()).await);
+    assert_eq!(redirect.parameter("email_verified"), "false", "the provider's claim is not trusted");
     assert_eq!(social.counts().await.0, 2);
-    // For a new address it is not trusted either.
-    let landed =
+    // The provider's claim is not trusted for a new email address either.
+    let redirect =
         AppRedirect::expect_session(&social.log_in_with("other", &Person::verified("new", "new@example.com")).await);
-    assert_eq!(landed.parameter("email_verified"), "false");
+    assert_eq!(redirect.parameter("email_verified"), "false");
     assert_eq!(social.test_app.query_number("SELECT count(*) FROM users WHERE email IS NULL").await, 2);
 }
 
@@ -154,21 +151,21 @@ async fn an_unverified_address_stays_pending_and_known_and_unknown_responses_do_
     social.test_app.register_and_confirm(EMAIL).await;
     let unknown = AppRedirect::expect_session(&social.log_in(&Person::unverified("1", "new@example.com")).await);
     let known = AppRedirect::expect_session(&social.log_in(&Person::unverified("2", EMAIL)).await);
-    for landed in [&unknown, &known] {
-        assert_eq!(landed.parameter("email_verified"), "false");
-        let mut names: Vec<_> = landed.parameters.keys().map(String::as_str).collect();
+    for redirect in [&unknown, &known] {
+        assert_eq!(redirect.parameter("email_verified"), "false");
+        let mut names: Vec<_> = redirect.parameters.keys().map(String::as_str).collect();
         names.sort_unstable();
         assert_eq!(
             names,
             ["access_token", "email_verified", "expires_at", "expires_in", "local_id", "refresh_token", "session_id"]
         );
     }
-    // The unknown address gets a code, the known one a notice that an account exists.
+    // The unknown email address gets a code, the known one a notice that an account exists.
     let mail = social.test_app.mail("new@example.com", 1).await;
     assert_eq!(mail.code().len(), 11);
     assert!(!mail.text.contains("Grace Hopper"), "nothing from the provider is repeated: {}", mail.text);
     assert_eq!(social.test_app.settled_mail_count(EMAIL).await, 2);
-    // *verify* names the pending address.
+    // *verify* returns the pending email address.
     let verify = social.test_app.verify(unknown.parameter("access_token")).await.expect(StatusCode::OK);
     assert_eq!(verify.string("email"), "new@example.com");
 }
@@ -198,8 +195,8 @@ async fn a_user_without_an_address_is_accepted_if_the_app_allows_it() {
     social.assert_refused(&Person::without_email("1"), StatusCode::FORBIDDEN, "access_denied").await;
     assert_eq!(social.counts().await, (0, 0, 0));
     social.test_app.edit_rendered(|document| document["allowUsersWithoutEmail"] = json!(true)).await;
-    let landed = AppRedirect::expect_session(&social.log_in(&Person::without_email("1")).await);
-    assert_eq!(landed.parameter("email_verified"), "false");
+    let redirect = AppRedirect::expect_session(&social.log_in(&Person::without_email("1")).await);
+    assert_eq!(redirect.parameter("email_verified"), "false");
     assert_eq!(social.counts().await, (1, 1, 1));
 }
 
@@ -238,22 +235,22 @@ async fn a_disabled_user_gets_no_session_by_any_provider() {
     AppRedirect::expect_session(&social.log_in(&owner()).await);
     social.test_app.sql("UPDATE users SET disabled_at = now()").await;
     social.assert_refused(&owner(), StatusCode::FORBIDDEN, "user_disabled").await;
-    // A new identity with the same address does not help.
+    // With another identity and the same email address, the user is still disabled.
     social.assert_refused(&Person::verified("2", EMAIL), StatusCode::FORBIDDEN, "user_disabled").await;
 }
 
 #[tokio::test]
 async fn a_federated_login_is_marked_in_its_token() {
     let social = SocialTest::start().await;
-    let landed = AppRedirect::expect_session(&social.log_in(&owner()).await);
-    assert!(landed.location.starts_with(REDIRECT_URL));
-    let claims = landed.parameter("access_token").split('.').nth(1).expect("a JWT").to_owned();
+    let redirect = AppRedirect::expect_session(&social.log_in(&owner()).await);
+    assert!(redirect.location.starts_with(REDIRECT_URL));
+    let claims = redirect.parameter("access_token").split('.').nth(1).expect("a JWT").to_owned();
     let claims = base64::Engine::decode(&base64::engine::general_purpose::URL_SAFE_NO_PAD, claims).expect("base64");
     let claims: serde_json::Value = serde_json::from_slice(&claims).expect("JSON");
     assert_eq!(claims["amr"], json!(["fed"]));
     assert_eq!(claims["email"], EMAIL);
     assert_eq!(claims["name"], "Grace Hopper");
-    assert_eq!(claims["sub"], landed.parameter("local_id"));
-    assert_eq!(claims["sid"], landed.parameter("session_id"));
+    assert_eq!(claims["sub"], redirect.parameter("local_id"));
+    assert_eq!(claims["sid"], redirect.parameter("session_id"));
     assert_ne!(claims["name"], NAME);
 }

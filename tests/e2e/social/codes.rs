@@ -1,4 +1,4 @@
-//! `callbackMode: Code`: a one-time code instead of tokens, exchanged with a verifier.
+//! `callbackMode: Code`: the App gets a one-time code instead of tokens, and exchanges it with a verifier.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -19,17 +19,17 @@ impl SocialTest {
         Self::with_app(app().set("/callbackMode", "Code")).await
     }
 
-    /// Runs the flow up to the code.
+    /// Logs in and returns the code in the redirect to the App.
     async fn obtain_code(&self) -> String {
         let mut browser = self.new_client();
         let query = format!("code_challenge={}&code_challenge_method=S256&state=mine", challenge());
-        let asked = browser.start_flow(&format!("{}?{query}", self.path("redirect"))).await;
-        let code = self.upstream.approve(&asked, &Person::verified("1", "grace@example.com"));
-        let landed = AppRedirect::of(&browser.callback(&self.path("callback"), &asked, &code).await);
-        assert!(landed.location.starts_with(&format!("{REDIRECT_URL}?code=")), "{}", landed.location);
-        assert_eq!(landed.parameter("state"), "mine");
-        assert_eq!(landed.parameters.len(), 2, "the address has no token: {}", landed.location);
-        landed.parameter("code").to_owned()
+        let authorization = browser.start_flow(&format!("{}?{query}", self.path("redirect"))).await;
+        let code = self.upstream.approve(&authorization, &Person::verified("1", "grace@example.com"));
+        let redirect = AppRedirect::of(&browser.callback(&self.path("callback"), &authorization, &code).await);
+        assert!(redirect.location.starts_with(&format!("{REDIRECT_URL}?code=")), "{}", redirect.location);
+        assert_eq!(redirect.parameter("state"), "mine");
+        assert_eq!(redirect.parameters.len(), 2, "the address has no token: {}", redirect.location);
+        redirect.parameter("code").to_owned()
     }
 
     async fn exchange(&self, code: &str, verifier: &str) -> ApiResponse {
@@ -39,8 +39,8 @@ impl SocialTest {
 }
 
 #[track_caller]
-fn assert_invalid_grant(answer: ApiResponse) {
-    answer.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+fn assert_invalid_grant(response: ApiResponse) {
+    response.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn a_code_exchanged_twice_concurrently_leaves_no_session() {
     for _ in 0..5 {
         let code = social.obtain_code().await;
         let (first, second) = tokio::join!(social.exchange(&code, VERIFIER), social.exchange(&code, VERIFIER));
-        let won = [&first, &second].into_iter().filter(|answer| answer.status == StatusCode::OK).count();
+        let won = [&first, &second].into_iter().filter(|response| response.status == StatusCode::OK).count();
         assert!(won <= 1, "{} {}", first.text, second.text);
         assert_eq!(social.test_app.session_count().await, 0);
     }
@@ -91,12 +91,12 @@ async fn a_code_is_bound_to_its_verifier_address_and_app() {
     assert_invalid_grant(client.post(&format!("v1/{}/token", other_app.id()), &body(VERIFIER, REDIRECT_URL)).await);
     for nothing in ["", "x", "lkc_", "lkc_AAAA"] {
         let wrong = json!({ "grant_type": "authorization_code", "code": nothing, "code_verifier": VERIFIER });
-        let answer = client.post(&token, &wrong).await.expect(StatusCode::BAD_REQUEST);
-        assert!(["invalid_grant", "invalid_request"].contains(&answer.string("error")), "{}", answer.text);
+        let response = client.post(&token, &wrong).await.expect(StatusCode::BAD_REQUEST);
+        assert!(["invalid_grant", "invalid_request"].contains(&response.string("error")), "{}", response.text);
     }
-    let answer = client.post(&token, &json!({ "grant_type": "authorization_code" })).await;
-    let answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-    assert_eq!(answer.body["fields"].as_array().map(Vec::len), Some(2), "{}", answer.text);
+    let response = client.post(&token, &json!({ "grant_type": "authorization_code" })).await;
+    let response = response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    assert_eq!(response.body["fields"].as_array().map(Vec::len), Some(2), "{}", response.text);
     assert_eq!(social.test_app.session_count().await, 0);
     client.post(&token, &body(VERIFIER, REDIRECT_URL)).await.expect(StatusCode::OK);
     assert_eq!(social.test_app.session_count().await, 1);
@@ -119,7 +119,7 @@ async fn a_code_is_invalid_after_the_users_epoch_rises() {
     let code = social.obtain_code().await;
     let (epoch, _) = social.test_app.epoch_and_verified("grace@example.com").await;
     let reset = social.test_app.reset_code("grace@example.com", 1).await;
-    let password = crate::support::NEW_PASSWORD;
+    let password = latchkey_tests::passwords::NEW_PASSWORD;
     let confirm =
         social.test_app.client().confirm_password(social.test_app.id(), "grace@example.com", &reset, password).await;
     confirm.expect(StatusCode::OK);
@@ -132,9 +132,9 @@ async fn a_code_is_invalid_after_the_users_epoch_rises() {
 async fn code_mode_requires_a_challenge_and_a_challenge_gives_a_code() {
     let social = SocialTest::with_code_mode().await;
     for query in ["", "?code_challenge=x", &format!("?code_challenge={}&code_challenge_method=plain", challenge())] {
-        let answer = social.new_client().get(&format!("{}{query}", social.path("redirect"))).await;
-        let answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-        assert_eq!(answer.header("location"), None);
+        let response = social.new_client().get(&format!("{}{query}", social.path("redirect"))).await;
+        let response = response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        assert_eq!(response.header("location"), None);
     }
     assert_eq!(social.counts().await, (0, 0, 0));
 

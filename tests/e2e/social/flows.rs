@@ -1,4 +1,4 @@
-//! A flow from *redirect* to *callback*: used once, by one browser, for one App and Provider.
+//! A flow from *redirect* to *callback*: it can be used once, by one browser, for one App and Provider.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -21,9 +21,9 @@ fn grace() -> Person {
 }
 
 #[track_caller]
-fn assert_invalid_state(answer: ApiResponse) {
-    let answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_state");
-    assert_eq!(answer.header("location"), None);
+fn assert_invalid_state(response: ApiResponse) {
+    let response = response.expect_error(StatusCode::BAD_REQUEST, "invalid_state");
+    assert_eq!(response.header("location"), None);
 }
 
 #[tokio::test]
@@ -32,29 +32,29 @@ async fn a_user_returns_from_the_provider_with_the_seven_parameters() {
     let mut browser = social.new_client();
     let state = "the app's own é&=?#+%20\"'";
     let query = url::form_urlencoded::Serializer::new(String::new()).append_pair("state", state).finish();
-    let answer = browser.get(&format!("{}?{query}", social.path("redirect"))).await.expect(StatusCode::FOUND);
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
-    assert_eq!(answer.header("referrer-policy"), Some("no-referrer"));
-    let cookie = answer.header("set-cookie").expect("a cookie");
+    let response = browser.get(&format!("{}?{query}", social.path("redirect"))).await.expect(StatusCode::FOUND);
+    assert_eq!(response.header("cache-control"), Some("no-store"));
+    assert_eq!(response.header("referrer-policy"), Some("no-referrer"));
+    let cookie = response.header("set-cookie").expect("a cookie");
     assert!(cookie.contains("HttpOnly") && cookie.contains("Path=/"), "{cookie}");
-    let asked = AuthorizationRequest::of(answer.header("location").expect("an address"));
-    assert!(!asked.url.as_str().contains("the%20app"), "the app's state is not sent to the provider");
-    assert_eq!(asked.parameter("client_id"), "client-of-local");
+    let authorization = AuthorizationRequest::of(response.header("location").expect("an address"));
+    assert!(!authorization.url.as_str().contains("the%20app"), "the app's state is not sent to the provider");
+    assert_eq!(authorization.parameter("client_id"), "client-of-local");
     let callback = format!("{}/{}", social.test_app.stack.base_url(), social.path("callback"));
-    assert_eq!(asked.parameter("redirect_uri"), callback);
+    assert_eq!(authorization.parameter("redirect_uri"), callback);
 
-    let code = social.upstream.approve(&asked, &grace());
-    let answer = browser.callback(&social.path("callback"), &asked, &code).await;
+    let code = social.upstream.approve(&authorization, &grace());
+    let response = browser.callback(&social.path("callback"), &authorization, &code).await;
     assert!(browser.cookies.is_empty(), "the cookie is removed with the flow");
-    let landed = AppRedirect::expect_session(&answer);
-    assert!(landed.location.starts_with(&format!("{REDIRECT_URL}?")), "{}", landed.location);
-    assert_eq!(landed.parameter("state"), state);
-    assert_eq!(landed.parameter("email_verified"), "true");
-    assert_eq!(landed.parameters.len(), 8);
-    social.assert_ok(&social.test_app.verify(landed.parameter("access_token")).await);
+    let redirect = AppRedirect::expect_session(&response);
+    assert!(redirect.location.starts_with(&format!("{REDIRECT_URL}?")), "{}", redirect.location);
+    assert_eq!(redirect.parameter("state"), state);
+    assert_eq!(redirect.parameter("email_verified"), "true");
+    assert_eq!(redirect.parameters.len(), 8);
+    social.assert_ok(&social.test_app.verify(redirect.parameter("access_token")).await);
 
     let again = AppRedirect::expect_session(&social.log_in(&grace()).await);
-    assert_eq!(again.parameter("local_id"), landed.parameter("local_id"), "one user for one identity");
+    assert_eq!(again.parameter("local_id"), redirect.parameter("local_id"), "one user for one identity");
     assert!(!again.parameters.contains_key("state"));
     assert_eq!(social.counts().await, (1, 1, 2));
 }
@@ -62,20 +62,20 @@ async fn a_user_returns_from_the_provider_with_the_seven_parameters() {
 #[tokio::test]
 async fn format_json_returns_the_address_of_the_provider() {
     let social = SocialTest::start().await;
-    let answer = social.new_client().get(&format!("{}?format=json", social.path("redirect"))).await;
-    let answer = answer.expect(StatusCode::OK);
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
-    assert_eq!(answer.header("set-cookie"), None);
-    let asked = AuthorizationRequest::of(answer.string("url"));
-    assert_eq!(asked.parameter("client_id"), "client-of-local");
-    assert!(asked.parameter("redirect_uri").ends_with(&social.path("callback")));
+    let response = social.new_client().get(&format!("{}?format=json", social.path("redirect"))).await;
+    let response = response.expect(StatusCode::OK);
+    assert_eq!(response.header("cache-control"), Some("no-store"));
+    assert_eq!(response.header("set-cookie"), None);
+    let authorization = AuthorizationRequest::of(response.string("url"));
+    assert_eq!(authorization.parameter("client_id"), "client-of-local");
+    assert!(authorization.parameter("redirect_uri").ends_with(&social.path("callback")));
     for bad in ["format=xml", "format=", "format=json&format=json", "state=%00", "code_challenge=plain"] {
-        let answer = social.new_client().get(&format!("{}?{bad}", social.path("redirect"))).await;
-        answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        let response = social.new_client().get(&format!("{}?{bad}", social.path("redirect"))).await;
+        response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     }
     let long = "x".repeat(513);
-    let answer = social.new_client().get(&format!("{}?state={long}", social.path("redirect"))).await;
-    answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    let response = social.new_client().get(&format!("{}?state={long}", social.path("redirect"))).await;
+    response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     social.new_client().start_flow(&format!("{}?state={}", social.path("redirect"), &long[1..])).await;
 }
 
@@ -84,10 +84,10 @@ async fn a_missing_wrong_or_foreign_state_is_refused() {
     let other_app = app();
     let social = SocialTest::of(app(), Stack::builder().app(&other_app)).await;
     let mut browser = social.new_client();
-    let asked = browser.start_flow(&social.path("redirect")).await;
-    let code = social.upstream.approve(&asked, &grace());
+    let authorization = browser.start_flow(&social.path("redirect")).await;
+    let code = social.upstream.approve(&authorization, &grace());
     let callback = social.path("callback");
-    let state = asked.state();
+    let state = authorization.state();
     let changed = format!("{}{}", if state.starts_with('A') { "B" } else { "A" }, &state[1..]);
     for query in [
         String::new(),
@@ -101,22 +101,22 @@ async fn a_missing_wrong_or_foreign_state_is_refused() {
     ] {
         assert_invalid_state(browser.get(&format!("{callback}{query}")).await);
     }
-    // Another Provider of the App, another App, another browser.
-    assert_invalid_state(browser.callback(&social.path_of("other", "callback"), &asked, &code).await);
+    // The flow is invalid at another Provider of the App, at another App, and in another browser.
+    assert_invalid_state(browser.callback(&social.path_of("other", "callback"), &authorization, &code).await);
     let elsewhere = format!("{}/local/callback", other_app.id());
-    assert_invalid_state(browser.callback(&elsewhere, &asked, &code).await);
+    assert_invalid_state(browser.callback(&elsewhere, &authorization, &code).await);
     let mut stranger = social.new_client();
-    assert_invalid_state(stranger.callback(&callback, &asked, &code).await);
+    assert_invalid_state(stranger.callback(&callback, &authorization, &code).await);
     stranger.start_flow(&social.path("redirect")).await;
-    assert_invalid_state(stranger.callback(&callback, &asked, &code).await);
+    assert_invalid_state(stranger.callback(&callback, &authorization, &code).await);
     assert_eq!(social.counts().await, (0, 0, 0));
     assert_eq!(social.upstream.exchange_count(), 0, "the provider was not called");
 
-    // None of these calls has used the flow.
+    // None of these calls has used the flow up.
     let cookies = browser.cookies.clone();
-    AppRedirect::expect_session(&browser.callback(&callback, &asked, &code).await);
+    AppRedirect::expect_session(&browser.callback(&callback, &authorization, &code).await);
     browser.cookies = cookies;
-    assert_invalid_state(browser.callback(&callback, &asked, &code).await);
+    assert_invalid_state(browser.callback(&callback, &authorization, &code).await);
     assert_eq!(social.counts().await, (1, 1, 1));
     assert_eq!(social.upstream.exchange_count(), 1);
 }
@@ -125,10 +125,11 @@ async fn a_missing_wrong_or_foreign_state_is_refused() {
 async fn only_one_of_concurrent_callbacks_with_one_state_succeeds() {
     let social = SocialTest::of(app(), Stack::builder().servers(2)).await;
     let mut browser = social.new_client();
-    let asked = browser.start_flow(&social.path("redirect")).await;
-    let code = social.upstream.approve(&asked, &grace());
-    let answers = concurrent_callbacks(&social, &[(&browser, &asked, code.as_str()); 8]).await;
-    let (won, lost): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.status == StatusCode::FOUND);
+    let authorization = browser.start_flow(&social.path("redirect")).await;
+    let code = social.upstream.approve(&authorization, &grace());
+    let responses = concurrent_callbacks(&social, &[(&browser, &authorization, code.as_str()); 8]).await;
+    let (won, lost): (Vec<_>, Vec<_>) =
+        responses.into_iter().partition(|response| response.status == StatusCode::FOUND);
     assert_eq!(won.len(), 1);
     AppRedirect::expect_session(&won[0]);
     lost.into_iter().for_each(assert_invalid_state);
@@ -142,14 +143,17 @@ async fn concurrent_callbacks_for_a_new_identity_create_one_user() {
         let mut flows = Vec::new();
         for _ in 0..6 {
             let mut browser = social.new_client();
-            let asked = browser.start_flow(&social.path("redirect")).await;
-            let code = social.upstream.approve(&asked, &person);
-            flows.push((browser, asked, code));
+            let authorization = browser.start_flow(&social.path("redirect")).await;
+            let code = social.upstream.approve(&authorization, &person);
+            flows.push((browser, authorization, code));
         }
-        let flows: Vec<_> = flows.iter().map(|(browser, asked, code)| (browser, asked, code.as_str())).collect();
-        let answers = concurrent_callbacks(&social, &flows).await;
-        let mut users: Vec<String> =
-            answers.iter().map(|answer| AppRedirect::expect_session(answer).parameter("local_id").to_owned()).collect();
+        let flows: Vec<_> =
+            flows.iter().map(|(browser, authorization, code)| (browser, authorization, code.as_str())).collect();
+        let responses = concurrent_callbacks(&social, &flows).await;
+        let mut users: Vec<String> = responses
+            .iter()
+            .map(|response| AppRedirect::expect_session(response).parameter("local_id").to_owned())
+            .collect();
         users.dedup();
         assert_eq!(users.len(), 1);
         let round = round + 1;
@@ -164,12 +168,12 @@ async fn concurrent_callbacks(
 ) -> Vec<ApiResponse> {
     let start = Arc::new(Barrier::new(flows.len()));
     let servers = social.test_app.stack.servers().len();
-    let calls = flows.iter().enumerate().map(|(number, (browser, asked, code))| {
+    let calls = flows.iter().enumerate().map(|(number, (browser, authorization, code))| {
         let mut browser = CookieClient {
             client: social.test_app.stack.client_of(number % servers),
             cookies: browser.cookies.clone(),
         };
-        let path = format!("{}?state={}&code={code}", social.path("callback"), asked.state());
+        let path = format!("{}?state={}&code={code}", social.path("callback"), authorization.state());
         let start = Arc::clone(&start);
         tokio::spawn(async move {
             start.wait().await;
@@ -183,26 +187,26 @@ async fn concurrent_callbacks(
 async fn a_redis_outage_between_redirect_and_callback_is_reported_to_the_app() {
     let social = SocialTest::of(app(), Stack::builder().proxied()).await;
     let mut browser = social.new_client();
-    let asked = browser.start_flow(&format!("{}?state=mine", social.path("redirect"))).await;
-    let code = social.upstream.approve(&asked, &grace());
+    let authorization = browser.start_flow(&format!("{}?state=mine", social.path("redirect"))).await;
+    let code = social.upstream.approve(&authorization, &grace());
     let proxy = social.test_app.stack.redis_proxy.as_ref().expect("a proxy");
     proxy.refuse().await;
-    let answer = browser.callback(&social.path("callback"), &asked, &code).await;
-    let landed = AppRedirect::expect_error(&answer, "temporarily_unavailable");
-    assert_eq!(landed.parameter("state"), "mine");
+    let response = browser.callback(&social.path("callback"), &authorization, &code).await;
+    let redirect = AppRedirect::expect_error(&response, "temporarily_unavailable");
+    assert_eq!(redirect.parameter("state"), "mine");
     assert_eq!(social.upstream.exchange_count(), 0);
-    // A bound flow can start while Redis is unavailable, because Redis learns of it only at its use.
-    let asked = browser.start_flow(&social.path("redirect")).await;
-    let code = social.upstream.approve(&asked, &grace());
+    // A flow that is bound to the browser can start without Redis, which is needed only at the callback.
+    let authorization = browser.start_flow(&social.path("redirect")).await;
+    let code = social.upstream.approve(&authorization, &grace());
     proxy.restore().expect("the port is free");
-    let answer = social
+    let response = social
         .test_app
         .wait_until_ok("a request that needs Redis", async || {
             social.test_app.client().forgot_password(social.test_app.id(), "nobody@example.com").await
         })
         .await;
-    assert_eq!(answer.status, StatusCode::OK);
-    AppRedirect::expect_session(&browser.callback(&social.path("callback"), &asked, &code).await);
+    assert_eq!(response.status, StatusCode::OK);
+    AppRedirect::expect_session(&browser.callback(&social.path("callback"), &authorization, &code).await);
     assert_eq!(social.counts().await, (1, 1, 1));
 }
 
@@ -223,27 +227,29 @@ async fn only_the_error_code_of_the_provider_is_reported_to_the_app() {
         ("tell-tale", "provider_error"),
         ("", "provider_error"),
     ] {
-        let asked = browser.start_flow(&format!("{}?state=mine", social.path("redirect"))).await;
-        let query = format!("state={}&error={sent}&error_description=tell-tale&error_uri=tell-tale", asked.state());
-        let answer = browser.get(&format!("{}?{query}", social.path("callback"))).await;
-        let landed = AppRedirect::expect_error(&answer, reported);
-        assert_eq!(landed.parameter("state"), "mine");
-        assert!(!landed.location.contains("tell-tale"), "{}", landed.location);
-        assert!(landed.location.contains("error_description=") && !landed.location.contains(' '));
+        let authorization = browser.start_flow(&format!("{}?state=mine", social.path("redirect"))).await;
+        let query =
+            format!("state={}&error={sent}&error_description=tell-tale&error_uri=tell-tale", authorization.state());
+        let response = browser.get(&format!("{}?{query}", social.path("callback"))).await;
+        let redirect = AppRedirect::expect_error(&response, reported);
+        assert_eq!(redirect.parameter("state"), "mine");
+        assert!(!redirect.location.contains("tell-tale"), "{}", redirect.location);
+        assert!(redirect.location.contains("error_description=") && !redirect.location.contains(' '));
         assert_invalid_state(browser.get(&format!("{}?{query}", social.path("callback"))).await);
     }
-    // No code, an empty code, a wrong code, a broken provider.
+    // No code, an empty code and a wrong code. Below, a broken provider.
     for query in ["", "&code=", "&code=wrong"] {
-        let asked = browser.start_flow(&social.path("redirect")).await;
-        let answer = browser.get(&format!("{}?state={}{query}", social.path("callback"), asked.state())).await;
-        AppRedirect::expect_error(&answer, "provider_error");
+        let authorization = browser.start_flow(&social.path("redirect")).await;
+        let response =
+            browser.get(&format!("{}?state={}{query}", social.path("callback"), authorization.state())).await;
+        AppRedirect::expect_error(&response, "provider_error");
     }
-    let asked = browser.start_flow(&social.path("redirect")).await;
-    let code = social.upstream.approve(&asked, &grace());
+    let authorization = browser.start_flow(&social.path("redirect")).await;
+    let code = social.upstream.approve(&authorization, &grace());
     social.upstream.set_broken(true);
-    let answer = browser.callback(&social.path("callback"), &asked, &code).await;
-    let landed = AppRedirect::expect_error(&answer, "temporarily_unavailable");
-    assert!(!landed.location.contains("tell-tale"));
+    let response = browser.callback(&social.path("callback"), &authorization, &code).await;
+    let redirect = AppRedirect::expect_error(&response, "temporarily_unavailable");
+    assert!(!redirect.location.contains("tell-tale"));
     assert!(browser.cookies.is_empty());
     assert_eq!(social.counts().await, (0, 0, 0));
 }
@@ -253,20 +259,20 @@ async fn link_scanners_get_405_and_consume_nothing() {
     let social = SocialTest::start().await;
     let mut browser = social.new_client();
     let head = browser.request(Method::HEAD, &social.path("redirect"));
-    let answer = browser.send(head).await.expect(StatusCode::METHOD_NOT_ALLOWED);
-    assert_eq!(answer.header("allow"), Some("GET, OPTIONS"));
-    let asked = browser.start_flow(&social.path("redirect")).await;
-    let code = social.upstream.approve(&asked, &grace());
-    let path = format!("{}?state={}&code={code}", social.path("callback"), asked.state());
-    let answer = browser.client.send(browser.request(Method::HEAD, &path)).await;
-    let answer = answer.expect(StatusCode::METHOD_NOT_ALLOWED);
-    assert_eq!(answer.header("allow"), Some("GET, POST, OPTIONS"));
+    let response = browser.send(head).await.expect(StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(response.header("allow"), Some("GET, OPTIONS"));
+    let authorization = browser.start_flow(&social.path("redirect")).await;
+    let code = social.upstream.approve(&authorization, &grace());
+    let path = format!("{}?state={}&code={code}", social.path("callback"), authorization.state());
+    let response = browser.client.send(browser.request(Method::HEAD, &path)).await;
+    let response = response.expect(StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(response.header("allow"), Some("GET, POST, OPTIONS"));
     AppRedirect::expect_session(&browser.get(&path).await);
-    let answer = browser.get("nobody/local/redirect").await;
-    answer.expect_error(StatusCode::NOT_FOUND, "app_not_found");
+    let response = browser.get("nobody/local/redirect").await;
+    response.expect_error(StatusCode::NOT_FOUND, "app_not_found");
     for operation in ["redirect", "callback"] {
-        let answer = browser.get(&social.path_of("nobody", operation)).await;
-        answer.expect_error(StatusCode::NOT_FOUND, "provider_not_found");
+        let response = browser.get(&social.path_of("nobody", operation)).await;
+        response.expect_error(StatusCode::NOT_FOUND, "provider_not_found");
     }
 }
 
@@ -274,16 +280,16 @@ async fn link_scanners_get_405_and_consume_nothing() {
 async fn a_provider_can_return_by_post() {
     let social = SocialTest::start().await;
     let mut browser = social.new_client();
-    let asked = browser.start_flow(&social.path("redirect")).await;
-    let code = social.upstream.approve(&asked, &grace());
+    let authorization = browser.start_flow(&social.path("redirect")).await;
+    let code = social.upstream.approve(&authorization, &grace());
     let post = browser
         .request(Method::POST, &social.path("callback"))
-        // The provider's own page sends the form.
+        // The form comes from a page of the provider.
         .header("origin", "https://provider.example")
         .header("content-type", "application/x-www-form-urlencoded")
-        .body(format!("state={}&code={code}&user=%7B%7D", asked.state()));
+        .body(format!("state={}&code={code}&user=%7B%7D", authorization.state()));
     AppRedirect::expect_session(&browser.send(post).await);
-    let json = browser.request(Method::POST, &social.path("callback")).json(&json!({ "state": asked.state() }));
+    let json = browser.request(Method::POST, &social.path("callback")).json(&json!({ "state": authorization.state() }));
     browser.send(json).await.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
     assert_eq!(social.counts().await, (1, 1, 1));
 }
@@ -295,14 +301,14 @@ async fn tabs_have_separate_flows_and_the_fifth_replaces_the_oldest() {
     let mut flows = Vec::new();
     for _ in 0..5 {
         flows.push(browser.start_flow(&social.path("redirect")).await);
-        // The next flow gets a later start time, by which flows are ordered.
+        // Waits, so that the next flow has a later start time: flows are ordered by it.
         tokio::time::sleep(std::time::Duration::from_millis(2)).await;
     }
     assert_eq!(browser.cookies.len(), 4);
-    for (number, asked) in flows.iter().enumerate().rev() {
-        let code = social.upstream.approve(asked, &grace());
-        let answer = browser.callback(&social.path("callback"), asked, &code).await;
-        if number == 0 { assert_invalid_state(answer) } else { drop(AppRedirect::expect_session(&answer)) }
+    for (number, authorization) in flows.iter().enumerate().rev() {
+        let code = social.upstream.approve(authorization, &grace());
+        let response = browser.callback(&social.path("callback"), authorization, &code).await;
+        if number == 0 { assert_invalid_state(response) } else { drop(AppRedirect::expect_session(&response)) }
     }
     assert!(browser.cookies.is_empty());
 }
@@ -314,12 +320,12 @@ async fn a_page_of_the_same_site_gets_a_bound_flow() {
     for site in ["same-origin", "same-site"] {
         let mut browser = social.new_client();
         let request = browser.request(Method::GET, &json).header("sec-fetch-site", site);
-        let answer = browser.send(request).await.expect(StatusCode::OK);
+        let response = browser.send(request).await.expect(StatusCode::OK);
         assert_eq!(browser.cookies.len(), 1);
-        let asked = AuthorizationRequest::of(answer.string("url"));
-        let code = social.upstream.approve(&asked, &grace());
-        assert_invalid_state(social.new_client().callback(&social.path("callback"), &asked, &code).await);
-        AppRedirect::expect_session(&browser.callback(&social.path("callback"), &asked, &code).await);
+        let authorization = AuthorizationRequest::of(response.string("url"));
+        let code = social.upstream.approve(&authorization, &grace());
+        assert_invalid_state(social.new_client().callback(&social.path("callback"), &authorization, &code).await);
+        AppRedirect::expect_session(&browser.callback(&social.path("callback"), &authorization, &code).await);
     }
     for site in [None, Some("cross-site"), Some("none")] {
         let mut browser = social.new_client();
@@ -335,12 +341,14 @@ async fn an_unbound_flow_is_stored_in_redis_and_used_once() {
     let social = SocialTest::start().await;
     let client = social.new_client();
     let json = format!("{}?format=json&state=mine", social.path("redirect"));
-    let answer = social.new_client().get(&json).await.expect(StatusCode::OK);
+    let response = social.new_client().get(&json).await.expect(StatusCode::OK);
     assert_eq!(social.test_app.flow_count().await, 1);
-    let asked = AuthorizationRequest::of(answer.string("url"));
-    let code = social.upstream.approve(&asked, &grace());
-    assert_invalid_state(social.new_client().callback(&social.path_of("other", "callback"), &asked, &code).await);
-    let path = format!("{}?state={}&code={code}", social.path("callback"), asked.state());
+    let authorization = AuthorizationRequest::of(response.string("url"));
+    let code = social.upstream.approve(&authorization, &grace());
+    assert_invalid_state(
+        social.new_client().callback(&social.path_of("other", "callback"), &authorization, &code).await,
+    );
+    let path = format!("{}?state={}&code={code}", social.path("callback"), authorization.state());
     let (first, second) = tokio::join!(client.client.get(&path), client.client.get(&path));
     let (won, lost) = if first.status == StatusCode::FOUND { (first, second) } else { (second, first) };
     assert_eq!(AppRedirect::expect_session(&won).parameter("state"), "mine");
@@ -357,9 +365,9 @@ async fn a_client_address_can_start_thirty_unbound_flows_per_minute() {
     for _ in 0..30 {
         browser.get(&json).await.expect(StatusCode::OK);
     }
-    let answer = browser.get(&json).await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
-    assert_eq!(answer.header("ratelimit-policy"), Some("\"unboundFlowsPerClient\";q=30;w=60"));
-    assert!(answer.header("retry-after").is_some());
+    let response = browser.get(&json).await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    assert_eq!(response.header("ratelimit-policy"), Some("\"unboundFlowsPerClient\";q=30;w=60"));
+    assert!(response.header("retry-after").is_some());
     assert_eq!(social.test_app.flow_count().await, 30);
     social.new_client().get(&json).await.expect(StatusCode::OK);
     browser.start_flow(&social.path("redirect")).await;
@@ -377,30 +385,31 @@ async fn a_page_of_a_foreign_origin_cannot_start_a_bound_flow() {
     };
     for query in ["format=json", ""] {
         for foreign in ["https://evil.example", "null"] {
-            let answer = ask(foreign, query).await.expect_error(StatusCode::FORBIDDEN, "origin_not_allowed");
-            assert_eq!(answer.header("set-cookie"), None);
+            let response = ask(foreign, query).await.expect_error(StatusCode::FORBIDDEN, "origin_not_allowed");
+            assert_eq!(response.header("set-cookie"), None);
         }
     }
-    let answer = ask(origin, "format=json").await.expect(StatusCode::OK);
-    assert_eq!(answer.header("access-control-allow-origin"), Some(origin));
-    assert_eq!(answer.header("access-control-allow-credentials"), Some("true"));
-    // Without a cookie the response has no CORS headers.
+    let response = ask(origin, "format=json").await.expect(StatusCode::OK);
+    assert_eq!(response.header("access-control-allow-origin"), Some(origin));
+    assert_eq!(response.header("access-control-allow-credentials"), Some("true"));
+    // Without `Sec-Fetch-Site` the flow is not bound to the browser, and the response has no CORS headers.
     let mut browser = social.new_client();
     let request = browser.request(Method::GET, &format!("{}?format=json", social.path("redirect")));
-    let answer = browser.send(request.header("origin", "https://evil.example")).await.expect(StatusCode::OK);
-    assert_eq!(answer.header("access-control-allow-origin"), None);
+    let response = browser.send(request.header("origin", "https://evil.example")).await.expect(StatusCode::OK);
+    assert_eq!(response.header("access-control-allow-origin"), None);
 }
 
 #[tokio::test]
 async fn an_app_can_get_its_parameters_in_the_fragment() {
     let social = SocialTest::with_app(app().set("/callbackMode", "Fragment")).await;
-    let landed = AppRedirect::expect_session(&social.log_in(&grace()).await);
-    assert!(landed.location.starts_with(&format!("{REDIRECT_URL}#access_token=")), "{}", landed.location);
+    let redirect = AppRedirect::expect_session(&social.log_in(&grace()).await);
+    assert!(redirect.location.starts_with(&format!("{REDIRECT_URL}#access_token=")), "{}", redirect.location);
     let mut browser = social.new_client();
-    let asked = browser.start_flow(&social.path("redirect")).await;
-    let answer = browser.get(&format!("{}?state={}&error=access_denied", social.path("callback"), asked.state())).await;
-    let landed = AppRedirect::expect_error(&answer, "access_denied");
-    assert!(landed.location.starts_with(&format!("{REDIRECT_URL}#error=")), "{}", landed.location);
+    let authorization = browser.start_flow(&social.path("redirect")).await;
+    let response =
+        browser.get(&format!("{}?state={}&error=access_denied", social.path("callback"), authorization.state())).await;
+    let redirect = AppRedirect::expect_error(&response, "access_denied");
+    assert!(redirect.location.starts_with(&format!("{REDIRECT_URL}#error=")), "{}", redirect.location);
 }
 
 #[tokio::test]
@@ -411,8 +420,8 @@ async fn a_provider_without_its_secret_is_unavailable() {
     let app = app();
     let test_app = TestApp::from_builder(app, Stack::builder().provider(&provider)).await;
     let path = format!("{}/local/redirect", test_app.id());
-    let answer = test_app.client().get(&path).await;
-    answer.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
+    let response = test_app.client().get(&path).await;
+    response.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
     let login = test_app.client().post(&format!("{}/local/login", test_app.id()), &json!({ "token": "x" })).await;
     login.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
 }
@@ -420,29 +429,29 @@ async fn a_provider_without_its_secret_is_unavailable() {
 #[tokio::test]
 async fn a_login_with_a_provider_token_returns_the_seven_fields() {
     let social = SocialTest::start().await;
-    let answer = social.log_in_by_token(&grace()).await.expect(StatusCode::OK);
-    assert_session_fields(&answer.body);
-    assert_eq!(answer.body["email_verified"], true);
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
-    social.assert_ok(&social.test_app.verify(answer.string("access_token")).await);
-    // The same identity as in the browser flow.
-    let landed = AppRedirect::expect_session(&social.log_in(&grace()).await);
-    assert_eq!(landed.parameter("local_id"), answer.string("local_id"));
+    let response = social.log_in_by_token(&grace()).await.expect(StatusCode::OK);
+    assert_session_fields(&response.body);
+    assert_eq!(response.body["email_verified"], true);
+    assert_eq!(response.header("cache-control"), Some("no-store"));
+    social.assert_ok(&social.test_app.verify(response.string("access_token")).await);
+    // The browser flow gives the same user for the same identity.
+    let redirect = AppRedirect::expect_session(&social.log_in(&grace()).await);
+    assert_eq!(redirect.parameter("local_id"), response.string("local_id"));
 
     let client = social.test_app.client();
     let wrong = client.post(&social.path("login"), &json!({ "token": "wrong" })).await;
     let wrong = wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_provider_token");
     assert!(wrong.header("www-authenticate").is_some());
     for body in [json!({}), json!({ "token": "" }), json!({ "token": 1 }), json!({ "token": "x", "nonce": 1 })] {
-        let answer = client.post(&social.path("login"), &body).await;
-        answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        let response = client.post(&social.path("login"), &body).await;
+        response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     }
-    let answer = client.post(&social.path_of("nobody", "login"), &json!({ "token": "x" })).await;
-    answer.expect_error(StatusCode::NOT_FOUND, "provider_not_found");
+    let response = client.post(&social.path_of("nobody", "login"), &json!({ "token": "x" })).await;
+    response.expect_error(StatusCode::NOT_FOUND, "provider_not_found");
     assert_eq!(social.counts().await, (1, 1, 2));
 }
 
-/// RFC 9207, section 2.4: an attacker's server must not be able to send an error in the name of the provider.
+/// RFC 9207, section 2.4: otherwise the server of an attacker could send an error in the name of the provider.
 #[tokio::test]
 async fn an_error_of_another_issuer_is_not_accepted() {
     let github = Provider::new("github", "github");
@@ -450,8 +459,8 @@ async fn an_error_of_another_issuer_is_not_accepted() {
     let test_app = TestApp::from_builder(app, Stack::builder().provider(&github)).await;
     let come_back = async |query: &str| {
         let mut browser = CookieClient { client: test_app.client(), cookies: BTreeMap::new() };
-        let asked = browser.start_flow(&format!("{}/github/redirect", test_app.id())).await;
-        browser.get(&format!("{}/github/callback?state={}&{query}", test_app.id(), asked.state())).await
+        let authorization = browser.start_flow(&format!("{}/github/redirect", test_app.id())).await;
+        browser.get(&format!("{}/github/callback?state={}&{query}", test_app.id(), authorization.state())).await
     };
     AppRedirect::expect_error(&come_back("error=access_denied").await, "access_denied");
     let own = "https%3A%2F%2Fgithub.com%2Flogin%2Foauth";
@@ -465,15 +474,15 @@ async fn an_error_of_another_issuer_is_not_accepted() {
 async fn requiring_bound_flows_also_ends_the_unbound_ones() {
     let social = SocialTest::start().await;
     let begin = async || {
-        let answer = social.new_client().get(&format!("{}?format=json", social.path("redirect"))).await;
-        let asked = AuthorizationRequest::of(answer.expect(StatusCode::OK).string("url"));
-        let code = social.upstream.approve(&asked, &grace());
-        format!("{}?state={}&code={code}", social.path("callback"), asked.state())
+        let response = social.new_client().get(&format!("{}?format=json", social.path("redirect"))).await;
+        let authorization = AuthorizationRequest::of(response.expect(StatusCode::OK).string("url"));
+        let code = social.upstream.approve(&authorization, &grace());
+        format!("{}?state={}&code={code}", social.path("callback"), authorization.state())
     };
     let (one, other) = (begin().await, begin().await);
     AppRedirect::expect_session(&social.new_client().get(&one).await);
     social.test_app.edit_rendered(|document| document["browserBinding"] = json!("Required")).await;
-    let answer = social.new_client().get(&format!("{}?format=json", social.path("redirect"))).await;
-    answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    let response = social.new_client().get(&format!("{}?format=json", social.path("redirect"))).await;
+    response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     assert_invalid_state(social.new_client().get(&other).await);
 }

@@ -1,16 +1,18 @@
-//! The identities of an account, listed, linked and removed by their user.
+//! The identities of an account: a user lists, links and removes them.
 
 use http::{Method, StatusCode};
-use latchkey_tests::client::{ApiResponse, AuthenticatedClient};
+use latchkey_tests::{
+    client::{ApiResponse, AuthenticatedClient},
+    passwords::PASSWORD,
+};
 use serde_json::json;
 
 use super::{AppRedirect, Person, SocialTest};
-use crate::support::PASSWORD;
 
 const EMAIL: &str = "ada@example.com";
 
 impl SocialTest {
-    /// A logged-in user with a confirmed address and a password.
+    /// Logs in a user with a confirmed email address and a password.
     async fn log_in_ada(&self) -> AuthenticatedClient {
         let (client, token) = self.test_app.register_and_log_in(EMAIL).await;
         client.with_token(self.test_app.id(), &token)
@@ -21,7 +23,7 @@ impl SocialTest {
         signed_in.post(&format!("user/identities/{provider}"), &body).await
     }
 
-    /// Makes the login of every session older than five minutes.
+    /// Moves the login time of every session six minutes into the past, so that no login is recent.
     async fn age_sessions(&self) {
         let mut redis = self.test_app.stack.redis().connect().await.expect("Redis is there");
         let pattern = format!("lk:{{{}:*}}:session:*", self.test_app.id());
@@ -51,10 +53,10 @@ async fn a_user_links_lists_and_removes_a_provider() {
     assert_eq!(list.body, json!({ "identities": [] }));
     assert_eq!(list.header("cache-control"), Some("no-store"));
 
-    // An identity with another address than the account's.
+    // The identity has another email address than the account.
     let person = Person::verified("her-id", "ada@work.example");
     social.link(&ada, "local", &person).await.expect(StatusCode::OK);
-    // A second link changes nothing.
+    // To link the same identity again changes nothing.
     social.link(&ada, "local", &person).await.expect(StatusCode::OK);
     let list = ada.get("user/identities").await.expect(StatusCode::OK);
     let identities = list.body["identities"].as_array().expect("a list").clone();
@@ -63,19 +65,19 @@ async fn a_user_links_lists_and_removes_a_provider() {
     assert_eq!(identities[0]["subject"], "her-id");
     assert_eq!(identities[0]["email"], "ada@work.example");
     assert!(identities[0]["linked_at"].is_i64(), "{}", list.text);
-    // The account's own address gets the code of the registration and one notice.
+    // Two mails to the account's email address: the code of the registration, and one notice.
     assert_eq!(social.test_app.settled_mail_count(EMAIL).await, 2);
     assert_eq!(social.test_app.settled_mail_count("ada@work.example").await, 0);
 
-    let landed = AppRedirect::expect_session(&social.log_in(&person).await);
+    let redirect = AppRedirect::expect_session(&social.log_in(&person).await);
     assert_eq!(social.counts().await.0, 1);
-    assert_eq!(landed.parameter("email_verified"), "true");
+    assert_eq!(redirect.parameter("email_verified"), "true");
 
     unlink(&ada, "local").await.expect(StatusCode::OK);
     assert_eq!(ada.get("user/identities").await.body, json!({ "identities": [] }));
     unlink(&ada, "local").await.expect_error(StatusCode::NOT_FOUND, "not_found");
-    let landed = AppRedirect::expect_session(&social.log_in(&person).await);
-    assert_eq!(social.counts().await.0, 2, "the identity has a new account now: {}", landed.location);
+    let redirect = AppRedirect::expect_session(&social.log_in(&person).await);
+    assert_eq!(social.counts().await.0, 2, "the identity has a new account now: {}", redirect.location);
 }
 
 #[tokio::test]
@@ -86,15 +88,15 @@ async fn linking_needs_a_recent_login_and_an_identity_without_another_user() {
     AppRedirect::expect_session(&social.log_in(&taken).await);
     let before = social.counts().await;
     social.link(&ada, "local", &taken).await.expect_error(StatusCode::FORBIDDEN, "access_denied");
-    let answer = ada.post("user/identities/nobody", &json!({ "token": "x" })).await;
-    answer.expect_error(StatusCode::NOT_FOUND, "provider_not_found");
-    let answer = ada.post("user/identities/local", &json!({ "token": "wrong" })).await;
-    answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_provider_token");
-    let answer = ada.post("user/identities/local", &json!({})).await;
-    answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    let response = ada.post("user/identities/nobody", &json!({ "token": "x" })).await;
+    response.expect_error(StatusCode::NOT_FOUND, "provider_not_found");
+    let response = ada.post("user/identities/local", &json!({ "token": "wrong" })).await;
+    response.expect_error(StatusCode::UNAUTHORIZED, "invalid_provider_token");
+    let response = ada.post("user/identities/local", &json!({})).await;
+    response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     let nobody = social.test_app.client().with_token(social.test_app.id(), "nothing");
-    for answer in [nobody.get("user/identities").await, unlink(&nobody, "local").await] {
-        answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    for response in [nobody.get("user/identities").await, unlink(&nobody, "local").await] {
+        response.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     }
     let own = Person::verified("2", "ada@work.example");
     social.link(&nobody, "local", &own).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
@@ -110,14 +112,14 @@ async fn linking_needs_a_recent_login_and_an_identity_without_another_user() {
 async fn the_last_way_to_log_in_is_never_removed() {
     let social = SocialTest::start().await;
     let person = Person::verified("1", EMAIL);
-    let landed = AppRedirect::expect_session(&social.log_in(&person).await);
-    let ada = social.test_app.client().with_token(social.test_app.id(), landed.parameter("access_token"));
+    let redirect = AppRedirect::expect_session(&social.log_in(&person).await);
+    let ada = social.test_app.client().with_token(social.test_app.id(), redirect.parameter("access_token"));
     unlink(&ada, "local").await.expect_error(StatusCode::CONFLICT, "last_identity");
     assert_eq!(social.counts().await, (1, 1, 1));
 
     let second = Person::verified("2", "ada@work.example");
     social.link(&ada, "other", &second).await.expect(StatusCode::OK);
-    // Of two concurrent removals one fails.
+    // Of two concurrent removals, one fails.
     let (first, other) = tokio::join!(unlink(&ada, "local"), unlink(&ada, "other"));
     let mut statuses = [first.status, other.status];
     statuses.sort();
@@ -138,10 +140,10 @@ async fn the_last_way_to_log_in_is_never_removed() {
 #[tokio::test]
 async fn identity_changes_are_recorded_in_the_same_transaction() {
     let social = SocialTest::start().await;
-    let landed = AppRedirect::expect_session(&social.log_in(&Person::verified("1", EMAIL)).await);
-    let ada = social.test_app.client().with_token(social.test_app.id(), landed.parameter("access_token"));
+    let redirect = AppRedirect::expect_session(&social.log_in(&Person::verified("1", EMAIL)).await);
+    let ada = social.test_app.client().with_token(social.test_app.id(), redirect.parameter("access_token"));
     social.link(&ada, "other", &Person::verified("2", "ada@work.example")).await.expect(StatusCode::OK);
-    // An unverified account has this address, and its owner logs in through the provider.
+    // The owner of an unverified account logs in through the provider.
     social.test_app.register("grace@example.com").await;
     AppRedirect::expect_session(&social.log_in(&Person::verified("3", "grace@example.com")).await);
     for (kind, subject) in [("registered", "1"), ("identity_linked", "2"), ("identity_linked", "3")] {
@@ -153,7 +155,7 @@ async fn identity_changes_are_recorded_in_the_same_transaction() {
         assert_eq!(social.test_app.query_number(&together).await, 1, "{kind} {subject}");
     }
     unlink(&ada, "local").await.expect(StatusCode::OK);
-    // Refused: this identity is the only way to log in.
+    // The removal of the last way to log in is rejected, and so not recorded.
     unlink(&ada, "other").await.expect_error(StatusCode::CONFLICT, "last_identity");
     let activity = ada.get("user/activity").await.expect(StatusCode::OK);
     let kinds: Vec<_> =

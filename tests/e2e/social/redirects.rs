@@ -1,4 +1,4 @@
-//! Redirect addresses: users are sent only to addresses on the App's list, compared byte for byte.
+//! Redirect URLs: users are redirected only to URLs on the App's list, compared byte for byte.
 
 use http::StatusCode;
 use serde_json::json;
@@ -6,8 +6,8 @@ use url::form_urlencoded::byte_serialize;
 
 use super::{AppRedirect, OTHER_REDIRECT_URL, Person, REDIRECT_URL, SocialTest, app};
 
-/// Addresses that are not on the list, before encoding.
-const HOSTILE_ADDRESSES: [&str; 84] = [
+/// URLs that are not on the list, before they are encoded.
+const HOSTILE_URLS: [&str; 84] = [
     "",
     " ",
     "/",
@@ -95,17 +95,17 @@ const HOSTILE_ADDRESSES: [&str; 84] = [
 ];
 
 #[tokio::test]
-async fn hostile_redirect_addresses_are_refused() {
+async fn hostile_redirect_urls_are_rejected() {
     let social = SocialTest::start().await;
-    for address in HOSTILE_ADDRESSES {
-        let encoded: String = byte_serialize(address.as_bytes()).collect();
+    for url in HOSTILE_URLS {
+        let encoded: String = byte_serialize(url.as_bytes()).collect();
         for query in [format!("redirect_url={encoded}"), format!("format=json&redirect_url={encoded}")] {
             let mut browser = social.new_client();
-            let answer = browser.get(&format!("{}?{query}", social.path("redirect"))).await;
-            let answer = answer.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");
-            assert_eq!(answer.header("location"), None, "{address:?}");
-            assert!(browser.cookies.is_empty(), "{address:?} starts no flow");
-            assert!(!answer.text.contains("evil.example"), "the response does not repeat the address: {}", answer.text);
+            let response = browser.get(&format!("{}?{query}", social.path("redirect"))).await;
+            let response = response.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");
+            assert_eq!(response.header("location"), None, "{url:?}");
+            assert!(browser.cookies.is_empty(), "{url:?} starts no flow");
+            assert!(!response.text.contains("evil.example"), "the response does not repeat the URL: {}", response.text);
         }
     }
     assert_eq!(social.counts().await, (0, 0, 0));
@@ -114,7 +114,7 @@ async fn hostile_redirect_addresses_are_refused() {
 }
 
 #[tokio::test]
-async fn a_repeated_or_malformed_redirect_address_is_refused() {
+async fn a_repeated_or_malformed_redirect_url_is_rejected() {
     let social = SocialTest::start().await;
     for query in [
         format!("redirect_url={REDIRECT_URL}&redirect_url={REDIRECT_URL}"),
@@ -124,42 +124,42 @@ async fn a_repeated_or_malformed_redirect_address_is_refused() {
         "redirect_url=".to_owned(),
         "redirect_url[]=https://shop.example.com/auth/done".to_owned() + "&redirect_url=x",
     ] {
-        let answer = social.new_client().get(&format!("{}?{query}", social.path("redirect"))).await;
-        let answer = answer.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");
-        assert_eq!(answer.header("location"), None);
-        assert_eq!(answer.header("set-cookie"), None);
+        let response = social.new_client().get(&format!("{}?{query}", social.path("redirect"))).await;
+        let response = response.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");
+        assert_eq!(response.header("location"), None);
+        assert_eq!(response.header("set-cookie"), None);
     }
-    let answer = social.new_client().get(&format!("{}?redirect_url=%ff%fe", social.path("redirect"))).await;
-    answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    let response = social.new_client().get(&format!("{}?redirect_url=%ff%fe", social.path("redirect"))).await;
+    response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     assert_eq!(social.counts().await, (0, 0, 0));
 }
 
 #[tokio::test]
-async fn every_listed_address_is_accepted_and_the_first_is_the_default() {
+async fn every_listed_redirect_url_is_accepted_and_the_first_is_the_default() {
     let social = SocialTest::start().await;
     let person = Person::verified("1", "grace@example.com");
-    let encoded = |address: &str| byte_serialize(address.as_bytes()).collect::<String>();
-    for (asked_for, lands_at) in [
+    let encoded = |url: &str| byte_serialize(url.as_bytes()).collect::<String>();
+    for (requested, target) in [
         (None, REDIRECT_URL),
         (Some(REDIRECT_URL), REDIRECT_URL),
         (Some(OTHER_REDIRECT_URL), OTHER_REDIRECT_URL),
         (Some("http://127.0.0.1/done"), "http://127.0.0.1/done"),
         (Some("http://127.0.0.1:51004/done"), "http://127.0.0.1:51004/done"),
     ] {
-        let query = asked_for.map(|address| format!("?redirect_url={}", encoded(address))).unwrap_or_default();
+        let query = requested.map(|url| format!("?redirect_url={}", encoded(url))).unwrap_or_default();
         let mut browser = social.new_client();
-        let asked = browser.start_flow(&format!("{}{query}", social.path("redirect"))).await;
-        let code = social.upstream.approve(&asked, &person);
-        let answer = browser.callback(&social.path("callback"), &asked, &code).await;
-        let landed = AppRedirect::expect_session(&answer);
-        let rest = landed.location.strip_prefix(lands_at).unwrap_or_else(|| panic!("{}", landed.location));
-        assert!(rest.starts_with(if lands_at.contains('?') { "&access_token=" } else { "?access_token=" }));
+        let authorization = browser.start_flow(&format!("{}{query}", social.path("redirect"))).await;
+        let code = social.upstream.approve(&authorization, &person);
+        let response = browser.callback(&social.path("callback"), &authorization, &code).await;
+        let redirect = AppRedirect::expect_session(&response);
+        let rest = redirect.location.strip_prefix(target).unwrap_or_else(|| panic!("{}", redirect.location));
+        assert!(rest.starts_with(if target.contains('?') { "&access_token=" } else { "?access_token=" }));
     }
     assert_eq!(social.counts().await, (1, 1, 5));
 }
 
 #[tokio::test]
-async fn an_address_that_was_removed_from_the_list_gets_nothing_not_even_an_error() {
+async fn a_redirect_url_that_was_removed_from_the_list_gets_nothing_not_even_an_error() {
     let social = SocialTest::start().await;
     let person = Person::verified("1", "grace@example.com");
     for error in [false, true] {
@@ -168,38 +168,41 @@ async fn an_address_that_was_removed_from_the_list_gets_nothing_not_even_an_erro
             .edit_rendered(|document| document["redirectURLs"] = json!([REDIRECT_URL, OTHER_REDIRECT_URL]))
             .await;
         let mut browser = social.new_client();
-        let asked = browser.start_flow(&format!("{}?redirect_url={REDIRECT_URL}", social.path("redirect"))).await;
-        let code = social.upstream.approve(&asked, &person);
+        let authorization =
+            browser.start_flow(&format!("{}?redirect_url={REDIRECT_URL}", social.path("redirect"))).await;
+        let code = social.upstream.approve(&authorization, &person);
         social.test_app.edit_rendered(|document| document["redirectURLs"] = json!([OTHER_REDIRECT_URL])).await;
-        let answer = if error {
-            browser.get(&format!("{}?state={}&error=access_denied", social.path("callback"), asked.state())).await
+        let response = if error {
+            browser
+                .get(&format!("{}?state={}&error=access_denied", social.path("callback"), authorization.state()))
+                .await
         } else {
-            browser.callback(&social.path("callback"), &asked, &code).await
+            browser.callback(&social.path("callback"), &authorization, &code).await
         };
-        let answer = answer.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");
-        assert_eq!(answer.header("location"), None);
+        let response = response.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");
+        assert_eq!(response.header("location"), None);
     }
     assert_eq!(social.counts().await, (0, 0, 0));
     assert_eq!(social.upstream.exchange_count(), 0, "the provider was not called");
 }
 
 #[tokio::test]
-async fn an_app_without_addresses_gets_json_and_accepts_none() {
+async fn an_app_without_redirect_urls_gets_json_and_accepts_none() {
     let social = SocialTest::with_app(app().set("/redirectURLs", json!([]))).await;
-    let answer = social.new_client().get(&format!("{}?redirect_url={REDIRECT_URL}", social.path("redirect"))).await;
-    answer.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");
+    let response = social.new_client().get(&format!("{}?redirect_url={REDIRECT_URL}", social.path("redirect"))).await;
+    response.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");
 
     let mut browser = social.new_client();
-    let asked = browser.start_flow(&format!("{}?state=mine", social.path("redirect"))).await;
-    let code = social.upstream.approve(&asked, &Person::verified("1", "grace@example.com"));
-    let answer = browser.callback(&social.path("callback"), &asked, &code).await.expect(StatusCode::OK);
-    super::assert_session_fields(&answer.body);
-    assert_eq!(answer.string("state"), "mine");
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
+    let authorization = browser.start_flow(&format!("{}?state=mine", social.path("redirect"))).await;
+    let code = social.upstream.approve(&authorization, &Person::verified("1", "grace@example.com"));
+    let response = browser.callback(&social.path("callback"), &authorization, &code).await.expect(StatusCode::OK);
+    super::assert_session_fields(&response.body);
+    assert_eq!(response.string("state"), "mine");
+    assert_eq!(response.header("cache-control"), Some("no-store"));
 
-    let asked = browser.start_flow(&social.path("redirect")).await;
+    let authorization = browser.start_flow(&social.path("redirect")).await;
     let refused =
-        browser.get(&format!("{}?state={}&error=access_denied", social.path("callback"), asked.state())).await;
+        browser.get(&format!("{}?state={}&error=access_denied", social.path("callback"), authorization.state())).await;
     refused.expect_error(StatusCode::FORBIDDEN, "access_denied");
     assert_eq!(social.counts().await, (1, 1, 1));
 }

@@ -1,4 +1,4 @@
-//! A small scripted OAuth 2.0 provider that authenticates the persons of the test.
+//! A small scripted OAuth 2.0 provider. The test decides who logs in.
 
 use std::{
     collections::HashMap,
@@ -35,22 +35,22 @@ pub(crate) struct Person {
 pub(crate) struct ScriptedProvider {
     addr: SocketAddr,
     script: Arc<Mutex<Script>>,
-    /// The subject that waits at the token endpoint.
-    held: watch::Sender<Option<String>>,
+    /// The token endpoint delays responses for this subject.
+    delayed: watch::Sender<Option<String>>,
     task: JoinHandle<()>,
 }
 
 #[derive(Default)]
 struct Script {
-    /// Logins by authorization code.
+    /// The logins that were not exchanged yet, by authorization code.
     logins_by_code: HashMap<String, PendingLogin>,
     /// Persons by access token.
     persons_by_token: HashMap<String, Person>,
-    /// Whether every response is 500.
+    /// Whether the provider responds 500 to every request.
     broken: bool,
-    /// The number of exchanges with codes of this provider, failed ones included.
+    /// The number of token requests with a code of this provider, failed ones included.
     exchanges: usize,
-    /// Fixed responses by path.
+    /// Scripted responses by path.
     fixed_responses: HashMap<&'static str, Bytes>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct AuthorizationRequest {
 // === impl Person ===
 
 impl Person {
-    /// A person with an address that the provider has verified.
+    /// A person with an email address that the provider has verified.
     pub(crate) fn verified(subject: &str, email: &str) -> Self {
         Self {
             subject: subject.to_owned(),
@@ -79,7 +79,7 @@ impl Person {
         }
     }
 
-    /// A person with an address that the provider has not verified.
+    /// A person with an email address that the provider has not verified.
     pub(crate) fn unverified(subject: &str, email: &str) -> Self {
         Self { verified: false, ..Self::verified(subject, email) }
     }
@@ -124,12 +124,12 @@ impl ScriptedProvider {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("it is bound");
         let script = Arc::new(Mutex::new(Script::default()));
-        let held = watch::Sender::new(None);
-        let serving = tokio::spawn(serve(listener, Arc::clone(&script), held.subscribe()));
-        Self { addr, script, held, task: serving }
+        let delayed = watch::Sender::new(None);
+        let serving = tokio::spawn(serve(listener, Arc::clone(&script), delayed.subscribe()));
+        Self { addr, script, delayed, task: serving }
     }
 
-    /// The Provider manifest of a client.
+    /// The manifest of a Provider for this provider.
     pub(crate) fn provider(&self, name: &str) -> Provider {
         let url = |path: &str| format!("http://{}/{path}", self.addr);
         Provider::new(name, "oauth2")
@@ -143,22 +143,22 @@ impl ScriptedProvider {
             )
     }
 
-    /// The person logs in and consents. Returns the code for *callback*.
-    pub(crate) fn approve(&self, asked: &AuthorizationRequest, person: &Person) -> String {
-        assert_eq!(asked.url.path(), "/authorize");
-        assert_eq!(asked.parameter("response_type"), "code");
-        assert_eq!(asked.parameter("code_challenge_method"), "S256");
+    /// Logs the person in and consents. Returns the code for *callback*.
+    pub(crate) fn approve(&self, authorization: &AuthorizationRequest, person: &Person) -> String {
+        assert_eq!(authorization.url.path(), "/authorize");
+        assert_eq!(authorization.parameter("response_type"), "code");
+        assert_eq!(authorization.parameter("code_challenge_method"), "S256");
         let code = format!("code-{:032x}", rand::random::<u128>());
         let login = PendingLogin {
             person: person.clone(),
-            code_challenge: asked.parameter("code_challenge").to_owned(),
-            redirect_uri: asked.parameter("redirect_uri").to_owned(),
+            code_challenge: authorization.parameter("code_challenge").to_owned(),
+            redirect_uri: authorization.parameter("redirect_uri").to_owned(),
         };
         self.lock().logins_by_code.insert(code.clone(), login);
         code
     }
 
-    /// An access token of the person, as a mobile app has one.
+    /// An access token of the person, as a mobile app gets one from the provider.
     pub(crate) fn access_token(&self, person: &Person) -> String {
         let token = format!("token-{:032x}", rand::random::<u128>());
         self.lock().persons_by_token.insert(token.clone(), person.clone());
@@ -169,14 +169,14 @@ impl ScriptedProvider {
         self.lock().broken = broken;
     }
 
-    /// Sets the response at this path.
+    /// Sends this response at this path from now on.
     pub(crate) fn set_response(&self, path: &'static str, body: impl Into<Bytes>) {
         self.lock().fixed_responses.insert(path, body.into());
     }
 
-    /// Holds the token responses for this subject; `None` releases all.
-    pub(crate) fn hold_subject(&self, subject: Option<&str>) {
-        self.held.send_replace(subject.map(str::to_owned));
+    /// Delays the token responses for this subject, until it is called with another subject or `None`.
+    pub(crate) fn delay_subject(&self, subject: Option<&str>) {
+        self.delayed.send_replace(subject.map(str::to_owned));
     }
 
     pub(crate) fn exchange_count(&self) -> usize {
@@ -194,19 +194,19 @@ impl Drop for ScriptedProvider {
     }
 }
 
-async fn serve(listener: TcpListener, script: Arc<Mutex<Script>>, held: watch::Receiver<Option<String>>) {
+async fn serve(listener: TcpListener, script: Arc<Mutex<Script>>, delayed: watch::Receiver<Option<String>>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let (script, held) = (Arc::clone(&script), held.clone());
+        let (script, delayed) = (Arc::clone(&script), delayed.clone());
         tokio::spawn(async move {
-            let answering = service_fn(move |request| respond(Arc::clone(&script), held.clone(), request));
-            drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answering).await);
+            let service = service_fn(move |request| respond(Arc::clone(&script), delayed.clone(), request));
+            drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
         });
     }
 }
 
 async fn respond(
     script: Arc<Mutex<Script>>,
-    mut held: watch::Receiver<Option<String>>,
+    mut delayed: watch::Receiver<Option<String>>,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let path = request.uri().path().to_owned();
@@ -219,8 +219,8 @@ async fn respond(
     let form: HashMap<String, String> = url::form_urlencoded::parse(&body).into_owned().collect();
     if path == "/token" {
         let subject = script.lock().unwrap_or_else(PoisonError::into_inner).count_exchange(&form);
-        // Nothing is held after the provider is dropped.
-        drop(held.wait_for(|held| held.is_none() || *held != subject).await);
+        // An error means that the provider was dropped.
+        drop(delayed.wait_for(|delayed| delayed.is_none() || *delayed != subject).await);
     }
     let mut script = script.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(body) = script.fixed_responses.get(path.as_str()) {
@@ -250,10 +250,10 @@ async fn respond(
 // === impl Script ===
 
 impl Script {
-    /// Counts an exchange. Returns the subject of its code.
+    /// Counts a token request, and returns the subject of the code.
     fn count_exchange(&mut self, form: &HashMap<String, String>) -> Option<String> {
         let code = form.get("code").map(String::as_str).unwrap_or_default();
-        // Servers check that the client is known with a made-up code, which is not counted.
+        // Does not count made-up codes: with these, servers check that the provider knows the client.
         if code.starts_with("code-") {
             self.exchanges += 1;
         }
@@ -263,7 +263,7 @@ impl Script {
     fn exchange(&mut self, form: &HashMap<String, String>) -> (StatusCode, Value) {
         let field = |name: &str| form.get(name).map(String::as_str).unwrap_or_default();
         let challenge = URL_SAFE_NO_PAD.encode(digest(&SHA256, field("code_verifier").as_bytes()));
-        // A code is valid once.
+        // A code can be used once.
         let login = self.logins_by_code.remove(field("code")).filter(|login| {
             login.code_challenge == challenge
                 && login.redirect_uri == field("redirect_uri")

@@ -1,4 +1,4 @@
-//! Clients and providers that overload a server: the limit for each, and the service for others.
+//! Clients and providers that overload a server: each has a limit, and other clients are served.
 
 use std::{fs, time::Duration};
 
@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{AppRedirect, CookieClient, Person, SocialTest, app};
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// The limit of concurrent calls of one client address to one Provider (docs/decisions/0024).
+/// Maximum number of concurrent calls of one client address to one Provider (docs/decisions/0024).
 const MAX_CALLS_PER_CLIENT: usize = 4;
 const HOUR: u32 = 3600;
 
@@ -34,19 +34,19 @@ async fn a_storm_of_callbacks_by_one_client_does_not_block_others() {
     let mut flows = Vec::new();
     for _ in 0..32 {
         let mut browser = CookieClient { client: client.clone(), ..social.new_client() };
-        let asked = browser.start_flow(&social.path("redirect")).await;
-        let code = social.upstream.approve(&asked, &Person::verified("storm", "storm@example.com"));
-        flows.push((browser, asked, code));
+        let authorization = browser.start_flow(&social.path("redirect")).await;
+        let code = social.upstream.approve(&authorization, &Person::verified("storm", "storm@example.com"));
+        flows.push((browser, authorization, code));
     }
-    social.upstream.hold_subject(Some("storm"));
+    social.upstream.delay_subject(Some("storm"));
     let callback = social.path("callback");
     let mut storm: FuturesUnordered<_> = flows
         .into_iter()
-        .map(|(mut browser, asked, code)| {
+        .map(|(mut browser, authorization, code)| {
             let callback = &callback;
             async move {
-                let answer = browser.callback(callback, &asked, &code).await;
-                (answer, browser, asked, code)
+                let response = browser.callback(callback, &authorization, &code).await;
+                (response, browser, authorization, code)
             }
         })
         .collect();
@@ -63,13 +63,13 @@ async fn a_storm_of_callbacks_by_one_client_does_not_block_others() {
     assert_eq!(social.counts().await, (0, 0, 0));
     AppRedirect::expect_session(&social.log_in(&grace()).await);
 
-    // A refused call has consumed nothing: the same callback succeeds later.
-    social.upstream.hold_subject(None);
-    while let Some((answer, ..)) = storm.next().await {
-        AppRedirect::expect_session(&answer);
+    // A rejected callback has used nothing up: the same one succeeds later.
+    social.upstream.delay_subject(None);
+    while let Some((response, ..)) = storm.next().await {
+        AppRedirect::expect_session(&response);
     }
-    let (_, mut browser, asked, code) = refused.swap_remove(0);
-    AppRedirect::expect_session(&browser.callback(&callback, &asked, &code).await);
+    let (_, mut browser, authorization, code) = refused.swap_remove(0);
+    AppRedirect::expect_session(&browser.callback(&callback, &authorization, &code).await);
     assert!(browser.cookies.is_empty());
     assert_eq!(social.counts().await, (2, 2, 1 + MAX_CALLS_PER_CLIENT + 1));
     assert_eq!(social.upstream.exchange_count(), 1 + MAX_CALLS_PER_CLIENT + 1);
@@ -80,23 +80,23 @@ async fn callbacks_count_as_logins() {
     let social = SocialTest::with_app(app().limit("loginsPerClient", &[(2, HOUR)])).await;
     let mut browser = social.new_client();
     for _ in 0..2 {
-        // A made-up code also costs a call to the provider.
-        let asked = browser.start_flow(&social.path("redirect")).await;
-        let answer = browser.callback(&social.path("callback"), &asked, "code-of-nobody").await;
-        AppRedirect::expect_error(&answer, "provider_error");
+        // Even with a made-up code, the server must call the provider.
+        let authorization = browser.start_flow(&social.path("redirect")).await;
+        let response = browser.callback(&social.path("callback"), &authorization, "code-of-nobody").await;
+        AppRedirect::expect_error(&response, "provider_error");
     }
-    let asked = browser.start_flow(&format!("{}?state=mine", social.path("redirect"))).await;
-    let code = social.upstream.approve(&asked, &grace());
-    let answer = browser.callback(&social.path("callback"), &asked, &code).await;
-    assert_eq!(AppRedirect::expect_error(&answer, "rate_limited").parameter("state"), "mine");
+    let authorization = browser.start_flow(&format!("{}?state=mine", social.path("redirect"))).await;
+    let code = social.upstream.approve(&authorization, &grace());
+    let response = browser.callback(&social.path("callback"), &authorization, &code).await;
+    assert_eq!(AppRedirect::expect_error(&response, "rate_limited").parameter("state"), "mine");
     let body = json!({ "token": social.upstream.access_token(&grace()) });
     let request = browser.request(Method::POST, &social.path("login")).json(&body);
     browser.send(request).await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     assert_eq!((social.upstream.exchange_count(), social.counts().await), (2, (0, 0, 0)));
 
-    // The refusal has consumed nothing, and another client address is not limited.
+    // The rejected callback has used nothing up, and the limit does not apply to another client address.
     browser.client = social.test_app.client();
-    AppRedirect::expect_session(&browser.callback(&social.path("callback"), &asked, &code).await);
+    AppRedirect::expect_session(&browser.callback(&social.path("callback"), &authorization, &code).await);
 }
 
 #[tokio::test]
@@ -106,16 +106,16 @@ async fn hostile_responses_cost_little_memory() {
     let ada = Person::verified("2", "ada@example.com");
     let before = peak_memory_kib(social.test_app.stack.server());
     let of_kibibytes = |size: usize| format!("[{}0]", "{\"\":{}},".repeat(size * 1024 / 8 - 1));
-    // Far more than the limit of a response, and exactly the limit.
+    // One response is far larger than the limit, the other one has exactly the maximum size.
     let (one_mebibyte, readable) = (of_kibibytes(1024), of_kibibytes(64));
-    // The introspection is called first, so it responds correctly while the profile does not.
+    // The server calls introspection first, so its response must be valid when the profile's is not.
     for path in ["/userinfo", "/introspect"] {
         for body in [&one_mebibyte, &readable] {
             social.upstream.set_response(path, body.clone());
-            let answers = stream::iter(0..20).map(|_| social.log_in_by_token(&ada));
-            let answers: Vec<_> = answers.buffer_unordered(4).collect().await;
-            for answer in answers {
-                answer.expect_error(StatusCode::BAD_GATEWAY, "provider_error");
+            let responses = stream::iter(0..20).map(|_| social.log_in_by_token(&ada));
+            let responses: Vec<_> = responses.buffer_unordered(4).collect().await;
+            for response in responses {
+                response.expect_error(StatusCode::BAD_GATEWAY, "provider_error");
             }
         }
     }

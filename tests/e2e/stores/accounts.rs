@@ -1,4 +1,4 @@
-//! A user's own account: changes that apply only at the epoch of their check, and the outbox rows of each.
+//! Changes to a user's own account: each applies only if the epoch is still that of the check, and writes outbox rows.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ fn a_removal(user: UserId, epoch: i64) -> UserDeletion {
     UserDeletion { user, epoch: Epoch(epoch), event: an_event(EventKind::UserDeleted, user) }
 }
 
-/// The rows that are due now, sorted by kind.
+/// Claims the outbox rows that are due now. Returns them sorted by kind.
 async fn due_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
     let mut rows = fixture.stores.claim(100, 100, Duration::from_secs(60)).await.unwrap();
     rows.sort_by_key(|row| match &row.task {
@@ -89,7 +89,7 @@ async fn due_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
     rows
 }
 
-/// The rows once the time that the request has for its own propagation is over.
+/// Makes all outbox rows due, also those that wait because the request itself propagates the change first. Claims them.
 async fn all_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
     fixture.execute("UPDATE outbox SET due_at = now() - interval '1 s', lease_until = NULL").await;
     due_rows(fixture).await
@@ -131,7 +131,7 @@ async fn a_session_is_valid_at_its_epoch_or_if_a_pending_epoch_change_keeps_it()
 async fn a_rename_leaves_a_row_that_propagates_the_profile_if_the_request_does_not() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
-    // Unverified accounts can rename.
+    // The account is unverified, and can be renamed.
     let user = create_user(&fixture, "ada@example.com").await.id;
     let first = stores.rename(app, a_rename(user, 1)).await.unwrap().unwrap();
     let Renamed { user: renamed, outbox_row } = stores.rename(app, a_rename(user, 1)).await.unwrap().unwrap();
@@ -143,10 +143,10 @@ async fn a_rename_leaves_a_row_that_propagates_the_profile_if_the_request_does_n
     assert!(due_rows(&fixture).await.is_empty(), "the request propagates it first");
     stores.remove_profile_row(app, outbox_row).await.unwrap();
     let rows = all_rows(&fixture).await;
-    let [ClaimedRow { task: OutboxTask::PropagateProfile(carried), id, .. }] = rows.as_slice() else {
+    let [ClaimedRow { task: OutboxTask::PropagateProfile(replication), id, .. }] = rows.as_slice() else {
         panic!("{rows:?}")
     };
-    assert_eq!((*carried, *id), (user, first.outbox_row), "each rename removes its own row");
+    assert_eq!((*replication, *id), (user, first.outbox_row), "each rename removes its own row");
 }
 
 #[tokio::test]
@@ -206,10 +206,12 @@ async fn a_new_password_cancels_pending_changes_and_sends_a_notice() {
     assert!(changed.pending_email.is_none() && changed.password_session.is_none());
     assert_eq!(row_kinds(&due_rows(&fixture).await), ["password-changed"]);
     let rows = all_rows(&fixture).await;
-    let [ClaimedRow { task: OutboxTask::PropagateEpoch(news), .. }, _] = rows.as_slice() else { panic!("{rows:?}") };
-    assert_eq!(*news, EpochChange { user, epoch: Epoch(2), kept_session: Some(OWN_SESSION) });
+    let [ClaimedRow { task: OutboxTask::PropagateEpoch(epoch_change), .. }, _] = rows.as_slice() else {
+        panic!("{rows:?}")
+    };
+    assert_eq!(*epoch_change, EpochChange { user, epoch: Epoch(2), kept_session: Some(OWN_SESSION) });
 
-    // A pending address that is the only one stays pending, and no address can get the notice.
+    // If the account has only a pending address, that address stays pending, and there is no address for the notice.
     fixture
         .execute(
             "DELETE FROM outbox;
@@ -257,14 +259,18 @@ async fn a_change_of_address_replaces_only_an_unverified_account() {
         (mail.kind.as_str(), mail.recipient, former.as_str()),
         ("address-changed", Some(user), "Ada@example.com")
     );
-    let mut news: Vec<_> = rows
+    let mut epoch_change: Vec<_> = rows
         .iter()
         .filter_map(|row| {
-            if let OutboxTask::PropagateEpoch(news) = &row.task { Some((news.user, news.kept_session)) } else { None }
+            if let OutboxTask::PropagateEpoch(epoch_change) = &row.task {
+                Some((epoch_change.user, epoch_change.kept_session))
+            } else {
+                None
+            }
         })
         .collect();
-    news.sort_by_key(|(_, keep)| keep.is_some());
-    assert_eq!(news, [(other, None), (user, Some(OWN_SESSION))]);
+    epoch_change.sort_by_key(|(_, keep)| keep.is_some());
+    assert_eq!(epoch_change, [(other, None), (user, Some(OWN_SESSION))]);
 }
 
 #[tokio::test]
@@ -280,7 +286,8 @@ async fn only_one_of_many_concurrent_users_gets_an_address() {
             let (stores, app, prize) = (stores.clone(), app.clone(), prize.clone());
             tasks.spawn(async move {
                 if who % 4 == 3 {
-                    // Registers the address. The account keeps it only if no change of address takes it afterwards.
+                    // Registers the address. If a change of address comes later, it takes the address from this
+                    // account.
                     let user = a_new_user(&prize);
                     stores.create_user(&app, user, None).await.unwrap();
                     return false;
@@ -351,12 +358,12 @@ async fn the_profile_of_a_deleted_user_does_not_return() {
     let (stores, app) = (&fixture.stores, &fixture.app);
     let user = create_verified_user(&fixture, "ada@example.com").await;
     let profile = |version| Profile { version, email: None, email_verified: false, name: "Ada".to_owned() };
-    let news = |epoch| EpochChange { user, epoch: Epoch(epoch), kept_session: None };
-    stores.raise_epoch(app, &news(2), Some(&profile(2))).await.unwrap();
-    stores.raise_epoch(app, &news(3), None).await.unwrap();
-    // The late propagation of an earlier rename.
+    let epoch_change = |epoch| EpochChange { user, epoch: Epoch(epoch), kept_session: None };
+    stores.raise_epoch(app, &epoch_change(2), Some(&profile(2))).await.unwrap();
+    stores.raise_epoch(app, &epoch_change(3), None).await.unwrap();
+    // An earlier rename is propagated late.
     stores.store_profile(app, user, &profile(4)).await.unwrap();
-    stores.raise_epoch(app, &news(2), Some(&profile(3))).await.unwrap();
+    stores.raise_epoch(app, &epoch_change(2), Some(&profile(3))).await.unwrap();
     let mut redis = latchkey_tests::redis::Redis::shared().await.connect().await.unwrap();
     let key = format!("lk:{{{app}:{user}}}:user");
     let fields: Vec<String> = redis::cmd("HKEYS").arg(&key).query_async(&mut redis).await.unwrap();

@@ -1,4 +1,4 @@
-//! appID ownership, and the deletion of an App's users.
+//! Ownership of appIDs, and the deletion of an App's users.
 
 use std::sync::Arc;
 
@@ -39,9 +39,9 @@ fn a_claim(fixture: &Fixture, namespace: &str) -> OwnershipClaim {
 }
 
 async fn claim_app(fixture: &Fixture, claim: &OwnershipClaim) -> ClaimOutcome {
-    let answers = fixture.stores.postgres.claim_apps(std::slice::from_ref(claim)).await.unwrap();
-    let [answer] = answers[..] else { panic!("{answers:?}") };
-    answer
+    let outcomes = fixture.stores.postgres.claim_apps(std::slice::from_ref(claim)).await.unwrap();
+    let [outcome] = outcomes[..] else { panic!("{outcomes:?}") };
+    outcome
 }
 
 async fn register_user(fixture: &Fixture, number: usize) -> Result<NewUser, StoreError> {
@@ -75,7 +75,7 @@ async fn delete_all_users(fixture: &Fixture, claim: &OwnershipClaim, most: u32) 
         loop {
             match fixture.stores.delete_users(claim, most, || true).await.unwrap() {
                 DeleteOutcome::Partial => batches += 1,
-                // A registration runs at this moment.
+                // A registration holds the lock of the App at this moment.
                 DeleteOutcome::Contended => tokio::task::yield_now().await,
                 DeleteOutcome::Done => return batches,
                 other => panic!("{other:?}"),
@@ -88,9 +88,9 @@ async fn delete_all_users(fixture: &Fixture, claim: &OwnershipClaim, most: u32) 
 #[tokio::test]
 async fn an_app_belongs_to_one_namespace_until_it_is_handed_over() {
     let fixture = Fixture::new().await;
-    let shop = a_claim(&fixture, "shop");
-    assert_eq!(claim_app(&fixture, &shop).await, ClaimOutcome::Held);
-    assert_eq!(claim_app(&fixture, &shop).await, ClaimOutcome::Held);
+    let claim = a_claim(&fixture, "shop");
+    assert_eq!(claim_app(&fixture, &claim).await, ClaimOutcome::Held);
+    assert_eq!(claim_app(&fixture, &claim).await, ClaimOutcome::Held);
     let foreign = a_claim(&fixture, "thief");
     assert_eq!(claim_app(&fixture, &foreign).await, ClaimOutcome::OtherNamespace);
     let newer = OwnershipClaim { incarnation: Some("i2".to_owned()), ..foreign.clone() };
@@ -98,7 +98,7 @@ async fn an_app_belongs_to_one_namespace_until_it_is_handed_over() {
 
     let handed_over = OwnershipClaim { handover: 1, ..a_claim(&fixture, "heir") };
     assert_eq!(claim_app(&fixture, &handed_over).await, ClaimOutcome::Held);
-    assert_eq!(claim_app(&fixture, &shop).await, ClaimOutcome::OtherNamespace, "a document of the former owner");
+    assert_eq!(claim_app(&fixture, &claim).await, ClaimOutcome::OtherNamespace, "a document of the former owner");
 }
 
 #[tokio::test]
@@ -107,12 +107,12 @@ async fn other_keys_than_those_of_the_users_are_rejected_until_new_keys_are_requ
     let first = a_claim(&fixture, "shop");
     let other = OwnershipClaim { incarnation: Some("i2".to_owned()), ..first.clone() };
     assert_eq!(claim_app(&fixture, &first).await, ClaimOutcome::Held);
-    // There is no user yet who would notice.
+    // Without users, other keys are accepted.
     assert_eq!(claim_app(&fixture, &other).await, ClaimOutcome::Held);
     assert_eq!(claim_app(&fixture, &first).await, ClaimOutcome::Held);
     register_user(&fixture, 0).await.unwrap();
     assert_eq!(claim_app(&fixture, &other).await, ClaimOutcome::KeysLost);
-    // An old rendered document has no incarnation, and so contradicts nothing.
+    // A document of an older operator has no incarnation, and is accepted with any keys.
     assert_eq!(claim_app(&fixture, &OwnershipClaim { incarnation: None, ..first.clone() }).await, ClaimOutcome::Held);
     assert_eq!(claim_app(&fixture, &first).await, ClaimOutcome::Held, "the first keys are restored from a copy");
 
@@ -141,8 +141,8 @@ async fn other_keys_do_not_cancel_a_deletion() {
 async fn a_claim_that_changes_nothing_writes_nothing() {
     let fixture = Fixture::new().await;
     let claims: Vec<_> = (0..300).map(|_| OwnershipClaim { app: an_app(), ..a_claim(&fixture, "shop") }).collect();
-    let answers = fixture.stores.postgres.claim_apps(&claims).await.unwrap();
-    assert!(answers.len() == 300 && answers.iter().all(|answer| *answer == ClaimOutcome::Held));
+    let outcomes = fixture.stores.postgres.claim_apps(&claims).await.unwrap();
+    assert!(outcomes.len() == 300 && outcomes.iter().all(|outcome| *outcome == ClaimOutcome::Held));
     const VERSIONS: &str = "SELECT sum(xmin::text::bigint + xmax::text::bigint)::bigint FROM apps";
     let before = fixture.count(VERSIONS).await;
     fixture.stores.postgres.claim_apps(&claims).await.unwrap();
@@ -157,8 +157,8 @@ async fn only_one_of_several_concurrent_namespaces_gets_an_app() {
         let (stores, claim) = (fixture.stores.clone(), a_claim(&fixture, &format!("n{number}")));
         tasks.spawn(async move { stores.postgres.claim_apps(&[claim]).await.unwrap()[0] });
     }
-    let answers = tasks.join_all().await;
-    assert_eq!(answers.iter().filter(|answer| **answer == ClaimOutcome::Held).count(), 1, "{answers:?}");
+    let outcomes = tasks.join_all().await;
+    assert_eq!(outcomes.iter().filter(|outcome| **outcome == ClaimOutcome::Held).count(), 1, "{outcomes:?}");
 }
 
 #[tokio::test]
@@ -303,10 +303,10 @@ async fn the_epoch_of_a_deleted_user_is_forgotten() {
     let claim = a_claim(&fixture, "shop");
     claim_app(&fixture, &claim).await;
     let user = register_user(&fixture, 0).await.unwrap();
-    let news = EpochChange { user: user.id, epoch: Epoch(5), kept_session: None };
-    fixture.stores.raise_epoch(&fixture.app, &news, None).await.unwrap();
+    let epoch_change = EpochChange { user: user.id, epoch: Epoch(5), kept_session: None };
+    fixture.stores.raise_epoch(&fixture.app, &epoch_change, None).await.unwrap();
     delete_all_users(&fixture, &claim, 9).await;
-    // Redis would reject a session of an older epoch.
+    // The session has an older epoch. Redis would reject it if it still knew the user's epoch.
     open_session(&fixture, user.id).await;
 }
 
@@ -317,9 +317,9 @@ async fn release_app(stores: &Stores, claim: &OwnershipClaim) -> ReleaseOutcome 
 #[tokio::test]
 async fn an_app_without_users_is_released_and_free_for_every_namespace() {
     let fixture = Fixture::new().await;
-    let shop = a_claim(&fixture, "shop");
-    claim_app(&fixture, &shop).await;
-    let cancelled = fixture.stores.postgres.release_app(&shop, || false).await.unwrap();
+    let claim = a_claim(&fixture, "shop");
+    claim_app(&fixture, &claim).await;
+    let cancelled = fixture.stores.postgres.release_app(&claim, || false).await.unwrap();
     assert_eq!(cancelled, ReleaseOutcome::Contended);
     // Refusals without a user and mails without a recipient do not reserve the appID.
     fixture
@@ -329,12 +329,12 @@ async fn an_app_without_users_is_released_and_free_for_every_namespace() {
             app = fixture.app
         ))
         .await;
-    let mut answer = release_app(&fixture.stores, &shop).await;
-    if answer == ReleaseOutcome::Contended {
-        answer = release_app(&fixture.stores, &shop).await;
+    let mut outcome = release_app(&fixture.stores, &claim).await;
+    if outcome == ReleaseOutcome::Contended {
+        outcome = release_app(&fixture.stores, &claim).await;
     }
-    assert_eq!(answer, ReleaseOutcome::Freed);
-    assert_eq!(release_app(&fixture.stores, &shop).await, ReleaseOutcome::Freed, "again");
+    assert_eq!(outcome, ReleaseOutcome::Freed);
+    assert_eq!(release_app(&fixture.stores, &claim).await, ReleaseOutcome::Freed, "again");
     super::assert_unavailable(register_user(&fixture, 0).await.map(drop));
     for table in ["users", "outbox", "audit_events"] {
         assert_eq!(fixture.count(&format!("SELECT count(*) FROM {table}")).await, 0, "{table}");
@@ -342,24 +342,24 @@ async fn an_app_without_users_is_released_and_free_for_every_namespace() {
     let thief = OwnershipClaim { incarnation: Some("i2".to_owned()), ..a_claim(&fixture, "thief") };
     assert_eq!(claim_app(&fixture, &thief).await, ClaimOutcome::Held);
     register_user(&fixture, 1).await.unwrap();
-    assert_eq!(claim_app(&fixture, &shop).await, ClaimOutcome::OtherNamespace);
-    assert_eq!(release_app(&fixture.stores, &shop).await, ReleaseOutcome::OtherNamespace);
+    assert_eq!(claim_app(&fixture, &claim).await, ClaimOutcome::OtherNamespace);
+    assert_eq!(release_app(&fixture.stores, &claim).await, ReleaseOutcome::OtherNamespace);
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 1);
 }
 
 #[tokio::test]
 async fn an_app_with_a_user_or_events_of_one_stays_reserved() {
     let fixture = Fixture::new().await;
-    let shop = a_claim(&fixture, "shop");
-    claim_app(&fixture, &shop).await;
+    let claim = a_claim(&fixture, "shop");
+    claim_app(&fixture, &claim).await;
     let user = register_user(&fixture, 0).await.unwrap();
-    assert_eq!(release_app(&fixture.stores, &shop).await, ReleaseOutcome::Reserved { users: 1 });
+    assert_eq!(release_app(&fixture.stores, &claim).await, ReleaseOutcome::Reserved { users: 1 });
     assert!(fixture.stores.user(&fixture.app, user.id).await.unwrap().is_some());
     register_user(&fixture, 1).await.expect("the App is served as before");
     fixture.execute("DELETE FROM users").await;
     let events = fixture.count("SELECT count(*) FROM audit_events WHERE user_id IS NOT NULL").await;
     assert!(events > 0);
-    assert_eq!(release_app(&fixture.stores, &shop).await, ReleaseOutcome::Reserved { users: 1 });
+    assert_eq!(release_app(&fixture.stores, &claim).await, ReleaseOutcome::Reserved { users: 1 });
     assert_eq!(fixture.count("SELECT count(*) FROM audit_events WHERE user_id IS NOT NULL").await, events);
     assert_eq!(claim_app(&fixture, &a_claim(&fixture, "thief")).await, ClaimOutcome::OtherNamespace);
 }
@@ -375,7 +375,7 @@ async fn an_old_document_does_not_release_a_recreated_app() {
     register_user(&fixture, 0).await.unwrap();
     fixture.execute("DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events").await;
 
-    // In the other order the recreated App gets the appID back.
+    // Now the release comes first. Then the recreated App gets the appID again.
     assert_eq!(release_app(&fixture.stores, &again).await, ReleaseOutcome::Freed);
     let next = OwnershipClaim { handover: 2, ..before.clone() };
     assert_eq!(claim_app(&fixture, &next).await, ClaimOutcome::Held);
@@ -410,7 +410,7 @@ async fn a_late_document_of_the_former_namespace_does_not_take_a_freed_app_id() 
     }
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 2);
 
-    // The platform team can still hand it over: the keys stay, and the handover counter starts again.
+    // The platform team can still hand the appID over. The keys stay, and the handover counter starts again at one.
     let heir = OwnershipClaim { namespace: "heir".to_owned(), handover: 1, ..next.clone() };
     assert_eq!(claim_app(&fixture, &heir).await, ClaimOutcome::Held);
     assert_eq!(claim_app(&fixture, &next).await, ClaimOutcome::OtherNamespace);
@@ -420,12 +420,12 @@ async fn a_late_document_of_the_former_namespace_does_not_take_a_freed_app_id() 
 #[tokio::test]
 async fn a_handover_and_new_keys_are_accepted_only_one_after_the_other() {
     let fixture = Fixture::new().await;
-    let shop = a_claim(&fixture, "shop");
-    assert_eq!(claim_app(&fixture, &shop).await, ClaimOutcome::Held);
-    let heir = OwnershipClaim { namespace: "heir".to_owned(), handover: 1, ..shop.clone() };
+    let claim = a_claim(&fixture, "shop");
+    assert_eq!(claim_app(&fixture, &claim).await, ClaimOutcome::Held);
+    let heir = OwnershipClaim { namespace: "heir".to_owned(), handover: 1, ..claim.clone() };
     let with_new_keys = OwnershipClaim { incarnation: Some("i2".to_owned()), handover: 29_000_000, ..heir.clone() };
     assert_eq!(claim_app(&fixture, &with_new_keys).await, ClaimOutcome::OtherNamespace);
-    // One after the other.
+    // First the handover, then the new keys.
     assert_eq!(claim_app(&fixture, &heir).await, ClaimOutcome::Held);
     assert_eq!(claim_app(&fixture, &with_new_keys).await, ClaimOutcome::Held);
 }
@@ -433,12 +433,12 @@ async fn a_handover_and_new_keys_are_accepted_only_one_after_the_other() {
 #[tokio::test]
 async fn an_empty_database_frees_nothing_and_gets_no_row() {
     let fixture = Fixture::new().await;
-    let shop = a_claim(&fixture, "shop");
+    let claim = a_claim(&fixture, "shop");
     for _ in 0..2 {
-        assert_eq!(release_app(&fixture.stores, &shop).await, ReleaseOutcome::Reserved { users: 1 });
+        assert_eq!(release_app(&fixture.stores, &claim).await, ReleaseOutcome::Reserved { users: 1 });
         assert_eq!(fixture.count("SELECT count(*) FROM apps").await, 0);
     }
-    assert_eq!(claim_app(&fixture, &shop).await, ClaimOutcome::Held);
+    assert_eq!(claim_app(&fixture, &claim).await, ClaimOutcome::Held);
     register_user(&fixture, 0).await.unwrap();
 }
 
@@ -453,7 +453,7 @@ async fn a_concurrent_registration_and_release_never_leave_a_user_in_a_free_app(
         for number in 0..3 {
             let (stores, app) = (fixture.stores.clone(), claim.app.clone());
             tasks.spawn(async move {
-                // So that either can come first.
+                // Yields, so that sometimes the registration and sometimes the release comes first.
                 for _ in 0..round * 3 {
                     tokio::task::yield_now().await;
                 }
@@ -472,8 +472,8 @@ async fn a_concurrent_registration_and_release_never_leave_a_user_in_a_free_app(
         timeout(LIMIT, tasks.join_all()).await.expect("the tasks end in time");
         let users = fixture.count(&format!("SELECT count(*) FROM users WHERE app_id = '{}'", claim.app)).await;
         let thief = OwnershipClaim { incarnation: Some("i2".to_owned()), namespace: "thief".to_owned(), ..claim };
-        let answers = fixture.stores.postgres.claim_apps(&[thief]).await.unwrap();
-        match answers[..] {
+        let outcomes = fixture.stores.postgres.claim_apps(&[thief]).await.unwrap();
+        match outcomes[..] {
             [ClaimOutcome::Held] => assert_eq!(users, 0, "another namespace owns the appID now"),
             [ClaimOutcome::OtherNamespace] => assert!(users > 0, "the appID is reserved although there is no user"),
             ref other => panic!("{other:?}"),

@@ -1,4 +1,4 @@
-//! Audit events: recorded events are stored, refusals become one row, and nothing changes a row.
+//! Audit events: recorded events become rows, equal refusals become one row, and nothing changes a row.
 
 use std::{
     collections::BTreeMap,
@@ -29,15 +29,16 @@ use uuid::Uuid;
 
 use super::{Fixture, LIMIT, a_new_user, a_user_id, an_app, an_email, an_event, faults::stores_via, now};
 
-/// A quarter of an hour, and a minute for the time between two calls.
+/// A quarter of an hour, and one minute for the time between two calls of a test.
 const AFTER_QUARTER_HOUR: time::Duration = time::Duration::minutes(16);
 
-/// The time to the start of the next quarter of an hour. Refusals by a clock that is ahead by it fall into one quarter.
+/// The time until the next quarter of an hour begins. With a clock that is ahead by this time, a test runs at the start
+/// of a quarter, so that all its refusals are in the same quarter.
 fn time_to_next_quarter_hour() -> time::Duration {
     time::Duration::seconds(900 - now().unix_timestamp() % 900)
 }
 
-/// Another server, with a Redis clock that is ahead by this time.
+/// Another server, for which Redis's clock is ahead by this time.
 async fn server_with_clock(fixture: &Fixture, by: time::Duration) -> Stores {
     let url = UrlSource::from_value(RedisServer::shared().await.url());
     let redis = RedisStore::connect(Options { clock_offset: by, ..Options::new(url) }).unwrap();
@@ -52,12 +53,12 @@ fn account(app: &AppId, email: &str) -> AccountKey {
     an_email(email).account_key(app)
 }
 
-/// A wrong password for this user, or for an unknown account.
+/// The refusal of a wrong password: for this user, or for an unknown account.
 fn wrong_password(user: Option<UserId>, from: &str) -> Refusal {
     Refusal { kind: RefusalKind::Login, account: None, user, client: client(from) }
 }
 
-/// The counts of the App's refusals that are not written yet, by row.
+/// The numbers of the App's refusals that are not written to Postgres yet, by row.
 async fn pending_refusals(fixture: &Fixture) -> BTreeMap<String, i64> {
     let mut redis = RedisServer::shared().await.connect().await.unwrap();
     let keys: Vec<String> = redis::cmd("KEYS")
@@ -77,13 +78,13 @@ async fn pending_refusals(fixture: &Fixture) -> BTreeMap<String, i64> {
     all
 }
 
-/// Waits until this number of refusals is counted.
+/// Waits until Redis has counted this number of refusals.
 async fn wait_until_counted(fixture: &Fixture, refusals: i64) {
     let all = || async { (pending_refusals(fixture).await.values().sum::<i64>() == refusals).then_some(()) };
     eventually(&format!("{refusals} refusals"), LIMIT, all).await;
 }
 
-/// Writes what is due on a server with a clock that is ahead by this time.
+/// Writes the refusals that are due by a clock that is ahead by this time. Returns the number of rows.
 async fn write_refusals(fixture: &Fixture, by: time::Duration) -> usize {
     let app = fixture.app.clone();
     fixture.with_later_clock(by).await.write_refusals(move |of| *of == app).await.unwrap()
@@ -181,7 +182,7 @@ async fn a_user_sees_their_newest_hundred_events() {
     assert!(lately.len() < 12, "no event from before that time");
     assert_eq!(fixture.stores.activity(&fixture.app, other, day).await.unwrap().len(), 1);
 
-    // From a newer server, with kinds that this one does not know.
+    // A newer server has counted refusals of kinds that this server does not know.
     fixture
         .execute(
             "INSERT INTO audit_events (app_id, id, at, kind, user_id)
@@ -315,7 +316,7 @@ async fn concurrent_or_repeated_writes_store_each_row_once() {
     assert!(tasks.join_all().await.into_iter().sum::<usize>() >= 1);
     assert_eq!(fixture.count("SELECT sum(count)::bigint FROM audit_events").await, 150);
 
-    // After a crash that follows the write, or after a failover, the refusals are still in Redis.
+    // If a server crashed right after the write, or Redis failed over, the refusals are still in Redis.
     let quarter = key[0].rsplit(':').next().unwrap();
     let () = redis::cmd("RESTORE").arg(&key[0]).arg(60_000).arg(copy).query_async(&mut redis).await.unwrap();
     let () = redis::cmd("ZADD")
@@ -443,7 +444,7 @@ async fn partitions_of_months_are_created_once_in_advance() {
     assert_eq!(tasks.join_all().await.into_iter().sum::<i64>(), 1, "only one call makes the missing month");
     assert_eq!(fixture.count(months).await, 14);
 
-    // A month without a partition that already has events stays in the default partition.
+    // The events of a month without a partition are in the default partition, and stay there.
     fixture.execute(&format!("DO $$ BEGIN EXECUTE 'DROP TABLE {third}; END $$")).await;
     fixture
         .execute(

@@ -1,4 +1,4 @@
-//! Codes: a lookup does not take a code, a code is taken once, and it expires.
+//! Codes: a lookup does not use a code up, a code can be used once, and it expires.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ fn a_record() -> CodeRecord {
     }
 }
 
-/// Only an [`App`] makes keys of codes, so the tests need a loaded one.
+/// A loaded App, because only an [`App`] can compute the keys of codes.
 pub(super) fn loaded_app(fixture: &Fixture) -> App {
     let id = fixture.app.clone();
     let doc = RenderedApp {

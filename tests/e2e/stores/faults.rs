@@ -1,5 +1,5 @@
-//! Stores that are unavailable, slow, refusing or restarted: calls fail fast, and the stores are used again without a
-//! restart of the server.
+//! Stores that are down, slow, overloaded or restarted: calls fail fast, and servers use the stores again without a
+//! restart of their own.
 
 use std::{
     fs,
@@ -31,13 +31,13 @@ use prometheus_client::{encoding::text::encode, registry::Registry};
 
 use super::{Fixture, LIMIT, a_mail, a_user_id, an_app, assert_unavailable, stores};
 
-/// The longest wait of a call for the error that Postgres or Redis is unavailable, on a loaded machine.
+/// Limits for a call to return that Postgres or Redis is unavailable, on a loaded machine.
 const POSTGRES_LIMIT: Duration = Duration::from_secs(6);
 const REDIS_LIMIT: Duration = Duration::from_secs(4);
-/// The limit for the median time of a refusal in a known outage. A refusal waits for nothing, but the machine can be
-/// loaded.
-const MAX_MEDIAN_REFUSAL: Duration = Duration::from_millis(100);
-/// The wait of each call for a connection if the outage is not known.
+/// Limit for the median time of a call that fails in a known outage. Such a call waits for nothing, but the machine can
+/// be loaded.
+const MAX_MEDIAN_FAILURE_TIME: Duration = Duration::from_millis(100);
+/// How long a call waits for a connection if the outage is not known yet.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(3);
 
 pub(super) fn stores_via(fixture: &Fixture, proxy: &Proxy) -> Stores {
@@ -94,7 +94,7 @@ async fn a_postgres_that_refuses_stalls_or_cuts_is_unavailable_and_then_used_aga
     proxy.restore().unwrap();
     wait_for_postgres(&stores).await;
 
-    // Many at once fill the pool with connections that are then cut.
+    // Many concurrent calls fill the pool with connections, which are then cut.
     let many = futures::future::join_all((0..20).map(|_| stores.backlog())).await;
     assert!(many.iter().all(Result::is_ok));
     proxy.cut_and_wait().await;
@@ -103,8 +103,8 @@ async fn a_postgres_that_refuses_stalls_or_cuts_is_unavailable_and_then_used_aga
     assert!(many.iter().all(Result::is_ok), "the pool checks its other connections before it uses them: {many:?}");
 }
 
-/// The median time of sequential refusals.
-async fn median_refusal(stores: &Stores) -> Duration {
+/// The median time of calls that fail, one after the other.
+async fn median_failure_time(stores: &Stores) -> Duration {
     let mut times = Vec::new();
     for _ in 0..21 {
         let started = Instant::now();
@@ -126,15 +126,15 @@ async fn calls_fail_at_once_while_postgres_is_known_to_be_unavailable() {
             proxy.refuse().await;
         } else {
             proxy.stall();
-            // A new connection is as silent as the open ones.
+            // The first call notices the outage: neither the open connections nor a new one respond.
             assert_postgres_unavailable(&stores).await;
         }
         let started = Instant::now();
         assert_postgres_unavailable(&stores).await;
-        let (first, then) = (started.elapsed(), median_refusal(&stores).await);
-        println!("Postgres {fault}: a refusal took {first:?}, the next {then:?}");
-        assert!(then < MAX_MEDIAN_REFUSAL, "it {fault}: {then:?}");
-        // Many concurrent calls do not wait either, and do not each try to connect.
+        let (first, then) = (started.elapsed(), median_failure_time(&stores).await);
+        println!("Postgres {fault}: the first call failed after {first:?}, the next after {then:?}");
+        assert!(then < MAX_MEDIAN_FAILURE_TIME, "it {fault}: {then:?}");
+        // Many concurrent calls do not wait either, and few of them try to connect.
         let before = proxy.connections();
         let started = Instant::now();
         let many = futures::future::join_all((0..2000).map(|_| stores.backlog())).await;
@@ -153,18 +153,18 @@ async fn calls_that_wait_for_a_connection_are_bounded() {
     proxy.stall();
     let stores = stores_via(&fixture, &proxy);
     let calls: FuturesUnordered<_> = (0..1500).map(|_| stores.backlog()).collect();
-    // The outage is not known yet. Calls above the bound fail before the others have waited.
+    // The outage is not known yet. At most 1024 calls wait for a connection; the others fail immediately.
     let started = Instant::now();
     let times: Vec<Duration> =
-        calls.map(|answer| answer.map_or_else(|_| started.elapsed(), |_| panic!())).collect().await;
-    let at_once = times.iter().filter(|time| **time < Duration::from_millis(1500)).count();
-    assert_eq!(at_once, 1500 - 1024);
+        calls.map(|result| result.map_or_else(|_| started.elapsed(), |_| panic!())).collect().await;
+    let immediate = times.iter().filter(|time| **time < Duration::from_millis(1500)).count();
+    assert_eq!(immediate, 1500 - 1024);
     assert!(times.iter().all(|time| *time < POSTGRES_LIMIT), "{times:?}");
     proxy.restore().unwrap();
     wait_for_postgres(&stores).await;
 }
 
-/// As between the change of a password in Postgres and the change of the file.
+/// This happens when a password is rotated: first in Postgres, and a moment later in the file.
 #[tokio::test]
 async fn open_connections_are_used_while_new_ones_fail() {
     let fixture = Fixture::new().await;
@@ -185,7 +185,7 @@ async fn open_connections_are_used_while_new_ones_fail() {
     let mut registry = Registry::default();
     stores.postgres.register_metrics(&mut registry);
     for _ in 0..50 {
-        // A connection returns to the pool shortly after its call.
+        // The pool gets the connection back shortly after the call.
         eventually("a connection is idle", LIMIT, async || {
             let mut text = String::new();
             encode(&mut text, &registry).unwrap();
@@ -203,7 +203,7 @@ async fn a_stalled_postgres_does_not_exhaust_the_pool() {
     let stores = stores_via(&fixture, &proxy);
     wait_for_postgres(&stores).await;
     proxy.stall();
-    // Callers that cancel in the middle, more than the pool has connections.
+    // More callers than the pool has connections cancel their calls halfway.
     for _ in 0..40 {
         let call = stores.backlog();
         assert!(tokio::time::timeout(Duration::from_millis(20), call).await.is_err());
@@ -270,7 +270,7 @@ async fn a_redis_that_is_stopped_is_unavailable_and_then_used_again() {
     assert!(server.stop(LIMIT));
     assert_redis_unavailable(&stores).await;
     assert_redis_unavailable(&stores).await;
-    // It restarts empty, without the scripts.
+    // Redis restarts empty, without the scripts.
     options = redis::Options { addr, ..redis::Options::for_tests() };
     let server = RedisServer::start(options).await.unwrap();
     wait_for_redis(&stores).await;
@@ -284,7 +284,7 @@ async fn a_redis_that_stalls_is_unavailable_and_then_used_again() {
     wait_for_redis(&stores).await;
     proxy.stall();
     let started = Instant::now();
-    // Concurrently: there is no queue.
+    // Concurrent calls fail as fast, because there is no queue.
     futures::future::join_all((0..20).map(|_| assert_redis_unavailable(&stores))).await;
     assert!(started.elapsed() < REDIS_LIMIT);
     proxy.restore().unwrap();

@@ -20,14 +20,14 @@ use latchkey_tests::redis::Redis as RedisServer;
 
 use super::{Fixture, an_app};
 
-/// Per client address and minute (specification: Social login, Redirect).
+/// Maximum number of unbound flows per client address and minute (specification: Social login, Redirect).
 const MAX_PER_CLIENT: u32 = 30;
 
 fn a_flow_id() -> FlowId {
     FlowState::generate(&Env::system()).id()
 }
 
-/// One of many client addresses.
+/// An IPv4 client address; each number gives another one.
 fn client(number: u32) -> ClientAddress {
     ClientAddress::from_ip(Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 0).to_bits() + number).into())
 }
@@ -41,7 +41,7 @@ async fn store_flow(stores: &Stores, app: &AppId, from: ClientAddress) -> Result
     }
 }
 
-/// A client address in IPv6.
+/// An IPv6 client address in the /64 `net` of the /48 `site`.
 fn ipv6_client(site: u16, net: u16) -> ClientAddress {
     ClientAddress::from_ip(Ipv6Addr::new(0x2001, 0xdb8, site, net, 0, 0, 0, 1).into())
 }
@@ -57,7 +57,7 @@ async fn count_found(stores: &Stores, app: &AppId, ids: &[FlowId]) -> usize {
     found.into_iter().flatten().count()
 }
 
-/// The number of the App's flow keys in Redis, which must all expire, and the sizes of the indexes.
+/// The number of the App's flow keys in Redis, and the sizes of the three indexes. Asserts that all keys expire.
 async fn stored_sizes(app: &AppId) -> (usize, [usize; 3]) {
     let mut redis = RedisServer::shared().await.connect().await.unwrap();
     let keys: Vec<String> =
@@ -80,7 +80,7 @@ async fn clients_that_fill_the_flow_limit_displace_only_their_own_flows() {
     let fixture = Fixture::new().await;
     let Fixture { stores, app, .. } = &fixture;
     let honest = store_flows(stores, app, (1000..1020).map(client)).await;
-    // As many as 34 client addresses can start in ten minutes, here from ten times as many in one minute.
+    // The number of flows that 34 client addresses can start in ten minutes. Here 340 start them in one minute.
     let each = (0..340).flat_map(|number| (0..MAX_PER_CLIENT).map(move |_| client(number)));
     let theirs = store_flows(stores, app, each).await;
     assert_eq!(theirs.len(), 10_200);
@@ -92,7 +92,7 @@ async fn clients_that_fill_the_flow_limit_displace_only_their_own_flows() {
     assert_eq!(count_found(stores, app, &honest).await, 20, "a client with few flows keeps them, however old they are");
     assert_eq!(count_found(stores, app, &theirs).await, 9_980);
 
-    // New clients are admitted; the clients with the most flows lose some.
+    // New clients can start flows. The clients with the most flows lose some.
     let newcomers = store_flows(stores, app, (2000..2100).map(client)).await;
     assert_eq!(count_found(stores, app, &newcomers).await, 100);
     assert_eq!(count_found(stores, app, &honest).await, 20);
@@ -102,7 +102,8 @@ async fn clients_that_fill_the_flow_limit_displace_only_their_own_flows() {
     }
     assert_eq!(stored_sizes(app).await.1, [9_900, 9_900, 360], "used flows are no longer counted");
 
-    // The heaviest client loses its oldest flows. It is counted by /48, although each /64 has few flows.
+    // The client with the most flows loses its oldest ones. An IPv6 client is a /48 here, although each /64 has few
+    // flows.
     let mut site = Vec::new();
     for net in 0..300 {
         site.push(store_flow(stores, app, ipv6_client(7, net)).await.unwrap());

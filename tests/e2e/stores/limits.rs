@@ -1,4 +1,4 @@
-//! Rate limits: exact, consume nothing if one refuses, and report the right time for a retry.
+//! Rate limits: they are exact, a rejected call counts for no limit, and the time until a retry is right.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn acquire(
     checks: &[RateLimitCheck],
 ) -> Result<RateLimitPermit, RateLimited> {
     match stores.acquire(&fixture.app, checks.to_vec()).await {
-        Ok(taken) => Ok(taken),
+        Ok(permit) => Ok(permit),
         Err(AcquireError::RateLimited(limited)) => Err(limited),
         Err(AcquireError::Store(error)) => panic!("{error}"),
     }
@@ -59,7 +59,7 @@ async fn all_servers_share_one_count_even_concurrently() {
         let app = fixture.app.clone();
         tasks.spawn(async move { stores.acquire(&app, vec![a_check("192.0.2.1", &[(25, 3600)])]).await.is_ok() });
     }
-    assert_eq!(tasks.join_all().await.into_iter().filter(|taken| *taken).count(), 25);
+    assert_eq!(tasks.join_all().await.into_iter().filter(|permit| *permit).count(), 25);
 }
 
 #[tokio::test]
@@ -67,14 +67,14 @@ async fn a_released_permit_can_be_acquired_again() {
     let fixture = Fixture::new().await;
     let check = [a_check("192.0.2.1", &[(1, 60), (2, 3600)])];
     for _ in 0..5 {
-        let taken = acquire(&fixture.stores, &fixture, &check).await.unwrap();
+        let permit = acquire(&fixture.stores, &fixture, &check).await.unwrap();
         acquire(&fixture.stores, &fixture, &check).await.unwrap_err();
-        fixture.stores.release(&fixture.app, taken).await;
+        fixture.stores.release(&fixture.app, permit).await;
     }
     // A second release of the same permit has no effect.
-    let taken = acquire(&fixture.stores, &fixture, &check).await.unwrap();
-    fixture.stores.release(&fixture.app, taken.clone()).await;
-    fixture.stores.release(&fixture.app, taken).await;
+    let permit = acquire(&fixture.stores, &fixture, &check).await.unwrap();
+    fixture.stores.release(&fixture.app, permit.clone()).await;
+    fixture.stores.release(&fixture.app, permit).await;
     acquire(&fixture.stores, &fixture, &check).await.unwrap();
     acquire(&fixture.stores, &fixture, &check).await.unwrap_err();
 }
@@ -100,7 +100,7 @@ async fn a_refusing_window_consumes_nothing_of_the_others() {
     for _ in 0..20 {
         acquire(&fixture.stores, &fixture, &check).await.unwrap_err();
     }
-    // The window of an hour has seven left.
+    // The window of an hour still allows seven.
     for number in 1..8 {
         let later = fixture.with_later_clock(time::Duration::seconds(62 * number)).await;
         acquire(&later, &fixture, &check).await.unwrap();
@@ -115,7 +115,7 @@ async fn a_retry_succeeds_after_the_retry_time_and_not_before() {
     let fixture = Fixture::new().await;
     for (count, seconds) in [(1, 60), (5, 60), (10, 900), (60, 60)] {
         let check = [a_check(&format!("{count} in {seconds}"), &[(count, seconds)])];
-        // Spread over the first half of the window.
+        // Spreads the calls over the first half of the window.
         for number in 0..count {
             let at = time::Duration::milliseconds(i64::from(seconds) * 500 * i64::from(number) / i64::from(count));
             acquire(&fixture.with_later_clock(at).await, &fixture, &check).await.unwrap();
@@ -123,12 +123,12 @@ async fn a_retry_succeeds_after_the_retry_time_and_not_before() {
         let half = time::Duration::seconds(i64::from(seconds) / 2);
         let limited = acquire(&fixture.with_later_clock(half).await, &fixture, &check).await.unwrap_err();
         let wait = time::Duration::try_from(limited.retry_after).unwrap();
-        // The clock runs on during the test, so the test tries two seconds before the end of the wait.
+        // Two seconds before the end of the wait, because the real clock advances during the test.
         let early = half + wait - time::Duration::seconds(2);
         acquire(&fixture.with_later_clock(early).await, &fixture, &check).await.unwrap_err();
         acquire(&fixture.with_later_clock(half + wait).await, &fixture, &check).await.unwrap();
-        // Windows are counted in fiftieths, so the wait is up to a fiftieth longer: never more calls than the limit,
-        // seldom fewer.
+        // A window consists of fiftieths, so the wait is up to a fiftieth of the window too long. So there are never
+        // more calls than the limit allows, and seldom fewer.
         assert!(half + wait >= time::Duration::seconds(seconds.into()) - time::Duration::seconds(1));
         assert!(half + wait <= time::Duration::seconds(seconds.into()) * 1.02 + time::Duration::seconds(1));
     }

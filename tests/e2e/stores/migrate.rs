@@ -1,4 +1,4 @@
-//! Migrations run once, also if several servers start at the same time.
+//! Migrations: each is applied once, also if several servers start at the same time.
 
 use latchkey_server::store::{
     UrlSource,

@@ -1,4 +1,4 @@
-//! The outbox: fair to Apps, one holder per row, and nothing is lost with a worker.
+//! The outbox: it is fair to Apps, one server at a time has the lease of a row, and no row is lost if a server dies.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -34,13 +34,13 @@ fn rows_per_app(rows: &[ClaimedRow]) -> BTreeMap<AppId, usize> {
 async fn apps_take_turns_however_long_their_queues_are() {
     let fixture = Fixture::new().await;
     let (busy, second, third) = (an_app(), an_app(), an_app());
-    fixture.enqueue(&busy, 30).await;
-    fixture.enqueue(&second, 2).await;
-    fixture.enqueue(&third, 1).await;
+    fixture.enqueue_mails(&busy, 30).await;
+    fixture.enqueue_mails(&second, 2).await;
+    fixture.enqueue_mails(&third, 1).await;
     let rows = fixture.stores.claim(6, 4, LEASE).await.unwrap();
     let expected = BTreeMap::from([(busy.clone(), 3), (second.clone(), 2), (third, 1)]);
     assert_eq!(rows_per_app(&rows), expected);
-    // The busy App holds three of its four rows.
+    // The busy App has three rows in flight, and may have four.
     let rows = fixture.stores.claim(6, 4, LEASE).await.unwrap();
     assert_eq!(rows_per_app(&rows), BTreeMap::from([(busy, 1)]));
     assert!(fixture.stores.claim(6, 4, LEASE).await.unwrap().is_empty());
@@ -49,7 +49,7 @@ async fn apps_take_turns_however_long_their_queues_are() {
 #[tokio::test]
 async fn the_oldest_rows_of_an_app_come_first() {
     let fixture = Fixture::new().await;
-    fixture.enqueue(&fixture.app, 6).await;
+    fixture.enqueue_mails(&fixture.app, 6).await;
     let oldest =
         "SELECT array_agg(id ORDER BY due_at) FROM (SELECT id, due_at FROM outbox ORDER BY due_at LIMIT 2) AS o";
     let mut connection = fixture.database.connect().await.unwrap();
@@ -65,8 +65,8 @@ async fn the_oldest_rows_of_an_app_come_first() {
 async fn concurrent_workers_hold_no_row_twice_and_respect_the_limit_per_app() {
     let fixture = Fixture::new().await;
     let (one, two) = (an_app(), an_app());
-    fixture.enqueue(&one, 40).await;
-    fixture.enqueue(&two, 3).await;
+    fixture.enqueue_mails(&one, 40).await;
+    fixture.enqueue_mails(&two, 3).await;
     let another = fixture.another_server().await;
     let mut tasks = JoinSet::new();
     for number in 0..10 {
@@ -84,7 +84,7 @@ async fn concurrent_workers_hold_no_row_twice_and_respect_the_limit_per_app() {
 #[tokio::test]
 async fn a_row_can_be_claimed_again_when_its_lease_ends() {
     let fixture = Fixture::new().await;
-    fixture.enqueue(&fixture.app, 1).await;
+    fixture.enqueue_mails(&fixture.app, 1).await;
     let [lost] = fixture.stores.claim(1, 4, Duration::from_millis(200)).await.unwrap().try_into().unwrap();
     assert!(fixture.stores.claim(1, 4, LEASE).await.unwrap().is_empty(), "it is held");
     let another = fixture.another_server().await;
@@ -110,7 +110,7 @@ async fn a_row_can_be_claimed_again_when_its_lease_ends() {
 #[tokio::test]
 async fn a_late_holder_finishes_a_row_that_no_other_worker_claimed() {
     let fixture = Fixture::new().await;
-    fixture.enqueue(&fixture.app, 1).await;
+    fixture.enqueue_mails(&fixture.app, 1).await;
     let [row] = fixture.stores.claim(1, 4, Duration::ZERO).await.unwrap().try_into().unwrap();
     fixture.stores.finish(&row, DeliveryOutcome::Done).await.unwrap();
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 0);
@@ -120,7 +120,7 @@ async fn a_late_holder_finishes_a_row_that_no_other_worker_claimed() {
 async fn each_outcome_updates_its_row() {
     let fixture = Fixture::new().await;
     let stores = &fixture.stores;
-    fixture.enqueue(&fixture.app, 1).await;
+    fixture.enqueue_mails(&fixture.app, 1).await;
     let claim = async || stores.claim(1, 4, LEASE).await.unwrap().pop();
     let row = claim().await.unwrap();
     stores.finish(&row, DeliveryOutcome::Wait { at: now() + time::Duration::hours(1) }).await.unwrap();
@@ -155,7 +155,7 @@ async fn each_outcome_updates_its_row() {
 #[tokio::test]
 async fn rows_of_a_kind_of_a_newer_server_are_left_to_it() {
     let fixture = Fixture::new().await;
-    fixture.enqueue(&fixture.app, 2).await;
+    fixture.enqueue_mails(&fixture.app, 2).await;
     fixture.execute("UPDATE outbox SET kind = 'of-tomorrow' WHERE id = (SELECT id FROM outbox LIMIT 1)").await;
     assert_eq!(fixture.stores.claim(10, 10, LEASE).await.unwrap().len(), 1);
     assert!(fixture.stores.claim(10, 10, LEASE).await.unwrap().is_empty());
@@ -175,14 +175,14 @@ async fn a_propagated_epoch_deletes_its_row_and_earlier_ones() {
             ))
             .await;
     }
-    let news = EpochChange { user, epoch: Epoch(3), kept_session: None };
-    fixture.stores.remove_epoch_row(&an_app(), &news).await.unwrap();
-    fixture.stores.remove_epoch_row(&fixture.app, &news).await.unwrap();
+    let epoch_change = EpochChange { user, epoch: Epoch(3), kept_session: None };
+    fixture.stores.remove_epoch_row(&an_app(), &epoch_change).await.unwrap();
+    fixture.stores.remove_epoch_row(&fixture.app, &epoch_change).await.unwrap();
     let mut left: Vec<(bool, i64)> = Vec::new();
     for row in fixture.stores.claim(10, 10, LEASE).await.unwrap() {
-        let OutboxTask::PropagateEpoch(news) = row.task else { panic!("{row:?}") };
-        assert_eq!(news.kept_session, Some(SessionId(keep)));
-        left.push((news.user == user, news.epoch.0));
+        let OutboxTask::PropagateEpoch(epoch_change) = row.task else { panic!("{row:?}") };
+        assert_eq!(epoch_change.kept_session, Some(SessionId(keep)));
+        left.push((epoch_change.user == user, epoch_change.epoch.0));
     }
     left.sort();
     assert_eq!(left, [(false, 3), (true, 4)]);
@@ -194,7 +194,7 @@ async fn the_backlog_counts_due_rows_and_dead_letters() {
     let empty = fixture.stores.backlog().await.unwrap();
     assert_eq!((empty.due, empty.dead), (0, 0));
     assert!(empty.oldest_due_seconds.abs() < f64::EPSILON);
-    fixture.enqueue(&fixture.app, 5).await;
+    fixture.enqueue_mails(&fixture.app, 5).await;
     fixture.execute("UPDATE outbox SET due_at = now() - interval '90 s'").await;
     fixture
         .execute(
@@ -220,7 +220,7 @@ async fn a_listening_server_is_notified_of_rows_of_others_also_after_a_cut() {
         PostgresStore::connect(postgres::Options::new(UrlSource::from_value(&fixture.database.url))).unwrap();
     let notifying = Stores { postgres: notifying, ..fixture.stores.clone() };
     for _ in 0..2 {
-        // It is notified once when it starts to listen, because it can have missed rows.
+        // A server is notified once when it starts to listen, because it can have missed rows.
         timeout(LIMIT, listening.wait_for_notification()).await.unwrap();
         notifying.enqueue(&fixture.app, a_mail(None)).await.unwrap();
         timeout(LIMIT, listening.wait_for_notification()).await.unwrap();
@@ -235,6 +235,6 @@ async fn a_server_that_does_not_listen_is_still_notified_of_its_own_rows() {
     let fixture = Fixture::new().await;
     let nothing = timeout(Duration::from_millis(200), fixture.stores.wait_for_notification()).await;
     assert!(nothing.is_err());
-    fixture.enqueue(&fixture.app, 1).await;
+    fixture.enqueue_mails(&fixture.app, 1).await;
     timeout(LIMIT, fixture.stores.wait_for_notification()).await.unwrap();
 }

@@ -1,5 +1,5 @@
-//! Deletion of accounts that were not verified in time: which accounts, what is deleted with them, and concurrent
-//! calls.
+//! Deletion of accounts that were not verified in time: which accounts, what is deleted with them, and what concurrent
+//! calls do.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -29,7 +29,7 @@ use super::{Fixture, LIMIT, a_mail, a_new_user, an_app, an_email, an_event, asse
 const DAY: Duration = Duration::DAY;
 const RETENTION: Duration = Duration::days(30);
 
-/// A fixture with an App that the database has.
+/// A fixture with an App that owns its appID in the database.
 async fn claimed_fixture() -> Fixture {
     let fixture = Fixture::new().await;
     fixture.stores.postgres.claim_apps(&[claim(&fixture)]).await.unwrap();
@@ -139,7 +139,7 @@ async fn only_old_accounts_without_verified_address_identity_or_live_session_are
     let again = an_event(EventKind::RegisteredAgain, asked.id);
     fixture.stores.record_repeated_registration(&fixture.app, asked.id, asked.epoch, false, None, again).await.unwrap();
 
-    // By a clock at which the short session has expired.
+    // With a clock that is so late that the short session has expired.
     let later = fixture.with_later_clock(Duration::minutes(2)).await;
     assert_eq!(sweep(&later, &retention_rule(&fixture), 100).await, 3);
     let stay = ["asked", "bare", "disabled", "linked", "live", "social", "verified", "young"];
@@ -147,7 +147,7 @@ async fn only_old_accounts_without_verified_address_identity_or_live_session_are
         stay.iter().map(|name| if *name == "bare" { String::new() } else { (*name).to_owned() }).collect();
     assert_eq!(remaining_users(&fixture).await, expected);
     assert_eq!(sweep(&later, &retention_rule(&fixture), 100).await, 0);
-    // The address can register again.
+    // The email address of a deleted account can be registered again.
     register_aged(&fixture, "forgotten@x.test", Duration::ZERO).await;
 }
 
@@ -165,7 +165,7 @@ async fn an_account_is_deleted_with_its_mails_and_the_event_is_recorded() {
     let kinds = "SELECT count(*) FROM audit_events WHERE kind = 'user_expired' AND ip IS NULL AND session_id IS NULL";
     assert_eq!(fixture.count(&format!("{kinds} AND user_id = '{}'", user.id)).await, 1);
     assert_eq!(fixture.count(kinds).await, 1);
-    // A login that read the account before its deletion opens no session, and its data in Redis expires soon.
+    // A login that read the account before the deletion opens no session. The user's data in Redis expires soon.
     assert_eq!(open_session(&fixture.stores, &fixture, &user, 3600).await, OpenOutcome::EpochRaised);
     let mut redis = RedisServer::shared().await.connect().await.unwrap();
     let of_user = format!("lk:{{{}:{}}}:*", fixture.app, user.id);
@@ -226,7 +226,7 @@ async fn a_server_with_a_clock_that_is_ahead_deletes_nothing_too_early() {
     assert_eq!(remaining_users(&fixture).await, BTreeSet::from(["young".to_owned()]));
 }
 
-/// The account is either confirmed and stays, or it is deleted and its code is invalid.
+/// Either the account is confirmed and stays, or it is deleted and the code is invalid.
 #[tokio::test]
 async fn a_concurrent_confirmation_wins_or_comes_too_late() {
     let fixture = Arc::new(claimed_fixture().await);
@@ -261,7 +261,7 @@ async fn a_concurrent_confirmation_wins_or_comes_too_late() {
     println!("{confirmed} confirmed, {deleted} deleted");
 }
 
-/// A login has read the account, and opens its session at any moment of the deletion.
+/// A login has read the account, and opens a session while the account is being deleted.
 #[tokio::test]
 async fn a_concurrently_opened_session_keeps_the_account_or_is_not_opened() {
     let fixture = Arc::new(claimed_fixture().await);
@@ -295,11 +295,11 @@ async fn a_store_that_is_cut_in_the_middle_leaves_complete_accounts() {
         register_aged(&fixture, &format!("ada{number}@x.test"), RETENTION + DAY).await;
     }
     let rule = retention_rule(&fixture);
-    // Without Redis the server cannot know the sessions.
+    // Without Redis the server does not know whether an account has sessions, so it deletes nothing.
     let blind = stores(&fixture.database.url, "redis://127.0.0.1:1/");
     assert_unavailable(blind.delete_unverified(&rule, None, 100).await);
     assert_eq!(remaining_users(&fixture).await.len(), 10);
-    // The first statement of the deletion, and the last.
+    // Cuts the connection before the first and before the last statement of the deletion.
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     for text in ["DELETE FROM users", "user_expired"] {
         let cut = faults::stores_via(&fixture, &proxy);
@@ -307,14 +307,14 @@ async fn a_store_that_is_cut_in_the_middle_leaves_complete_accounts() {
         assert_unavailable(cut.delete_unverified(&rule, None, 100).await);
         proxy.trap_triggered().await;
         assert_eq!(remaining_users(&fixture).await.len(), 10, "cut before {text}");
-        // Locked rows are skipped.
+        // Waits for the end of the cut transaction, because the next deletion skips locked rows.
         let open = "SELECT count(*) FROM pg_stat_activity
                     WHERE datname = current_database() AND xact_start IS NOT NULL AND pid <> pg_backend_pid()";
         let ended = || async { (fixture.count(open).await == 0).then_some(()) };
         eventually("the end of the transaction", LIMIT, ended).await;
     }
     assert_eq!(fixture.count("SELECT count(*) FROM audit_events WHERE kind = 'user_expired'").await, 0);
-    // A part of the deletion is done in Redis; the next sweep finishes it.
+    // The cut deletions have already changed Redis. The next one finishes them.
     assert_eq!(sweep(&fixture.stores, &rule, 100).await, 10);
 }
 

@@ -1,4 +1,5 @@
-//! Sessions against a small model of their rules: for any interleaving the store decides like the model.
+//! Compares the session store with a small model of the rules: for random operations, also concurrent ones, both decide
+//! the same.
 
 use std::time::{Duration as Elapsed, Instant};
 
@@ -22,11 +23,11 @@ use super::{Fixture, a_user_id, now};
 
 /// The total number of operations.
 const STEPS: usize = 100_000;
-/// Operations per user; the next episode has a new user.
+/// Operations of one episode. Each episode has a new user.
 const STEPS_PER_EPISODE: usize = 50;
 /// Concurrent episodes.
 const CONCURRENT_EPISODES: usize = 16;
-/// The model counts whole seconds. An episode that takes longer by the machine's clock proves nothing, and is repeated.
+/// Maximum duration of an episode. The model counts whole seconds, so a longer episode proves nothing and is repeated.
 const MAX_EPISODE_TIME: Elapsed = Elapsed::from_millis(900);
 
 const IDLE_SECONDS: i64 = 10 * 24 * 3600;
@@ -36,10 +37,10 @@ const MAX_LATE_RESPONSES: usize = 5;
 const LATENESS_STEP: u64 = 2;
 const MAX_LATENESS: u64 = 14;
 const DAY_SECONDS: i64 = 24 * 3600;
-/// The possible pauses between two operations, in seconds.
+/// The pauses between two operations, in seconds; one is drawn.
 const PAUSES: [i64; 9] = [1, 7, 29, 31, 61, 301, 3600, 13 * 3600, 4 * DAY_SECONDS];
 
-/// The state of a session in the model; times are seconds since the start of the episode.
+/// The state of a session in the model. Times are seconds since the start of the episode.
 #[derive(Clone, Debug)]
 struct ModelSession {
     id: SessionId,
@@ -49,7 +50,7 @@ struct ModelSession {
     used_at: i64,
     ends_at: i64,
     late_responses: Vec<i64>,
-    /// The lateness after the last late response, and the generation at that time.
+    /// The lateness after the last late answer, and the generation at that time.
     lateness: (u64, u64),
 }
 
@@ -67,14 +68,14 @@ enum ModelOutcome {
     Gone,
 }
 
-/// A holder of a refresh token: its user, or a thief.
+/// Somebody with a refresh token: the user, or a thief.
 #[derive(Clone, Debug)]
 struct Holder {
     session: SessionId,
     generation: u64,
 }
 
-/// A copy of a user's keys in Redis, and of the model at the same time.
+/// A copy of the user's keys in Redis, and of the model at the same moment.
 struct Snapshot {
     model: Model,
     keys: Vec<(String, Vec<u8>)>,
@@ -93,14 +94,14 @@ struct Episode {
     holders: Vec<Holder>,
     thieves: Vec<Holder>,
     snapshot: Option<Snapshot>,
-    /// The operations so far, printed on failure.
+    /// The operations so far, which a failure prints.
     trace: Vec<String>,
 }
 
 // === impl Model ===
 
 impl Model {
-    /// The session if it is live. Removes it if it has expired.
+    /// The session, if it is live. Removes an expired session.
     fn live(&mut self, id: SessionId, time: i64) -> Option<&mut ModelSession> {
         let epoch = self.epoch;
         let at = self.sessions.iter().position(|known| known.id == id)?;
@@ -249,17 +250,18 @@ impl Episode {
         self.holders.push(Holder { session: id, generation: 1 });
     }
 
-    /// Sends `times` concurrent refreshes. Returns the generation of the token that all got.
+    /// Sends `times` concurrent refreshes with the same token. Returns the generation of the next token, which is the
+    /// same for all.
     async fn refresh(&mut self, holder: &Holder, times: usize) -> Option<u64> {
         let token = RefreshToken { user: self.user, session: holder.session, generation: holder.generation };
         let rules = RefreshRules { grace_seconds: self.grace.try_into().unwrap(), windows: Vec::new() };
         self.record_step(format!("refresh {times} times with {holder:?}"));
         let calls = (0..times).map(|_| self.stores.refresh(&self.fixture.app, &token, &rules));
         let mut real: Vec<ModelOutcome> =
-            join_all(calls).await.into_iter().map(|answer| model_outcome(answer.unwrap())).collect();
+            join_all(calls).await.into_iter().map(|result| model_outcome(result.unwrap())).collect();
         let mut expected: Vec<ModelOutcome> =
             (0..times).map(|_| self.model.refresh(holder.session, holder.generation, self.time, self.grace)).collect();
-        // The order of racing calls is not known.
+        // Compares the outcomes without their order, because the order of concurrent calls is not known.
         let order = |outcome: &ModelOutcome| format!("{outcome:?}");
         real.sort_by_key(order);
         expected.sort_by_key(order);
@@ -276,7 +278,7 @@ impl Episode {
         self.stores = Stores { redis, ..self.fixture.stores.clone() };
     }
 
-    /// A holder and a thief with a copy of the token refresh in turns, each every 26 hours.
+    /// A user and a thief with a copy of the token refresh in turn, each every 26 hours.
     async fn take_turns(&mut self, at: usize) {
         let mut thief = self.holders[at].clone();
         for _ in 0..self.rng.random_range(1..=16) {
@@ -295,14 +297,14 @@ impl Episode {
         let at = self.rng.random_range(0..self.holders.len());
         let holder = self.holders[at].clone();
         match self.rng.random_range(0..100) {
-            // The most frequent case: a client gets its response, in one tab or in several.
+            // The most frequent case: one tab or several tabs refresh, and get the response.
             0..34 => {
                 let times = *[1, 1, 1, 2, 5].choose(&mut self.rng).unwrap();
                 if let Some(generation) = self.refresh(&holder, times).await {
                     self.holders[at].generation = generation;
                 }
             }
-            // The response is lost.
+            // A refresh with a lost response.
             34..44 => drop(self.refresh(&holder, 1).await),
             44..48 => {
                 self.record_step(format!("steal {holder:?}"));
@@ -340,15 +342,16 @@ impl Episode {
                 self.model.end_other_sessions(holder.session);
             }
             87..90 => self.log_in(self.model.epoch).await,
-            // A login at a raised epoch arrives before the epoch change, so Redis learns the epoch from the login.
+            // A login with a raised epoch reaches Redis before the epoch change, so Redis gets the epoch from the
+            // login.
             90..91 => self.log_in(self.model.epoch + 1).await,
             91..92 if self.model.epoch > 1 => self.log_in(self.model.epoch - 1).await,
             91..94 => {
                 let epoch = self.model.epoch + self.rng.random_range(-1..=1);
                 let keep = self.rng.random_bool(0.7).then_some(holder.session);
                 self.record_step(format!("raise the epoch to {epoch}, keep {keep:?}"));
-                let news = EpochChange { user: self.user, epoch: Epoch(epoch), kept_session: keep };
-                self.stores.raise_epoch(&self.fixture.app, &news, Some(&a_profile(epoch))).await.unwrap();
+                let epoch_change = EpochChange { user: self.user, epoch: Epoch(epoch), kept_session: keep };
+                self.stores.raise_epoch(&self.fixture.app, &epoch_change, Some(&a_profile(epoch))).await.unwrap();
                 self.model.raise_epoch(epoch, keep);
             }
             94..97 => {
@@ -360,7 +363,7 @@ impl Episode {
         }
     }
 
-    /// All keys that Redis can have for the user.
+    /// All keys that Redis can have of the user.
     fn keys(&self) -> Vec<String> {
         let user = format!("lk:{{{}:{}}}", self.fixture.app, self.user);
         let sessions = self.holders.iter().map(|holder| format!("{user}:session:{}", holder.session));
@@ -376,7 +379,7 @@ impl Episode {
         dumped
     }
 
-    /// A replica with the state of the last snapshot takes over.
+    /// A failover to a replica that has only the state of the last snapshot.
     async fn fail_over(&mut self) {
         let Some(snapshot) = self.snapshot.take() else { return };
         self.record_step("failover to the state of the replica".to_owned());
@@ -406,12 +409,12 @@ fn model_outcome(real: RefreshOutcome) -> ModelOutcome {
     }
 }
 
-/// Runs one episode. Returns false if the machine was too slow for it to prove anything.
+/// Runs one episode. Returns false if the machine was too slow, so that the episode proves nothing.
 async fn run_episode(fixture: std::sync::Arc<Fixture>, seed: u64) -> bool {
     let began = Instant::now();
     let mut episode = Episode::new(fixture, seed).await;
     for _ in 0..STEPS_PER_EPISODE {
-        // Checked before each step, because a difference that is caused by slowness does not count.
+        // Checked before each step, because slowness alone can cause a difference to the model.
         if began.elapsed() > MAX_EPISODE_TIME {
             return false;
         }

@@ -1,4 +1,4 @@
-//! Sessions and epochs: what exists, what ends a session, and an epoch never decreases.
+//! Sessions and epochs: which sessions exist, what ends a session, and that an epoch never decreases.
 
 use std::collections::BTreeMap;
 
@@ -58,9 +58,9 @@ async fn session_epoch(stores: &Stores, fixture: &Fixture, session: &NewSession)
 }
 
 async fn raise_epoch(fixture: &Fixture, user: UserId, epoch: i64, keep: Option<SessionId>) {
-    let news = EpochChange { user, epoch: Epoch(epoch), kept_session: keep };
+    let epoch_change = EpochChange { user, epoch: Epoch(epoch), kept_session: keep };
     assert_eq!(
-        fixture.stores.raise_epoch(&fixture.app, &news, Some(&a_profile(1, "Ada"))).await.unwrap(),
+        fixture.stores.raise_epoch(&fixture.app, &epoch_change, Some(&a_profile(1, "Ada"))).await.unwrap(),
         Replication::Complete,
         "there is no replica"
     );
@@ -87,7 +87,7 @@ async fn a_session_ends_when_idle_and_at_the_end_of_its_lifetime() {
     let fixture = Fixture::new().await;
     let session = open_session(&fixture, a_user_id(), 1).await;
     let idle = Duration::seconds(IDLE_SECONDS.into());
-    // Each lookup is a use and restarts the idle time.
+    // A lookup counts as a use, after which the idle time starts again.
     let half_an_hour = fixture.with_later_clock(idle / 2).await;
     assert!(session_epoch(&half_an_hour, &fixture, &session).await.is_some());
     let then = fixture.with_later_clock(idle + Duration::minutes(20)).await;
@@ -167,13 +167,13 @@ async fn the_hundred_and_first_session_ends_the_least_recently_used() {
     let user = a_user_id();
     let mut sessions = Vec::new();
     for number in 0..100 {
-        // Each a second after the one before, by Redis's clock.
+        // By Redis's clock, each session is opened a second after the previous one.
         let stores = fixture.with_later_clock(Duration::seconds(number)).await;
         let session = a_session(user, 1);
         stores.open_session(&fixture.app, &session).await.unwrap();
         sessions.push(session);
     }
-    // The first is used again, so the second is the least recently used.
+    // The first session is used again, so the second one is the least recently used.
     let later = fixture.with_later_clock(Duration::minutes(5)).await;
     assert!(session_epoch(&later, &fixture, &sessions[0]).await.is_some());
     let last = a_session(user, 1);
@@ -222,17 +222,17 @@ async fn an_epoch_change_is_safe_only_when_a_replica_has_it() {
     .await;
     let stores = stores("postgres://nobody@127.0.0.1:1/none", &primary.url());
     let (app, user) = (an_app(), a_user_id());
-    let news = |epoch| EpochChange { user, epoch: Epoch(epoch), kept_session: None };
+    let epoch_change = |epoch| EpochChange { user, epoch: Epoch(epoch), kept_session: None };
     eventually("a replica acknowledges", LIMIT, async || {
-        let carried = stores.raise_epoch(&app, &news(2), None).await.unwrap();
-        (carried == Replication::Complete).then_some(())
+        let replication = stores.raise_epoch(&app, &epoch_change(2), None).await.unwrap();
+        (replication == Replication::Complete).then_some(())
     })
     .await;
     replica.process().signal(rustix::process::Signal::STOP);
     let started = std::time::Instant::now();
-    assert_eq!(stores.raise_epoch(&app, &news(3), None).await.unwrap(), Replication::Unconfirmed);
+    assert_eq!(stores.raise_epoch(&app, &epoch_change(3), None).await.unwrap(), Replication::Unconfirmed);
     assert!(started.elapsed() < std::time::Duration::from_secs(1), "took {:?}", started.elapsed());
-    // A session still opens without an acknowledgement: only epoch changes wait for replicas.
+    // Only epoch changes wait for a replica. A session opens without an acknowledgement.
     assert_eq!(stores.open_session(&app, &a_session(user, 3)).await.unwrap(), OpenOutcome::Opened);
     replica.process().signal(rustix::process::Signal::CONT);
 }
@@ -252,11 +252,11 @@ async fn an_epoch_change_is_safe_only_when_a_replica_of_its_node_has_it() {
         } else {
             Replication::Complete
         };
-        let news = EpochChange { user, epoch: Epoch(2), kept_session: None };
-        // On a loaded machine a running replica can take longer than the store waits.
+        let epoch_change = EpochChange { user, epoch: Epoch(2), kept_session: None };
+        // Repeated, because on a loaded machine even a running replica can respond later than the store waits.
         eventually("the result matches the state of the replica", LIMIT, async || {
-            let carried = stores.raise_epoch(&app, &news, None).await.unwrap();
-            (carried == expected).then_some(())
+            let replication = stores.raise_epoch(&app, &epoch_change, None).await.unwrap();
+            (replication == expected).then_some(())
         })
         .await;
     }
@@ -276,7 +276,7 @@ async fn an_older_profile_never_replaces_a_newer_one() {
     assert_eq!(profile_name(&fixture, &session).await, "Third");
     fixture.stores.store_profile(&fixture.app, user, &a_profile(2, "Second")).await.unwrap();
     assert_eq!(profile_name(&fixture, &session).await, "Third");
-    // A login and an epoch change that read the user before the rename.
+    // A login and an epoch change that have read the user before the rename do not restore the old name either.
     open_session(&fixture, user, 1).await;
     assert_eq!(profile_name(&fixture, &session).await, "Third");
     raise_epoch(&fixture, user, 2, Some(session.id)).await;
@@ -289,8 +289,8 @@ async fn only_the_epoch_of_a_deleted_user_is_kept() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
     open_session(&fixture, user, 1).await;
-    let news = EpochChange { user, epoch: Epoch(2), kept_session: None };
-    fixture.stores.raise_epoch(&fixture.app, &news, None).await.unwrap();
+    let epoch_change = EpochChange { user, epoch: Epoch(2), kept_session: None };
+    fixture.stores.raise_epoch(&fixture.app, &epoch_change, None).await.unwrap();
     let mut redis = redis::Redis::shared().await.connect().await.unwrap();
     let key = format!("lk:{{{}:{user}}}:user", fixture.app);
     let fields: Vec<String> = ::redis::cmd("HGETALL").arg(&key).query_async(&mut redis).await.unwrap();
@@ -328,7 +328,7 @@ async fn a_user_lists_the_live_sessions_and_ends_them() {
     assert!(later.sessions(&fixture.app, user).await.unwrap().is_empty());
 }
 
-/// Refreshes by the clock of `stores`. Returns the result and the generation of the next token.
+/// Refreshes at the time of the clock of `stores`. Returns the result and the generation of the next token.
 async fn refresh_session(
     stores: &Stores,
     fixture: &Fixture,
@@ -345,8 +345,8 @@ async fn refresh_session(
     (outcome, next)
 }
 
-/// The index and the TTL of a session's key are updated once per minute; the order and the idle time count every
-/// refresh.
+/// Redis updates the index and the TTL of a session's key only once per minute. But every refresh counts for the idle
+/// time and for the order of sessions.
 #[tokio::test]
 async fn a_refresh_within_the_minute_counts_as_a_use() {
     let fixture = Fixture::new().await;
@@ -362,7 +362,7 @@ async fn a_refresh_within_the_minute_counts_as_a_use() {
     let key = format!("lk:{{{}:{user}}}:session:{}", fixture.app, first.id);
     let mut connection = redis::Redis::shared().await.connect().await.unwrap();
     let life: u32 = ::redis::cmd("TTL").arg(key).query_async(&mut connection).await.unwrap();
-    // By Redis's own clock the session was just opened; by the clock of the store it was used 50 seconds later.
+    // By Redis's clock the session was opened a moment ago. By the clock of the store it was used 50 seconds later.
     assert!(life >= IDLE_SECONDS + 50, "{life} s");
     for _ in 0..99 {
         at(52).await.open_session(&fixture.app, &a_session(user, 1)).await.unwrap();
@@ -419,7 +419,7 @@ async fn open_session_for_a_year(fixture: &Fixture) -> NewSession {
     session
 }
 
-/// The owner refreshes every noon, a thief every midnight. Returns the night on which the session ends.
+/// The owner refreshes at noon and a thief at midnight, each day. Returns the night in which the session ends.
 async fn night_of_detection(fixture: &Fixture, session: &NewSession, nights: i64) -> Option<i64> {
     let (mut owner, mut thief) = (1, 1);
     for night in 1..=nights {
@@ -447,7 +447,7 @@ async fn a_thief_who_refreshes_nightly_is_detected_within_two_weeks() {
     assert_eq!(session_epoch(&after, &fixture, &session).await, None, "the session has ended for both");
 }
 
-/// The response of every third day is lost, and the client retries on the next day.
+/// Every third day the response is lost, and the client retries a day later.
 #[tokio::test]
 async fn a_client_that_often_loses_responses_keeps_its_session() {
     let fixture = Fixture::new().await;
@@ -464,8 +464,8 @@ async fn a_client_that_often_loses_responses_keeps_its_session() {
     assert_eq!(late, 121);
 }
 
-/// The script of an old server does not know `lateness`: it neither writes nor removes it, and counts generations as
-/// before.
+/// The script of an older server does not know the field `lateness`: it neither writes nor removes the field, and
+/// counts generations as before.
 #[tokio::test]
 async fn lateness_counts_for_a_session_that_old_servers_refresh_too() {
     let fixture = Fixture::new().await;
@@ -474,12 +474,12 @@ async fn lateness_counts_for_a_session_that_old_servers_refresh_too() {
     let mut redis = redis::Redis::shared().await.connect().await.unwrap();
     let at = async |day: i64| fixture.with_later_clock(Duration::days(day)).await;
     assert_eq!(refresh_live(&at(1).await, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
-    // An old server gave a late response, and stored only its time.
+    // An older server has given a late answer, and stored only its time.
     let _: i64 = ::redis::cmd("HSET").arg(&key).arg("late").arg("1").query_async(&mut redis).await.unwrap();
     for day in 2..=8 {
         assert_eq!(refresh_live(&at(day).await, &fixture, &session, 1).await, (RefreshKind::Late, 2), "day {day}");
     }
-    // Old servers gave twelve new tokens, which lower the lateness enough for six late responses.
+    // Older servers have given twelve new tokens. They lower the lateness so far that six late answers are possible.
     let _: i64 = ::redis::cmd("HINCRBY").arg(&key).arg("n").arg(12).query_async(&mut redis).await.unwrap();
     for day in 9..=14 {
         assert_eq!(refresh_live(&at(day).await, &fixture, &session, 13).await, (RefreshKind::Late, 14), "day {day}");
@@ -516,7 +516,7 @@ async fn only_new_generations_count_for_the_limit() {
     assert!(matches!(refresh(2).await, RefreshOutcome::Renewed(RefreshKind::Repeated, _)), "nothing was consumed");
 }
 
-/// A session with a lifetime of two months, refreshed under a limit, always with the newest generation.
+/// A session with a lifetime of two months and a limit on refreshes. Each refresh uses the newest token.
 struct LimitedSession {
     fixture: Fixture,
     session: NewSession,
@@ -535,7 +535,7 @@ impl LimitedSession {
         Self { session, windows: windows.collect(), generation: 1, fixture }
     }
 
-    /// Refreshes at this time. A refusal returns the window and the time until a retry.
+    /// Refreshes at this time. If the limit rejects the refresh, returns the window and the time until a retry.
     async fn refresh(&mut self, at: Duration) -> Result<(), (Window, std::time::Duration)> {
         let token = RefreshToken { user: self.session.user, session: self.session.id, generation: self.generation };
         let rules = RefreshRules { grace_seconds: 30, windows: self.windows.clone() };
@@ -551,10 +551,10 @@ impl LimitedSession {
     }
 }
 
-/// The counters of other limits and the marks of a session implement the same rule.
+/// Refreshes are counted in the session's key, other limits in counters. Both must implement the same rule.
 #[tokio::test]
 async fn new_generations_are_counted_like_any_other_limit() {
-    // Windows so long that two calls in a row fall into different fiftieths only once in a million times.
+    // The windows are so long that two consecutive calls are in the same fiftieth, except once in a million times.
     let mut limited = LimitedSession::with_windows(&[(4, 50_000), (6, 86_400)]).await;
     let check = [RateLimitCheck {
         limit: LimitName::LoginsPerClient,
@@ -563,7 +563,7 @@ async fn new_generations_are_counted_like_any_other_limit() {
     }];
     for seed in 0..3 {
         let mut rng = StdRng::seed_from_u64(seed);
-        // Each round starts when nothing of the previous round counts any more.
+        // Each round starts after all windows of the previous round have ended.
         let mut at = Duration::days(15) * i32::try_from(seed).unwrap();
         let mut refused = BTreeMap::new();
         for step in 0..120 {
@@ -583,7 +583,7 @@ async fn new_generations_are_counted_like_any_other_limit() {
                     assert!(apart < std::time::Duration::from_secs(20), "seed {seed}, step {step}: {apart:?} apart");
                     *refused.entry(window.window_seconds).or_insert(0) += 1;
                 }
-                (counted, told) => panic!("seed {seed}, step {step}: {:?}, but {told:?}", counted.map(drop)),
+                (counted, refreshed) => panic!("seed {seed}, step {step}: {:?}, but {refreshed:?}", counted.map(drop)),
             }
         }
         let each = [0, 50_000, 86_400].map(|window| refused.get(&window).copied().unwrap_or(0));

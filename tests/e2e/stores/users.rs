@@ -1,4 +1,4 @@
-//! Users: one account per address, and changes that apply only at the epoch of their decision.
+//! Users: one account per email address, and changes that apply only if the epoch is still that of the decision.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ fn registered_again_event(user: UserId) -> Event {
     an_event(EventKind::RegisteredAgain, user)
 }
 
-/// Every row of the outbox, also those that are not due yet.
+/// Claims all rows of the outbox, also those that are not due yet.
 async fn all_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
     fixture.execute("UPDATE outbox SET due_at = now() - interval '1 s', lease_until = NULL").await;
     let mut rows = fixture.stores.claim(100, 100, Duration::from_secs(60)).await.unwrap();
@@ -198,8 +198,10 @@ async fn confirming_verifies_the_address_and_raises_the_epoch() {
     let rows = fixture.stores.claim(10, 10, Duration::from_secs(60)).await.unwrap();
     assert!(rows.is_empty(), "the request propagates the epoch first: {rows:?}");
     let rows = all_rows(&fixture).await;
-    let [ClaimedRow { task: OutboxTask::PropagateEpoch(news), .. }] = rows.as_slice() else { panic!("{rows:?}") };
-    assert_eq!(*news, EpochChange { user: user.id, epoch: Epoch(2), kept_session: None });
+    let [ClaimedRow { task: OutboxTask::PropagateEpoch(epoch_change), .. }] = rows.as_slice() else {
+        panic!("{rows:?}")
+    };
+    assert_eq!(*epoch_change, EpochChange { user: user.id, epoch: Epoch(2), kept_session: None });
 }
 
 #[tokio::test]
@@ -212,8 +214,10 @@ async fn confirming_with_the_accounts_own_session_keeps_identities_and_names_the
     fixture.stores.confirm_address(&fixture.app, change).await.unwrap().unwrap();
     assert_eq!(count_identities(&fixture).await, 1);
     let rows = all_rows(&fixture).await;
-    let [ClaimedRow { task: OutboxTask::PropagateEpoch(news), .. }] = rows.as_slice() else { panic!("{rows:?}") };
-    assert_eq!(news.kept_session, Some(session));
+    let [ClaimedRow { task: OutboxTask::PropagateEpoch(epoch_change), .. }] = rows.as_slice() else {
+        panic!("{rows:?}")
+    };
+    assert_eq!(epoch_change.kept_session, Some(session));
 }
 
 #[tokio::test]
@@ -250,8 +254,10 @@ async fn resetting_sets_the_password_and_queues_the_notice() {
     assert_eq!(changed.user.password_hash, Some(PasswordHash::new("$argon2id$second")));
     assert_eq!(count_identities(&fixture).await, 0, "the address was unverified");
     let rows = all_rows(&fixture).await;
-    let [ClaimedRow { task: OutboxTask::Mail(notice), .. }, ClaimedRow { task: OutboxTask::PropagateEpoch(news), .. }] =
-        rows.as_slice()
+    let [
+        ClaimedRow { task: OutboxTask::Mail(notice), .. },
+        ClaimedRow { task: OutboxTask::PropagateEpoch(epoch_change), .. },
+    ] = rows.as_slice()
     else {
         panic!("{rows:?}")
     };
@@ -259,7 +265,7 @@ async fn resetting_sets_the_password_and_queues_the_notice() {
         (notice.kind.as_str(), notice.recipient, notice.requested_at),
         ("password-changed", Some(user.id), CHANGED_AT)
     );
-    assert_eq!(*news, EpochChange { user: user.id, epoch: Epoch(2), kept_session: None });
+    assert_eq!(*epoch_change, EpochChange { user: user.id, epoch: Epoch(2), kept_session: None });
 
     link_identity(&fixture, user.id).await;
     fixture.stores.reset_password(&fixture.app, a_reset(user.id, Epoch(2))).await.unwrap().unwrap();
@@ -313,9 +319,9 @@ async fn only_one_of_many_changes_at_one_epoch_applies() {
     assert_eq!(fixture.count("SELECT count(*) FROM outbox WHERE kind = 'epoch'").await, 1);
 }
 
-/// The response times of known and unknown addresses do not differ (specification: Accounts, Equal response times).
-/// Each round measures both calls, so the difference comes from the stores. For equal calls each median is off by about
-/// 0.02 ms, so the smallest of ten differences practically never exceeds the bound without a cause.
+/// The response times for known and unknown email addresses do not differ (specification: Accounts, Equal response
+/// times). Each of ten rounds compares the medians of both calls. If the calls take the same time, a median is wrong by
+/// about 0.02 ms, so it is practically impossible that all ten differences exceed the bound.
 #[tokio::test]
 async fn registering_again_takes_as_long_as_creating() {
     let fixture = Fixture::new().await;

@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         "sqlx" => runtime.block_on(sqlx_metadata::write_query_metadata()),
         other => Err(anyhow::anyhow!("latchkey-dev has no task {other}; use `run` or `sqlx`")),
     };
-    // Blocking tasks that still wait for a child are abandoned: the children die with this process.
+    // Does not wait for tasks that still wait for a child process: the children die with this process.
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,

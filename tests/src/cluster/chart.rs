@@ -19,7 +19,7 @@ pub fn folder() -> PathBuf {
     process::root().join("charts/latchkey")
 }
 
-/// The value files in the chart's folder `ci`, sorted by name.
+/// The values files in the chart's folder `ci`, sorted by name.
 pub fn value_files() -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder().join("ci")).context("charts/latchkey/ci")?;
     let mut files: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
@@ -27,7 +27,8 @@ pub fn value_files() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// `helm template` with more arguments, without the helm tests. The error contains Helm's output.
+/// Runs `helm template` with additional arguments, and returns the objects without those of `helm test`. The error
+/// contains Helm's output.
 pub async fn template<I>(release: &str, namespace: &str, args: I) -> Result<Vec<Value>>
 where
     I: IntoIterator<Item: AsRef<Path>>,
@@ -36,7 +37,7 @@ where
     template_with_tests(release, namespace, [PathBuf::from("--skip-tests")].into_iter().chain(args)).await
 }
 
-/// Like [`template`], including the helm tests.
+/// Like [`template`], with the objects of `helm test`.
 pub async fn template_with_tests<I>(release: &str, namespace: &str, args: I) -> Result<Vec<Value>>
 where
     I: IntoIterator<Item: AsRef<Path>>,

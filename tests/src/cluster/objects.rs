@@ -23,13 +23,13 @@ pub(super) fn parse(stream: &str) -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// `kubectl apply --server-side` of one object; takes over fields of other managers.
+/// Works like `kubectl apply --server-side --force-conflicts` with one object.
 pub async fn apply(client: &Client, object: &Value) -> Result<DynamicObject> {
     let object: DynamicObject = serde_json::from_value(object.clone()).context("an object")?;
     let types = object.types.clone().context("an object has a kind")?;
     let kind = GroupVersionKind::try_from(&types)?;
     let name = object.metadata.name.clone().context("an object has a name")?;
-    // Assumes the usual plural, which all kinds used here have.
+    // Guesses the plural, which is right for all kinds that tests use.
     let resource = ApiResource::from_gvk(&kind);
     let api: Api<DynamicObject> = match &object.metadata.namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),

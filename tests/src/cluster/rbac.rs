@@ -1,4 +1,4 @@
-//! The chart's permissions as single entries, so that a test can revoke each in turn.
+//! The permissions that the chart grants, one by one, so that a test can revoke each of them.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -14,13 +14,14 @@ pub struct Permission {
     pub namespace: Option<String>,
     pub role: String,
     pub group: String,
-    /// Includes the subresource: `apps/status`.
+    /// The resource with its subresource, for example `apps/status`.
     pub resource: String,
     pub verb: String,
 }
 
 impl Installation<'_> {
-    /// The permissions that the chart grants a program (`operator` or `server`). Excludes the roles for people.
+    /// The permissions that the chart grants to a program (`operator` or `server`), without those of the roles for
+    /// people.
     pub fn permissions(&self, component: &str) -> Vec<Permission> {
         let roles = self.objects().iter().filter(|object| {
             matches!(object["kind"].as_str(), Some("Role" | "ClusterRole"))
@@ -46,7 +47,7 @@ impl Installation<'_> {
         permissions
     }
 
-    /// Revokes a permission. Open watches continue: start the program afterwards if it must notice.
+    /// Revokes a permission. Open watches continue, so start the program afterwards if it must lose them too.
     pub async fn revoke(&self, permission: &Permission) -> Result<()> {
         let mut role = self.role(permission)?;
         let before = role["rules"].clone();
@@ -76,7 +77,7 @@ impl Installation<'_> {
 // === impl Permission ===
 
 impl Permission {
-    /// The rule, split into one rule per resource, without this verb on this resource.
+    /// Splits the rule into one rule per resource, and removes this verb on this resource.
     fn remove_from(&self, rule: &Value) -> Vec<Value> {
         let groups = texts(&rule["apiGroups"]);
         let rules = texts(&rule["resources"]).into_iter().filter_map(|resource| {

@@ -27,14 +27,14 @@ pub struct PodServer {
     pod: ServerPod,
 }
 
-/// A Pod of the servers' Service, whatever runs in it.
+/// A Pod of the servers' Service. A server, a scripted stream or nothing runs in it.
 pub struct ServerPod {
     client: Client,
     namespace: String,
     service: String,
     name: String,
     uid: String,
-    /// Address of its operations port.
+    /// The socket address of the Pod's operations port.
     ops: SocketAddr,
 }
 
@@ -74,8 +74,8 @@ impl Installation<'_> {
         started
     }
 
-    /// Creates a Pod whose server is not started yet and that has no endpoint. The account can be one that reaches the
-    /// API server through a proxy (see [`crate::control_plane::ControlPlane::account_at`]); `more` are additional
+    /// Creates a Pod without an endpoint. Its server is not started yet. The ServiceAccount can be one that reaches the
+    /// API server through a proxy (see [`crate::control_plane::ControlPlane::account_at`]). `more` are additional
     /// flags.
     pub async fn create_server(&self, account: &ServiceAccountToken, more: &[&str]) -> Result<PodServer> {
         let index = self.servers.fetch_add(1, Ordering::Relaxed);
@@ -95,7 +95,7 @@ impl Installation<'_> {
         args.extend(more.iter().map(|arg| (*arg).to_owned()));
         let mut envs = vec![
             ("KUBECONFIG".to_owned(), account.kubeconfig().display().to_string()),
-            // There is no load balancer to wait for. A flag of a test overrides this variable.
+            // Without a load balancer, a drain has nothing to wait for. A flag of a test overrides this variable.
             ("LATCHKEY_DRAIN_SECONDS".to_owned(), "0".to_owned()),
         ];
         envs.extend(self.server_envs.iter().cloned());
@@ -103,7 +103,7 @@ impl Installation<'_> {
         Ok(PodServer { server: server.wrapper(&self.server_wrapper), pod })
     }
 
-    /// Creates a Pod in which nothing runs, without an endpoint.
+    /// Creates a Pod without an endpoint, in which nothing runs.
     pub(super) async fn create_server_pod(&self, name: &str) -> Result<ServerPod> {
         let client = self.admin();
         let pods: Api<Pod> = Api::namespaced(client.clone(), self.namespace());
@@ -159,7 +159,7 @@ impl PodServer {
         self.pod.remove_endpoint().await
     }
 
-    /// Removes it as a rollout does: terminating, drained, deleted.
+    /// Removes the server as a rollout does: marks the endpoint as terminating, drains the server, and deletes the Pod.
     pub async fn remove(self) -> Result<()> {
         self.set_endpoint(Endpoint::TERMINATING).await?;
         self.terminate().await.context("the server drains")?;
@@ -180,14 +180,15 @@ impl ServerPod {
         &self.uid
     }
 
-    /// The address of its operations port.
+    /// The socket address of the operations port.
     pub fn ops(&self) -> SocketAddr {
         self.ops
     }
 
     /// Writes the Pod's endpoint and status, as a kubelet and the EndpointSlice controller would.
     ///
-    /// Each Pod has its own slice, because all servers share an address and a slice has one port for all its endpoints.
+    /// Each Pod has its own EndpointSlice. A slice has one port for all its endpoints, but the servers here have the
+    /// same IP address and different ports.
     pub async fn set_endpoint(&self, endpoint: Endpoint) -> Result<()> {
         let condition = json!({ "type": "Ready", "status": if endpoint.serving { "True" } else { "False" } });
         let address = self.ops.ip().to_string();
@@ -223,7 +224,7 @@ impl ServerPod {
         Ok(())
     }
 
-    /// Removes the endpoint; Pod and process stay.
+    /// Removes the endpoint. The Pod and the process stay.
     pub async fn remove_endpoint(&self) -> Result<()> {
         let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
         slices.delete(&self.name, &DeleteParams::default()).await?;
@@ -246,17 +247,18 @@ impl Endpoint {
     pub const SERVING: Self = Self { ready: true, serving: true, terminating: false };
     /// A Pod that is not ready.
     pub const NOT_READY: Self = Self { ready: false, serving: false, terminating: false };
-    /// A Pod that drains.
+    /// A Pod that drains: it still serves.
     pub const TERMINATING: Self = Self { ready: false, serving: true, terminating: true };
 }
 
-/// An address of this machine other than loopback: the API server rejects loopback addresses as endpoints.
+/// An IP address of this machine other than loopback, because the API server rejects loopback addresses as endpoints.
 fn machine_address() -> Result<IpAddr> {
     let table = fs::read_to_string(Path::new("/proc/net/fib_trie")).context("this machine's addresses")?;
     find_address(&table).context("this machine has no address except loopback, which an endpoint cannot have: add one")
 }
 
-/// The machine's first own address in the kernel's table: a line with the address, followed by one with `host LOCAL`.
+/// The first IP address of the machine in the kernel's routing table: a line with the address, followed by one with
+/// `host LOCAL`.
 fn find_address(table: &str) -> Option<IpAddr> {
     let mut before = "";
     for line in table.lines() {

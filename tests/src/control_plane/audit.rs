@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-/// The key under which the API server logs the id of a token.
+/// The field of the log in which the API server writes the id of a token.
 const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
 /// An offset in the log.
@@ -22,11 +22,12 @@ pub struct Mark(u64);
 pub struct AuditEvent {
     /// The user name as in RBAC; a ServiceAccount is `system:serviceaccount:<namespace>:<name>`.
     pub user: String,
-    /// The id of the token, if the request used one; see [`ServiceAccountToken::credential`](super::Account::credential).
+    /// The id of the token, if the request used one; see
+    /// [`ServiceAccountToken::credential`](super::ServiceAccountToken::credential).
     pub credential: Option<String>,
     /// get, list, watch, create, update, patch, delete, deletecollection.
     pub verb: String,
-    /// `apps`, or with a subresource `apps/status`.
+    /// `apps`, or `apps/status` with a subresource.
     pub resource: String,
     pub namespace: String,
     pub name: String,
@@ -86,7 +87,7 @@ pub(super) fn since(log: &Path, mark: Mark) -> Result<Vec<AuditEvent>> {
     file.seek(SeekFrom::Start(mark.0))?;
     let mut reader = BufReader::new(file);
     let (mut events, mut line) = (Vec::new(), String::new());
-    // The last line can still be incomplete.
+    // The API server may not have written the last line completely yet.
     while reader.read_line(&mut line)? > 0 && line.ends_with('\n') {
         let parsed: LogLine = serde_json::from_str(&line).context("a line of the audit log")?;
         events.extend(event(parsed));
@@ -95,13 +96,13 @@ pub(super) fn since(log: &Path, mark: Mark) -> Result<Vec<AuditEvent>> {
     Ok(events)
 }
 
-/// A watch counts as one event, when it starts.
+/// The event of a log line, if the line completes a request. A watch has one event: when it starts or is rejected.
 fn event(line: LogLine) -> Option<AuditEvent> {
     let wanted = if line.verb == "watch" { "ResponseStarted" } else { "ResponseComplete" };
     let status = line.response_status.map_or(0, |status| status.code);
-    // A refused watch never starts.
-    let refused = line.verb == "watch" && line.stage == "ResponseComplete" && status >= 400;
-    if line.stage != wanted && !refused {
+    // A rejected watch never starts.
+    let is_rejected = line.verb == "watch" && line.stage == "ResponseComplete" && status >= 400;
+    if line.stage != wanted && !is_rejected {
         return None;
     }
     let object = line.object_ref.unwrap_or_default();
@@ -117,12 +118,12 @@ fn event(line: LogLine) -> Option<AuditEvent> {
 // === impl AuditEvent ===
 
 impl AuditEvent {
-    /// Whether it is a write, if it is allowed.
+    /// Whether the request would write if it is allowed.
     pub fn is_write(&self) -> bool {
         !matches!(self.verb.as_str(), "get" | "list" | "watch")
     }
 
-    /// Whether RBAC, or another authorizer, refused it.
+    /// Whether RBAC, or another authorizer, denied the request.
     pub fn is_forbidden(&self) -> bool {
         self.status == 403
     }

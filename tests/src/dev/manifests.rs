@@ -1,4 +1,4 @@
-//! The manifests that `make run` renders, with the configured addresses instead of the default ones.
+//! The manifests that `make run` renders, with the configured socket addresses instead of the default ones.
 
 use std::{
     collections::BTreeMap,
@@ -14,11 +14,11 @@ use crate::postgres::write_private;
 /// File extensions that the operator reads.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// A copy of a folder, with addresses replaced, that follows changes of the folder.
+/// A copy of a folder of manifests, with replaced socket addresses. It follows changes of the folder.
 pub(super) struct Manifests {
     from: PathBuf,
     to: PathBuf,
-    /// Default URL (`http://127.0.0.1:5556`) and its replacement.
+    /// Default URLs (`http://127.0.0.1:5556`) and their replacements.
     addresses: Vec<(String, String)>,
     /// Content of the files in `to`, by path.
     written: BTreeMap<PathBuf, String>,
@@ -27,8 +27,8 @@ pub(super) struct Manifests {
 // === impl Manifests ===
 
 impl Manifests {
-    /// `addresses` are pairs of default and configured address. If all are equal, no copy is made, and the folder
-    /// itself is used.
+    /// `addresses` are pairs of a default and a configured socket address. If the addresses of each pair are equal,
+    /// makes no copy and uses the folder itself.
     pub(super) fn new(from: &Path, to: PathBuf, addresses: &[(&str, SocketAddr)]) -> Result<Self> {
         let addresses: Vec<(String, String)> = addresses
             .iter()
@@ -38,7 +38,7 @@ impl Manifests {
         let to = if addresses.is_empty() { from.to_owned() } else { to };
         let mut this = Self { from: from.to_owned(), to, addresses, written: BTreeMap::new() };
         if this.is_copy() {
-            // Files of an earlier run can belong to deleted manifests.
+            // Removes the files of an earlier run, which can belong to deleted manifests.
             if this.to.exists() {
                 fs::remove_dir_all(&this.to)?;
             }
@@ -59,7 +59,7 @@ impl Manifests {
             return Ok(());
         }
         let mut found = BTreeMap::new();
-        // While an editor or git writes, a folder can disappear and reappear: the next call reads the rest.
+        // A folder can disappear for a moment while an editor or git writes. The next call reads the complete folder.
         if read(&self.from, Path::new(""), &mut found).is_err() {
             return Ok(());
         }
@@ -91,7 +91,7 @@ fn read(from: &Path, below: &Path, found: &mut BTreeMap<PathBuf, String>) -> io:
     for entry in fs::read_dir(from.join(below))? {
         let entry = entry?;
         let path = below.join(entry.file_name());
-        // Follows symbolic links.
+        // `metadata` follows symbolic links.
         let kind = fs::metadata(entry.path())?;
         if kind.is_dir() {
             read(from, &path, found)?;
@@ -102,7 +102,7 @@ fn read(from: &Path, below: &Path, found: &mut BTreeMap<PathBuf, String>) -> io:
     Ok(())
 }
 
-/// Replaces the default URL, unless more digits follow: that is another port.
+/// Replaces the default URL, unless a digit follows, which makes it another port.
 fn replace(text: &str, usual: &str, set: &str) -> String {
     let mut parts = text.split(usual);
     let mut replaced = parts.next().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! The local provider of `make run`: Dex, with the clients that the rendered documents contain.
+//! The local provider of `make run`: Dex, with one client for each client that the rendered documents contain.
 
 use std::{
     collections::BTreeMap,
@@ -20,10 +20,10 @@ use crate::{
 pub(super) const PERSON: &str = "ada@example.com";
 /// A user whose email address the provider does not report as verified.
 pub(super) const UNVERIFIED: &str = "grace@example.com";
-/// Short, so that a restart does not delay the user.
+/// Limit for a stop. Short, so that a restart does not delay the user.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
-/// The running provider. It restarts if the manifests change its clients.
+/// The running provider. It restarts if changed manifests change its clients.
 pub(super) struct LocalProvider {
     // `None` only during a restart.
     dex: Option<Dex>,
@@ -87,8 +87,8 @@ impl LocalProvider {
     }
 }
 
-/// The URL of a login through the provider that ends at `done`, for App `shop` if possible. `None` if no App has such a
-/// login that a browser can complete by itself.
+/// The URL that starts a login with the local provider and redirects to `done` at the end. Prefers the App `shop`.
+/// `None` if no App has such a login that works in a browser without an application.
 pub(super) fn login_link(rendered: &Path, provider: SocketAddr, done: &str) -> Option<String> {
     let mut logins = logins(rendered, provider);
     logins.retain(|login| login.app.callback_mode != CallbackMode::Code && !login.app.redirect_urls.is_empty());
@@ -99,7 +99,7 @@ pub(super) fn login_link(rendered: &Path, provider: SocketAddr, done: &str) -> O
     Some(if knows_done { format!("{link}?redirect_url={done}") } else { link })
 }
 
-/// Without the port: `http` loopback addresses match with any port (RFC 8252, 7.3).
+/// The URL without its port, because `http` redirect URLs for loopback match with any port (RFC 8252, 7.3).
 fn without_port(url: &str) -> Option<url::Url> {
     let mut url: url::Url = url.parse().ok()?;
     url.set_port(None).ok()?;
@@ -109,7 +109,7 @@ fn without_port(url: &str) -> Option<url::Url> {
 fn clients(rendered: &Path, provider: SocketAddr) -> Vec<Client> {
     let mut clients: BTreeMap<String, Client> = BTreeMap::new();
     for SocialLogin { client, .. } in logins(rendered, provider) {
-        // A client of several Apps has the callbacks of all of them.
+        // Several Apps can use the same client. It gets the callback URLs of all of them.
         clients
             .entry(client.id.clone())
             .and_modify(|known| known.callbacks.extend(client.callbacks.iter().cloned()))
@@ -118,12 +118,12 @@ fn clients(rendered: &Path, provider: SocketAddr) -> Vec<Client> {
     clients.into_values().collect()
 }
 
-/// The social logins in the documents, in the order of the Apps' ids.
+/// The social logins in the documents that use this provider, in the order of the appIDs.
 fn logins(rendered: &Path, provider: SocketAddr) -> Vec<SocialLogin> {
     let issuer = dex::issuer(provider);
     let mut logins = Vec::new();
     for path in file_marks(rendered).into_keys() {
-        // A document that is being written is read the next time.
+        // Skips a document that is just being written. The next call reads it.
         let Some(app) = fs::read(path).ok().and_then(|text| serde_json::from_slice::<RenderedApp>(&text).ok()) else {
             continue;
         };

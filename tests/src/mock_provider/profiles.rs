@@ -1,5 +1,5 @@
 //! How each provider responds: its endpoints and its documents. Written from the providers' documentation and not from
-//! the server's table, so that mistakes in one are found by the other.
+//! the server's table of presets, so that a test finds a mistake in either.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ pub struct ProviderProfile {
     pub(super) authentication: Authentication,
     pub pkce: bool,
     pub nonce: bool,
-    /// Only its ID tokens contain the email address; there is no userinfo endpoint.
+    /// Only ID tokens contain the email address; there is no userinfo endpoint.
     pub(super) id_token_only: bool,
 }
 
@@ -35,7 +35,7 @@ pub(super) enum TokenError {
     Code,
 }
 
-/// The directory of Microsoft's test users.
+/// The Microsoft tenant (directory) of the test users.
 pub const TENANT: &str = "72f988bf-86f1-41af-91ab-2d7cd011db47";
 
 const OAUTH2_DEFAULTS: ProviderProfile = ProviderProfile {
@@ -231,7 +231,7 @@ pub static PRESETS: [ProviderProfile; 15] = [
 // === impl ProviderProfile ===
 
 impl ProviderProfile {
-    /// Its host names, without duplicates.
+    /// The provider's host names, without duplicates.
     pub(super) fn hosts(&self) -> Vec<&'static str> {
         let mut hosts: Vec<&str> = self.endpoints.iter().filter_map(|(_, at)| at.split('/').next()).collect();
         hosts.sort_unstable();
@@ -241,19 +241,19 @@ impl ProviderProfile {
 
     pub(super) fn endpoint(&self, host: &str, path: &str, client: &str) -> ProviderEndpoint {
         let at = format!("{host}{path}");
-        let found = self.endpoints.iter().find(|(_, place)| place.replace("{client_id}", client) == at);
-        found.map_or(ProviderEndpoint::Unknown, |(place, _)| *place)
+        let found = self.endpoints.iter().find(|(_, endpoint)| endpoint.replace("{client_id}", client) == at);
+        found.map_or(ProviderEndpoint::Unknown, |(endpoint, _)| *endpoint)
     }
 
-    pub fn has(&self, place: ProviderEndpoint) -> bool {
-        self.endpoints.iter().any(|(one, _)| *one == place)
+    pub fn has(&self, endpoint: ProviderEndpoint) -> bool {
+        self.endpoints.iter().any(|(one, _)| *one == endpoint)
     }
 
-    fn endpoint_url(&self, place: ProviderEndpoint) -> Option<String> {
-        self.endpoints.iter().find(|(one, _)| *one == place).map(|(_, at)| format!("https://{at}"))
+    fn endpoint_url(&self, endpoint: ProviderEndpoint) -> Option<String> {
+        self.endpoints.iter().find(|(one, _)| *one == endpoint).map(|(_, at)| format!("https://{at}"))
     }
 
-    /// Its discovery document.
+    /// The provider's discovery document.
     pub fn discovery(&self) -> Value {
         let issuer = match self.preset {
             "microsoft" => "https://login.microsoftonline.com/{tenantid}/v2.0",
@@ -283,10 +283,10 @@ impl ProviderProfile {
 }
 
 /// Adds a user's claims to an ID token.
-pub(super) fn add_claims(shape: &ProviderProfile, person: &ProviderUser, claims: &mut Value) {
+pub(super) fn add_claims(profile: &ProviderProfile, person: &ProviderUser, claims: &mut Value) {
     claims["sub"] = json!(person.subject);
     let email = person.email.as_ref();
-    match shape.preset {
+    match profile.preset {
         "google" | "oidc" => {
             if let Some((email, verified)) = email {
                 claims["email"] = json!(email);
@@ -301,7 +301,7 @@ pub(super) fn add_claims(shape: &ProviderProfile, person: &ProviderUser, claims:
                 claims["email_verified"] = json!(verified.to_string());
             }
         }
-        // The other claims are at its userinfo endpoint.
+        // The userinfo endpoint returns the other claims.
         "gitlab" => {
             claims["sub_legacy"] = json!("x");
             if let Some((email, verified)) = email {
@@ -341,13 +341,13 @@ pub(super) fn add_claims(shape: &ProviderProfile, person: &ProviderUser, claims:
 }
 
 /// The response of the userinfo endpoint.
-pub(super) fn user_info(shape: &ProviderProfile, person: &ProviderUser) -> Value {
+pub(super) fn user_info(profile: &ProviderProfile, person: &ProviderUser) -> Value {
     let (email, verified) = match &person.email {
         Some((email, verified)) => (Some(email), *verified),
         None => (None, false),
     };
     let (id, name) = (&person.subject, &person.name);
-    match shape.preset {
+    match profile.preset {
         "github" => json!({ "login": "ada", "id": id.parse::<u64>().ok(), "name": name, "email": null }),
         "facebook" => match email {
             Some(email) => json!({ "id": id, "name": name, "email": email }),
@@ -356,13 +356,13 @@ pub(super) fn user_info(shape: &ProviderProfile, person: &ProviderUser) -> Value
         "discord" => json!({
             "id": id, "username": "ada", "discriminator": "0", "global_name": name, "email": email, "verified": verified,
         }),
-        // It returns only confirmed addresses.
+        // X returns only verified email addresses.
         "x" => match email.filter(|_| verified) {
             Some(email) => json!({ "data": { "id": id, "name": name, "username": "ada", "confirmed_email": email } }),
             None => json!({ "data": { "id": id, "name": name, "username": "ada" } }),
         },
         "bitbucket" => json!({ "type": "user", "uuid": id, "display_name": name, "nickname": "ada" }),
-        // The same.
+        // Twitch also returns only verified email addresses.
         "twitch" => match email.filter(|_| verified) {
             Some(email) => json!({ "data": [{ "id": id, "login": "ada", "display_name": name, "email": email }] }),
             None => json!({ "data": [{ "id": id, "login": "ada", "display_name": name }] }),
@@ -377,22 +377,22 @@ pub(super) fn user_info(shape: &ProviderProfile, person: &ProviderUser) -> Value
     }
 }
 
-/// The list of the user's addresses. The primary one is not the first.
-pub(super) fn emails(shape: &ProviderProfile, person: &ProviderUser) -> Value {
+/// The list of the user's email addresses. The primary one is not the first.
+pub(super) fn emails(profile: &ProviderProfile, person: &ProviderUser) -> Value {
     let (primary, verified) =
-        if shape.preset == "github" { ("primary", "verified") } else { ("is_primary", "is_confirmed") };
+        if profile.preset == "github" { ("primary", "verified") } else { ("is_primary", "is_confirmed") };
     let mut list = Vec::new();
     if let Some((email, is_verified)) = &person.email {
         list.push(json!({ "email": "other@example.com", primary: false, verified: true }));
         list.push(json!({ "email": email, primary: true, verified: is_verified }));
     }
-    if shape.preset == "github" { json!(list) } else { json!({ "pagelen": 10, "values": list }) }
+    if profile.preset == "github" { json!(list) } else { json!({ "pagelen": 10, "values": list }) }
 }
 
 /// A successful response of the token endpoint.
-pub(super) fn token_response(shape: &ProviderProfile, access_token: &str, id_token: Option<&str>) -> Value {
+pub(super) fn token_response(profile: &ProviderProfile, access_token: &str, id_token: Option<&str>) -> Value {
     let mut tokens = json!({ "access_token": access_token, "token_type": "Bearer", "expires_in": 3600 });
-    match shape.preset {
+    match profile.preset {
         "github" | "facebook" => tokens["token_type"] = json!("bearer"),
         "twitch" => {
             tokens["token_type"] = json!("bearer");
@@ -409,8 +409,8 @@ pub(super) fn token_response(shape: &ProviderProfile, access_token: &str, id_tok
 }
 
 /// The error response of the token endpoint.
-pub(super) fn token_error(shape: &ProviderProfile, refusal: TokenError) -> ScriptedResponse {
-    match (shape.preset, refusal) {
+pub(super) fn token_error(profile: &ProviderProfile, refusal: TokenError) -> ScriptedResponse {
+    match (profile.preset, refusal) {
         ("github", TokenError::Client) => ScriptedResponse::json(&json!({
             "error": "incorrect_client_credentials",
             "error_description": "The client_id and/or client_secret passed are incorrect.",
@@ -444,8 +444,8 @@ pub(super) fn token_error(shape: &ProviderProfile, refusal: TokenError) -> Scrip
 }
 
 /// HTTP Basic credentials (RFC 7617), with both parts form-encoded (RFC 6749, 2.3.1).
-pub(super) fn basic_credentials(seen: &RecordedRequest) -> Option<(String, String)> {
-    let encoded = seen.header("authorization").strip_prefix("Basic ")?;
+pub(super) fn basic_credentials(request: &RecordedRequest) -> Option<(String, String)> {
+    let encoded = request.header("authorization").strip_prefix("Basic ")?;
     let pair = String::from_utf8(STANDARD.decode(encoded).ok()?).ok()?;
     let (id, secret) = pair.split_once(':')?;
     let plain = |part: &str| form_urlencoded::parse(format!("v={part}").as_bytes()).next().map(|(_, v)| v.into_owned());
@@ -453,18 +453,18 @@ pub(super) fn basic_credentials(seen: &RecordedRequest) -> Option<(String, Strin
 }
 
 /// The response of the endpoint that checks access tokens.
-pub(super) fn token_check_response(state: &State, seen: &RecordedRequest) -> ScriptedResponse {
-    let form = seen.form();
-    let in_query = |name: &str| seen.query.get(name).cloned().unwrap_or_default();
+pub(super) fn token_check_response(state: &State, request: &RecordedRequest) -> ScriptedResponse {
+    let form = request.form();
+    let in_query = |name: &str| request.query.get(name).cloned().unwrap_or_default();
     let in_form = |name: &str| form.get(name).cloned().unwrap_or_default();
     let token = match state.profile.preset {
         "google" => in_query("access_token"),
         "facebook" => in_query("input_token"),
-        "github" => serde_json::from_slice::<Value>(&seen.body)
+        "github" => serde_json::from_slice::<Value>(&request.body)
             .ok()
             .and_then(|body| body["access_token"].as_str().map(str::to_owned))
             .unwrap_or_default(),
-        "discord" | "twitch" => seen.credential().to_owned(),
+        "discord" | "twitch" => request.credential().to_owned(),
         _ => in_form("token"),
     };
     let issued = state.tokens.get(&token);
@@ -481,7 +481,7 @@ pub(super) fn token_check_response(state: &State, seen: &RecordedRequest) -> Scr
             ),
         },
         "github" => {
-            let is_caller = basic_credentials(seen) == Some((state.client.id.clone(), state.shared_secret()));
+            let is_caller = basic_credentials(request) == Some((state.client.id.clone(), state.shared_secret()));
             match issued.filter(|issued| is_caller && issued.client == state.client.id) {
                 Some(issued) => ScriptedResponse::json(&json!({
                     "app": { "client_id": issued.client }, "user": { "id": issued.person.subject.parse::<u64>().ok() },
@@ -506,7 +506,7 @@ pub(super) fn token_check_response(state: &State, seen: &RecordedRequest) -> Scr
             })),
             None => ScriptedResponse::status(401, &json!({ "message": "401: Unauthorized", "code": 0 })),
         },
-        "twitch" if !seen.header("authorization").starts_with("OAuth ") => {
+        "twitch" if !request.header("authorization").starts_with("OAuth ") => {
             ScriptedResponse::status(401, &json!({ "status": 401, "message": "missing authorization token" }))
         }
         "twitch" => match issued {
@@ -517,7 +517,7 @@ pub(super) fn token_check_response(state: &State, seen: &RecordedRequest) -> Scr
             None => ScriptedResponse::status(401, &json!({ "status": 401, "message": "invalid access token" })),
         },
         // Introspection (RFC 7662).
-        _ if !state.is_client(seen) => ScriptedResponse::status(401, &json!({ "error": "invalid_client" })),
+        _ if !state.is_client(request) => ScriptedResponse::status(401, &json!({ "error": "invalid_client" })),
         _ => match issued {
             Some(issued) => ScriptedResponse::json(&json!({
                 "active": true, "client_id": issued.client, "token_type": "Bearer", "exp": now + 3000,

@@ -16,7 +16,7 @@ const MASTERS: usize = 3;
 /// Three masters that share the slots.
 pub struct RedisCluster {
     pub masters: Vec<Redis>,
-    /// One replica per master, in their order, or none.
+    /// One replica for each master, in the same order; empty without replicas.
     pub replicas: Vec<Redis>,
     password: Option<String>,
 }
@@ -28,7 +28,8 @@ impl RedisCluster {
         Self::start_with(&Options::for_tests(), false).await
     }
 
-    /// Starts it with these settings for each node, except folder and address; with one replica per master or none.
+    /// Starts a cluster in which each node has these settings, except folder and socket address. If `replicated` is
+    /// set, each master has one replica.
     pub async fn start_with(options: &Options, replicated: bool) -> Result<Self> {
         let node = async || Redis::start(Options { cluster: true, ..options.with_new_location() }).await;
         let (mut masters, mut replicas) = (Vec::new(), Vec::new());
@@ -78,7 +79,7 @@ impl RedisCluster {
         format!("{}://{}{}", master.url_scheme("redis-cluster"), master.url_userinfo(), hosts.join(","))
     }
 
-    /// The CA of all certificates, if the nodes accept only TLS.
+    /// The CA of the nodes' certificates, if they accept only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.masters[0].ca()
     }
@@ -93,7 +94,7 @@ impl RedisCluster {
         Ok(redis::cmd("CLUSTER").arg(&["KEYSLOT", key]).query_async(&mut connection).await?)
     }
 
-    /// The index of the master that owns a slot, according to the owner itself.
+    /// The index of the master that considers itself the owner of a slot.
     pub async fn owner(&self, slot: u16) -> Result<usize> {
         for (index, master) in self.masters.iter().enumerate() {
             let mut connection = master.connect().await?;
@@ -136,7 +137,7 @@ impl RedisCluster {
             migrate.arg(&["KEYS", key]).query_async::<String>(&mut source).await?;
             moved += 1;
         }
-        // The new owner first, so that the two nodes never both redirect to each other.
+        // The new owner learns it first. Otherwise both nodes could redirect clients to each other.
         setslot(&mut target, &[&slot, "NODE", &target_id]).await?;
         setslot(&mut source, &[&slot, "NODE", &target_id]).await?;
         for (index, other) in self.masters.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A real primary with replicas, watched by three sentinels. The primary can be killed.
+//! A real Redis primary with replicas and three sentinels. A test can kill the primary.
 
 use std::{
     collections::HashMap,
@@ -26,23 +26,23 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Settings of a primary with sentinels.
 pub struct SentinelOptions {
-    /// Settings of each server, except folder and address.
+    /// Settings of each server, except folder and socket address.
     pub server: Options,
     pub replicas: usize,
     /// Password of the sentinels.
     pub password: Option<String>,
-    /// A primary that does not respond for this long counts as down.
+    /// A sentinel considers a primary down if it does not respond for this long.
     pub down_after: Duration,
 }
 
 /// A primary, its replicas and its sentinels. All end when this value is dropped.
-pub struct RedisSentinel {
+pub struct SentinelSetup {
     servers: Vec<RestartableServer>,
     sentinels: Vec<Sentinel>,
     url: String,
 }
 
-/// A server that can be killed and restarted at the same address.
+/// A server that can be killed, and restarted with the same socket address.
 struct RestartableServer {
     options: Options,
     redis: Mutex<Option<Arc<Redis>>>,
@@ -58,15 +58,15 @@ struct Sentinel {
 // === impl SentinelOptions ===
 
 impl SentinelOptions {
-    /// One replica, no TLS, no passwords.
+    /// A primary with one replica, without TLS and passwords.
     pub fn for_tests() -> Self {
         Self { server: Options::for_tests(), replicas: 1, password: None, down_after: Duration::from_secs(2) }
     }
 }
 
-// === impl RedisSentinel ===
+// === impl SentinelSetup ===
 
-impl RedisSentinel {
+impl SentinelSetup {
     /// Starts all processes, and waits until the sentinels know each other and the replicas replicate.
     pub async fn start(options: SentinelOptions) -> Result<Self> {
         let primary = options.server.with_new_location();
@@ -106,17 +106,17 @@ impl RedisSentinel {
         Ok(this)
     }
 
-    /// The URL that leads to the current primary.
+    /// A `redis-sentinel` URL, with which clients find the current primary.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The CA of all certificates, if the servers accept only TLS.
+    /// The CA of the servers' certificates, if they accept only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.sentinels[0].ca.as_deref()
     }
 
-    /// The primary's address according to the majority of the sentinels.
+    /// The primary's socket address, according to the majority of the sentinels.
     pub async fn primary(&self) -> Result<SocketAddr> {
         let mut votes: HashMap<SocketAddr, usize> = HashMap::new();
         for sentinel in &self.sentinels {
@@ -136,7 +136,7 @@ impl RedisSentinel {
         self.servers.iter().filter_map(RestartableServer::running).collect()
     }
 
-    /// Kills the primary with SIGKILL and returns its address.
+    /// Sends SIGKILL to the primary and returns its socket address.
     pub async fn kill_primary(&self) -> Result<SocketAddr> {
         let addr = self.primary().await?;
         let redis = process::lock(&self.server(addr)?.redis).take().context("the primary runs")?;
@@ -144,13 +144,13 @@ impl RedisSentinel {
         Ok(addr)
     }
 
-    /// Waits until another server is the primary for all sentinels, and returns its address.
+    /// Waits until all sentinels name the same new primary, and returns its socket address.
     pub async fn wait_for_failover(&self, from: SocketAddr) -> Result<SocketAddr> {
         let mut to = from;
         poll_until("the failover", LIMIT, async || {
             for sentinel in &self.sentinels {
                 to = sentinel.primary().await?;
-                // Sentinels that have not reached the new primary yet consider it down.
+                // A sentinel that has not reached the new primary yet considers it down.
                 let flags = sentinel.ask("MASTER").await?.remove("flags");
                 if to == from || flags.as_deref() != Some("master") {
                     return Ok(false);
@@ -171,7 +171,8 @@ impl RedisSentinel {
         ensure!(primary != addr, "the sentinels still consider it the primary");
         let server = self.server(addr)?;
         let mut options = Options { replica_of: Some(primary), ..server.options.clone() };
-        // It starts empty. If it became the primary before it has replicated everything, all data would be lost.
+        // The restarted server is empty. If it became the primary before it has replicated everything, all data would
+        // be lost. Priority 0 prevents that.
         options.settings.push(("replica-priority".to_owned(), "0".to_owned()));
         let redis = Arc::new(Redis::start(options).await?);
         *process::lock(&server.redis) = Some(Arc::clone(&redis));

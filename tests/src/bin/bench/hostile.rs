@@ -1,14 +1,14 @@
 //! The service under attack: one attacker at a time, next to ordinary users or ordinary Apps.
 //!
-//! Against the servers: eight users of another App log in continuously, first without and then with the attacker. The
-//! server has the memory limit of the chart's default, enforced by the kernel. The attacker runs at full speed on one
-//! thread of low priority: server and attacker share the machine, and the attacker's own CPU time must not count as the
-//! server's.
+//! Attacks on the servers: eight users of another App log in continuously, first without and then with the attacker.
+//! The server has the memory limit of the chart's default, enforced by the kernel. The attacker runs at full speed on
+//! one thread of low priority. It shares the machine with the server, and must not slow the users down by its own CPU
+//! time.
 //!
-//! Against the operator: a tenant applies objects to a real API server. Two operators must stay Ready, and the App of
-//! another tenant must follow its edits.
+//! Attacks on the operator: a tenant applies objects to a real API server. Two operators must stay Ready, and edits of
+//! another tenant's App must take effect.
 //!
-//! Everything stays on loopback, is bounded in number and time, and ends with this process.
+//! All attacks stay on loopback, are bounded in number and time, and end with this process.
 
 mod attack;
 mod attackers;
@@ -47,7 +47,7 @@ pub(crate) struct HostileArgs {
     attack_seconds: u64,
 }
 
-/// The file or function of each attacker states what it does and which bound it attacks.
+/// The attackers. The documentation of an attacker's file or function states what it does and which bound it attacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Attacker {
     /// Passwords that are expensive to validate.
@@ -109,10 +109,10 @@ impl Attacker {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// An attack that cannot be completed is a bound that is not met; the others still run.
+    /// Runs one attacker. If the attack cannot be completed, the returned bound is not met, and the next attacker runs.
     async fn run(self, lasts: Duration) -> Vec<Bound> {
         println!("{}", self.name());
-        // In a task of its own, because the harness panics if a service does not start.
+        // A task of its own catches the panic of the harness if a service does not start.
         let bounds = match tokio::spawn(async move { self.bounds(lasts).await }).await {
             Ok(Ok(bounds)) => bounds,
             Ok(Err(error)) => vec![Bound::new(format!("the attack completes: {error:#}"), false)],

@@ -1,5 +1,5 @@
-//! Password logins compared with a bare argon2 loop on the same cores in the same run, their memory, and the time that
-//! a server takes to start.
+//! Compares the rate of password logins with that of a plain argon2 loop on the same cores in the same run. Measures
+//! the server's memory, and the time that a server needs to start.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -21,6 +21,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use latchkey_tests::{
     builders::App,
+    passwords::PASSWORD,
     stack::{ServerProcess, Stack},
 };
 use serde_json::json;
@@ -28,41 +29,41 @@ use tokio::net::TcpSocket;
 
 use crate::measurements::{Bound, MIB, format_millis, histogram, micros_of, resident_bytes};
 
-/// A step alternates between the bare loop and logins, and adds up all rounds: if the machine's speed changes, it
-/// changes for both.
+/// Rounds of each step. A round runs the bare loop and then logins, because the speed of the machine can change during
+/// a step. The results of all rounds are added up.
 const ROUNDS: u32 = 5;
 /// Duration of the logins of one round.
 const ROUND_TIME: Duration = Duration::from_secs(4);
-/// Duration of the bare loop of one round. It runs once more after the last round, so that each login round is between
-/// two.
+/// Duration of the bare loop in one round. The loop also runs once after the last round, so that the logins of each
+/// round are between two loops.
 const BARE_TIME: Duration = Duration::from_secs(2);
 const IN_FLIGHT: [u32; 4] = [1, 8, 64, 256];
-/// Clients that retry immediately, and the clients that they are compared with.
+/// Number of clients that retry immediately, and of the patient clients that they are compared with.
 const IMPATIENT_CLIENTS: u32 = 256;
 const PATIENT_CLIENTS: u32 = 64;
-/// Minimum rate of admitted logins with impatient clients, relative to the rate with patient ones.
+/// Minimum rate of admitted logins with impatient clients, relative to that with patient clients.
 const MIN_ADMITTED_RATIO: f64 = 0.85;
-const PASSWORD: &str = "a quiet harbour at noon";
 
 /// What clients do after a refusal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RetryBehavior {
-    /// They wait for `Retry-After`.
+    /// They wait as long as `Retry-After` says.
     Patient,
     /// They retry immediately.
     Impatient,
 }
 
-/// The measurements of the logins at one number in flight.
+/// The measurements with one number of concurrent logins.
 struct Step {
     in_flight: u32,
-    manner: RetryBehavior,
-    /// Logins that ended within the measured time. A refusal that is held beyond it must not lengthen the time.
+    behavior: RetryBehavior,
+    /// Number of logins that ended within the measured time. The server can delay a 503 response beyond the measured
+    /// time; such a request must not lengthen that time.
     in_time: u32,
     bare_rate: f64,
     login_rate: f64,
     latency: Histogram<u64>,
-    /// Time until a 503.
+    /// Time until a 503 response.
     refusal: Histogram<u64>,
     refusals_without_retry_after: u64,
     jwks: Histogram<u64>,
@@ -134,10 +135,10 @@ fn impatient_bounds([patient, impatient]: &[Step; 2]) -> [Bound; 2] {
 // === impl Step ===
 
 impl Step {
-    fn new(in_flight: u32, manner: RetryBehavior) -> Self {
+    fn new(in_flight: u32, behavior: RetryBehavior) -> Self {
         Self {
             in_flight,
-            manner,
+            behavior,
             in_time: 0,
             bare_rate: 0.0,
             login_rate: 0.0,
@@ -166,7 +167,7 @@ impl Step {
 }
 
 fn bounds(steps: &[Step], peak: f64, threads: usize) -> Vec<Bound> {
-    // With one in flight most cores are idle; from eight on, the cores are the limit.
+    // With one concurrent login, most cores are idle. From eight on, the cores are the limit.
     let full = steps.iter().filter(|step| step.in_flight >= 8);
     let min_share = full.map(|step| step.login_rate / step.bare_rate).fold(f64::INFINITY, f64::min);
     let last_step = steps.last().expect("there are steps");
@@ -209,7 +210,7 @@ fn bounds(steps: &[Step], peak: f64, threads: usize) -> Vec<Bound> {
     ]
 }
 
-/// Runs the rounds of one step, or of steps that are compared and alternate.
+/// Runs the rounds of the steps. Alternates between several steps, so that they can be compared.
 async fn run_steps<const N: usize>(server: &ServerProcess, app: &str, mut steps: [Step; N]) -> Result<[Step; N]> {
     let mut bare = 0.0;
     for _ in 0..ROUNDS {
@@ -226,12 +227,13 @@ async fn run_steps<const N: usize>(server: &ServerProcess, app: &str, mut steps:
     Ok(steps)
 }
 
-/// Runs one round of logins in a closed loop and adds its measurements to the step.
+/// Runs the logins of one round and adds the measurements to the step. Each client sends its next request after the
+/// response to the previous one.
 async fn run_round(server: &ServerProcess, app: &str, step: &mut Step) -> Result<()> {
     let end = Instant::now() + ROUND_TIME;
     let clients: Vec<_> = (0..step.in_flight)
         .map(|number| {
-            tokio::spawn(log_in_until(end, server.public, client_address(number), app.to_owned(), step.manner))
+            tokio::spawn(log_in_until(end, server.public, client_address(number), app.to_owned(), step.behavior))
         })
         .collect();
     let jwks = tokio::spawn(read_jwks_until(end, server.public, app.to_owned()));
@@ -269,7 +271,7 @@ async fn log_in_until(
     server: SocketAddr,
     from: IpAddr,
     app: String,
-    manner: RetryBehavior,
+    behavior: RetryBehavior,
 ) -> Result<ClientMeasurements> {
     let mut seen =
         ClientMeasurements { in_time: 0, latency: histogram(), refusal: histogram(), refusals_without_retry_after: 0 };
@@ -277,24 +279,25 @@ async fn log_in_until(
     while Instant::now() < end {
         let request = log_in_request(server, &app);
         let started = Instant::now();
-        let answer = match send(&mut connection, request).await {
-            // The server can hold the refusals of such a client and then close the connection.
-            Err(_) if manner == RetryBehavior::Impatient => {
+        let response = match send(&mut connection, request).await {
+            // The server can delay the 503 responses to a client that ignores `Retry-After`, and then close the
+            // connection.
+            Err(_) if behavior == RetryBehavior::Impatient => {
                 connection = connect(server, from).await?;
                 continue;
             }
-            answer => answer?,
+            response => response?,
         };
         let took = micros_of(started.elapsed());
-        match answer.status {
+        match response.status {
             StatusCode::OK => {
                 seen.latency.record(took)?;
                 seen.in_time += u32::from(Instant::now() < end);
             }
             StatusCode::SERVICE_UNAVAILABLE => {
                 seen.refusal.record(took)?;
-                match answer.retry_after {
-                    Some(_) if manner == RetryBehavior::Impatient => {}
+                match response.retry_after {
+                    Some(_) if behavior == RetryBehavior::Impatient => {}
                     Some(after) => tokio::time::sleep(after.min(end.saturating_duration_since(Instant::now()))).await,
                     None => seen.refusals_without_retry_after += 1,
                 }
@@ -313,8 +316,8 @@ async fn read_jwks_until(end: Instant, server: SocketAddr, app: String) -> Resul
         ticks.tick().await;
         let request = Request::get(format!("/{app}/.well-known/jwks.json")).header("host", server.to_string());
         let started = Instant::now();
-        let answer = send(&mut connection, request.body(Full::default())?).await?;
-        ensure!(answer.status == StatusCode::OK, "JWKS returned {}", answer.status);
+        let response = send(&mut connection, request.body(Full::default())?).await?;
+        ensure!(response.status == StatusCode::OK, "JWKS returned {}", response.status);
         seen.record(micros_of(started.elapsed()))?;
     }
     Ok(seen)
@@ -323,8 +326,8 @@ async fn read_jwks_until(end: Instant, server: SocketAddr, app: String) -> Resul
 async fn warm_up(server: SocketAddr, app: &str) -> Result<()> {
     let mut connection = connect(server, client_address(0)).await?;
     for _ in 0..20 {
-        let answer = send(&mut connection, log_in_request(server, app)).await?;
-        ensure!(answer.status == StatusCode::OK, "a login returned {}", answer.status);
+        let response = send(&mut connection, log_in_request(server, app)).await?;
+        ensure!(response.status == StatusCode::OK, "a login returned {}", response.status);
     }
     Ok(())
 }

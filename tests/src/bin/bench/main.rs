@@ -1,7 +1,7 @@
-//! `make bench`: measures the bounds that the service promises, in one run.
+//! `make bench`: measures whether the service meets the bounds that it promises.
 //!
-//! Times vary between runs, so measurements are reported as ratios where possible. Each bound is printed with its
-//! measurement. The exit code is 1 if a bound is not met.
+//! Times vary between machines and runs, so most measurements are ratios of two times of the same run. Each bound is
+//! printed with its measurement. If a bound is not met, the exit code is 1.
 
 mod chaos;
 mod hostile;
@@ -26,18 +26,18 @@ struct Args {
     #[command(flatten)]
     chaos: chaos::ChaosArgs,
     #[command(flatten)]
-    fleet: operator::OperatorArgs,
+    operator: operator::OperatorArgs,
     #[command(flatten)]
     hostile: hostile::HostileArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Benchmark {
-    /// Password logins against the bare argon2 rate.
+    /// Password logins, compared with the bare argon2 rate.
     Logins,
     /// Sessions while servers restart and the Redis primary is killed.
     Chaos,
-    /// Refreshes against plain reads of a document.
+    /// Refreshes, compared with plain reads of a document.
     Refresh,
     /// Logins, refreshes and other providers while a provider is down.
     ProviderDown,
@@ -81,7 +81,7 @@ async fn bench(args: &Args) -> Result<Vec<Bound>> {
         bounds.extend(chaos::run(&args.chaos).await?);
     }
     if is_wanted(Benchmark::Operator) {
-        bounds.extend(operator::run(&args.fleet).await?);
+        bounds.extend(operator::run(&args.operator).await?);
     }
     if is_wanted(Benchmark::Hostile) {
         bounds.extend(hostile::run(&args.hostile).await?);

@@ -4,7 +4,7 @@
 //! Each number of Apps gets its own control plane, so that earlier runs do not influence it. The API server's audit log
 //! counts every request.
 
-mod population;
+mod app_set;
 mod revisions;
 
 use std::{
@@ -34,24 +34,23 @@ use latchkey_tests::{
 };
 use serde_json::json;
 
-pub(crate) use self::population::has_condition;
-use self::{population::AppSet, revisions::RevisionStreams};
+pub(crate) use self::app_set::has_condition;
+use self::{app_set::AppSet, revisions::RevisionStreams};
 use crate::measurements::{Bound, format_millis, histogram, micros_of, peak_resident_mib, resident_mib};
 
-/// With so few Apps, nothing is slow because of their number.
+/// A number of Apps that is too small to slow anything down.
 const FEW_APPS: usize = 10;
-const APPLIES: usize = 20;
+const APPLY_COUNT: usize = 20;
 const EDITS: usize = 200;
 const REPAIRS: usize = 10;
 const APPLY_LIMIT: Duration = Duration::from_secs(2);
 const EDIT_LIMIT: Duration = Duration::from_secs(1);
 const REPAIR_LIMIT: Duration = Duration::from_secs(2);
-/// Upper limit for the median edit time with many Apps, relative to the median with few. The two are measured one after
-/// the other.
+/// Upper limit for the median edit time with many Apps, relative to the median with few Apps, which is measured first.
 const MAX_EDIT_RATIO: f64 = 1.5;
-/// Limit for an operation that is done once.
+/// Limit for one operation, for example an edit.
 const STEP_LIMIT: Duration = Duration::from_secs(60);
-/// Longer than a server may be silent (15 s), so that writes caused by a silent server happen within it.
+/// How long to wait for late writes. Longer than the 15 s after which the operator writes that a server is silent.
 const SETTLE_TIME: Duration = Duration::from_secs(20);
 
 #[derive(clap::Args)]
@@ -70,7 +69,7 @@ struct Measurements {
     applied: Histogram<u64>,
     edited: Histogram<u64>,
     repaired: Histogram<u64>,
-    /// Unexpected writes, by the activity in which they happened.
+    /// Unexpected writes, with the activity during which they happened.
     writes: Vec<(String, Vec<AuditEvent>)>,
 }
 
@@ -78,7 +77,7 @@ struct Measurements {
 struct BenchCluster<'a> {
     install: Installation<'a>,
     client: Client,
-    population: AppSet,
+    app_set: AppSet,
     servers: Vec<PodServer>,
     operator: OperatorProcess,
 }
@@ -102,25 +101,25 @@ pub(crate) async fn run(options: &OperatorArgs) -> Result<Vec<Bound>> {
 async fn measure(apps: usize, idle: Option<Duration>) -> Result<Measurements> {
     println!("{apps} Apps");
     let cluster = TestCluster::start().await?;
-    let mut fleet = BenchCluster::start(&cluster, apps).await?;
+    let mut bench = BenchCluster::start(&cluster, apps).await?;
     let mut figures =
         Measurements { apps, applied: histogram(), edited: histogram(), repaired: histogram(), writes: Vec::new() };
-    figures.writes.push(("the operator's restart".to_owned(), fleet.restart_operator().await?));
-    fleet.measure_server_start().await?;
-    fleet.measure_edits(&mut figures.edited).await?;
+    figures.writes.push(("the operator's restart".to_owned(), bench.restart_operator().await?));
+    bench.measure_server_start().await?;
+    bench.measure_edits(&mut figures.edited).await?;
     print_times("an edit, from the API server's response until the last server serves it", &figures.edited);
-    fleet.measure_applies(&mut figures.applied).await?;
+    bench.measure_applies(&mut figures.applied).await?;
     print_times("from apply of App, Provider and Secret until Ready", &figures.applied);
-    fleet.measure_repairs(&mut figures.repaired).await?;
+    bench.measure_repairs(&mut figures.repaired).await?;
     print_times("until a rendered Secret is repaired after an edit or deletion by hand", &figures.repaired);
     // Waits until the writes that the edits caused are done.
     tokio::time::sleep(SETTLE_TIME).await;
     if let Some(idle) = idle {
         figures
             .writes
-            .push((format!("{:.1} idle minutes", idle.as_secs_f64() / 60.0), fleet.measure_idle(idle).await?));
-        figures.writes.extend(fleet.roll_out().await?);
-        fleet.print_memory("after all of it")?;
+            .push((format!("{:.1} idle minutes", idle.as_secs_f64() / 60.0), bench.measure_idle(idle).await?));
+        figures.writes.extend(bench.roll_out().await?);
+        bench.print_memory("after all of it")?;
     }
     println!();
     Ok(figures)
@@ -169,7 +168,7 @@ impl Measurements {
         bounds
     }
 
-    /// The bound that an edit takes about as long as with few Apps.
+    /// The bound on the time of an edit, relative to that with few Apps.
     fn bound_against(&self, few: &Self) -> Bound {
         #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark are far below 2^52")]
         let at = |figures: &Self, quantile| figures.edited.value_at_quantile(quantile) as f64;
@@ -187,30 +186,30 @@ impl Measurements {
 // === impl BenchCluster ===
 
 impl<'a> BenchCluster<'a> {
-    /// Creates the Apps, then starts the operator, and waits until all Apps are Programmed.
+    /// Creates the Apps, starts the servers and the operator, and waits until all Apps are Programmed.
     async fn start(cluster: &'a TestCluster, apps: usize) -> Result<Self> {
         let install = cluster.builder().watch_all_namespaces().tenants(FEW_APPS).install().await;
         let client = install.admin();
-        let population = AppSet::new(&install, apps);
-        let took = population.create(&client).await?;
+        let app_set = AppSet::new(&install, apps);
+        let took = app_set.create(&client).await?;
         println!("  created by the administrator in {:.1} s", took.as_secs_f64());
         let servers = install.start_servers(2).await;
-        let programmed = population.watch_until_programmed(&client).await?;
+        let programmed = app_set.watch_until_programmed(&client).await?;
         let mark = cluster.plane().audit_mark();
         let started = Instant::now();
         let operator = install.start_operator().await;
         programmed.await??;
         let took = started.elapsed().as_secs_f64();
         println!("  from the operator's start until all are Programmed: {took:.2} s");
-        let fleet = Self { install, client, population, servers, operator };
-        // The operator writes Events after the last status.
+        let bench = Self { install, client, app_set, servers, operator };
+        // Waits for the Events that the operator writes after the last status.
         tokio::time::sleep(Duration::from_secs(1)).await;
-        fleet.print_requests("until then the operator sent", mark)?;
-        fleet.print_memory("once all are Programmed")?;
-        Ok(fleet)
+        bench.print_requests("until then the operator sent", mark)?;
+        bench.print_memory("once all are Programmed")?;
+        Ok(bench)
     }
 
-    /// Restarts the operator. It finds nothing to change.
+    /// Restarts the operator, which has nothing to change. Returns its writes.
     async fn restart_operator(&self) -> Result<Vec<AuditEvent>> {
         self.operator.terminate().await.context("the operator ends after SIGTERM")?;
         let mark = self.audit_mark();
@@ -230,11 +229,11 @@ impl<'a> BenchCluster<'a> {
         let ops = ApiClient::new(operator.ops);
         let end = Instant::now() + 10 * STEP_LIMIT;
         loop {
-            let page = ops.try_send(ops.request(http::Method::GET, "metrics")).await.map(|answer| answer.text);
+            let page = ops.try_send(ops.request(http::Method::GET, "metrics")).await.map(|response| response.text);
             let done = page.ok().and_then(|page| {
                 page.lines().find_map(|line| line.strip_prefix(DONE)).and_then(|count| count.parse::<usize>().ok())
             });
-            if done.is_some_and(|done| done >= self.population.len()) {
+            if done.is_some_and(|done| done >= self.app_set.len()) {
                 return Ok(());
             }
             ensure!(Instant::now() < end, "the operator has not reconciled all: {done:?}");
@@ -242,7 +241,8 @@ impl<'a> BenchCluster<'a> {
         }
     }
 
-    /// Starts a server in a new Pod, then restarts its container, which serves from its cache.
+    /// Starts a server in a new Pod, then restarts its container. The restarted server reads the documents from its
+    /// cache.
     async fn measure_server_start(&mut self) -> Result<()> {
         let server = self.install.create_server(self.install.server_account(), &[]).await?;
         let started = Instant::now();
@@ -259,27 +259,27 @@ impl<'a> BenchCluster<'a> {
         server.remove().await
     }
 
-    /// Edits a few Apps that are spread over the list, one after the other.
+    /// Edits a few Apps from all parts of the list, one after the other.
     async fn measure_edits(&self, times: &mut Histogram<u64>) -> Result<()> {
         let mut streams = RevisionStreams::connect(&self.servers).await?;
-        let step = (self.population.len() / FEW_APPS).max(1);
+        let step = (self.app_set.len() / FEW_APPS).max(1);
         for number in 0..EDITS {
-            let (namespace, app) = self.population.app((number * step) % self.population.len());
+            let (namespace, app) = self.app_set.app((number * step) % self.app_set.len());
             let apps: Api<app::App> = Api::namespaced(self.client.clone(), namespace);
             let before = streams.revisions_of(app.id());
             let patch = json!({ "spec": { "displayName": format!("Shop {number}") } });
             apps.patch(app.id(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
-            let answered = Instant::now();
+            let responded = Instant::now();
             let live = tokio::time::timeout(STEP_LIMIT, streams.wait_for_change(app.id(), &before)).await;
             let live = live.with_context(|| format!("edit {number} of {} does not take effect", app.id()))??;
-            times.record(micros_of(live.saturating_duration_since(answered)))?;
+            times.record(micros_of(live.saturating_duration_since(responded)))?;
         }
         Ok(())
     }
 
     /// Creates new Apps, each with a Provider and Secrets, one after the other.
     async fn measure_applies(&self, times: &mut Histogram<u64>) -> Result<()> {
-        for number in 0..APPLIES {
+        for number in 0..APPLY_COUNT {
             let provider = Provider::new(&format!("github-{number}"), "github");
             let app = App::new("new").relay(Relay::of(&self.install.smtp)).provider(&provider);
             let tenant = self.install.tenant();
@@ -306,7 +306,7 @@ impl<'a> BenchCluster<'a> {
     async fn measure_repairs(&self, times: &mut Histogram<u64>) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), self.install.namespace());
         for number in 0..2 * REPAIRS {
-            let (_, app) = self.population.app(number % self.population.len());
+            let (_, app) = self.app_set.app(number % self.app_set.len());
             let id: AppId = app.id().parse()?;
             let name = rendered_app_secret(&id);
             let document = secrets.get(&name).await?.data.unwrap_or_default().remove(RENDERED_APP_KEY);
@@ -333,7 +333,7 @@ impl<'a> BenchCluster<'a> {
         self.writes(mark)
     }
 
-    /// Servers and operators start and stop while no App changes.
+    /// Starts and stops servers and operators while no App changes. Returns the unexpected writes.
     async fn roll_out(&mut self) -> Result<Vec<(String, Vec<AuditEvent>)>> {
         let mut writes = Vec::new();
         self.servers.push(self.install.start_server().await);
@@ -392,15 +392,15 @@ impl<'a> BenchCluster<'a> {
     }
 
     fn print_requests(&self, what: &str, since: Mark) -> Result<()> {
-        let asked = self.operator_requests(since)?;
+        let requests = self.operator_requests(since)?;
         let mut verbs: BTreeMap<&str, usize> = BTreeMap::new();
-        for event in &asked {
+        for event in &requests {
             *verbs.entry(&event.verb).or_default() += 1;
         }
         let verbs: Vec<_> = verbs.iter().map(|(verb, count)| format!("{verb} {count}")).collect();
         #[expect(clippy::cast_precision_loss, reason = "counts of a benchmark are far below 2^52")]
-        let each = asked.len() as f64 / self.population.len() as f64;
-        println!("  {what} {} requests to the API server ({}), {each:.1} per App", asked.len(), verbs.join(", "));
+        let each = requests.len() as f64 / self.app_set.len() as f64;
+        println!("  {what} {} requests to the API server ({}), {each:.1} per App", requests.len(), verbs.join(", "));
         Ok(())
     }
 
@@ -418,9 +418,9 @@ impl<'a> BenchCluster<'a> {
     }
 }
 
-/// The condition is true for the current generation of the App.
+/// A kube condition: this condition is true for the current generation of the App.
 fn is_condition_true(type_: ConditionType) -> impl Condition<app::App> {
-    move |app: Option<&app::App>| app.is_some_and(|app| population::has_condition(app, type_, ConditionStatus::True))
+    move |app: Option<&app::App>| app.is_some_and(|app| app_set::has_condition(app, type_, ConditionStatus::True))
 }
 
 fn publishes(document: ByteString) -> impl Condition<Secret> {

@@ -1,4 +1,4 @@
-//! Logins, refreshes and another provider next to a provider that is down.
+//! The latency of logins, refreshes and another provider while one provider is down.
 
 use std::thread;
 

@@ -13,7 +13,7 @@ use hdrhistogram::Histogram;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use latchkey_tests::{builders::App, client::ApiClient, stack::Stack};
+use latchkey_tests::{builders::App, client::ApiClient, passwords::PASSWORD, stack::Stack};
 use redis::Script;
 use serde::Deserialize;
 use serde_json::json;
@@ -25,11 +25,11 @@ use crate::{
 };
 
 const IN_FLIGHT: [u32; 3] = [1, 8, 64];
-/// A step alternates between all that is compared: if the machine's speed changes, it changes for all.
+/// Rounds of each step. A round measures everything that is compared, because the speed of the machine can change
+/// during a step.
 const ROUNDS: u32 = 4;
 const ROUND_TIME: Duration = Duration::from_secs(3);
 const BARE_TIME: Duration = Duration::from_secs(1);
-const PASSWORD: &str = "a quiet harbour at noon";
 
 /// Latencies and duration of one operation.
 struct Throughput {
@@ -183,10 +183,10 @@ async fn refresh_until(end: Instant, mut client: Client, app: String) -> Result<
         client.connection.ready().await?;
         let response = client.connection.send_request(request).await?;
         let status = response.status();
-        let answer = response.into_body().collect().await?.to_bytes();
+        let body = response.into_body().collect().await?.to_bytes();
         seen.record(micros_of(started.elapsed()))?;
         ensure!(status == StatusCode::OK, "a refresh returned {status}");
-        client.refresh_token = serde_json::from_slice::<RefreshResponse>(&answer)?.refresh_token;
+        client.refresh_token = serde_json::from_slice::<RefreshResponse>(&body)?.refresh_token;
     }
     Ok((client, seen))
 }

@@ -26,14 +26,14 @@ pub(crate) struct ClusterClient {
     helm: PathBuf,
 }
 
-/// Repeats `look` until it succeeds. The error after `limit` contains the last error.
-pub(crate) async fn retry_until_ok<T, F>(what: &str, limit: Duration, mut look: impl FnMut() -> F) -> Result<T>
+/// Calls `attempt` until it succeeds. After `limit`, returns an error that contains the last one.
+pub(crate) async fn retry_until_ok<T, F>(what: &str, limit: Duration, mut attempt: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {
     let end = Instant::now() + limit;
     loop {
-        match look().await {
+        match attempt().await {
             Ok(seen) => return Ok(seen),
             Err(error) if Instant::now() > end => {
                 return Err(error.context(format!("{what}: not within {limit:?}")));
@@ -63,11 +63,11 @@ where
 // === impl ClusterClient ===
 
 impl ClusterClient {
-    /// Connects to the cluster of KUBECONFIG.
+    /// Connects to the cluster of `KUBECONFIG`.
     pub(crate) async fn connect() -> Result<Self> {
         tls::install_crypto_provider();
         let mut config = Config::infer().await.context("no cluster: set KUBECONFIG")?;
-        // Every refusal must be visible, so the client must not retry.
+        // The client must not retry, so that the test sees every failed request.
         config.default_retry = false;
         Ok(Self { client: Client::try_from(config)?, helm: control_plane::helm()? })
     }
@@ -91,7 +91,7 @@ impl ClusterClient {
         process::root().join("charts/latchkey").display().to_string()
     }
 
-    /// Applies the objects of a manifest, after replacing the given words.
+    /// Replaces words in a manifest and applies its objects.
     pub(crate) async fn apply_file(&self, path: &Path, namespace: &str, replaced: &[(&str, &str)]) -> Result<()> {
         let mut text = std::fs::read_to_string(process::root().join(path))?;
         for (word, by) in replaced {
@@ -183,13 +183,14 @@ impl ClusterClient {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Sends a GET request for any path to the API server: a pod's port, a node's statistics.
+    /// Sends a GET request for any path to the API server, for example to a pod's port or for a node's statistics.
     pub(crate) async fn get_path(&self, path: &str) -> Result<Value> {
         let request = Request::builder().method(Method::GET).uri(path).body(Vec::new())?;
         Ok(serde_json::from_str(&self.client.request_text(request).await?)?)
     }
 
-    /// Waits until a Deployment is rolled out, with this number of pods if given, and no old pod is left.
+    /// Waits until a Deployment is rolled out and no old pod is left. If `replicas` is set, also waits for this number
+    /// of pods.
     pub(crate) async fn wait_for_rollout(&self, namespace: &str, name: &str, replicas: Option<i64>) -> Result<()> {
         retry_until_ok(&format!("the Deployment {name} is rolled out"), Duration::from_secs(300), || async {
             let deployment = self.get("apps/v1", "Deployment", Some(namespace), name).await?;

@@ -1,4 +1,4 @@
-//! An SMTP relay with an inbox, for a cluster that has no relay.
+//! The pod `inbox`: an SMTP relay with an inbox, because the test cluster has no relay.
 
 use std::{
     future::pending,

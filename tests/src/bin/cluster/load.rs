@@ -1,4 +1,4 @@
-//! Constant load on the Service from clients that do not retry. Failures are counted and reported.
+//! Constant load on the Service from clients that do not retry. Counts and reports failed requests.
 
 use std::{
     collections::BTreeMap,
@@ -36,19 +36,19 @@ pub(crate) struct LoadArgs {
     /// URL of the public API's Service.
     #[arg(long)]
     url: Url,
-    /// URL of the proxy in front of it.
+    /// URL of the proxy in front of the Service.
     #[arg(long)]
     front: Url,
     #[arg(long)]
     app: String,
-    /// Email address of the user who logs in; it is registered first.
+    /// Email address of the user who logs in. The program registers this user first.
     #[arg(long)]
     email: String,
     #[arg(long)]
     password: String,
 }
 
-/// What was sent so far.
+/// The numbers of requests so far, and the failures.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Counts {
     pub(crate) sent: BTreeMap<String, u64>,
@@ -56,23 +56,23 @@ pub(crate) struct Counts {
     /// The newest failures.
     pub(crate) failures: Vec<String>,
     pub(crate) slowest_ms: BTreeMap<String, u128>,
-    /// Seconds since the pod started; failures are reported relative to it.
+    /// Seconds since the load started, as in the times of the failures.
     pub(crate) seconds: u64,
 }
 
-/// A request that takes longer counts as failed.
+/// Timeout of a request.
 const LIMIT: Duration = Duration::from_secs(15);
 const MAX_FAILURES: usize = 20;
 
 #[derive(Clone, Copy, Debug)]
 enum LoadClient {
-    /// One connection for all requests, while the server keeps it open.
+    /// Sends all requests over one connection, while the server keeps it open.
     Kept,
-    /// A new connection for each request.
+    /// Opens a new connection for each request.
     Fresh,
-    /// HTTP/2 without TLS, as proxies use it.
+    /// Uses HTTP/2 without TLS, as proxies do.
     Http2,
-    /// Logins over a kept connection.
+    /// Logs in, over one connection.
     Login,
     /// Like `Kept` and `Login`, through the proxy.
     Front,
@@ -115,7 +115,7 @@ pub(crate) async fn run(options: LoadArgs) -> Result<()> {
     bail!("a load client ended")
 }
 
-/// Responds 200, whether or not the address is known.
+/// Registers the user. The response is 200 also if the user exists already.
 async fn register(options: &LoadArgs) -> Result<()> {
     let http = reqwest::Client::builder().no_proxy().build()?;
     let body = json!({ "name": "Load", "email": options.email, "password": options.password });
@@ -130,16 +130,16 @@ async fn run_client(client: LoadClient, every: Duration, options: Arc<LoadArgs>,
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let asked = Instant::now();
-        let answer = timeout(LIMIT, send_request(client, &options, &mut sender)).await;
-        let answer = answer.unwrap_or_else(|_| bail!("no response within {LIMIT:?}"));
-        let took = asked.elapsed().as_millis();
+        let started = Instant::now();
+        let result = timeout(LIMIT, send_request(client, &options, &mut sender)).await;
+        let result = result.unwrap_or_else(|_| bail!("no response within {LIMIT:?}"));
+        let took = started.elapsed().as_millis();
         let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
         let name = format!("{client:?}");
         *counts.sent.entry(name.clone()).or_default() += 1;
         let slowest = counts.slowest_ms.entry(name.clone()).or_default();
         *slowest = took.max(*slowest);
-        if let Err(error) = answer {
+        if let Err(error) = result {
             sender = None;
             counts.failed += 1;
             let failure = format!("{name} at {:.1} s after {took} ms: {error:#}", began.elapsed().as_secs_f32());
@@ -151,7 +151,8 @@ async fn run_client(client: LoadClient, every: Duration, options: Arc<LoadArgs>,
     }
 }
 
-/// Sends one request. A connection that was known to be closed before is not a failure: nothing was sent on it.
+/// Sends one request. Opens a new connection if the last one is known to be closed: that is not a failure, because
+/// nothing was sent.
 async fn send_request(client: LoadClient, options: &LoadArgs, kept: &mut Option<Connection>) -> Result<()> {
     let url = match client {
         LoadClient::Front | LoadClient::FrontLogin => &options.front,
@@ -182,7 +183,7 @@ async fn send_request(client: LoadClient, options: &LoadArgs, kept: &mut Option<
             sender = Connection::connect(client, url).await.context("connecting")?;
             sender.send(request).await
         }
-        answer => answer,
+        other => other,
     };
     let response = response.context("sending")?;
     let status = response.status();
@@ -207,14 +208,14 @@ async fn serve_counts(listener: TcpListener, counts: SharedCounts, began: Instan
         let Ok((stream, _)) = listener.accept().await else { continue };
         let counts = counts.clone();
         tokio::spawn(async move {
-            let answer = service_fn(|_: Request<Incoming>| {
+            let handler = service_fn(|_: Request<Incoming>| {
                 let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 counts.seconds = began.elapsed().as_secs();
                 let text = serde_json::to_string(&counts).unwrap_or_default();
                 async move { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(text))) }
             });
-            // The client has disconnected.
-            drop(server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await);
+            // An error means that the client has disconnected.
+            drop(server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), handler).await);
         });
     }
 }

@@ -1,5 +1,5 @@
-//! `make cluster-test`: the chart in a real cluster, with real pods. The same program runs in its own pods as the
-//! users, who call the Service by name, as an application does.
+//! `make cluster-test`: the chart in a real cluster, with real pods. The same program also runs in pods of the test.
+//! There it plays the users, which call the Service by its name, as an application does.
 
 mod cluster_client;
 mod inbox;
@@ -20,7 +20,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Runs all steps against the cluster of KUBECONFIG.
+    /// Runs all steps in the cluster of `KUBECONFIG`.
     Run(steps::RunArgs),
     /// In a pod: constant load without retries. Reports failures at `:8000/counts`.
     Load(load::LoadArgs),

@@ -6,7 +6,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use latchkey_tests::dex;
+use latchkey_tests::{
+    dex,
+    passwords::{NEW_PASSWORD, PASSWORD},
+};
 use reqwest::{
     Method, RequestBuilder, Response, StatusCode,
     header::{COOKIE, HeaderMap, HeaderValue, LOCATION, SET_COOKIE},
@@ -24,7 +27,7 @@ pub(crate) struct ScenarioArgs {
     url: Url,
     #[arg(long)]
     app: String,
-    /// URL of the inbox to read mail from, by IP address. Without it the scenario skips the steps that need a mail.
+    /// URL of the inbox, with an IP address. Without it the scenario skips the steps that need a mail.
     #[arg(long)]
     inbox: Option<Url>,
     /// IP address of the proxy in front of the Service. With it the scenario also covers forward auth and a social
@@ -33,19 +36,18 @@ pub(crate) struct ScenarioArgs {
     front: Option<IpAddr>,
 }
 
-/// URL behind forward auth, redirect address of the social login, name of the Provider, and the user who logs in there.
+/// The URL behind forward auth, the redirect URL of the social login, the name of the Provider, and the user at the
+/// provider.
 const PROTECTED_URL: &str = "http://shop.example.com/basket";
 pub(crate) const REDIRECT_URL: &str = "https://shop.example.com/done";
 pub(crate) const PROVIDER_NAME: &str = "dex";
 const PROVIDER_USER: &str = "grace@example.com";
 
-const PASSWORD: &str = "a quiet harbour at noon";
-const OTHER_PASSWORD: &str = "nine lanterns over the pier";
-/// A forged client address, which nothing must trust.
+/// A forged client address in a header, which no program must trust.
 const FORGED_ADDRESS: &str = "203.0.113.7";
-/// Mail is sent within seconds.
+/// Limit for the arrival of a mail, which takes a few seconds.
 const MAIL_SECONDS: u64 = 60;
-/// Forward auth notices a logout within a second.
+/// Limit until forward auth rejects a logged-out session, which takes about a second.
 const LOGOUT_LIMIT: Duration = Duration::from_secs(10);
 
 struct Scenario<'a> {
@@ -68,13 +70,13 @@ pub(crate) async fn run(options: &ScenarioArgs) -> Result<()> {
     Ok(())
 }
 
-/// A client that does not follow redirects, and sends a forged client address if there is a proxy.
+/// A client that does not follow redirects. If there is a proxy, the client sends it a forged client address.
 fn http_client(options: &ScenarioArgs) -> Result<reqwest::Client> {
     let http = reqwest::Client::builder().no_proxy().redirect(redirect::Policy::none());
     let mut http = http.timeout(Duration::from_secs(90));
     if let Some(front) = options.front {
         for url in [&options.url, &Url::parse(PROTECTED_URL)?] {
-            // The URL's port is used.
+            // The port of the URL is used, not this one.
             http = http.resolve(url.host_str().context("a URL names a host")?, SocketAddr::new(front, 0));
         }
         http = http.default_headers(HeaderMap::from_iter([(
@@ -90,7 +92,7 @@ fn location(response: &Response) -> Result<&str> {
     Ok(response.headers().get(LOCATION).context("a redirect has a Location")?.to_str()?)
 }
 
-/// The same URL without TLS, which the proxy does not need.
+/// The same URL with `http`, because the proxy accepts connections without TLS.
 fn without_tls(url: &str) -> String {
     url.replacen("https://", "http://", 1)
 }
@@ -121,8 +123,11 @@ impl Scenario<'_> {
         ensure!(sessions["sessions"][0]["ip"] == own, "the client is {own}, the sessions are {sessions}");
 
         let user = text(&login["user"], "id")?;
-        let (status, said) = self.forward_auth(token).await?;
-        ensure!((status, &*said) == (StatusCode::OK, user), "forward auth returned {status} for {user}: {said}");
+        let (status, reported) = self.forward_auth(token).await?;
+        ensure!(
+            (status, &*reported) == (StatusCode::OK, user),
+            "forward auth returned {status} for {user}: {reported}"
+        );
         println!("forward auth: {status}");
         self.post("logout", &Value::Null, Some(token)).await?;
         retry_until_ok("forward auth refuses the token", LOGOUT_LIMIT, || async {
@@ -141,9 +146,9 @@ impl Scenario<'_> {
         self.post("email/verify", &Value::Null, Some(token)).await?;
         self.post("email/forgot-password", &json!({ "email": email }), None).await?;
         let (code, _) = self.wait_for_code(mail).await?;
-        let change = json!({ "email": email, "code": code, "password": OTHER_PASSWORD });
+        let change = json!({ "email": email, "code": code, "password": NEW_PASSWORD });
         self.post("email/confirm-password", &change, None).await?;
-        self.post("email/login", &json!({ "email": email, "password": OTHER_PASSWORD }), None).await?;
+        self.post("email/login", &json!({ "email": email, "password": NEW_PASSWORD }), None).await?;
         let old = self.http.post(self.app_url("email/login")?).json(&json!({ "email": email, "password": PASSWORD }));
         let old = old.send().await?.status();
         ensure!(old == StatusCode::UNAUTHORIZED, "a login with the old password returned {old}");
@@ -166,8 +171,8 @@ impl Scenario<'_> {
         let done = Url::parse(location(&came)?)?;
         ensure!(done.as_str().starts_with(REDIRECT_URL), "the callback redirects to {}", done.path());
         let token = done.query_pairs().find(|(name, _)| name == "access_token").context("no access token")?.1;
-        let (status, said) = self.forward_auth(&token).await?;
-        ensure!(status == StatusCode::OK, "forward auth returned {status}: {said}");
+        let (status, reported) = self.forward_auth(&token).await?;
+        ensure!(status == StatusCode::OK, "forward auth returned {status}: {reported}");
         println!("social: {status}");
         Ok(())
     }
@@ -181,8 +186,8 @@ impl Scenario<'_> {
         self.url(&format!("v1/{}/{name}", self.options.app))
     }
 
-    /// The status of forward auth and the user it reports: from the application behind the proxy, or from the endpoint
-    /// itself.
+    /// The status of a request with this token, and the user that forward auth reports. With a proxy, requests the
+    /// application behind it; without one, calls the endpoint *authorize* directly.
     async fn forward_auth(&self, token: &str) -> Result<(StatusCode, String)> {
         let behind = self.options.front.is_some();
         let url = if behind { Url::parse(PROTECTED_URL)? } else { self.app_url("authorize")? };
@@ -218,7 +223,7 @@ impl Scenario<'_> {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// The code of the first mail after the mail with id `after`, and that mail's id.
+    /// Waits for the first mail after the mail with the id `after`. Returns its code and its id.
     async fn wait_for_code(&self, after: u64) -> Result<(String, u64)> {
         let inbox = self.options.inbox.as_ref().context("there is an inbox")?;
         let mut url = inbox.join("api/messages/latest")?;
@@ -228,7 +233,7 @@ impl Scenario<'_> {
         Ok((text(&mail, "code")?.to_owned(), mail["id"].as_u64().context("a mail has an id")?))
     }
 
-    /// This pod's address on the way to the service.
+    /// The IP address from which this pod's requests reach the service.
     fn own_address(&self) -> Result<IpAddr> {
         let port = self.options.url.port_or_known_default().unwrap_or(80);
         let to = match (self.options.front, self.options.url.host()) {
@@ -239,7 +244,7 @@ impl Scenario<'_> {
             (None, _) => bail!("the Service must be given by its name"),
         };
         let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        // Connecting a UDP socket sends nothing.
+        // To connect a UDP socket sends nothing.
         let socket = UdpSocket::bind(any)?;
         socket.connect(to)?;
         Ok(socket.local_addr()?.ip())

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, EvictParams, ListParams, LogParams};
 use latchkey_tests::{
     builders::{App, Provider, Relay},
+    passwords::PASSWORD,
     process,
     tls::CertificateAuthority,
 };
@@ -31,19 +32,20 @@ pub(crate) struct RunArgs {
     image_prefix: String,
     #[arg(long)]
     version: String,
-    /// Version to install first, for which images exist too; the first upgrade is from this version.
+    /// Version to install first, for which images exist too. The first upgrade starts from it.
     #[arg(long, requires = "from_chart")]
     from_version: Option<String>,
     /// The chart of that version.
     #[arg(long)]
     from_chart: Option<PathBuf>,
-    /// Version to upgrade to, which has one more migration.
+    /// Version of the last upgrade, which has one more migration.
     #[arg(long)]
     next_version: Option<String>,
-    /// Use images with this prefix and version for Postgres, Redis and the other programs, instead of public ones.
+    /// For Postgres, Redis and the other programs, use images with the same prefix and version instead of public
+    /// images.
     #[arg(long)]
     own_stores: bool,
-    /// Folder with the archives of the images; their sizes are printed.
+    /// Folder with the archives of the images. The test prints their sizes.
     #[arg(long)]
     archives: Option<PathBuf>,
     /// Run only this step after the install.
@@ -51,7 +53,7 @@ pub(crate) struct RunArgs {
     only: Option<Step>,
 }
 
-/// The steps under load, in this order, and the final one.
+/// The steps under load in their order, and the final step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Step {
     Scale,
@@ -72,14 +74,13 @@ const RELEASE: &str = "latchkey";
 const OTHER_RELEASE: &str = "again-latchkey";
 const HOST: &str = "auth.example.com";
 const EMAIL: &str = "load@example.com";
-const PASSWORD: &str = "a quiet harbour at noon";
 
 const READY_LIMIT: Duration = Duration::from_secs(180);
 const POD_LIMIT: Duration = Duration::from_secs(180);
 /// Duration of the load before and after a change.
 const SETTLE_TIME: Duration = Duration::from_secs(3);
 
-/// The proxy in front of the Service: the address of its own Service, and the network of its pod.
+/// The proxy in front of the Service: the IP address of the proxy's own Service, and the network of its pod.
 struct Proxy {
     address: String,
     network: String,
@@ -89,15 +90,15 @@ struct ClusterTest<'a> {
     options: &'a RunArgs,
     cluster: ClusterClient,
     app: App,
-    /// The NOTES of the first install.
+    /// The text (NOTES) that Helm printed after the first install.
     notes: String,
-    /// Number of failed requests when the last step ended.
+    /// Number of failed requests at the end of the last step.
     failed: u64,
 }
 
 pub(crate) async fn run(options: &RunArgs) -> Result<()> {
     let cluster = ClusterClient::connect().await?;
-    // The test must not reach a limit within its few minutes.
+    // Limits that the test does not reach within its few minutes.
     let app = App::with_id("cluster-test-shop")
         .set("/redirectURLs", json!([REDIRECT_URL]))
         .limit("loginsPerClient", &[(100_000, 60)])
@@ -166,7 +167,7 @@ impl ClusterTest<'_> {
     /// Removes what an earlier run left.
     async fn clean_up(&self) -> Result<()> {
         for release in [RELEASE, OTHER_RELEASE] {
-            // An error means that the release does not exist.
+            // Fails if the release does not exist.
             drop(
                 self.cluster
                     .helm(["uninstall", release, "--namespace", INSTALL_NAMESPACE, "--wait", "--ignore-not-found"])
@@ -216,7 +217,7 @@ impl ClusterTest<'_> {
         format!("{}/{name}:{}", self.options.image_prefix, self.options.version)
     }
 
-    /// The values without a default, and the images of that version.
+    /// The chart values that have no default, and the images of this version.
     fn required_values(&self, version: &str) -> Vec<String> {
         let args = [format!("baseURL=https://{HOST}")]
             .into_iter()
@@ -292,7 +293,7 @@ impl ClusterTest<'_> {
 
     // --- Our own pods
 
-    /// Creates a pod under `restricted` that runs this program.
+    /// Creates a pod that runs this program, under the Pod Security Standard `restricted`.
     async fn run_pod(&self, name: &str, args: &[&str]) -> Result<()> {
         self.run_pod_with_image(name, "latchkey-cluster-test", args).await
     }
@@ -313,7 +314,7 @@ impl ClusterTest<'_> {
         });
         let metadata = json!({ "name": name, "namespace": TOOLS_NAMESPACE, "labels": { "app": name } });
         let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
-        // A namespace exists before its ServiceAccount does.
+        // Repeated, because Kubernetes creates the ServiceAccount of a namespace a moment after the namespace.
         retry_until_ok(&format!("the pod {name} is created"), POD_LIMIT, || self.cluster.apply(&pod)).await
     }
 
@@ -338,22 +339,22 @@ impl ClusterTest<'_> {
         let url = if front { format!("http://{HOST}") } else { service_url(release) };
         let args = ["journey", "--url", &*url, "--app", self.app.id()];
         self.run_pod(&pod, &[&args, more].concat()).await?;
-        let (well, log) = self.wait_for_pod_end(&pod).await?;
-        ensure!(well, "the pod {pod} failed: {log}");
-        let mut way = "register, log in, refresh, JWKS, sessions, forward auth, logout".to_owned();
+        let (succeeded, log) = self.wait_for_pod_end(&pod).await?;
+        ensure!(succeeded, "the pod {pod} failed: {log}");
+        let mut steps = "register, log in, refresh, JWKS, sessions, forward auth, logout".to_owned();
         if more.contains(&"--inbox") {
-            way += ", mail, confirm, verify, forgotten password, mail, new password, log in";
+            steps += ", mail, confirm, verify, forgotten password, mail, new password, log in";
         }
         if front {
-            way += ", social login";
+            steps += ", social login";
         }
         let by = if front { "NGINX and the Service" } else { "the Service" };
-        println!("ok     through {by} of {release}, in a pod: {way}");
+        println!("ok     through {by} of {release}, in a pod: {steps}");
         Ok(())
     }
 
-    /// Installs a trusted proxy in front of the Service, and the provider behind it, with TLS and a certificate of a CA
-    /// that the chart is configured with.
+    /// Installs a trusted proxy in front of the Service, and a provider behind the proxy. Both use TLS with a
+    /// certificate of a CA that the chart values name.
     async fn install_front(&mut self) -> Result<Proxy> {
         let own = format!("front.{TOOLS_NAMESPACE}.svc");
         let authority = CertificateAuthority::new()?;
@@ -395,7 +396,7 @@ impl ClusterTest<'_> {
         Ok(Proxy { address, network: format!("{pod}/{length}") })
     }
 
-    /// Installs an inbox and makes the App use its relay. Returns the inbox's URL.
+    /// Installs an inbox and makes the App send its mails there. Returns the URL of the inbox.
     async fn install_inbox(&mut self) -> Result<String> {
         self.run_pod("inbox", &["inbox"]).await?;
         let ports = json!([{ "name": "smtp", "port": 2525 }, { "name": "inbox", "port": 8025 }]);
@@ -435,7 +436,7 @@ impl ClusterTest<'_> {
         Ok(serde_json::from_value(self.cluster.get_path(&path).await?)?)
     }
 
-    /// Asserts that no request failed since the last step.
+    /// Asserts that no request has failed since the last step.
     async fn assert_no_failures(&mut self, what: &str) -> Result<()> {
         sleep(SETTLE_TIME).await;
         let counts = self.counts().await?;
@@ -455,7 +456,7 @@ impl ClusterTest<'_> {
         Ok(pods)
     }
 
-    /// Repeats all chart values so far, and adds those that later steps need.
+    /// Upgrades with the chart values so far, and those that later steps need.
     async fn change_settings(&mut self, front: &Proxy) -> Result<()> {
         let values = [
             // The inbox and the provider have private addresses.
@@ -474,13 +475,13 @@ impl ClusterTest<'_> {
         self.assert_no_failures(&format!("{from}new settings, all pods replaced")).await
     }
 
-    /// Reports whether a pod that no policy names reaches the servers.
+    /// Reports whether a pod that no network policy allows can reach the servers.
     async fn check_network_policies(&self) -> Result<()> {
         let url = format!("http://{RELEASE}-server-ops.{INSTALL_NAMESPACE}:9090/readyz");
         self.run_pod_with_image("stranger", "latchkey-server", &["check", "--within=5", &url]).await?;
         let (reached, _) = self.wait_for_pod_end("stranger").await?;
-        let said = if reached { "accepts NetworkPolicy without enforcing it" } else { "enforces NetworkPolicy" };
-        println!("figure this cluster {said}");
+        let result = if reached { "accepts NetworkPolicy without enforcing it" } else { "enforces NetworkPolicy" };
+        println!("figure this cluster {result}");
         Ok(())
     }
 
@@ -538,7 +539,7 @@ impl ClusterTest<'_> {
         self.cluster.wait_for_rollout(INSTALL_NAMESPACE, &operator, Some(0)).await?;
         self.run_scenario("alone", RELEASE, &[]).await?;
         let before = self.app_object().await?;
-        // A new server serves without the operator too.
+        // A new server serves even if the operator is down.
         let pods = self.servers(RELEASE).await?;
         self.cluster.pods(INSTALL_NAMESPACE).delete(&name(&pods[0]), &DeleteParams::default()).await?;
         self.rolled_out(Some(2)).await?;
@@ -586,7 +587,7 @@ impl ClusterTest<'_> {
             ])
             .await?;
             self.rolled_out(Some(3)).await?;
-            // Now the autoscaler owns the number of replicas: another upgrade must not change it.
+            // The autoscaler sets the number of replicas now. Another upgrade must not change it.
             self.helm_upgrade::<&str>(&[]).await?;
             self.rolled_out(Some(3)).await
         };
@@ -597,7 +598,7 @@ impl ClusterTest<'_> {
         self.assert_no_failures("an autoscaler instead of a fixed number, never fewer than 2").await
     }
 
-    /// A process that dies immediately drops the requests that it was processing; only those can fail.
+    /// Kills a server's process. Only the requests that it was processing can fail.
     async fn kill_pod(&mut self) -> Result<()> {
         let pods = self.servers(RELEASE).await?;
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
@@ -666,7 +667,7 @@ impl ClusterTest<'_> {
         Ok(())
     }
 
-    /// Runs the commands of NOTES, which docs/install.md contains too.
+    /// Runs the delete commands that Helm printed after the install (docs/install.md contains them too).
     async fn remove_leftovers(&self, notes: &str) -> Result<()> {
         self.cluster.helm(["uninstall", OTHER_RELEASE, "--namespace", INSTALL_NAMESPACE, "--wait"]).await?;
         let docs = std::fs::read_to_string(process::root().join("docs/install.md"))?;
@@ -702,7 +703,7 @@ impl ClusterTest<'_> {
     // --- Measurements
 
     async fn print_measurements(&self) -> Result<()> {
-        // Memory that starting needed is released by then.
+        // Until then, the programs have released the memory that their start needed.
         sleep(Duration::from_secs(15)).await;
         for pod in self.cluster.pods(INSTALL_NAMESPACE).list(&ListParams::default()).await?.items {
             let pod = serde_json::to_value(pod)?;
@@ -763,13 +764,13 @@ fn service_url(release: &str) -> String {
     format!("http://{release}-server.{INSTALL_NAMESPACE}")
 }
 
-/// Helm arguments that set both programs' images to a version.
+/// The Helm arguments that set the images of both programs to a version.
 fn image_tags(version: &str) -> impl Iterator<Item = String> {
     let tag = move |component| ["--set-string".to_owned(), format!("{component}.image.tag={version}")];
     ["operator", "server"].into_iter().flat_map(tag)
 }
 
-/// The delete commands in NOTES.
+/// The delete commands in the text that Helm printed.
 fn delete_commands(notes: &str) -> impl Iterator<Item = &str> {
     notes.lines().map(str::trim).filter(|line| line.starts_with("kubectl ") && line.contains(" delete "))
 }

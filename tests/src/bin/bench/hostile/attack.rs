@@ -16,6 +16,7 @@ use http::StatusCode;
 use latchkey_tests::{
     builders::App,
     client::ApiClient,
+    passwords::PASSWORD,
     process,
     stack::{self, Stack},
 };
@@ -23,19 +24,20 @@ use latchkey_tests::{
 use super::{
     attackers::{AttackerRuntime, ResponseCounts},
     memory_limit::{self, MemoryLimit},
-    users::{PASSWORD, User, UserAction, UserMeasurements, measure_users},
+    users::{User, UserAction, UserMeasurements, measure_users},
 };
 use crate::{
     logins,
     measurements::{Bound, anonymous_bytes, format_millis, mib, micros_of},
 };
 
-/// Users that log in continuously. On two cores they use the whole machine, so that the attacker's share is visible.
+/// Number of users that log in continuously. On two cores they use the whole machine, so that the effect of an attacker
+/// is visible.
 const USERS: u32 = 8;
 /// Upper limit of the p99 of logins next to an attacker, relative to the p99 without one.
 const MAX_RATIO: f64 = 3.0;
 const MAX_P99: Duration = Duration::from_secs(1);
-/// The namespace of ordinary users' Apps; attackers' Apps are in others.
+/// The namespace of the ordinary users' Apps. The attackers' Apps are in other namespaces.
 pub(super) const ORDINARY_NAMESPACE: &str = "ordinary";
 
 /// A server under the memory limit, its ordinary users, and the attackers' runtime.
@@ -43,13 +45,13 @@ pub(super) struct ServerAttack {
     pub(super) stack: Stack,
     pub(super) outsiders: AttackerRuntime,
     /// Counts the responses that the attacker gets.
-    pub(super) tally: ResponseCounts,
+    pub(super) counts: ResponseCounts,
     app: String,
     users: Vec<User>,
     others: Vec<User>,
     duration: Duration,
     calm: Option<Baseline>,
-    /// Dropped after the server, which runs inside it.
+    /// Dropped after the server, because the server runs in its cgroup.
     limit: MemoryLimit,
 }
 
@@ -68,7 +70,7 @@ struct ServerWatch {
     peak: Arc<AtomicU64>,
 }
 
-/// Raises the limits of an App so far that they do not affect the users of a benchmark.
+/// The App with limits that no user of a benchmark reaches.
 pub(super) fn with_raised_limits(app: App) -> App {
     let loose: &[(u32, u32)] = &[(10_000_000, 60)];
     ["loginsPerClient", "loginFailuresPerClient", "loginFailuresPerAccount", "loginFailuresPerClientOverall"]
@@ -80,7 +82,7 @@ pub(super) fn with_raised_limits(app: App) -> App {
 // === impl ServerAttack ===
 
 impl ServerAttack {
-    /// Starts the service of `builder` with the App of ordinary users added.
+    /// Adds the App of the ordinary users to `builder` and starts the service.
     pub(super) async fn start(builder: stack::Builder, lasts: Duration) -> Result<Self> {
         let limit = MemoryLimit::new()?;
         let app = with_raised_limits(App::new("ordinary").namespace(ORDINARY_NAMESPACE));
@@ -96,7 +98,7 @@ impl ServerAttack {
         Ok(Self {
             stack,
             outsiders: AttackerRuntime::start()?,
-            tally: ResponseCounts::default(),
+            counts: ResponseCounts::default(),
             app: app.id().to_owned(),
             users,
             others: Vec::new(),
@@ -145,7 +147,7 @@ impl ServerAttack {
         if let Some(others) = &others {
             println!("  social logins next to it      {}", others.report_line());
         }
-        println!("  the attacker                  {}", self.tally);
+        println!("  the attacker                  {}", self.counts);
         let mut bounds = bounds("logins", &calm.logins, &logins);
         if let (Some(calm), Some(others)) = (&calm.others, &others) {
             bounds.extend(self::bounds("social logins", calm, others));
@@ -233,7 +235,8 @@ impl ServerWatch {
         }
     }
 
-    /// Samples the server's memory until the end of the attack. If the server ends first, returns its status and when.
+    /// Samples the server's memory until the end of the attack. If the server ends first, returns its exit status and
+    /// the time since `started`.
     async fn follow(&self, stack: &Stack, started: Instant) -> Option<(ExitStatus, Duration)> {
         loop {
             if let Some(status) = stack.server().exit_status() {

@@ -1,4 +1,4 @@
-//! Where attackers run, and what they share.
+//! The runtime of the attackers, and what they have in common.
 
 use std::{
     collections::BTreeMap,
@@ -27,9 +27,9 @@ use crate::logins::{Connection, connect};
 const NICE: i32 = 10;
 /// Printed description of the attackers' priority.
 pub(super) const PRIORITY: &str = "one thread at nice 10, so that they use only CPU time that is left over";
-/// Longer than any response of the service takes.
-const LIMIT: Duration = Duration::from_secs(60);
-/// Pause after a failed connection attempt: thousands of attempts per second show nothing more.
+/// Timeout of a request; every response of the service arrives earlier.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Pause after a failed connection attempt. Thousands of attempts per second would not be a stronger attack.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// A runtime with one thread of low priority. Its tasks end when this value is dropped.
@@ -90,7 +90,7 @@ impl fmt::Display for ResponseCounts {
 
 /// Client address of an attacker. Ordinary users have 127.100.0.0/16.
 pub(super) fn address(number: u32) -> IpAddr {
-    // A /15; of each /24 neither the first nor the last address.
+    // In a /15, without the first and the last IP address of each /24.
     let [.., second, third, fourth] = ((number / 254) << 8 | (number % 254 + 1)).to_be_bytes();
     Ipv4Addr::new(127, 130 + second % 2, third, fourth).into()
 }
@@ -99,24 +99,24 @@ pub(super) fn address(number: u32) -> IpAddr {
 pub(super) async fn flood(
     server: SocketAddr,
     from: IpAddr,
-    tally: ResponseCounts,
+    counts: ResponseCounts,
     mut request: impl FnMut() -> Request<Full<Bytes>>,
 ) -> Infallible {
     loop {
         let Ok(mut connection) = connect(server, from).await else {
-            tally.count("no connection");
+            counts.count("no connection");
             sleep(RETRY).await;
             continue;
         };
         while let Some(status) = send(&mut connection, request()).await {
-            tally.count(status);
+            counts.count(status);
         }
-        tally.count("connection ended");
+        counts.count("connection ended");
         sleep(RETRY).await;
     }
 }
 
-/// The status of the response; `None` if the connection ended.
+/// Sends a request and returns the status of the response; `None` if the connection ended.
 pub(super) async fn send(connection: &mut Connection, request: Request<Full<Bytes>>) -> Option<u16> {
     let asking = async {
         connection.ready().await.ok()?;
@@ -125,7 +125,7 @@ pub(super) async fn send(connection: &mut Connection, request: Request<Full<Byte
         response.into_body().collect().await.ok()?;
         Some(status)
     };
-    timeout(LIMIT, asking).await.ok().flatten()
+    timeout(RESPONSE_TIMEOUT, asking).await.ok().flatten()
 }
 
 /// A POST request with JSON.
@@ -144,8 +144,8 @@ pub(super) fn raise_file_limit() -> Result<()> {
 }
 
 /// The wanted number of connections, or fewer if the limit of open files is lower.
-pub(super) fn max_connections(wanted: u32) -> u32 {
-    // Files that everything else needs.
+pub(super) fn cap_connections(wanted: u32) -> u32 {
+    // The open files that everything else needs.
     const OTHER: u64 = 500;
     let most = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |files| files.saturating_sub(OTHER));
     let connections = wanted.min(u32::try_from(most).unwrap_or(u32::MAX));

@@ -1,10 +1,10 @@
 //! One client that keeps a shared provider busy.
 //!
-//! In 64 concurrent loops, one client starts a flow and comes back with a code that the provider takes nine seconds to
-//! reject. Four users of the same App log in at that provider, next to the eight users who log in to another App by
-//! password.
+//! In 64 concurrent loops, one client starts a flow and calls *callback* with a code that the provider takes nine
+//! seconds to reject. Meanwhile four users of the same App log in at that provider, and the usual eight users log in to
+//! another App by password.
 //!
-//! Attacks the permits for provider calls: one client must not hold them all, nor cause more calls than its share.
+//! Attacks the permits for provider calls: one client must not get all of them, nor cause more calls than its share.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
@@ -27,13 +27,14 @@ use crate::{
 /// Twice the permits that a Provider has.
 const IN_FLIGHT: u32 = 64;
 const SOCIAL_USERS: u32 = 4;
-/// First address number of the users of the social login; the users of the password login have lower ones.
+/// The number of the first client address for users of the social login. Users of the password login have lower
+/// numbers.
 const FIRST_ADDRESS: u32 = 100;
 const PROVIDER_NAME: &str = "shared";
 const RETRY: Duration = Duration::from_millis(10);
 
 pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
-    // Slow only for the attacker; it serves its other users normally.
+    // The provider is slow only for the attacker's codes, and serves other users normally.
     let provider = BenchProvider::start().await?;
     let shared = provider.oauth2(PROVIDER_NAME);
     let app = with_raised_limits(App::new("social")).set("/redirectURLs", json!([DONE])).provider(&shared);
@@ -48,22 +49,23 @@ pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
     };
     trial.add_users((0..SOCIAL_USERS).map(social_user).collect());
     trial.measure_baseline().await?;
-    let (server, tally, id) = (trial.server(), trial.tally.clone(), app.id().to_owned());
+    let (server, counts, id) = (trial.server(), trial.counts.clone(), app.id().to_owned());
     trial
         .run_attack(async move {
             for number in 0..IN_FLIGHT {
-                tokio::spawn(repeat_callback(server, number, id.clone(), tally.clone()));
+                tokio::spawn(repeat_callback(server, number, id.clone(), counts.clone()));
             }
         })
         .await
 }
 
-/// Starts a flow and comes back with a code that is held, in a loop, whatever the response is.
-async fn repeat_callback(server: SocketAddr, number: u32, app: String, tally: ResponseCounts) -> Infallible {
+/// Starts a flow and calls *callback* with a code that the provider rejects late. Repeats this, whatever the responses
+/// are.
+async fn repeat_callback(server: SocketAddr, number: u32, app: String, counts: ResponseCounts) -> Infallible {
     let code = format!("{DELAYED_CODE_PREFIX}{number}");
     loop {
         let Ok(mut connection) = connect(server, address(0)).await else {
-            tally.count("no connection");
+            counts.count("no connection");
             sleep(RETRY).await;
             continue;
         };
@@ -71,17 +73,17 @@ async fn repeat_callback(server: SocketAddr, number: u32, app: String, tally: Re
             let (cookie, state) = match begin_flow(&mut connection, server, &app, PROVIDER_NAME).await {
                 Ok(flow) => flow,
                 Err(failure) => {
-                    tally.count(format_args!("{failure} at redirect"));
+                    counts.count(format_args!("{failure} at redirect"));
                     break;
                 }
             };
             let Some(status) =
                 send(&mut connection, callback_request(server, &app, PROVIDER_NAME, (&cookie, &state), &code)).await
             else {
-                tally.count("connection ended");
+                counts.count("connection ended");
                 break;
             };
-            tally.count(status);
+            counts.count(status);
         }
         sleep(RETRY).await;
     }

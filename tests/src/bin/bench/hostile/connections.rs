@@ -1,7 +1,7 @@
 //! Connections with requests that do not end.
 //!
-//! A request uses memory from its first byte, and a connection uses a slot. The limits of an App apply only after the
-//! request is complete.
+//! A connection uses one of a limited number, and a request uses memory from its first byte. The limits of an App
+//! cannot help, because they apply only to complete requests.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -19,21 +19,21 @@ use tokio::{
 
 use super::{
     attack::ServerAttack,
-    attackers::{ResponseCounts, address, max_connections},
+    attackers::{ResponseCounts, address, cap_connections},
 };
 use crate::measurements::Bound;
 
-/// Client addresses of the attackers: a few connections from each, as with a botnet.
+/// Number of client addresses. Each has a few connections, as in a botnet.
 const ADDRESSES: u32 = 1_000;
-/// 60 KiB of each body are 240 MiB in total.
+/// With 60 KiB of each body, 240 MiB in total.
 const BODY_CONNECTIONS: u32 = 4_096;
 const BODY_BYTES: usize = 60 * 1024;
-/// 30 KiB of each head are 240 MiB in total.
+/// With 30 KiB of each head, 240 MiB in total.
 const HEAD_CONNECTIONS: u32 = 8_192;
 const HEAD_BYTES: usize = 30 * 1024;
-/// More than a listener of the server accepts.
+/// More connections than a listener of the server accepts.
 const IDLE_CONNECTIONS: u32 = 10_500;
-/// Pause before a new connection. Without it, thousands of clients send 100,000 requests per second.
+/// Pause before a new connection. Without it, thousands of clients would send 100,000 requests per second.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Thousands of POST requests that stop after 60 KiB of their bodies, four or five from each of 1,000 addresses.
@@ -86,36 +86,41 @@ async fn attack(
     let app = App::new("attacked").namespace("attacker");
     let mut trial = ServerAttack::start(Stack::builder().app(&app), lasts).await?;
     trial.measure_baseline().await?;
-    let (server, tally) = (trial.server(), trial.tally.clone());
-    let (request, crowd) = (request(app.id()), max_connections(connections));
+    let (server, counts) = (trial.server(), trial.counts.clone());
+    let (request, count) = (request(app.id()), cap_connections(connections));
     trial
         .run_attack(async move {
-            for number in 0..crowd {
-                tokio::spawn(hold(server, from(number), request.clone(), tally.clone()));
+            for number in 0..count {
+                tokio::spawn(send_partial_requests(server, from(number), request.clone(), counts.clone()));
             }
         })
         .await
 }
 
-/// Sends a part of a request and waits, in a loop.
-async fn hold(server: SocketAddr, from: IpAddr, part: Bytes, tally: ResponseCounts) {
+/// Sends a part of a request and waits until the server closes the connection, in a loop.
+async fn send_partial_requests(server: SocketAddr, from: IpAddr, part: Bytes, counts: ResponseCounts) {
     loop {
-        match hold_once(server, from, &part, &tally).await {
-            Ok(Some(status)) => tally.count(status),
-            Ok(None) => tally.count("closed"),
-            Err(_) => tally.count("refused or reset"),
+        match send_partial_request(server, from, &part, &counts).await {
+            Ok(Some(status)) => counts.count(status),
+            Ok(None) => counts.count("closed"),
+            Err(_) => counts.count("refused or reset"),
         }
         sleep(PAUSE).await;
     }
 }
 
 /// The status of the response, if the server responds before it closes the connection.
-async fn hold_once(server: SocketAddr, from: IpAddr, part: &Bytes, tally: &ResponseCounts) -> Result<Option<u16>> {
+async fn send_partial_request(
+    server: SocketAddr,
+    from: IpAddr,
+    part: &Bytes,
+    counts: &ResponseCounts,
+) -> Result<Option<u16>> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::new(from, 0))?;
     let mut stream = socket.connect(server).await?;
-    tally.count("connected");
-    // The server can respond before everything is sent, and then stop reading: read and write concurrently.
+    counts.count("connected");
+    // Reads and writes concurrently, because the server can respond before everything is sent, and then stop reading.
     let (mut read, mut write) = stream.split();
     let sending = async {
         write.write_all(part).await?;
@@ -130,7 +135,7 @@ async fn hold_once(server: SocketAddr, from: IpAddr, part: &Bytes, tally: &Respo
         }
     };
     tokio::select! {
-        answered = reading => Ok(answered?),
+        status = reading => Ok(status?),
         Err(error) = sending => Err(error.into()),
     }
 }

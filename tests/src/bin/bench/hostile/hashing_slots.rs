@@ -1,6 +1,7 @@
-//! Slots of the hashing queue, used over many Apps.
+//! Attackers that use many slots of the hashing queue by using many Apps.
 //!
-//! The queue is fair between Apps and, inside an App, between client addresses. So many Apps mean many slots.
+//! The queue is fair between Apps, and within an App between client addresses. So whoever uses many Apps could get many
+//! slots.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -17,7 +18,7 @@ use super::{
 };
 use crate::measurements::Bound;
 
-/// As many as the hashing queue has slots on two cores.
+/// The number of slots of the hashing queue on two cores.
 const APPS_OF_A_CLIENT: u32 = 128;
 const APPS_OF_A_TENANT: u32 = 130;
 /// Clients of each of the tenant's Apps.
@@ -25,7 +26,7 @@ const CLIENTS: u32 = 2;
 
 /// One client address has one login in flight in each of 128 Apps of as many tenants, within all default limits.
 ///
-/// Attacks the bound on the slots of a client address, which must hold over the whole queue.
+/// Attacks the bound on the slots of a client address, which must apply to the whole queue and not to each App.
 pub(super) async fn client_in_many_apps(lasts: Duration) -> Result<Vec<Bound>> {
     let apps: Vec<App> =
         (0..APPS_OF_A_CLIENT).map(|number| App::new("visited").namespace(&format!("tenant-{number}"))).collect();
@@ -34,7 +35,7 @@ pub(super) async fn client_in_many_apps(lasts: Duration) -> Result<Vec<Bound>> {
 
 /// A tenant has 130 Apps in one namespace with raised limits, and two clients log in to each continuously.
 ///
-/// Attacks the queue's rotation, which must be fair between namespaces before it is fair between Apps.
+/// Attacks the fairness of the queue, which must be between namespaces first, and only then between Apps.
 pub(super) async fn tenant_of_many_apps(lasts: Duration) -> Result<Vec<Bound>> {
     let apps: Vec<App> =
         (0..APPS_OF_A_TENANT).map(|_| with_raised_limits(App::new("owned").namespace("attacker"))).collect();
@@ -46,11 +47,11 @@ async fn log_in_to_all(lasts: Duration, apps: &[App], clients: impl Fn(u32) -> V
     let builder = apps.iter().fold(Stack::builder(), |builder, app| builder.app(app));
     let mut trial = ServerAttack::start(builder, lasts).await?;
     trial.measure_baseline().await?;
-    let (server, tally) = (trial.server(), trial.tally.clone());
+    let (server, counts) = (trial.server(), trial.counts.clone());
     let mut storms = Vec::new();
     for (number, app) in (0..).zip(apps) {
         for from in clients(number) {
-            storms.push(flood_logins(server, from, app.id().to_owned(), tally.clone()));
+            storms.push(flood_logins(server, from, app.id().to_owned(), counts.clone()));
         }
     }
     trial
@@ -62,10 +63,10 @@ async fn log_in_to_all(lasts: Duration, apps: &[App], clients: impl Fn(u32) -> V
         .await
 }
 
-async fn flood_logins(server: SocketAddr, from: IpAddr, app: String, tally: ResponseCounts) {
+async fn flood_logins(server: SocketAddr, from: IpAddr, app: String, counts: ResponseCounts) {
     let path = format!("/v1/{app}/email/login");
     let mut number = 0_u32;
-    flood(server, from, tally, move || {
+    flood(server, from, counts, move || {
         // A different account each time, so that no limit per account is reached.
         number += 1;
         post_request(

@@ -1,9 +1,9 @@
 //! Clients that retry immediately after each refusal.
 //!
-//! 256 clients, each at its own address, log in to an App that raised its limits. The hashing queue refuses most of
-//! them; they ignore `Retry-After`.
+//! 256 clients, each with its own client address, log in to an App that raised its limits. The hashing queue rejects
+//! most of them, and they ignore `Retry-After`.
 //!
-//! Attacks the cost of a refusal: what thousands of refusals per second cost the clients that are served.
+//! Attacks the cost of a 503 response: thousands of them per second must not slow down the clients that are served.
 
 use std::time::Duration;
 
@@ -23,13 +23,15 @@ pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
     let app = with_raised_limits(App::new("stormed").namespace("attacker"));
     let mut trial = ServerAttack::start(Stack::builder().app(&app), lasts).await?;
     trial.measure_baseline().await?;
-    let (server, tally, id) = (trial.server(), trial.tally.clone(), app.id().to_owned());
+    let (server, counts, id) = (trial.server(), trial.counts.clone(), app.id().to_owned());
     trial
         .run_attack(async move {
             for number in 0..CLIENTS {
                 let path = format!("/v1/{id}/email/login");
                 let body = json!({ "email": "nobody@example.com", "password": "wrong by intent" });
-                tokio::spawn(flood(server, address(number), tally.clone(), move || post_request(server, &path, &body)));
+                tokio::spawn(flood(server, address(number), counts.clone(), move || {
+                    post_request(server, &path, &body)
+                }));
             }
         })
         .await

@@ -1,7 +1,7 @@
 //! 700 Apps that reference one large ConfigMap.
 //!
-//! The templates are plain text, and the ConfigMap is just within its limit. Each App's document contains all of it,
-//! and each server holds all documents.
+//! The templates are plain text, and the ConfigMap is just within its limit. The document of each App contains the
+//! whole ConfigMap, and each server has all documents in memory.
 //!
 //! Attacks the memory that the Apps of one namespace use in every server.
 
@@ -28,7 +28,7 @@ use super::{memory_limit, operator_attack::OperatorAttack};
 use crate::{measurements::Bound, operator};
 
 const APP_COUNT: usize = 700;
-/// Total size in bytes, spread over the parts below; the operator accepts up to 256 KiB.
+/// Total size of the templates in bytes, spread over the parts below. The operator accepts up to 256 KiB.
 const TEMPLATE_BYTES: usize = 250 * 1024;
 const PARTS: [&str; 10] = [
     "confirm.txt",
@@ -43,10 +43,10 @@ const PARTS: [&str; 10] = [
     "new-sign-in.html",
 ];
 const LINE: &str = "Dear customer, thank you for your patience while you read these terms.\n";
-/// Memory of each server that one tenant may use, in bytes: a quarter.
+/// How much memory of a server one tenant can use at most, in bytes: a quarter of the limit.
 const MAX_GROWTH: u64 = memory_limit::LIMIT_BYTES / 4;
 const CONCURRENCY: usize = 8;
-/// If nothing changed for this long, the Apps are settled.
+/// The Apps are settled if nothing has changed for this long.
 const SETTLED_AFTER: Duration = Duration::from_secs(20);
 const LIMIT: Duration = Duration::from_secs(240);
 

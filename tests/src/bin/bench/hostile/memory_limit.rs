@@ -1,4 +1,4 @@
-//! The memory limit of a server, enforced as a kubelet enforces it.
+//! A memory limit for a server, enforced by a cgroup as in a pod.
 
 use std::{
     fmt::Write as _,
@@ -17,11 +17,11 @@ const CGROUP_V2: &str = "/sys/fs/cgroup";
 /// Name prefix of this benchmark's cgroups.
 const CGROUP_PREFIX: &str = "latchkey-bench-";
 
-/// A memory limit for one server. A cgroup is removed on drop, so drop this after the server.
+/// A memory limit for one server. The drop removes the cgroup, so drop this after the server.
 pub(super) enum MemoryLimit {
-    /// The memory controller of cgroups version 1.
+    /// A cgroup of version 1, with the memory controller.
     V1(PathBuf),
-    /// Cgroups version 2.
+    /// A cgroup of version 2.
     V2(PathBuf),
     /// No memory controller is writable: setrlimit(2) limits the data segment instead.
     Data,
@@ -34,7 +34,7 @@ impl MemoryLimit {
         remove_stale_cgroups(Path::new(CGROUP_V1));
         remove_stale_cgroups(Path::new(CGROUP_V2));
         if let Ok(group) = create_cgroup(Path::new(CGROUP_V1), "memory.limit_in_bytes") {
-            // This file exists only with swap accounting.
+            // This file exists only if the kernel counts swap.
             let _ = fs::write(group.join("memory.memsw.limit_in_bytes"), LIMIT_BYTES.to_string());
             return Ok(Self::V1(group));
         }
@@ -49,8 +49,8 @@ impl MemoryLimit {
     pub(super) fn wrapper(&self) -> Vec<String> {
         match self {
             Self::V1(group) | Self::V2(group) => {
-                // The shell joins the group and then executes the program, so all of its memory is charged to the
-                // group.
+                // The shell joins the cgroup and then executes the program, so that the cgroup counts all memory of the
+                // program.
                 let script = r#"echo $$ > "$0" && exec "$@""#;
                 let procs = group.join("cgroup.procs").display().to_string();
                 vec!["sh".to_owned(), "-c".to_owned(), script.to_owned(), procs]
@@ -70,8 +70,8 @@ impl MemoryLimit {
         }
     }
 
-    /// Whether a running server stayed within the limit; `peak` is the maximum of its own memory, in bytes. A cgroup
-    /// kills a server that exceeds the limit; without one, `peak` decides.
+    /// Whether a running server stayed within the limit. With a cgroup it did, because the kernel kills a server that
+    /// exceeds the limit. Without one, `peak` decides: the maximum of the server's own memory, in bytes.
     pub(super) fn is_met(&self, peak: u64) -> bool {
         peak < LIMIT_BYTES && self.oom_kills().is_none_or(|kills| kills == 0)
     }
@@ -87,7 +87,7 @@ impl MemoryLimit {
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
     }
 
-    /// The maximum that the kernel charged to the group, in bytes, including cached files.
+    /// The maximum memory of the cgroup, in bytes, including cached files.
     pub(super) fn peak(&self) -> Option<u64> {
         let file = match self {
             Self::V1(group) => group.join("memory.max_usage_in_bytes"),
@@ -101,19 +101,19 @@ impl MemoryLimit {
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
         match self {
-            // If a process is still in it, the next run removes it.
+            // If a process is still in the cgroup, the next run removes it.
             Self::V1(group) | Self::V2(group) => drop(fs::remove_dir(group)),
             Self::Data => {}
         }
     }
 }
 
-/// Creates a group below `root` with the limit.
+/// Creates a cgroup with the limit below `root`.
 fn create_cgroup(root: &Path, limit: &str) -> Result<PathBuf> {
     static MADE: AtomicU32 = AtomicU32::new(0);
     let mut name = CGROUP_PREFIX.to_owned();
     write!(name, "{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed))?;
-    // Without the controller, the folder can exist anyway, or a file system that accepts any folder.
+    // The folder alone proves nothing: without the controller, `root` can be on any file system.
     anyhow::ensure!(root.join("cgroup.procs").is_file(), "{} is no cgroup", root.display());
     let group = root.join(name);
     fs::create_dir(&group)?;
@@ -124,7 +124,7 @@ fn create_cgroup(root: &Path, limit: &str) -> Result<PathBuf> {
     limited.map(|()| group)
 }
 
-/// Removes the groups of runs that were killed. The kernel refuses to remove a group that has a process.
+/// Removes the cgroups of runs that were killed. The kernel does not remove a cgroup that contains a process.
 fn remove_stale_cgroups(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(CGROUP_PREFIX) {

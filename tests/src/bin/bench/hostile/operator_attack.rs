@@ -41,7 +41,8 @@ const POLL_LIMIT: Duration = Duration::from_secs(3);
 /// Consecutive failures after which a kubelet marks a pod unready: the probe's `failureThreshold`.
 const FAILURE_THRESHOLD: u32 = 3;
 const EDIT_EVERY: Duration = Duration::from_millis(500);
-/// An edit takes well under a second on an idle machine; here the control plane shares two cores with everything else.
+/// Limit for an edit. It takes much less than a second on an idle machine, but here the control plane shares two cores
+/// with everything else.
 const EDIT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Two operators, a server under the memory limit, and the App of an innocent tenant.
@@ -52,7 +53,7 @@ pub(super) struct OperatorAttack<'a> {
     server: PodServer,
     /// The server's memory before the attack, in bytes.
     before: u64,
-    /// Dropped after the server, which runs inside it.
+    /// Dropped after the server, because the server runs in its cgroup.
     limit: MemoryLimit,
 }
 
@@ -127,12 +128,12 @@ impl<'a> OperatorAttack<'a> {
         Ok((outcome, bounds))
     }
 
-    /// The bound on the server's growth since before the attack, in bytes.
-    pub(super) fn growth_bound(&self, most: u64) -> Bound {
+    /// The bound that the server's memory has grown by at most `max` bytes since before the attack.
+    pub(super) fn growth_bound(&self, max: u64) -> Bound {
         let growth = anonymous_memory(&self.server).saturating_sub(self.before);
         Bound::new(
-            format!("the server grows by at most {:.0} MiB: {:.1} MiB", mib(most), mib(growth)),
-            growth <= most && self.server.exit_status().is_none(),
+            format!("the server grows by at most {:.0} MiB: {:.1} MiB", mib(max), mib(growth)),
+            growth <= max && self.server.exit_status().is_none(),
         )
     }
 
@@ -184,7 +185,7 @@ impl<'a> OperatorAttack<'a> {
     }
 }
 
-/// Zero if the server has ended.
+/// The server's own memory in bytes; zero if the server has ended.
 fn anonymous_memory(server: &PodServer) -> u64 {
     server.pid().and_then(|pid| anonymous_bytes(pid).ok()).unwrap_or_default()
 }
@@ -213,8 +214,8 @@ async fn poll_readiness(operator: &OperatorProcess, done: &AtomicBool) -> Readin
 
 async fn is_ready(ops: SocketAddr) -> bool {
     let client = ApiClient::new(ops);
-    let answer = timeout(POLL_LIMIT, client.try_send(client.request(Method::GET, "readyz"))).await;
-    matches!(answer, Ok(Ok(answer)) if answer.status.is_success())
+    let response = timeout(POLL_LIMIT, client.try_send(client.request(Method::GET, "readyz"))).await;
+    matches!(response, Ok(Ok(response)) if response.status.is_success())
 }
 
 // === impl ReadinessChecks ===

@@ -1,11 +1,12 @@
 //! Passwords that are expensive to validate.
 //!
-//! *confirm-password* and *register* validate a password before anything else. This one has 76 characters that each can
-//! be read as a letter, some as more than one, and it equals the email address: every reading of every part is looked
-//! up. One client sends it to *confirm-password*, where a weak password does not count as a wrong code. Another sends
-//! it to *register*, from a new address after each hundred requests, the default limit.
+//! *confirm-password* and *register* validate a password before anything else. The attackers' password has 76 characters
+//! that can each be read as a letter, some as more than one, and it equals the email address. So the check of its
+//! strength looks up every reading of every part. One client sends it to *confirm-password*, which does not count a
+//! weak password as a wrong code. Another client sends it to *register*, and changes its client address after a hundred
+//! requests, the default limit.
 //!
-//! Attacks the bound on the cost of password validation: less than one hash.
+//! Attacks the bound on the cost of password validation: less than one password hash.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::{logins::connect, measurements::Bound};
 
-/// Requests in flight at each of the two endpoints.
+/// Concurrent requests at each of the two endpoints.
 const IN_FLIGHT: u32 = 4;
 /// Default of `registrationsPerClient`, per hour.
 const REGISTRATIONS: u32 = 100;
@@ -28,22 +29,22 @@ pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
     let app = App::new("attacked").namespace("attacker");
     let mut trial = ServerAttack::start(Stack::builder().app(&app), lasts).await?;
     trial.measure_baseline().await?;
-    let (server, tally, id) = (trial.server(), trial.tally.clone(), app.id().to_owned());
+    let (server, counts, id) = (trial.server(), trial.counts.clone(), app.id().to_owned());
     trial
         .run_attack(async move {
             for number in 0..IN_FLIGHT {
                 let path = format!("/v1/{id}/email/confirm-password");
                 let body = json!({ "email": password(), "code": "00000-00000", "password": password() });
                 let request = move || post_request(server, &path, &body);
-                tokio::spawn(flood(server, address(0), tally.clone(), request));
-                tokio::spawn(register(server, number, id.clone(), tally.clone()));
+                tokio::spawn(flood(server, address(0), counts.clone(), request));
+                tokio::spawn(register(server, number, id.clone(), counts.clone()));
             }
         })
         .await
 }
 
-/// Registers in a loop, and moves to the next address when the limit of one is used up.
-async fn register(server: SocketAddr, number: u32, app: String, tally: ResponseCounts) -> Infallible {
+/// Registers in a loop. Changes to the next client address when the limit of one is reached.
+async fn register(server: SocketAddr, number: u32, app: String, counts: ResponseCounts) -> Infallible {
     let body: Value = json!({ "name": "Ada", "email": password(), "password": password() });
     let mut from = number;
     loop {
@@ -54,15 +55,15 @@ async fn register(server: SocketAddr, number: u32, app: String, tally: ResponseC
         };
         for _ in 0..REGISTRATIONS {
             match send(&mut connection, post_request(server, &format!("/v1/{app}/email/register"), &body)).await {
-                Some(status) => tally.count(status),
+                Some(status) => counts.count(status),
                 None => break,
             }
         }
     }
 }
 
-/// An email address that is also the password: the part before the `@` has 64 characters, the maximum; the `@` can be
-/// read as a letter too.
+/// An email address that is also the password. The part before the `@` has 64 characters, the maximum. The `@` too can
+/// be read as a letter.
 fn password() -> String {
     format!("{}@4836107.com", "483{691!|70$5+%2".repeat(4))
 }

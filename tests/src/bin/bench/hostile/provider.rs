@@ -1,4 +1,4 @@
-//! The provider of a benchmark: it accepts any user that a code names, and can turn hostile.
+//! The provider of the benchmarks. A code contains the name of the user that logs in. The provider can become hostile.
 
 use std::{
     convert::Infallible,
@@ -20,16 +20,16 @@ use latchkey_tests::builders;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-/// Maximum size of a provider's response, in bytes (specification: Limits, Provider calls).
-const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
-/// JSON parsers accept at most 128.
+/// Size of the nested JSON, in bytes: 16 times the maximum that a server reads (specification: Limits, Provider calls).
+const RESPONSE_BYTES: usize = 1024 * 1024;
+/// Depth of the nested JSON; JSON parsers accept at most 128.
 const NESTING_DEPTH: usize = 100;
-/// Just below the server's timeout for a provider.
+/// How late a code is rejected: just before the server's timeout for a provider.
 const REJECTION_DELAY: Duration = Duration::from_secs(9);
 /// The token endpoint delays the rejection of a code with this prefix.
 pub(super) const DELAYED_CODE_PREFIX: &str = "held-";
 
-/// It ends with the runtime that it was started on.
+/// A running provider. It ends with the runtime on which it was started.
 #[derive(Clone)]
 pub(super) struct BenchProvider {
     addr: SocketAddr,
@@ -45,13 +45,13 @@ impl BenchProvider {
         let this = Self {
             addr: listener.local_addr()?,
             hostile: Arc::new(AtomicBool::new(false)),
-            nested: nested_json(MAX_RESPONSE_BYTES).into(),
+            nested: nested_json(RESPONSE_BYTES).into(),
         };
         tokio::spawn(this.clone().serve(listener));
         Ok(this)
     }
 
-    /// From now on responds to every request with 1 MiB of nested JSON.
+    /// Responds to every request with 1 MiB of nested JSON from now on.
     pub(super) fn turn_hostile(&self) {
         self.hostile.store(true, Ordering::Relaxed);
     }
@@ -148,7 +148,7 @@ fn user_info_response(person: Option<String>) -> (StatusCode, Value) {
     }
 }
 
-/// Nested objects: six bytes each, of which a parsed map needs a hundred times as much memory.
+/// Nested objects of six bytes each. A parsed map needs a hundred times as much memory.
 fn nested_json(bytes: usize) -> String {
     let one = format!("{}0{}", r#"{"":"#.repeat(NESTING_DEPTH), "}".repeat(NESTING_DEPTH));
     let mut text = String::with_capacity(bytes);
@@ -168,8 +168,8 @@ mod tests {
 
     #[test]
     fn the_nested_response_is_json_within_the_size_limit() {
-        let text = nested_json(MAX_RESPONSE_BYTES);
-        assert!(text.len() <= MAX_RESPONSE_BYTES && text.len() > MAX_RESPONSE_BYTES - 1024);
+        let text = nested_json(RESPONSE_BYTES);
+        assert!(text.len() <= RESPONSE_BYTES && text.len() > RESPONSE_BYTES - 1024);
         assert!(serde_json::from_str::<Value>(&text).is_ok());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A tenant's provider behaves normally while users are measured alone. Then the tenant adds eight more Providers,
 //! which the server checks by itself within seconds, and sixteen clients call *login* with an invalid provider token.
-//! The provider responds to every request with nested JSON of the largest size that the server reads.
+//! The provider responds to every request with 1 MiB of nested JSON, which is more than the server reads.
 //!
 //! Attacks the memory of parsed documents: nodes, depth, and how many are parsed at the same time.
 
@@ -20,12 +20,12 @@ use super::{
 use crate::measurements::Bound;
 
 const CLIENTS: u32 = 16;
-/// As many as the server checks concurrently.
+/// The number of providers that the server checks concurrently.
 const ADDED_PROVIDERS: u32 = 8;
 const NAMESPACE: &str = "attacker";
 
 pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
-    // Runs with the attackers' share of CPU.
+    // The provider uses CPU time of the attackers, not of the users.
     let outsiders = AttackerRuntime::start()?;
     let provider = outsiders.spawn(BenchProvider::start()).await??;
     let corp = provider.oauth2("corp").namespace(NAMESPACE);
@@ -38,13 +38,13 @@ pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
         (0..ADDED_PROVIDERS).map(|number| provider.oidc(&format!("id-{number}")).namespace(NAMESPACE)).collect();
     let app = more.iter().fold(app, |app, provider| app.provider(provider));
     trial.stack.apply_all(std::slice::from_ref(&app), &more)?;
-    let (server, tally, path) = (trial.server(), trial.tally.clone(), format!("/{}/corp/login", app.id()));
+    let (server, counts, path) = (trial.server(), trial.counts.clone(), format!("/{}/corp/login", app.id()));
     trial
         .run_attack(async move {
             for number in 0..CLIENTS {
                 let path = path.clone();
                 let request = move || post_request(server, &path, &json!({ "token": "nobody-gave-this" }));
-                tokio::spawn(flood(server, address(number), tally.clone(), request));
+                tokio::spawn(flood(server, address(number), counts.clone(), request));
             }
         })
         .await

@@ -1,8 +1,8 @@
 //! Apps that are created and deleted, and leave their keys behind.
 //!
 //! A tenant creates an App with `deletionPolicy: Retain`, waits until it has keys, deletes it, and continues with the
-//! next appID. No App ever has a user. Each leaves a Secret with keys in the install's namespace, where no quota of the
-//! tenant applies.
+//! next appID. No App ever has a user. Each App leaves a Secret with its keys in the install's namespace, where the
+//! tenant's quota does not apply.
 //!
 //! Attacks the number of those Secrets, which must not grow with the number of deleted Apps.
 
@@ -33,9 +33,9 @@ const APPS: usize = 60;
 const CONCURRENCY: usize = 4;
 /// Limit for the creation of an App's keys, on a busy machine.
 const KEYS_LIMIT: Duration = Duration::from_secs(20);
-/// Time until an appID without users is released.
+/// Limit for the release of an appID without users.
 const RELEASE_LIMIT: Duration = Duration::from_secs(90);
-/// So few key Secrets do not count as growth: the ordinary App's, and those of deletions in progress.
+/// The key Secrets that may exist at the end: the ordinary App's, and those of deletions in progress.
 const MAX_KEY_SECRETS: usize = 8;
 
 pub(super) async fn run() -> Result<Vec<Bound>> {

@@ -1,9 +1,9 @@
 //! HTTP/2 connections with many unfinished requests each.
 //!
-//! 200 addresses have one connection each, with a hundred requests that stop after 60 KiB of their bodies: more than 1
-//! GiB in total. The client responds to pings, so that the server does not consider it gone.
+//! 200 client addresses have one connection each, with a hundred requests that stop after 60 KiB of their bodies: more
+//! than 1 GiB in total. The clients respond to pings, so that the server does not close the connections.
 //!
-//! Attacks the budget of bodies if one connection has many, and the time that such a connection may stay open.
+//! Attacks the budget of bodies with many bodies on one connection, and the time that such a connection can stay open.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -24,7 +24,7 @@ use super::{
 use crate::measurements::Bound;
 
 const CONNECTIONS: u32 = 200;
-/// As many as the server allows per connection.
+/// The number of streams that the server allows per connection.
 const STREAMS: usize = 100;
 const BODY_BYTES: usize = 60 * 1024;
 const PAUSE: Duration = Duration::from_millis(100);
@@ -33,16 +33,16 @@ pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
     let app = App::new("attacked").namespace("attacker");
     let mut trial = ServerAttack::start(Stack::builder().app(&app), lasts).await?;
     trial.measure_baseline().await?;
-    let (server, tally) = (trial.server(), trial.tally.clone());
+    let (server, counts) = (trial.server(), trial.counts.clone());
     let url = format!("http://{server}/v1/{}/email/login", app.id());
     trial
         .run_attack(async move {
             for number in 0..CONNECTIONS {
-                let (url, tally) = (url.clone(), tally.clone());
+                let (url, counts) = (url.clone(), counts.clone());
                 tokio::spawn(async move {
                     loop {
-                        if hold(server, address(number), &url, &tally).await.is_err() {
-                            tally.count("connection ended");
+                        if run_unfinished_streams(server, address(number), &url, &counts).await.is_err() {
+                            counts.count("connection ended");
                         }
                         sleep(PAUSE).await;
                     }
@@ -52,34 +52,34 @@ pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
         .await
 }
 
-/// Holds one connection until it ends.
-async fn hold(server: SocketAddr, from: IpAddr, url: &str, tally: &ResponseCounts) -> Result<()> {
+/// Sends unfinished requests in all streams of one connection, until the connection ends.
+async fn run_unfinished_streams(server: SocketAddr, from: IpAddr, url: &str, counts: &ResponseCounts) -> Result<()> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::new(from, 0))?;
     let (requests, connection) = h2::client::handshake(socket.connect(server).await?).await?;
-    tally.count("connected");
+    counts.count("connected");
     let mut streams = JoinSet::new();
     for _ in 0..STREAMS {
-        streams.spawn(send_unfinished(requests.clone(), url.to_owned(), tally.clone()));
+        streams.spawn(send_unfinished(requests.clone(), url.to_owned(), counts.clone()));
     }
-    // Also responds to pings. The streams end with the connection.
+    // Reads from the connection and responds to pings. The streams end with the connection.
     Ok(connection.await?)
 }
 
-/// Sends unfinished requests, one after the other.
-async fn send_unfinished(requests: SendRequest<Bytes>, url: String, tally: ResponseCounts) -> Result<()> {
+/// Sends unfinished requests in one stream after the other.
+async fn send_unfinished(requests: SendRequest<Bytes>, url: String, counts: ResponseCounts) -> Result<()> {
     static PART: [u8; BODY_BYTES] = [b' '; BODY_BYTES];
     loop {
         let mut ready = requests.clone().ready().await?;
         let request = Request::post(&url).header("content-type", "application/json").body(())?;
         let (response, mut body) = ready.send_request(request, false)?;
-        let answered = async {
+        let call = async {
             body.send_data(Bytes::from_static(&PART), false)?;
             response.await
         };
-        match answered.await {
-            Ok(response) => tally.count(response.status().as_u16()),
-            Err(_) => tally.count("stream ended"),
+        match call.await {
+            Ok(response) => counts.count(response.status().as_u16()),
+            Err(_) => counts.count("stream ended"),
         }
         sleep(PAUSE).await;
     }

@@ -1,7 +1,7 @@
 //! Mail templates that are deep, long or wide.
 //!
-//! A tenant applies Apps with a ConfigMap each. Its `confirm.txt` is within all size limits. Parsers recurse over
-//! nested input, compilers number chained expressions, and renderers repeat loops.
+//! A tenant applies Apps with a ConfigMap each. Every template is within all size limits, but parsers recurse over
+//! nested input, compilers number the parts of chained expressions, and renderers repeat loops.
 //!
 //! Attacks the bounds that apply to a template before it is parsed, and the rule that a panic in one App affects only
 //! that App.
@@ -20,10 +20,10 @@ use tokio::time::sleep;
 use super::operator_attack::OperatorAttack;
 use crate::measurements::Bound;
 
-/// Long enough that a standby would become leader and fail as well.
+/// How long the operators are observed. If an operator fails, a standby becomes leader and fails within this time too.
 const OBSERVATION_TIME: Duration = Duration::from_secs(25);
 
-/// Name of the nested or chained construct, and a function that writes it.
+/// The name of a nested or chained construct, and a function that writes a template with it.
 type Bomb = (&'static str, fn() -> String);
 
 const BOMBS: [Bomb; 16] = [
@@ -66,7 +66,7 @@ pub(super) async fn run() -> Result<Vec<Bound>> {
     ensure!(apps.len() == BOMBS.len(), "all Apps with templates exist");
     let judged = apps.iter().filter(|app| {
         let mut conditions = app.status.iter().flat_map(|status| &status.conditions);
-        // Until the operator reconciles an App, its conditions are the schema's defaults.
+        // Before the operator reconciles an App, the App has the default conditions of the schema.
         conditions.any(|condition| condition.observed_generation == app.metadata.generation)
     });
     let judged = judged.count();

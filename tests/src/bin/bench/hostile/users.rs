@@ -15,6 +15,7 @@ use bytes::Bytes;
 use hdrhistogram::Histogram;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
+use latchkey_tests::passwords::PASSWORD;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 use url::Url;
@@ -25,20 +26,19 @@ use crate::{
     measurements::{format_millis, histogram, micros_of},
 };
 
-pub(super) const PASSWORD: &str = "a quiet harbour at noon";
-/// The redirect address of an App's social logins.
+/// The redirect URL of social logins.
 pub(super) const DONE: &str = "http://127.0.0.1/done";
-/// A request that takes longer has failed.
+/// Timeout of an operation.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Pause before a retry after a failure.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a user does, on a new connection each time, as browsers do.
+/// What a user repeats. Each time uses a new connection, as a browser does.
 #[derive(Clone)]
 pub(super) enum UserAction {
     /// A login by password.
     PasswordLogin { app: String, email: String },
-    /// *redirect* and *callback* with a code that the provider issued for this person.
+    /// A social login: *redirect*, then *callback* with a code that the provider issued for this person.
     SocialLogin { app: String, provider: String, person: String },
 }
 
@@ -57,7 +57,7 @@ pub(super) struct UserMeasurements {
     took: Duration,
 }
 
-/// Lets all users repeat their operations without a pause, until the time is over or the server has ended.
+/// Makes all users repeat their operations without a pause, until the time is over or the server has ended.
 pub(super) async fn measure_users(
     server: SocketAddr,
     users: &[User],
@@ -198,7 +198,7 @@ impl UserMeasurements {
         self.failures.values().sum()
     }
 
-    /// p99 in microseconds; `Unbound` if more than one in a hundred operations failed.
+    /// p99 in microseconds; `None` if more than one in a hundred operations failed.
     pub(super) fn p99(&self) -> Option<u64> {
         let all = self.failed() + self.latency.len();
         (self.failed() * 100 < all).then(|| self.latency.value_at_quantile(0.99))

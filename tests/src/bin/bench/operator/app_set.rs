@@ -1,4 +1,4 @@
-//! A number of Apps, created by the administrator.
+//! The Apps of the operator benchmark.
 
 use std::{
     collections::HashSet,
@@ -96,7 +96,7 @@ impl AppSet {
                     }
                     Event::InitDone => {
                         if let Some(listed) = listed.take() {
-                            // The caller is still waiting.
+                            // The caller waits for this, so the receiver exists.
                             let _ = listed.send(());
                         }
                     }

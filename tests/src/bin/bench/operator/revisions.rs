@@ -11,7 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 /// The revision streams of all servers.
 pub(crate) struct RevisionStreams {
     lines: mpsc::UnboundedReceiver<(usize, RevisionsMessage, Instant)>,
-    /// By server: the revision that it serves of each App.
+    /// For each server, the revision of each App that it serves.
     serving: Vec<HashMap<String, Revision>>,
     _streams: Vec<AbortOnDropHandle<Result<()>>>,
 }
@@ -19,7 +19,7 @@ pub(crate) struct RevisionStreams {
 // === impl RevisionStreams ===
 
 impl RevisionStreams {
-    /// Connects to each server and reads its hello, which lists everything that it serves.
+    /// Connects to each server and reads the first message (hello), which lists all revisions that the server serves.
     pub(crate) async fn connect(servers: &[PodServer]) -> Result<Self> {
         let (sender, lines) = mpsc::unbounded_channel();
         let client = reqwest::Client::builder().no_proxy().build()?;
@@ -42,7 +42,7 @@ impl RevisionStreams {
         self.serving.iter().map(|serving| serving.get(app).cloned()).collect()
     }
 
-    /// Waits until every server serves a new revision of the App, and all the same one. Returns when the last report
+    /// Waits until all servers serve the same new revision of the App. Returns the time at which the last report
     /// arrived.
     pub(crate) async fn wait_for_change(&mut self, app: &str, before: &[Option<Revision>]) -> Result<Instant> {
         loop {
