@@ -38,8 +38,8 @@ const TOKENS: [&str; 16] = [
 fn access_token() {
     harness::run("access_token", 500, |input| {
         for text in texts(input, &TOKENS) {
-            let most = 64 * 1024 + 64 * text.len() as u64;
-            let read = harness::assert_bounded(1, most, || verify_access_token(app("shop"), NOW, &text));
+            let max_heap = 64 * 1024 + 64 * text.len() as u64;
+            let read = harness::assert_bounded(1, max_heap, || verify_access_token(app("shop"), NOW, &text));
             assert_eq!(read, None, "{text} is accepted");
         }
         check_own_token(&mut Draw::new(input));

@@ -76,8 +76,8 @@ fn hop(text: &str) -> Option<IpAddr> {
 
 fn check_input(settings: &Settings, peer: IpAddr, fields: &[String]) {
     let length: usize = fields.iter().map(String::len).sum();
-    let most = 16 * 1024 + 16 * length as u64;
-    let found = harness::assert_bounded(1, most, || settings.client_ip(peer, fields.iter().map(String::as_str)));
+    let max_heap = 16 * 1024 + 16 * length as u64;
+    let found = harness::assert_bounded(1, max_heap, || settings.client_ip(peer, fields.iter().map(String::as_str)));
 
     let is_trusted = |ip: &IpAddr| match ip {
         IpAddr::V4(ip) => ip.octets()[0] == 10,
@@ -85,12 +85,12 @@ fn check_input(settings: &Settings, peer: IpAddr, fields: &[String]) {
     };
     // All hops from the peer to the client. An entry that does not parse ends the list.
     let joined = fields.join(",");
-    let mut way: Vec<IpAddr> = Vec::new();
+    let mut hops: Vec<IpAddr> = Vec::new();
     if !fields.is_empty() {
-        way = joined.rsplit(',').map_while(hop).collect();
+        hops = joined.rsplit(',').map_while(hop).collect();
     }
-    way.insert(0, peer.to_canonical());
-    let last = *way.last().unwrap();
-    let expected = way.into_iter().find(|ip| !is_trusted(ip)).unwrap_or(last);
+    hops.insert(0, peer.to_canonical());
+    let last = *hops.last().unwrap();
+    let expected = hops.into_iter().find(|ip| !is_trusted(ip)).unwrap_or(last);
     assert_eq!(found, expected, "{peer} {fields:?}");
 }

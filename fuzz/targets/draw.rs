@@ -68,9 +68,9 @@ impl<'a> Draw<'a> {
         text
     }
 
-    /// Text of up to `most` arbitrary characters.
-    pub(crate) fn any_text(&mut self, most: usize) -> String {
-        let length = self.below(most + 1).min(self.0.len());
+    /// Text of up to `max_chars` arbitrary characters.
+    pub(crate) fn any_text(&mut self, max_chars: usize) -> String {
+        let length = self.below(max_chars + 1).min(self.0.len());
         let (taken, rest) = self.0.split_at(length);
         self.0 = rest;
         String::from_utf8_lossy(taken).into_owned()

@@ -63,13 +63,13 @@ fn flow() {
 /// A value parses only if it is 32 bytes in base64url, and then it is printed unchanged.
 fn check_forms(text: &str) {
     let is_32_bytes = |text: &str| URL_SAFE_NO_PAD.decode(text).is_ok_and(|bytes| bytes.len() == 32);
-    let most = 16 * 1024 + 4 * text.len() as u64;
-    let state = harness::assert_bounded(1, most, || FlowState::parse(text));
+    let max_heap = 16 * 1024 + 4 * text.len() as u64;
+    let state = harness::assert_bounded(1, max_heap, || FlowState::parse(text));
     assert_eq!(state.is_some(), is_32_bytes(text), "{text}");
     if let Some(state) = state {
         assert_eq!(state.as_str(), text);
     }
-    let code = harness::assert_bounded(1, most, || LoginCode::parse(text));
+    let code = harness::assert_bounded(1, max_heap, || LoginCode::parse(text));
     assert_eq!(code.is_some(), text.strip_prefix("lkc_").is_some_and(is_32_bytes), "{text}");
     if let Some(code) = code {
         assert_eq!(code.expose(), text);
@@ -132,8 +132,8 @@ fn check_cookies(text: &str) {
     let Ok(value) = HeaderValue::from_str(text) else { return };
     let request = HeaderMap::from_iter([(COOKIE, value)]);
     for cookies in [FlowCookies::Secure, FlowCookies::Plain] {
-        let most = 16 * 1024 + 128 * text.len() as u64;
-        let sent = harness::assert_bounded(1, most, || cookies.from_request(&request).len());
+        let max_heap = 16 * 1024 + 128 * text.len() as u64;
+        let sent = harness::assert_bounded(1, max_heap, || cookies.from_request(&request).len());
         assert!(sent <= text.split(';').count());
         let sent = cookies.from_request(&request);
         let id = FlowState::generate(&env_at(NOW)).id();

@@ -38,7 +38,7 @@ pub(crate) static HASH_TIME: LazyLock<Duration> = LazyLock::new(|| {
 /// at any time.
 #[track_caller]
 pub(crate) fn assert_bounded<T>(hashes: u32, bytes: u64, work: impl Fn() -> T) -> T {
-    let most = *HASH_TIME * hashes;
+    let max_time = *HASH_TIME * hashes;
     let measure = || {
         let mut result = None;
         let began = cpu_time();
@@ -46,11 +46,11 @@ pub(crate) fn assert_bounded<T>(hashes: u32, bytes: u64, work: impl Fn() -> T) -
         (cpu_time() - began, allocated.bytes_max, result.unwrap())
     };
     let (mut time, mut heap, result) = measure();
-    if time > most / 2 || heap > bytes {
+    if time > max_time / 2 || heap > bytes {
         // Measures again, because the first run can include cold caches or lazy initialization.
         let again = [measure(), measure(), measure()];
         (time, heap) = (again.iter().map(|(time, ..)| *time).min().unwrap(), again[2].1);
-        assert!(time <= most, "takes {time:?} of CPU time, {hashes} hashes take {most:?}");
+        assert!(time <= max_time, "takes {time:?} of CPU time, {hashes} hashes take {max_time:?}");
         assert!(heap <= bytes, "takes {heap} bytes of heap, {bytes} are allowed");
     }
     SLOWEST.fetch_max(time.as_nanos().try_into().unwrap(), Ordering::Relaxed);

@@ -63,9 +63,9 @@ fn expectation(is_login: bool, nonce: Option<&str>) -> Expectation<'_> {
 }
 
 fn assert_rejected(token: &str) {
-    let most = 64 * 1024 + 64 * token.len() as u64;
+    let max_heap = 64 * 1024 + 64 * token.len() as u64;
     let verified =
-        harness::assert_bounded(1, most, || KEYS.verify(token, &supported(), expectation(true, None), NOW).is_ok());
+        harness::assert_bounded(1, max_heap, || KEYS.verify(token, &supported(), expectation(true, None), NOW).is_ok());
     assert!(!verified, "{token} is accepted");
 }
 

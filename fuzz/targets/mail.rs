@@ -74,9 +74,9 @@ static RELAY: LazyLock<SmtpRelay> = LazyLock::new(|| SmtpRelay {
 fn mail() {
     harness::run("mail", 500, |input| {
         let mut draw = Draw::new(input);
-        let mut text = |most: usize| {
+        let mut text = |max_chars: usize| {
             let text = if draw.byte() < 32 { draw.any_text(300) } else { draw.text(&TOKENS) };
-            text.chars().take(most).collect::<String>()
+            text.chars().take(max_chars).collect::<String>()
         };
         // The maximum lengths of the display name of an App and of the name of an account.
         let (app, name, own_template, from_name) = (text(100), text(200), text(1000), text(200));

@@ -18,7 +18,7 @@ use crate::{
     provider_keys::{EDDSA, ES256, Signer},
 };
 
-const ADDRESSES: [&str; 4] = ["issuer", "authorization_endpoint", "token_endpoint", "jwks_uri"];
+const URL_NAMES: [&str; 4] = ["issuer", "authorization_endpoint", "token_endpoint", "jwks_uri"];
 const TOKENS: [&str; 48] = [
     "{",
     "}",
@@ -97,36 +97,36 @@ fn provider_documents() {
 }
 
 fn check_input(body: &[u8]) {
-    let most = 128 * 1024 + 256 * body.len() as u64;
+    let max_heap = 128 * 1024 + 256 * body.len() as u64;
     let document = serde_json::from_slice::<Value>(body).ok();
-    if let Some(addresses) = harness::assert_bounded(1, most, || discovery_urls(body)) {
+    if let Some(urls) = harness::assert_bounded(1, max_heap, || discovery_urls(body)) {
         let document = document.as_ref().expect("a document that parses is JSON");
-        for (name, address) in ADDRESSES.into_iter().zip(&addresses) {
-            assert_eq!(document[name], json!(address), "{name}");
+        for (name, url) in URL_NAMES.into_iter().zip(&urls) {
+            assert_eq!(document[name], json!(url), "{name}");
         }
     }
-    harness::assert_bounded(1, most, || KeySet::parse(body));
-    if let Some(vouched) = harness::assert_bounded(1, most, || identity_from_profile(body, &CLIENT)) {
+    harness::assert_bounded(1, max_heap, || KeySet::parse(body));
+    if let Some(identity) = harness::assert_bounded(1, max_heap, || identity_from_profile(body, &CLIENT)) {
         let document = document.as_ref().expect("a document that parses is JSON");
-        assert_matches_document(&vouched, document);
+        assert_matches_document(&identity, document);
     }
     if let Ok(text) = std::str::from_utf8(body) {
-        harness::assert_bounded(1, most, || has_posted_name(text));
+        harness::assert_bounded(1, max_heap, || has_posted_name(text));
     }
-    drop(harness::assert_bounded(1, most, || callers::KeySet::parse(body, None)));
+    drop(harness::assert_bounded(1, max_heap, || callers::KeySet::parse(body, None)));
 }
 
-fn assert_matches_document(vouched: &latchkey_server::domain::identity::VerifiedIdentity, document: &Value) {
+fn assert_matches_document(identity: &latchkey_server::domain::identity::VerifiedIdentity, document: &Value) {
     let subject = &document["sub"];
     let subject = subject.as_str().map_or_else(|| subject.to_string(), str::to_owned);
-    assert_eq!(subject, vouched.subject, "{vouched:?} of {document}");
-    assert!((1..=255).contains(&vouched.subject.len()));
-    if let Some(of) = &vouched.email {
+    assert_eq!(subject, identity.subject, "{identity:?} of {document}");
+    assert!((1..=255).contains(&identity.subject.len()));
+    if let Some(of) = &identity.email {
         assert_eq!(document["email"], json!(of.email.as_str()));
         let claim = &document["email_verified"];
         assert_eq!(of.is_verified, *claim == json!(true) || *claim == json!("true"), "{document}");
     }
-    if let Some(name) = &vouched.name {
+    if let Some(name) = &identity.name {
         let claim = &document["name"];
         assert_eq!(claim.as_str().map_or_else(|| claim.to_string(), |text| text.trim().to_owned()), name.as_str());
     }
@@ -186,16 +186,16 @@ fn check_key_sets(draw: &mut Draw<'_>) {
 
 fn check_discovery_documents(draw: &mut Draw<'_>) {
     let mut document = json!({});
-    for name in ADDRESSES.into_iter().chain(["userinfo_endpoint", "introspection_endpoint"]) {
+    for name in URL_NAMES.into_iter().chain(["userinfo_endpoint", "introspection_endpoint"]) {
         document[name] = json!(format!("https://id.example/{}", draw.any_text(40)));
     }
     document["id_token_signing_alg_values_supported"] = json!(["RS256", "none"]);
     document["scopes_supported"] = json!([draw.any_text(20)]);
-    let expected: Vec<_> = ADDRESSES.into_iter().map(|name| document[name].clone()).collect();
+    let expected: Vec<_> = URL_NAMES.into_iter().map(|name| document[name].clone()).collect();
     let read = discovery_urls(document.to_string().as_bytes()).expect("a discovery document");
-    assert_eq!(read[..4].iter().map(|address| json!(address)).collect::<Vec<_>>(), expected);
+    assert_eq!(read[..4].iter().map(|url| json!(url)).collect::<Vec<_>>(), expected);
 
-    let dropped = draw.pick(&ADDRESSES);
+    let dropped = draw.pick(&URL_NAMES);
     document.as_object_mut().unwrap().remove(dropped);
     assert_eq!(discovery_urls(document.to_string().as_bytes()), None, "without {dropped}");
 }
@@ -218,18 +218,18 @@ fn check_profiles(draw: &mut Draw<'_>) {
     for name in ["sub", "email", "email_verified", "name"] {
         document[name] = if draw.byte() < 64 { json!(draw.any_text(260)) } else { draw.pick(&texts) };
     }
-    let vouched = identity_from_profile(document.to_string().as_bytes(), &CLIENT);
+    let identity = identity_from_profile(document.to_string().as_bytes(), &CLIENT);
     let subject = match &document["sub"] {
         Value::String(text) => (1..=255).contains(&text.len()),
         number => number.is_i64() || number.is_u64(),
     };
-    assert_eq!(vouched.is_some(), subject, "{document}");
-    if let Some(vouched) = vouched {
-        assert_matches_document(&vouched, &document);
+    assert_eq!(identity.is_some(), subject, "{document}");
+    if let Some(identity) = identity {
+        assert_matches_document(&identity, &document);
         let is_address = document["email"].as_str().is_some_and(|email| Email::parse(email).is_ok());
-        assert_eq!(vouched.email.is_some(), is_address, "{document}");
+        assert_eq!(identity.email.is_some(), is_address, "{document}");
         let name = &document["name"];
         let is_name = name.is_i64() || name.as_str().is_some_and(|name| Name::parse(name).is_ok());
-        assert_eq!(vouched.name.is_some(), is_name, "{document}");
+        assert_eq!(identity.name.is_some(), is_name, "{document}");
     }
 }

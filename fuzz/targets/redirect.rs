@@ -149,8 +149,8 @@ fn matches(entry: &str, asked: &str) -> bool {
 }
 
 fn check_input(list: &[RedirectUrl], asked: &str, draw: &mut Draw<'_>) {
-    let most = 64 * 1024 + 8 * asked.len() as u64;
-    let chosen = harness::assert_bounded(1, most, || choose_target(list, Some(asked)));
+    let max_heap = 64 * 1024 + 8 * asked.len() as u64;
+    let chosen = harness::assert_bounded(1, max_heap, || choose_target(list, Some(asked)));
     let expected = list.iter().find(|entry| matches(entry.as_str(), asked));
     assert_eq!(chosen.is_ok(), expected.is_some(), "{asked:?} of {list:?}");
     let (Ok(Some(target)), Some(entry)) = (chosen, expected) else { return };

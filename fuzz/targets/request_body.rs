@@ -68,8 +68,8 @@ fn request_body() {
 }
 
 fn check_input(body: &[u8]) {
-    let most = 64 * 1024 + 256 * body.len() as u64;
-    let ours = harness::assert_bounded(1, most, || parse_object(body));
+    let max_heap = 64 * 1024 + 256 * body.len() as u64;
+    let ours = harness::assert_bounded(1, max_heap, || parse_object(body));
     let theirs = serde_json::from_slice::<Value>(body);
     match ours {
         Ok(object) => {

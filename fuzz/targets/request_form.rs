@@ -49,8 +49,8 @@ fn request_form() {
 }
 
 fn check_input(body: &[u8]) {
-    let most = 16 * 1024 + 128 * body.len() as u64;
-    let read = harness::assert_bounded(1, most, || parse_form(body));
+    let max_heap = 16 * 1024 + 128 * body.len() as u64;
+    let read = harness::assert_bounded(1, max_heap, || parse_form(body));
     let parameters = std::str::from_utf8(body).ok().and_then(|text| Parameters::parse(text).ok());
     match (read, parameters) {
         (Ok(object), Some(parameters)) => {

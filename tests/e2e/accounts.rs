@@ -120,7 +120,7 @@ async fn a_mail_to_an_unverified_address_contains_no_text_of_the_client() {
 }
 
 #[tokio::test]
-async fn with_enumeration_protection_off_a_verified_address_is_taken() {
+async fn without_enumeration_protection_a_verified_address_is_reported_as_taken() {
     let test_app = TestApp::start_with(app().set("/enumerationProtection", "Off")).await;
     test_app.register(EMAIL).await;
     let unverified = test_app.client().register(test_app.id(), NAME, EMAIL, PASSWORD).await;

@@ -232,8 +232,7 @@ fn schema_of(kind: &str) -> Value {
     serde_json::to_value(&definition.spec.versions[0].schema).unwrap()["openAPIV3Schema"]["properties"]["spec"].clone()
 }
 
-/// Calls `visitor` for every part of `value`, with the part's schema, its JSON pointer, and its path as kubectl writes
-/// it.
+/// Calls `visitor` for every part of `value`, with the schema, the JSON pointer and the kubectl path of the part.
 fn visit(schema: &Value, value: &Value, pointer: &str, field: &str, visitor: &mut impl FnMut(&Value, &str, &str)) {
     visitor(schema, pointer, field);
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
@@ -249,7 +248,7 @@ fn visit(schema: &Value, value: &Value, pointer: &str, field: &str, visitor: &mu
 /// Invalid and valid variants of `object`. In each invalid one, one field is just beyond a bound; returned with the
 /// path of the field. In each valid one, a number is at a bound.
 fn bound_cases(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
-    let (mut beyond, mut at) = (Vec::new(), Vec::new());
+    let (mut invalid, mut valid) = (Vec::new(), Vec::new());
     let schema = schema_of(object["kind"].as_str().unwrap());
     visit(&schema, &object["spec"], "/spec", "spec", &mut |schema, pointer, field| {
         let with = |value: Value| {
@@ -258,9 +257,9 @@ fn bound_cases(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
             object
         };
         let bound = |keyword: &str| schema.get(keyword).and_then(Value::as_f64).map(|bound| bound as i64);
-        let mut refuse = |value| beyond.push((with(value), field.to_owned()));
-        if let Some(most) = bound("maxLength") {
-            refuse(json!("a".repeat(most as usize + 1)));
+        let mut refuse = |value| invalid.push((with(value), field.to_owned()));
+        if let Some(maximum) = bound("maxLength") {
+            refuse(json!("a".repeat(maximum as usize + 1)));
         }
         if let Some(1..) = bound("minLength") {
             refuse(json!(""));
@@ -271,9 +270,9 @@ fn bound_cases(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
         if schema.get("enum").is_some() {
             refuse(json!("Neither"));
         }
-        if let Some(most) = bound("maxItems") {
+        if let Some(maximum) = bound("maxItems") {
             let first = object.pointer(pointer).unwrap()[0].clone();
-            refuse(json!(vec![first; most as usize + 1]));
+            refuse(json!(vec![first; maximum as usize + 1]));
         }
         if let Some(1..) = bound("minItems") {
             refuse(json!([]));
@@ -281,16 +280,16 @@ fn bound_cases(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
         for (keyword, step) in [("minimum", -1), ("maximum", 1)] {
             if let Some(bound) = bound(keyword) {
                 refuse(json!(bound + step));
-                at.push(with(json!(bound)));
+                valid.push(with(json!(bound)));
             }
         }
         for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             let mut object = object.clone();
             object.pointer_mut(pointer).unwrap().as_object_mut().unwrap().remove(name);
-            beyond.push((object, format!("{field}.{name}")));
+            invalid.push((object, format!("{field}.{name}")));
         }
     });
-    (beyond, at)
+    (invalid, valid)
 }
 
 /// The messages of all validation rules of the CRDs.
@@ -392,17 +391,17 @@ fn the_full_objects_have_every_field() {
 #[tokio::test]
 async fn every_bound_holds() {
     let admission = &AdmissionTest::start().await;
-    let (mut beyond, mut at) = (Vec::new(), Vec::new());
+    let (mut invalid, mut valid) = (Vec::new(), Vec::new());
     for whole in [full_app()].into_iter().chain(full_providers()) {
-        let (more_beyond, more_at) = bound_cases(&whole);
-        beyond.extend(more_beyond);
-        at.extend(more_at);
+        let (more_invalid, more_valid) = bound_cases(&whole);
+        invalid.extend(more_invalid);
+        valid.extend(more_valid);
     }
-    assert!(beyond.len() > 300 && at.len() > 50, "{} beyond, {} at", beyond.len(), at.len());
+    assert!(invalid.len() > 300 && valid.len() > 50, "{} invalid, {} valid", invalid.len(), valid.len());
     let checks =
-        stream::iter(beyond).map(|(object, field)| async move { admission.assert_refused(&object, &field, "").await });
+        stream::iter(invalid).map(|(object, field)| async move { admission.assert_refused(&object, &field, "").await });
     checks.buffer_unordered(CONCURRENCY).collect::<Vec<_>>().await;
-    let checks = stream::iter(at).map(|object| async move { admission.assert_accepted(&object).await });
+    let checks = stream::iter(valid).map(|object| async move { admission.assert_accepted(&object).await });
     checks.buffer_unordered(CONCURRENCY).collect::<Vec<()>>().await;
 }
 

@@ -491,7 +491,7 @@ async fn old_months_are_dropped_and_shorter_retention_deletes_rows() {
 }
 
 #[tokio::test]
-async fn table_permissions_are_enough_and_execute_permission_makes_months() {
+async fn table_permissions_are_enough_and_execute_permission_creates_partitions() {
     let test_app = TestApp::start().await;
     let apps = apps_with_retention(&test_app, &[("long", 365), ("short", 30)]);
     let (role, database) = (format!("server_{:016x}", rand::random::<u64>()), &test_app.stack.database);

@@ -179,8 +179,8 @@ async fn unknown_and_wrong_values_are_refused_by_name() {
         assert!(refused.contains(message) && refused.contains("schema"), "{value}: {refused}");
     }
     render(&["--set", "server.replicas=3"]).await.unwrap();
-    let most = render(&["--set", "server.connectionsPerClient=10000"]).await.unwrap();
-    assert!(deployment(&most, "server").to_string().contains("--connections-per-client=10000\""));
+    let with_maximum = render(&["--set", "server.connectionsPerClient=10000"]).await.unwrap();
+    assert!(deployment(&with_maximum, "server").to_string().contains("--connections-per-client=10000\""));
     render(&["--set", "baseURL=http://auth.example.com", "--set", "server.allowInsecure=true"]).await.unwrap();
 }
 

@@ -34,8 +34,8 @@ impl ClockOffset {
         fs::rename(new, &self.0).unwrap();
     }
 
-    /// The environment variables that make a program use the wrong time. Its monotonic clock, and so its timers, stay
-    /// right.
+    /// The environment variables that make a program use the wrong time. Its timers stay right: they use the monotonic
+    /// clock.
     fn envs(&self) -> [(&'static str, String); 4] {
         let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketime.so.1", std::env::consts::ARCH);
         assert!(fs::exists(&library).unwrap(), "libfaketime is not installed: run `make tools`, or `make test`");

@@ -105,7 +105,7 @@ async fn twenty_concurrent_registrations_of_a_new_address_create_one_user() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_code_redeemed_by_fifty_at_once_is_redeemed_once() {
+async fn of_fifty_concurrent_uses_of_a_code_one_redeems_it() {
     let test_app = two_servers().await;
     let app = test_app.id().to_owned();
     test_app.register(EMAIL).await;

@@ -92,7 +92,7 @@ async fn case_hyphens_and_spaces_of_a_code_do_not_matter() {
 }
 
 #[tokio::test]
-async fn o_counts_as_zero_and_i_and_l_as_one() {
+async fn o_is_read_as_zero_and_i_and_l_as_one() {
     let test_app = TestApp::start().await;
     let mut registered = 0;
     for (symbol, misread) in [('0', "O"), ('0', "o"), ('1', "I"), ('1', "l")] {

@@ -97,14 +97,14 @@ async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
     assert!(budget <= 16 * MIB && refused > 250, "{held} held, {refused} refused, {budget} bytes");
 
     // Other clients are served, and memory use stays within the budget.
-    let mut most = 0;
+    let mut max_memory = 0;
     for _ in 0..5 {
         stack.client().login(app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
         let path = format!("{}/.well-known/jwks.json", app.id());
         stack.client().get(&path).await.expect(StatusCode::OK);
-        most = most.max(resident_bytes(server));
+        max_memory = max_memory.max(resident_bytes(server));
     }
-    let grown = most.saturating_sub(before);
+    let grown = max_memory.saturating_sub(before);
     println!("{held} bodies of 60 KiB held, {refused} refused: {} MiB more", grown / MIB);
     // Of the 128 MiB, an eighth is for requests and a quarter for connections: together 48 MiB.
     assert!(grown < 48 * MIB, "{} MiB more with {held} bodies held", grown / MIB);

@@ -43,11 +43,11 @@ async fn app_behind_proxies() -> TestApp {
 }
 
 fn postgres_proxy(test_app: &TestApp) -> &Proxy {
-    test_app.stack.postgres_proxy.as_ref().expect("the service is behind proxies")
+    test_app.stack.postgres_proxy.as_ref().expect("the service has proxies")
 }
 
 fn redis_proxy(test_app: &TestApp) -> &Proxy {
-    test_app.stack.redis_proxy.as_ref().expect("the service is behind proxies")
+    test_app.stack.redis_proxy.as_ref().expect("the service has proxies")
 }
 
 /// The response to a call. Panics if it does not arrive in time.
@@ -481,12 +481,12 @@ async fn a_draining_server_refuses_no_request_and_finishes_running_ones() {
     assert_eq!(response.header("connection"), Some("close"));
     let mut served = 0;
     while begun.elapsed() < Duration::from_millis(1500) {
-        let mut wire = RawConnection::connect(server.public, latchkey_tests::client::unique_client_address())
+        let mut connection = RawConnection::connect(server.public, latchkey_tests::client::unique_client_address())
             .await
             .expect("it accepts");
         let (path, body) = (path.clone(), body.clone());
-        let reply = tokio::task::spawn_blocking(move || wire.post(&path, &body)).await.expect("no panic");
-        let reply = reply.expect("the server answers");
+        let reply = tokio::task::spawn_blocking(move || connection.post(&path, &body)).await.expect("no panic");
+        let reply = reply.expect("the server responds");
         assert_eq!(reply.status, 200, "{}", reply.body);
         assert_eq!(reply.header("connection"), Some("close"), "{}", reply.head);
         served += 1;
@@ -501,7 +501,7 @@ async fn a_draining_server_refuses_no_request_and_finishes_running_ones() {
     assert_eq!(server.exit_status(), None, "a request is not finished");
     half.write_all(&body.as_bytes()[10..]).await.expect("the server reads on");
     let mut response = String::new();
-    half.read_to_string(&mut response).await.expect("the server answers and closes");
+    half.read_to_string(&mut response).await.expect("the server responds and closes");
     assert!(response.starts_with("HTTP/1.1 200"), "{response}");
     let status = eventually("the end", RECOVERY_LIMIT, || async { server.exit_status() }).await;
     assert!(status.success(), "it ended with {status}");

@@ -324,8 +324,8 @@ async fn without_redis_requests_get_503_and_never_401() {
 /// The number of session lookups of the server.
 async fn session_lookups(test_app: &TestApp) -> u64 {
     let metrics = test_app.stack.server().get_ops("metrics").await.text;
-    let line = "latchkey_redis_seconds_count{operation=\"get_session\"} ";
-    let count = metrics.lines().find_map(|told| told.strip_prefix(line)).unwrap_or("0");
+    let name = "latchkey_redis_seconds_count{operation=\"get_session\"} ";
+    let count = metrics.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("0");
     count.parse().unwrap()
 }
 
@@ -339,9 +339,13 @@ async fn a_session_is_looked_up_once_per_second_however_often_its_token_is_sent(
     for _ in 0..300 {
         user.get("authorize").await.expect(StatusCode::OK);
     }
-    let most = began.elapsed().as_secs() + 1;
+    let max_lookups = began.elapsed().as_secs() + 1;
     let after = session_lookups(&test_app).await;
-    assert!((1..=most).contains(&(after - before)), "{} lookups, at most {most} are expected", after - before);
+    assert!(
+        (1..=max_lookups).contains(&(after - before)),
+        "{} lookups, at most {max_lookups} are expected",
+        after - before
+    );
     // A cached lookup is used only for its own token, and a malformed token is rejected without a lookup.
     other.get("authorize").await.expect(StatusCode::OK);
     assert_eq!(session_lookups(&test_app).await, after + 1);

@@ -122,7 +122,7 @@ async fn a_proxy_refuses_stalls_delays_and_recovers() {
     proxy.cut();
     eventually_ok("the client notices the cut", LIMIT, || {
         let mut connection = connection.clone();
-        async move { if ping(&mut connection).await.is_err() { Ok(()) } else { Err("Redis still answers") } }
+        async move { if ping(&mut connection).await.is_err() { Ok(()) } else { Err("Redis still responds") } }
     })
     .await;
 

@@ -374,9 +374,9 @@ async fn headers_have_10_seconds_and_a_body_30() {
         stream.write_all(start.as_bytes()).await.unwrap();
         let (mut reading, mut writing) = stream.into_split();
         let dripping = tokio::spawn(async move {
-            let mut octet = [0; 4];
-            let octet = byte.encode_utf8(&mut octet).as_bytes();
-            while writing.write_all(octet).await.is_ok() {
+            let mut encoded = [0; 4];
+            let encoded = byte.encode_utf8(&mut encoded).as_bytes();
+            while writing.write_all(encoded).await.is_ok() {
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }
         });

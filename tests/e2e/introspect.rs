@@ -156,7 +156,7 @@ async fn any_other_token_is_inactive_without_further_fields() {
     let newer = refresh(&test.test_app, &refresh_token).await;
     test.assert_inactive(&refresh_token, "a generation before").await;
     test.assert_active(&newer).await;
-    // Introspection does not use a refresh token up.
+    // Introspection does not use up a refresh token.
     let newest = refresh(&test.test_app, &newer).await;
 
     user.send(user.request(Method::POST, "logout")).await.expect(StatusCode::OK);

@@ -89,12 +89,12 @@ async fn login_failures_per_account_count_only_from_unknown_client_addresses() {
         known.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
     // If the limit rejects a user at a new client address, the user can reset the password by mail and log in.
-    let new_place = test_app.client();
-    new_place.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::TOO_MANY_REQUESTS);
-    new_place.forgot_password(test_app.id(), EMAIL).await.expect(StatusCode::OK);
+    let new_client = test_app.client();
+    new_client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::TOO_MANY_REQUESTS);
+    new_client.forgot_password(test_app.id(), EMAIL).await.expect(StatusCode::OK);
     let code = test_app.code(EMAIL, 2).await;
-    new_place.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
-    new_place.login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    new_client.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+    new_client.login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
@@ -172,7 +172,7 @@ async fn a_refusal_consumes_nothing_and_after_retry_after_a_request_succeeds() {
         expect_rate_limited(wrong_login(&client, &test_app, EMAIL).await, "loginsPerClient", 2, 6);
     }
     tokio::time::sleep_until(end).await;
-    // This login is accepted, so none of the rejected ones counted.
+    // This login is not limited, so none of the rejected ones counted.
     wrong_login(&client, &test_app, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
 }
 

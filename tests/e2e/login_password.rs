@@ -1,7 +1,5 @@
 //! An account with an email address and a password, from registration to a new password.
 
-use std::time::Duration;
-
 use http::StatusCode;
 use latchkey_tests::{
     builders::App,
@@ -9,8 +7,7 @@ use latchkey_tests::{
     stack::Stack,
 };
 
-/// A mail arrives within one or two seconds; a loaded machine takes longer.
-const MAIL_LIMIT: Duration = Duration::from_secs(30);
+use crate::support::MAIL_LIMIT;
 
 #[tokio::test]
 async fn an_account_works_from_registration_to_a_new_password() {

@@ -104,8 +104,7 @@ async fn mail_with_a_temporary_refusal_is_retried_at_every_step() {
         test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
         assert_eq!(test_app.settled_mail_count(&email).await, 1, "{step:?}");
     }
-    // The relay accepts the mail, but its reply is lost. So the mail is sent again: sent twice is better than not at
-    // all.
+    // The relay accepts the mail, but its reply is lost. So the server sends the mail again.
     test_app.stack.smtp.set_behavior(Behavior::Cut(Step::EndOfData));
     test_app.register(EMAIL).await;
     wait_for_failed_attempts(&test_app, 1).await;
@@ -224,7 +223,7 @@ async fn mail_of_a_registration_is_sent_after_a_redis_outage() {
     test_app.stack.smtp.stop().await;
     test_app.register(EMAIL).await;
     wait_for_failed_attempts(&test_app, 1).await;
-    let redis = test_app.stack.redis_proxy.as_ref().expect("it is behind proxies");
+    let redis = test_app.stack.redis_proxy.as_ref().expect("the service has proxies");
     redis.refuse().await;
     test_app.stack.smtp.listen().expect("the relay's port is free");
     // Without Redis the server cannot store a code, so it sends no mail. That is not a failed attempt.

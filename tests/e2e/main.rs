@@ -1,6 +1,6 @@
 //! End-to-end tests: real programs and real stores, as users meet them. `make test` builds the programs.
 
-// Always true here. It makes Clippy treat the helpers as test code, in which `unwrap` and `expect` are allowed.
+// Always true here. It makes Clippy treat the helpers as test code, in which `unwrap` is allowed.
 #![cfg(test)]
 
 mod accounts;

@@ -1,5 +1,4 @@
-//! `make run` as a user at a terminal sees it: the printed commands, live edits of manifests, Ctrl-C, and the next
-//! start.
+//! `make run` as a user at a terminal sees it: printed commands, live edits of manifests, Ctrl-C, and the next start.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -90,7 +89,7 @@ impl MakeRun {
 }
 
 #[tokio::test]
-async fn the_printed_session_works_and_data_survives() {
+async fn the_printed_commands_work_and_data_survives_a_restart() {
     let mut run = MakeRun::new();
     let administrator = json!({ "namespace": "latchkey-dev", "name": "admin" });
     let administrators = json!([{ "serviceAccount": administrator, "role": "UserAdmin" }]);

@@ -279,23 +279,23 @@ impl Load {
         let (client, app) = (test_app.client(), test_app.id().to_owned());
         let (stop, in_a_row) = (Arc::clone(&self.stop), Arc::clone(&self.successes_in_a_row));
         self.workers.push(tokio::spawn(async move {
-            let mut tally = LoadResults::default();
+            let mut results = LoadResults::default();
             while !stop.load(Ordering::Relaxed) {
                 let Some(response) = caller.call(&client, &app).await else { break };
                 match response.status {
                     StatusCode::OK => {
-                        tally.served += 1;
+                        results.served += 1;
                         in_a_row.fetch_add(1, Ordering::Relaxed);
                     }
                     StatusCode::SERVICE_UNAVAILABLE => {
-                        tally.unavailable += 1;
+                        results.unavailable += 1;
                         in_a_row.store(0, Ordering::Relaxed);
                         expect_unavailable(response);
                     }
-                    _ => drop(tally.wrong.insert(response.text)),
+                    _ => drop(results.wrong.insert(response.text)),
                 }
             }
-            tally
+            results
         }));
     }
 
@@ -312,10 +312,10 @@ impl Load {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = LoadResults::default();
         for worker in self.workers {
-            let tally = worker.await.expect("a worker does not panic");
-            all.served += tally.served;
-            all.unavailable += tally.unavailable;
-            all.wrong.extend(tally.wrong);
+            let results = worker.await.expect("a worker does not panic");
+            all.served += results.served;
+            all.unavailable += results.unavailable;
+            all.wrong.extend(results.wrong);
         }
         all
     }
@@ -332,8 +332,8 @@ async fn open_sessions(test_app: &TestApp) -> Vec<ApiResponse> {
 }
 
 /// Asserts that all sessions are live, and that no call got an unexpected response.
-async fn assert_sessions_live(test_app: &TestApp, sessions: &[ApiResponse], tally: &LoadResults) {
-    assert_eq!(tally.wrong, BTreeSet::new(), "{tally:?}");
+async fn assert_sessions_live(test_app: &TestApp, sessions: &[ApiResponse], results: &LoadResults) {
+    assert_eq!(results.wrong, BTreeSet::new(), "{results:?}");
     for session in sessions {
         test_app.verify(session.string("token")).await.expect(StatusCode::OK);
     }
@@ -365,9 +365,9 @@ async fn after_a_primary_is_killed_under_load_the_new_primary_of_the_sentinels_i
             redis.restart(killed).await.expect("it starts again");
         }
     }
-    let tally = load.stop().await;
-    assert!(tally.unavailable > 0, "a failover causes refusals: {tally:?}");
-    assert_sessions_live(&test_app, &sessions, &tally).await;
+    let results = load.stop().await;
+    assert!(results.unavailable > 0, "a failover causes refusals: {results:?}");
+    assert_sessions_live(&test_app, &sessions, &results).await;
 }
 
 /// The key of a session of the App. Searches all nodes.
@@ -395,10 +395,10 @@ async fn a_slot_that_moves_under_load_fails_no_call() {
         moved += redis.move_slot(slot, (owner + 1) % redis.masters.len()).await.expect("the slot moves");
     }
     load.wait_until_healthy("after the moves").await;
-    let tally = load.stop().await;
-    assert_eq!(tally.unavailable, 0, "{tally:?}");
+    let results = load.stop().await;
+    assert_eq!(results.unavailable, 0, "{results:?}");
     assert!(moved >= 12 * sessions.len(), "the sessions moved along: {moved}");
-    assert_sessions_live(&test_app, &sessions, &tally).await;
+    assert_sessions_live(&test_app, &sessions, &results).await;
 }
 
 #[tokio::test]
@@ -417,7 +417,7 @@ async fn after_a_cluster_primary_is_killed_under_load_its_replica_is_used() {
         .await;
     owner.process().kill();
     load.wait_until_healthy("after the failover").await;
-    let tally = load.stop().await;
-    assert!(tally.unavailable > 0, "a failover causes refusals: {tally:?}");
-    assert_sessions_live(&test_app, &sessions, &tally).await;
+    let results = load.stop().await;
+    assert!(results.unavailable > 0, "a failover causes refusals: {results:?}");
+    assert_sessions_live(&test_app, &sessions, &results).await;
 }

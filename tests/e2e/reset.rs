@@ -15,7 +15,7 @@ use crate::{
 };
 
 const EMAIL: &str = "ada@example.com";
-/// A user name that is also a password: strong for everybody else, weak for this user.
+/// The name of a user. [`PASSWORD_OF_THE_NAME`] is a strong password for everybody else, and a weak one for this user.
 const ODD_NAME: &str = "Bartholomew Quetzalcoatl";
 const PASSWORD_OF_THE_NAME: &str = "bartholomewquetzalcoatl";
 
@@ -149,7 +149,7 @@ async fn wrong_used_and_expired_code_and_unknown_address_get_the_same_response()
     responses.dedup();
     assert_eq!(responses.len(), 1, "{responses:#?}");
     test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
-    // The attempt with another email address did not use the code up.
+    // The attempt with another email address did not use up the code.
     let right = test_app.client().confirm_password(test_app.id(), "grace@example.com", &of_another, NEW_PASSWORD).await;
     right.expect(StatusCode::OK);
 }

@@ -53,8 +53,7 @@ const MANY_PAIRS: usize = 1000;
 const HASH_TIME_SHARE: f64 = 0.02;
 /// Maximum number of evaluations of one comparison. Each adds the same number of pairs.
 const MAX_EVALUATIONS: usize = 3;
-/// A comparison that has taken longer ends undecided, unless it is blurred. On a busy machine, more pairs would not
-/// help.
+/// A comparison that has taken longer ends undecided, unless it is blurred: on a busy machine, more pairs do not help.
 const LONG_COMPARISON: Duration = Duration::from_secs(12);
 const MAX_COMPARISONS: usize = 6;
 /// Number of pairs that is enough to find a difference as great as the time of a hash.
@@ -101,7 +100,7 @@ struct Comparison<'a> {
 struct TimingTest {
     stack: Stack,
     app: App,
-    wire: RawConnection,
+    connection: RawConnection,
     rng: StdRng,
     hash_ms: f64,
     pairs: usize,
@@ -179,14 +178,14 @@ impl TimingTest {
         .into_iter()
         .fold(App::new("like"), |app, limit| app.limit(limit, &[(UNREACHABLE_COUNT, 60)]));
         let stack = Stack::with(&app).await;
-        let wire =
+        let connection =
             RawConnection::connect(stack.server().public, unique_client_address()).await.expect("the server accepts");
         let pairs = env::var("LATCHKEY_RESPONSE_TIME_PAIRS").ok();
         let pairs = pairs.map_or(PAIRS, |pairs| pairs.parse().expect("LATCHKEY_RESPONSE_TIME_PAIRS is a number"));
         Self {
             stack,
             app,
-            wire,
+            connection,
             rng: StdRng::from_rng(&mut rand::rng()),
             hash_ms: measure_hash_ms(),
             pairs,
@@ -228,10 +227,10 @@ impl TimingTest {
         let body = body.to_string();
         std::thread::sleep(comparison.pause);
         let reply = match comparison.token {
-            None => self.wire.post(&path, &body),
-            Some(token) => self.wire.post_as(token, &path, &body),
+            None => self.connection.post(&path, &body),
+            Some(token) => self.connection.post_as(token, &path, &body),
         };
-        let reply = reply.expect("the server answers");
+        let reply = reply.expect("the server responds");
         assert_eq!(reply.status, comparison.status, "{}: {}", comparison.what, reply.body);
         reply
     }

@@ -33,7 +33,7 @@ struct StormResponses {
 
 /// Logs in repeatedly, on one connection, until `stop` is set.
 fn log_in_repeatedly(
-    mut wire: RawConnection,
+    mut connection: RawConnection,
     path: &str,
     body: &str,
     stop: &AtomicBool,
@@ -41,7 +41,7 @@ fn log_in_repeatedly(
 ) -> StormResponses {
     let mut responses = StormResponses::default();
     while !stop.load(Ordering::Relaxed) {
-        let reply = wire.post(path, body).expect("the server answers");
+        let reply = connection.post(path, body).expect("the server responds");
         match reply.status {
             200 => responses.served.push(reply.took),
             503 => {
@@ -50,7 +50,7 @@ fn log_in_repeatedly(
                 assert!(reply.body.contains("temporarily_unavailable"), "{}", reply.body);
                 responses.refused += 1;
                 refused.store(true, Ordering::Relaxed);
-                // Retries earlier than `Retry-After` says. Pauses a little, because the server shares two cores with
+                // Retries earlier than `Retry-After` says, but pauses a little: the server shares two cores with
                 // the test.
                 thread::sleep(Duration::from_millis(50));
             }
@@ -90,10 +90,10 @@ async fn a_login_storm_of_one_app_does_not_delay_another() {
     let (stop, refused) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let mut storm = Vec::new();
     for number in 0..STORM_CONNECTIONS {
-        let wire = connect(server, address(number)).await;
+        let connection = connect(server, address(number)).await;
         let (stop, refused) = (Arc::clone(&stop), Arc::clone(&refused));
         let (path, body) = (path(storming.id()), body.clone());
-        storm.push(thread::spawn(move || log_in_repeatedly(wire, &path, &body, &stop, &refused)));
+        storm.push(thread::spawn(move || log_in_repeatedly(connection, &path, &body, &stop, &refused)));
     }
     eventually("the storm fills the queue", FULL_QUEUE_LIMIT, || async {
         refused.load(Ordering::Relaxed).then_some(())
@@ -104,10 +104,10 @@ async fn a_login_storm_of_one_app_does_not_delay_another() {
     let mut durations = Vec::new();
     let mut refusals = Vec::new();
     for _ in 0..QUIET_LOGINS {
-        let mut wire = connect(server, unique_client_address()).await;
+        let mut connection = connect(server, unique_client_address()).await;
         let (path, body) = (path(quiet.id()), body.clone());
-        let reply = tokio::task::spawn_blocking(move || wire.post(&path, &body));
-        let reply = reply.await.expect("no call panics").expect("the server answers");
+        let reply = tokio::task::spawn_blocking(move || connection.post(&path, &body));
+        let reply = reply.await.expect("no call panics").expect("the server responds");
         if reply.status == 200 {
             durations.push(reply.took);
         } else {

@@ -69,7 +69,7 @@ pub(crate) async fn send_raw(server: SocketAddr, request: impl AsRef<[u8]>) -> S
 pub(crate) async fn read_all(stream: &mut TcpStream) -> String {
     let mut response = Vec::new();
     let read = tokio::time::timeout(RAW_LIMIT, stream.read_to_end(&mut response)).await;
-    drop(read.expect("the server answers or closes in time"));
+    drop(read.expect("the server responds or closes in time"));
     String::from_utf8_lossy(&response).into_owned()
 }
 
@@ -218,7 +218,7 @@ impl RevisionStream {
     /// Opens the stream of a server. Returns it with the first message (hello).
     pub(crate) async fn open(server: &ServerProcess) -> (Self, Hello) {
         let request = ApiClient::new(server.ops).request(Method::GET, "revisions");
-        let response = request.send().await.expect("the server answers");
+        let response = request.send().await.expect("the server responds");
         assert_eq!(response.status(), StatusCode::OK);
         let mut this = Self { response, unread: Vec::new() };
         match this.next().await {

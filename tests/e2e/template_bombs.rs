@@ -1,5 +1,4 @@
-//! Mail templates that are made to cost too much: the programs that check and render them survive, and report what is
-//! wrong.
+//! Mail templates that are made to cost too much. The programs that check and render them survive, and report the errors.
 
 use std::{fs, process::Command};
 

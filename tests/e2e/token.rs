@@ -12,9 +12,9 @@ use latchkey_tests::{
     redis,
     stack::Stack,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::support::{LIVE_LIMIT, NAME, TestApp, app};
+use crate::support::{LIVE_LIMIT, NAME, TestApp, app, claims_of};
 
 const EMAIL: &str = "ada@example.com";
 
@@ -53,13 +53,6 @@ impl Session {
             _ => panic!("unexpected response: {}", response.text),
         }
     }
-}
-
-/// The claims of a token, without verification.
-fn claims_of(token: &str) -> Value {
-    use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-    let body = URL_SAFE_NO_PAD.decode(token.split('.').nth(1).expect("a JWT")).expect("base64");
-    serde_json::from_slice(&body).expect("JSON")
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::{
     fault_support::unlimited_app,
-    support::{MAIL_LIMIT, NAME, TestApp, WRONG_CODE, app, read_all, status_of},
+    support::{MAIL_LIMIT, NAME, TestApp, WRONG_CODE, app, claims_of, read_all, status_of},
     user_session::UserSession,
 };
 
@@ -229,18 +229,11 @@ async fn a_new_name_is_trimmed_and_appears_in_every_later_token() {
     assert_eq!(renamed.body, owner.get_user().await.body, "the response is the user");
     for owner in [owner, other] {
         let refreshed = owner.refresh().await.expect(StatusCode::OK);
-        let claims = claims(refreshed.string("access_token"));
+        let claims = claims_of(refreshed.string("access_token"));
         assert_eq!((&claims["name"], &claims["sub"]), (&json!("Grace \u{1f680} Hopper"), &json!(owner.user)));
     }
     let profiles = test_app.query_number("SELECT count(*) FROM outbox WHERE kind = 'profile'").await;
     assert_eq!(profiles, 0, "the request updated the sessions itself");
-}
-
-/// The claims of a token, without verification.
-fn claims(token: &str) -> Value {
-    use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-    let body = token.split('.').nth(1).expect("a JWT");
-    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(body).expect("base64url")).expect("JSON")
 }
 
 #[tokio::test]
@@ -301,7 +294,7 @@ async fn after_concurrent_renames_the_tokens_have_the_stored_name() {
     }
     let stored = owner.get_user().await.expect(StatusCode::OK);
     let refreshed = owner.refresh().await.expect(StatusCode::OK);
-    assert_eq!(claims(refreshed.string("access_token"))["name"], stored.body["name"]);
+    assert_eq!(claims_of(refreshed.string("access_token"))["name"], stored.body["name"]);
 }
 
 // === delete ===

@@ -138,8 +138,8 @@ impl fmt::Display for Report {
         let ended = self.old_tokens_ended + self.turns_ended.len();
         writeln!(f, "  stolen tokens: {}; sessions ended: {ended}", self.old_tokens + self.turns)?;
         writeln!(f, "    two generations old: {}, ended at the first use: {}", self.old_tokens, self.old_tokens_ended)?;
-        let most = self.turns_ended.iter().max().copied().unwrap_or(0);
-        write!(f, "    used in turn: {}, ended: {}, after at most {most} uses", self.turns, self.turns_ended.len())
+        let max_turns = self.turns_ended.iter().max().copied().unwrap_or(0);
+        write!(f, "    used in turn: {}, ended: {}, after at most {max_turns} uses", self.turns, self.turns_ended.len())
     }
 }
 

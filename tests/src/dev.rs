@@ -617,16 +617,16 @@ impl LogFollower {
 /// The short form of a log line; `None` if its level is lower than `from`.
 fn format_log_line(line: &str, from: Level) -> Option<String> {
     let Ok(Value::Object(record)) = serde_json::from_str(line) else {
-        let grave = ["WARN", "ERROR", "panicked"].iter().any(|word| line.contains(word));
-        return (grave || from == Level::Info).then(|| line.trim().to_owned()).filter(|line| !line.is_empty());
+        let is_serious = ["WARN", "ERROR", "panicked"].iter().any(|word| line.contains(word));
+        return (is_serious || from == Level::Info).then(|| line.trim().to_owned()).filter(|line| !line.is_empty());
     };
     let level = record.get("level").and_then(Value::as_str).unwrap_or("INFO");
-    let grave = match level {
+    let is_serious = match level {
         "ERROR" | "WARN" => true,
         "INFO" => from == Level::Info,
         _ => false,
     };
-    if !grave {
+    if !is_serious {
         return None;
     }
     let fields = record.get("fields").and_then(Value::as_object).unwrap_or(&record);

@@ -247,8 +247,8 @@ impl ScriptedResponse {
         Self::text(200, "text/html; charset=utf-8", "<!doctype html><title>Sign in</title>")
     }
 
-    pub fn huge(octets: usize) -> Self {
-        Self { body: ResponseBody::Filler(octets), ..Self::text(200, "application/json", "") }
+    pub fn huge(bytes: usize) -> Self {
+        Self { body: ResponseBody::Filler(bytes), ..Self::text(200, "application/json", "") }
     }
 
     pub fn stalled() -> Self {
@@ -634,9 +634,9 @@ async fn handle(
     };
     let body = match scripted.body {
         ResponseBody::Complete(bytes) => Full::new(bytes).boxed_unsync(),
-        ResponseBody::Filler(octets) => {
+        ResponseBody::Filler(bytes) => {
             const PIECE: usize = 64 * 1024;
-            let pieces = (0..octets.div_ceil(PIECE)).map(|_| Ok(Frame::data(Bytes::from_static(&[b' '; PIECE]))));
+            let pieces = (0..bytes.div_ceil(PIECE)).map(|_| Ok(Frame::data(Bytes::from_static(&[b' '; PIECE]))));
             StreamBody::new(stream::iter(pieces)).boxed_unsync()
         }
         ResponseBody::Stalled => StreamBody::new(stream::pending()).boxed_unsync(),

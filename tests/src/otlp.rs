@@ -99,7 +99,7 @@ impl Collector {
     /// The spans of one trace, by its id in hexadecimal.
     pub fn trace(&self, id: &str) -> Vec<ReceivedSpan> {
         let mut spans = self.spans();
-        spans.retain(|told| told.trace_id() == id);
+        spans.retain(|span| span.trace_id() == id);
         spans
     }
 

@@ -22,7 +22,7 @@ use crate::{
 
 const ADA: &str = "ada@example.com";
 const GRACE: &str = "grace@example.com";
-const DONE: &str = "http://127.0.0.1/done";
+const REDIRECT_URL: &str = "http://127.0.0.1/done";
 /// More than the limit of concurrent provider calls, so that the server rejects some (specification: Limits, Provider
 /// calls).
 const VISITORS: usize = 48;
@@ -184,7 +184,7 @@ impl TestService {
         let hanging = Provider::new("hangs", "oidc").set("issuer", at(listener.local_addr()?));
         let gone = Provider::new("gone", "oidc").set("issuer", at(process::free_addr()));
         let app = App::new("down")
-            .set("/redirectURLs", json!([DONE]))
+            .set("/redirectURLs", json!([REDIRECT_URL]))
             .limit("loginsPerClient", loose)
             .limit("refreshesPerSession", loose)
             .provider(&up)
@@ -245,7 +245,7 @@ impl TestService {
         let response = expect_status(client.send(request).await, StatusCode::FOUND)?;
         let callback = begin.elapsed();
         let location = response.header("location").context("an address")?;
-        ensure!(location.starts_with(DONE) && location.contains("access_token="), "{location}");
+        ensure!(location.starts_with(REDIRECT_URL) && location.contains("access_token="), "{location}");
         Ok([login, refresh, redirect, callback])
     }
 

@@ -52,8 +52,7 @@ async fn logins_continue_while_the_api_server_is_unavailable() {
     servers[1].kill();
     servers[1].start_ready().await.unwrap();
     log_in(&install, &servers[1], &app).await;
-    // The outage lasts longer than the Lease. An operator that cannot renew its Lease ends, and the kubelet restarts
-    // it.
+    // The outage lasts longer than the Lease. An operator that cannot renew its Lease ends; a kubelet would restart it.
     eventually("the operator ends", LIMIT, || async { operator.exit_status() }).await;
     assert!(!operator.exit_status().unwrap().success());
 
@@ -115,7 +114,7 @@ async fn an_operator_recovers_from_silently_dropped_watches() {
     let lost = Instant::now();
     let second = App::new("second");
     install.apply(&second).await.unwrap();
-    // The operator can lose its Lease because of this, and end. The kubelet would restart it.
+    // The operator can lose its Lease because of this, and end. A kubelet would restart it.
     let jwks = format!("{}/.well-known/jwks.json", second.id());
     eventually("the App is served", SILENT_DROP_LIMIT, || async {
         if operator.exit_status().is_some() {

@@ -97,8 +97,7 @@ async fn when_the_leader_is_killed_the_standby_takes_over() {
     install.apply(&app.clone().set("/displayName", "Edited")).await.unwrap();
     wait_until_leader(&install, standby).await;
     install.wait_until_ready(&app).await;
-    // The API server has processed all writes of the killed leader before the standby takes the Lease, and none after
-    // it.
+    // After the standby has taken the Lease, the API server processes no write of the killed leader.
     let events = install.cluster().plane().audit_since(mark).unwrap();
     let taken = events.iter().position(|event| is_write_by(standby, event)).expect("the standby took the Lease");
     assert_eq!((events[taken].resource.as_str(), events[taken].status), ("leases", 200));
@@ -149,8 +148,8 @@ async fn a_leader_that_was_paused_for_long_ends_without_writing() {
     assert!(!status.success(), "it ends with a failure: {status}");
     assert!(leader.read_log().contains("the Lease is lost"));
     let mut late = writes_since(&install, leader, mark);
-    // When the leader was paused, it may have been about to send an Event, or a renewal of the Lease, which is rejected
-    // now.
+    // Before the pause, the leader may have been about to send an Event or a renewal of the Lease. The API server rejects
+    // the renewal now.
     late.retain(|event| event.resource != "events" && !is_rejected_lease_request(event));
     assert_eq!(late, []);
     wait_until_leader(&install, standby).await;

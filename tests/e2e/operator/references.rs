@@ -165,7 +165,7 @@ async fn an_unresolved_provider_is_reported_left_out_and_used_once_corrected() {
 }
 
 #[tokio::test]
-async fn references_for_mail_can_disappear_and_return() {
+async fn mail_references_can_disappear_and_return() {
     let install = TestCluster::shared().await.install().await;
     let servers = install.start_servers(2).await;
     let _operator = install.start_operator().await;

@@ -168,7 +168,7 @@ impl PresetRow {
         let request = self.fixture.upstream.requests_to(ProviderEndpoint::Token).pop().unwrap();
         let in_body = request.form().contains_key("client_secret");
         assert_ne!(in_body, request.header("authorization").starts_with("Basic "));
-        let way = match (self.expected.preset, in_body) {
+        let authentication = match (self.expected.preset, in_body) {
             ("apple", _) => "JWT in body",
             (_, true) => "in body",
             (_, false) => "Basic",
@@ -178,7 +178,7 @@ impl PresetRow {
         self.fixture.upstream.set_client(RegisteredClient { id, secret: ClientSecret::Shared("another".to_owned()) });
         assert_refused_at(self.fixture.log_in().await, At::Token);
         self.restart_provider().await;
-        self.add_cell("client secret", way);
+        self.add_cell("client secret", authentication);
     }
 
     /// Starts a new provider that knows the client, and a Provider without cached data.

@@ -69,11 +69,11 @@ async fn open_session(fixture: &Fixture, user: UserId) -> SessionId {
     id
 }
 
-async fn delete_all_users(fixture: &Fixture, claim: &OwnershipClaim, most: u32) -> usize {
+async fn delete_all_users(fixture: &Fixture, claim: &OwnershipClaim, batch_size: u32) -> usize {
     let mut batches = 1;
     let deleting = async {
         loop {
-            match fixture.stores.delete_users(claim, most, || true).await.unwrap() {
+            match fixture.stores.delete_users(claim, batch_size, || true).await.unwrap() {
                 DeleteOutcome::Partial => batches += 1,
                 // A registration holds the lock of the App at this moment.
                 DeleteOutcome::Contended => tokio::task::yield_now().await,
@@ -233,7 +233,7 @@ async fn a_registration_during_a_deletion_is_refused_or_deleted_too() {
     for number in 0..40 {
         let (stores, app) = (fixture.stores.clone(), fixture.app.clone());
         tasks.spawn(async move {
-            // The table shows the result.
+            // Either outcome is fine. The test checks the table at the end.
             let _ = stores.create_user(&app, a_new_user(&format!("user{number}@example.com")), None).await;
         });
     }
@@ -371,7 +371,11 @@ async fn an_old_document_does_not_release_a_recreated_app() {
     let again = OwnershipClaim { handover: 1, ..before.clone() };
     claim_app(&fixture, &before).await;
     claim_app(&fixture, &again).await;
-    assert_eq!(release_app(&fixture.stores, &before).await, ReleaseOutcome::OtherApp, "a server that is behind");
+    assert_eq!(
+        release_app(&fixture.stores, &before).await,
+        ReleaseOutcome::OtherApp,
+        "a server with an older document"
+    );
     register_user(&fixture, 0).await.unwrap();
     fixture.execute("DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events").await;
 
@@ -457,7 +461,7 @@ async fn a_concurrent_registration_and_release_never_leave_a_user_in_a_free_app(
                 for _ in 0..round * 3 {
                     tokio::task::yield_now().await;
                 }
-                // The table shows the result.
+                // Either outcome is fine. The test checks the table at the end.
                 let _ = stores.create_user(&app, a_new_user(&format!("user{number}@example.com")), None).await;
             });
         }
@@ -563,7 +567,7 @@ async fn an_app_of_another_namespace_is_suspended_until_the_first_users_are_dele
     claim_app(&fixture, &holder).await;
     let apps = serving_apps(&fixture);
     let mut changes = apps.subscribe_changes();
-    let _witness = start_ownership_checker(&apps, &fixture.stores);
+    let _checker = start_ownership_checker(&apps, &fixture.stores);
     let change = wait_for_change(&mut changes, |_| true).await;
     assert!(change.revision.is_none() && change.refused.is_some(), "{change:?}");
     assert!(apps.get(fixture.app.as_str()).is_none());
@@ -581,7 +585,7 @@ async fn an_app_with_other_keys_than_its_users_is_suspended_and_reported() {
     register_user(&fixture, 0).await.unwrap();
     let apps = serving_apps(&fixture);
     let mut changes = apps.subscribe_changes();
-    let _witness = start_ownership_checker(&apps, &fixture.stores);
+    let _checker = start_ownership_checker(&apps, &fixture.stores);
     let change = wait_for_change(&mut changes, |_| true).await;
     assert!(
         change.revision.is_none() && change.refused.as_ref().is_some_and(|refused| refused.keys_lost),
@@ -612,7 +616,7 @@ async fn without_postgres_an_app_is_served_and_checked_later() {
     super::assert_unavailable(stores.postgres.claim_apps(&[a_claim(&fixture, "shop")]).await);
     let apps = serving_apps(&fixture);
     let mut changes = apps.subscribe_changes();
-    let _witness = start_ownership_checker(&apps, &stores);
+    let _checker = start_ownership_checker(&apps, &stores);
     tokio::task::yield_now().await;
     assert!(changes.try_recv().is_err() && apps.get(fixture.app.as_str()).is_some());
     proxy.restore().unwrap();

@@ -1,4 +1,4 @@
-//! Codes: a lookup does not use a code up, a code can be used once, and it expires.
+//! Codes: a lookup does not use up a code, a code can be used once, and it expires.
 
 use std::collections::BTreeMap;
 

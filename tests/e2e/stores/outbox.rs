@@ -91,7 +91,7 @@ async fn a_row_can_be_claimed_again_when_its_lease_ends() {
     let row = eventually("the lease ends", LIMIT, async || another.claim(1, 4, LEASE).await.unwrap().pop()).await;
     assert_eq!((row.id, row.attempts), (lost.id, 0));
 
-    // The first holder returns after a long pause: it no longer holds the row.
+    // The first server returns after a long pause. Its lease of the row has ended.
     let later = now() + time::Duration::hours(1);
     for outcome in [
         DeliveryOutcome::Done,

@@ -75,11 +75,11 @@ async fn open_session(stores: &Stores, fixture: &Fixture, user: &User, idle_seco
 }
 
 /// Deletes all expired accounts in batches.
-async fn sweep(stores: &Stores, rule: &UnverifiedExpiry, most: u32) -> u64 {
+async fn sweep(stores: &Stores, rule: &UnverifiedExpiry, batch_size: u32) -> u64 {
     let (mut deleted, mut after) = (0, None::<UnverifiedPosition>);
     loop {
-        let UnverifiedBatch { deleted: some, next } = stores.delete_unverified(rule, after, most).await.unwrap();
-        assert!(some <= u64::from(most));
+        let UnverifiedBatch { deleted: some, next } = stores.delete_unverified(rule, after, batch_size).await.unwrap();
+        assert!(some <= u64::from(batch_size));
         deleted += some;
         if next.is_none() {
             return deleted;

@@ -116,7 +116,7 @@ async fn a_pending_address_matches_nobody() {
 }
 
 #[tokio::test]
-async fn twenty_at_once_make_one_user_and_one_mail() {
+async fn twenty_concurrent_registrations_create_one_user_and_one_mail() {
     let fixture = Fixture::new().await;
     let mut tasks = JoinSet::new();
     for number in 0..20 {

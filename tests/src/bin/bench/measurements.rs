@@ -56,8 +56,8 @@ pub(crate) fn anonymous_bytes(pid: u32) -> Result<u64> {
 
 pub(crate) fn mib(bytes: u64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^52")]
-    let octets = bytes as f64;
-    octets / MIB
+    let bytes = bytes as f64;
+    bytes / MIB
 }
 
 fn read_proc_status(pid: u32, name: &str) -> Result<u64> {

@@ -41,8 +41,8 @@ use crate::measurements::{Bound, format_millis, histogram, micros_of, peak_resid
 /// A number of Apps that is too small to slow anything down.
 const FEW_APPS: usize = 10;
 const APPLY_COUNT: usize = 20;
-const EDITS: usize = 200;
-const REPAIRS: usize = 10;
+const EDIT_COUNT: usize = 200;
+const REPAIR_COUNT: usize = 10;
 const APPLY_LIMIT: Duration = Duration::from_secs(2);
 const EDIT_LIMIT: Duration = Duration::from_secs(1);
 const REPAIR_LIMIT: Duration = Duration::from_secs(2);
@@ -86,11 +86,11 @@ struct BenchCluster<'a> {
 pub(crate) async fn run(options: &OperatorArgs) -> Result<Vec<Bound>> {
     let threads = std::thread::available_parallelism()?.get();
     println!("Apps in a cluster, on {threads} cores shared by etcd, the API server, operator, servers and Postgres\n");
-    let most = options.apps.iter().copied().max();
+    let max_apps = options.apps.iter().copied().max();
     let few = measure(FEW_APPS, None).await?;
     let mut bounds = few.bounds();
     for apps in &options.apps {
-        let idle = (Some(*apps) == most).then(|| Duration::from_secs(options.idle_seconds));
+        let idle = (Some(*apps) == max_apps).then(|| Duration::from_secs(options.idle_seconds));
         let many = measure(*apps, idle).await?;
         bounds.extend(many.bounds());
         bounds.push(many.bound_against(&few));
@@ -141,11 +141,11 @@ fn print_times(what: &str, times: &Histogram<u64>) {
 impl Measurements {
     fn bounds(&self) -> Vec<Bound> {
         let apps = self.apps;
-        let most = |times: &Histogram<u64>| times.value_at_quantile(1.0);
+        let longest = |times: &Histogram<u64>| times.value_at_quantile(1.0);
         let mut bounds = vec![
             Bound::new(
                 format!("{apps} Apps: from apply to Ready under 2 s: max {}", format_millis(&self.applied, 1.0)),
-                most(&self.applied) < micros_of(APPLY_LIMIT),
+                longest(&self.applied) < micros_of(APPLY_LIMIT),
             ),
             Bound::new(
                 format!("{apps} Apps: an edit takes effect within 1 s: p99 {}", format_millis(&self.edited, 0.99)),
@@ -156,7 +156,7 @@ impl Measurements {
                     "{apps} Apps: a rendered Secret is repaired within 2 s: max {}",
                     format_millis(&self.repaired, 1.0)
                 ),
-                most(&self.repaired) < micros_of(REPAIR_LIMIT),
+                longest(&self.repaired) < micros_of(REPAIR_LIMIT),
             ),
         ];
         bounds.extend(self.writes.iter().map(|(when, writes)| {
@@ -225,13 +225,15 @@ impl<'a> BenchCluster<'a> {
 
     /// Waits until the operator has reconciled every App.
     async fn wait_until_reconciled(&self, operator: &OperatorProcess) -> Result<()> {
-        const DONE: &str = "controller_runtime_reconcile_total{controller=\"app\",result=\"success\"} ";
+        const RECONCILE_METRIC: &str = "controller_runtime_reconcile_total{controller=\"app\",result=\"success\"} ";
         let ops = ApiClient::new(operator.ops);
         let end = Instant::now() + 10 * STEP_LIMIT;
         loop {
             let page = ops.try_send(ops.request(http::Method::GET, "metrics")).await.map(|response| response.text);
             let done = page.ok().and_then(|page| {
-                page.lines().find_map(|line| line.strip_prefix(DONE)).and_then(|count| count.parse::<usize>().ok())
+                page.lines()
+                    .find_map(|line| line.strip_prefix(RECONCILE_METRIC))
+                    .and_then(|count| count.parse::<usize>().ok())
             });
             if done.is_some_and(|done| done >= self.app_set.len()) {
                 return Ok(());
@@ -263,7 +265,7 @@ impl<'a> BenchCluster<'a> {
     async fn measure_edits(&self, times: &mut Histogram<u64>) -> Result<()> {
         let mut streams = RevisionStreams::connect(&self.servers).await?;
         let step = (self.app_set.len() / FEW_APPS).max(1);
-        for number in 0..EDITS {
+        for number in 0..EDIT_COUNT {
             let (namespace, app) = self.app_set.app((number * step) % self.app_set.len());
             let apps: Api<app::App> = Api::namespaced(self.client.clone(), namespace);
             let before = streams.revisions_of(app.id());
@@ -305,7 +307,7 @@ impl<'a> BenchCluster<'a> {
     /// Edits or deletes rendered Secrets and waits for the repair.
     async fn measure_repairs(&self, times: &mut Histogram<u64>) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), self.install.namespace());
-        for number in 0..2 * REPAIRS {
+        for number in 0..2 * REPAIR_COUNT {
             let (_, app) = self.app_set.app(number % self.app_set.len());
             let id: AppId = app.id().parse()?;
             let name = rendered_app_secret(&id);

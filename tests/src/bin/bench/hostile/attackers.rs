@@ -146,9 +146,9 @@ pub(super) fn raise_file_limit() -> Result<()> {
 /// The wanted number of connections, or fewer if the limit of open files is lower.
 pub(super) fn cap_connections(wanted: u32) -> u32 {
     // The open files that everything else needs.
-    const OTHER: u64 = 500;
-    let most = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |files| files.saturating_sub(OTHER));
-    let connections = wanted.min(u32::try_from(most).unwrap_or(u32::MAX));
+    const OTHER_FILES: u64 = 500;
+    let available = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |files| files.saturating_sub(OTHER_FILES));
+    let connections = wanted.min(u32::try_from(available).unwrap_or(u32::MAX));
     if connections < wanted {
         println!("  only {connections} of {wanted} connections, because of the limit of open files (ulimit -n)");
     }

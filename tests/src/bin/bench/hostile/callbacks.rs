@@ -17,7 +17,7 @@ use super::{
     attack::{ServerAttack, with_raised_limits},
     attackers::{ResponseCounts, address, send},
     provider::{BenchProvider, DELAYED_CODE_PREFIX},
-    users::{DONE, User, UserAction, begin_flow, callback_request},
+    users::{REDIRECT_URL, User, UserAction, begin_flow, callback_request},
 };
 use crate::{
     logins::{self, connect},
@@ -37,7 +37,7 @@ pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
     // The provider is slow only for the attacker's codes, and serves other users normally.
     let provider = BenchProvider::start().await?;
     let shared = provider.oauth2(PROVIDER_NAME);
-    let app = with_raised_limits(App::new("social")).set("/redirectURLs", json!([DONE])).provider(&shared);
+    let app = with_raised_limits(App::new("social")).set("/redirectURLs", json!([REDIRECT_URL])).provider(&shared);
     let mut trial = ServerAttack::start(Stack::builder().app(&app).provider(&shared), lasts).await?;
     let social_user = |number| User {
         from: logins::client_address(FIRST_ADDRESS + number),

@@ -40,7 +40,7 @@ const POLL: Duration = Duration::from_millis(500);
 const POLL_LIMIT: Duration = Duration::from_secs(3);
 /// Consecutive failures after which a kubelet marks a pod unready: the probe's `failureThreshold`.
 const FAILURE_THRESHOLD: u32 = 3;
-const EDIT_EVERY: Duration = Duration::from_millis(500);
+const EDIT_INTERVAL: Duration = Duration::from_millis(500);
 /// Limit for an edit. It takes much less than a second on an idle machine, but here the control plane shares two cores
 /// with everything else.
 const EDIT_LIMIT: Duration = Duration::from_secs(10);
@@ -160,7 +160,7 @@ impl<'a> OperatorAttack<'a> {
                 Ok(Ok(())) => times.record(micros_of(started.elapsed()))?,
                 Ok(Err(_)) | Err(_) => failed += 1,
             }
-            sleep(EDIT_EVERY).await;
+            sleep(EDIT_INTERVAL).await;
         }
         Ok((times, failed))
     }

@@ -64,15 +64,15 @@ pub(super) async fn run() -> Result<Vec<Bound>> {
     let apps: Api<app::App> = Api::namespaced(client, namespace);
     let apps = apps.list(&kube::api::ListParams::default()).await?.items;
     ensure!(apps.len() == BOMBS.len(), "all Apps with templates exist");
-    let judged = apps.iter().filter(|app| {
+    let reconciled = apps.iter().filter(|app| {
         let mut conditions = app.status.iter().flat_map(|status| &status.conditions);
         // Before the operator reconciles an App, the App has the default conditions of the schema.
         conditions.any(|condition| condition.observed_generation == app.metadata.generation)
     });
-    let judged = judged.count();
+    let reconciled = reconciled.count();
     bounds.push(Bound::new(
-        format!("each App with such a template is reconciled: {judged} of {}", BOMBS.len()),
-        judged == BOMBS.len(),
+        format!("each App with such a template is reconciled: {reconciled} of {}", BOMBS.len()),
+        reconciled == BOMBS.len(),
     ));
     Ok(bounds)
 }

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// The redirect URL of social logins.
-pub(super) const DONE: &str = "http://127.0.0.1/done";
+pub(super) const REDIRECT_URL: &str = "http://127.0.0.1/done";
 /// Timeout of an operation.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Pause before a retry after a failure.
