@@ -127,7 +127,7 @@ impl Browser {
         Ok(this)
     }
 
-    /// Opens a URL, as if typed, and waits until the page is loaded.
+    /// Opens a URL, as if a user typed it, and waits until the page is loaded.
     pub async fn open(&self, url: &str) {
         let opened = self.command(Method::POST, "/url", Some(&json!({ "url": url }))).await;
         opened.unwrap_or_else(|error| panic!("{url} does not open: {error:#}"));
@@ -196,7 +196,7 @@ impl Browser {
         .await;
     }
 
-    /// Goes back, as with the button.
+    /// Goes back one page, like the back button.
     pub async fn back(&self) {
         self.command(Method::POST, "/back", Some(&json!({}))).await.expect("the browser goes back");
     }

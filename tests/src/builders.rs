@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::smtp::{Security, Smtp};
 
-/// Default namespace of manifests in folders.
+/// The namespace that `manifest` writes by default.
 const DEFAULT_NAMESPACE: &str = "tests";
 
 /// The manifest of an App, with the Secret of its relay and the ConfigMap of its templates if it has them.
@@ -55,7 +55,7 @@ impl App {
         Self { id: id.to_owned(), namespace: DEFAULT_NAMESPACE.to_owned(), spec, smtp: None, templates: Map::new() }
     }
 
-    /// Sets the namespace of the manifest in a folder.
+    /// Sets the namespace that `manifest` writes.
     pub fn namespace(mut self, namespace: &str) -> Self {
         namespace.clone_into(&mut self.namespace);
         self
@@ -168,7 +168,7 @@ impl Provider {
         }
     }
 
-    /// Sets the namespace of the manifest in a folder.
+    /// Sets the namespace that `manifest` writes.
     pub fn namespace(mut self, namespace: &str) -> Self {
         namespace.clone_into(&mut self.namespace);
         self

@@ -208,12 +208,12 @@ impl ControlPlane {
         Ok(fs::read_to_string(self.dir.join("accounts.key"))?)
     }
 
-    /// Replaces the key that signs ServiceAccount tokens, from the next start of the API server on. If `takes_old` is
+    /// Replaces the key that signs ServiceAccount tokens, from the next start of the API server on. If `accepts_old` is
     /// set, the API server still accepts tokens that the old key signed.
-    pub fn rotate_account_key(&self, takes_old: bool) -> Result<()> {
+    pub fn rotate_account_key(&self, accepts_old: bool) -> Result<()> {
         let key = KeyPair::generate()?;
         let public = self.dir.join("accounts.pub");
-        let old = if takes_old { fs::read_to_string(&public)? } else { String::new() };
+        let old = if accepts_old { fs::read_to_string(&public)? } else { String::new() };
         fs::write(public, key.public_key_pem() + &old)?;
         write_private(&self.dir.join("accounts.key"), &key.serialize_pem())
     }
@@ -306,7 +306,7 @@ impl ControlPlane {
         Program::new("kube-apiserver", &self.programs.api_server, self.log())
             .args(["--etcd-servers", &format!("http://{}", self.etcd_addr)])
             .args(["--bind-address", &self.addr.ip().to_string(), "--secure-port", &self.addr.port().to_string()])
-            // If the machine has only loopback, the API server cannot determine these by itself.
+            // If the machine has only the loopback interface, the API server cannot determine these by itself.
             .args(["--advertise-address", &self.addr.ip().to_string(), "--endpoint-reconciler-type", "none"])
             .args(["--service-cluster-ip-range", "10.96.0.0/16"])
             .path_arg("--tls-cert-file", &file("server.pem"))

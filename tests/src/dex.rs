@@ -37,7 +37,7 @@ pub struct Options {
     pub data: PathBuf,
     pub log: PathBuf,
     pub addr: SocketAddr,
-    /// The URL that users call, if a proxy is in front.
+    /// The URL that users call, if a TLS proxy is in front.
     pub base_url: Option<String>,
     pub users: Vec<User>,
     pub clients: Vec<Client>,
@@ -50,7 +50,7 @@ pub struct Options {
 pub struct User {
     pub email: String,
     pub name: String,
-    /// Whether Dex reports the address as verified.
+    /// Whether Dex reports the email address as verified.
     pub verified: bool,
 }
 
@@ -59,7 +59,7 @@ pub struct User {
 pub struct Client {
     pub id: String,
     pub secret: String,
-    /// Redirect URIs, compared byte for byte.
+    /// The redirect URIs, which Dex compares byte for byte.
     pub callbacks: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ pub fn issuer(addr: SocketAddr) -> String {
 // === impl Options ===
 
 impl Options {
-    /// On a free port, without users and clients.
+    /// A provider on a free port, without users and clients.
     pub fn for_tests() -> Self {
         let dir = process::fresh_dir("dex");
         Self {
@@ -161,7 +161,7 @@ impl Options {
 // === impl User ===
 
 impl User {
-    /// A user with a verified address.
+    /// A user with a verified email address.
     pub fn new(name: &str, email: &str) -> Self {
         Self { email: email.to_owned(), name: name.to_owned(), verified: true }
     }

@@ -56,14 +56,14 @@ pub struct Options {
 struct Samples(Vec<[Duration; OPERATIONS.len()]>);
 
 /// The samples of one round. Half of the samples without a fault are from before the faults, half from after them.
-struct Turn {
+struct Round {
     quiet: Samples,
     hangs: Samples,
     gone: Samples,
 }
 
 /// The result of a run.
-pub struct Report(Vec<Turn>);
+pub struct Report(Vec<Round>);
 
 struct TestService {
     stack: Stack,
@@ -81,20 +81,20 @@ pub async fn run(options: Options) -> Result<Report> {
     let mut service = TestService::start().await?;
     // Fills the caches before the measurement.
     service.run_round().await?;
-    let mut turns = Vec::new();
+    let mut rounds = Vec::new();
     for _ in 0..options.rounds {
         let mut quiet = service.measure(options.samples.div_ceil(2)).await?;
         let hangs = service.measure_with(Fault::Hanging, options.samples).await?;
         let gone = service.measure_with(Fault::Unreachable, options.samples).await?;
         quiet.0.extend(service.measure(options.samples.div_ceil(2)).await?.0);
-        turns.push(Turn { quiet, hangs, gone });
+        rounds.push(Round { quiet, hangs, gone });
     }
-    Ok(Report(turns))
+    Ok(Report(rounds))
 }
 
-// === impl Turn ===
+// === impl Round ===
 
-impl Turn {
+impl Round {
     fn samples_with(&self, fault: Fault) -> &Samples {
         match fault {
             Fault::Hanging => &self.hangs,
@@ -109,17 +109,17 @@ impl Report {
     /// How much longer an operation takes with this fault than without. Compares the quantile in each round, and
     /// returns the median of these ratios.
     pub fn ratio(&self, fault: Fault, operation: usize, quantile: f64) -> f64 {
-        let of = |turn: &Turn| {
-            let during = turn.samples_with(fault).quantile(operation, quantile).as_secs_f64();
-            during / turn.quiet.quantile(operation, quantile).as_secs_f64()
+        let of = |round: &Round| {
+            let during = round.samples_with(fault).quantile(operation, quantile).as_secs_f64();
+            during / round.quiet.quantile(operation, quantile).as_secs_f64()
         };
         let mut ratios: Vec<f64> = self.0.iter().map(of).collect();
         ratios.sort_unstable_by(f64::total_cmp);
         ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN)
     }
 
-    fn all_samples<'a>(&'a self, of: impl Fn(&'a Turn) -> &'a Samples) -> Samples {
-        Samples(self.0.iter().flat_map(|turn| of(turn).0.iter().copied()).collect())
+    fn all_samples<'a>(&'a self, of: impl Fn(&'a Round) -> &'a Samples) -> Samples {
+        Samples(self.0.iter().flat_map(|round| of(round).0.iter().copied()).collect())
     }
 
     /// The highest ratio over all operations and faults.
@@ -131,11 +131,14 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let quiet = self.all_samples(|turn| &turn.quiet);
+        let quiet = self.all_samples(|round| &round.quiet);
         let faulty = [Fault::Hanging, Fault::Unreachable]
-            .map(|fault| (fault, self.all_samples(|turn| turn.samples_with(fault))));
-        let turns = self.0.len();
-        writeln!(f, "p50 and p90: all available; one provider hangs; one is unreachable (ratio, from {turns} turns)")?;
+            .map(|fault| (fault, self.all_samples(|round| round.samples_with(fault))));
+        let rounds = self.0.len();
+        writeln!(
+            f,
+            "p50 and p90: all available; one provider hangs; one is unreachable (ratio, from {rounds} rounds)"
+        )?;
         for (operation, name) in OPERATIONS.into_iter().enumerate() {
             write!(f, "{name:<20}")?;
             for quantile in [0.5, 0.9] {

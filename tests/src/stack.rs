@@ -27,7 +27,7 @@ use crate::{
     tls::{ServerTls, TlsProxy},
 };
 
-/// Limit for rendering a few Apps. To generate an RSA key takes the longest.
+/// Limit for rendering a few Apps. Generating RSA keys takes longest.
 const RENDER_LIMIT: Duration = Duration::from_secs(60);
 /// A server starts within a second; a loaded machine takes longer.
 const READY_LIMIT: Duration = Duration::from_secs(60);
