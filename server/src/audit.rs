@@ -114,7 +114,7 @@ pub async fn apply_retention(
 // === impl Retention ===
 
 impl Retention {
-    /// `Unbound` if there is no App. For the App with the longest retention, whole months are dropped; for the others,
+    /// `None` if there is no App. For the App with the longest retention, whole months are dropped; for the others,
     /// events are deleted when their retention is over.
     fn new(kept: &HashMap<String, u32>, now: OffsetDateTime) -> Option<Self> {
         let ago = |days: u32| now.saturating_sub(time::Duration::days(i64::from(days)));

@@ -3,12 +3,13 @@
 use std::{
     collections::HashMap,
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use aws_lc_rs::digest::{Context, SHA256};
 use latchkey_crds::rendered::Revision;
+use parking_lot::Mutex;
 
 use crate::domain::{
     app::App,
@@ -92,7 +93,7 @@ impl TokenCache {
     }
 
     fn find(&self, key: &TokenDigest) -> Option<CachedToken> {
-        let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut generations = self.generations.lock();
         if let Some(cached) = generations.recent.get(key) {
             return Some(cached.clone());
         }
@@ -102,7 +103,7 @@ impl TokenCache {
     }
 
     fn insert(&self, key: TokenDigest, cached: CachedToken) {
-        self.generations.lock().unwrap_or_else(PoisonError::into_inner).insert(key, cached);
+        self.generations.lock().insert(key, cached);
     }
 }
 
@@ -296,7 +297,7 @@ mod tests {
                 assert!(cache.find(&used).is_some(), "after {number}");
             }
         }
-        let generations = cache.generations.lock().unwrap();
+        let generations = cache.generations.lock();
         assert!(generations.recent.len() + generations.previous.len() <= 2 * GENERATION_CAPACITY);
         drop(generations);
         assert!(cache.find(&token_digest("0")).is_none());

@@ -3,8 +3,10 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     hash::Hash,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
+
+use parking_lot::Mutex;
 
 use crate::domain::client::{ClientAddress, Ipv6Site};
 
@@ -66,7 +68,7 @@ impl Quota {
 
     /// The units in use.
     pub fn used(&self) -> usize {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).used
+        self.state.lock().used
     }
 }
 
@@ -82,7 +84,7 @@ impl QuotaPermit {
         if units == 0 {
             return Ok(());
         }
-        let mut state = self.quota.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.quota.state.lock();
         let used = state.used.saturating_add(units);
         if used > self.quota.total {
             return Err(Exhausted);
@@ -112,7 +114,7 @@ impl Drop for QuotaPermit {
         if self.units == 0 {
             return;
         }
-        let mut state = self.quota.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.quota.state.lock();
         state.used -= self.units;
         if let Some(client) = self.client {
             release(&mut state.clients, client, self.units);
@@ -157,7 +159,7 @@ mod tests {
         assert!(quota.try_acquire(None, 1).is_err());
         drop((first, second, proxy));
         assert_eq!(quota.used(), 0);
-        assert!(quota.state.lock().unwrap().clients.is_empty(), "a client without units is not stored");
+        assert!(quota.state.lock().clients.is_empty(), "a client without units is not stored");
         quota.try_acquire(client(1), 40).unwrap();
     }
 
@@ -176,12 +178,12 @@ mod tests {
         let of = |net: usize| Some(ClientAddress::from_ip(format!("2001:db8:7:{net:x}::1").parse().unwrap()));
         let held: Vec<_> = (0..20).filter_map(|net| quota.try_acquire(of(net), 10).ok()).collect();
         assert_eq!(held.len(), 5);
-        assert!(quota.state.lock().unwrap().clients.len() == 5, "a refused client is not stored");
+        assert!(quota.state.lock().clients.len() == 5, "a refused client is not stored");
         let other = Some(ClientAddress::from_ip("2001:db8:8::1".parse().unwrap()));
         assert!(quota.try_acquire(other, 10).is_ok());
         assert!(quota.try_acquire(client(1), 10).is_ok(), "IPv4 addresses have no site");
         drop(held);
-        let state = quota.state.lock().unwrap();
+        let state = quota.state.lock();
         assert!(state.used == 0 && state.clients.is_empty() && state.sites.is_empty());
     }
 }

@@ -4,13 +4,14 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use http::StatusCode;
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -111,12 +112,7 @@ impl Refusals {
         now: Instant,
         retry_after: Duration,
     ) -> Option<HeldRefusal> {
-        let hold = self.returning_clients.lock().unwrap_or_else(PoisonError::into_inner).count_refusal(
-            client,
-            began,
-            now,
-            retry_after,
-        );
+        let hold = self.returning_clients.lock().count_refusal(client, began, now, retry_after);
         if hold.is_zero() {
             return None;
         }
@@ -126,7 +122,7 @@ impl Refusals {
 
     /// Whether a refusal gets a log line of its own. The others are counted and logged together.
     pub(super) fn is_logged(&self, route: &'static str, status: StatusCode, now: Instant) -> bool {
-        let mut window = self.log.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut window = self.log.window.lock();
         self.log.log_omitted(&mut window, now);
         if window.logged < MAX_LOGGED {
             window.logged += 1;
@@ -141,7 +137,7 @@ impl Refusals {
     /// flood are logged too.
     pub(super) fn log_omitted(&self, now: Instant) {
         if self.log.has_omitted.load(Ordering::Relaxed) {
-            let mut window = self.log.window.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut window = self.log.window.lock();
             self.log.log_omitted(&mut window, now);
         }
     }
@@ -289,7 +285,7 @@ mod tests {
         for number in 0..=u16::MAX {
             held(&refusals, number, now);
         }
-        let remembered = || refusals.returning_clients.lock().unwrap().clients.len();
+        let remembered = || refusals.returning_clients.lock().clients.len();
         assert_eq!(remembered(), MAX_CLIENTS);
         held(&refusals, u16::MAX, now + MAX_REMEMBERED);
         assert_eq!(remembered(), 1, "expired clients make room");
@@ -301,7 +297,7 @@ mod tests {
         let now = Instant::now();
         let is_logged = |now| refusals.is_logged("login", StatusCode::SERVICE_UNAVAILABLE, now);
         assert_eq!((0..1000).filter(|_| is_logged(now)).count(), 10);
-        let omitted = || refusals.log.window.lock().unwrap().omitted.values().sum::<u64>();
+        let omitted = || refusals.log.window.lock().omitted.values().sum::<u64>();
         refusals.log_omitted(now + LOG_WINDOW / 2);
         assert_eq!(omitted(), 990, "nothing is logged before the second is over");
         refusals.log_omitted(now + LOG_WINDOW * 2);

@@ -25,7 +25,7 @@ pub struct Expectation<'a> {
     pub nonce: Option<&'a str>,
 }
 
-/// The URLs of a discovery document, `issuer` first. `Unbound` if the document is invalid.
+/// The URLs of a discovery document, `issuer` first. `None` if the document is invalid.
 pub fn discovery_urls(body: &[u8]) -> Option<Vec<String>> {
     let metadata = Metadata::parse(body).ok()?;
     Some([metadata.issuer.as_str()].into_iter().chain(metadata.urls()).map(str::to_owned).collect())
@@ -57,7 +57,7 @@ pub fn has_posted_name(posted: &str) -> bool {
 // === impl KeySet ===
 
 impl KeySet {
-    /// `Unbound` if the document is invalid.
+    /// `None` if the document is invalid.
     pub fn parse(body: &[u8]) -> Option<Self> {
         id_token::KeySet::parse(body).ok().map(Self)
     }

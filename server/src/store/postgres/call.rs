@@ -1,6 +1,6 @@
 //! A call to Postgres: one connection with one deadline, its span and its errors in the metrics.
 
-use std::{sync::PoisonError, time::Duration};
+use std::time::Duration;
 
 use sqlx::{PgConnection, Postgres, pool::PoolConnection};
 use tokio::time::{Instant, error::Elapsed};
@@ -55,7 +55,7 @@ impl PostgresStore {
 
     pub(super) fn record_error(&self, error: CallError) -> StoreError {
         if error.breaks_the_connection() {
-            *self.shared.last_broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+            *self.shared.last_broken.lock() = Some(Instant::now());
         }
         self.shared.metrics.count_error(error.kind);
         error.into()

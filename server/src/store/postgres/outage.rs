@@ -6,12 +6,13 @@
 use std::{
     future::pending,
     sync::{
-        Mutex, PoisonError, Weak,
+        Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use sqlx::{ConnectOptions, Connection, PgPool, Postgres as Driver, pool::PoolConnection};
 use tokio::{
     sync::{Semaphore, watch},
@@ -64,7 +65,7 @@ impl Availability {
 
     /// Records that a call has succeeded.
     pub(super) fn record_success(&self) {
-        *self.last_success.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.last_success.lock() = Instant::now();
     }
 
     /// Clears the outage, because connections work again or the URL changed. Attempts that began before are
@@ -75,7 +76,7 @@ impl Availability {
     }
 
     fn last_success(&self) -> Instant {
-        *self.last_success.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.last_success.lock()
     }
 
     /// The reason that no connection can be opened, if there is an outage.

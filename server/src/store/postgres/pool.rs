@@ -1,10 +1,8 @@
 //! The connection pool, and the URL that its new connections use.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use sqlx::{
     ConnectOptions, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -68,7 +66,7 @@ pub(super) fn new(
         // `before_acquire` pings only connections that may be broken.
         .test_before_acquire(false)
         .before_acquire(move |connection, meta| {
-            let broken_at = *last_broken.lock().unwrap_or_else(PoisonError::into_inner);
+            let broken_at = *last_broken.lock();
             // A connection that became idle a moment after the failure may have been on its way back when it happened.
             let suspect = broken_at.is_some_and(|broken_at| broken_at.elapsed() <= meta.idle_for + RETURN_TIME);
             let last_broken = Arc::clone(&last_broken);
@@ -80,7 +78,7 @@ pub(super) fn new(
                 let alive = matches!(timeout(PING_TIMEOUT, ping).await, Ok(Ok(())));
                 if !alive {
                     // The other idle connections are suspect too.
-                    *last_broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                    *last_broken.lock() = Some(Instant::now());
                 }
                 Ok(alive)
             })
@@ -117,7 +115,7 @@ impl PostgresStore {
     /// connections then use the new URL.
     pub(super) fn reread_url(&self, now: bool) -> bool {
         let state = &self.shared.url;
-        let mut current = state.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = state.current.lock();
         if !now && current.read_at.elapsed() < URL_READ_INTERVAL {
             return false;
         }

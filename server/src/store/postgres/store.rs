@@ -1,7 +1,8 @@
 //! The handle to the database, and what all calls share.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use sqlx::PgPool;
 use tokio::{

@@ -1,9 +1,8 @@
 //! Whether this process can serve requests, and why not.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
 
 /// The state behind `readyz`. It never asks the stores: a short outage of Redis must not empty the Service.
 #[derive(Debug, Default)]
@@ -25,7 +24,7 @@ impl Readiness {
 
     /// The Apps cannot be read; the reason says what to do.
     pub fn set_configuration_error(&self, reason: impl Into<String>) {
-        *self.configuration_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
+        *self.configuration_error.lock() = Some(reason.into());
     }
 
     /// The database schema was found to be new enough, once.
@@ -35,7 +34,7 @@ impl Readiness {
 
     /// The schema was checked and is too old; the reason says what to do.
     pub fn set_schema_error(&self, reason: impl Into<String>) {
-        *self.schema_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
+        *self.schema_error.lock() = Some(reason.into());
     }
 
     /// The process was asked to end.
@@ -47,12 +46,12 @@ impl Readiness {
     pub fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
         if !self.configuration_loaded.load(Ordering::Acquire) {
-            let error = self.configuration_error.lock().unwrap_or_else(PoisonError::into_inner);
+            let error = self.configuration_error.lock();
             let reason = error.as_deref().unwrap_or("the Apps are not loaded yet");
             missing.push(format!("configuration: {reason}"));
         }
         if !self.schema_ready.load(Ordering::Acquire) {
-            let error = self.schema_error.lock().unwrap_or_else(PoisonError::into_inner);
+            let error = self.schema_error.lock();
             let reason = error.as_deref().unwrap_or("the database schema was not checked yet");
             missing.push(format!("schema: {reason}"));
         }
