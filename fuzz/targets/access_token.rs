@@ -15,7 +15,7 @@ use crate::{
     harness,
 };
 
-const TOKENS: [&str; 16] = [
+const FRAGMENTS: [&str; 16] = [
     ".",
     ".",
     "eyJhbGciOiJub25lIn0",
@@ -37,7 +37,7 @@ const TOKENS: [&str; 16] = [
 #[test]
 fn access_token() {
     harness::run("access_token", 500, |input| {
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             let max_heap = 64 * 1024 + 64 * text.len() as u64;
             let read = harness::assert_bounded(1, max_heap, || verify_access_token(app("shop"), NOW, &text));
             assert_eq!(read, None, "{text} is accepted");

@@ -9,7 +9,7 @@ use crate::{
     harness,
 };
 
-const TOKENS: [&str; 32] = [
+const FRAGMENTS: [&str; 32] = [
     "a",
     "ada",
     "@",
@@ -47,12 +47,12 @@ const TOKENS: [&str; 32] = [
 #[test]
 fn address() {
     harness::run("address", 5_000, |input| {
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             check_input(&text);
             check_input(&format!("{text}@example.com"));
             check_input(&format!("ada@{text}.com"));
         }
-        check_input(&Draw::new(input).text(&TOKENS));
+        check_input(&Draw::new(input).text(&FRAGMENTS));
     });
 }
 

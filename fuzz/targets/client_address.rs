@@ -10,7 +10,7 @@ use crate::{
     harness,
 };
 
-const TOKENS: [&str; 32] = [
+const FRAGMENTS: [&str; 32] = [
     "10.0.0.1",
     "10.255.0.9",
     "192.0.2.1",
@@ -57,9 +57,9 @@ fn client_address() {
         let mut draw = Draw::new(input);
         let peer = draw.pick(&["10.0.0.1", "192.0.2.9", "::ffff:10.0.0.1", "fd00::2", "2001:db8::9"]);
         let peer: IpAddr = peer.parse().unwrap();
-        let fields: Vec<String> = (0..draw.byte() & 3).map(|_| draw.text(&TOKENS)).collect();
+        let fields: Vec<String> = (0..draw.byte() & 3).map(|_| draw.text(&FRAGMENTS)).collect();
         check_input(&settings, peer, &fields);
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             check_input(&settings, peer, &[text.into_owned()]);
         }
     });

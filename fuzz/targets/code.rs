@@ -9,7 +9,7 @@ use crate::{
 };
 
 const SYMBOLS: &str = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
-const TOKENS: [&str; 44] = [
+const FRAGMENTS: [&str; 44] = [
     "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "A", "b", "C", "d", "E", "f", "G", "h", "J", "k", "M", "n", "P",
     "q", "R", "s", "T", "v", "W", "x", "Y", "z", "O", "o", "I", "i", "L", "l", "-", " ", "u", "U", "\u{a0}", "é",
 ];
@@ -17,10 +17,10 @@ const TOKENS: [&str; 44] = [
 #[test]
 fn code() {
     harness::run("code", 15_000, |input| {
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             check_input(&text);
         }
-        let first_ten: String = input.iter().take(10).map(|byte| TOKENS[usize::from(*byte) % 40]).collect();
+        let first_ten: String = input.iter().take(10).map(|byte| FRAGMENTS[usize::from(*byte) % 40]).collect();
         check_input(&first_ten);
         check_typed(&mut Draw::new(input));
     });

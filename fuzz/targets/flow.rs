@@ -20,7 +20,7 @@ use crate::{
     harness,
 };
 
-const TOKENS: [&str; 24] = [
+const FRAGMENTS: [&str; 24] = [
     "__Host-",
     "latchkey-flow.",
     "__Host-latchkey-flow.",
@@ -50,7 +50,7 @@ const TOKENS: [&str; 24] = [
 #[test]
 fn flow() {
     harness::run("flow", 3_000, |input| {
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             check_forms(&text);
             check_cookies(&text);
         }

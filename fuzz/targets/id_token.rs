@@ -17,7 +17,7 @@ use crate::{
 };
 
 const ISSUER: &str = "https://accounts.google.com";
-const TOKENS: [&str; 14] = [
+const FRAGMENTS: [&str; 14] = [
     ".",
     ".",
     "eyJhbGciOiJub25lIn0",
@@ -47,7 +47,7 @@ static KEYS: LazyLock<KeySet> =
 #[test]
 fn id_token() {
     harness::run("id_token", 1_000, |input| {
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             assert_rejected(&text);
         }
         check_input(&mut Draw::new(input));

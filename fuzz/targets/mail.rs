@@ -18,7 +18,7 @@ use mailparse::{MailHeaderMap, addrparse_header, parse_mail};
 
 use crate::{app::app_id, draw::Draw, harness};
 
-const TOKENS: [&str; 40] = [
+const FRAGMENTS: [&str; 40] = [
     "Ada",
     "The Shop",
     "\r\n",
@@ -75,7 +75,7 @@ fn mail() {
     harness::run("mail", 500, |input| {
         let mut draw = Draw::new(input);
         let mut text = |max_chars: usize| {
-            let text = if draw.byte() < 32 { draw.any_text(300) } else { draw.text(&TOKENS) };
+            let text = if draw.byte() < 32 { draw.any_text(300) } else { draw.text(&FRAGMENTS) };
             text.chars().take(max_chars).collect::<String>()
         };
         // The maximum lengths of the display name of an App and of the name of an account.

@@ -106,7 +106,7 @@ const FIELDS: [(&str, &[&str]); 40] = [
     ("/kind", &["\"App\"", "\"Provider\"", "\"List\""]),
     ("/metadata/annotations", &["{\"latchkey.dev/rotate\":\"1\"}", "{}"]),
 ];
-const TOKENS: [&str; 40] = [
+const FRAGMENTS: [&str; 40] = [
     "apiVersion: latchkey.dev/v1alpha1\n",
     "kind: App\n",
     "kind: Provider\n",
@@ -152,7 +152,7 @@ const TOKENS: [&str; 40] = [
 #[test]
 fn manifest() {
     harness::run("manifest", 120, |input| {
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             check_input("app.yaml", &text);
         }
         let mut app = app_manifest("shop", "ES256");

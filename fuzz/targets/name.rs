@@ -7,7 +7,7 @@ use crate::{
     harness,
 };
 
-const TOKENS: [&str; 20] = [
+const FRAGMENTS: [&str; 20] = [
     "Ada",
     " ",
     "\t",
@@ -33,10 +33,10 @@ const TOKENS: [&str; 20] = [
 #[test]
 fn name() {
     harness::run("name", 15_000, |input| {
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             check_input(&text);
         }
-        check_input(&Draw::new(input).text(&TOKENS));
+        check_input(&Draw::new(input).text(&FRAGMENTS));
     });
 }
 

@@ -17,7 +17,7 @@ use crate::{
 
 const POLICY: PasswordPolicy = PasswordPolicy { minimum_length: 8, minimum_strength: 2 };
 /// Parts of the patterns that zxcvbn looks for: l33t, keyboard, dates, repeats, sequences, dictionary words.
-const TOKENS: [&str; 48] = [
+const FRAGMENTS: [&str; 48] = [
     "4",
     "@",
     "8",
@@ -72,11 +72,11 @@ const TOKENS: [&str; 48] = [
 fn password() {
     harness::run("password", 100, |input| {
         let mut draw = Draw::new(input);
-        let name = Name::parse(&draw.text(&TOKENS)).ok();
-        let [raw, row] = texts(input, &TOKENS);
-        let few: Vec<&str> = (0..4).map(|_| draw.pick(&TOKENS)).collect();
+        let name = Name::parse(&draw.text(&FRAGMENTS)).ok();
+        let [raw, row] = texts(input, &FRAGMENTS);
+        let few: Vec<&str> = (0..4).map(|_| draw.pick(&FRAGMENTS)).collect();
         let few: String = input.iter().map(|byte| few[usize::from(byte % 4)]).collect();
-        for typed in [raw.as_ref(), row.as_ref(), &few, &draw.text(&TOKENS)] {
+        for typed in [raw.as_ref(), row.as_ref(), &few, &draw.text(&FRAGMENTS)] {
             // The check is most expensive if the email address has the same characters as the password.
             let local: String = typed.chars().filter(|c| c.is_ascii_alphanumeric() || "$!|{+%".contains(*c)).collect();
             let local = local.get(..local.len().min(64)).unwrap_or_default();

@@ -19,7 +19,7 @@ use crate::{
 };
 
 const URL_NAMES: [&str; 4] = ["issuer", "authorization_endpoint", "token_endpoint", "jwks_uri"];
-const TOKENS: [&str; 48] = [
+const FRAGMENTS: [&str; 48] = [
     "{",
     "}",
     "[",
@@ -85,7 +85,7 @@ static CLIENT: LazyLock<ProviderSettings> = LazyLock::new(|| {
 fn provider_documents() {
     harness::run("provider_documents", 500, |input| {
         check_input(input);
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             check_input(text.as_bytes());
             check_input(format!("{{{text}}}").as_bytes());
             check_input(format!("{{\"keys\":[{{{text}}}]}}").as_bytes());

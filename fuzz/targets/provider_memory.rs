@@ -16,7 +16,7 @@ const MAX_BODY: usize = 1024 * 1024;
 /// Maximum heap to parse one body, in bytes. A pod with 256 MiB must be able to parse four bodies at the same time, in
 /// addition to everything else.
 const MAX_HEAP: u64 = 16 * 1024 * 1024;
-const TOKENS: [&str; 20] = [
+const FRAGMENTS: [&str; 20] = [
     "[",
     "]",
     "[]",
@@ -52,7 +52,7 @@ fn provider_memory() {
     harness::run("provider_memory", 8, |input| {
         let mut draw = Draw::new(input);
         let member = draw.pick(&["keys", "sub", "issuer", "scopes_supported", "name"]);
-        let [_, row] = texts(draw.rest(), &TOKENS);
+        let [_, row] = texts(draw.rest(), &FRAGMENTS);
         for unit in [row.as_ref(), "{\"\":{}}", "[[]]"] {
             if serde_json::from_str::<serde_json::Value>(unit).is_ok() {
                 let start = format!("{{\"{member}\":[");

@@ -10,7 +10,7 @@ use crate::{
     harness,
 };
 
-const TOKENS: [&str; 40] = [
+const FRAGMENTS: [&str; 40] = [
     "https://",
     "http://",
     "com.example.shop:",
@@ -56,7 +56,7 @@ const TOKENS: [&str; 40] = [
 #[test]
 fn redirect() {
     harness::run("redirect", 8_000, |input| {
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             check_entry(&text);
         }
         let mut draw = Draw::new(input);
@@ -70,13 +70,13 @@ fn redirect() {
                 "",
                 "com.example.shop:",
             ]);
-            list.extend(format!("{front}{}", draw.text(&TOKENS)).parse());
+            list.extend(format!("{front}{}", draw.text(&FRAGMENTS)).parse());
         }
         for _ in 0..4 {
             let asked = match list.get(draw.below(4)) {
                 // A variation of an entry: unrelated URLs are never accepted.
-                Some(entry) => vary(draw.byte(), entry.as_str(), draw.pick(&TOKENS), draw.below(80)),
-                None => draw.text(&TOKENS),
+                Some(entry) => vary(draw.byte(), entry.as_str(), draw.pick(&FRAGMENTS), draw.below(80)),
+                None => draw.text(&FRAGMENTS),
             };
             check_input(&list, &asked, &mut draw);
         }

@@ -14,12 +14,12 @@ use crate::{
     harness,
 };
 
-const TOKENS: [&str; 12] = ["lkr_", "lkc_", "A", "AAAA", "AAAB", "_-_-", "B", "=", "g", "/", "+", " "];
+const FRAGMENTS: [&str; 12] = ["lkr_", "lkc_", "A", "AAAA", "AAAB", "_-_-", "B", "=", "g", "/", "+", " "];
 
 #[test]
 fn refresh_token() {
     harness::run("refresh_token", 5_000, |input| {
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             assert_rejected(&text);
             assert_rejected(&format!("{REFRESH_PREFIX}{text}"));
         }

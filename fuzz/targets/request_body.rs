@@ -13,7 +13,7 @@ use crate::{draw::texts, harness};
 
 /// A body with more values than this may be rejected.
 const MAX_VALUES: usize = 1000;
-const TOKENS: [&str; 32] = [
+const FRAGMENTS: [&str; 32] = [
     "{",
     "}",
     "[",
@@ -59,7 +59,7 @@ enum Tree {
 fn request_body() {
     harness::run("request_body", 8_000, |input| {
         check_input(input);
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             check_input(text.as_bytes());
             // Makes the text the value of an object, because random tokens rarely form an object.
             check_input(format!("{{\"a\":{text}}}").as_bytes());

@@ -10,7 +10,7 @@ use crate::{
 };
 
 const NAMES: [&str; 6] = ["a", "b", "grant_type", "refresh_token", "é", ""];
-const TOKENS: [&str; 24] = [
+const FRAGMENTS: [&str; 24] = [
     "a",
     "b",
     "grant_type",
@@ -41,7 +41,7 @@ const TOKENS: [&str; 24] = [
 fn request_form() {
     harness::run("request_form", 12_000, |input| {
         check_input(input);
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             check_input(text.as_bytes());
         }
         check_round_trip(input);

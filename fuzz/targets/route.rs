@@ -9,7 +9,7 @@ use crate::{
     harness,
 };
 
-const TOKENS: [&str; 40] = [
+const FRAGMENTS: [&str; 40] = [
     "/",
     "/",
     "/",
@@ -55,11 +55,11 @@ const TOKENS: [&str; 40] = [
 #[test]
 fn route() {
     harness::run("route", 2_000, |input| {
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             check_input(&text);
         }
         let mut draw = Draw::new(input);
-        check_input(&draw.text(&TOKENS));
+        check_input(&draw.text(&FRAGMENTS));
         let template = draw.pick(Route::ALL).template();
         let filled = template
             .replace("{APPID}", draw.pick(&["shop", "v1", "", "Shop", "a/b"]))

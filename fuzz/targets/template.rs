@@ -9,7 +9,7 @@ use crate::{
     harness,
 };
 
-const TOKENS: [&str; 64] = [
+const FRAGMENTS: [&str; 64] = [
     "{{ ",
     " }}",
     "{% ",
@@ -93,14 +93,14 @@ fn template() {
         // Repeats some tokens many times, because parsers fail on depth, width and length.
         let mut long = String::new();
         for _ in 0..draw.byte() & 15 {
-            let (token, times) = (draw.pick(&TOKENS), draw.byte());
+            let (token, times) = (draw.pick(&FRAGMENTS), draw.byte());
             let times = if times < 192 { 1 } else { 1_usize << (times - 192).min(17) };
             long.push_str(&token.repeat(times.min((MAX_SOURCE_BYTES - long.len()) / token.len())));
         }
         check_input(mail, part, &long);
         let wrapped = format!("{{{{ {long} }}}}");
         check_input(mail, part, &wrapped);
-        for text in texts(input, &TOKENS) {
+        for text in texts(input, &FRAGMENTS) {
             check_input(mail, part, &text);
         }
     });

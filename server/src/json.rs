@@ -159,7 +159,7 @@ mod tests {
 
     const SMALL: Bounds = Bounds { depth: 3, values: 5 };
 
-    fn small(text: &str) -> Result<Value, JsonError> {
+    fn parse_small(text: &str) -> Result<Value, JsonError> {
         parse(text.as_bytes(), SMALL)
     }
 
@@ -170,21 +170,21 @@ mod tests {
             parse(text.as_bytes(), Bounds { depth: 2, values: 6 }),
             Ok(json!({ "a": [1, -2.5, null], "b": true }))
         );
-        assert_eq!(small("[[[]]]"), Ok(json!([[[]]])));
-        assert_eq!(small("[1,2,3,4]"), Ok(json!([1, 2, 3, 4])));
+        assert_eq!(parse_small("[[[]]]"), Ok(json!([[[]]])));
+        assert_eq!(parse_small("[1,2,3,4]"), Ok(json!([1, 2, 3, 4])));
     }
 
     #[test]
     fn every_value_is_counted() {
         for text in ["[1,2,3,4,5]", "[[],[],[],[],[]]", "[{},{},{},{},{}]", r#"{"a":{},"b":{"c":0},"d":"","e":null}"#] {
-            assert_eq!(small(text), Err(JsonError::TooManyValues), "{text}");
+            assert_eq!(parse_small(text), Err(JsonError::TooManyValues), "{text}");
         }
     }
 
     #[test]
     fn a_document_that_is_too_deep_is_rejected_before_the_stack_overflows() {
         for text in ["[[[[]]]]", r#"{"a":{"a":{"a":{}}}}"#, r#"[{"a":[{}]}]"#] {
-            assert_eq!(small(text), Err(JsonError::TooDeep), "{text}");
+            assert_eq!(parse_small(text), Err(JsonError::TooDeep), "{text}");
         }
         let deep = Bounds { depth: 16, values: usize::MAX };
         for open in ["[", "{\"a\":"] {
@@ -195,9 +195,9 @@ mod tests {
     #[test]
     fn input_that_is_not_one_document_is_rejected() {
         assert_eq!(parse(b"\"\xff\"", SMALL), Err(JsonError::NotUtf8));
-        assert_eq!(small("{\"a\":1,\n\"a\":2}"), Err(JsonError::DuplicateKey { line: 2 }));
+        assert_eq!(parse_small("{\"a\":1,\n\"a\":2}"), Err(JsonError::DuplicateKey { line: 2 }));
         for text in ["", "{", "[1,]", "1 2", "NaN", "1e999999", "\"\\ud800\"", "nul"] {
-            assert!(matches!(small(text), Err(JsonError::Syntax { .. })), "{text}");
+            assert!(matches!(parse_small(text), Err(JsonError::Syntax { .. })), "{text}");
         }
     }
 }

@@ -421,7 +421,7 @@ async fn behind_listed_proxies_the_client_is_the_rightmost_unlisted_address() {
 }
 
 #[tokio::test]
-async fn an_ipv6_client_counts_by_its_64_prefix_and_its_48_prefix_has_ten_times_the_count() {
+async fn an_ipv6_client_is_counted_by_its_64_prefix_and_its_48_prefix_has_ten_times_the_limit() {
     let app = app().limit("loginsPerClient", &[(2, HOUR)]).limit("loginFailuresPerAccount", &[(1000, HOUR)]);
     let stack = Stack::builder().app(&app).args(["--trusted-proxies", "127.0.0.0/8"]).start().await;
     let client = stack.client();

@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn a_client_in_many_apps_gets_a_small_share_of_the_time() {
-        let mut queue = Queue::new(128);
+        let mut queue = Queue::new(256);
         for app in 0..64 {
             queue.add(only_app_owner(name(app), 1), u32::from(app));
         }

@@ -240,19 +240,19 @@ impl ConnectionSlots {
     /// [`Exhausted`] if the peer has its maximum number of connections.
     pub(super) fn admit(
         &self,
-        place: OwnedSemaphorePermit,
+        slot: OwnedSemaphorePermit,
         peer: IpAddr,
         is_proxy: bool,
         budgets: &Budgets,
     ) -> Result<ConnectionPermit, Exhausted> {
         let address = ClientAddress::from_ip(peer);
         let client = (!is_proxy || !self.exempts_proxies).then_some(address);
-        let place = SlotPermit { _slot: place, _client_share: self.clients.try_acquire(client, 1)? };
+        let slot = SlotPermit { _slot: slot, _client_share: self.clients.try_acquire(client, 1)? };
         Ok(ConnectionPermit {
             semaphore: Arc::clone(&self.semaphore),
             clients: Arc::clone(&self.clients),
             client,
-            slot: Arc::new(place),
+            slot: Arc::new(slot),
             http2_slots: None,
             head: budgets.request_bytes.empty_permit((!is_proxy).then_some(address)),
             proxy_head: is_proxy.then(|| budgets.proxy_heads.empty_permit(None)),
@@ -269,9 +269,9 @@ impl ConnectionPermit {
     /// [`Exhausted`] if the slots are not available.
     pub(super) fn become_http2(&mut self) -> Result<(), Exhausted> {
         let more = HTTP2_CONNECTION_SLOTS - 1;
-        let place = Arc::clone(&self.semaphore).try_acquire_many_owned(more).map_err(|_| Exhausted)?;
+        let slots = Arc::clone(&self.semaphore).try_acquire_many_owned(more).map_err(|_| Exhausted)?;
         let share = self.clients.try_acquire(self.client, more as usize)?;
-        self.http2_slots = Some(SlotPermit { _slot: place, _client_share: share });
+        self.http2_slots = Some(SlotPermit { _slot: slots, _client_share: share });
         Ok(())
     }
 
@@ -337,8 +337,8 @@ mod tests {
         let now = tokio::time::Instant::now();
         for (mib, connections) in [(64, 358), (256, 1434), (1024, 5734), (4096, 10_000)] {
             let budgets = Budgets::new(mib << 20, 256);
-            let places = budgets.public_connections();
-            assert_eq!(places.semaphore.available_permits(), connections);
+            let slots = budgets.public_connections();
+            assert_eq!(slots.semaphore.available_permits(), connections);
             let hold = |client| budgets.refusals().hold(client, now, now, std::time::Duration::from_secs(5));
             let mut held = Vec::new();
             let mut most_of_client = 0;
@@ -427,11 +427,11 @@ mod tests {
     #[tokio::test]
     async fn large_heads_from_proxies_leave_room_for_bodies() {
         let budgets = Budgets::new(256 << 20, 256);
-        let places = budgets.public_connections();
+        let slots = budgets.public_connections();
         let mut connections = Vec::new();
         loop {
-            let place = places.acquire_slot().await;
-            let mut connection = places.admit(place, [10, 0, 0, 1].into(), true, &budgets).unwrap();
+            let slot = slots.acquire_slot().await;
+            let mut connection = slots.admit(slot, [10, 0, 0, 1].into(), true, &budgets).unwrap();
             if connection.allow_large_head().is_err() {
                 break;
             }
@@ -440,15 +440,14 @@ mod tests {
         // 56 KiB each, out of 8 MiB.
         assert_eq!(connections.len(), 146);
         for last in 0..4 {
-            let mut other =
-                places.admit(places.acquire_slot().await, [192, 0, 2, last].into(), false, &budgets).unwrap();
+            let mut other = slots.admit(slots.acquire_slot().await, [192, 0, 2, last].into(), false, &budgets).unwrap();
             other.allow_large_head().unwrap();
             let mut body = budgets.begin_request(client(last), true, &parts()).unwrap();
             body.try_acquire(64 * 1024).unwrap();
         }
         // A connection that ends releases its share.
         connections.pop();
-        let mut next = places.admit(places.acquire_slot().await, [10, 0, 0, 1].into(), true, &budgets).unwrap();
+        let mut next = slots.admit(slots.acquire_slot().await, [10, 0, 0, 1].into(), true, &budgets).unwrap();
         next.allow_large_head().unwrap();
         assert!(connections[0].allow_large_head().is_ok(), "this connection already has a large head");
     }
@@ -457,21 +456,21 @@ mod tests {
     async fn only_a_proxy_can_have_any_number_of_connections() {
         let budgets = Budgets::new(256 << 20, 3);
         let peer = IpAddr::from([10, 0, 0, 1]);
-        for (places, is_proxy, most) in
+        for (slots, is_proxy, most) in
             [(budgets.public_connections(), false, 3), (budgets.public_connections(), true, 5)]
         {
             let mut held = Vec::new();
             while held.len() < 5 {
-                match places.admit(places.acquire_slot().await, peer, is_proxy, &budgets) {
-                    Ok(place) => held.push(place),
+                match slots.admit(slots.acquire_slot().await, peer, is_proxy, &budgets) {
+                    Ok(permit) => held.push(permit),
                     Err(Exhausted) => break,
                 }
             }
             assert_eq!(held.len(), most);
         }
-        let places = ConnectionSlots::new(8, 8, true);
-        let mut first = places.admit(places.acquire_slot().await, peer, false, &budgets).unwrap();
-        let mut second = places.admit(places.acquire_slot().await, peer, false, &budgets).unwrap();
+        let slots = ConnectionSlots::new(8, 8, true);
+        let mut first = slots.admit(slots.acquire_slot().await, peer, false, &budgets).unwrap();
+        let mut second = slots.admit(slots.acquire_slot().await, peer, false, &budgets).unwrap();
         first.become_http2().unwrap();
         assert!(second.become_http2().is_err(), "HTTP/2 costs five slots");
         drop(first);

@@ -440,7 +440,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
         if let Some(retry_after) = problem.refusal_retry_after {
             let refusals = self.budgets.refusals();
             let now = Instant::now();
-            is_logged = refusals.is_logged(context.route_name, status, now);
+            is_logged = refusals.count_for_log(context.route_name, status, now);
             // A refusal that closes its connection has slowed its client down already.
             if context.route.is_some_and(E::can_hold_refusal) && !problem.closes_connection {
                 held = refusals.hold(context.client_address, context.started, now, retry_after);

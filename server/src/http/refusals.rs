@@ -116,12 +116,12 @@ impl Refusals {
         if hold.is_zero() {
             return None;
         }
-        let place = self.held_quota.try_acquire(Some(client), 1).ok()?;
-        Some(HeldRefusal { until: now + hold, _permit: place })
+        let permit = self.held_quota.try_acquire(Some(client), 1).ok()?;
+        Some(HeldRefusal { until: now + hold, _permit: permit })
     }
 
-    /// Whether a refusal gets a log line of its own. The others are counted and logged together.
-    pub(super) fn is_logged(&self, route: &'static str, status: StatusCode, now: Instant) -> bool {
+    /// Counts a refusal for the log, and returns whether it gets a line of its own. The others are logged together, as counts.
+    pub(super) fn count_for_log(&self, route: &'static str, status: StatusCode, now: Instant) -> bool {
         let mut window = self.log.window.lock();
         self.log.log_omitted(&mut window, now);
         if window.logged < MAX_LOGGED {
@@ -295,7 +295,7 @@ mod tests {
     fn a_flood_of_refusals_is_logged_as_a_count() {
         let refusals = Refusals::new(64);
         let now = Instant::now();
-        let is_logged = |now| refusals.is_logged("login", StatusCode::SERVICE_UNAVAILABLE, now);
+        let is_logged = |now| refusals.count_for_log("login", StatusCode::SERVICE_UNAVAILABLE, now);
         assert_eq!((0..1000).filter(|_| is_logged(now)).count(), 10);
         let omitted = || refusals.log.window.lock().omitted.values().sum::<u64>();
         refusals.log_omitted(now + LOG_WINDOW / 2);

@@ -99,7 +99,7 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
                 continue;
             }
         };
-        let Ok(place) = service.admit(free, peer) else {
+        let Ok(permit) = service.admit(free, peer) else {
             debug!(listener = service.listener(), client = %peer, "a client has its maximum number of connections");
             continue;
         };
@@ -107,7 +107,7 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "TCP_NODELAY could not be set");
         }
-        let connection = serve_connection(builder.clone(), stream, peer, place, service.clone(), drain.clone());
+        let connection = serve_connection(builder.clone(), stream, peer, permit, service.clone(), drain.clone());
         let abandoned = abandoned.clone();
         connections.spawn(async move {
             tokio::select! {
@@ -133,9 +133,9 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
 
 /// Waits for a connection slot, then accepts a connection.
 async fn accept(listener: &TcpListener, service: &Service) -> io::Result<(TcpStream, IpAddr, OwnedSemaphorePermit)> {
-    let place = service.acquire_slot().await;
+    let slot = service.acquire_slot().await;
     let (stream, peer) = listener.accept().await?;
-    Ok((stream, peer.ip(), place))
+    Ok((stream, peer.ip(), slot))
 }
 
 pub(super) fn connection_builder() -> Builder<TokioExecutor> {
@@ -161,7 +161,7 @@ pub(super) async fn serve_connection<T>(
     builder: Builder<TokioExecutor>,
     stream: T,
     peer: IpAddr,
-    place: ConnectionPermit,
+    permit: ConnectionPermit,
     service: Service,
     drain: Drain,
 ) where
@@ -170,8 +170,8 @@ pub(super) async fn serve_connection<T>(
     let _open = service.track_connection();
     let shared = Arc::new(ConnectionState::default());
     let goaway = service.timeouts().goaway;
-    let running = place.slot_permit();
-    let io = TokioIo::new(TimeoutStream::new(stream, Arc::clone(&shared), service.clone(), place));
+    let running = permit.slot_permit();
+    let io = TokioIo::new(TimeoutStream::new(stream, Arc::clone(&shared), service.clone(), permit));
     let requests = {
         let (shared, drain) = (Arc::clone(&shared), drain.clone());
         service_fn(move |request: Request<Incoming>| {

@@ -205,7 +205,7 @@ impl Drop for ActiveRequest {
 // === impl TimeoutStream ===
 
 impl<T> TimeoutStream<T> {
-    pub fn new(io: T, shared: Arc<ConnectionState>, service: Service, place: ConnectionPermit) -> Self {
+    pub fn new(io: T, shared: Arc<ConnectionState>, service: Service, permit: ConnectionPermit) -> Self {
         let times = service.timeouts();
         let deadline = Instant::now() + times.head;
         Self {
@@ -213,7 +213,7 @@ impl<T> TimeoutStream<T> {
             shared,
             service,
             timeouts: times,
-            permit: place,
+            permit,
             http_version: HttpVersion::Preface(0),
             read_state: ReadState::FirstRequest(deadline),
             seen_activity: 0,

@@ -6,14 +6,11 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{EPOCH_KIND, PROFILE_KIND};
-use crate::domain::{
-    mail::{EpochChange, Mail},
-    user::UserId,
-};
+use super::EPOCH_KIND;
+use crate::domain::mail::{EpochChange, Mail};
 
 /// How long the request has to propagate an epoch or a profile to Redis before a deliverer claims the outbox row.
-const PROPAGATION_DELAY_SECONDS: f64 = 5.0;
+pub(in crate::store::postgres) const PROPAGATION_DELAY_SECONDS: f64 = 5.0;
 
 /// Queues a mail. If `notify` is set, other servers are notified when the transaction commits.
 pub(in crate::store::postgres) async fn insert_mail(
@@ -86,25 +83,6 @@ pub(in crate::store::postgres) async fn insert_epoch_change(
     .execute(connection)
     .await
     .map(drop)
-}
-
-/// Adds the row that propagates a profile to Redis if the request does not. Returns its id.
-pub(in crate::store::postgres) async fn insert_profile_change(
-    connection: &mut PgConnection,
-    app: &AppId,
-    user: UserId,
-) -> Result<Uuid, sqlx::Error> {
-    sqlx::query_scalar!(
-        "INSERT INTO outbox (app_id, kind, user_id, due_at)
-         VALUES ($1, $2, $3, statement_timestamp() + make_interval(secs => $4))
-         RETURNING id",
-        app.as_str(),
-        PROFILE_KIND,
-        user.0,
-        PROPAGATION_DELAY_SECONDS,
-    )
-    .fetch_one(connection)
-    .await
 }
 
 /// Deletes the rows of deleted users. Call it before `insert_epoch_change`, because it deletes rows of every kind.

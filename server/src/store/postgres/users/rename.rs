@@ -1,17 +1,17 @@
 //! Sets the name.
 
 use latchkey_crds::types::AppId;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::{UserRow, user_query};
+use super::UserRow;
 use crate::{
     domain::{
         ports::{Rename, Renamed, StoreError},
         user::User,
     },
-    store::postgres::{PostgresStore, audit, outbox},
+    store::postgres::{PostgresStore, audit::EventColumns, outbox::PROPAGATION_DELAY_SECONDS},
 };
 
 impl PostgresStore {
@@ -34,38 +34,65 @@ impl PostgresStore {
 }
 
 /// Returns the user after the change, and the outbox row that propagates the profile.
+///
+/// One statement: *rename* has no rate limit, and a transaction would lock the row of a busy user for several round trips,
+/// while other renames of the user wait with a connection each.
 async fn rename(
     connection: &mut PgConnection,
     app: &AppId,
     change: &Rename,
 ) -> Result<Option<(UserRow, Uuid)>, sqlx::Error> {
-    let mut transaction = connection.begin().await?;
-    let Some(renamed) = update_user(&mut transaction, app, change).await? else {
-        transaction.rollback().await?;
-        return Ok(None);
-    };
-    let outbox_row = outbox::insert_profile_change(&mut transaction, app, change.user).await?;
-    audit::insert(&mut transaction, app, &change.event).await?;
-    transaction.commit().await?;
-    Ok(Some((renamed, outbox_row)))
-}
-
-async fn update_user(
-    connection: &mut PgConnection,
-    app: &AppId,
-    change: &Rename,
-) -> Result<Option<UserRow>, sqlx::Error> {
-    user_query!(
-        RETURNING
-        "UPDATE users
-         SET name = $4, version = version + 1, updated_at = $5
-         WHERE app_id = $1 AND id = $2 AND epoch = $3 AND disabled_at IS NULL",
+    let event = EventColumns::from_event(&change.event);
+    let row = sqlx::query!(
+        r#"
+            WITH renamed AS (
+                UPDATE users
+                SET name = $4, version = version + 1, updated_at = $5
+                WHERE app_id = $1 AND id = $2 AND epoch = $3 AND disabled_at IS NULL
+                RETURNING *
+            ), carried AS (
+                INSERT INTO outbox (app_id, kind, user_id, due_at)
+                SELECT $1, 'profile', id, statement_timestamp() + make_interval(secs => $6) FROM renamed
+                RETURNING id
+            ), recorded AS (
+                INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                SELECT $1, $7, $8, $9, id, $10, $11::text::inet, $12::text::jsonb FROM renamed
+            )
+            SELECT renamed.id, email, email_verified_at, pending_email, name, password_hash, password_session,
+                contested, epoch, version, disabled_at, created_at, updated_at, carried.id AS row
+            FROM renamed, carried
+            "#,
         app.as_str(),
         change.user.0,
         change.epoch.0,
         change.name.as_str(),
         change.at,
+        PROPAGATION_DELAY_SECONDS,
+        event.id,
+        event.at,
+        event.kind,
+        event.session,
+        event.ip,
+        event.detail,
     )
     .fetch_optional(connection)
-    .await
+    .await?;
+    Ok(row.map(|row| {
+        let user = UserRow {
+            id: row.id,
+            email: row.email,
+            email_verified_at: row.email_verified_at,
+            pending_email: row.pending_email,
+            name: row.name,
+            password_hash: row.password_hash,
+            password_session: row.password_session,
+            contested: row.contested,
+            epoch: row.epoch,
+            version: row.version,
+            disabled_at: row.disabled_at,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        };
+        (user, row.row)
+    }))
 }
