@@ -447,7 +447,7 @@ fn root_rules() -> Vec<Rule> {
             "this appID is a path reserved for the service; set another spec.appID",
         )
         .at_field(".spec.appID"),
-        // On the root, because a rule on the field could be bypassed by removing the field.
+        // The rule is on the root, because a rule on the field could be bypassed by removing the field.
         Rule::from_static(
             "(has(self.spec.appID) ? self.spec.appID : self.metadata.name) == \
              (has(oldSelf.spec.appID) ? oldSelf.spec.appID : oldSelf.metadata.name)",

@@ -43,7 +43,7 @@ pub enum ConditionStatus {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConditionType {
-    /// The spec is valid. App: it owns the appID.
+    /// The spec is valid. An App must also own its appID.
     Accepted,
     /// All referenced objects exist and can be used.
     ResolvedRefs,
@@ -51,7 +51,7 @@ pub enum ConditionType {
     Programmed,
     /// Provider: the servers can reach the provider. Not part of Ready.
     Reachable,
-    /// Computed from the others.
+    /// Computed from the other conditions, except Reachable.
     Ready,
 }
 

@@ -2,7 +2,8 @@
 
 use crate::types::AppId;
 
-/// The type of the Secret with a rendered App. Servers select Secrets by it, because the type of a Secret is immutable.
+/// The type of the Secret with a rendered App. Servers select Secrets by this type, because the type of a Secret is
+/// immutable.
 pub const RENDERED_APP_TYPE: &str = "latchkey.dev/rendered-app";
 /// The key of the document in that Secret.
 pub const RENDERED_APP_KEY: &str = "app.json";
@@ -30,12 +31,12 @@ pub const FIELD_MANAGER: &str = "latchkey-operator";
 /// The port of the servers' operations listener in the headless Service.
 pub const OPS_PORT_NAME: &str = "ops";
 
-/// The name of the Secret with the rendered App, in the install's namespace.
+/// The name of the Secret with the rendered App, in the installation's namespace.
 pub fn rendered_app_secret(app_id: &AppId) -> String {
     format!("latchkey-app-{app_id}")
 }
 
-/// The name of the Secret with the App's keys, in the install's namespace.
+/// The name of the Secret with the App's keys, in the installation's namespace.
 pub fn app_keys_secret(app_id: &AppId) -> String {
     format!("latchkey-keys-{app_id}")
 }

@@ -345,8 +345,8 @@ impl ProviderClient {
     /// The default of the App's `linkByEmail`: whether an identity with a verified address joins the account of that
     /// address. True only for known providers (specification: Social login, Account linking).
     ///
-    /// Not for Slack: an administrator of a workspace can set the address of a member (SCIM, SAML), Slack does not
-    /// document that `email_verified` is then false, and anybody can create a workspace.
+    /// False for Slack: anybody can create a workspace, an administrator of a workspace can set the address of a member
+    /// (SCIM, SAML), and Slack does not document that `email_verified` is then false.
     pub const fn links_by_email_by_default(&self) -> bool {
         match self {
             Self::Google(_)
@@ -378,7 +378,7 @@ pub fn definition() -> CustomResourceDefinition {
 
 fn spec_rules() -> serde_json::Value {
     let has = ProviderClient::MEMBER_NAMES.map(|member| format!("has(self.{member})")).join(", ");
-    // A constant message: a message expression that counts the members exceeds the cost budget.
+    // The message is constant, because a message expression that counts the members exceeds the cost budget.
     json!([{
         "rule": format!("[{has}].exists_one(m, m)"),
         "message": format!("set exactly one of {}", ProviderClient::MEMBER_NAMES.join(", ")),

@@ -1,7 +1,8 @@
 //! The rendered document of an App, which the operator writes and the servers read, and its revision.
 //!
-//! A reader ignores unknown fields; a later format only adds fields. The operator writes every field of the format,
-//! with defaults: the server never chooses a default. The document contains secrets; their `Debug` shows no value.
+//! A later format only adds fields, and a reader ignores unknown fields. The operator writes every field of the format,
+//! with its default if necessary, so the server never chooses a default. The document contains secrets; their `Debug`
+//! shows no value.
 
 use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
@@ -27,7 +28,7 @@ impl SecretString {
         Self(value.into())
     }
 
-    /// The value. Only for code that needs the value itself.
+    /// Returns the value. Call this only in code that needs the value itself.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -47,7 +48,7 @@ pub struct RenderedApp {
     pub format: u32,
     #[serde(rename = "appID")]
     pub app_id: AppId,
-    /// The owner namespace of the appID.
+    /// The namespace that owns the appID.
     pub namespace: String,
     /// The name of the App resource.
     pub name: String,
@@ -65,7 +66,7 @@ pub struct RenderedApp {
     pub redirect_urls: Vec<RedirectUrl>,
     pub allowed_origins: Vec<Origin>,
     pub sign_up: SignUp,
-    /// Empty allows every domain.
+    /// An empty list allows every domain.
     pub allowed_email_domains: Vec<EmailDomain>,
     /// Always true if `allowedEmailDomains` is not empty.
     pub require_verified_email: bool,
@@ -177,7 +178,7 @@ pub struct PasswordPolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RenderedMail {
-    /// The sender. `None` for the sender of the install.
+    /// The sender. `None` for the sender of the installation.
     pub from: Option<Mailbox>,
     #[serde(rename = "confirmURL")]
     pub confirm_url: Option<LinkTemplate>,
@@ -195,7 +196,7 @@ pub struct RenderedMail {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "relay")]
 pub enum RenderedSmtp {
-    /// The relay of the install.
+    /// The relay of the installation.
     Install,
     /// The App's own relay.
     Own(SmtpRelay),
@@ -487,7 +488,7 @@ pub struct Hello {
 pub struct RejectedDocument {
     pub revision: Revision,
     pub reason: String,
-    /// The document has new keys, but the App has users. Their keys were lost (specification: Keys, Lost keys).
+    /// The document has new keys, but the App has users whose keys were lost (specification: Keys, Lost keys).
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub keys_lost: bool,
 }

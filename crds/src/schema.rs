@@ -45,7 +45,7 @@ impl Rule {
         Self { rule: std::borrow::Cow::Borrowed(rule), message, reason: Some(POLICY_REASON), field: None }
     }
 
-    /// The same rule, reported for a field below.
+    /// This rule, but with its violation reported for a field below.
     pub const fn at_field(mut self, field: &'static str) -> Self {
         self.field = Some(field);
         self
@@ -110,8 +110,8 @@ fn quote_booleans(line: &str) -> String {
     }
 }
 
-/// A definition as a template of the Helm chart. Uninstalling the chart keeps it: its deletion would delete every App
-/// and could delete their users.
+/// A definition as a template of the Helm chart. Uninstalling the chart does not delete the definition, because that
+/// would delete every App and could delete their users.
 pub fn to_chart_template(definition: &CustomResourceDefinition) -> Result<String, serde_yaml::Error> {
     let mut kept = definition.clone();
     kept.metadata.annotations.get_or_insert_default().insert("helm.sh/resource-policy".into(), "keep".into());

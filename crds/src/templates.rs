@@ -104,7 +104,7 @@ fn check_and_count_tokens(name: &str, source: &str) -> Result<usize, TemplateErr
 fn check_bounded(name: &str, source: &str, mail: MailTemplate, part: MailPart) -> Result<(), TemplateError> {
     sandbox::check(source, part)?;
     let mut env = environment();
-    // The error detail can quote values: here they are samples.
+    // The error detail can quote values, but here all values are samples.
     let template_error = |error| TemplateError::new(&error, error.detail());
     env.add_template(name, source).map_err(template_error)?;
     for values in mail.sample_values() {
@@ -189,7 +189,7 @@ fn write_value(
 }
 
 fn render(env: &Environment<'_>, name: &str, values: TemplateValues<'_>) -> Result<String, minijinja::Error> {
-    // No value can contain a line break: text and subject depend on lines.
+    // No value can contain a line break, because the text part and the subject depend on lines.
     let value = |text: &str| Value::from(to_one_line(text));
     let TemplateValues { app, name: user, code, url, registered_at, expires_at } = values;
     let context = context! {

@@ -72,7 +72,7 @@ fn assert_rejected(token: &str) {
 /// The value of a claim; `None` if the token does not have it.
 type Claim = Option<Value>;
 
-/// The claims of a token, and those that the rules are about.
+/// The claims of a token, and each of the claims that the rules check.
 struct DrawnClaims {
     claims: Value,
     iss: Claim,
@@ -194,7 +194,8 @@ fn check_input(draw: &mut Draw<'_>) {
     check_forged_tokens(draw, signer, header, &drawn.claims, &token);
 }
 
-/// The same claims without a signature of the provider, and the token with one changed bit.
+/// Checks that these claims are rejected without a signature of the provider, and that the token is rejected with one
+/// changed bit.
 fn check_forged_tokens(draw: &mut Draw<'_>, signer: &Signer, mut header: Value, claims: &Value, token: &str) {
     for alg in ["none", "HS256", "RS256", "ES384", "PS256", ""] {
         header["alg"] = json!(alg);

@@ -19,7 +19,7 @@ use tracing::warn;
 
 use crate::{error::ErrorChain, metrics::Metrics};
 
-/// A client that opens a connection and sends nothing is disconnected.
+/// A client that has not sent a complete request header within this time is disconnected.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A cheap handle to the state that `/readyz` reports.

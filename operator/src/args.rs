@@ -33,7 +33,7 @@ pub(crate) struct Args {
 /// The cluster is that of KUBECONFIG, or the one in which the operator runs.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// The namespace of the install, with the rendered Apps and the keys.
+    /// The namespace of the installation, with the rendered Apps and the keys.
     #[arg(long, env = "LATCHKEY_NAMESPACE", value_name = "NAME")]
     pub(crate) namespace: String,
     /// The headless Service of the servers' operations port.

@@ -22,7 +22,7 @@ use crate::{
 /// Passed to every reconcile.
 pub(crate) struct Context {
     pub(crate) settings: Settings,
-    /// The install's own namespace.
+    /// The installation's own namespace.
     pub(crate) namespace: String,
     pub(crate) client: Client,
     pub(crate) objects: ClusterState,
@@ -51,7 +51,7 @@ impl Context {
         Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(identity.to_owned()) }
     }
 
-    /// The Secrets of the install's own namespace: keys and rendered documents.
+    /// The Secrets of the installation's own namespace: keys and rendered documents.
     pub(crate) fn install_secrets(&self) -> Api<Secret> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }

@@ -156,7 +156,7 @@ mod tests {
         let panics =
             |times: u32| says(&format!("controller_runtime_reconcile_panics_total{{controller=\"app\"}} {times}"));
         let scene = async {
-            // It is retried, and the other App is reconciled after the first panic.
+            // The App that panics is retried, and the other App is reconciled after the first panic.
             while panics(0) {
                 tokio::task::yield_now().await;
             }
@@ -170,7 +170,7 @@ mod tests {
             () = controller => panic!("the controller ended"),
             ended = tokio::time::timeout(limit, scene) => ended.expect("both are reconciled"),
         }
-        // However often it panics, the status is written once.
+        // However often the reconcile panics, the status is written once.
         let calls = script.finish();
         assert_eq!(calls.len(), 2, "the status and its Event: {calls:?}");
         let status = &calls[0].body["status"];

@@ -27,8 +27,8 @@ pub(crate) enum Error {
     Panicked(#[from] Panicked),
 }
 
-/// An error with its causes, for a log line. Shows only the message of an API server's response, which names a missing
-/// permission, and nothing of a response that does not parse, because the response may be a Secret.
+/// An error with its causes, for a log line. Of an API server's response it shows only the message, which names a
+/// missing permission. Of a response that does not parse it shows nothing, because the response may be a Secret.
 pub(crate) struct ErrorChain<'a>(pub(crate) &'a (dyn std::error::Error + 'static));
 
 /// How to handle an error.
@@ -100,7 +100,7 @@ impl fmt::Display for ErrorChain<'_> {
                 Some(kube::Error::SerdeError(_)) => {
                     return f.write_str("the response of the API server does not parse");
                 }
-                // Their own text already includes their cause.
+                // The text of these errors already includes their cause.
                 Some(kube::Error::HyperError(cause)) => write!(f, "{cause}")?,
                 Some(kube::Error::Service(cause)) => {
                     write!(f, "{cause}")?;

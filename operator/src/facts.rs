@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use latchkey_crds::{conditions::Reason, provider::Provider, rendered::SecretString, types::IssuerUrl};
 
-/// Settings of a whole install.
+/// Settings of the installation, for all Apps.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// Without a trailing slash.
@@ -28,7 +28,7 @@ pub(crate) trait ObjectSource {
 pub(crate) enum Lookup<T> {
     Found(T),
     Missing,
-    /// It exists but is invalid.
+    /// The object exists but is invalid.
     Invalid,
 }
 
@@ -55,7 +55,7 @@ pub(crate) enum SecretKeyLookup {
     Value(SecretBytes),
 }
 
-/// Why a reference cannot be used. It is left out, and the rest of the object is served.
+/// Why a reference cannot be used. The reference is left out, and the rest of the object is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FieldError {
     pub(crate) reason: Reason,

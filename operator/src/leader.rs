@@ -1,4 +1,4 @@
-//! Leader election: one replica holds a Lease, renews it, and writes nothing once it may have lost it.
+//! Leader election: one replica holds a Lease, renews it, and writes nothing once it may have lost the Lease.
 //!
 //! The rules are those of client-go's leader election. Clocks of pods are never compared: a candidate measures time
 //! from when it saw the Lease change.
@@ -133,7 +133,7 @@ impl Candidate {
         };
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
-        // Its own Lease, of the previous process in the same pod, which has ended.
+        // If the holder has this identity, it was the previous process in the same pod, which has ended.
         let is_free = holder.is_empty() || holder == self.options.identity;
         // The holder may have written another duration.
         let theirs = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
@@ -207,7 +207,7 @@ impl Candidate {
         }
     }
 
-    /// With jitter, so that candidates do not all ask at the same moment.
+    /// The wait before the next attempt, with jitter, so that candidates do not all ask at the same moment.
     fn retry_delay(&self) -> Duration {
         self.options.retry.mul_f64(rand::random_range(1.0..=1.2))
     }
@@ -239,8 +239,8 @@ impl Candidate {
     async fn renew_once(&self, lease: &Lease) -> kube::Result<LeaseAttempt> {
         let tried = self.take_or_renew(lease).await?;
         if let LeaseAttempt::HeldByOther = tried {
-            // It changed: by our own request whose response was lost, by somebody who only edited it, or by another
-            // holder.
+            // The Lease has changed: by our own request whose response was lost, by somebody who only edited it, or by
+            // another holder.
             return match self.api.get_opt(&self.options.name).await? {
                 Some(current) if self.is_holder(&current) => self.take_or_renew(&current).await,
                 Some(_) => Ok(tried),
@@ -265,7 +265,7 @@ impl HeldLease {
         self.fence.clone()
     }
 
-    /// Returns when the Lease is lost.
+    /// Waits until the Lease is lost, and returns the reason.
     pub(crate) async fn lost(&mut self) -> LostReason {
         match self.lost.wait_for(Option::is_some).await {
             Ok(lost) => lost.unwrap_or(LostReason::NotRenewed),

@@ -1,5 +1,5 @@
-//! The operator's metrics. They have the names of controller-runtime where one exists, so that existing dashboards
-//! work.
+//! The operator's metrics. Metrics that controller-runtime has too have the names from there, so that existing
+//! dashboards work.
 
 use std::{
     sync::Arc,

@@ -118,7 +118,7 @@ impl Monitor {
     }
 
     /// Records the published revision, so that only a change of the rollout state triggers a reconcile. Returns the
-    /// present state.
+    /// present rollout state.
     pub(crate) fn expect_revision(&self, app: &AppId, revision: &Revision) -> RolloutState {
         self.states().expect_revision(app, revision)
     }
@@ -128,14 +128,14 @@ impl Monitor {
         self.states().forget(app);
     }
 
-    /// Waits until the rollout state is decided or the limit has passed.
+    /// Waits while serving pods are behind or have not reported, at most for `limit`. Returns the rollout state.
     pub(crate) async fn wait_for_rollout(&self, app: &AppId, limit: Duration) -> RolloutState {
         let mut changes = self.changes.subscribe();
         let end = Instant::now() + limit;
         loop {
             let state = self.states().rollout(app);
             match &state {
-                // There is no pod that could report.
+                // No revision is published, or no pod is serving at the moment.
                 RolloutState::Undecided { pods } if pods.is_empty() => return state,
                 RolloutState::Behind { .. } | RolloutState::Undecided { .. } if Instant::now() < end => {}
                 RolloutState::Behind { .. }
@@ -150,7 +150,8 @@ impl Monitor {
         }
     }
 
-    /// Waits until no serving pod serves the App and one has checked for users, or until the limit has passed.
+    /// Waits until no serving pod serves the App and one pod has checked whether the App has users, or until the limit
+    /// has passed.
     pub(crate) async fn wait_released(&self, app: &AppId, revision: &Revision, limit: Duration) -> ReleaseResponse {
         let mut changes = self.changes.subscribe();
         let end = Instant::now() + limit;
@@ -175,12 +176,12 @@ impl Monitor {
         }
     }
 
-    /// The lowest format that all serving pods support, at most the one that this operator writes.
+    /// The highest format that all serving pods support, at most the one that this operator writes.
     pub(crate) fn format(&self) -> u32 {
         self.states().format()
     }
 
-    /// The serving pods that support this format at most.
+    /// The serving pods that support no format above this one.
     pub(crate) fn pods_at_format(&self, format: u32) -> Vec<String> {
         self.states().pods_at_format(format)
     }

@@ -47,7 +47,7 @@ async fn check(context: &Context, secret: &str) -> Result<(), Error> {
         return Ok(());
     }
     let owner = AppIdOwner { namespace: published.namespace.clone(), name: published.name.clone() };
-    // A Secret that names no App has not lost one. If it belongs to an App, the reconcile of that App rewrites it.
+    // A Secret that names no App is not an orphan. If it belongs to an App, the reconcile of that App rewrites it.
     if owner.name.is_empty() || app_exists(context, &owner, &id).await? {
         return Ok(());
     }
@@ -58,8 +58,8 @@ async fn check(context: &Context, secret: &str) -> Result<(), Error> {
         // Somebody edited the annotations; the reconcile of the App that owns the appID rewrites the Secret.
         return Ok(());
     }
-    // Forget first: if the App is created again, the deletion of the document triggers its reconcile, which expects its
-    // own document.
+    // Forget the published revision before the deletion. If the App is created again, the deletion triggers its
+    // reconcile, which records the revision of its own document.
     context.monitor.forget(&id);
     delete_document(context, secret, &published).await?;
     info!(

@@ -38,7 +38,7 @@ pub(crate) fn catch<T>(step: impl FnOnce() -> T) -> Result<T, Panicked> {
     panic::catch_unwind(AssertUnwindSafe(step)).map_err(|_| Panicked::take_last())
 }
 
-/// Like [`catch`], for a future. The future is dropped if it panics.
+/// Like [`catch`], but for a future. The future is dropped if it panics.
 pub(crate) async fn catch_async<T>(step: impl Future<Output = T>) -> Result<T, Panicked> {
     AssertUnwindSafe(step).catch_unwind().await.map_err(|_| Panicked::take_last())
 }

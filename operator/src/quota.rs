@@ -1,6 +1,6 @@
 //! Counts the appIDs and the bytes of rendered documents of each namespace against the platform's quotas.
 //!
-//! An appID counts while its key Secret exists: for an App that is served, and for a deleted App that left users. So a
+//! An appID is counted while its key Secret exists. The App can be served, or deleted with its users retained. So a
 //! namespace cannot get more by creating and deleting Apps. All counts come from what the watches report, so they
 //! survive a restart and a change of leader. Reservations bridge the time until the watches report a write.
 
@@ -26,9 +26,9 @@ pub(crate) struct QuotaLimits {
 
 /// Ten times what a large tenant is expected to have. An ordinary App costs a server about 8 KiB, so this is 16 MiB.
 pub(crate) const DEFAULT_MAX_APPS: u32 = 2_000;
-/// A server stores a document twice, parsed and in `--cache-dir`: 64 MiB of the chart's 256 MiB, and half of its
-/// `cacheSizeLimit`. So a single namespace can neither exhaust a server's memory nor displace the documents of others
-/// from the cache.
+/// A server has each document in memory twice: parsed, and in `--cache-dir`. With the chart's defaults, the documents
+/// of a namespace can need 64 MiB of 256 MiB of memory, and half of `cacheSizeLimit`. So a single namespace can neither
+/// exhaust a server's memory nor displace the documents of others from the cache.
 pub(crate) const DEFAULT_MAX_BYTES: u64 = 32 * 1024 * 1024;
 
 /// The quota that an App would exceed.
@@ -104,7 +104,7 @@ impl Quotas {
     // --- Decisions
 
     /// Reserves what the first keys and the first document of an App need, or returns the quota that prevents it.
-    /// `ahead` older Apps have precedence.
+    /// `ahead` is the number of older Apps that have precedence.
     pub(crate) fn admit_app(
         &self,
         app_id: &AppId,
@@ -164,7 +164,7 @@ impl Quotas {
         self.namespaces().app_ids.get(app_id).is_some_and(|known| known.owner.namespace == namespace)
     }
 
-    /// The App that a key Secret names.
+    /// The App that the key Secret of this appID names.
     pub(crate) fn owner(&self, app_id: &AppId) -> Option<AppIdOwner> {
         self.namespaces().app_ids.get(app_id).map(|known| known.owner.clone())
     }

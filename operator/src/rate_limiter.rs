@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Such changes per second.
+/// How many such changes per second can pass.
 const RATE: u32 = 100;
 /// How many can pass at the same time after a pause, so that the edit of a Secret that a few Apps share is not delayed.
 const BURST: u32 = 100;
@@ -29,7 +29,7 @@ impl RateLimiter {
         Self(Mutex::new(Reservations { next_slot: Instant::now(), by_object: HashMap::new() }))
     }
 
-    /// Returns `Ok` if this object can proceed now, and otherwise the wait until its turn. Its reservation is kept
+    /// Returns `Ok` if this object can proceed now, and otherwise the wait until its turn. The object has a reservation
     /// until it proceeds.
     pub(crate) fn try_acquire(&self, object: &str) -> Result<(), Duration> {
         let each = Duration::from_secs(1) / RATE;
@@ -75,7 +75,7 @@ mod tests {
         assert!(waits.is_sorted());
         let last = waits[999];
         assert!(last > Duration::from_secs(8) && last <= Duration::from_secs(10), "{last:?}");
-        // Asking again keeps the reservation, and using it allows another.
+        // A second call returns the wait for the same reservation. After that wait, the object can proceed.
         assert_eq!(limiter.try_acquire("999").unwrap_err(), last);
         tokio::time::advance(last).await;
         assert_eq!(limiter.try_acquire("999"), Ok(()));

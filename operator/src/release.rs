@@ -1,7 +1,7 @@
 //! Frees the appIDs of deleted Apps that left no users. Under `deletionPolicy: Retain` an App leaves its key Secret,
 //! which reserves the appID for its namespace. The servers know whether the App has users. The operator asks them by
-//! publishing a document with the state `Released`. They mark the App's row in Postgres as free in the transaction that
-//! checks for users. Then the operator deletes the key Secret.
+//! publishing a document with the state `Released`. The servers mark the App's row in Postgres as free in the
+//! transaction that checks for users. Then the operator deletes the key Secret.
 //!
 //! The App can be created again at any time meanwhile. The operator increases `handover` in the keys before it asks the
 //! servers. So a server that still has the document of the release does not free an App that was published later.
@@ -32,8 +32,8 @@ use crate::{
     error::{ErrorChain, ErrorKind},
 };
 
-/// Concurrent releases. Each waits for the servers, which look for new documents every two seconds. Releases that wait
-/// for requests to end are not included, because they do nothing meanwhile.
+/// The maximum number of concurrent releases. Each waits for the servers, which look for new documents every two
+/// seconds. Releases that wait for requests to end are not included, because they do nothing meanwhile.
 const MAX_CONCURRENT: usize = 16;
 /// How long a request can still run after its server has stopped serving the App's document. At most 106 s: 30 s for the
 /// body, 6 s in the queue for passwords (twice 3 s), 30 s for three calls to a provider, and 40 s for ten calls to a
@@ -56,8 +56,8 @@ pub(crate) async fn run(context: Arc<Context>, mut queue: mpsc::UnboundedReceive
         }
     };
     let slots = Semaphore::new(MAX_CONCURRENT);
-    // Without a limit: there is at most one release per appID, and one that waits for requests to end must not delay
-    // others.
+    // The number of tasks has no limit here. There is at most one release per appID, and a release that waits for
+    // requests to end must not delay others.
     let each = futures::stream::poll_fn(move |cx| queue.poll_recv(cx)).for_each_concurrent(None, |id| {
         let (context, slots) = (&context, &slots);
         async move { check_app_id(context, id, slots).await }
@@ -71,7 +71,8 @@ async fn check_app_id(context: &Arc<Context>, id: AppId, slots: &Semaphore) {
     let result = release(context, &id, &guard, slots).await;
     let progress = guard.end();
     if progress.asking {
-        // The document of the release may have been replaced. Until now it was not checked for orphans.
+        // The document of the release may have been replaced. During the release its Secret was not checked for an
+        // orphaned document.
         context.reconcile_queue.enqueue_orphan(rendered_app_secret(&id));
     }
     if progress.requeued {

@@ -117,7 +117,7 @@ async fn run_operator(args: RunArgs) -> Result<()> {
     tokio::pin!(controllers);
     let lost = tokio::select! {
         () = &mut controllers => false,
-        // Without a watch it would act on outdated state.
+        // Without a watch the operator would act on outdated state.
         _ = &mut watching => bail!("a watch ended"),
         lost = held.lost() => {
             error!(reason = %lost, "the Lease is lost");

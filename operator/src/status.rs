@@ -8,7 +8,8 @@ use crate::facts::FieldError;
 
 pub(crate) mod write;
 
-/// The condition `ResolvedRefs` if references cannot be used: the reason of the first, the messages of all.
+/// The condition `ResolvedRefs` if references cannot be used. Its reason is that of the first error, and its message
+/// contains the messages of all errors.
 pub(crate) fn unresolved_condition(errors: &[FieldError]) -> DesiredCondition {
     let messages: Vec<_> = errors.iter().map(|error| with_field(&error.field, &error.message)).collect();
     let reason = errors.first().map_or(Reason::Resolved, |error| error.reason);

@@ -68,11 +68,12 @@ pub enum OutboxCommand {
 
 #[derive(Debug, Args)]
 pub struct DatabaseArgs {
-    /// File with the URL of the Postgres database; read again for each new connection. `sslmode` and `sslrootcert` in
-    /// the URL configure TLS.
+    /// File with the URL of the Postgres database. The server reads the file again while it runs. `sslmode` and
+    /// `sslrootcert` in the URL configure TLS.
     #[arg(long, env = "LATCHKEY_DATABASE_URL_FILE", global = true)]
     pub database_url_file: Option<PathBuf>,
-    /// The URL itself; only as an environment variable, because other processes can read the command line.
+    /// URL of the Postgres database. Only an environment variable can set it, because other processes can read the
+    /// command line.
     #[arg(skip = std::env::var("LATCHKEY_DATABASE_URL").ok())]
     pub database_url: Option<String>,
 }
@@ -82,7 +83,7 @@ pub struct ServeArgs {
     /// Directory of rendered Apps, one `<appID>.json` each; watched for changes.
     #[arg(long, env = "LATCHKEY_CONFIG_DIR")]
     pub config_dir: Option<PathBuf>,
-    /// Namespace of the install, instead of a directory: its Secrets of type `latchkey.dev/rendered-app` hold the
+    /// Namespace of the installation, instead of a directory: its Secrets of type `latchkey.dev/rendered-app` hold the
     /// rendered Apps. The API server comes from KUBECONFIG or, in a pod, from its ServiceAccount.
     #[arg(long, env = "LATCHKEY_NAMESPACE")]
     pub namespace: Option<String>,
@@ -109,18 +110,19 @@ pub struct ServeArgs {
     /// File with the URL of Redis: `redis://`, `redis-sentinel://` or `redis-cluster://`, with `rediss` for TLS.
     #[arg(long, env = "LATCHKEY_REDIS_URL_FILE")]
     pub redis_url_file: Option<PathBuf>,
-    /// The URL itself; only as an environment variable.
+    /// URL of Redis. Only an environment variable can set it.
     #[arg(skip = std::env::var("LATCHKEY_REDIS_URL").ok())]
     pub redis_url: Option<String>,
-    /// JSON file that describes the install's SMTP relay: `host`, `port`, `tls` (starttls, implicit or none), `from`
-    /// and, for a relay with authentication, `username` and `password`. Apps without their own relay send through it.
+    /// JSON file that describes the SMTP relay of the installation: `host`, `port`, `tls` (starttls, implicit or none),
+    /// `from` and, for a relay with authentication, `username` and `password`. Apps without their own relay send
+    /// through it.
     #[arg(long, env = "LATCHKEY_SMTP_FILE")]
     pub smtp_file: Option<PathBuf>,
     /// Networks of trusted proxies, comma-separated; X-Forwarded-For is used only from these.
     #[arg(long, env = "LATCHKEY_TRUSTED_PROXIES", value_delimiter = ',')]
     pub trusted_proxies: Vec<IpNet>,
-    /// Use the sampled flag of a `traceparent` header from a trusted proxy. Set it only if the proxy sets that header
-    /// itself: if the proxy forwards it, any client decides what is traced.
+    /// Use the sampled flag of a `traceparent` header from a trusted proxy. Set this option only if the proxy sets that
+    /// header itself. If the proxy forwards the header of a client, any client decides what is traced.
     #[arg(long, env = "LATCHKEY_TRUST_TRACEPARENT")]
     pub trust_traceparent: bool,
     /// Concurrent connections per client address (IPv6: per /64) on a listener; trusted proxies are exempt. At most an

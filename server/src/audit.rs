@@ -31,7 +31,7 @@ const MAX_DELETE_TIME: Duration = Duration::from_secs(60);
 
 /// The time before which the events of each App are deleted.
 struct Retention {
-    /// The start of the first month with events that some App keeps.
+    /// The start of the earliest month of which an App still retains events.
     month: OffsetDateTime,
     apps: Vec<String>,
     delete_before: Vec<OffsetDateTime>,
@@ -56,7 +56,7 @@ pub async fn run(
             let written = stores.write_refusals(|app| apps.get(app.as_str()).is_some()).await?;
             debug!(written, "aggregated refusals were written");
             if stores.postgres.try_start_audit_upkeep(RETENTION_INTERVAL).await? {
-                // An error of one does not stop the other.
+                // If the deletion of accounts fails, the retention of events is still applied.
                 let swept = retention::delete_unverified(&stores, &apps, env.now(), &metrics).await;
                 can_create_partitions = apply_retention(&stores, &apps, env.now(), can_create_partitions).await?;
                 swept?;

@@ -46,7 +46,7 @@ pub struct ServiceAccount {
 pub enum CallerError {
     #[error("the caller's token is refused")]
     InvalidToken(#[from] TokenError),
-    /// The token may be valid, so the caller can retry.
+    /// The keys cannot be fetched now. The token may be valid, so the caller can retry.
     #[error("the keys of the cluster are unavailable")]
     KeysUnavailable,
 }

@@ -36,7 +36,7 @@ const BACKLOG: usize = 1024;
 /// A change copies one part and the list of parts: with 10,000 Apps these are forty entries and 256 pointers.
 const PARTS: usize = 256;
 
-/// Windows that apply in addition to those of an App, so that no App exceeds the limits of the install
+/// Windows that apply in addition to those of an App, so that no App exceeds the limits of the installation
 /// (specification: Limits, Rate limits).
 pub type Ceilings = BTreeMap<LimitName, Vec<Window>>;
 
@@ -90,7 +90,7 @@ enum ParsedDocument {
     Deleted(PendingDeletion),
 }
 
-/// The result of reading a document; a rejected one has a revision, too.
+/// The result of reading a document. A rejected document has a revision, too.
 type ParseResult = Result<ParsedDocument, (RejectError, Revision)>;
 
 /// A full set of documents, collected one by one and put into service in one step. Apps that are not in the set are
@@ -228,7 +228,7 @@ impl ServedApps {
         self.parts.iter().flat_map(|part| part.iter())
     }
 
-    /// Copies the part if readers use it, which happens at most once per set of changes.
+    /// Copies the App's part if readers use that part: at most once per part in one set of changes.
     fn insert(&mut self, id: &AppId, app: Arc<App>) {
         if Arc::make_mut(&mut self.parts[Self::part_index(id.as_str())]).insert(id.clone(), app).is_none() {
             self.count += 1;
@@ -385,7 +385,7 @@ impl Apps {
         true
     }
 
-    /// Stops serving an App, because it does not own the appID by the database.
+    /// Stops serving an App that, according to the database, does not own the appID.
     pub fn suspend(&self, id: &AppId, revision: &Revision, error: RejectError) {
         self.update(|unserved, serving, changes| {
             if serving.get(id.as_str()).is_none_or(|app| app.revision != *revision) {
@@ -409,7 +409,7 @@ impl Apps {
         });
     }
 
-    /// Reports that the database rejects the deletion of the users, or freeing the appID.
+    /// Reports that the database rejects the deletion of the users or the release of the appID.
     pub fn reject_deletion(&self, id: &AppId, revision: &Revision, error: &RejectError) {
         self.update(|unserved, _, changes| {
             let is_known = unserved.rejected.get(id).is_some_and(|rejection| rejection.document.revision == *revision);
@@ -652,7 +652,7 @@ impl FullSync<'_> {
         }
     }
 
-    /// Adds an App without a change.
+    /// Adds an App whose document has not changed.
     pub fn keep_unchanged(&mut self, id: &AppId) {
         self.unchanged.insert(id.clone());
     }
@@ -1018,7 +1018,7 @@ mod tests {
         assert!(apps.get("shop").is_none());
     }
 
-    /// Waits for a matching change; a half-written file can be read first, which is rejected.
+    /// Waits for a matching change. Before that, a half-written file can be read and rejected.
     fn next(
         changes: &mut broadcast::Receiver<RevisionChange>,
         fits: impl Fn(&RevisionChange) -> bool,

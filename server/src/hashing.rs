@@ -46,7 +46,8 @@ pub struct HashingOptions {
     pub threads: NonZeroUsize,
     /// Queue slots per thread. A hash takes about 15 ms, so 64 slots are one second of waiting.
     pub slots_per_thread: usize,
-    /// A job that would not end by then is refused, and its caller gets 503 by then.
+    /// The time limit of a job, including its wait. A job that would not end in this time is refused, so that its
+    /// caller gets 503 within this time.
     pub deadline: Duration,
 }
 
@@ -87,7 +88,8 @@ struct Shared {
     /// Notified when a job arrives or the pool closes.
     changed: Condvar,
     metrics: HashingMetrics,
-    /// A dummy hash. An unknown address is checked against it with the same steps as a known one; the result is false.
+    /// A dummy hash. For an unknown email address, the password is checked against this hash, with the same steps as
+    /// for a known address. The result is false.
     dummy_hash: PasswordHash,
 }
 
@@ -103,7 +105,8 @@ type Owner = JobOwner<String, AppId, ClientAddress>;
 struct Job {
     work: Work,
     queued: Instant,
-    /// Set by the thread that starts the job or by its caller at the deadline: the first one decides.
+    /// Set by the thread that starts the job, or by the caller at the deadline. Whichever sets it first decides whether
+    /// the job runs.
     claimed: Arc<AtomicBool>,
     span: Span,
     reply: oneshot::Sender<JobResult>,
@@ -130,7 +133,7 @@ struct FinishedJob {
 enum JobResult {
     Hash(PasswordHash),
     Checked(bool),
-    /// Displaced from the queue, too late, or panicked.
+    /// The job was displaced from the queue, was too late, or panicked.
     Overloaded(Overloaded),
 }
 
@@ -219,7 +222,7 @@ impl HashingPool {
                 shared.count_refusal("deadline");
                 return Err(shared.overloaded());
             }
-            // It has started.
+            // The job has started.
             done = timeout(RUN_LIMIT, answer).await;
         }
         match done {
@@ -295,7 +298,7 @@ impl Shared {
         Overloaded { retry_after: Duration::from_secs_f64(seconds) }
     }
 
-    /// How long a job can wait for its start, if it or its refusal is to be sent by the deadline.
+    /// How long a job can wait for its start, so that its result or its refusal is still sent by the deadline.
     fn start_limit(&self) -> Duration {
         let state = self.state.lock();
         self.options.deadline.saturating_sub(state.average_duration + SENDING)
@@ -315,7 +318,7 @@ impl Shared {
             let outcome = self.run_queued_job(&mut engine, job);
             let took = started.elapsed();
             let mut state = self.state.lock();
-            // Before the reply, so that the client's next job is already charged.
+            // The charge is corrected before the reply, so that it is right when the client's next job arrives.
             state.jobs.correct_charge(&charge, took);
             if outcome.has_run {
                 state.average_duration = state.average_duration.mul_f64(0.95) + took.mul_f64(0.05);
@@ -353,7 +356,7 @@ impl Shared {
             *engine = Argon2Engine::default();
             JobResult::Overloaded(self.overloaded())
         });
-        // The span ends here: before the reply, and so before its parent span.
+        // The span ends here, before the reply. Therefore it ends before its parent span.
         FinishedJob { reply, done, has_run: true }
     }
 

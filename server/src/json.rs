@@ -32,7 +32,7 @@ pub enum JsonError {
     TooManyValues,
 }
 
-/// The limit that was exceeded; an error of serde cannot contain it.
+/// The limit that was exceeded. It is recorded here, because an error of serde cannot contain it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Violation {
     Depth,

@@ -24,8 +24,8 @@ fn limit_at(root: &Path) -> u64 {
         } else {
             return None;
         };
-        // In a container the path can be that of the host, while only the container's own cgroup is mounted, at the
-        // root. So all ancestors are read, the root included.
+        // In a container, the path can be a path on the host, although only the container's own cgroup is mounted, at
+        // the root. So all ancestors are read, the root included.
         let above = Path::new(path.trim_start_matches('/')).ancestors();
         // `max`, which means no limit, does not parse as a number.
         above.filter_map(|folder| read(Path::new(base).join(folder).join(file).to_str()?)?.trim().parse().ok()).min()

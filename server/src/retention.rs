@@ -1,4 +1,4 @@
-//! Deletes accounts with an address that was not verified within the retention of their App.
+//! Deletes accounts whose email address was not verified within the retention of their App.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 

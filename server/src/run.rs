@@ -47,7 +47,7 @@ use tracing::{info, warn};
 
 use crate::check;
 
-/// The content of the file with the install's SMTP relay.
+/// The content of the file with the SMTP relay of the installation.
 #[derive(serde::Deserialize)]
 struct SmtpFile {
     #[serde(flatten)]
@@ -64,7 +64,7 @@ const BACKLOG: u32 = 4096;
 const SCHEMA_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: Arguments) -> Result<()> {
-    // Otherwise several dependencies would each choose one.
+    // Without this, several dependencies would each choose a crypto provider.
     rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
         .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))?;

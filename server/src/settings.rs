@@ -1,4 +1,4 @@
-//! Settings of the install for all Apps.
+//! Settings of the installation for all Apps.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 

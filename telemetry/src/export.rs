@@ -63,7 +63,7 @@ pub enum ExportError {
     Runtime(#[from] io::Error),
 }
 
-/// Sends requests on the runtime of the export: the SDK calls the client from a thread without a runtime.
+/// Sends requests on the runtime of the export, because the SDK calls the client from a thread without a runtime.
 #[derive(Clone, Debug)]
 struct RuntimeClient {
     http: HyperClient<HttpsConnector<HttpConnector>>,

@@ -1,7 +1,7 @@
 //! Logs, panics and spans of both programs.
 //!
-//! Spans are created with `tracing` and exported over OTLP if the standard `OTEL_*` variables name a collector. Otherwise
-//! no span is enabled, and creating one costs one read of a static.
+//! Spans are created with `tracing` and exported over OTLP if the standard `OTEL_*` variables name a collector.
+//! Otherwise no span is enabled, and the creation of a span costs only one read of a static.
 
 mod context;
 mod export;

@@ -8,7 +8,7 @@ use opentelemetry_sdk::trace::{
     IdGenerator, RandomIdGenerator, Sampler, SamplingDecision, SamplingResult, ShouldSample,
 };
 
-/// `always_on` (a ratio of 1), `always_off` (0) or `traceidratio`, with or without `parentbased_`.
+/// The sampler `always_on` (a ratio of 1), `always_off` (0) or `traceidratio`, with or without `parentbased_`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EnvSampler {
     pub(crate) ratio: f64,

@@ -22,8 +22,8 @@ macro_rules! span {
     };
 }
 
-/// Like [`span!`], but only inside another exported span; otherwise a disabled span. So background work that runs every
-/// second creates no spans.
+/// Like [`span!`], but creates a disabled span if the current span is not exported. So background work that runs every
+/// second exports no spans.
 #[macro_export]
 macro_rules! child_span {
     ($($span:tt)*) => {

@@ -404,7 +404,8 @@ async fn a_mail_limit_drops_only_the_mail_to_the_new_address() {
     }
     assert_eq!(test_app.settled_mail_count(NEW).await, 1);
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 4, "notices are never limited");
-    // A mail of *register* to this address is under the same limit. Otherwise a client could distinguish the two.
+    // The same limit applies to a mail of *register* to this address. Otherwise a client could distinguish the mails of
+    // *register* from those of a change of address.
     test_app.register(NEW).await;
     assert_eq!(test_app.settled_mail_count(NEW).await, 1);
     let soon = owner.signed_in.verify().await;

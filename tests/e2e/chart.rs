@@ -242,7 +242,7 @@ fn documented_values() -> Vec<DocumentedValue> {
     let mut documented: Vec<DocumentedValue> = Vec::new();
     let mut path: Vec<(usize, String)> = Vec::new();
     let mut comment: Vec<String> = Vec::new();
-    // A comment above a group of values is that of the first value.
+    // A comment above a group of values belongs to the first value.
     for line in read("charts/latchkey/values.yaml").lines() {
         let indent = line.len() - line.trim_start().len();
         let line = line.trim();
@@ -518,7 +518,7 @@ const HEALTHY: [(&str, &str); 16] = [
     ("latchkey_operator_server_pods{OPERATORS,state=\"silent\"}", "0x120"),
 ];
 
-/// Samples of an install in which everything is wrong, so that every alert must fire.
+/// Samples of an installation in which everything is wrong, so that every alert must fire.
 const UNHEALTHY: [(&str, &str); 19] = [
     ("up{SERVERS}", "0x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"200\"}", "0+300x120"),

@@ -121,7 +121,7 @@ async fn of_fifty_concurrent_uses_of_a_code_one_redeems_it() {
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, (2, true), "the epoch was raised once");
     test_app.verify(won[0].string("access_token")).await.expect(StatusCode::OK);
 
-    // The same for a reset: each of the fifty calls sets a different password.
+    // Fifty calls use the code of a reset. Each of them sets a different password.
     let code = test_app.reset_code(EMAIL, 2).await;
     let password = |number: usize| format!("{NEW_PASSWORD}-{number:02}");
     let responses = call_concurrently(&test_app, 50, |client, number| {

@@ -372,7 +372,7 @@ async fn the_inbox_page_shows_loading_until_the_mails_arrive() {
     let mails = Mailbox::default();
     let inbox = Inbox::start(process::free_addr(), mails.clone()).unwrap();
     let page = ApiClient::new(inbox.addr()).get("/").await.expect(StatusCode::OK).text;
-    // The same page, from a server that responds to no other request.
+    // The same page again, but from a server that responds to no other request.
     let silent = page_server(page).await;
     let browser = Browser::start().await.unwrap();
     browser.open(&format!("http://{silent}/")).await;

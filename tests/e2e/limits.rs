@@ -131,7 +131,7 @@ async fn the_defaults_are_those_of_the_specification() {
         wrong_login(&client, &test_app, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
     }
     expect_rate_limited(wrong_login(&client, &test_app, EMAIL).await, "loginFailuresPerClient", 10, 900);
-    // The rejected logins did not count, so 50 of the 60 per minute are left.
+    // The login that the limit on failures rejected was not counted, so 50 of the 60 logins per minute are left.
     for index in 0..50 {
         let response = wrong_login(&client, &test_app, &format!("nobody{}@example.com", index / 9)).await;
         response.expect(StatusCode::UNAUTHORIZED);
@@ -172,7 +172,7 @@ async fn a_refusal_consumes_nothing_and_after_retry_after_a_request_succeeds() {
         expect_rate_limited(wrong_login(&client, &test_app, EMAIL).await, "loginsPerClient", 2, 6);
     }
     tokio::time::sleep_until(end).await;
-    // This login is not limited, so none of the rejected ones counted.
+    // The limit allows this login, so it did not count the rejected logins.
     wrong_login(&client, &test_app, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
 }
 

@@ -188,7 +188,8 @@ async fn no_password_takes_longer_to_check_than_a_few_logins() {
         logins.push(started.elapsed());
     }
     let login = median(logins);
-    // Every symbol that zxcvbn can read as a letter, and a keypad pattern for which zxcvbn cannot count the guesses.
+    // The passwords are made of the symbols that zxcvbn can read as letters, or of a run of keypad keys that is so long
+    // that the number of guesses would overflow in zxcvbn.
     let symbols = "4@8({[<3691!|70$5+%2".repeat(4);
     for hostile in [symbols[..76].to_owned(), symbols, "69".repeat(32)] {
         let mut times = Vec::new();

@@ -136,7 +136,7 @@ async fn userinfo_returns_the_claims_of_openid_connect() {
     assert!(challenge.starts_with("Bearer ") && !challenge.contains("error="), "{challenge}");
 }
 
-/// Every call to the endpoints of the user's own account, with a valid body.
+/// A call to each endpoint of the user's own account except `user/identities` and `user/activity`, with a valid body.
 fn account_calls() -> [(Method, &'static str, Value); 6] {
     [
         (Method::GET, "user", Value::Null),

@@ -61,7 +61,7 @@ pub struct TestCluster {
     plane: SharedOrOwn<ControlPlane>,
 }
 
-/// Settings of an install that a test changes.
+/// Settings of an installation that a test changes.
 pub struct Builder<'a> {
     cluster: &'a TestCluster,
     watch_all_namespaces: bool,
@@ -122,7 +122,7 @@ pub struct ObservedCondition {
 // === impl TestCluster ===
 
 impl TestCluster {
-    /// The cluster that all tests of this process share. Each install watches its own namespaces.
+    /// The cluster that all tests of this process share. Each installation watches its own namespaces.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<TestCluster> = OnceCell::const_new();
         let make = || async {

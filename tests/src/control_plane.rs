@@ -149,7 +149,7 @@ impl ControlPlane {
         client_of(&self.admin_kubeconfig()).await.expect("a client for the control plane's administrator")
     }
 
-    /// Like [`ControlPlane::admin`], through a proxy at `addr`.
+    /// Like [`ControlPlane::admin`], but through a proxy at `addr`.
     pub async fn admin_at(&self, addr: SocketAddr) -> Result<Client> {
         let kubeconfig = process::fresh_dir("admin").join("kubeconfig");
         self.write_kubeconfig(&kubeconfig, addr, "default", &self.admin_user())?;
@@ -218,7 +218,7 @@ impl ControlPlane {
         write_private(&self.dir.join("accounts.key"), &key.serialize_pem())
     }
 
-    /// The same account, but its programs reach the API server through a proxy at `addr`.
+    /// This account, but its programs reach the API server through a proxy at `addr`.
     pub fn account_at(&self, account: &ServiceAccountToken, addr: SocketAddr) -> Result<ServiceAccountToken> {
         let account =
             ServiceAccountToken { kubeconfig: process::fresh_dir("account").join("kubeconfig"), ..account.clone() };
@@ -286,7 +286,7 @@ impl ControlPlane {
         audit::mark(&self.audit_log())
     }
 
-    /// The requests that were completed since the mark. For a watch, its start is what is logged.
+    /// The requests that were completed since the mark. For a watch, the log contains its start.
     pub fn audit_since(&self, mark: Mark) -> Result<Vec<AuditEvent>> {
         audit::since(&self.audit_log(), mark)
     }
@@ -318,7 +318,7 @@ impl ControlPlane {
             .path_arg("--service-account-key-file", &file("accounts.pub"))
             .path_arg("--audit-policy-file", &file("audit-policy.yaml"))
             .path_arg("--audit-log-path", &self.audit_log())
-            // In MB. So large that the log is never rotated: a mark is an offset in one file.
+            // In MB. The limit is so large that the log is never rotated, because a mark is an offset in one file.
             .args(["--audit-log-maxsize", "1000000"])
             .args(["--profiling=false"])
     }

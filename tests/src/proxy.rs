@@ -243,7 +243,8 @@ impl Shared {
                     return Ok(());
                 }
             } else if cut.load(Ordering::Relaxed) {
-                // The other direction of this connection has set `cut`, and ends it.
+                // The task of the other direction has set `cut` and ends the connection. Until then, nothing is
+                // forwarded to the client.
                 continue;
             }
             to.write_all(piece).await?;

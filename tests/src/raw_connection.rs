@@ -52,7 +52,7 @@ impl RawConnection {
         self.post_with(path, "", body)
     }
 
-    /// Like [`Self::post`], with an access token.
+    /// Like [`Self::post`], but with an access token.
     pub fn post_as(&mut self, token: &str, path: &str, body: &str) -> Result<RawResponse> {
         self.post_with(path, &format!("Authorization: Bearer {token}\r\n"), body)
     }

@@ -88,7 +88,7 @@ impl Options {
         }
     }
 
-    /// The same settings with a new folder and socket address.
+    /// These settings, but with a new folder and socket address.
     fn with_new_location(&self) -> Self {
         let Self { data, log, addr, .. } = Self::for_tests();
         Self { data, log, addr, ..self.clone() }
@@ -249,7 +249,7 @@ async fn open_connection(url: &str, ca: Option<&Path>) -> Result<MultiplexedConn
     Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
 }
 
-/// Calls `is_met` until it returns true. An error after the limit.
+/// Calls `is_met` until it returns true. Returns an error after the limit.
 async fn poll_until(what: &str, limit: Duration, mut is_met: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
     let end = tokio::time::Instant::now() + limit;
     loop {

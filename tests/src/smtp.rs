@@ -553,7 +553,7 @@ async fn write_line<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut BufReader<S>
     stream.flush().await
 }
 
-/// A line without its end; `None` if the client has disconnected.
+/// A line without its end; `None` if the client has disconnected or the line is too long.
 async fn read_line<S: AsyncRead + Unpin>(stream: &mut BufReader<S>) -> io::Result<Option<String>> {
     let line = read_raw_line(stream).await?;
     Ok(line.map(|line| String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned()))
@@ -567,7 +567,7 @@ async fn read_raw_line<S: AsyncRead + Unpin>(stream: &mut BufReader<S>) -> io::R
 }
 
 /// The mail up to the line that is only a dot, without the dots that the client added at the start of lines (RFC 5321,
-/// 4.5.2). `None` if the client has disconnected.
+/// 4.5.2). `None` if the client has disconnected, or if the mail or one of its lines is too long.
 async fn read_data<S: AsyncRead + Unpin>(stream: &mut BufReader<S>) -> io::Result<Option<Vec<u8>>> {
     let mut data = Vec::new();
     while let Some(line) = read_raw_line(stream).await? {

@@ -128,7 +128,7 @@ impl Builder {
         Ok((self, front))
     }
 
-    /// Replaces the relay of the install.
+    /// Replaces the relay of the installation.
     pub fn smtp(mut self, options: smtp::Options) -> Self {
         self.smtp = options;
         self

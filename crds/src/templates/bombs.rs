@@ -2,7 +2,7 @@
 
 /// A template that must be rejected or rendered within [`LIMIT`].
 pub(super) struct Bomb {
-    /// Its name in messages.
+    /// The name of the bomb in messages.
     pub(super) name: &'static str,
     /// The name of the template.
     pub(super) template: &'static str,
@@ -18,7 +18,7 @@ const WORDS: &str = "a tag has more than 100 words and signs";
 const NESTING: &str = "a tag nests more than 8 parentheses";
 const FILTERS: &str = "a tag has more than 8 filters";
 const LENGTH: &str = "a tag has more than 2000 characters";
-/// Filters and nesting both reach their bounds.
+/// The start of both FILTERS and NESTING, for a bomb that exceeds both bounds.
 const FILTERS_OR_NESTING: &str = "a tag ";
 const BLOCKS: &str = "has more than 20 blocks";
 const DEPTH: &str = "nests if and block more than 16 deep";

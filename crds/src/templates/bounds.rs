@@ -12,16 +12,16 @@ use minijinja::{
 
 use super::{MailPart, TemplateError, error_at};
 
-/// Maximum bytes of a template. The ConfigMap of an App has the same bound. A rendered part has at most 64 KiB;
-/// comments and branches that are not taken are extra.
+/// Maximum bytes of a template. The ConfigMap of an App has the same bound. A rendered part has at most 64 KiB, but the
+/// source also contains comments and branches that are not taken.
 pub(super) const MAX_SOURCE_BYTES: usize = 256 * 1024;
 
-/// Maximum characters of a line. The tokenizer counts columns in 16 bits and adds one to the last: beyond 65,534
-/// characters an error overflows. A whole mail can be one line, for example from an HTML minifier.
+/// Maximum characters of a line. The tokenizer counts columns in 16 bits, and an error adds one to the last column,
+/// which overflows beyond 65,534 characters. A whole mail can be one line, for example from an HTML minifier.
 pub(super) const MAX_LINE_CHARS: usize = 60_000;
 
-/// Maximum tokens of all templates of an App together; each piece of text is one token. Compiled, they take up to 3
-/// MB, and a server keeps those of several Apps. All default mails together have 900.
+/// Maximum tokens of all templates of an App together; each piece of text is one token. Compiled templates need up to 3
+/// MB, and a server has those of several Apps in memory. All default mails together have 900.
 pub(super) const MAX_TOKENS: usize = 20_000;
 
 /// Maximum characters of a tag. Bounds its strings, and so the bytes that a filter copies.

@@ -36,7 +36,7 @@ pub(super) fn add_filters(env: &mut Environment<'_>) {
     env.add_filter("e", filters::escape);
 }
 
-/// Rejects a template with any other construct, even in a branch that is not taken.
+/// Rejects a template with a construct that is not available, even in a branch that is not taken.
 pub(super) fn check(source: &str, part: MailPart) -> Result<(), TemplateError> {
     let template = parse(source, part.as_str(), SyntaxConfig::default())
         .map_err(|error| TemplateError::new(&error, error.detail()))?;

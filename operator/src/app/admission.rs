@@ -1,5 +1,5 @@
 //! Whether there is room for an App: the size limit of its document and the quotas of its namespace. An App without
-//! room waits, and is reconciled again once there is some.
+//! room waits, and is reconciled again once there is room.
 
 use kube::{Resource, ResourceExt};
 use latchkey_crds::{app::App, conditions::Reason, names::rendered_app_secret, rendered::FORMAT};
@@ -16,8 +16,8 @@ use crate::{
     quota::{DocumentSize, NoRoom},
 };
 
-/// Reserves room for the first keys and the first document of an App that does not own its appID yet: an App that
-/// cannot be served must not take an appID.
+/// Reserves room for the first keys and the first document of an App before it takes its appID, because an App that
+/// cannot be served must not take one.
 pub(crate) fn admit_app(
     app: &App,
     validated: &ValidatedApp,
@@ -60,21 +60,21 @@ pub(crate) fn admit_document(
     }
 }
 
-/// Releases what the steps reserved and did not use.
+/// Releases the room that the steps reserved but did not use.
 pub(crate) fn release_reservations(app: &App, context: &Context) {
     if let Ok(app_id) = app.app_id() {
         context.objects.quotas.release_reservations(&app_id, &rendered_app_secret(&app_id));
     }
 }
 
-/// Removes the App from those that wait for room, so that others can have it.
+/// Removes the App from the Apps that wait for room, so that others can have the room.
 pub(crate) fn stop_waiting<K: Resource>(app: &K, context: &Context) {
     let namespace = app.namespace().unwrap_or_default();
     context.objects.quotas.remove_waiting(&namespace, &app.name_any());
     context.reconcile_queue.enqueue_waiting(&context.objects, &namespace);
 }
 
-/// Records that the App waits.
+/// Records that the App waits for room.
 fn wait_for_room(claim: &Claim, no_room: NoRoom, context: &Context) -> Rejection {
     context.objects.quotas.add_waiting(&claim.owner.namespace, &claim.owner.name, claim.created, no_room.need);
     Rejection::new(Reason::QuotaExceeded, "", no_room.exceeded.to_string())

@@ -33,7 +33,7 @@ use crate::{
 mod prepare;
 mod progress;
 
-/// If all servers acknowledge the document within this time, it needs no reconcile of its own.
+/// If all servers acknowledge the document within this time, the deletion continues in the same reconcile.
 const ACKNOWLEDGEMENT_WAIT: Duration = Duration::from_secs(1);
 /// Progress is reported at most this often.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
@@ -78,8 +78,8 @@ async fn finish(
     keys: Option<&Stored>,
     context: &Context,
 ) -> Result<Action, Error> {
-    // Until these requests have ended, the database must reject their writes. Once another App owns the appID, it no
-    // longer would.
+    // Until these requests have ended, the database must reject their writes. Once another App owns the appID, the
+    // database would accept them.
     if let Some(left) = context.releases.request_drain_left(app_id, revision, context.request_drain) {
         return Ok(Action::requeue(left));
     }

@@ -19,7 +19,7 @@ use crate::{
 /// The maximum length of an Event's note, in bytes (validation of events.k8s.io/v1).
 const MAX_NOTE_BYTES: usize = 1024;
 
-/// Records what the new status reports and the old one did not.
+/// Records an Event for each change that the new status reports but the old status did not.
 pub(crate) async fn record_status_change(context: &Context, app: &App, old: &AppStatus, new: &AppStatus) {
     for event in status_events(old, new) {
         record(context, app, event).await;
@@ -63,7 +63,7 @@ fn status_events(old: &AppStatus, new: &AppStatus) -> Vec<Event> {
     }
     let is_ready =
         |status| content(status, ConditionType::Ready).is_some_and(|(ready, ..)| ready == ConditionStatus::True);
-    // Without a new revision, the servers changed, not the App.
+    // If the revision is the same, the servers have changed, not the App.
     if is_ready(new) && old.revision != new.revision {
         let revision = new.revision.as_deref().unwrap_or_default();
         let short = revision.get(..12).unwrap_or(revision);

@@ -1,5 +1,5 @@
-//! The finalizer of `deletionPolicy: Delete`, which delays the removal of an App until its users are deleted. `Retain`
-//! sets none.
+//! The finalizer of `deletionPolicy: Delete`, which delays the removal of an App until its users are deleted. With
+//! `Retain`, the App gets no finalizer.
 
 use kube::{
     Api, ResourceExt,
@@ -121,7 +121,7 @@ mod tests {
         use DeletionPolicy::{Delete, Retain};
         for deleting in [false, true] {
             assert_eq!(finalizer_action(&app(Retain, false, deleting)), FinalizerAction::Unchanged);
-            // The way out of a deletion that does not finish.
+            // The way out of a deletion that does not finish: somebody changes the policy to `Retain`.
             assert_eq!(finalizer_action(&app(Retain, true, deleting)), FinalizerAction::Remove);
         }
         assert_eq!(finalizer_action(&app(Delete, false, false)), FinalizerAction::Add);

@@ -38,7 +38,8 @@ pub(crate) enum ClaimValidity {
     Deleting,
 }
 
-/// What is known of the App that the key Secret names as the owner, or the rendered Secret if the keys are lost.
+/// What is known of the App that the key Secret names as the owner. If the keys are lost, the rendered Secret names the
+/// owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnerState {
     /// It exists, or nothing proves that it does not.
@@ -62,7 +63,7 @@ pub(crate) struct OwnershipFacts {
 /// Whether the App can have its appID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnershipDecision {
-    /// It owns the appID.
+    /// This App owns the appID.
     Ours,
     /// Nobody owns it: this App can create the keys. The first App that creates them owns the appID.
     Free,
@@ -73,9 +74,9 @@ pub(crate) enum OwnershipDecision {
     /// The platform team assigned the appID to the namespace of this App, which can put its name on the keys. The
     /// servers must learn of the change of owner.
     HandedOver,
-    /// An older App that is not validated yet may take it: try again soon.
+    /// An older App may take the appID: try again soon.
     Wait,
-    /// Another App owns it.
+    /// Another App owns the appID.
     OwnedByOther,
     /// The owner is deleted, but its users still exist: only an App of its namespace can have the appID.
     Reserved,
@@ -174,7 +175,7 @@ impl OwnershipFacts {
         }
     }
 
-    /// `ours` if this App is the owner, `next` if it can succeed an owner that is deleted.
+    /// Returns `ours` if this App is the owner, and `next` if the owner is deleted and this App can succeed it.
     fn decide_for_owner(
         &self,
         owner: &AppIdOwner,
@@ -191,8 +192,8 @@ impl OwnershipFacts {
         }
     }
 
-    /// `Wait` if another App that can have the appID has precedence: an older, valid one takes it in its next
-    /// reconcile, and until then there is nothing to report. Otherwise `free`.
+    /// Returns `Wait` if an older App can have the appID, and `free` otherwise. The older App takes the appID in its
+    /// next reconcile if it is valid. Until then there is nothing to report.
     fn wait_for_older(&self, free: OwnershipDecision, can_claim: impl Fn(&AppIdOwner) -> bool) -> OwnershipDecision {
         let waits = self.other_claims.iter().any(|other| {
             let claims = match other.validity {

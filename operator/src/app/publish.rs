@@ -1,4 +1,4 @@
-//! Publishes a document to the servers, as a Secret in the install's namespace, and deletes it.
+//! Publishes a document to the servers, as a Secret in the installation's namespace, and deletes it.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use k8s_openapi::api::core::v1::Secret;

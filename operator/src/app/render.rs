@@ -21,7 +21,7 @@ pub(crate) fn needed_format(_: &ValidatedApp) -> (u32, &'static str) {
     (1, "a rendered App")
 }
 
-/// Every reader supports `format`, which is [`FORMAT`] or lower.
+/// Renders the document in the format `format`, at most [`FORMAT`]. Every server must support this format.
 pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, format: u32) -> Rendered {
     let document = RenderedApp {
         format: format.min(FORMAT),

@@ -1,4 +1,5 @@
-//! Renders and publishes the document of an App, and makes the key transitions that are due: each changes the document.
+//! Renders and publishes the document of an App, and makes the key transitions that are due. Each transition changes
+//! the document.
 
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ struct Rollout<'a> {
     has_published: bool,
 }
 
-/// Publishes the document until no key transition is due.
+/// Publishes the document, and again after each key transition, until no transition is due.
 pub(crate) async fn roll_out(
     app: &App,
     old: &AppStatus,
@@ -88,8 +89,8 @@ pub(crate) async fn roll_out(
         _ if transitions == MAX_KEY_TRANSITIONS => RETRY_SOON,
         _ if rotation_waits => QUOTA_RETRY,
         None => RESYNC,
-        // If the time has passed meanwhile, soon: the transition may need no acknowledgement, so no other event would
-        // trigger it.
+        // If this time has passed meanwhile, reconcile soon. The transition may need no acknowledgement, and then no
+        // event would trigger it.
         Some(due) => (due - context.now()).try_into().unwrap_or(RETRY_SOON).clamp(RETRY_SOON, RESYNC),
     };
     let KeyStatuses { signing: signing_keys, hmac: hmac_keys } = keys.document.status(policy);

@@ -1,4 +1,4 @@
-//! An App that the API server stores and this operator cannot decode. What was published for it is still served.
+//! An App that the API server stores but this operator cannot decode. What was published for it is still served.
 
 use kube::{
     Api, Resource,

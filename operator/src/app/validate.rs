@@ -1,4 +1,4 @@
-//! Facts of an App → what can be served of it, or why nothing can. Pure: the checks run in a fixed order.
+//! Facts of an App → what can be served of it, or why nothing can. Pure. The checks run in a fixed order.
 
 use std::{collections::BTreeMap, str::FromStr, sync::Arc};
 

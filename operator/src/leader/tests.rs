@@ -51,14 +51,14 @@ fn seconds(seconds: u64) -> Duration {
 // === impl MockLeaseApi ===
 
 impl MockLeaseApi {
-    /// With a Lease that somebody holds.
+    /// A mock API with a Lease that somebody holds.
     fn held_by(holder: &str) -> Self {
         let leases = Self::default();
         leases.write_as(holder, "2020-01-01T00:00:00.000000Z");
         leases
     }
 
-    /// Another writer changes it, with its own clock.
+    /// Another writer, which has its own clock, changes the Lease.
     fn write_as(&self, holder: &str, renewed: &str) {
         let mut kept = self.0.lock();
         kept.version += 1;
@@ -171,7 +171,7 @@ async fn the_second_to_create_the_lease_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn a_silent_holder_is_succeeded_after_a_whole_observed_duration() {
-    // Its times are years old, which means nothing: clocks are not compared.
+    // The times in the Lease are years old. This has no effect, because clocks are not compared.
     let leases = MockLeaseApi::held_by("gone");
     let began = Instant::now();
     let held = acquired(&leases, "a").await;
@@ -186,7 +186,7 @@ async fn a_holder_that_renews_keeps_it_whatever_its_clock_says() {
     let waiting = tokio::spawn(acquire(leases.client(), options("a")));
     for minute in 0..20 {
         tokio::time::sleep(seconds(9)).await;
-        // Backwards, and in the past.
+        // The times run backwards and are in the past.
         leases.write_as("b", &format!("2001-01-01T00:{:02}:00.000000Z", 59 - minute));
     }
     assert!(!waiting.is_finished() && leases.writes() == 0);
@@ -324,7 +324,7 @@ async fn two_replicas_never_write_at_once() {
     let fence = first.fence();
     let waiting = tokio::spawn(acquire(leases.client(), options("b")));
     tokio::time::sleep(seconds(30)).await;
-    // The first can no longer renew; the second still reaches the API server.
+    // The first replica can no longer renew the Lease. The second still reaches the API server.
     first.renewing.abort();
     let second = waiting.await.unwrap();
     assert!(second.fence().is_open() && !fence.is_open());

@@ -31,8 +31,8 @@ pub(super) const FINDINGS: [Reason; 5] = [
     Reason::ClientRefused,
 ];
 
-/// The pods, and which timeouts have passed. Only the periodic check sets these. Otherwise a caller could get a rollout
-/// state that changed without a reconcile.
+/// The pods, and which timeouts have passed. Only the periodic check records that a timeout has passed. Otherwise a
+/// caller could get a rollout state that changed without a reconcile.
 #[derive(Default)]
 pub(super) struct Pods {
     /// By uid.
@@ -51,11 +51,12 @@ pub(super) struct Pod {
     pub(super) last_line: Instant,
     pub(super) is_silent: bool,
     pub(super) report: Option<PodReport>,
-    /// It has sent a hello on a stream that is still open.
+    /// The pod has sent a hello on a stream that is still open.
     pub(super) is_connected: bool,
     /// The finding on each Provider, as an index into [`FINDINGS`].
     pub(super) findings: HashMap<ProviderKey, usize>,
-    /// The overall finding on each Provider before the hello, until the server has reported everything that it knows.
+    /// For each Provider on which this pod had a finding: the worst finding of all serving pods before this pod's
+    /// hello. Stored until the pod has reported all its findings again.
     pub(super) findings_before_hello: OverallFindings,
     pub(super) stream: CancellationToken,
 }
@@ -83,7 +84,7 @@ pub(super) struct RejectedRevision {
 /// A Provider, by namespace and name.
 pub(super) type ProviderKey = (String, String);
 
-/// The worst finding on each Provider, as an index into [`FINDINGS`]; `None` without a report.
+/// The worst finding of all serving pods on each Provider, as an index into [`FINDINGS`]; `None` without a report.
 pub(super) type OverallFindings = HashMap<ProviderKey, Option<usize>>;
 
 /// A revision as its 32 bytes, because there is one for each App and pod.
@@ -102,8 +103,8 @@ impl Pods {
         if stream.is_cancelled() { None } else { self.by_uid.get_mut(uid) }
     }
 
-    /// The overall findings that may change, because a pod is removed, or starts or stops serving. They have their present
-    /// values, or those before the hello of the pod.
+    /// The overall findings that may change because a pod is removed, or starts or stops serving. Each is the worst
+    /// finding of all serving pods now or, if the pod has just sent a hello, before the hello.
     pub(super) fn findings_before_change(&self, endpoints: &HashMap<String, PodEndpoint>) -> OverallFindings {
         let stays = |uid: &String, pod: &Pod| {
             endpoints
@@ -129,8 +130,8 @@ impl Pods {
 // === impl Pod ===
 
 impl Pod {
-    /// Drops the findings of a pod that is neither serving nor connected. Its container has ended or ends soon, and the
-    /// next one checks again.
+    /// Drops the findings of a pod that is neither serving nor connected. The container of the pod has ended or ends
+    /// soon, and the next container checks again.
     pub(super) fn clear_findings_if_gone(&mut self) {
         if !self.is_serving && !self.is_connected {
             self.findings.clear();

@@ -32,7 +32,7 @@ const MAX_PROVIDERS: usize = 200_000;
 pub(crate) enum MonitorEvent {
     /// Apps with a changed rollout state, or with progress in the deletion of their users.
     Apps(Vec<AppId>),
-    /// The lowest format of the servers changed, so every App may render differently.
+    /// The highest format that all servers support has changed, so every App may render differently.
     AllApps,
     /// The finding of the servers on this Provider changed.
     Provider { namespace: String, name: String },
@@ -46,7 +46,7 @@ pub(super) struct PodStates {
     read_at: Option<Instant>,
     /// Since when no pod is serving.
     no_serving_pod_since: Option<Instant>,
-    /// The lowest format at the last notification.
+    /// The highest format that all serving pods supported at the last notification.
     notified_format: u32,
     events: mpsc::UnboundedSender<MonitorEvent>,
     /// Notifies waiting tasks that something may have changed.
@@ -108,7 +108,7 @@ impl PodStates {
         }
     }
 
-    /// The lowest format that all serving pods support.
+    /// The highest format that all serving pods support.
     pub(super) fn format(&self) -> u32 {
         let formats = self.pods.serving().filter_map(|pod| Some(pod.report.as_ref()?.format));
         formats.min().map_or(FORMAT, |format| format.min(FORMAT))
@@ -132,7 +132,7 @@ impl PodStates {
         self.pods.finding(provider).and_then(|index| FINDINGS.get(index).copied())
     }
 
-    /// How many findings are stored for a pod: present ones, and those before its hello.
+    /// How many findings are stored for a pod: its present findings, and the overall findings before its hello.
     #[cfg(test)]
     pub(super) fn stored_findings(&self, uid: &str) -> (usize, usize) {
         self.pods.by_uid.get(uid).map_or((0, 0), |pod| (pod.findings.len(), pod.findings_before_hello.len()))
@@ -160,7 +160,7 @@ impl PodStates {
         for (uid, PodEndpoint { name, address, is_serving }) in endpoints {
             if let Some(pod) = self.pods.by_uid.get_mut(&uid) {
                 if is_serving && !pod.is_serving {
-                    // It has 15 s again to report.
+                    // The pod has 15 s again to report.
                     (pod.last_heard, pod.last_line, pod.is_silent) = (now, now, false);
                 }
                 pod.is_serving = is_serving;
@@ -237,8 +237,9 @@ impl PodStates {
         }
     }
 
-    /// Clears the pod's findings, but remembers the overall ones. After a hello the server reports its findings again,
-    /// unless it is a new container that has not checked yet.
+    /// Clears the pod's findings, but remembers, for each Provider of these findings, the worst finding of all serving
+    /// pods. After a hello the server reports its findings again, unless it is a new container that has not checked
+    /// yet.
     fn begin_hello(&mut self, uid: &str, stream: &CancellationToken) {
         let Some(pod) = self.pods.by_uid.get(uid) else { return };
         let providers = pod.findings.keys().filter(|provider| !pod.findings_before_hello.contains_key(*provider));
@@ -252,7 +253,7 @@ impl PodStates {
         }
     }
 
-    /// After its hello a server first reports all its findings. The first other line ends that phase.
+    /// After its hello a server first reports all its findings. The first line that is not a finding ends that phase.
     fn end_hello(&mut self, uid: &str, stream: &CancellationToken) {
         if let Some(pod) = self.pods.pod_of_stream(uid, stream) {
             let findings_before = std::mem::take(&mut pod.findings_before_hello);
@@ -380,7 +381,8 @@ impl PodStates {
         }
     }
 
-    /// Triggers a reconcile of the Providers whose finding changed. Without any report, the previous finding remains.
+    /// Triggers a reconcile of the Providers whose finding changed. If no serving pod reports a finding any more, the
+    /// previous finding remains.
     fn notify_changed_providers(&self, findings_before: OverallFindings) {
         for (provider, before) in findings_before {
             let after = self.pods.finding(&provider);

@@ -12,13 +12,14 @@ const MAX_NAMED_PODS: usize = 3;
 pub(crate) enum RolloutState {
     /// A serving pod rejects exactly the published document.
     Rejected { pod: String, reason: String },
-    /// The same, because the App's users have other keys, which were lost.
+    /// A serving pod rejects the published document because the App's users have other keys, which were lost.
     KeysLost { pod: String },
     /// Pods that sent nothing for 15 s while serving.
     Silent { pods: Vec<String> },
     /// Serving pods that report another revision, or none.
     Behind { pods: Vec<String> },
-    /// Pods that have not reported yet.
+    /// Serving pods that have not reported yet. `pods` is empty if no revision is published, or if no pod is serving at
+    /// the moment.
     Undecided { pods: Vec<String> },
     /// No pod has been serving for 15 s.
     NoServers,

@@ -23,8 +23,8 @@ use super::{
 };
 use crate::backoff;
 
-/// Three heartbeats. A stream that is quiet for this long is opened again. So a pod is not silent yet if the packets of
-/// one connection are dropped.
+/// The time of three heartbeats. If nothing arrives on a stream for this long, it is opened again. So a pod does not
+/// become silent if only the packets of one connection are dropped.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(6);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
@@ -130,7 +130,8 @@ struct Lines {
 // === impl Lines ===
 
 impl Lines {
-    /// Returns the next line, or an error if nothing arrives for `quiet`. Each part of the line calls the callback.
+    /// Returns the next line, or an error if nothing arrives for `quiet`. Calls `on_part` for each part of the line
+    /// that arrives.
     async fn next_line(&mut self, quiet: Duration, on_part: impl Fn()) -> Result<Vec<u8>, StreamError> {
         let mut searched = 0;
         loop {

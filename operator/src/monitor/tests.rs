@@ -212,7 +212,7 @@ impl MockStream {
     }
 }
 
-/// Until every task waits.
+/// Lets every task run until it waits.
 async fn settle_tasks() {
     sleep(Duration::from_millis(1)).await;
 }
@@ -251,7 +251,7 @@ async fn silence_is_notified_once_and_so_is_its_end() {
     assert_eq!(mock.monitor.pod_counts(), (2, 1));
     advance_seconds(30, &[&streams[1]]).await;
     assert_eq!(mock.drain_events(), []);
-    // Its stream was cut meanwhile: after a reconnect the pod reports its whole set.
+    // The stream of the pod was cut meanwhile. After a reconnect the pod reports all its revisions.
     mock.next_stream(1).await.send_hello(1, revision(1));
     settle_tasks().await;
     assert_eq!((mock.rollout(), mock.drain_events()), (all(2), app_events()));
@@ -495,7 +495,7 @@ async fn only_a_rejection_of_the_published_revision_counts() {
     streams[1].send_change(revision(3));
     settle_tasks().await;
     assert_eq!(mock.rollout(), all(2));
-    // A pod keeps the old revision, which is then published again: it serves it.
+    // A pod still serves the old revision, which is then published again. So this pod serves the published revision.
     streams[0].send_rejection(revision(3), revision(4));
     settle_tasks().await;
     assert_eq!(mock.rollout(), all(2));
@@ -707,7 +707,7 @@ async fn pods_that_start_or_stop_serving_change_the_finding() {
     assert_eq!((mock.finding(), mock.drain_events()), (None, vec![]));
 }
 
-/// Two pods. The provider refuses the client of the second; its notifications are drained.
+/// Two serving pods. The second reports that the provider refuses the client. The notifications of both are drained.
 async fn one_client_is_refused() -> (MockPods, Vec<MockStream>) {
     let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     streams[0].send_finding("Reachable");
@@ -717,7 +717,7 @@ async fn one_client_is_refused() -> (MockPods, Vec<MockStream>) {
     (mock, streams)
 }
 
-/// The same, and the second has another stream, on which it has only sent its hello.
+/// Like [`one_client_is_refused`], but the second pod has another stream, on which it has only sent its hello.
 async fn one_says_hello_again() -> (MockPods, MockStream, MockStream) {
     let (mut mock, mut streams) = one_client_is_refused().await;
     drop(streams.pop());
@@ -741,7 +741,7 @@ async fn a_container_that_reports_again_on_another_stream_changes_nothing() {
 async fn findings_of_a_container_end_with_it() {
     for ends_with_a_change in [false, true] {
         let (mut mock, _first, next) = one_says_hello_again().await;
-        // It knows of nothing yet.
+        // The new container has checked no provider yet.
         if ends_with_a_change {
             next.send_change(revision(1))
         } else {
@@ -757,7 +757,7 @@ async fn findings_of_a_container_end_with_it() {
 
 #[tokio::test(start_paused = true)]
 async fn findings_of_a_container_do_not_come_back_with_the_next() {
-    // Its stream ends before or after the pod stops serving.
+    // The stream of the container ends before or after the pod stops serving.
     for is_cut_first in [false, true] {
         let (mut mock, mut streams) = one_client_is_refused().await;
         let stream = streams.pop().unwrap();
@@ -772,7 +772,7 @@ async fn findings_of_a_container_do_not_come_back_with_the_next() {
             settle_tasks().await;
         }
         assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::Reachable), provider_events()));
-        // The next one serves before the operator has reached it.
+        // The next container serves before the operator has connected to it.
         mock.set_pods(&[1, 2], &[]);
         let next = mock.next_stream(2).await;
         next.send_hello(2, revision(1));

@@ -20,7 +20,7 @@ use crate::{
 /// Providers with secrets of this size.
 const MAX_SECRET_BYTES: usize = 4 * 1024;
 
-/// A Provider that can be served. Without its secret, servers respond with 503 for it.
+/// A Provider that can be served. If its secret is missing, servers respond with 503 to requests for it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ValidatedProvider {
     pub(crate) settings: ProviderSettings,

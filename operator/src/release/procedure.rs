@@ -75,8 +75,8 @@ pub(super) async fn release(
     };
     let response = context.monitor.wait_released(id, &published.revision, RESPONSE_TIMEOUT).await;
     drop(slot);
-    // Until these requests have ended, Postgres must reject their writes. It no longer does once another App owns the
-    // appID.
+    // Until these requests have ended, Postgres must reject their writes. Once another App owns the appID, Postgres
+    // would accept them.
     if response == ReleaseResponse::Freed && !release.wait_for_requests(&published.revision).await {
         return Ok(ReleaseOutcome::Done);
     }

@@ -52,17 +52,18 @@ pub(super) struct ReleaseGuard<'a> {
 // === impl Releases ===
 
 impl Releases {
-    /// For the reconcile of an App that claims the appID. No step of a release runs until the guard is dropped.
+    /// Locks the appID for the reconcile of an App that claims it. No step of a release runs until the guard is
+    /// dropped.
     pub(crate) async fn lock_shared(&self, id: &AppId) -> OwnedRwLockReadGuard<()> {
         self.lock(id).read_owned().await
     }
 
-    /// Whether the document of a release can exist. It is not an orphan.
+    /// Whether the document of a release can exist. Such a document is not an orphan.
     pub(crate) fn is_asking_servers(&self, id: &AppId) -> bool {
         self.under_way.lock().get(id).is_some_and(|progress| progress.asking)
     }
 
-    /// How long requests can still run that began before the users of their App were deleted. The time `drain` begins
+    /// How long requests that began before the users of their App were deleted can still run. The time `drain` begins
     /// with the first call for this document. Returns `None` once the requests have ended.
     pub(crate) fn request_drain_left(&self, id: &AppId, revision: &Revision, drain: Duration) -> Option<Duration> {
         let mut deleted = self.deleted.lock();
@@ -83,7 +84,8 @@ impl Releases {
         self.lock(id).write_owned().await
     }
 
-    /// Begins a release. Returns `None` if there is one already. It is then queued again when it ends.
+    /// Begins a release. Returns `None` if a release is under way already. The appID is then queued again when that
+    /// release ends.
     pub(super) fn try_begin(&self, id: &AppId) -> Option<ReleaseGuard<'_>> {
         let mut under_way = self.under_way.lock();
         if let Some(progress) = under_way.get_mut(id) {
@@ -105,7 +107,7 @@ impl Releases {
 
     fn lock(&self, id: &AppId) -> Arc<RwLock<()>> {
         let mut locks = self.locks.lock();
-        // At most as many remain as there are concurrent reconciles and releases.
+        // At most as many locks remain as there are concurrent reconciles and releases.
         locks.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = locks.get(id).and_then(Weak::upgrade) {
             return lock;

@@ -119,7 +119,7 @@ async fn the_keys_stay_until_every_request_of_the_deleted_app_has_ended() {
         (release.wait_for_requests(&revision).await, began.elapsed())
     };
     assert_eq!(waiting().await, (true, Duration::from_secs(120)));
-    // An App that is created again, and perhaps deleted again, does not wait for this.
+    // The wait ends as soon as an App is published under this appID, even if that App is deleted again.
     let anew = async {
         sleep(Duration::from_secs(7)).await;
         context.objects.published.record_write(&secret, published(b"served", "2"));

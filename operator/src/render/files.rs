@@ -29,7 +29,8 @@ pub(crate) fn create_private_folder(folder: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
-/// A temporary file in the same folder, completely written and synced, with mode 0600. Readers ignore its name.
+/// A temporary file in the same folder, completely written and synced, with mode 0600. Readers ignore files with such a
+/// name.
 fn write_temporary(folder: &Path, bytes: &[u8]) -> io::Result<NamedTempFile> {
     let mut file = tempfile::Builder::new().prefix(".latchkey-").suffix(".tmp").tempfile_in(folder)?;
     file.write_all(bytes)?;

@@ -34,7 +34,7 @@ pub(crate) struct Renderer {
     settings: Settings,
     schemas: Schemas,
     parsed: Arc<ParseCache>,
-    /// By App. What has not changed since the last run is neither validated nor rendered again.
+    /// The results by App. An App that has not changed since the last run is neither validated nor rendered again.
     validated: RunCache<AppFacts, Result<ValidatedApp, Rejection>>,
     rendered: RunCache<(ValidatedApp, KeyDocument), Result<Rendered, TooLarge>>,
     /// For tests of panics.
@@ -99,7 +99,7 @@ impl Renderer {
         })
     }
 
-    /// Renders every App once. An error means that a folder cannot be used; nothing was removed then.
+    /// Renders every App once. An error means that a folder cannot be used. In that case no document was removed.
     pub(crate) fn run(&self, now: OffsetDateTime) -> anyhow::Result<RenderSummary> {
         self.parsed.begin();
         self.validated.begin_run();

@@ -1,4 +1,5 @@
-//! Turns the events of all watches of one kind into changes: what was applied or deleted, and when all are synced.
+//! Turns the events of all watches of one kind into changes: what was applied or deleted, and when all watches are
+//! synced.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -32,7 +33,7 @@ pub(super) enum WatchEvent<K> {
     Deleted {
         namespace: String,
         name: String,
-        /// `None`: a new list revealed it.
+        /// `None`: a new list revealed the deletion.
         version: Option<u64>,
     },
     /// Every watch has reported its first complete list.

@@ -64,7 +64,7 @@ impl Handlers {
                     if before.is_none_or(|before| !is_same_but_for_status(&before, app)) {
                         queue.enqueue_app(ObjectRef::from_obj(app));
                     }
-                    // For example deleted and created again under its name, with another appID.
+                    // For example, the App was deleted and created again under the same name, with another appID.
                     if id_before != claimed_app_id(app) {
                         enqueue_abandoned(&app.namespace().unwrap_or_default(), &app.name_any());
                     }

@@ -50,7 +50,7 @@ impl NamespacedName {
     }
 }
 
-/// The references of an App, with its own name. An App that cannot be decoded has none.
+/// The references of an App, each with the App's own name. An App that cannot be decoded has none.
 pub(super) fn references_of_app(app: &Guarded<App>) -> BTreeSet<(Reference, NamespacedName)> {
     let Ok(app) = &app.0 else { return BTreeSet::new() };
     let namespace = app.namespace().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the operator keeps of a watched object.
+//! What the operator stores of a watched object.
 
 use kube::{
     Resource, ResourceExt,

@@ -165,7 +165,7 @@ fn the_newer_of_written_and_watched_documents_counts() {
     let revision = |documents: &PublishedDocuments| documents.get("shop").and_then(|app| app.revision);
     documents.record_write("shop", published("10", b"ours"));
     assert!(!documents.record_watched("shop", published("10", b"ours")), "unchanged");
-    // Somebody edits it immediately, and the watch is faster than the response to our own write.
+    // Somebody edits the Secret immediately, and the watch is faster than the response to our own write.
     assert!(documents.record_watched("shop", published("12", b"theirs")));
     documents.record_write("shop", published("11", b"ours"));
     assert_eq!(revision(&documents), Some(Revision::of(b"theirs")));

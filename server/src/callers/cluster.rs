@@ -16,14 +16,14 @@ use tracing::{info, warn};
 
 use super::keys::{KeySet, KeySetError};
 
-/// How long keys are cached: after at most this time, a key that the cluster no longer has is rejected.
+/// How long keys are cached. Tokens of a key that the cluster has removed are rejected after at most this time.
 const CACHE_TTL: Duration = Duration::from_secs(300);
 /// Anybody can invent key ids, so unknown ones cause at most one fetch in this time.
 const UNKNOWN_KEY_INTERVAL: Duration = Duration::from_secs(60);
 /// Delay after a failed fetch: with cached keys, and without.
 const RETRY_DELAY: Duration = Duration::from_secs(30);
 const RETRY_DELAY_WITHOUT_KEYS: Duration = Duration::from_secs(2);
-/// Timeout of both calls together; a caller waits for them.
+/// Timeout for fetching both documents together. A caller waits for them.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The issuer of ServiceAccount tokens and its keys. The API server serves both documents itself, whatever the issuer
@@ -108,7 +108,7 @@ impl ClusterKeys {
         let mut limiter = match self.limiter.try_lock() {
             Ok(limiter) => limiter,
             Err(_) => match self.cached.load_full() {
-                // Another task is fetching; until then the cached keys are used.
+                // Another task is fetching. Until it has finished, the cached keys are used.
                 Some(known) if known.keys.contains(id) => return Some(Arc::clone(&known.keys)),
                 Some(_) | None => self.limiter.lock().await,
             },
@@ -123,7 +123,7 @@ impl ClusterKeys {
         {
             return Some(keys);
         }
-        // After a recent successful fetch, a key id that the keys do not contain is not one of the cluster.
+        // If the last fetch was successful and recent, the cluster has no key with an id that is missing here.
         known
             .filter(|known| known.keys.contains(id) || limiter.last_failure.is_none())
             .map(|known| Arc::clone(&known.keys))

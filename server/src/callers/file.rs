@@ -29,7 +29,7 @@ pub struct FileKeys {
 /// The file as it was last read.
 struct LastRead {
     at: Instant,
-    /// `None` if it could not be read.
+    /// `None` if the file could not be read.
     bytes: Option<Vec<u8>>,
 }
 

@@ -10,7 +10,7 @@ use std::{
 use latchkey_crds::{rendered::Revision, types::AppId};
 use tracing::warn;
 
-/// This file marks a complete set: a first list that was interrupted leaves an incomplete one.
+/// This file marks a complete set. If the first list was interrupted, the set is incomplete and the file is missing.
 const COMPLETE_MARKER: &str = "complete";
 const EXTENSION: &str = "app";
 

@@ -77,7 +77,7 @@ pub fn watch(path: PathBuf, apps: Arc<Apps>) -> Result<WatchGuard, DirectoryErro
 /// Notifications only make changes visible sooner: without them, polling continues.
 fn start_notifications(path: &Path, signal: mpsc::Sender<ChangeSignal>) -> Option<RecommendedWatcher> {
     let on_event = move |event: notify::Result<notify::Event>| {
-        // Reading is an event, too: each poll would cause the next one.
+        // Reading a file is an event, too: without this condition, each poll would cause the next poll.
         if event.map_or(true, |event| !event.kind.is_access()) {
             // This fails if the thread has ended.
             let _ = signal.send(ChangeSignal);

@@ -27,10 +27,10 @@ use crate::domain::clock::Env;
 /// Documents per page. Each has at most 512 KiB, together 12.5 MiB; with base64 in JSON and the decoded bytes, reading
 /// a page needs 30 MiB.
 const PAGE_SIZE: u32 = 25;
-/// Seconds after which the API server ends a watch, so that a silently dropped watch does not go unnoticed for longer.
+/// Seconds after which the API server ends a watch, so that a silently dropped watch is noticed within this time.
 const WATCH_SECONDS: u32 = 30;
-/// `read`: longer than any watch is silent; with a retry delay and a new connection, a silently dropped watch is
-/// current again within 40 s. `list`: timeout for a page of the list.
+/// `read`: longer than a working watch can be silent. Including a retry delay and a new connection, the documents are
+/// current again within 40 s after a watch was silently dropped. `list`: timeout for a page of the list.
 const TIMEOUTS: Timeouts = Timeouts { read: Duration::from_secs(33), list: Duration::from_secs(20) };
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -141,7 +141,7 @@ impl<T: FnMut(Result<(), String>)> SecretWatcher<T> {
         let mut sync = None;
         loop {
             let next = events.next();
-            // A watch can be silent, and has its own timeout.
+            // A watch can be silent for long, and has a timeout of its own.
             let next = if sync.is_some() { timeout(self.timeouts.list, next).await } else { Ok(next.await) };
             let event = match next {
                 Ok(Some(event)) => event,

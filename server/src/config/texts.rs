@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Below this number of entries there is no sweep: they need 64 KiB of memory.
+/// Below this number of entries there is no sweep, because they need only 64 KiB of memory.
 const MIN_SWEEP: usize = 1024;
 
 /// The texts of all documents. A text is freed with the last document that has it.

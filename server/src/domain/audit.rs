@@ -33,13 +33,14 @@ pub enum EventKind {
     AddressChangeRequested,
     AddressChanged,
     Renamed,
-    /// One session was ended from the list, or its token was revoked; the detail names it.
+    /// A session was ended from the list of sessions, or its token was revoked. The detail names the ended session.
     SessionEnded,
     /// All other sessions were ended together.
     SessionsEnded,
     /// The previous refresh token was used after its grace period.
     RefreshLate,
-    /// A refresh token older than the previous one was used, or the previous one late too often; the session was ended.
+    /// A refresh token older than the previous one was used, or the previous one was used late too often. The session
+    /// was ended.
     RefreshStolen,
     IdentityLinked,
     IdentityUnlinked,
@@ -56,7 +57,7 @@ pub enum EventKind {
 /// quarter of an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RefusalKind {
-    /// The password was wrong, or its user cannot log in.
+    /// The password was wrong, or the user cannot log in.
     Login,
     /// A rate limit was reached before the password was checked.
     LoginLimit,
@@ -71,7 +72,8 @@ pub enum RefusalKind {
 pub struct Event {
     pub id: Uuid,
     pub kind: EventKind,
-    /// `None` if no row is written: a request for an unknown email address then costs the same as for a known one.
+    /// `None` if no row is written. Events without a user exist so that a request for an unknown email address costs
+    /// the same as for a known one.
     pub user: Option<UserId>,
     /// The session that caused the event, or that was opened.
     pub session: Option<SessionId>,
@@ -89,7 +91,7 @@ pub struct Detail {
     /// The name of the Provider in the App.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider: Option<ProviderName>,
-    /// The session that was ended, if another session ended it.
+    /// The session that was ended from the list of sessions or by the revocation of its token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<SessionId>,
     /// The number of sessions that were ended together.

@@ -32,8 +32,8 @@ pub enum AuthenticationError {
     Store(#[from] StoreError),
 }
 
-/// Whether the login of the session is recent. Its time can be in the future, because the clocks of servers differ: the
-/// absolute difference is compared.
+/// Whether the login of the session is recent. The time of the login can be in the future, because the clocks of
+/// servers differ. Therefore the absolute difference is compared.
 pub(super) fn is_recent_login(env: &Env, session: &Session) -> bool {
     (env.now() - session.auth_time).abs() < RECENT_LOGIN
 }
@@ -57,7 +57,7 @@ impl AuthenticatedSession {
                 return Ok(Some(user));
             }
             // The epoch can have risen between the reads of Redis and Postgres. This session may continue at the new
-            // one.
+            // epoch.
             match call.stores.session(call.app_id(), session.user, session.id).await? {
                 Some(live) if live.session.epoch > session.epoch => session = live.session,
                 Some(_) | None => return Ok(None),

@@ -12,7 +12,7 @@ use super::{
 };
 
 /// What every use case needs: the ports, time and randomness, the App, and the client that sent the request. A use case
-/// passes it on to its steps.
+/// passes this context on to its steps.
 pub struct Call<'a, S> {
     /// The implementation of the ports that the use case names in its bounds.
     pub stores: &'a S,

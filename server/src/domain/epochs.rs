@@ -10,13 +10,14 @@ use super::{
     user::User,
 };
 
-/// Writes the raised epoch of a user to Redis. If that fails, the outbox row of the transaction does it later.
+/// Writes the raised epoch of a user to Redis. If that fails, the outbox worker writes it later, because the
+/// transaction has added an outbox row.
 pub(super) async fn propagate_epoch<S: Sessions + Outbox>(call: Call<'_, S>, user: &User, keep: Option<SessionId>) {
     let change = EpochChange { user: user.id, epoch: user.epoch, kept_session: keep };
     propagate_epoch_change(call, &change, Some(&user.profile())).await;
 }
 
-/// The same for a given epoch change. `profile` is `None` if the user was deleted.
+/// Like [`propagate_epoch`], for a given epoch change. `profile` is `None` if the user was deleted.
 pub(super) async fn propagate_epoch_change<S: Sessions + Outbox>(
     call: Call<'_, S>,
     change: &EpochChange,

@@ -57,7 +57,8 @@ pub struct Flow {
     /// OpenID Connect Core, 3.1.2.1.
     #[serde(rename = "n")]
     pub nonce: String,
-    /// The redirect URL to which the browser goes in the end. `None` if the App has no redirect URLs: it gets JSON.
+    /// The redirect URL to which the browser goes in the end. `None` if the App has no redirect URLs: *callback* then
+    /// returns JSON.
     #[serde(rename = "t", skip_serializing_if = "Option::is_none", default)]
     pub target: Option<RedirectReference>,
     /// The app's own `state`.
@@ -112,7 +113,7 @@ pub struct PendingLogin {
     pub challenge: CodeChallenge,
     /// Unix seconds.
     pub auth_time: i64,
-    /// The IP address of the browser. The code exchange can come from another one.
+    /// The IP address of the browser. The code exchange can come from another IP address.
     pub ip: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub user_agent: Option<String>,
@@ -181,7 +182,7 @@ impl Flow {
         CodeChallenge::of(&self.code_verifier).0
     }
 
-    /// Seals the flow for this App, Provider, state and binding. With any other of them it cannot be opened.
+    /// Seals the flow for this App, Provider, state and binding. If any of them differs, the flow cannot be opened.
     pub fn seal(
         &self,
         env: &Env,

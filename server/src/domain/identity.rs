@@ -19,7 +19,7 @@ pub struct Identity {
 /// is only a label (specification: Social login, Identities).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedIdentity {
-    /// `iss` of the ID token; without one the preset with its base URL, and for `oauth2` its `userInfoURL`.
+    /// `iss` of the ID token. Without an ID token: the preset with its base URL or, for `oauth2`, the `userInfoURL`.
     pub authority: String,
     /// Never changes, and the authority never assigns it to another user.
     pub subject: String,
@@ -32,11 +32,11 @@ pub struct VerifiedIdentity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderEmail {
     pub email: Email,
-    /// Whether the provider has verified the email address: the claim that the preset or the mapping names says so.
+    /// Whether the provider has verified the email address, by the rule of the preset or the mapping.
     pub is_verified: bool,
 }
 
-/// What a flow must know about a provider before it calls it.
+/// What a flow must know about a provider before the flow calls the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProviderCapabilities {
     /// Whether the provider supports OpenID Connect: the flow has a nonce, which the ID token repeats.
@@ -57,7 +57,7 @@ pub struct AuthorizationRequest<'a> {
     pub nonce: Option<&'a str>,
     /// The `prompt` of *redirect*. Omitted if the provider does not know the parameter or the value.
     pub prompt: Option<&'a str>,
-    /// The `login_hint` of *redirect*. Omitted if the provider does not know it.
+    /// The `login_hint` of *redirect*. Omitted if the provider does not know the parameter.
     pub login_hint: Option<&'a str>,
 }
 
@@ -76,7 +76,7 @@ pub struct AuthorizationCodeGrant<'a> {
     pub posted_user: Option<&'a str>,
 }
 
-/// The values of `error` in a callback (RFC 6749, 4.1.2.1) that are passed on; no other value is.
+/// The values of `error` in a callback (RFC 6749, 4.1.2.1) that are passed on. No other value is passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AuthorizationError {
     InvalidRequest,
@@ -136,7 +136,7 @@ pub enum ProviderError {
 /// Why the provider cannot be called now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum UnavailableReason {
-    /// The limit of the provider, its namespace, the client or the whole server.
+    /// A limit on concurrent calls is reached: of the Provider, its namespace, the client or the whole server.
     #[error("the limit of concurrent calls is reached")]
     TooManyCalls,
     #[error("its name does not resolve")]
@@ -236,7 +236,7 @@ pub enum UnusableReason {
     MissingSecret,
     #[error("its key is not valid")]
     InvalidKey,
-    /// The document of a newer operator.
+    /// A newer operator wrote the document.
     #[error("this server does not know its preset")]
     UnknownPreset,
     #[error("its options do not match the preset")]

@@ -50,7 +50,7 @@ pub(super) async fn acquire_login_failure<S: RateLimits + AuditLog>(
     call.stores.acquire(call.app_id(), checks).await.map_err(|error| count_limited_login(call, account, user, error))
 }
 
-/// Counts a refusal if a rate limit is reached.
+/// Converts the error. If the reason is a reached rate limit, also counts a refusal.
 fn count_limited_login<S: AuditLog>(
     call: Call<'_, S>,
     account: &AccountKey,

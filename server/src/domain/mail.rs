@@ -29,8 +29,8 @@ pub struct Mail {
     pub requested_at: OffsetDateTime,
 }
 
-/// A raised epoch to propagate to Redis. If the request cannot propagate it, an outbox row of the same transaction
-/// does.
+/// A raised epoch to propagate to Redis. If the request cannot do so, the outbox worker does, because the same
+/// transaction has added an outbox row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EpochChange {
     pub user: UserId,

@@ -8,8 +8,8 @@ use super::{
     rate_limits::{self, MailPurpose},
 };
 
-/// Acquires the rate limits of one mail. Returns `None` if a limit is reached: the mail is not sent, and the response
-/// is the same.
+/// Acquires the rate limits of one mail. Returns `None` if a limit is reached: the mail is then not sent, but the
+/// response is the same.
 pub(super) async fn acquire_mail_limit<S: RateLimits>(
     call: Call<'_, S>,
     email: &Email,

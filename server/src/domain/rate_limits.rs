@@ -72,13 +72,15 @@ fn per_client(app: &App, limit: LimitName, client: ClientAddress, suffix: &str) 
     checks
 }
 
-/// For every call that checks a password, or sets one in a session. Acquired before the work, and not released.
+/// The rate limits for every call that checks a password, or sets one in a session. They are acquired before the work,
+/// and not released.
 pub fn login_attempts(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::LoginsPerClient, client, "")
 }
 
-/// For every call that checks a password. Acquired before hashing, and released if the password was right. `is_known`:
-/// the client address logged in, confirmed or reset for this account in the last 30 days.
+/// The rate limits for every call that checks a password. They are acquired before hashing, and released if the
+/// password was right. `is_known`: see
+/// [`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client).
 pub fn login_failures(app: &App, client: ClientAddress, account: &AccountKey, is_known: bool) -> Vec<RateLimitCheck> {
     let mut failures = per_client(app, LimitName::LoginFailuresPerClient, client, &format!(" {}", account.as_str()));
     failures.extend(per_client(app, LimitName::LoginFailuresPerClientOverall, client, ""));
@@ -96,19 +98,21 @@ pub fn registrations(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::RegistrationsPerClient, client, "")
 }
 
-/// For a callback, or a login with a provider's token: both call the provider, which costs more than a read of our own
-/// stores.
+/// The rate limits for a callback, or for a login with a provider's token. Both call the provider, which costs more
+/// than a read of our own stores.
 pub fn provider_logins(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::LoginsPerClient, client, "")
 }
 
-/// For a code, or a code with a new password. Acquired before they are checked, and released if they were good.
+/// The rate limits for every call with a code, or with a code and a new password. They are acquired before the code is
+/// checked, and released unless the code is invalid or the password weak.
 pub fn codes(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::CodesPerClient, client, "")
 }
 
-/// For a mail to an email address. `is_known`: the client address logged in, confirmed or reset for this account in the
-/// last 30 days. Such mails are counted separately, so that a stranger cannot use up the owner's limit.
+/// The rate limits for a mail to an email address. `is_known`: see
+/// [`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client). Mails for known client addresses
+/// are counted separately, so that a stranger cannot use up the owner's limit.
 pub fn mails(
     app: &App,
     client: ClientAddress,

@@ -118,8 +118,8 @@ pub enum RefreshKind {
     Rotated,
     /// The token was the previous one, within the grace period: the same response again.
     Repeated,
-    /// The token was the previous one, after the grace period, and the current one was never used: the response with it
-    /// may have been lost.
+    /// The token was the previous one, after the grace period, but the current token was never used: the response with
+    /// the current token may have been lost.
     Late,
     /// The token was newer than the stored generation: the store has lost newer data.
     Adopted,

@@ -27,7 +27,8 @@ pub struct Epoch(pub i64);
 #[derive(Clone, Debug)]
 pub struct User {
     pub id: UserId,
-    /// `None` while the only email address is pending, or for a user without one, if the App allows that.
+    /// `None` while the only email address is pending, or for a user without an email address, if the App allows such
+    /// users.
     pub email: Option<Email>,
     pub email_verified: bool,
     /// The email address of a requested change, until its code is confirmed.

@@ -21,7 +21,7 @@ pub(super) struct Argon2Engine {
     memory: Vec<Block>,
 }
 
-/// Whether the hash has another function, version or other parameters than a new one.
+/// Whether the hash has another function, version or other parameters than a new hash.
 pub(super) fn is_outdated(hash: &PasswordHash) -> bool {
     let current = || {
         let phc = Phc::new(hash.expose()).ok()?;

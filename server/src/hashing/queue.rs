@@ -21,7 +21,7 @@ struct FairScheduler<K, V> {
     /// clock.
     virtual_time: Duration,
     next_sequence: u64,
-    /// The queues that have jobs, by when they are due; equal ones in order of arrival.
+    /// The queues that have jobs, by when they are due. Queues that are due at the same time are in order of arrival.
     schedule: BTreeMap<(Duration, u64), K>,
     queues: HashMap<K, SubQueue<V>>,
 }
@@ -30,7 +30,7 @@ struct SubQueue<V> {
     /// The virtual time at which the queue's used time ends. An idle queue starts at the current virtual time: it gains
     /// no credit.
     finish_time: Duration,
-    /// Its position in the order; `None` if no job waits.
+    /// The queue's position in the schedule. `None` if no job waits.
     position: Option<(Duration, u64)>,
     waiting: usize,
     content: V,
@@ -41,9 +41,9 @@ pub(super) struct FairQueue<N, A, C, T> {
     capacity: usize,
     length: usize,
     namespaces: FairScheduler<N, FairScheduler<A, FairScheduler<C, Vec<T>>>>,
-    /// What a client address has waiting, over all Apps. Clients without waiting jobs have no entry.
+    /// The waiting jobs of each client address, over all Apps. Client addresses without waiting jobs have no entry.
     waiting_per_client: HashMap<C, ClientLoad>,
-    /// The number of clients' queues, including those without jobs that only record used time.
+    /// The number of clients' queues, including queues without jobs that only record used time.
     client_queues: usize,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct FairQueue<N, A, C, T> {
 #[derive(Default)]
 struct ClientLoad {
     jobs: usize,
-    /// In how many Apps they are.
+    /// The number of Apps in which the jobs wait.
     apps: usize,
 }
 
@@ -81,10 +81,10 @@ pub(super) struct Charge<N, A, C> {
 
 /// The most slots of a client address over all Apps once the queue is half full.
 const MAX_CLIENT_SLOTS_WHEN_CROWDED: usize = 2;
-/// The turns of a namespace for one turn of a client that waits in many Apps. A user logs in to one App at a time: such
-/// a client is a program, and must not get the share of a namespace.
+/// How many turns a namespace gets for one turn of a client that waits in many Apps. A user logs in to one App at a
+/// time, so such a client is a program, which must not get as much as a namespace.
 const TURNS_PER_SCATTERED_TURN: u32 = 4;
-/// Clients' queues per slot, including those that only record used time. Each takes about 150 bytes.
+/// Clients' queues per slot, including queues that only record used time. A queue takes about 150 bytes.
 const CLIENT_QUEUES_PER_SLOT: usize = 4;
 
 // === impl FairScheduler ===
@@ -160,7 +160,7 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
 }
 
 impl<V> SubQueue<V> {
-    /// Puts the queue into the order, behind those that are due at the same time.
+    /// Puts the queue into the schedule, behind queues that are due at the same time.
     fn reposition<K: Clone>(
         &mut self,
         due: Duration,
@@ -305,9 +305,10 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         self.length * 2 >= self.capacity && slots >= MAX_CLIENT_SLOTS_WHEN_CROWDED
     }
 
-    /// The owner of the job that a new job displaces: the newest of the longest namespace, in it of the longest App, in
-    /// it of the longest client. `None` if the new job's queue would be as long, at the first level that the two do not
-    /// share.
+    /// The owner of the job that a new job displaces: in the namespace with the most waiting jobs, in its App with the
+    /// most, the client with the most. The newest job of this client is displaced. `None` if this client is that of
+    /// `owner`, or if at the first level at which the two owners differ, `owner` would have at least as many jobs with
+    /// the new one.
     fn displaced_owner(&self, owner: &JobOwner<N, A, C>) -> Option<JobOwner<N, A, C>> {
         let (namespace, apps) = self.namespaces.longest()?;
         let mut shared = *namespace == owner.namespace;

@@ -36,8 +36,8 @@ const REPLACEMENTS: [(char, char); 8] =
 /// The strength of a password, from 0 to 4, against an attacker who tries `guesses` first.
 ///
 /// This is the score of zxcvbn if the password has at most 32 characters and few readings of l33t symbols, as ordinary
-/// passwords do. A longer password is scored in parts, only until these are strong: whoever guesses the whole password
-/// has guessed them.
+/// passwords do. A longer password is scored in parts, only until the scored parts are strong: whoever guesses the
+/// whole password has guessed these parts, too.
 pub fn score(password: &str, guesses: &[String]) -> u8 {
     let mut chars: Vec<char> = password.chars().take(MAX_PASSWORD_CHARS).collect();
     let mut guesses: Vec<String> = guesses.iter().take(MAX_GUESSES).cloned().collect();
@@ -46,8 +46,8 @@ pub fn score(password: &str, guesses: &[String]) -> u8 {
         chars = without_repeats(chars);
     }
     for guess in &mut guesses {
-        // Longer than a part, so it cannot occur in one. Emptied rather than removed, so that the others keep their
-        // rank.
+        // The guess is longer than a part, so no part can contain it. It is emptied rather than removed, so that the
+        // other guesses keep their rank.
         if guess.chars().count() > MAX_SCORED_CHARS {
             guess.clear();
         }
@@ -140,7 +140,7 @@ fn without_repeats(mut chars: Vec<char>) -> Vec<char> {
     let mut period = 1;
     while period * 2 <= chars.len() {
         let mut kept = Vec::with_capacity(chars.len());
-        // The number of consecutive characters up to here that equal the one a period earlier.
+        // The number of consecutive characters up to here that equal the character one period earlier.
         let mut run = 0;
         for (at, char) in chars.iter().enumerate() {
             if at >= period && chars[at - period] == *char {

@@ -32,7 +32,7 @@ pub enum Bearer<'a> {
     /// No token was sent. Credentials of another scheme are ignored.
     None,
     Token(&'a str),
-    /// More than one field, or one that cannot be parsed: handled like a wrong token.
+    /// More than one `Authorization` field, or a field that cannot be parsed. Handled like a wrong token.
     Malformed,
 }
 
@@ -67,7 +67,7 @@ impl<'a> Bearer<'a> {
         }
     }
 
-    /// For calls that need no session. A header that cannot be parsed is the same as a missing one.
+    /// The token, for calls that need no session. A header that cannot be parsed is the same as a missing header.
     pub fn token(self) -> Option<&'a str> {
         match self {
             Self::Token(token) => Some(token),
@@ -89,7 +89,8 @@ pub async fn authenticate<S: Ports>(
         .map_err(|error| session_problem(app, error))
 }
 
-/// Repeats the check after the body was read: that can take up to 30 s, and the session can end in the meantime.
+/// Repeats the check after the body was read. Reading a body can take up to 30 s, and the session can end in the
+/// meantime.
 pub async fn authenticate_again<S: Ports>(
     state: &State<S>,
     app: &App,

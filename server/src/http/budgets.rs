@@ -1,5 +1,7 @@
 //! Budgets for the memory that connections and requests from outside can hold. They derive from the process's memory
 //! limit, are checked before anything is read, and are shared between client addresses.
+//!
+//! The constants `*_SHARE` are divisors: a share of *n* is one *n*-th.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -18,36 +20,39 @@ use crate::domain::client::ClientAddress;
 /// budgets use 96.
 const CONNECTIONS_SHARE: u64 = 4;
 const REQUEST_BYTES_SHARE: u64 = 8;
-/// One client address can hold an eighth of either budget: it takes eight addresses to exhaust one.
+/// One client address can hold an eighth of each budget: it takes eight client addresses to exhaust a budget.
 const CLIENT_SHARE: usize = 8;
-/// The /48 of an IPv6 address can hold half. The other half stays for other clients.
+/// The /48 of an IPv6 address can hold half of each budget. The other half stays for other clients.
 const SITE_SHARE: usize = 2;
-/// Half of the request bytes are for additional concurrent requests on HTTP/2 connections. Slow bodies cannot use them.
-/// Otherwise they could block all logins behind a proxy that sends many requests over one connection.
+/// Half of the request bytes are for additional concurrent requests on HTTP/2 connections. Slow bodies cannot use this
+/// half. Otherwise slow bodies could block all logins behind a proxy that sends many requests over one connection.
 const FURTHER_REQUESTS_SHARE: usize = 2;
-/// Large header blocks from trusted proxies can use at most half of the other half. While they are read, their client
-/// is not known, and they count for as long as the proxy's connection lives.
+/// Large header blocks from trusted proxies can use at most half of the other half of the request bytes. While such a
+/// block is read, its client is not known. The block is counted for as long as the connection of the proxy lives.
 const PROXY_HEADS_SHARE: usize = 2;
-/// Callers in the cluster have an eighth of the connections for themselves; clients from outside cannot use them.
+/// Callers in the cluster have an eighth of the connections for themselves. Clients from outside cannot use these
+/// connections.
 const ADMIN_SHARE: usize = 8;
-/// Held refusals can use half of the public connections: over HTTP/1 a held refusal occupies its connection. The other
-/// half stays for requests that are not refused, even behind proxies, whose connections are not limited per address.
+/// Held refusals can use half of the public connections, because over HTTP/1 a held refusal occupies its connection.
+/// The other half stays for requests that are not refused, even behind proxies, whose connections are not limited per
+/// address.
 const HELD_REFUSALS_SHARE: usize = 2;
-/// Bounds of the memory limit that the budgets derive from: less occurs only in tests, more needs no more connections.
+/// Bounds of the memory limit from which the budgets derive. A smaller limit occurs only in tests. A larger limit does
+/// not need more connections.
 const MIN_MEMORY: u64 = 64 << 20;
 const MAX_MEMORY: u64 = 4 << 30;
 
-/// Cost of an HTTP/1 connection with a request: 8 KiB for each of hyper's two buffers, tasks and state, and
-/// [`ALLOWANCE`]. Measured: 27 KB when idle after a request, in a debug build.
+/// Cost of an HTTP/1 connection with a request: hyper's two buffers of 8 KiB each, tasks and state, and [`ALLOWANCE`].
+/// Measured: 27 KB when idle after a request, in a debug build.
 const CONNECTION_COST: usize = 40 * 1024;
-/// Maximum connections of a listener, whatever the memory: each is also a file descriptor.
+/// Maximum connections of a listener, whatever the memory: each connection is also a file descriptor.
 const MAX_CONNECTIONS: usize = 10_000;
-/// Cost of an HTTP/2 connection in units of connections (200 KiB): its window of 64 KiB of unread bodies, a header
+/// Cost of an HTTP/2 connection in connection slots (200 KiB together): its window of 64 KiB of unread bodies, a header
 /// block of 32 KiB that is being read and its decoded form, frames of 16 KiB each way, the header compression table.
 const HTTP2_CONNECTION_SLOTS: u32 = 5;
 
-/// Memory of a request that its connection pays for: header fields and body together. An ordinary login has less than
-/// 2 KiB, so it needs nothing from the request budget, which an attacker can exhaust.
+/// Memory of a request that its connection pays for: header fields and body together. An ordinary login is smaller than
+/// 2 KiB, so it needs nothing from the budget of request bytes, which an attacker can exhaust.
 const ALLOWANCE: usize = 8 * 1024;
 /// Cost of each additional concurrent request on an HTTP/2 connection: its tasks and [`ALLOWANCE`].
 const FURTHER_REQUEST_COST: usize = 16 * 1024;
@@ -65,10 +70,10 @@ const OPS_CONNECTIONS_PER_CLIENT: usize = 16;
 pub struct Budgets {
     request_bytes: Arc<Quota>,
     further_requests: Arc<Quota>,
-    /// A part of the request bytes; bytes counted here count there too.
+    /// A part of `request_bytes`: what is counted here is also counted there.
     proxy_heads: Arc<Quota>,
     refusals: Refusals,
-    /// Connection slots of the two listeners.
+    /// Connection slots of the public and the administration listener.
     public: usize,
     admin: usize,
     connections_per_client: usize,
@@ -92,14 +97,14 @@ pub struct ConnectionPermit {
     slot: Arc<SlotPermit>,
     /// The additional slots of an HTTP/2 connection.
     http2_slots: Option<SlotPermit>,
-    /// A share of the request bytes.
+    /// Request bytes for a large header block.
     head: QuotaPermit,
-    /// A share of the proxies' header blocks, if the peer is a proxy.
+    /// The same bytes in `Budgets::proxy_heads`, if the peer is a proxy.
     proxy_head: Option<QuotaPermit>,
     has_large_head: bool,
 }
 
-/// Permits of a listener and of a client address, released when this is dropped.
+/// Slots of a listener, and the client address's permit for them. Both are released when this is dropped.
 #[derive(Debug)]
 pub struct SlotPermit {
     _slot: OwnedSemaphorePermit,
@@ -109,10 +114,10 @@ pub struct SlotPermit {
 /// The memory that one request holds.
 #[derive(Debug)]
 pub struct RequestMemory {
-    /// The rest of what its connection pays for.
+    /// The unused rest of [`ALLOWANCE`], for which the connection pays.
     allowance: usize,
     permit: QuotaPermit,
-    /// A share of the further requests, if it is not alone on its connection.
+    /// A permit of `Budgets::further_requests`, if the request is not alone on its connection.
     _further: QuotaPermit,
 }
 
@@ -177,7 +182,7 @@ impl Budgets {
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] if it, or its header fields, do not fit the budget.
+    /// [`Exhausted`] if the request or its header fields do not fit the budget.
     pub(super) fn begin_request(
         &self,
         client: ClientAddress,
@@ -233,7 +238,7 @@ impl ConnectionSlots {
         Arc::clone(&self.semaphore).acquire_owned().await.expect("the semaphore is never closed")
     }
 
-    /// Gives the slot to a connection of that peer.
+    /// Assigns the slot to a connection of that peer.
     ///
     /// # Errors
     ///
@@ -275,8 +280,8 @@ impl ConnectionPermit {
         Ok(())
     }
 
-    /// The permit, for requests that continue after their connection has ended: a client does not get more requests by
-    /// hanging up.
+    /// The slot, for requests that continue after their connection has ended. The slot stays occupied until these
+    /// requests end, so that a client does not get more requests by hanging up.
     pub(super) fn slot_permit(&self) -> Arc<SlotPermit> {
         Arc::clone(&self.slot)
     }

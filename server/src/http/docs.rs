@@ -1,4 +1,5 @@
-//! Documentation pages that are generated from the code. A test compares them; with `UPDATE_DOCS` set it writes them.
+//! Documentation pages that are generated from the code. A test compares the pages with the code. If `UPDATE_DOCS` is
+//! set, the test writes the pages instead.
 
 use std::{fs, path::Path};
 

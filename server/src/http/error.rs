@@ -142,7 +142,7 @@ pub struct Problem {
     /// The time in `Retry-After`, if the reason is a limit, lack of capacity or an outage. Such errors can come in
     /// large numbers, so the pipeline limits their log lines and can hold the response.
     pub refusal_retry_after: Option<Duration>,
-    /// The body is not read, and the connection closes.
+    /// Whether the connection closes, because the body was not read completely.
     pub closes_connection: bool,
     /// What caused the error, for the log only.
     pub cause: Option<Box<dyn Error + Send + Sync>>,

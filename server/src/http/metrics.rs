@@ -18,7 +18,7 @@ use prometheus_client::{
 
 use super::budgets::Budgets;
 
-/// From a JWKS in memory to a login that waits in the hashing queue.
+/// In seconds: from the time of a JWKS in memory to the time of a login that waits in the hashing queue.
 const BUCKETS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// The metrics of every listener.
@@ -153,7 +153,7 @@ impl HttpMetrics {
     }
 }
 
-/// The name of a method. Methods that no endpoint supports share one, because clients can invent any name.
+/// The name of a method. Methods that no endpoint supports share one name, because clients can invent any name.
 pub fn method_label(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

@@ -70,7 +70,7 @@ pub enum Lookup<R> {
         app: Option<Arc<App>>,
         allow: &'static str,
     },
-    /// The path is that of an endpoint, but no App has this appID.
+    /// The path belongs to an endpoint, but no App has this appID.
     AppNotFound {
         route: R,
     },

@@ -71,7 +71,8 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
         !matches!(route, Route::Authorize | Route::AuthorizeBelow)
     }
 
-    /// Pages do not call forward auth: its CORS headers would become those of the ingress's response.
+    /// No page calls forward auth itself. If its response had CORS headers, the ingress would copy them into its own
+    /// response.
     fn has_cors(route: Route) -> bool {
         !matches!(route, Route::Authorize | Route::AuthorizeBelow)
     }

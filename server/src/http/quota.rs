@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 
 use crate::domain::client::{ClientAddress, Ipv6Site};
 
-/// Units that client addresses acquire. Its memory is bounded: it stores an address or site only while that holds
-/// units.
+/// Units that client addresses acquire. The memory of the quota is bounded: a client address or site is stored only
+/// while it holds units.
 #[derive(Debug)]
 pub struct Quota {
     total: usize,
@@ -48,7 +48,7 @@ impl Quota {
         Arc::new(Self { total, per_client, per_site, state: Mutex::default() })
     }
 
-    /// A permit without units that can grow. Without a client address, only the total applies.
+    /// A permit that has no units yet and can grow. Without a client address, only the total applies.
     pub fn empty_permit(self: &Arc<Self>, client: Option<ClientAddress>) -> QuotaPermit {
         QuotaPermit { quota: Arc::clone(self), client, units: 0 }
     }

@@ -1,5 +1,6 @@
-//! Slows down clients that return before `Retry-After`: their refusals are held for a while before they are sent, which
-//! costs a timer and no slot in a queue. Also keeps a flood of refusals from flooding the log.
+//! Slows down clients that return before `Retry-After`: refusals of their requests are held for a while before they are
+//! sent. A held refusal costs a timer, but no slot in a queue. This module also keeps a flood of refusals from flooding
+//! the log.
 
 use std::{
     collections::HashMap,
@@ -22,26 +23,26 @@ use crate::domain::client::ClientAddress;
 /// How often a client can return early before its refusals are held. A page that sends a few requests at once, or a
 /// person who tries again, is not slowed down.
 const FREE_RETURNS: u32 = 3;
-/// The first hold; each early return doubles it, up to [`MAX_HOLD`].
+/// How long the first refusal is held. Each further early return doubles this time, up to [`MAX_HOLD`].
 const FIRST_HOLD: Duration = Duration::from_millis(500);
-/// Far below the time that proxies wait for a response (NGINX: 60 s). Slows a connection down from thousands of
-/// requests per second to one every four seconds.
+/// The longest time for which a refusal is held. It is far below the time (NGINX: 60 s) that proxies wait for a
+/// response, but slows a connection down from thousands of requests per second to one every four seconds.
 const MAX_HOLD: Duration = Duration::from_secs(4);
-/// An early return is forgotten after the time in `Retry-After`, but not later than this.
+/// Early returns are forgotten after the time in `Retry-After`, but at the latest after this time.
 const MAX_REMEMBERED: Duration = Duration::from_secs(60);
-/// The number of client addresses that are remembered, in at most 1 MiB. Clients that do not fit are not held.
+/// Maximum number of remembered client addresses, which take at most 1 MiB. Refusals of further clients are not held.
 const MAX_CLIENTS: usize = 8192;
 /// How often expired clients are removed while the list is full.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// One client address can have an eighth of all held refusals.
 const CLIENT_SHARE: usize = 8;
-/// The /48 of an IPv6 address can have half of them.
+/// The /48 of an IPv6 address can have half of all held refusals.
 const SITE_SHARE: usize = 2;
 /// How many refusals get a log line of their own per second.
 const MAX_LOGGED: u32 = 10;
 const LOG_WINDOW: Duration = Duration::from_secs(1);
 
-/// The refusals of one process, because of a limit or lack of capacity.
+/// The refusals of one process: errors because of a limit, lack of capacity or an outage.
 #[derive(Debug)]
 pub struct Refusals {
     held_quota: Arc<Quota>,
@@ -59,7 +60,8 @@ struct ReturningClients {
 #[derive(Clone, Copy, Debug)]
 struct EarlyReturns {
     count: u32,
-    /// Requests that began before this were sent together with the one that was counted last.
+    /// A request that began before this time was sent together with the request that was counted last, so it does not
+    /// count.
     counted_at: Instant,
     /// The time after which the client can return.
     retry_at: Instant,
@@ -103,8 +105,8 @@ impl Refusals {
         }
     }
 
-    /// Counts a refusal, made at `now`, of a request that started at `began`. `None` if it must be sent at once: the
-    /// client did not return early, or no more refusals can be held.
+    /// Counts a refusal, made at `now`, of a request that started at `began`. `None` if the refusal must be sent at
+    /// once: the client has not returned early more than [`FREE_RETURNS`] times, or no more refusals can be held.
     pub(super) fn hold(
         &self,
         client: ClientAddress,
@@ -151,7 +153,7 @@ impl Refusals {
 // === impl ReturningClients ===
 
 impl ReturningClients {
-    /// How long to hold the refusal.
+    /// Counts the refusal. Returns how long to hold it.
     fn count_refusal(
         &mut self,
         client: ClientAddress,

@@ -139,7 +139,7 @@ pub fn object_schema<const N: usize>(fields: [(&'static str, &'static str, Schem
     json_schema!({ "type": "object", "properties": properties, "required": required })
 }
 
-/// Text that only the domain can check, such as a token. An invalid one gets the same error as any other wrong value.
+/// Text that only the domain can check, such as a token. Malformed text gets the same error as any other wrong value.
 pub struct RawText(pub String);
 
 /// A code as it was typed. A malformed code is handled like any other wrong code.
@@ -236,8 +236,8 @@ fn media_type(headers: &HeaderMap) -> Option<&str> {
     only.to_str().ok()?.split(';').next().map(str::trim)
 }
 
-/// A form as an object of strings. A parameter must not occur twice (RFC 6749, 3.2). An empty one is the same as
-/// a missing one.
+/// A form as an object of strings. A parameter must not occur twice (RFC 6749, 3.2). An empty parameter is the same as
+/// a missing parameter.
 pub fn parse_form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     let not_utf8 = || Problem::invalid_request("the body is not UTF-8");
     // The parser joins raw and percent-encoded bytes, so it could make valid text of an invalid body.
@@ -423,7 +423,7 @@ impl FromField for Name {
     }
 }
 
-/// Of any length: the domain checks it, because only new passwords have limits.
+/// Accepts a password of any length. The domain checks the length, because only new passwords have limits.
 impl FromField for Password {
     fn from_text(text: &str) -> Result<Self, InvalidField> {
         Ok(Self::new(text))

@@ -6,8 +6,8 @@ use tracing::Span;
 use super::metrics::method_label;
 use crate::domain::app::App;
 
-/// Starts the span of a request, as a child of the caller's span if the headers name one. A disabled span if spans are
-/// not exported.
+/// Starts the span of a request, as a child of the caller's span if the headers name one. Returns a disabled span if
+/// spans are not exported.
 ///
 /// `trusted`: the caller decides whether the trace is sampled; otherwise the sampler decides, as if the trace began
 /// here. `template` is the path of the route with its placeholders: the path itself can contain secrets.

@@ -44,7 +44,7 @@ macro_rules! endpoints {
                 SocialLogin = Post "social-login" "/{APPID}/{PROVIDER}/login" => social::login;
                 Introspect = Post "introspect" "/v1/{APPID}/introspect" => introspect;
                 Authorize = Any "authorize" "/v1/{APPID}/authorize" => authorize;
-                /// The same for ingresses that append the path of the original request.
+                /// Like `Authorize`, for ingresses that append the path of the original request.
                 AuthorizeBelow = Any "authorize-below" "/v1/{APPID}/authorize/{SUFFIX}" => authorize;
                 Activity = Get "activity" "/v1/{APPID}/user/activity" => activity;
                 Jwks = Get "jwks" "/{APPID}/.well-known/jwks.json" => jwks;
@@ -53,7 +53,8 @@ macro_rules! endpoints {
                 /// The path of RFC 8414, 3.1: the well-known prefix before the issuer's path.
                 AuthorizationServer = Get "oauth-authorization-server" "/.well-known/oauth-authorization-server/{APPID}"
                     => discovery::authorization_server;
-                /// The same after the issuer's path, where many clients look for it.
+                /// Like `AuthorizationServer`, but with the well-known part after the issuer's path, where many clients
+                /// look for it.
                 AuthorizationServerOfApp = Get "oauth-authorization-server-of-app"
                     "/{APPID}/.well-known/oauth-authorization-server" => discovery::authorization_server;
             }
@@ -158,7 +159,7 @@ static PATHS: LazyLock<Vec<PathPattern>> = LazyLock::new(|| {
 #[derive(Clone, Copy)]
 pub struct MatchedPath<'a> {
     path: &'static PathPattern,
-    /// The text at `{APPID}`; there can be no such App.
+    /// The text at `{APPID}`. It may be the appID of no App.
     pub app: Option<&'a str>,
     /// The value of the path's other placeholder.
     pub path_parameter: Option<&'a str>,

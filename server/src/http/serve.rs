@@ -44,7 +44,7 @@ const MAX_STREAMS: u32 = 100;
 /// Flow-control window in bytes, per stream and per connection: the minimum that RFC 9113, 6.9.2 allows for a
 /// connection, because each connection pays for it. Bodies are read as they arrive, so one window is enough.
 const FLOW_CONTROL_WINDOW: u32 = 65_535;
-/// An HTTP/2 client that does not answer a ping is gone.
+/// An HTTP/2 client that does not answer a ping in time is considered gone.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Without free file descriptors, `accept` fails at once, repeatedly.

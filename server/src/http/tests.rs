@@ -117,7 +117,7 @@ impl TestServer {
         self.connect_from(service, 1)
     }
 
-    /// The same from the client address 192.0.2.`last`.
+    /// Like `connect`, from the client address 192.0.2.`last`.
     fn connect_from(&self, service: Service, last: u8) -> DuplexStream {
         let (client, server) = duplex(1 << 20);
         let peer = IpAddr::from([192, 0, 2, last]);

@@ -1,8 +1,8 @@
 //! Timeouts of a connection: for the headers of a request, for the next request, and for a client that reads responses.
 //!
 //! hyper's own header timeout closes without a response, covers the time between requests too, and does not run while
-//! hyper-util detects the HTTP version. The stream here is below both: it enforces the timeouts, and it limits what a
-//! connection can buffer before there is a request.
+//! hyper-util detects the HTTP version. The stream here is below hyper and hyper-util. It enforces the timeouts, and it
+//! limits what a connection can buffer before there is a request.
 
 use std::{
     future::Future,
@@ -35,15 +35,16 @@ pub struct Timeouts {
     pub head: Duration,
     /// For the body of a request.
     pub body: Duration,
-    /// How long a connection can stay without a request. In HTTP/2, pings do not count, nor does a response that the
-    /// client does not read.
+    /// How long a connection can stay open without a request. In HTTP/2, neither pings nor a response that the client
+    /// does not read extend this time.
     pub idle: Duration,
-    /// How long an idle HTTP/2 connection can take to end after the GOAWAY: a request may have crossed it.
+    /// How long an idle HTTP/2 connection can take to end after the GOAWAY. The client may have sent a request before
+    /// it received the GOAWAY.
     pub goaway: Duration,
     /// A client that reads nothing of its response for this long is considered gone.
     pub write: Duration,
     /// How long to read what a client still sends after a response to a request that was not read completely. A closed
-    /// socket would answer that with a reset, which can destroy the response on its way (RFC 9112, 9.6).
+    /// socket would answer these bytes with a reset, which can destroy the response on its way (RFC 9112, 9.6).
     pub linger: Duration,
 }
 
@@ -63,7 +64,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 pub struct ConnectionState {
     /// Requests with a response that is not completely written.
     unfinished: AtomicUsize,
-    /// The requests among them that have no response yet.
+    /// Requests that have no response yet. They are also counted as unfinished.
     unanswered: AtomicUsize,
     /// Changes when a request arrives, gets its response, or a part of the response is written.
     activity: AtomicU64,
@@ -71,7 +72,8 @@ pub struct ConnectionState {
     has_served: AtomicBool,
     /// The idle timeout of an HTTP/2 connection has expired.
     is_idle_expired: AtomicBool,
-    /// Wakes the connection when the last response is out, to check again: hyper itself waits for bytes only.
+    /// Wakes the task of the connection when a response is ready or completely written, so that the timeouts are
+    /// checked again: hyper itself waits for bytes only.
     connection_waker: AtomicWaker,
 }
 
@@ -104,7 +106,7 @@ pub struct TimeoutStream<T> {
 /// The detected HTTP version.
 #[derive(Clone, Copy)]
 enum HttpVersion {
-    /// Only this many bytes of the preface have arrived.
+    /// Not detected yet: so far, this many bytes of the HTTP/2 preface have arrived, and no others.
     Preface(usize),
     Http1,
     Http2,
@@ -134,13 +136,13 @@ struct Linger {
 
 impl Timeouts {
     /// Headers and body as in the specification (HTTP API, Request bodies). The idle timeout is longer than the time
-    /// that proxies keep connections to their upstreams (NGINX: 60 s), so that they close first and no request meets a
-    /// closed connection.
+    /// that proxies keep connections to their upstreams (NGINX: 60 s), so that the proxies close connections first, and
+    /// no request meets a closed connection.
     pub const DEFAULT: Self = Self {
         head: Duration::from_secs(10),
         body: Duration::from_secs(30),
         idle: Duration::from_secs(75),
-        // As long as a drain waits for running requests.
+        // The same time for which a drain waits for running requests.
         goaway: Duration::from_secs(35),
         write: Duration::from_secs(30),
         linger: Duration::from_secs(1),
@@ -228,7 +230,8 @@ impl<T> TimeoutStream<T> {
     /// Updates the deadline after what happened in the layer above.
     fn update_read_state(&mut self) {
         let activity = self.shared.activity.load(Ordering::Relaxed);
-        // A response that an HTTP/2 client does not read blocks only its stream, which nothing here would notice.
+        // In HTTP/2, a response that the client does not read blocks only its stream, and nothing here would notice
+        // that. Therefore only requests without a response count as running.
         let busy = match self.http_version {
             HttpVersion::Http2 => &self.shared.unanswered,
             HttpVersion::Preface(_) | HttpVersion::Http1 => &self.shared.unfinished,
@@ -253,7 +256,8 @@ impl<T> TimeoutStream<T> {
                 HttpVersion::Http1
             } else if common == expected.len() {
                 self.shared.http2.store(true, Ordering::Relaxed);
-                // From now on any request counts, and there is no HTTP/1 header block to wait for.
+                // HTTP/2 has no HTTP/1 header block to wait for. From now on, the idle timeout applies until a request
+                // arrives.
                 self.read_state = ReadState::NextRequest(Instant::now() + self.timeouts.idle);
                 self.permit.become_http2()?;
                 HttpVersion::Http2
@@ -265,7 +269,7 @@ impl<T> TimeoutStream<T> {
             return Ok(());
         }
         self.read_state = match self.read_state {
-            // The deadline counts from the start of the connection.
+            // The deadline was set at the start of the connection.
             ReadState::FirstRequest(deadline) | ReadState::Headers(deadline) => ReadState::Headers(deadline),
             ReadState::NextRequest(_) => ReadState::Headers(Instant::now() + self.timeouts.head),
             ReadState::RequestRunning => ReadState::RequestRunning,

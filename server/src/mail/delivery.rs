@@ -273,7 +273,7 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
         }
     }
 
-    /// The current profile in tokens of the user. `None` if the user was deleted.
+    /// The profile of the user that tokens contain from now on. `None` if the user was deleted.
     async fn profile(&self, claimed: &ClaimedRow, user: UserId) -> Result<Option<Profile>, StoreError> {
         Ok(self.stores.user(&claimed.app, user).await?.map(|user| user.profile()))
     }
@@ -307,7 +307,7 @@ fn store_error_text(error: &StoreError) -> &'static str {
     }
 }
 
-/// The lifetime of the code in this kind of mail. `None` if it has no code, so that it does not expire.
+/// The lifetime of the code in this kind of mail. `None` if the mail has no code. Such a mail does not expire.
 fn code_lifetime(app: &App, kind: MailKind) -> Option<Duration> {
     let seconds = match kind {
         MailKind::Confirm => app.doc.mail.confirm_code_lifetime_seconds,
@@ -350,10 +350,11 @@ fn recipient(user: &User, kind: MailKind, former: Option<&Email>) -> Option<Reci
     }
 }
 
-/// The relay and the sender for mails of the App. `None` if there is none now, so that the mail waits.
+/// The relay and the sender for mails of the App. `None` if the relay or the sender is missing now: the mail then
+/// waits.
 pub(super) fn route(app: &AppId, display_name: &str, mail: &RenderedMail, settings: &MailSettings) -> Option<Route> {
     let own_sender = mail.from.as_ref().and_then(|from| parse_mailbox(from.as_str()));
-    // The display name of the App if the mailbox has no name.
+    // Uses the display name of the App if the mailbox has no name.
     let named = |mailbox: &Mailbox| {
         let name = mailbox.name.as_deref().map(to_one_line).filter(|name| !name.is_empty());
         name.unwrap_or_else(|| to_one_line(display_name))

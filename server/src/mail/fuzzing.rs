@@ -32,7 +32,7 @@ pub struct Sender<'a> {
     pub app: &'a AppId,
     pub display_name: &'a str,
     pub mail: &'a RenderedMail,
-    /// The relay and the sender of the install.
+    /// The relay and the sender of the installation.
     pub relay: &'a SmtpRelay,
     pub from: &'a Mailbox,
 }

@@ -46,7 +46,7 @@ const MAX_IDLE_CONNECTIONS: usize = 4;
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) relay: SmtpRelay,
-    /// The App that owns the relay. `None` for the relay of the install, which can have any IP address.
+    /// The App that owns the relay. `None` for the relay of the installation, which can have any IP address.
     pub(super) owner: Option<AppId>,
     pub(super) from: Mailbox,
     pub(super) reply_to: Option<Mailbox>,

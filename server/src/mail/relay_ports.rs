@@ -5,8 +5,8 @@ use super::settings::MailSettings;
 /// Ports for mail: relay (RFC 5321), submission with and without implicit TLS (RFC 8314), and the common alternative.
 const MAIL_PORTS: [u16; 4] = [25, 465, 587, 2525];
 
-/// Whether an App's own relay can have this port. A listed private network allows no other port, because it can also
-/// contain, for example, Redis.
+/// Whether an App's own relay can have this port. An allowed private network does not allow other ports, because the
+/// network can also contain, for example, Redis.
 pub(super) fn is_port_allowed(settings: &MailSettings, port: u16) -> bool {
     settings.reach.allow_insecure || MAIL_PORTS.contains(&port)
 }

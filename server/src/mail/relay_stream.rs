@@ -28,7 +28,7 @@ use crate::outbound::tls_roots::TlsRoots;
 /// Bytes that a peer can send on one connection. lettre reads lines of any length, and the peer is untrusted. Fifty
 /// mails need a hundredth of it.
 const MAX_READ_BYTES: usize = 1024 * 1024;
-/// Timeout per IP address, so that one that does not respond leaves time for the next one.
+/// Timeout per IP address, so that an address that does not respond leaves time for the next one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Adapts a byte stream to lettre.
@@ -57,7 +57,8 @@ pub(super) async fn connect(addresses: &[SocketAddr]) -> Result<(TcpStream, Sock
     Err(SendError::Unreachable)
 }
 
-/// Opens an SMTP session, with TLS if configured: then only the greeting, EHLO and STARTTLS are sent in plaintext.
+/// Opens an SMTP session, with TLS if configured. With STARTTLS, only the greeting, EHLO and STARTTLS are sent in
+/// plaintext.
 pub(super) async fn open(
     stream: TcpStream,
     peer: SocketAddr,

@@ -20,10 +20,10 @@ use crate::{
 
 /// Rows in delivery at a time. Each needs a connection and a few buffers.
 const MAX_IN_FLIGHT: usize = 16;
-/// Rows of one App in delivery, over all servers: a hanging relay uses at most a quarter of this server.
+/// Rows of one App in delivery, over all servers: a hanging relay occupies at most a quarter of [`MAX_IN_FLIGHT`].
 const MAX_IN_FLIGHT_PER_APP: usize = 4;
-/// At least twice the time of stores, DNS lookup and the ten seconds of SMTP. After this, the rows of a dead server are
-/// free again.
+/// How long a claimed row belongs to its server: at least twice the time that the stores, the DNS lookup and SMTP (ten
+/// seconds) need. After this time, other servers can claim the rows of a dead server.
 const LEASE: Duration = Duration::from_secs(60);
 /// Timeout of the delivery of a row, so that it cannot outlive its lease.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(40);
@@ -51,7 +51,7 @@ impl<S: Outbox + Users + Codes + Sessions + Send + Sync + 'static> Worker<S> {
     }
 
     /// Runs until `shutdown`, then waits at most [`DRAIN_TIMEOUT`] for running deliveries. A row that is not finished
-    /// is free again when its lease ends.
+    /// can be claimed again when its lease ends.
     pub async fn run(self, shutdown: CancellationToken) {
         tokio::join!(
             schedule(self.stores.clone(), self.delivery, &self.env, &self.metrics, &shutdown),

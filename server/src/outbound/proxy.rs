@@ -1,4 +1,4 @@
-//! The install's proxy for connections to social providers: `HTTPS_PROXY` and `NO_PROXY`.
+//! The installation's proxy for connections to social providers: `HTTPS_PROXY` and `NO_PROXY`.
 
 use std::{fmt, sync::Arc};
 

@@ -25,8 +25,8 @@ const RETRY_INTERVAL: time::Duration = time::Duration::MINUTE;
 const REFRESH_WAIT: Duration = Duration::from_secs(1);
 /// Maximum number of copies. Most have a few KiB.
 const MAX_ENTRIES: usize = 2048;
-/// Maximum size of all copies of one cache, in bytes: 4 KiB for each of [`MAX_ENTRIES`]. The largest key set takes
-/// about 50 KiB, so without this bound the documents of hostile providers could exhaust the memory.
+/// Maximum size of all copies of one cache, in bytes: 4 KiB for each of [`MAX_ENTRIES`]. The largest possible key set
+/// takes about 50 KiB, so without this bound the documents of hostile providers could exhaust the memory.
 const MAX_CACHE_BYTES: usize = 8 * 1024 * 1024;
 
 type FetchResult<T> = Result<Arc<T>, ProviderError>;
@@ -51,9 +51,9 @@ struct Entries<T> {
 struct Entry<T>(Mutex<EntryState<T>>);
 
 struct EntryState<T> {
-    /// With the time of the fetch.
+    /// The document and the time at which it was fetched.
     document: Option<(Arc<T>, OffsetDateTime)>,
-    /// Of the document.
+    /// The size of the document in memory.
     footprint: usize,
     failed_at: Option<OffsetDateTime>,
     /// When a fetch last began because the document lacked something.
@@ -95,8 +95,8 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
         }
     }
 
-    /// A newer document than `stale`, which lacks something that the caller needs. `None` if it was fetched less than
-    /// [`RETRY_INTERVAL`] ago or cannot be fetched.
+    /// A newer document than `stale`, which lacks something that the caller needs. `None` if the fetch fails, or if the
+    /// last such fetch began less than [`RETRY_INTERVAL`] ago and is over.
     pub(super) async fn get_newer(
         &self,
         url: &str,

@@ -36,7 +36,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// A reachable Provider is checked again after an hour, plus or minus a quarter, so that servers do not check at the
 /// same time.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
-/// Any other result is checked again sooner, with the same jitter.
+/// After any other result, the Provider is checked again sooner, with the same jitter.
 const RETRY_INTERVAL: Duration = Duration::from_secs(300);
 /// The first check of a new or changed Provider comes within this time.
 const FIRST_CHECK_WITHIN: Duration = Duration::from_secs(5);
@@ -198,7 +198,7 @@ impl Inner {
                 endpoint: ProviderEndpoint::Token,
                 reason: InvalidResponse::ClientRejected,
             }) => Reason::ClientRefused,
-            // For Apple: no client secret can be signed with the key.
+            // Apple: the key cannot sign a client secret.
             Err(ProviderError::Unusable(UnusableReason::InvalidKey)) => Reason::ClientRefused,
             Err(ProviderError::Unavailable(_)) => Reason::TokenEndpointFailed,
             Err(

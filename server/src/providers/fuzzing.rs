@@ -82,7 +82,8 @@ impl KeySet {
         IdToken::verify(token, &self.0, &algorithms, &issuers, &client, expected, now).map(drop)
     }
 
-    /// Whether a signature over any bytes is valid under one of the keys. For test vectors, which do not sign tokens.
+    /// Whether a signature over `message` is valid under one of the keys. Test vectors need this, because what they
+    /// sign is not a token.
     pub fn verifies(&self, algorithm: &str, message: &[u8], signature: &[u8]) -> bool {
         self.0.verifies_any_key(algorithm, message, signature)
     }

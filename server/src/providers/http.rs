@@ -1,5 +1,5 @@
 //! The HTTP client for providers: bounded in time and size, over TLS only, and only to IP addresses that the
-//! install allows.
+//! installation allows.
 
 use std::{
     collections::HashMap,
@@ -51,8 +51,8 @@ pub(super) const MAX_RESPONSE_BODY: usize = 64 * 1024;
 pub(super) const MAX_RESPONSE_HEAD: usize = 32 * 1024;
 /// Timeout of the connection to one IP address. If it does not respond, time must remain for the next one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-/// Timeout of a name lookup if there is a proxy. The DNS of such a cluster can know only the names of the cluster, and
-/// be slow to report that it does not know another one.
+/// Timeout of a name lookup if there is a proxy. In a cluster with a proxy, the DNS may know only the names of the
+/// cluster, and may be slow to report that it does not know a name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Idle timeout. Servers close idle connections; a request on a connection that was just closed is lost, and with it
 /// its authorization code.
@@ -277,8 +277,9 @@ impl ProviderConnector {
         Err(UnavailableReason::Unreachable)
     }
 
-    /// Connects through the install's proxy, which looks up the name itself. If the server can look it up, too, all its
-    /// IP addresses must be allowed. Otherwise only the proxy can check the IP address (docs/decisions/0019).
+    /// Connects through the installation's proxy, which looks up the name itself. If this server can look up the name,
+    /// too, all IP addresses of the name must be allowed. Otherwise only the proxy can check the IP address
+    /// (docs/decisions/0019).
     async fn tunnel(
         &self,
         proxy: &Intercept,

@@ -100,10 +100,12 @@ pub(super) struct IdToken {
 /// Where a token comes from, which determines its audience and nonce.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TokenOrigin<'a> {
-    /// From the token endpoint: the audience is our client. With the nonce of the flow, if the provider supports it.
+    /// From the token endpoint: the audience is our client. `nonce` is the nonce of the flow, if the provider supports
+    /// nonces.
     Flow { nonce: Option<&'a str> },
-    /// From a client that logs in with it: the audience is any of our clients. With the nonce of the request, which the
-    /// token contains plain or as lower-case hexadecimal SHA-256 (the form that apps pass to Apple).
+    /// From a client that logs in with the token: the audience is any of our clients. `nonce` is the nonce of the
+    /// request, if sent. The token contains it plain or as lower-case hexadecimal SHA-256 (the form that apps pass to
+    /// Apple).
     Login { nonce: Option<&'a str> },
 }
 

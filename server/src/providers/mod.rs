@@ -58,7 +58,7 @@ use permits::{Permits, SharedProviderKey};
 /// reads it, so there are at most as many trees as threads.
 pub const RESPONSE_BOUNDS: Bounds = Bounds { depth: 16, values: 2000 };
 
-/// Settings of the install that apply to the providers of all Apps.
+/// Settings of the installation that apply to the providers of all Apps.
 #[derive(Clone, Debug, Default)]
 pub struct ProviderOptions {
     /// The IP addresses that providers can have.
@@ -296,7 +296,7 @@ async fn send_request(
     request: ::http::request::Builder,
 ) -> Result<http::ProviderResponse, ProviderError> {
     let endpoint = target.endpoint;
-    // The URL comes from a provider's document or a Provider; no request can be built from it.
+    // No request can be built from the URL, which comes from a provider's document or from a Provider.
     let incomplete = |_| ProviderError::InvalidResponse { endpoint, reason: InvalidResponse::Incomplete };
     let accepts = request.headers_ref().is_some_and(|headers| headers.contains_key(ACCEPT));
     let request = if accepts { request } else { request.header(ACCEPT, "application/json") };

@@ -11,27 +11,29 @@ use crate::domain::{
 
 /// All permits of a server. With a permit, one response is read at a time: a body of at most 64 KiB
 /// ([`super::http::MAX_RESPONSE_BODY`]) after a head of at most 32 KiB ([`super::http::MAX_RESPONSE_HEAD`]). Growing
-/// buffers take up to twice that, so all together take at most 24 MiB.
+/// buffers take up to twice that, so all responses together take at most 24 MiB.
 const MAX_PER_SERVER: usize = 128;
-/// One namespace gets at most half of them, in case all its Providers hang. A namespace also never has more permits
-/// than are still free, so that some always remain when one namespace after the other hangs.
+/// One namespace gets at most half of all permits, in case all its Providers hang. A namespace also never has more
+/// permits than are still free, so that some permits always remain when one namespace after the other hangs.
 const MAX_PER_NAMESPACE: usize = 64;
-/// One Provider (specification: Limits, Provider calls). Likewise, a Provider never has more permits than are still
-/// free in its namespace (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998): when five Providers hang, a
-/// sixth still gets a permit.
+/// The maximum of one Provider (specification: Limits, Provider calls). Likewise, a Provider never has more permits
+/// than are still free in its namespace (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998): when five
+/// Providers hang, a sixth still gets a permit.
 const MAX_PER_PROVIDER: usize = 32;
-/// One client address at one Provider. At 300 ms per login, one client address can make 13 logins per second.
+/// The maximum of one client address at one Provider. At 300 ms per login, one client address can make 13 logins per
+/// second.
 const MAX_PER_CLIENT_AND_PROVIDER: usize = 4;
-/// The /48 of an IPv6 address at one Provider: half of its permits remain for others.
+/// The maximum of the /48 of an IPv6 address at one Provider: half of the Provider's permits remain for others.
 const MAX_PER_SITE_AND_PROVIDER: usize = 16;
-/// One client address at all Providers of all Apps: an eighth. With four, four users with the same client address who
-/// wait for a hanging provider would block all other users with that address from every other provider.
+/// The maximum of one client address at all Providers of all Apps: an eighth of all permits. With a maximum of four,
+/// four users with the same client address who wait for a hanging provider would block all other users with that
+/// address from every other provider.
 const MAX_PER_CLIENT: usize = 16;
-/// The /48 of an IPv6 address at all Providers.
+/// The maximum of the /48 of an IPv6 address at all Providers.
 const MAX_PER_SITE: usize = 32;
 
-/// Checks of one namespace: other namespaces are still checked while all its Providers hang. The server runs at most
-/// eight checks at the same time.
+/// The maximum of concurrent checks of one namespace: other namespaces are still checked while all Providers of this
+/// namespace hang. The server runs at most eight checks at the same time.
 const MAX_CHECKS_PER_NAMESPACE: usize = 2;
 
 /// Namespace and name of a Provider.
@@ -123,8 +125,8 @@ impl Permits {
             if count(scope) >= scope.limit().min(free_in_parent) {
                 return Err(UnavailableReason::TooManyCalls);
             }
-            // The namespace is bounded by the free permits of the server, the Provider by those of the namespace. The
-            // scopes after the Provider have only their own limits.
+            // The namespace is bounded by the free permits of the server, the Provider by the free permits of the
+            // namespace. The scopes after the Provider have only their own limits.
             free_in_parent = match scope {
                 Scope::Server | Scope::Namespace(_) => scope.limit() - count(scope),
                 _ => usize::MAX,

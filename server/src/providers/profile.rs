@@ -414,7 +414,7 @@ mod tests {
         assert!(statement.subject.is_none() && statement.sub.is_none());
         assert!(matches!((&statement.email, &statement.name), (ClaimValue::Invalid, ClaimValue::Invalid)));
         assert!(client.mapping.verified_identity("a".to_owned(), &[&statement]).is_none());
-        // Unusable values are present: no other source is asked for them.
+        // Values that are present but unusable do not count as missing: no other source is asked for them.
         assert!(!client.mapping.has_missing_claims(&statement));
         assert!(
             client

@@ -167,7 +167,7 @@ impl Inner {
     }
 }
 
-/// The check of this provider. `None` if it offers none.
+/// The check of this provider. `None` if the provider offers no check.
 fn token_check_request<'a>(
     client: &ProviderConfig<'_>,
     endpoints: &Endpoints,

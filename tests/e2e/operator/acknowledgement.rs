@@ -70,8 +70,8 @@ async fn server_reports_decide_whether_an_app_is_programmed() {
     scripted.set_script(RevisionScript::serving(99, app.id(), &published));
     install.wait_until_ready(&app).await;
 
-    // The scripted server is older than the operator, and does not support its format. The message names this server;
-    // the other one still serves the App.
+    // The scripted server is older than the operator, and does not support the operator's format. The message names
+    // this server. The other server still serves the App.
     scripted.set_script(RevisionScript::serving(0, app.id(), &published));
     wait_until_not_programmed(&install, &app, "ServersTooOld", &name).await;
     assert_registration_works(&install, &server, &app).await;
@@ -149,7 +149,8 @@ async fn rollouts_scaling_and_a_change_of_leader_write_nothing() {
     let written: Vec<_> = events
         .iter()
         .filter(|event| event.is_write() && by_operators(&event.credential) && event.name.contains(app.id()))
-        // Not Events: that of the first Ready can come after the mark. Other Events only follow writes of the status.
+        // Leaves out Events, because the Event about the first Ready can come after the mark. Every other Event follows
+        // a write of the status, which this list contains.
         .filter(|event| event.resource != "events")
         .collect();
     assert!(written.is_empty(), "{written:#?}");

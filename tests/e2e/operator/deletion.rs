@@ -144,7 +144,7 @@ async fn another_namespace_can_take_the_appid_afterwards(install: &Installation<
     let next = ("App", there, "next");
     wait_for_condition(install, next, ConditionType::Accepted, ConditionStatus::False, "AppIDConflict").await;
 
-    // The App and its keys stay until every server has stopped serving it.
+    // The App and its keys stay until every server has stopped serving the App.
     servers[1].pause();
     install.delete(&app).await.unwrap();
     wait_for_deletion_message(
@@ -247,7 +247,7 @@ async fn without_servers_a_deletion_waits_and_says_how_to_end_it() {
     wait_until_document_deleted(&install, &kept).await;
     assert!(key_secret(&install, &kept).await.is_some());
 
-    // Lost keys do not block a deletion, and it still deletes the users.
+    // Lost keys do not block a deletion, and the deletion still deletes the users.
     operator.kill();
     own_secrets(&install).delete(&key_secret_name(&lost), &DeleteParams::default()).await.unwrap();
     install.delete(&lost).await.unwrap();

@@ -114,7 +114,7 @@ async fn an_operator_recovers_from_silently_dropped_watches() {
     let lost = Instant::now();
     let second = App::new("second");
     install.apply(&second).await.unwrap();
-    // The operator can lose its Lease because of this, and end. A kubelet would restart it.
+    // Because of the lost packets, the operator can lose its Lease and end. A kubelet would restart it.
     let jwks = format!("{}/.well-known/jwks.json", second.id());
     eventually("the App is served", SILENT_DROP_LIMIT, || async {
         if operator.exit_status().is_some() {

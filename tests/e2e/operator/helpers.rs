@@ -74,7 +74,7 @@ pub(super) fn objects_named(app: &App, name: &str, namespace: &str) -> Vec<Value
 
 /// A Secret with these values.
 pub(super) fn secret_object(namespace: &str, name: &str, values: &[(&str, &str)]) -> Value {
-    // Not as `stringData`, with which a later apply without a key would not remove that key.
+    // The values are not in `stringData`, because then a later apply without a key would not remove that key.
     let data: serde_json::Map<_, _> =
         values.iter().map(|(key, value)| ((*key).to_owned(), json!(STANDARD.encode(value)))).collect();
     json!({
@@ -85,7 +85,7 @@ pub(super) fn secret_object(namespace: &str, name: &str, values: &[(&str, &str)]
     })
 }
 
-/// The Secrets of the install's namespace, which the operator writes.
+/// The Secrets of the installation's namespace, which the operator writes.
 pub(super) fn own_secrets(install: &Installation<'_>) -> Api<Secret> {
     Api::namespaced(install.admin(), install.namespace())
 }
@@ -152,7 +152,7 @@ pub(super) async fn register_user(install: &Installation<'_>, server: &PodServer
     response.expect(StatusCode::OK);
 }
 
-/// The number that a query in the install's database returns.
+/// The number that a query in the installation's database returns.
 pub(super) async fn query_count(install: &Installation<'_>, sql: &str) -> i64 {
     let mut connection = install.database.connect().await.unwrap();
     let count = sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&mut connection).await.unwrap();
@@ -166,7 +166,7 @@ pub(super) async fn execute_sql(install: &Installation<'_>, sql: &str) {
     connection.close().await.unwrap();
 }
 
-/// Executes several SQL statements in the install's database.
+/// Executes several SQL statements in the installation's database.
 pub(super) async fn execute_statements(install: &Installation<'_>, sql: &str) {
     let mut connection = install.database.connect().await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();

@@ -249,7 +249,7 @@ async fn a_requested_rotation_happens_once_without_effect_on_users() {
     })
     .await;
 
-    // The same value requests no second rotation, also after a restart of the operator. Another value does.
+    // The same value requests no second rotation, also after a restart of the operator. Another value requests one.
     test.annotate(ROTATE_KEYS_ANNOTATION, "1").await;
     test.operator.terminate().await.expect("the operator ends");
     test.operator.start().unwrap();

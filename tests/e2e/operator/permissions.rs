@@ -20,7 +20,7 @@ use serde_json::json;
 const LIMIT: Duration = Duration::from_secs(60);
 /// The duration of the Lease.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// Number of installs, which test different permissions at the same time.
+/// Number of installations, which test different permissions at the same time.
 const INSTALLS: usize = 4;
 
 #[tokio::test]
@@ -32,7 +32,8 @@ async fn the_operator_needs_each_permission_and_logs_a_missing_one() {
     }
     let permissions = installs[0].permissions("operator");
     assert!(permissions.len() > 20, "{permissions:?}");
-    // Each install has the same permissions, in roles with other names. So each install tests a part of them.
+    // All installations have the same permissions, but in roles with different names. So each installation can test a
+    // part of the permissions.
     let tries = installs.iter().enumerate().map(|(number, install)| async move {
         let mut unneeded = Vec::new();
         let own = install.permissions("operator");
@@ -77,7 +78,8 @@ async fn is_needed(install: &Installation<'_>, permission: &Permission) -> bool 
 }
 
 fn missing_permission_text(permission: &Permission) -> String {
-    // The text of the API server, in a JSON string of the log.
+    // The API server's message for a missing permission. Its quotation marks are escaped, because the log contains the
+    // message in a JSON string.
     format!("cannot {} resource \\\"{}\\\"", permission.verb, permission.resource)
 }
 

@@ -35,7 +35,7 @@ fn upstream_client(provider: &Provider) -> RegisteredClient {
     RegisteredClient { id: provider.client_id().to_owned(), secret: ClientSecret::Shared(provider.secret().to_owned()) }
 }
 
-/// An install with servers that resolve the provider's host names and trust its certificate.
+/// An installation with servers that resolve the provider's host names and trust its certificate.
 async fn install_with_upstream(upstream: &MockProvider) -> Installation<'static> {
     let ca = process::fresh_dir("provider").join("ca.pem");
     fs::write(&ca, upstream.ca()).unwrap();
@@ -152,8 +152,8 @@ async fn reachable_follows_the_provider_and_the_app_stays_ready() {
     let of_apps = status_writes(&install, &requests, "apps/status");
     let of_apps: Vec<_> = of_apps.into_iter().filter(|event| event.name == app.id()).collect();
     assert!(of_apps.is_empty(), "{of_apps:#?}");
-    // One write for each of the three results, although each server reports it: while two reports differ, the status
-    // has the worse one.
+    // There is one write for each of the three results, although both servers report each result. While the reports
+    // differ, the status contains the worse one.
     let written = status_writes(&install, &requests, "providers/status");
     assert_eq!(written.len(), 3, "{written:#?}");
     install.wait_until_ready(&app).await;

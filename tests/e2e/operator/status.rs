@@ -48,7 +48,8 @@ async fn an_applied_app_becomes_ready_on_every_server() {
     }
 }
 
-/// Waits until the servers report that the Provider does not respond. After that, their reports do not change.
+/// Waits until the condition Reachable reports that the provider's token endpoint cannot be reached. After that, the
+/// condition does not change.
 async fn wait_until_provider_unreachable(install: &Installation<'_>, name: &str) {
     let provider = ("Provider", install.tenant(), name);
     wait_for_condition(install, provider, ConditionType::Reachable, ConditionStatus::False, "TokenEndpointFailed")
@@ -345,7 +346,7 @@ async fn applying_an_equivalent_object_writes_nothing() {
     let writes: Vec<_> = requests
         .iter()
         .filter(|event| event.user == user && event.is_write() && event.resource != "leases")
-        // Not Events, which have names of their own; one of them reports that another App is Programmed.
+        // Leaves out Events. Those about this App are checked below.
         .filter(|event| !of_others(event) && event.resource != "events")
         .collect();
     assert!(writes.is_empty(), "{writes:#?}");

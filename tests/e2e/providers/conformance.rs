@@ -412,6 +412,6 @@ async fn every_preset_conforms_to_its_providers_documentation() {
         let cells: Vec<&str> = row.cells.iter().map(|(_, found)| found.as_str()).collect();
         text.push_str(&format!("| {} | {} |\n", row.expected.preset, cells.join(" | ")));
     }
-    // Not with `println!`: the test harness shows its output only for failed tests.
+    // Writes to standard error directly, because the test harness shows the output of `println!` only for failed tests.
     std::io::stderr().write_all(text.as_bytes()).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Calls to providers through the outbound proxy of the install.
+//! Calls to providers through the outbound proxy of the installation.
 
 use std::collections::HashMap;
 

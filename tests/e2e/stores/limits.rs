@@ -1,4 +1,4 @@
-//! Rate limits: they are exact, a rejected call counts for no limit, and the time until a retry is right.
+//! Rate limits: they are exact, no limit counts a rejected call, and the time until a retry is right.
 
 use std::time::Duration;
 

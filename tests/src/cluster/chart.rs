@@ -37,7 +37,7 @@ where
     template_with_tests(release, namespace, [PathBuf::from("--skip-tests")].into_iter().chain(args)).await
 }
 
-/// Like [`template`], with the objects of `helm test`.
+/// Like [`template`], but with the objects of `helm test`.
 pub async fn template_with_tests<I>(release: &str, namespace: &str, args: I) -> Result<Vec<Value>>
 where
     I: IntoIterator<Item: AsRef<Path>>,

@@ -1,4 +1,4 @@
-//! Servers of an install: real processes, each with the Pod and the endpoint that a kubelet and a controller would
+//! Servers of an installation: real processes, each with the Pod and the endpoint that a kubelet and a controller would
 //! create.
 
 use std::{

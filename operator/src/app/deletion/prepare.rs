@@ -18,7 +18,7 @@ use crate::{
 
 /// Where the deletion of an App's users starts from.
 pub(super) enum DeletionState {
-    /// The document for the servers, and the keys unless they are lost.
+    /// This App owns the appID. Contains the document for the servers, and the keys unless they are lost.
     Owned(DeletedApp, Option<Box<Stored>>),
     /// The appID, and so its users, belong to another App or to none.
     NotOwned,
@@ -37,7 +37,8 @@ pub(super) async fn prepare_deletion(
 ) -> Result<DeletionState, Error> {
     let state = match key_secret::read(secrets, app_id).await? {
         KeyLookup::Stored(stored) if stored.owner != *us => DeletionState::NotOwned,
-        // The servers must know of the change of owner, or they do not accept that the users are ours.
+        // The servers must learn of the change of owner. Otherwise they do not accept that the users belong to this
+        // App.
         KeyLookup::Stored(stored) if stored.is_handed_over() => {
             match key_secret::replace(secrets, &stored, &stored.document, us).await? {
                 Some(stored) => DeletionState::Owned(document_from_keys(us, &stored.document), Some(Box::new(stored))),

@@ -38,7 +38,7 @@ pub(crate) async fn acquire(
             let Some(stored) = take(decision, keys, &facts.claim.owner, app_id, policy, context).await? else {
                 return Err(Stop::RETRY_SOON);
             };
-            // The quota counts it now, not only when the watch reports it.
+            // The quota includes the appID from now on, before the watch reports the key Secret.
             context.objects.quotas.record_keys(app_id, Some(stored.owner.clone()));
             stored
         }
@@ -70,7 +70,8 @@ async fn take(
             key_secret::create(secrets, &rebuilt, owner).await?
         }
         (OwnershipDecision::KeysUnusable(why), _) => return Err(unusable(why).into()),
-        // Nothing to take: the first three have stored keys, and validation rejects the App for the others.
+        // There is nothing to take. With `Ours`, `Inherit` or `HandedOver`, keys are stored. With the other decisions,
+        // the reconcile stops before this step.
         (
             OwnershipDecision::Ours
             | OwnershipDecision::Inherit
@@ -90,7 +91,7 @@ fn unusable(why: UnusableReason) -> Rejection {
     Rejection::new(Reason::KeysInvalid, "", message)
 }
 
-/// The keys in the rendered Secret, if the key Secret is missing.
+/// Restores the keys from the rendered Secret, because the key Secret is missing.
 async fn rebuild(
     secrets: &Api<Secret>,
     app_id: &AppId,

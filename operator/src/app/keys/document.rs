@@ -15,21 +15,22 @@ use super::material::{KeyGenerationError, generate_hmac_secret, generate_private
 pub(crate) struct KeyDocument {
     #[serde(rename = "appID")]
     pub(crate) app_id: AppId,
-    /// Generated with the first keys of an App in a cluster. Distinguishes it from an earlier App with the same appID.
+    /// Generated with the first keys of an App in a cluster. Distinguishes the App from an earlier one with the same
+    /// appID.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) incarnation: Option<String>,
-    /// The namespace that the keys were last written for. If the Secret's annotation names another one, they were
-    /// handed over.
+    /// The namespace that the keys were last written for. If the Secret's annotation names another namespace, the keys
+    /// were handed over to it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) namespace: Option<String>,
-    /// Increases when these keys get users that servers know under another namespace or incarnation. The greater number
-    /// wins.
+    /// Increases when these keys get users that servers know under another namespace or incarnation. If two owners
+    /// claim the appID, the greater number wins.
     #[serde(skip_serializing_if = "is_zero", default)]
     pub(crate) handover: u32,
     pub(crate) signing: Vec<StoredSigningKey>,
     pub(crate) hmac: Vec<StoredHmacKey>,
-    /// The highest numbers that were assigned. In documents without this field the keys themselves may have higher
-    /// ones.
+    /// The highest numbers that were assigned. In documents without this field, the ids of the keys may contain higher
+    /// numbers.
     #[serde(default)]
     pub(crate) last: LastNumbers,
     /// The value of the rotation annotation that was handled last.
@@ -73,7 +74,8 @@ pub(crate) struct StoredHmacKey {
     pub(crate) lifecycle: KeyLifecycle,
 }
 
-/// The life cycle of a key. All of it is absent in keys of `latchkey-operator render`, which no server acknowledges.
+/// The life cycle of a key. Every field is absent in the keys of `latchkey-operator render`, because no server
+/// acknowledges such keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct KeyLifecycle {
@@ -84,7 +86,8 @@ pub(crate) struct KeyLifecycle {
     pub(crate) activated_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) retired_at: Option<OffsetDateTime>,
-    /// When the last token or session that was created with the key has ended. `None`: some pod may still create more.
+    /// The time by which every token and session that was created with the key has ended. `None`: some pod may still
+    /// create more.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) not_after: Option<OffsetDateTime>,
     /// The longest lifetime of anything created with the key. `None`: unknown, so the longest that the schema allows.

@@ -25,8 +25,8 @@ mod tests;
 /// How long a retired key is stored after everything created with it has expired. Covers clock differences, and a pod
 /// that still responds although it is no serving pod any more.
 const RETIREMENT_MARGIN: Duration = Duration::HOUR;
-/// The maximum number of keys of one kind. A status lists 64, so a revocation always has room. A rotation waits until a
-/// key expires.
+/// The maximum number of keys of one kind. A status can list 64 keys, so there is always room for the new key that a
+/// revocation needs. If there are this many keys, a rotation waits until one expires.
 const MAX_KEYS: usize = 60;
 /// How many revoked ids are remembered.
 const MAX_REVOKED_IDS: usize = 64;
@@ -94,8 +94,8 @@ impl KeyDocument {
         self
     }
 
-    /// The next state of the keys, with everything that is due now, or `None` if nothing changes. They are
-    /// `acknowledged` if there are serving pods and all of them report the revision that contains exactly these keys.
+    /// The next state of the keys, with everything that is due now, or `None` if nothing changes. `acknowledged` means
+    /// that there are serving pods, and that all of them report the revision that contains exactly these keys.
     pub(crate) fn advance(
         &self,
         policy: &KeyPolicy,
@@ -114,7 +114,7 @@ impl KeyDocument {
             advance_states(&mut next.signing, &mut last.signing, policy, revoked, now, acknowledged)?;
         let hmac_requested = advance_states(&mut next.hmac, &mut last.hmac, policy, revoked, now, acknowledged)?;
 
-        // Both kinds or none, so that each value is handled once.
+        // Either both kinds of keys rotate or none, so that each value of the annotation is handled once.
         let requested = next.is_rotation_requested(policy) && next.has_room();
         if requested {
             next.rotation.clone_from(&policy.rotate_request);
@@ -128,7 +128,7 @@ impl KeyDocument {
         Ok(Some(next))
     }
 
-    /// When the next step is due because time has passed. `None`: never. Nothing must be due for these keys now.
+    /// When the next step is due because time has passed. `None`: never. Call this only if nothing is due now.
     pub(crate) fn next_due(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Option<OffsetDateTime> {
         due_times(&self.signing, policy).chain(due_times(&self.hmac, policy)).filter(|time| *time > now).min()
     }
@@ -182,10 +182,11 @@ impl KeyDocument {
         }
     }
 
-    /// Replaces all keys. Perhaps nobody knows which ids were assigned before, so the numbers continue at the minutes
-    /// since 1970, which is above those of keys generated once a minute. Otherwise the response to a refresh token with
-    /// an id newer than any known would be 503 forever, although its user must log in again. `handover`, by which
-    /// servers replace the previous incarnation, continues in the same way.
+    /// Replaces all keys. Perhaps nobody knows which ids were assigned before. So the numbers continue at the number of
+    /// minutes since 1970, which is greater than any assigned number, even if keys were generated once a minute. With a
+    /// smaller number, a lost key could have a greater id than every known key. The response to its refresh tokens
+    /// would then be 503 forever, although their users must log in again. `handover`, by which servers replace the
+    /// previous incarnation, continues in the same way.
     fn replace_all(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyGenerationError> {
         let minutes = u32::try_from(now.unix_timestamp() / 60).unwrap_or_default();
         let last = self.last_numbers();
@@ -198,7 +199,8 @@ impl KeyDocument {
     }
 }
 
-/// The number after the last. Skips a number that the App names as revoked, because the App meant another key.
+/// The number of the next key. Skips the number in the revocation annotation, because the annotation cannot mean a key
+/// that does not exist yet.
 fn next_number<K: StoredKey>(last: u32, policy: &KeyPolicy) -> Result<u32, KeyGenerationError> {
     let next = last.checked_add(1).ok_or(KeyGenerationError)?;
     match &policy.revoke_id {
@@ -246,8 +248,8 @@ fn advance_states<K: StoredKey>(
         record_acknowledgement(keys, &timing, now);
     }
 
-    // Tokens of a revoked key are rejected, but a session that was opened with it can continue and have tokens of later
-    // keys.
+    // Tokens of a revoked key are rejected, but a session that was opened with the key can continue and get tokens of
+    // later keys.
     let mut sessions_end = now;
     let mut requested = false;
     keys.retain(|key| {
@@ -290,7 +292,7 @@ fn advance_states<K: StoredKey>(
             }
         }
         (Some(_), None) => {}
-        // Without an Active key nobody can log in, so this waits for nothing.
+        // Without an Active key nobody can log in, so the published key becomes Active immediately.
         (None, Some(published)) => {
             activate(&mut keys[published], &timing, now);
             requested = false;
@@ -320,9 +322,9 @@ fn extend_lifetimes<K: StoredKey>(keys: &mut [K], seconds: u32) {
     }
 }
 
-/// Records that every serving pod knows these keys: from now on nothing is created with the retired ones.
+/// Records that every serving pod knows these keys: from now on nothing is created with retired keys.
 fn record_acknowledgement<K: StoredKey>(keys: &mut [K], timing: &KeyTiming, now: OffsetDateTime) {
-    // A session that was opened with a key can get a token of each later key.
+    // A session that was opened with a key can get a token of each later key. So no key may end before an older one.
     let mut before = now;
     for key in keys {
         let longest = timing.max_lifetime(key.lifecycle());
@@ -369,7 +371,7 @@ fn publish_next_key<K: StoredKey>(
     Ok(())
 }
 
-/// When something is due for these keys, if everything is acknowledged.
+/// The times at which something is due for these keys, if every serving pod has acknowledged them.
 fn due_times<'a, K: StoredKey>(keys: &'a [K], policy: &'a KeyPolicy) -> impl Iterator<Item = OffsetDateTime> + 'a {
     let timing = K::timing(policy);
     let rotates = position(keys, KeyState::Published).is_none() && has_room(keys);

@@ -16,8 +16,8 @@ pub(crate) struct KeyPolicy {
     pub(crate) algorithm: SigningAlgorithm,
     /// Lifetime of an access token, in seconds.
     pub(crate) access_lifetime_seconds: u32,
-    /// The longest lifetime of sessions and mailed codes, in seconds. A refresh token is valid while its session lives:
-    /// any call uses the session and moves its idle end, but nothing moves its absolute end.
+    /// The longest lifetime of sessions and mailed codes, in seconds. A refresh token is valid while its session lives.
+    /// Each call in the session moves its idle end, but nothing moves its absolute end.
     pub(crate) session_lifetime_seconds: u32,
     pub(crate) rotation_days: u32,
     /// The value of the rotation annotation.

@@ -1,5 +1,6 @@
 //! The Secret that stores the keys of an App and names the owner of its appID: read by GET, created by POST, changed by
-//! PUT with its resourceVersion. Never by patch or apply: a leader that was paused would overwrite newer keys.
+//! PUT with its resourceVersion. The operator never changes it by patch or apply, because then a leader that was paused
+//! could overwrite newer keys.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +39,7 @@ pub(crate) struct Stored {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum KeyLookup {
     Missing,
-    /// It exists and is never overwritten. Carries the owner if the Secret names it.
+    /// The Secret exists, but cannot be used. It is never overwritten. Contains the owner if the Secret names one.
     Unusable(UnusableReason, Option<AppIdOwner>),
     Stored(Box<Stored>),
 }
@@ -143,7 +144,7 @@ fn parse_document(secret: &Secret, app_id: &AppId) -> Result<KeyDocument, Unusab
     Ok(document)
 }
 
-/// The Secret with these keys. `metadata` comes from the Secret that it replaces.
+/// The Secret with these keys. `metadata` comes from the Secret that this Secret replaces.
 fn build_secret(document: &KeyDocument, owner: &AppIdOwner, metadata: Option<&ObjectMeta>) -> Secret {
     let mut metadata = metadata.cloned().unwrap_or_default();
     metadata.name = Some(app_keys_secret(&document.app_id));
@@ -161,7 +162,7 @@ fn build_secret(document: &KeyDocument, owner: &AppIdOwner, metadata: Option<&Ob
     }
 }
 
-/// Reads the keys of an App. `secrets` are those of the install's namespace, here and below.
+/// Reads the keys of an App. Here and below, `secrets` are those of the installation's namespace.
 pub(crate) async fn read(secrets: &Api<Secret>, app_id: &AppId) -> Result<KeyLookup, KeySecretError> {
     match secrets.get_opt(&app_keys_secret(app_id)).await {
         Ok(None) => Ok(KeyLookup::Missing),

@@ -11,22 +11,22 @@ use super::{
 
 /// How long a new signing key is published before it signs. Verifiers that fetch the keys once a day know it by then.
 pub(super) const PUBLICATION_DELAY: Duration = Duration::DAY;
-/// How long it is published if the rotation was requested: the `max-age` of the JWKS (`PUBLIC` in the server's
-/// `http/response.rs`), plus a minute for delivery.
+/// How long a new signing key is published if the rotation was requested: the `max-age` of the JWKS (`PUBLIC` in the
+/// server's `http/response.rs`), plus a minute for delivery.
 pub(super) const REQUESTED_PUBLICATION_DELAY: Duration = Duration::seconds(300 + 60);
 /// The longest access token that the schema allows, in seconds.
 const MAX_ACCESS_LIFETIME_SECONDS: u32 = 86_400;
 /// The longest session that the schema allows, in seconds. No code lives as long.
 pub(super) const MAX_SESSION_LIFETIME_SECONDS: u32 = 63_072_000;
 
-/// The times in which the two kinds of key differ.
+/// The times that differ between signing keys and HMAC keys.
 pub(super) struct KeyTiming {
     /// How long a key of a scheduled rotation is published before it is Active.
     publication_delay: Duration,
     /// How long a key of a requested rotation is published before it is Active.
     requested_publication_delay: Duration,
     pub(super) rotation_period: Duration,
-    /// The longest lifetime of anything created with such a key from now on, in seconds.
+    /// The longest lifetime of anything created with a key of this kind from now on, in seconds.
     pub(super) max_lifetime_seconds: u32,
     /// The longest lifetime of anything created with a key of unknown history, in seconds.
     pub(super) max_lifetime_if_unknown_seconds: u32,
@@ -128,7 +128,7 @@ impl StoredKey for StoredHmacKey {
 
     fn timing(policy: &KeyPolicy) -> KeyTiming {
         KeyTiming {
-            // Only servers read what is created with the key, so it is enough that they know it.
+            // Only servers read what is created with the key, so it is enough that the servers know the key.
             publication_delay: Duration::ZERO,
             requested_publication_delay: Duration::ZERO,
             rotation_period: Duration::days(policy.rotation_days.into()),

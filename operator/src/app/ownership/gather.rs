@@ -32,7 +32,8 @@ fn other_claims(app: &App, app_id: &AppId, context: &Context) -> Vec<Claim> {
 // === impl OwnershipFacts ===
 
 impl OwnershipFacts {
-    /// `secrets` are those of the install's namespace, `other_claims` the other Apps in the store that claim the appID.
+    /// `secrets` are those of the installation's namespace. `other_claims` are the other Apps in the store that claim
+    /// the appID.
     pub(crate) async fn gather(
         client: &Client,
         secrets: &Api<Secret>,
@@ -66,7 +67,7 @@ async fn rendered_secret_owner(secrets: &Api<Secret>, app_id: &AppId) -> Result<
 async fn find_owner(client: &Client, owner: &AppIdOwner, app_id: &AppId) -> Result<OwnerState, KeySecretError> {
     let apps: Api<App> = Api::namespaced(client.clone(), &owner.namespace);
     match apps.get(&owner.name).await {
-        // Created again under its name, with another appID.
+        // The App was created again under the same name, with another appID.
         Ok(app) if app.app_id().is_ok_and(|other| other != *app_id) => Ok(OwnerState::Deleted),
         Ok(_) => Ok(OwnerState::Exists),
         Err(kube::Error::Api(status)) if proves_absence(&status, &owner.name) => Ok(OwnerState::Deleted),

@@ -45,7 +45,7 @@ fn facts() -> OwnershipFacts {
 fn the_oldest_valid_app_takes_a_free_app_id() {
     assert_eq!(facts().decide(), OwnershipDecision::Free);
     let with = |other: Claim| OwnershipFacts { other_claims: vec![other], ..facts() }.decide();
-    // Older ones first, then by namespace and name if they were created in the same second.
+    // Older Apps have precedence. Apps that were created in the same second are ordered by namespace and name.
     assert_eq!(with(claim("other", "a", 9, ClaimValidity::Pending)), OwnershipDecision::Wait);
     assert_eq!(with(claim("other", "a", 9, ClaimValidity::Valid)), OwnershipDecision::Wait);
     assert_eq!(with(claim("other", "z", 10, ClaimValidity::Valid)), OwnershipDecision::Wait);
@@ -73,7 +73,7 @@ fn only_the_namespace_of_a_deleted_owner_can_succeed_it() {
     let deleted = |keys: KeyLookup| OwnershipFacts { keys, owner_state: OwnerState::Deleted, ..facts() };
     assert_eq!(deleted(stored("shop", "before", "shop")).decide(), OwnershipDecision::Inherit);
     assert_eq!(deleted(stored("other", "before", "other")).decide(), OwnershipDecision::Reserved);
-    // Of several there, the oldest.
+    // Of several Apps in that namespace, the oldest takes the appID.
     let others =
         vec![claim("shop", "older", 1, ClaimValidity::Valid), claim("other", "older", 1, ClaimValidity::Valid)];
     let facts = OwnershipFacts { other_claims: others, ..deleted(stored("shop", "before", "shop")) };
@@ -94,9 +94,9 @@ fn the_platform_team_can_hand_over_an_app_id() {
         ..facts()
     };
     assert_eq!(edited("another-name").decide(), OwnershipDecision::HandedOver);
-    // Even if the App has exactly the name of the previous owner.
+    // The keys are also handed over if the App has exactly the name of the previous owner.
     assert_eq!(edited("store").decide(), OwnershipDecision::HandedOver);
-    // The previous owner does not own it any more.
+    // The previous owner does not own the appID any more.
     let before = OwnershipFacts { claim: claim("before", "store", 1, ClaimValidity::Valid), ..edited("store") };
     assert_eq!(before.decide(), OwnershipDecision::Reserved);
 }
@@ -181,7 +181,7 @@ fn a_claim_is_valid_by_the_conditions_of_its_current_generation() {
 
 fn secret_of(namespace: &str, name: &str) -> impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send + 'static {
     let annotations = json!({ "latchkey.dev/namespace": namespace, "latchkey.dev/name": name });
-    // Keys that cannot be used name their owner like others.
+    // A Secret whose keys cannot be used still names the owner.
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "type": "latchkey.dev/app-keys",
         "metadata": { "name": "latchkey-keys-shop", "annotations": annotations },
@@ -216,7 +216,7 @@ async fn only_the_api_server_proves_that_an_owner_is_deleted() {
         gathered(&script).await.map(|facts| facts.owner_state)
     };
     assert_eq!(with(|_| not_found("before")).await.unwrap(), OwnerState::Deleted);
-    // It was created again, with another appID.
+    // The owner was created again, with another appID.
     let another = |_: &ReceivedCall| (StatusCode::OK, serde_json::to_value(app("other", "before", "another")).unwrap());
     assert_eq!(with(another).await.unwrap(), OwnerState::Deleted);
     let there = |_: &ReceivedCall| (StatusCode::OK, serde_json::to_value(app("other", "before", "shop")).unwrap());

@@ -38,7 +38,7 @@ pub(crate) async fn write_outcome(
         rate_limit::cancel(app, context);
         return Ok(Action::requeue(requeue));
     }
-    // A reconcile that has published has had its turn.
+    // A reconcile that has published has already waited for its turn.
     if !published && let Err(wait) = rate_limit::try_acquire(app, old, context) {
         return Ok(Action::requeue(wait));
     }

@@ -28,7 +28,7 @@ enum RelayError {
     InvalidKey(&'static str, &'static str),
 }
 
-/// The relay for the App's mails. An error is added to `field_errors`, and the mails wait.
+/// The relay for the App's mails. If the relay cannot be used, an error is added to `field_errors`, and the mails wait.
 pub(super) fn smtp(facts: &AppFacts, settings: &Settings, field_errors: &mut Vec<FieldError>) -> RenderedSmtp {
     let relay = match &facts.smtp {
         None => return RenderedSmtp::Install,

@@ -42,8 +42,8 @@ impl<E: Into<CommonError>> From<E> for ConfirmError {
     }
 }
 
-/// Confirms an email address with the code of a mail. Returns tokens of the session of `bearer`, if it is one of the same
-/// user, otherwise of a new session.
+/// Confirms an email address with the code of a mail. Returns tokens of the session of `bearer` if that session belongs
+/// to the user of the code, otherwise tokens of a new session.
 pub async fn confirm<S: Users + OwnAccounts + Outbox + RateLimits + Codes + Sessions + AuditLog>(
     call: Call<'_, S>,
     code: &str,
@@ -65,7 +65,7 @@ async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + 
     let found = find_code(call, code, &[CodePurpose::Confirm, CodePurpose::Change]).await?;
     let (key, record) = found.ok_or(ConfirmError::InvalidCode)?;
     let own = own_session(call, bearer, record.user).await?;
-    // Only the account that requested a new email address can confirm it. For anybody else the code stays unused.
+    // Only the account that requested a new email address can confirm it. For anybody else the code is not consumed.
     if record.purpose == CodePurpose::Change && own.as_ref().is_none_or(|session| session.epoch != record.epoch) {
         return Err(ConfirmError::InvalidCode);
     }
@@ -105,8 +105,8 @@ async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + 
             let session = Session { epoch: user.epoch, ..session };
             token::issue_tokens(call.app, call.env, &user.profile(), &session)?
         }
-        // No session is opened if the epoch has risen again. The code is used, so the client gets the error of a used
-        // one.
+        // No session is opened if the epoch has risen again. The code is consumed, so the client gets the error for a
+        // consumed code.
         None => {
             let opened = open_session_with_id(call, &user, session, Amr::Code).await?;
             opened.ok_or(ConfirmError::InvalidCode)?
@@ -116,7 +116,7 @@ async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + 
     Ok(Confirmed { user, tokens, password_required: changed.was_contested })
 }
 
-/// Makes the pending email address that of the account. An unverified account that had it is deleted.
+/// Makes the pending email address the address of the account. Deletes an unverified account that had this address.
 async fn change_address<S: OwnAccounts + Sessions + Outbox>(
     call: Call<'_, S>,
     record: &CodeRecord,
@@ -140,8 +140,8 @@ async fn change_address<S: OwnAccounts + Sessions + Outbox>(
     Ok(Some(ChangedUser { user, was_contested: false }))
 }
 
-/// The session of the Bearer token, if it is a session of this user. Returns `None` for any other or invalid token,
-/// because *confirm* needs no session.
+/// The session of the Bearer token, if it is a session of this user. An invalid token or a token of another user is no
+/// error but `None`, because *confirm* needs no session.
 async fn own_session<S: Sessions>(
     call: Call<'_, S>,
     bearer: Option<&str>,

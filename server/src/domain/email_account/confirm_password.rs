@@ -56,12 +56,12 @@ pub async fn reset_password<S: Users + Outbox + RateLimits + Codes + Sessions + 
     let permit = call.stores.acquire(call.app_id(), rate_limits::codes(call.app, call.client_address())).await?;
     let email = request.email.clone();
     let outcome = apply_reset_code(call, request).await;
-    // Not released for a weak password: scoring is work, and the code may not have been checked yet.
+    // For a weak password the permit is not released: scoring is work, and the code may not have been checked yet.
     if matches!(outcome, Ok(()) | Err(ResetPasswordError::Common(_))) {
         call.stores.release(call.app_id(), permit).await;
     }
     if matches!(outcome, Err(ResetPasswordError::InvalidCode)) {
-        // Looked up for known and unknown email addresses alike. If the lookup fails, the response is the same.
+        // The lookup happens for known and unknown email addresses alike. If it fails, the response is the same.
         let user = call.stores.user_by_email(call.app_id(), &email).await.ok().flatten();
         let account = Some(call.account_key(&email));
         let refusal = call.refusal(RefusalKind::PasswordReset, account, user.map(|user| user.id));
@@ -74,7 +74,8 @@ async fn apply_reset_code<S: Users + Outbox + RateLimits + Codes + Sessions + Pa
     call: Call<'_, S>,
     request: ResetPasswordInput,
 ) -> Result<(), ResetPasswordError> {
-    // First with the email address alone, so that a weak password is rejected alike for right and wrong codes.
+    // The first check uses the email address alone, so that a weak password is rejected alike for right and wrong
+    // codes.
     check_password_policy(call, &request.password, password::likely_guesses(Some(&request.email), None)).await?;
     let found = find_code(call, &request.code, &[CodePurpose::Reset]).await?;
     let (key, record) = found.ok_or(ResetPasswordError::InvalidCode)?;
@@ -82,7 +83,8 @@ async fn apply_reset_code<S: Users + Outbox + RateLimits + Codes + Sessions + Pa
         return Err(ResetPasswordError::InvalidCode);
     }
     let user = call.stores.user(call.app_id(), record.user).await?.ok_or(ResetPasswordError::InvalidCode)?;
-    // The code is right, so the name can be used too. A password that is rejected here does not use the code.
+    // The code is right, so the second check can use the name too. If the password is rejected here, the code is not
+    // consumed.
     let name = Name::parse(&user.name).ok();
     check_password_policy(call, &request.password, password::likely_guesses(Some(&request.email), name.as_ref()))
         .await?;

@@ -25,8 +25,9 @@ pub async fn forgot_password<S: Users + RateLimits + Outbox + AuditLog>(
             call.stores
                 .enqueue(call.app_id(), Mail { kind: MailKind::Reset, recipient, requested_at: call.env.now() })
                 .await?;
-            // Does not wait: an unknown email address has no event to write, which takes less time. Only together with
-            // a mail, so that the mail limits bound the events too.
+            // The request does not wait for the event: for an unknown email address no event is written, and the
+            // shorter time would reveal that. Without a mail there is no event, so that the mail limits bound the
+            // events too.
             call.stores.record_later(call.app_id(), call.event(EventKind::PasswordResetRequested, id));
         }
         Ok(())

@@ -32,10 +32,10 @@ pub enum LoginError {
     /// The same error for an unknown email address, a wrong password and an account without a password.
     #[error("the email address or the password is wrong")]
     InvalidCredentials,
-    /// Only after the right password.
+    /// Returned only after the right password.
     #[error("the user is disabled")]
     Disabled,
-    /// Only with enumeration protection `Disabled`, after the right password. Otherwise the error is
+    /// Returned only with enumeration protection `Disabled`, after the right password. Otherwise the error is
     /// `InvalidCredentials`.
     #[error("the email address is not verified")]
     EmailNotVerified,

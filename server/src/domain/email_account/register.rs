@@ -25,7 +25,7 @@ pub struct RegisterInput {
 pub struct Registered {
     /// For a known email address, a new random id. Clients store the id that *confirm* or *login* returns.
     pub local_id: UserId,
-    /// Lifetime of the confirmation code in seconds. A lower bound, because the code is made when the mail is sent.
+    /// Minimum lifetime of the confirmation code in seconds. The lifetime starts when the mail is sent.
     pub expires_in: i64,
     pub expires_at: i64,
 }
@@ -38,7 +38,7 @@ pub enum RegisterError {
     DomainNotAllowed,
     #[error(transparent)]
     Weak(#[from] WeakPassword),
-    /// Only without enumeration protection.
+    /// Returned only without enumeration protection.
     #[error("the email address has an account")]
     EmailTaken,
     #[error(transparent)]

@@ -34,7 +34,7 @@ pub struct PendingAddressChange {
 pub enum ChangeAddressError {
     #[error("email addresses of this domain are not allowed")]
     DomainNotAllowed,
-    /// Only without enumeration protection.
+    /// Returned only without enumeration protection.
     #[error("the email address belongs to another account")]
     EmailTaken,
     #[error(transparent)]

@@ -18,7 +18,8 @@ pub trait AuditLog: Sync {
     /// background.
     fn record(&self, app: &AppId, event: Event) -> impl Future<Output = ()> + Send;
 
-    /// The same without waiting, for requests that do not need Postgres.
+    /// Like [`Self::record`], but does not wait. For requests that also work without Postgres, or that must take the
+    /// same time with and without an event.
     fn record_later(&self, app: &AppId, event: Event);
 
     /// Counts a refusal after the response.

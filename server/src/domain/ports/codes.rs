@@ -9,7 +9,7 @@ use crate::domain::code::{CodeKey, CodeRecord};
 
 /// Codes that were sent by email, in Redis.
 pub trait Codes: Sync {
-    /// Stores a code until it expires. Also stores a code again after the transaction that used it failed.
+    /// Stores a code until it expires: a new code, or a consumed code whose transaction failed.
     fn store_code(
         &self,
         app: &AppId,
@@ -17,13 +17,13 @@ pub trait Codes: Sync {
         record: &CodeRecord,
     ) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Looks under each key, without using the code.
+    /// Finds the code that is stored under one of the keys. Does not consume the code.
     fn find_code(
         &self,
         app: &AppId,
         keys: &[CodeKey],
     ) -> impl Future<Output = StoreResult<Option<(CodeKey, CodeRecord)>>> + Send;
 
-    /// Removes and returns the code: of concurrent calls one gets it.
+    /// Removes and returns the code. Of concurrent calls, only one gets the code.
     fn consume_code(&self, app: &AppId, key: &CodeKey) -> impl Future<Output = StoreResult<Option<CodeRecord>>> + Send;
 }

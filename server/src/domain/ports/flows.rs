@@ -30,10 +30,10 @@ pub trait Flows: Sync {
         client: ClientAddress,
     ) -> impl Future<Output = Result<(), StoreFlowError>> + Send;
 
-    /// Finds a flow that is not bound to a browser, without using it.
+    /// Finds a flow that is not bound to a browser. Does not mark the flow as used.
     fn find_flow(&self, app: &AppId, id: &FlowId) -> impl Future<Output = StoreResult<Option<String>>> + Send;
 
-    /// Marks a flow as used. Returns true for one of all calls.
+    /// Marks a flow as used. Of all calls for a flow, exactly one returns true.
     fn consume_flow(
         &self,
         app: &AppId,
@@ -49,15 +49,15 @@ pub trait Flows: Sync {
         login: &PendingLogin,
     ) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Finds a login without using its code. A used code can still be found for a while.
+    /// Finds a login by its code. Does not redeem the code. A redeemed code can still be found for a while.
     fn find_login(
         &self,
         app: &AppId,
         key: &LoginCodeKey,
     ) -> impl Future<Output = StoreResult<Option<StoredLogin>>> + Send;
 
-    /// Records that the code was exchanged for an open session. Returns `None` for the first exchange, otherwise the
-    /// session of the first.
+    /// Records that the code was exchanged for an open session. Returns `None` for the first exchange. For each later
+    /// exchange, returns the session of the first exchange.
     fn redeem_login(
         &self,
         app: &AppId,

@@ -31,7 +31,7 @@ pub struct NewFederatedUser {
     pub id: UserId,
     /// The email address, if the provider has verified it.
     pub email: Option<Email>,
-    /// The email address, if the provider has not verified it: it waits for its code.
+    /// The email address, if the provider has not verified it: the address then waits for its code.
     pub pending_email: Option<Email>,
     /// Empty if the provider sends none.
     pub name: String,
@@ -39,19 +39,20 @@ pub struct NewFederatedUser {
     pub event: Event,
 }
 
-/// Links an identity to a user. Applies only if the user is enabled and has this epoch.
+/// Links an identity to a user. The link applies only if the user is enabled and has this epoch.
 #[derive(Clone, Debug)]
 pub struct LinkRequest {
     pub user: UserId,
     pub epoch: Epoch,
-    /// The canonical email address by which the user was found. Applies only if the user has verified it.
+    /// The canonical email address by which the user was found. The link applies only if the user has verified this
+    /// address.
     pub address: Option<String>,
     pub identity: NewIdentity,
     pub event: Event,
 }
 
-/// Gives an account with an unverified email address to the user of a provider that has verified it. Applies only if
-/// the account is enabled and has this epoch, and has not verified the email address.
+/// Gives an account with an unverified email address to the user of a provider that has verified this address. The
+/// transfer applies only if the account is enabled and has this epoch, and has not verified the email address.
 #[derive(Clone, Debug)]
 pub struct AccountTransfer {
     pub user: UserId,
@@ -125,7 +126,7 @@ pub trait Identities: Sync {
         change: AccountTransfer,
     ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// The oldest first.
+    /// The user's identities, the oldest first.
     fn identities(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Vec<Identity>>> + Send;
 
     /// Removes the identities, unless the user would have neither a password nor an identity of the Providers in

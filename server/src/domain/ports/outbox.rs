@@ -66,7 +66,8 @@ pub trait Outbox: Sync {
     /// Ends the claim. Does nothing if the lease has expired and another worker has claimed the row.
     fn finish(&self, claimed: &ClaimedRow, outcome: DeliveryOutcome) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Removes the row of this epoch, because Redis has it, and a replica if there are any.
+    /// Removes the row of this epoch. Call it when Redis has the epoch and, if there are replicas, a replica has it
+    /// too.
     fn remove_epoch_row(&self, app: &AppId, change: &EpochChange) -> impl Future<Output = StoreResult<()>> + Send;
 
     /// Returns when there may be new rows (a notification), or never. Polling alone is sufficient.

@@ -20,8 +20,8 @@ use crate::domain::{
 #[derive(Clone, Debug)]
 pub struct Rename {
     pub user: UserId,
-    /// The epoch of the user as it was read. The change applies only if the user has this epoch. `epoch` means the same
-    /// in the types below.
+    /// The epoch that the user had when the request read the user. The change applies only if the user still has this
+    /// epoch. `epoch` means the same in the types below.
     pub epoch: Epoch,
     pub name: Name,
     pub at: OffsetDateTime,
@@ -60,7 +60,7 @@ pub struct AddressChangeRequest {
     pub event: Event,
 }
 
-/// Makes the pending email address that of the user.
+/// Makes the pending email address the address of the user.
 #[derive(Clone, Debug)]
 pub struct AddressChange {
     pub user: UserId,
@@ -90,12 +90,12 @@ pub struct AddressChanged {
     pub removed: Option<EpochChange>,
 }
 
-/// The account of a logged-in user, in Postgres. Each change is one transaction together with its event. It returns
-/// `None` and writes nothing if the user is deleted or disabled, or the epoch has risen. Except for `rename`, the same
-/// applies to an account with an unverified email address.
+/// The account of a logged-in user, in Postgres. Each change is one transaction together with its event. A change
+/// returns `None` and writes nothing if the user is deleted or disabled, or the epoch has risen. Except for `rename`,
+/// the same applies to an account with an unverified email address.
 pub trait OwnAccounts: Sync {
-    /// The user of the session: at the epoch of the session, or at a later one that is not in Redis yet and with which
-    /// this session continues. `None` if the user is disabled.
+    /// The user of the session, if enabled. The user must have the epoch of the session, or a later epoch that Redis
+    /// does not have yet and at which this session continues. Otherwise `None`.
     fn user_of_session(&self, app: &AppId, session: &Session)
     -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
@@ -113,16 +113,17 @@ pub trait OwnAccounts: Sync {
         change: PasswordChange,
     ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// Makes the email address pending instead of any other. Queues the mail to it, and the notice to the current one.
+    /// Makes the email address the pending one, in place of an earlier pending one. Queues the mail to the pending
+    /// address and the notice to the current address.
     fn request_address_change(
         &self,
         app: &AppId,
         request: AddressChangeRequest,
     ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// Makes the pending email address the verified one of the user, deletes an unverified account that had it, raises
-    /// the epoch, queues the notice to the former email address, and adds outbox rows that propagate the epochs. Also
-    /// returns `None` if another account has verified the email address.
+    /// Makes the pending email address the user's verified address, deletes an unverified account that had this
+    /// address, raises the epoch, queues the notice to the former email address, and adds outbox rows that propagate
+    /// the epochs. Also returns `None` if another account has verified the email address.
     fn change_address(
         &self,
         app: &AppId,

@@ -40,7 +40,8 @@ pub trait Providers: Sync {
         request: &AuthorizationRequest<'_>,
     ) -> impl Future<Output = Result<String, ProviderError>> + Send;
 
-    /// Validates `iss` of a callback without a code (RFC 9207): if it was sent, or if the provider promises to send it.
+    /// Validates `iss` of a callback without a code (RFC 9207). A missing `iss` is an error only if the provider
+    /// announces that it sends `iss`.
     fn validate_issuer(
         &self,
         permit: &Self::Permit,

@@ -35,7 +35,8 @@ pub trait RateLimits: Sync {
     /// Releases what must not count. A failure is only logged: the limit is then stricter until the window ends.
     fn release(&self, app: &AppId, permit: RateLimitPermit) -> impl Future<Output = ()> + Send;
 
-    /// Whether the client address logged in, confirmed or reset for the account in the last 30 days.
+    /// Whether somebody at the client address has logged in to the account, confirmed its email address or reset its
+    /// password in the last 30 days.
     fn is_known_client(
         &self,
         app: &AppId,

@@ -54,7 +54,7 @@ pub trait Sessions: Sync {
         session: SessionId,
     ) -> impl Future<Output = StoreResult<bool>> + Send;
 
-    /// Ends every session of the user except one. Returns those that were live.
+    /// Ends every session of the user except one. Returns the sessions that were live.
     fn end_other_sessions(
         &self,
         app: &AppId,
@@ -63,7 +63,7 @@ pub trait Sessions: Sync {
     ) -> impl Future<Output = StoreResult<Vec<SessionId>>> + Send;
 
     /// Raises the epoch and never lowers it. Every session ends except the one that continues at the new epoch. Also
-    /// writes the profile; `None` if the user was deleted.
+    /// writes the profile, which is `None` if the user was deleted.
     fn raise_epoch(
         &self,
         app: &AppId,

@@ -45,7 +45,8 @@ pub struct Confirmation {
     /// The session that the client gets. If the account was contested, this session can set a password without the old
     /// one.
     pub session: SessionId,
-    /// Whether the session exists already, because the user is logged in: it continues, and the identities remain.
+    /// Whether the session exists already, because the user is logged in. If so, the session continues and the
+    /// identities remain.
     pub keeps_session: bool,
     pub at: OffsetDateTime,
     pub event: Event,

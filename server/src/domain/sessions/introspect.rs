@@ -39,8 +39,8 @@ pub async fn introspect<S: Sessions>(call: Call<'_, S>, token: &str) -> Result<O
         };
         let live = call.stores.session(call.app_id(), token.user, token.session).await?;
         // The refresh endpoint may still accept the previous generation, for a client that lost the response, but that
-        // token has been replaced. It would also adopt a generation newer than the stored one (specification: Sessions
-        // and tokens, Refresh).
+        // token has been replaced. The refresh endpoint would also adopt a generation newer than the stored one
+        // (specification: Sessions and tokens, Refresh).
         let live = live.filter(|live| token.generation >= live.session.generation);
         return Ok(live.map(|live| ActiveToken { kind: TokenKind::Refresh, live_session: live }));
     }

@@ -22,7 +22,7 @@ pub(in crate::domain) async fn open_session<S: Sessions + AuditLog>(
     open_session_with_id(call, user, SessionId(call.env.new_uuid()), amr).await
 }
 
-/// The same with an id that was generated earlier.
+/// Like [`open_session`], with a session id that was generated earlier.
 pub(in crate::domain) async fn open_session_with_id<S: Sessions + AuditLog>(
     call: Call<'_, S>,
     user: &User,
@@ -45,12 +45,12 @@ pub(in crate::domain) async fn open_session_with_id<S: Sessions + AuditLog>(
     open_prepared_session(call, &new).await
 }
 
-/// The same for a prepared session, for example of a login that was an earlier request.
+/// Like [`open_session`], for a session that was prepared, for example in an earlier request.
 pub(in crate::domain) async fn open_prepared_session<S: Sessions + AuditLog>(
     call: Call<'_, S>,
     new: &NewSession,
 ) -> Result<Option<Tokens>, CommonError> {
-    // Signed first: if the tokens cannot be returned, no session is opened.
+    // The tokens are signed first: if that fails, no session is opened.
     let tokens = token::issue_tokens(call.app, call.env, &new.profile, &Session::opened(new))?;
     match call.stores.open_session(call.app_id(), new).await? {
         OpenOutcome::Opened => {}

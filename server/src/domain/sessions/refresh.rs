@@ -73,8 +73,8 @@ pub async fn refresh<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> 
             warn!(app = %call.app_id(), session = %token.session, "a replaced refresh token was used: its session ended");
             let event = call.event(EventKind::RefreshStolen, token.user).in_session(token.session);
             call.stores.record_later(call.app_id(), event);
-            // The session has already ended. This call waits for a replica to acknowledge it, so that a fail-over does
-            // not restore the session. Boxed because this future is rarer and larger than that of a refresh.
+            // The session has already ended. This call waits for a replica to acknowledge the end, so that a fail-over
+            // does not restore the session. Boxed because this future is rarer and larger than that of a refresh.
             if let Err(error) = Box::pin(call.stores.end_session(call.app_id(), token.user, token.session)).await {
                 warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a session's end was not replicated");
             }

@@ -30,11 +30,11 @@ pub struct CallbackInput<'a> {
 
 /// How a flow ends, and where the browser goes.
 pub struct FinishedFlow {
-    /// `None` if the App has no redirect URLs: it gets JSON.
+    /// `None` if the App has no redirect URLs: the response is then JSON.
     pub target: Option<RedirectTarget>,
     pub parameter_location: ParameterLocation,
     pub app_state: Option<String>,
-    /// False if the provider could not be called now: the state is not used, so the same callback can be sent again.
+    /// False if there was no permit to call the provider: the same callback can then be sent again.
     pub is_state_used: bool,
     pub outcome: Result<FlowResult, ProviderLoginError>,
 }
@@ -46,7 +46,8 @@ pub enum FlowResult {
     Code(LoginCode),
 }
 
-/// Why the response to a callback is an error instead of a redirect: no redirect URL can get it.
+/// Why the response to a callback is an error instead of a redirect. There is no redirect URL to which the error can be
+/// sent.
 #[derive(Debug, thiserror::Error)]
 pub enum CallbackError {
     #[error("the state is missing, used, expired or of another flow")]
@@ -64,7 +65,7 @@ impl<E: Into<CommonError>> From<E> for CallbackError {
     }
 }
 
-/// Finishes a flow. After it has a permit to call the provider, the state is used, whatever the outcome.
+/// Finishes a flow. Once the callback has a permit to call the provider, it uses the state, whatever the outcome.
 pub async fn finish_flow<S>(
     call: Call<'_, S>,
     provider: &RenderedProvider,
@@ -99,7 +100,8 @@ where
         CallbackMode::Query | CallbackMode::Code => ParameterLocation::Query,
         CallbackMode::Fragment => ParameterLocation::Fragment,
     };
-    // Before the state is used, so that the browser can repeat a callback for which there is no capacity.
+    // The permit is acquired before the state is used, so that the browser can repeat a callback for which there is no
+    // capacity.
     let permit = match acquire_provider_permit(call, ProviderOperation::Callback, provider).await {
         Ok(permit) => permit,
         Err(error) => {
@@ -134,7 +136,7 @@ where
 {
     let code = match (returned.error, returned.code) {
         (Some(error), _) => {
-            // An error from another issuer is not this provider's (RFC 9207, 2.4).
+            // An error from another issuer is not an error of this provider (RFC 9207, 2.4).
             call.stores.validate_issuer(&permit, provider, returned.iss).await?;
             return Err(ProviderLoginError::ProviderReported(authorization_error(error)));
         }
@@ -176,7 +178,8 @@ where
     }
 }
 
-/// The error of a provider. Some providers have their own code if the user cancels (Apple, LinkedIn).
+/// The error of a provider. Some providers (Apple, LinkedIn) have their own error codes for a login that the user
+/// cancels.
 fn authorization_error(error: &str) -> Option<AuthorizationError> {
     match error {
         "user_cancelled_authorize" | "user_cancelled_login" => Some(AuthorizationError::AccessDenied),

@@ -19,7 +19,7 @@ pub enum ProviderLoginError {
     DomainNotAllowed,
     #[error("the email address is not verified")]
     EmailNotVerified,
-    /// Only without enumeration protection.
+    /// Returned only without enumeration protection.
     #[error("the email address has an account, and this provider must not be linked by address")]
     LinkRequired,
     #[error("the provider sent no email address")]

@@ -19,7 +19,7 @@ use crate::domain::{
 pub struct CodeExchangeInput<'a> {
     pub code: &'a str,
     pub code_verifier: &'a str,
-    /// If it is sent, it must equal that of the flow.
+    /// If it is sent, it must equal the redirect URL of the flow.
     pub redirect_url: Option<&'a str>,
 }
 
@@ -79,7 +79,7 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
         ends_at: logged_in_at + Duration::seconds(i64::from(tokens.session_lifetime_seconds)),
         idle_seconds: tokens.refresh_idle_seconds,
     };
-    // Opened before the exchange is recorded: a second exchange then finds a session that it can end.
+    // The session is opened before the exchange is recorded: a second exchange then finds a session that it can end.
     let tokens = match open_prepared_session(Call { client: &client, ..call }, &new).await? {
         Some(tokens) => tokens,
         // The epoch has risen since the login, for example because the password was reset.

@@ -29,7 +29,8 @@ use crate::domain::{
     user::{Epoch, User, UserId},
 };
 
-/// How often a login is tried if the user changes concurrently. Each time, another request has succeeded.
+/// How often a login is tried if the user changes concurrently. Each repetition means that another request has
+/// succeeded.
 const MAX_ATTEMPTS: u32 = 5;
 
 /// A user with a new session.
@@ -40,8 +41,9 @@ pub struct ProviderLogin {
 
 /// Acquires a permit to call the provider, and the rate limit of the client.
 ///
-/// The permit first: a call for which there is no capacity does not count. Each callback counts as a login, because
-/// anybody can start flows and send invented codes, for which the server calls the provider.
+/// The permit is acquired first, so that a call for which there is no capacity does not count towards the rate limit.
+/// Each callback counts as a login, because anybody can start flows and send invented codes, for which the server calls
+/// the provider.
 pub(super) async fn acquire_provider_permit<S: RateLimits + Providers>(
     call: Call<'_, S>,
     operation: ProviderOperation,

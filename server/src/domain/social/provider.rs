@@ -20,7 +20,7 @@ pub(super) fn provider_detail(provider: &ProviderName) -> Detail {
     Detail { provider: Some(provider.clone()), ..Detail::default() }
 }
 
-/// The identity to store for a verified one.
+/// The identity to store, made from a verified identity.
 pub(super) fn new_identity(
     provider: &RenderedProvider,
     verified: &VerifiedIdentity,

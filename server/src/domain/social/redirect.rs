@@ -31,7 +31,7 @@ pub struct StartedFlow {
     /// The provider's authorization URL, to which the browser goes.
     pub url: String,
     pub state: FlowState,
-    /// The sealed flow for the browser's cookie, if the flow is bound to it.
+    /// The sealed flow for the browser's cookie. `None` if the flow is not bound to a browser.
     pub sealed: Option<String>,
     /// Lifetime of the flow.
     pub seconds: i64,

@@ -179,7 +179,7 @@ impl Operation {
         for code in self.all_errors(route) {
             by_status.entry(code.status()).or_default().push(code);
         }
-        // The body is not received in time.
+        // The error if the body is not received in time.
         if self.request.is_some() {
             by_status.insert(StatusCode::REQUEST_TIMEOUT, vec![ErrorCode::InvalidRequest]);
         }
@@ -240,7 +240,7 @@ impl Content {
         Self { media_types: &[JSON, FORM], ..Self::json::<T>(example) }
     }
 
-    /// Only a form.
+    /// A form, but no JSON.
     pub fn form(schema: fn(&mut SchemaGenerator) -> Schema) -> Self {
         Self { schema, example: None, required: true, media_types: &[FORM] }
     }

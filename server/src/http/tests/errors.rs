@@ -32,7 +32,7 @@ async fn a_reached_limit_says_when_to_retry() {
     let server = TestServer::new(FailingStores::Limited);
     for (operation, body) in EMAIL_ENDPOINTS {
         if operation == "forgot-password" {
-            // Only its email is limited, which the response does not reveal.
+            // Only the email of this call is limited, and the response does not reveal that.
             continue;
         }
         let reply = server.post(&format!("/v1/shop/email/{operation}"), "", body).await;

@@ -159,8 +159,9 @@ async fn the_log_has_the_request_id_and_nothing_that_was_sent() {
         server.post("/v1/shop/email/login", headers, r#"{"tell-tale": tell-tale"#).await;
         server.post("/tell-tale", headers, "tell-tale").await;
     };
-    // `tracing` caches that nobody wants a log statement if another test reached it first, while this subscriber was
-    // being set. So all statements are reached once, then the cache is rebuilt, and only lines after that are checked.
+    // If another test reaches a log statement while this subscriber is being set, `tracing` caches that no subscriber
+    // wants the statement. Therefore this test reaches all statements once, rebuilds the cache, and then checks only
+    // later lines.
     requests().await;
     tracing::callsite::rebuild_interest_cache();
     lines.0.lock().unwrap().clear();

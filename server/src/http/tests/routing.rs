@@ -129,7 +129,7 @@ async fn cors_follows_the_apps_list() {
         .await
         .assert_refused(404, "app_not_found");
 
-    // Errors too: the App's page must be able to read them.
+    // Errors have the headers, too: the App's page must be able to read errors.
     let (_, body) = EMAIL_ENDPOINTS[0];
     for (body, status) in [(body, 503), ("{}", 400)] {
         let reply = server.post(login, "Origin: https://shop.example.com\r\n", body).await;

@@ -31,7 +31,7 @@ async fn headers_that_do_not_arrive_time_out() {
     reply.assert_refused(408, "invalid_request");
     assert_eq!(reply.header("connection"), Some("close"));
 
-    // The same for a further request, after the response to the first.
+    // The same timeout applies to a further request, after the response to the first one.
     let mut client = server.connect(server.public());
     client.write_all(b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let mut first = [0; 16];

@@ -17,8 +17,8 @@ static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 /// The newest migration that this server's statements need. A newer schema works too: migrations only expand it.
 pub const REQUIRED_SCHEMA: i64 = 20_261_122_000_000;
 
-/// Partitions to create ahead, in months. A server whose role cannot create partitions is fine for this long after an
-/// upgrade, and then uses the default partition.
+/// Partitions to create ahead, in months. A server whose role cannot create partitions has the partitions that it needs
+/// for this long after an upgrade, and then uses the default partition.
 const MONTHS_AHEAD: i32 = 12;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Attempts to create the lock's table. If two programs create it at the same time, one fails and finds it on the next

@@ -1,7 +1,7 @@
 //! Detects an outage of Postgres, so that calls fail immediately instead of waiting for a connection.
 //!
-//! sqlx retries a refused connection until its time limit. Here one task opens a connection of its own, and while that
-//! fails no call waits.
+//! sqlx retries a refused connection until its time limit. Here one task tries to open a connection of its own. While
+//! that fails, no call waits for a connection.
 
 use std::{
     future::pending,
@@ -26,7 +26,7 @@ use super::{
 };
 
 /// Calls that can wait for a connection at the same time. Further calls fail. A waiting call costs about 14 KiB, so all
-/// of them cost 14 MiB. With 8 connections and 2 ms per call, the last one waits 0.3 s.
+/// of them cost 14 MiB. With 8 connections and 2 ms per call, the last of these calls waits 0.3 s.
 const MAX_WAITING_CALLS: usize = 1024;
 /// A call that waits longer than this while no other call succeeds starts the probe. A busy pool does not.
 const PROBE_AFTER: Duration = Duration::from_millis(50);

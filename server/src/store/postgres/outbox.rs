@@ -1,6 +1,6 @@
 //! The outbox: mails, epochs and profiles that are still to be delivered.
 //!
-//! A deliverer claims rows under a lease, fairly between Apps, and finishes those of which it still has the lease.
+//! A deliverer claims rows under a lease, fairly between Apps, and finishes the rows for which it still has the lease.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(super) use insert::{
 };
 pub(super) use listen::listen;
 
-/// The kinds of rows that propagate an epoch or a profile to Redis. The other kinds are those of mails.
+/// The kinds of rows that propagate an epoch or a profile to Redis. All other kinds are kinds of mails.
 const EPOCH_KIND: &str = "epoch";
 const PROFILE_KIND: &str = "profile";
 

@@ -36,7 +36,8 @@ impl Options {
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// Reads the URL. Connections are opened on first use. Must be called in a tokio runtime.
+    /// Checks the URL, and starts the tasks that watch the eviction policy and count refusals. The first call opens a
+    /// connection. Must be called in a tokio runtime.
     pub fn connect(options: Options) -> Result<Self, ConnectError> {
         check_url(&options.url)?;
         let scripts = Arc::new(Scripts::new());

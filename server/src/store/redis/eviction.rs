@@ -15,13 +15,14 @@ use super::{
     metrics::Metrics,
 };
 
-/// How often the server checks the policy, and how often it tries to while Redis is unavailable.
+/// How often the server checks the policy, and how often it retries while Redis is unavailable.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The policy that never evicts.
 const NO_EVICTION: &str = "noeviction";
 
-/// Logs an error and sets a metric while Redis evicts keys. Never ends.
+/// Checks at intervals whether Redis may evict keys. Sets a metric at each check, and logs once per change of the
+/// result. Never ends.
 pub(super) async fn watch_eviction_policy(client: Arc<RedisClient>, metrics: Metrics) {
     let mut reported = false;
     loop {
@@ -44,7 +45,8 @@ pub(super) async fn watch_eviction_policy(client: Arc<RedisClient>, metrics: Met
     }
 }
 
-/// The policy of Redis. In a cluster, one that evicts on any primary. `None` if no server reports it.
+/// The policy of Redis. In a cluster, a policy that evicts, if any primary has one. `None` if a call fails or no server
+/// reports a policy.
 async fn eviction_policy(client: &RedisClient) -> Option<String> {
     let mut commands = Pipeline::new();
     commands.cmd("INFO").arg("memory");

@@ -74,7 +74,7 @@ enum LoadClient {
     Http2,
     /// Logs in, over one connection.
     Login,
-    /// Like `Kept` and `Login`, through the proxy.
+    /// `Front` is like `Kept`, and `FrontLogin` is like `Login`, but both use the proxy.
     Front,
     FrontLogin,
 }

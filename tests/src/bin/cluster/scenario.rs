@@ -76,7 +76,7 @@ fn http_client(options: &ScenarioArgs) -> Result<reqwest::Client> {
     let mut http = http.timeout(Duration::from_secs(90));
     if let Some(front) = options.front {
         for url in [&options.url, &Url::parse(PROTECTED_URL)?] {
-            // The port of the URL is used, not this one.
+            // The client uses the port of the URL instead of this port.
             http = http.resolve(url.host_str().context("a URL names a host")?, SocketAddr::new(front, 0));
         }
         http = http.default_headers(HeaderMap::from_iter([(
@@ -92,7 +92,7 @@ fn location(response: &Response) -> Result<&str> {
     Ok(response.headers().get(LOCATION).context("a redirect has a Location")?.to_str()?)
 }
 
-/// The same URL with `http`, because the proxy accepts connections without TLS.
+/// This URL, but with `http`, because the proxy accepts connections without TLS.
 fn without_tls(url: &str) -> String {
     url.replacen("https://", "http://", 1)
 }

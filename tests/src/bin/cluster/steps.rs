@@ -66,7 +66,7 @@ enum Step {
     Reinstall,
 }
 
-/// Namespaces of the install, of the application, and of the programs around them.
+/// Namespaces of the installation, of the application, and of the programs around them.
 const INSTALL_NAMESPACE: &str = "latchkey-cluster-test";
 const APP_NAMESPACE: &str = "latchkey-cluster-test-shop";
 const TOOLS_NAMESPACE: &str = "latchkey-cluster-test-around";
@@ -703,7 +703,7 @@ impl ClusterTest<'_> {
     // --- Measurements
 
     async fn print_measurements(&self) -> Result<()> {
-        // Until then, the programs have released the memory that their start needed.
+        // After this time, the programs have released the memory that their start needed.
         sleep(Duration::from_secs(15)).await;
         for pod in self.cluster.pods(INSTALL_NAMESPACE).list(&ListParams::default()).await?.items {
             let pod = serde_json::to_value(pod)?;

@@ -307,7 +307,8 @@ fn a_rotation_waits_if_too_many_keys_are_stored() {
     let keys = advanced(&keys, &full, now);
     assert_eq!(keys.hmac.len(), MAX_KEYS);
     assert!(keys.request_error(&full).unwrap().contains("waits"));
-    // A revocation needs no more room; the first key that expires makes some.
+    // A revocation needs no room, because the new key replaces the revoked one. The first key that expires makes room
+    // for the rotation.
     assert_eq!(advanced(&keys, &revoking("h60"), now).hmac.len(), MAX_KEYS);
     let end = keys.hmac[0].lifecycle.not_after.unwrap();
     let later = advanced(&keys, &full, end);

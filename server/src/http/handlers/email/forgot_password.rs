@@ -32,7 +32,7 @@ pub struct ForgotPasswordResponse {
     pub email: String,
 }
 
-/// Without `rate_limited`: over a limit, the response is the same and no email is sent.
+/// The operation has no error `rate_limited`: over a limit, the response is the same, but no email is sent.
 pub fn operation() -> Operation {
     Operation::new(
         "Request a password reset by email",

@@ -17,11 +17,12 @@ use crate::{
 /// The outcome of one batch of the deletion of an App's users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeleteOutcome {
-    /// Some were deleted. There may be more.
+    /// Some users were deleted. There may be more.
     Partial,
-    /// All are deleted, and the App's row records it.
+    /// All users are deleted, and the App's row records that.
     Done,
-    /// Another server is deleting, or a registration is in progress. Try again.
+    /// Nothing was deleted: another transaction has locked the App's row (another server's deletion, or a
+    /// registration), or the deletion is no longer wanted. Try again.
     Contended,
     /// The users belong to an App in another namespace.
     OtherNamespace,
@@ -37,7 +38,7 @@ impl AppRow {
         let same = self.incarnation == claim.incarnation;
         match self.state() {
             AppRowState::Deleted if same || claim.incarnation.is_none() => Some(DeleteOutcome::Done),
-            // The row is of an earlier App. This one was never served.
+            // The row is of an earlier App with this appID. This App was never served.
             AppRowState::Deleted => None,
             AppRowState::Active | AppRowState::Deleting if !self.is_owned_by(claim) => {
                 Some(DeleteOutcome::OtherNamespace)
@@ -107,7 +108,8 @@ impl Stores {
         let known_outcome =
             row.filter(|_| wanted()).map_or(Some(DeleteOutcome::Contended), |row| row.delete_outcome(claim));
         if let Some(known_outcome) = known_outcome {
-            // Explicit: dropping the transaction would keep the lock until the connection is used again.
+            // The rollback is explicit: if the transaction were only dropped, the lock would last until the connection
+            // is used again.
             transaction.rollback().await?;
             return Ok(Ok(known_outcome));
         }
@@ -119,7 +121,8 @@ impl Stores {
         .fetch_all(&mut *transaction)
         .await?;
         let ids: Vec<UserId> = users.iter().copied().map(UserId).collect();
-        // Before the rows are deleted: a failed call is repeated, and needs the rows to find the sessions.
+        // The sessions are ended before the rows are deleted: a failed call is repeated, and the repetition needs the
+        // rows to find the sessions.
         if let Err(error) = self.redis.purge_users(&claim.app, &ids).await {
             transaction.rollback().await?;
             return Ok(Err(error));

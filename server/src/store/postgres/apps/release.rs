@@ -21,7 +21,8 @@ pub enum ReleaseOutcome {
     /// The appID stays reserved: the App has `users` users, or has events of deleted users, or the database does not
     /// know the App. `users` is at least 1.
     Reserved { users: u64 },
-    /// Another server works on it, or a registration is in progress. Try again.
+    /// The appID is not free yet: another transaction has locked the App's row, the release is no longer wanted, or
+    /// mails and events are left to delete. Try again.
     Contended,
     /// The users belong to an App in another namespace.
     OtherNamespace,
@@ -38,7 +39,7 @@ impl AppRow {
             AppRowState::Deleted if self.incarnation.is_none() || self.incarnation == claim.incarnation => {
                 Some(ReleaseOutcome::Freed)
             }
-            // The row is of an earlier App. This one was never served.
+            // The row is of an earlier App with this appID. This App was never served.
             AppRowState::Deleted => None,
             AppRowState::Active | AppRowState::Deleting if self.namespace != claim.namespace => {
                 Some(ReleaseOutcome::OtherNamespace)
@@ -78,7 +79,8 @@ async fn release_in_transaction(
     claim: &OwnershipClaim,
     wanted: impl Fn() -> bool + Send + Sync,
 ) -> Result<ReleaseOutcome, sqlx::Error> {
-    // An empty or wrong database does not contain the App, which does not mean that the App has no users.
+    // If the database does not know the App, the database may be empty or the wrong one. The App may have users in the
+    // right database.
     let known =
         sqlx::query_scalar!(r#"SELECT EXISTS (SELECT FROM apps WHERE app_id = $1) AS "known!""#, claim.app.as_str())
             .fetch_one(&mut *connection)
@@ -112,7 +114,8 @@ async fn release_in_transaction(
     // The remaining rows belong to no user: mails without a recipient and refusals without an account.
     let more = delete_batch(&mut transaction, &claim.app, &[], RELEASE_BATCH).await?;
     if !more {
-        // Without an incarnation, so that the next claim succeeds, also that of the same App if it is created again.
+        // The row gets no incarnation, so that the next claim succeeds, even a claim of the same App if it is created
+        // again.
         sqlx::query!(
             "UPDATE apps SET state = 'deleted', namespace = $2, incarnation = NULL,
                 handover = greatest(handover, $3), updated_at = now()

@@ -33,8 +33,9 @@ impl AppRow {
         }
     }
 
-    /// Whether the claim's namespace owns the row, or the appID was handed over to it since. A handover keeps the keys.
-    /// A claim with other keys is of an App that had the appID before it became free. Its `handover` can be greater.
+    /// Whether the claim's namespace owns the row, or the appID was handed over to this namespace since. A handover
+    /// keeps the keys. A claim with other keys belongs to an App that had the appID before the appID became free. The
+    /// `handover` of such a claim can be greater, too.
     pub(super) fn is_owned_by(&self, claim: &OwnershipClaim) -> bool {
         let same_keys = self.incarnation.is_none() || self.incarnation == claim.incarnation;
         self.namespace == claim.namespace || same_keys && i64::from(claim.handover) > self.handover
@@ -64,7 +65,7 @@ pub(in crate::store::postgres) async fn is_active(
     Ok(state.is_none_or(|state| state == "active"))
 }
 
-/// Locks the App's row until the transaction ends. `None` if there is none, or another server has locked it.
+/// Locks the App's row until the transaction ends. `None` if there is no row, or another transaction has locked it.
 pub(super) async fn try_lock(
     connection: &mut PgConnection,
     claim: &OwnershipClaim,

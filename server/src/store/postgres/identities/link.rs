@@ -58,7 +58,7 @@ async fn link(
 }
 
 /// Whether the user is still as it was read: at the epoch, and with the verified email address by which it was found. A
-/// user who was not found by an address has a verified one or none.
+/// user who was not found by an email address must have a verified email address or none.
 fn can_link(user: &LockedUser, request: &LinkRequest) -> bool {
     let is_same_address = match &request.address {
         None => user.email.is_none() || user.is_verified,

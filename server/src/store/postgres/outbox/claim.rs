@@ -123,8 +123,8 @@ async fn claim_rows(
     // One server claims at a time. The claim is a second statement, so that it sees the previous server's claim.
     sqlx::query!("SELECT one FROM outbox_claims FOR UPDATE").fetch_one(&mut *transaction).await?;
     // A loose index scan finds the Apps with waiting rows, however many rows each has. A row's `turn` is its position
-    // in its App's queue, after the rows that are leased already: the first row of every App comes before the second of
-    // any.
+    // in the queue of its App, in which the rows that are already leased come first. The first row of every App is
+    // claimed before the second row of any App.
     let rows = sqlx::query_as!(
         OutboxRow,
         r#"

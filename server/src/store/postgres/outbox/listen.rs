@@ -19,7 +19,7 @@ const LISTENER_IDLE_LIMIT: Duration = Duration::from_secs(30);
 const LISTENER_TIMEOUT: Duration = Duration::from_secs(3);
 const LISTENER_PAUSE: Duration = Duration::from_secs(5);
 
-/// Notifies when other servers enqueue rows. While it cannot listen, the outbox is only polled.
+/// Notifies when other servers enqueue rows. While this fails, the outbox is only polled.
 pub(in crate::store::postgres) async fn listen(pool: PgPool, notify: Arc<Notify>) {
     let mut was_listening = true;
     loop {
@@ -27,7 +27,7 @@ pub(in crate::store::postgres) async fn listen(pool: PgPool, notify: Arc<Notify>
             Ok(never) => match never {},
             Err(error) => error,
         };
-        // Logged once: an outage of Postgres is logged by the calls.
+        // Only the first failure is logged. The calls log an outage of Postgres.
         if was_listening {
             let error = CallError::from(&error);
             warn!(error = &error as &dyn std::error::Error, "cannot listen for new outbox rows; polling only");

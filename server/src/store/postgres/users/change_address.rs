@@ -27,7 +27,7 @@ struct AddressContended;
 enum ChangeOutcome {
     /// The user after the change, and the unverified account that the change removed.
     Changed(Box<UserRow>, Option<EpochChange>),
-    /// The user has changed since the code was sent, or another account has the address verified.
+    /// The user has changed since the code was sent, or another account has verified the address.
     Rejected,
     /// Another request took the address since the transaction read it. The next attempt sees who has it.
     Contended,
@@ -120,7 +120,7 @@ async fn delete_unverified_owner(
     Ok(removed.map(|row| EpochChange { user: UserId(row.id), epoch: Epoch(row.epoch), kept_session: None }))
 }
 
-/// Returns `None` if another account has the address verified.
+/// Returns `None` if another account has verified the address.
 async fn update_user(
     connection: &mut PgConnection,
     app: &AppId,

@@ -103,8 +103,8 @@ impl PostgresStore {
         let event = EventColumns::from_event(&event);
         let mut call = self.begin_call("registered_again").await?;
         let (connection, deadline) = call.parts();
-        // The row is written even if it does not change, since `create_user` writes a row too: response times do not
-        // differ.
+        // The row is written even if it does not change, so that response times do not differ: `create_user` writes a
+        // row, too.
         let query = sqlx::query!(
             r#"
             WITH gate AS (

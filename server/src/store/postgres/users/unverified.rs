@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Accounts without a verified email address that one statement reads. Takes some milliseconds.
+/// How many accounts without a verified email address one statement reads. The statement takes some milliseconds.
 const LOOKAHEAD: u32 = 1000;
 
 /// Which unverified accounts of an App have expired.
@@ -83,10 +83,10 @@ impl PostgresStore {
 }
 
 impl Stores {
-    /// Locks up to `most` expired accounts without an identity after a position, and deletes those without a live
-    /// session. Disabled accounts stay. The rows stay locked from the check in Redis to the commit: a concurrent
-    /// confirmation comes before, and the account stays, or after, and finds no account. Several servers can call this
-    /// at the same time.
+    /// Locks up to `most` expired accounts that have no identity, starting after a position, and deletes the accounts
+    /// among them that have no live session. Disabled accounts stay. The rows stay locked from the check in Redis to
+    /// the commit: a concurrent confirmation comes before, and the account stays, or after, and finds no account.
+    /// Several servers can call this at the same time.
     pub async fn delete_unverified(
         &self,
         unverified: &UnverifiedExpiry,
@@ -127,8 +127,8 @@ impl Stores {
     }
 }
 
-/// The next accounts without a verified email address, by age. `LOOKAHEAD` bounds the statement, however many of them
-/// stay for other reasons.
+/// The next accounts without a verified email address, by age. `LOOKAHEAD` bounds the statement, however many of the
+/// accounts stay for other reasons.
 async fn look_ahead(
     connection: &mut PgConnection,
     unverified: &UnverifiedExpiry,

@@ -238,7 +238,7 @@ impl Cluster {
         }
     }
 
-    /// The command to send again, if its node did nothing and a retry can succeed. Otherwise its index.
+    /// The command to send again, if its node did nothing and a retry can succeed. Otherwise the index of the command.
     fn retry(
         &self,
         node: &ServerAddress,
@@ -370,7 +370,7 @@ async fn query_node(connection: &Connection, until: Instant) -> Result<SlotRange
 // === impl ClusterState ===
 
 impl ClusterState {
-    /// The known nodes. Each call starts with another one.
+    /// The known nodes. Each call starts with another node.
     fn rotated_nodes(&mut self) -> Vec<Arc<Node>> {
         self.queries += 1;
         let mut nodes: Vec<_> = self.nodes.values().cloned().collect();

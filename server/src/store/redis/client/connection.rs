@@ -75,7 +75,8 @@ impl Connection {
         let mut replies = self.send_once(commands, until).await?;
         let unknown = replies.iter().position(is_script_unknown);
         let (Some(unknown), Some(scripts)) = (unknown, self.peer.scripts()) else { return Ok(replies) };
-        // An unknown script did nothing, and each command after it is either no script or an unknown one too.
+        // Redis did nothing for a script that it does not know. Each command after that one is either no script, or a
+        // script that Redis does not know either.
         for reply in self.send_once(&scripts.load(), until).await? {
             reply.map_err(|error| CallError::from(&error))?;
         }

@@ -40,10 +40,11 @@ pub(super) struct RedisClient {
 struct ClientState {
     /// The URL, and its backend.
     backend: Option<(Zeroizing<String>, Backend)>,
-    /// A call has failed since the URL was read.
+    /// The URL must be read again: since it was last read, a call has failed in a way that a new URL can fix, or the
+    /// URL could not be used.
     stale: bool,
     read_at: Option<Instant>,
-    /// The log has the error of the current URL.
+    /// The URL could not be read or used at the last attempt, and the log already says so.
     is_reported: bool,
 }
 

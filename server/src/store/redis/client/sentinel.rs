@@ -27,8 +27,8 @@ use super::{
 
 /// After this time, sentinels that have not replied are ignored if another has replied.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
-/// How often sentinels are queried when no call fails. A primary that is cut off from them still accepts writes, which
-/// are lost when it rejoins.
+/// How often sentinels are queried when no call fails. A primary that is cut off from the sentinels still accepts
+/// writes, which are lost when it rejoins.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Finds the primary of a master name through sentinels.

@@ -1,8 +1,9 @@
 -- Counts a refusal in the row of its kind, user and client address. The rows of an App and quarter of an hour are
 -- bounded.
--- KEYS: the rows of the quarter; the user of each account in it; the same of the quarter before.
+-- KEYS: the rows of the quarter; the user of each account in the quarter; the user of each account in the quarter
+-- before.
 -- ARGV: clock offset (ms), quarter, kind, account or '', user or '', client address, maximum number of client addresses
--- per user, maximum number of rows with a user, the same without a user, lifetime of the rows (ms).
+-- per user, maximum number of rows with a user, maximum number of rows without a user, lifetime of the rows (ms).
 -- Returns 0. If Redis's clock is in another quarter, counts nothing and returns that quarter, so a finished quarter
 -- never changes.
 local quarter = math.floor(now / 900000)
@@ -29,7 +30,7 @@ if redis.call('HEXISTS', KEYS[1], row) == 0 then
     row = kind .. ' ' .. user .. ' '
   end
   if redis.call('HEXISTS', KEYS[1], row) == 0 then
-    -- The fields that count rows: '#' those without a user, '##' those with one, '#USER' those of a user.
+    -- The fields that count rows: '#' rows without a user, '##' rows with a user, '#USER' rows of this user.
     local total, max = '#', max_anonymous_rows
     if user ~= '' then
       total, max = '##', max_user_rows

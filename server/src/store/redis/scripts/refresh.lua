@@ -40,7 +40,8 @@ if generation == n - 1 then
   if now - tonumber(s[3]) < tonumber(ARGV[4]) then
     outcome = 'repeated'
   else
-    -- Token n was never used: the response with it may have been lost. Its grace period starts again now.
+    -- Token n was never used: the response that contained it may have been lost. The grace period of token n - 1 starts
+    -- again now.
     local stored = redis.call('HMGET', session, 'late', 'lateness')
     local late = {}
     for at in string.gmatch(stored[1] or '', '%d+') do

@@ -1,4 +1,4 @@
--- Prevents new sessions of a user, unless the user has a live one. Returns 1 if it did, 0 if a session is live. KEYS:
+-- Prevents new sessions of a user, unless the user has a live one. Returns 1, or 0 if a session is live. KEYS:
 -- the user, the user's session index. ARGV: clock offset (ms), key prefix of the user's sessions, the lowest epoch at
 -- which a session can be opened, for how long (ms).
 local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')

@@ -21,12 +21,12 @@ use crate::{
     store::stores::Stores,
 };
 
-/// Unbound flows that one client address can start (specification: Social login, Redirect), and the /48 of an IPv6
-/// address.
+/// The number of unbound flows that one client address can start (specification: Social login, Redirect), and the
+/// number that the /48 of an IPv6 address can start.
 const FLOWS_PER_CLIENT: Window = Window { count: 30, window_seconds: 60 };
 const FLOWS_PER_SITE: Window = Window { count: 300, window_seconds: 60 };
-/// Maximum number of live unbound flows per App (specification: Social login, Redirect). One more evicts the oldest
-/// flow of the client address with the most flows.
+/// Maximum number of live unbound flows per App (specification: Social login, Redirect). A further flow evicts the
+/// oldest flow of the client (IPv4 address or IPv6 /48) with the most flows.
 const MAX_FLOWS: u32 = 10_000;
 /// How long Redis stores a used login code. A second use in that time ends the session of the first use.
 const USED_CODE_SECONDS: i64 = 24 * 60 * 60;

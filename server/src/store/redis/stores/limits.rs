@@ -43,7 +43,8 @@ impl RateLimits for Stores {
             let windows = distinct_windows(&check.windows);
             commands.add_command(redis.acquire_command(&counter_keys(app, check, &windows), &windows));
         }
-        // Each check is atomic by itself. If one is limited, the uses that the others counted are released.
+        // Each check is atomic by itself. If one check reaches its limit, the uses that the other checks counted are
+        // released.
         let values = redis.send(Operation::AcquireLimits, &commands).await?;
         let mut permit = RateLimitPermit::default();
         let mut limited: Option<RateLimited> = None;

@@ -22,8 +22,8 @@ use crate::domain::{audit::Refusal, ports::StoreError};
 pub(crate) const QUARTER_MILLIS: i64 = 15 * 60 * 1000;
 /// How long Redis stores refusals if Postgres is unavailable.
 const TTL_MILLIS: i64 = 24 * 60 * 60 * 1000;
-/// Maximum numbers of rows in an App's quarter of an hour: client addresses per user, rows with a user, rows without
-/// one. Refusals beyond them are counted in one row per kind, so that nobody can fill the table.
+/// Maximum numbers of rows in an App's quarter of an hour: client addresses per user, rows with a user, rows without a
+/// user. Refusals beyond these maxima are counted in one row per kind, so that nobody can fill the table.
 const MAX_CLIENTS_PER_USER: i64 = 20;
 const MAX_USER_ROWS: i64 = 2000;
 const MAX_ANONYMOUS_ROWS: i64 = 200;

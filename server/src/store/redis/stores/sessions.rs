@@ -172,8 +172,8 @@ impl RedisStore {
         self.send(Operation::RaiseEpoch, &commands).await.map(drop)
     }
 
-    /// Prevents sessions of these users below these epochs from being opened. Returns the users for which it did: one
-    /// with a live session does not change.
+    /// Prevents the opening of sessions of these users below these epochs. Returns the users for whom it did so: a user
+    /// with a live session is not changed.
     pub(in crate::store) async fn retire_users(
         &self,
         app: &AppId,

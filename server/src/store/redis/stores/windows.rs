@@ -34,7 +34,7 @@ pub(super) fn distinct_windows(windows: &[Window]) -> Vec<Window> {
     windows
 }
 
-/// The windows as scripts expect them: of each the count and the length of a bucket in milliseconds.
+/// The windows as scripts expect them: for each window, its count and the length of a bucket in milliseconds.
 pub(super) fn window_arguments(windows: &[Window]) -> impl Iterator<Item = String> {
     windows.iter().flat_map(|window| [window.count.to_string(), bucket_millis(window).to_string()])
 }

@@ -1,7 +1,7 @@
 //! Connections with requests that do not end.
 //!
-//! A connection uses one of a limited number, and a request uses memory from its first byte. The limits of an App
-//! cannot help, because they apply only to complete requests.
+//! The number of connections is limited, and a request uses memory from its first byte. The limits of an App cannot
+//! help, because they apply only to complete requests.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -25,10 +25,10 @@ use crate::measurements::Bound;
 
 /// Number of client addresses. Each has a few connections, as in a botnet.
 const ADDRESSES: u32 = 1_000;
-/// With 60 KiB of each body, 240 MiB in total.
+/// Number of unfinished bodies. With 60 KiB each, they have 240 MiB in total.
 const BODY_CONNECTIONS: u32 = 4_096;
 const BODY_BYTES: usize = 60 * 1024;
-/// With 30 KiB of each head, 240 MiB in total.
+/// Number of unfinished heads. With 30 KiB each, they have 240 MiB in total.
 const HEAD_CONNECTIONS: u32 = 8_192;
 const HEAD_BYTES: usize = 30 * 1024;
 /// More connections than a listener of the server accepts.

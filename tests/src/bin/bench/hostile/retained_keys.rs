@@ -1,8 +1,8 @@
 //! Apps that are created and deleted, and leave their keys behind.
 //!
 //! A tenant creates an App with `deletionPolicy: Retain`, waits until it has keys, deletes it, and continues with the
-//! next appID. No App ever has a user. Each App leaves a Secret with its keys in the install's namespace, where the
-//! tenant's quota does not apply.
+//! next appID. No App ever has a user. Each App leaves a Secret with its keys in the installation's namespace, where
+//! the tenant's quota does not apply.
 //!
 //! Attacks the number of those Secrets, which must not grow with the number of deleted Apps.
 
