@@ -78,7 +78,8 @@ async fn a_callback_that_is_refused_before_its_state_is_used_is_held_like_other_
         };
         let before = tokio::time::Instant::now();
         refused(1).await;
-        let is_logged = |_: &usize| server.budgets.refusals().is_logged("callback", http::StatusCode::FOUND, before);
+        let is_logged =
+            |_: &usize| server.budgets.refusals().count_for_log("callback", http::StatusCode::FOUND, before);
         assert_eq!((0..20).filter(is_logged).count(), 9, "ten refusals are logged in this second, and one was before");
         return_early(&server, 2, 5);
         assert!(refused(2).await >= Duration::from_secs(1));
