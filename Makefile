@@ -4,16 +4,16 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# Queries are checked against .sqlx; only `make generate` uses a database.
+# The build checks queries against .sqlx, without a database; `make generate` writes .sqlx with a real database.
 export SQLX_OFFLINE := true
 
 CARGO ?= cargo
-# Always build the whole workspace: with one set of features, nothing is built twice.
+# Always build the whole workspace: with one set of features for all targets, no dependency is built twice.
 BUILD := $(CARGO) build --workspace
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug
 # The files that `make generate` writes.
 GENERATED := .sqlx crds/yaml charts/latchkey/templates/crd-*.yaml docs/openapi.json docs/resources.md
-# malloc settings of the server (docs/decisions/0011): one arena, and free memory is returned to the system.
+# malloc settings of the server (docs/decisions/0011): it uses one arena and returns free memory to the system.
 MALLOC := GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072
 DENY_VERSION := 0.20.2
 TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/latchkey
@@ -32,7 +32,7 @@ run: ## Start the service locally, with Postgres, Redis, an inbox page and a pro
 	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(BIN)/latchkey-dev
 
 .PHONY: build
-build: ## Build the programs
+build: ## Build the programs (debug)
 	$(BUILD) --bins
 
 .PHONY: test
@@ -57,7 +57,7 @@ advisories: ## Check the dependencies for known vulnerabilities (needs the netwo
 	$(DENY) --config .deny.toml check advisories
 
 .PHONY: generate
-generate: ## Generate the CRDs (also for the chart), the metadata of the SQL queries and the OpenAPI document
+generate: ## Generate the CRDs (also for the chart), docs/resources.md, the sqlx metadata and the OpenAPI document
 	@scripts/need cc postgres
 	$(BUILD) --bin crdgen --bin latchkey-dev
 	@mkdir -p crds/yaml docs

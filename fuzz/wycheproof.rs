@@ -1,5 +1,5 @@
-//! The test vectors of Wycheproof, for the verifiers of tokens of providers and of the cluster. The servers verify
-//! their own tokens with the same kind of keys.
+//! The test vectors of Wycheproof, for the code that verifies ID tokens of providers and ServiceAccount tokens of the
+//! cluster.
 
 #![expect(clippy::unwrap_used, reason = "an unwrap that fails is a finding, or a bug in the test")]
 
@@ -8,7 +8,7 @@ use latchkey_server::{callers, providers};
 use serde_json::{Value, json};
 use wycheproof::{TestResult, ecdsa, eddsa, rsa_pkcs1_verify as pkcs1, rsa_pss_verify as pss};
 
-/// One vector.
+/// A test vector.
 struct Vector<'a> {
     /// The name of the set and the number of the vector, for error messages.
     name: String,
@@ -31,20 +31,21 @@ struct Count {
 /// What a set of vectors tests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum VectorKind {
+    /// A scheme of JWS: the verifier must accept the valid vectors, and must reject the others.
     Jws,
     /// A scheme that JWS does not use: with another hash, encoding or salt length. The verifier must reject the valid
     /// vectors. The invalid ones are not used, because some are valid in JWS.
     Foreign,
 }
 
-fn text(bytes: &[u8]) -> String {
+fn base64url(bytes: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-/// The bytes of an integer without leading zeros, as a JWK needs them (RFC 7518, section 6.3.1.1).
-fn number(bytes: &[u8]) -> String {
+/// An integer in base64url, without leading zeros, as a JWK needs it (RFC 7518, section 6.3.1.1).
+fn base64url_integer(bytes: &[u8]) -> String {
     let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
-    text(&bytes[zeros..])
+    base64url(&bytes[zeros..])
 }
 
 impl Count {
@@ -56,7 +57,7 @@ impl Count {
         assert_eq!(by_provider, *is_good, "{name}, with a provider key");
         // The cluster never signs with PSS, and servers accept no such key.
         let by_cluster = callers::KeySet::parse(body.as_bytes(), None)
-            .is_ok_and(|keys| callers::fuzzing::verifies(&keys, "k", message, &text(signature)));
+            .is_ok_and(|keys| callers::fuzzing::verifies(&keys, "k", message, &base64url(signature)));
         assert_eq!(by_cluster, *is_good && !algorithm.starts_with("PS"), "{name}, with a cluster key");
         if *is_good { self.good += 1 } else { self.bad += 1 }
     }
@@ -66,8 +67,9 @@ impl Count {
 fn is_good(set: VectorKind, result: TestResult) -> Option<bool> {
     match (set, result) {
         (VectorKind::Jws, TestResult::Valid) => Some(true),
-        // The only acceptable vectors in these sets are `MissingNull`: RFC 8017, section 9.2 requires the NULL, and
-        // A.2.4 allows a verifier to accept a signature without it. Token signers include it, so we reject these.
+        // The only vectors of these sets with the result `Acceptable` are `MissingNull`: RFC 8017, section 9.2 requires
+        // the NULL, and A.2.4 allows a verifier to accept a signature without it. Signers of tokens include the NULL,
+        // so a signature without it must be rejected.
         (VectorKind::Jws, TestResult::Invalid | TestResult::Acceptable) | (VectorKind::Foreign, TestResult::Valid) => {
             Some(false)
         }
@@ -81,7 +83,8 @@ fn ecdsa(test: ecdsa::TestName, algorithm: &'static str, curve: &str, length: us
     for group in &vectors.test_groups {
         let point = &group.key.key;
         let (x, y) = point[1..].split_at(length);
-        let jwk = json!({ "kty": "EC", "crv": curve, "x": text(x), "y": text(y), "kid": "k", "alg": algorithm, "use": "sig" });
+        let (x, y) = (base64url(x), base64url(y));
+        let jwk = json!({ "kty": "EC", "crv": curve, "x": x, "y": y, "kid": "k", "alg": algorithm, "use": "sig" });
         for test in &group.tests {
             let (name, jwk) = (format!("{:?} {}", vectors.algorithm, test.tc_id), jwk.clone());
             let Some(is_good) = is_good(set, test.result) else { continue };
@@ -120,7 +123,8 @@ fn pss(test: pss::TestName, algorithm: &'static str, set: VectorKind) -> Count {
 }
 
 fn rsa(n: &[u8], e: &[u8], algorithm: &str) -> Value {
-    json!({ "kty": "RSA", "n": number(n), "e": number(e), "kid": "k", "alg": algorithm, "use": "sig" })
+    let (n, e) = (base64url_integer(n), base64url_integer(e));
+    json!({ "kty": "RSA", "n": n, "e": e, "kid": "k", "alg": algorithm, "use": "sig" })
 }
 
 #[test]
@@ -150,7 +154,7 @@ fn ecdsa_is_verified_in_the_format_of_jws() {
 fn ed25519_is_verified() {
     let mut count = Count::default();
     for group in &eddsa::TestSet::load(eddsa::TestName::Ed25519).unwrap().test_groups {
-        let jwk = json!({ "kty": "OKP", "crv": "Ed25519", "x": text(&group.key.pk), "kid": "k", "alg": "EdDSA" });
+        let jwk = json!({ "kty": "OKP", "crv": "Ed25519", "x": base64url(&group.key.pk), "kid": "k", "alg": "EdDSA" });
         for test in &group.tests {
             let (name, jwk) = (format!("Ed25519 {}", test.tc_id), jwk.clone());
             let Some(is_good) = is_good(VectorKind::Jws, test.result) else { continue };
@@ -188,7 +192,7 @@ fn rsa_with_pkcs1_padding_is_verified() {
 }
 
 #[test]
-fn rsa_pss_is_verified_only_with_the_salt_of_jws() {
+fn rsa_pss_is_verified_only_with_the_salt_length_and_hash_of_jws() {
     use pss::TestName::{
         RsaPss2048Sha256Mgf1SaltLen0, RsaPss2048Sha256Mgf1SaltLen32, RsaPss2048Sha256Mgf1Sha1_20,
         RsaPss2048Sha384Mgf1SaltLen48, RsaPss3072Sha256Mgf1SaltLen32, RsaPss4096Sha256Mgf1SaltLen32,

@@ -67,8 +67,8 @@ pub struct AppSpec {
         extend("x-kubernetes-list-type" = "atomic", "x-kubernetes-validations" = provider_refs_rules())
     )]
     pub provider_refs: Vec<ProviderRef>,
-    /// signUp controls registration: `Open` allows anyone to register; with `AppBeingDeleted`, only callers in the cluster can
-    /// create users.
+    /// signUp controls registration: `Open` allows anyone to register; with `Closed`, only callers in the cluster can create
+    /// users.
     #[serde(default)]
     pub sign_up: SignUp,
     /// allowedEmailDomains are the domains that users' email addresses can have. Empty allows every domain. If set,
@@ -80,8 +80,8 @@ pub struct AppSpec {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub require_verified_email: bool,
     /// enumerationProtection controls whether responses reveal that an email address has an account. With `Strict` they
-    /// do not. With `Disabled`, registration with a known address returns 409. `"Off"`, always in quotes, is the former
-    /// name of `Disabled`.
+    /// do not. With `Disabled`, registration with the verified address of an account returns 409. `"Off"`, always in
+    /// quotes, is the former name of `Disabled`.
     #[serde(default)]
     pub enumeration_protection: EnumerationProtection,
     /// allowUsersWithoutEmail allows a social login without an email address to create an account. Defaults to false.
@@ -152,7 +152,7 @@ pub struct PasswordSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MailSpec {
-    /// from is the sender: an address, or `Name <address>`. Defaults to the sender of the install.
+    /// from is the sender: an address, or `Name <address>`. Defaults to the sender of the installation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Mailbox>,
     /// confirmURL is the page of the application that the link in a confirmation email opens. It must contain `{code}`
@@ -179,7 +179,7 @@ pub struct MailSpec {
     pub templates_ref: Option<LocalRef>,
     /// smtpSecretRef refers to a Secret with the SMTP relay for emails of the App. Its keys are `host`, `port`, `tls`
     /// (`starttls`, `implicit` or `none`) and, if the relay requires authentication, `username` and `password`.
-    /// Defaults to the relay of the install.
+    /// Defaults to the relay of the installation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smtp_secret_ref: Option<LocalRef>,
 }
@@ -239,8 +239,8 @@ pub struct LimitsSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub login_failures_per_client_overall: Option<Vec<WindowSpec>>,
-    /// loginsPerClient limits requests from one client address that check or change a password, or that log in or link
-    /// an identity with a provider. Defaults to 60 in 60 s.
+    /// loginsPerClient limits requests from one client address that check a password, log in with a provider, or change
+    /// the password, name, email address or identities of an account. Defaults to 60 in 60 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub logins_per_client: Option<Vec<WindowSpec>>,
@@ -332,7 +332,7 @@ pub struct AppStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub signing_keys: Vec<KeyStatus>,
-    /// hmacKeys are the keys for codes and refresh tokens.
+    /// hmacKeys are the keys for codes, refresh tokens and flows of social logins.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub hmac_keys: Vec<KeyStatus>,
@@ -371,7 +371,7 @@ pub struct KeyStatus {
 // === impl App ===
 
 impl App {
-    /// The appID: the field if set, otherwise `metadata.name`.
+    /// The appID: `spec.appID` if set, otherwise `metadata.name`.
     pub fn app_id(&self) -> Result<AppId, Invalid> {
         match &self.spec.app_id {
             Some(app_id) => Ok(app_id.clone()),
@@ -407,7 +407,7 @@ impl LimitsSpec {
         *self == Self::default()
     }
 
-    /// The windows of a limit that the App overrides.
+    /// The App's windows of a limit, or `None` if the App does not override it.
     pub fn get(&self, name: LimitName) -> Option<&[WindowSpec]> {
         let windows = match name {
             LimitName::LoginFailuresPerClient => &self.login_failures_per_client,

@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 /// The maximum length of a message in characters, as in Kubernetes' own conditions.
 pub const MAX_MESSAGE_LENGTH: usize = 32_768;
 
-/// Condition is one condition of a status. Type and reason are strings, so that the status of a newer operator can be
-/// read. They are written from [`ConditionType`] and [`Reason`] only.
+// Type and reason are strings, so that the status of a newer operator can be read. They are written from
+// [`ConditionType`] and [`Reason`] only.
+/// Condition is one condition of a status.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
@@ -43,7 +44,8 @@ pub enum ConditionStatus {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConditionType {
-    /// The spec is valid. An App must also own its appID.
+    /// The spec is valid. An App must also own its appID, have usable keys, and be within the size limit and the
+    /// quotas.
     Accepted,
     /// All referenced objects exist and can be used.
     ResolvedRefs,
@@ -71,21 +73,21 @@ pub enum Reason {
     /// Ready=True.
     Ready,
 
-    /// A field of the spec is invalid.
+    /// A field of the spec is invalid, or a request by annotation cannot be fulfilled.
     InvalidSpec,
     /// Another App has the appID.
     AppIDConflict,
-    /// An App of another namespace had the appID, and its users still exist.
+    /// An App of another namespace had the appID, and the servers have not reported that it left no users.
     AppIDReserved,
     /// The rendered document exceeds the limit.
     TooLarge,
     /// The namespace has reached its quota of Apps or of document bytes.
     QuotaExceeded,
-    /// The App's keys are lost, but it still has users.
+    /// The App's keys are lost. If the App has users, the servers reject other keys.
     KeysLost,
-    /// The App's keys cannot be read.
+    /// The App's key Secret cannot be used.
     KeysInvalid,
-    /// The operator failed to process the object. This is a bug.
+    /// The operator panicked on the object. This is a bug.
     InternalError,
 
     /// A referenced Provider does not exist.
@@ -124,7 +126,7 @@ pub enum Reason {
     TokenEndpointFailed,
 }
 
-/// A condition that a step computes, without time and generation.
+/// A condition as a reconcile computes it, without time and generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredCondition {
     pub type_: ConditionType,
@@ -252,7 +254,8 @@ impl DesiredCondition {
     }
 }
 
-/// Computes Ready: the first condition that is False, otherwise the first that is Unknown, otherwise True.
+/// Computes Ready from the conditions that are part of it: the first that is False, otherwise the first that is
+/// Unknown, otherwise True.
 pub fn compute_ready(others: &[DesiredCondition]) -> DesiredCondition {
     let relevant = || others.iter().filter(|wanted| wanted.type_.is_part_of_ready());
     let worst = relevant()
@@ -266,8 +269,8 @@ pub fn compute_ready(others: &[DesiredCondition]) -> DesiredCondition {
     }
 }
 
-/// The new conditions, with Ready last. A condition with an unchanged status keeps its transition time. Old conditions
-/// that are not in `wanted` are removed.
+/// The conditions `wanted`, and last Ready, which is computed from them. A condition with an unchanged status keeps its
+/// transition time. Old conditions that are not in `wanted` are removed.
 pub fn merge_conditions(old: &[Condition], wanted: &[DesiredCondition], generation: i64, now: &Time) -> Vec<Condition> {
     let ready = compute_ready(wanted);
     wanted
@@ -354,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_is_true_only_if_all_others_are() {
+    fn ready_is_true_only_if_all_conditions_that_are_part_of_it_are() {
         let ready_of = |wanted: &[DesiredCondition]| (compute_ready(wanted).status, compute_ready(wanted).reason);
         assert_eq!(ready_of(&all_true()), (ConditionStatus::True, Reason::Ready));
         let mut some = all_true();
@@ -430,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_of_a_newer_operator_can_be_read() {
+    fn a_condition_of_a_newer_operator_can_be_read() {
         let condition = json!({
             "type": "Novel", "status": "True", "reason": "Unheard", "message": "", "lastTransitionTime": "2026-01-02T03:04:05Z",
         });

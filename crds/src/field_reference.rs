@@ -21,7 +21,7 @@ pub fn to_markdown(definitions: &[CustomResourceDefinition]) -> String {
         for part in ["spec", "status"] {
             page += &format!("\n### {} {part}\n\n| field | type | description |\n|---|---|---|\n", names.kind);
             let part_schema = &schema["properties"][part];
-            // A rule for the whole part, such as "exactly one of".
+            // A row for the rules of the whole part, such as "exactly one of".
             if part_schema.get("x-kubernetes-validations").is_some() {
                 write_row(part_schema, part, part == "spec", &mut page);
             }

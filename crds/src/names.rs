@@ -1,4 +1,4 @@
-//! Names of objects, keys, annotations and ports in a cluster that operator, servers and users share.
+//! Names that operator, servers and users share: of objects, keys, annotations and ports.
 
 use crate::types::AppId;
 
@@ -12,8 +12,8 @@ pub const APP_KEYS_TYPE: &str = "latchkey.dev/app-keys";
 /// The key of the App's keys in that Secret.
 pub const APP_KEYS_KEY: &str = "keys.json";
 
-/// On a rendered App and on a key Secret: the namespace of the App. The platform team can edit it on the key Secret,
-/// which hands the appID and its users over to that namespace.
+/// On a rendered App and on a key Secret: the namespace of the App. To hand the appID and its users over to another
+/// namespace, the platform team edits this annotation of the key Secret.
 pub const NAMESPACE_ANNOTATION: &str = "latchkey.dev/namespace";
 /// On a rendered App and on a key Secret: the name of the App.
 pub const NAME_ANNOTATION: &str = "latchkey.dev/name";
@@ -21,7 +21,7 @@ pub const NAME_ANNOTATION: &str = "latchkey.dev/name";
 pub const ROTATE_KEYS_ANNOTATION: &str = "latchkey.dev/rotate-keys";
 /// On an App: the ID of a key that is dropped immediately.
 pub const REVOKE_KEY_ANNOTATION: &str = "latchkey.dev/revoke-key";
-/// On an App with lost keys: a new value creates new keys, which logs out every user.
+/// On an App: a new value replaces all keys, lost or not, which logs out every user.
 pub const NEW_KEYS_ANNOTATION: &str = "latchkey.dev/new-keys";
 /// On an App with `deletionPolicy: Delete`: its users are deleted before the App is removed.
 pub const DELETE_USERS_FINALIZER: &str = "latchkey.dev/delete-users";

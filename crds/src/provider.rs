@@ -39,8 +39,7 @@ pub struct ProviderSpec {
     pub client: ProviderClient,
 }
 
-/// ProviderClient has one member for each preset. A type of its own, so that a cluster-scoped kind can have the same
-/// members.
+/// ProviderClient has one member for each preset. Exactly one member is set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ProviderClient {
@@ -201,7 +200,7 @@ pub struct OAuth2Client {
     /// provider.
     #[serde(rename = "introspectionURL", skip_serializing_if = "Option::is_none")]
     pub introspection_url: Option<EndpointUrl>,
-    /// clientAuthentication is how the client sends its secret: in the `AuthorizationRequest` header (`Basic`) or in the body
+    /// clientAuthentication is how the client sends its secret: in the `Authorization` header (`Basic`) or in the body
     /// (`Post`).
     #[serde(default)]
     pub client_authentication: ClientAuthentication,

@@ -1,8 +1,7 @@
 //! The rendered document of an App, which the operator writes and the servers read, and its revision.
 //!
-//! A later format only adds fields, and a reader ignores unknown fields. The operator writes every field of the format,
-//! with its default if necessary, so the server never chooses a default. The document contains secrets; their `Debug`
-//! shows no value.
+//! A later format only adds fields, and a reader ignores unknown fields. The operator fills in the defaults of the App
+//! resource, so servers need not know them. The document contains secrets; their `Debug` shows no value.
 
 use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
@@ -98,12 +97,13 @@ pub struct DeletedApp {
     pub name: String,
     /// [`AppState::Deleted`] or [`AppState::Released`].
     pub state: AppState,
-    /// Created with the App's first keys. Distinguishes the App from an earlier one with the same appID and deleted
-    /// users.
+    /// A random ID, created with the App's first keys. Distinguishes the App from an earlier one with the same appID
+    /// and deleted users.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub incarnation: Option<String>,
-    /// How often the appID and its users were handed over to another namespace; `None` means 0. If two namespaces claim
-    /// the appID, the greater number wins.
+    /// A number that increases when the appID and its users are handed over to another namespace, when new keys replace
+    /// all keys, and when the operator tries to release the appID. `None` means 0. If two namespaces claim the appID,
+    /// the greater number wins.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub handover: Option<u32>,
 }
@@ -186,8 +186,8 @@ pub struct RenderedMail {
     pub reset_url: Option<LinkTemplate>,
     pub confirm_code_lifetime_seconds: u32,
     pub reset_code_lifetime_seconds: u32,
-    /// The App's own templates by name: `<mail>.subject`, `<mail>.txt` or `<mail>.html`. For other names the server has
-    /// a default. Shared, because many Apps can use one ConfigMap.
+    /// The App's own templates by name: `<mail>.subject`, `<mail>.txt` or `<mail>.html`. For names that are not here,
+    /// the server has default templates. In an `Arc`, because many Apps can use the templates of one ConfigMap.
     pub templates: BTreeMap<String, Arc<String>>,
     pub smtp: RenderedSmtp,
 }
@@ -200,7 +200,7 @@ pub enum RenderedSmtp {
     Install,
     /// The App's own relay.
     Own(SmtpRelay),
-    /// The App's Secret does not exist or is invalid. Mails wait, and no attempt is counted.
+    /// The App's Secret does not exist or is invalid. Mails wait, and this counts as no attempt to send them.
     Unresolved,
 }
 
@@ -373,7 +373,7 @@ pub struct SigningKey {
     pub private_key: SecretString,
 }
 
-/// The key from which the keys of codes and refresh tokens are derived (HKDF with one label per use).
+/// The key from which the keys for codes, refresh tokens and flows are derived (HKDF with one label per use).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HmacKey {

@@ -26,7 +26,8 @@ pub const MAX_RENDERED_SIZE: usize = 64 * 1024;
 
 /// Maximum number of instructions of one rendering. The largest default template needs a fiftieth.
 const FUEL: u64 = 50_000;
-/// Maximum depth of blocks in the template and the layout. A checked template stays within the depth of [`bounds`].
+/// MiniJinja's limit of recursion, for the template and the layout together. A checked template alone needs at most
+/// [`bounds::MAX_DEPTH`].
 const MAX_RECURSION: usize = 2 * bounds::MAX_DEPTH;
 const LAYOUT_SOURCE: &str = include_str!("templates/layout.html");
 
@@ -166,7 +167,7 @@ fn environment() -> Environment<'static> {
     env
 }
 
-/// Escapes like MiniJinja, except `/`: spam filters suspect links with character references.
+/// Escapes HTML like MiniJinja, but leaves `/` as it is, because spam filters suspect links with character references.
 fn write_value(
     out: &mut minijinja::Output<'_>,
     state: &mut State<'_, '_>,
@@ -189,7 +190,7 @@ fn write_value(
 }
 
 fn render(env: &Environment<'_>, name: &str, values: TemplateValues<'_>) -> Result<String, minijinja::Error> {
-    // No value can contain a line break, because the text part and the subject depend on lines.
+    // Line breaks in values become spaces, because the text part and the subject depend on lines.
     let value = |text: &str| Value::from(to_one_line(text));
     let TemplateValues { app, name: user, code, url, registered_at, expires_at } = values;
     let context = context! {
@@ -247,7 +248,8 @@ impl MailTemplate {
         }
     }
 
-    /// All combinations of values. `name` is empty if the address is not verified, `url` if the App sets none.
+    /// All combinations of empty and non-empty values that the mail can have. `name` is empty if the address is not
+    /// verified, `url` if the App sets none.
     fn sample_values(self) -> Vec<TemplateValues<'static>> {
         let full = TemplateValues {
             app: "The Shop",
@@ -382,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subject_is_not_empty_with_any_valid_values() {
+    fn a_subject_that_can_be_empty_is_refused() {
         for mail in MailTemplate::ALL {
             for (variable, always) in [
                 ("app", true),

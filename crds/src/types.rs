@@ -9,13 +9,13 @@ use url::{Host, Url};
 
 use crate::schema::Rule;
 
-/// Why a string is not a valid value of a type. The text describes the requirement and never quotes the input.
+/// Why a string is not a valid value of a type. The text never quotes the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(pub &'static str);
 
-/// Declares a string type that only `parse` can create. `pattern` and `rules` are the part of the validation that the
-/// API server can do, so that `kubectl apply` reports most mistakes. `parse` is the full validation.
+/// Declares a string type whose values have all passed the function `parse`, which is the full validation. `pattern`
+/// and `rules` are the part of it that the API server can do, so that `kubectl apply` reports most mistakes.
 macro_rules! string_type {
     ($(#[$doc:meta])* $name:ident, max: $max:expr, $(pattern: $pattern:expr,)? $(rules: $rules:expr,)? parse: $parse:path) => {
         $(#[$doc])*
@@ -209,13 +209,13 @@ string_type! {
 }
 
 string_type! {
-    /// An issuer (RFC 8414, 2): `https` without query or fragment; `http` only if the install allows it (development).
+    /// An issuer (RFC 8414, 2): `https` without query or fragment; `http` only in development (`--allow-insecure`).
     IssuerUrl, max: 2048, pattern: URL_PATTERN, rules: issuer_rules(), parse: issuer
 }
 
 string_type! {
-    /// An endpoint of a provider: an `https` URL without user info or fragment; `http` only if the install allows it
-    /// (development).
+    /// An endpoint of a provider: an `https` URL without user info or fragment; `http` only in development
+    /// (`--allow-insecure`).
     EndpointUrl, max: 2048, pattern: URL_PATTERN, rules: endpoint_rules(), parse: endpoint
 }
 
@@ -407,7 +407,7 @@ fn split_mailbox(mailbox: &str) -> (&str, &str) {
     }
 }
 
-/// Whether this is a local part without quotes (RFC 5322, 3.2.3; length: RFC 5321, 4.5.3.1.1).
+/// Whether this is a valid local part without quotes (RFC 5322, 3.2.3; length: RFC 5321, 4.5.3.1.1).
 fn is_dot_atom(local: &str) -> bool {
     let is_atom =
         |atom: &str| !atom.is_empty() && atom.bytes().all(|b| b.is_ascii_graphic() && !b"<>()[]\\,;:\"@.".contains(&b));

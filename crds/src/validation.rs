@@ -28,11 +28,11 @@ pub struct Violation {
     pub field: String,
     /// What is wrong or what to do. Never quotes the value.
     pub reason: String,
-    /// Whether it violates a policy rule, which development mode ignores.
+    /// Whether the violated rule is a policy rule; see [`POLICY_REASON`].
     pub is_policy: bool,
 }
 
-/// A definition that cannot be used. Tests show that all definitions of this crate can be.
+/// Why a definition cannot be used. The definitions of this crate can be used, as tests show.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidDefinition {
     #[error("the definition has no schema")]
@@ -111,7 +111,7 @@ impl Validator {
 
     fn check_rules(&self, schema: &Value, value: &Value, old: Option<&Value>, path: &str, found: &mut Vec<Violation>) {
         for rule in rules_of(schema) {
-            // A transition rule is evaluated only if there is an old value.
+            // A transition rule (one with `oldSelf`) is evaluated only if there is an old value.
             if rule.expression.contains("oldSelf") && old.is_none() {
                 continue;
             }
@@ -144,7 +144,7 @@ impl Validator {
         }
     }
 
-    /// Whether an object satisfies a rule. `None` if it cannot be evaluated.
+    /// Whether a value satisfies the rule with this expression. `None` if the rule cannot be evaluated.
     fn evaluate(&self, expression: &str, value: &Value, old: Option<&Value>) -> Option<bool> {
         let program = self.programs.get(expression)?;
         let mut context = Context::default();
@@ -158,7 +158,7 @@ impl Validator {
         }
     }
 
-    /// The object as the API server stores it: without nulls and status, with defaults.
+    /// The object as the API server stores it (without nulls, with defaults), but without a status.
     pub fn normalize(&self, object: &Value) -> Value {
         let mut object = object.clone();
         prune_nulls(&mut object);
@@ -364,7 +364,7 @@ fn rules_of(schema: &Value) -> impl Iterator<Item = RuleRef<'_>> {
     })
 }
 
-/// All integers become `int`, positive ones too, as in Kubernetes.
+/// All integers become `int`, never `uint`, as in Kubernetes.
 fn to_cel(value: &Value) -> cel::Value {
     match value {
         Value::Null => cel::Value::Null,

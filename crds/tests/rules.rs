@@ -75,7 +75,7 @@ fn the_smallest_app_is_accepted() {
 }
 
 #[test]
-fn a_whole_app_is_accepted() {
+fn an_app_with_every_field_is_accepted() {
     let windows = json!([{ "count": 5, "windowSeconds": 60 }, { "count": 9, "windowSeconds": 600 }]);
     assert_accepted(
         &APP,
@@ -133,7 +133,7 @@ fn a_whole_app_is_accepted() {
 }
 
 #[test]
-fn enumeration_protection_keeps_its_former_name() {
+fn the_former_name_of_an_enumeration_protection_is_still_accepted() {
     use latchkey_crds::rendered::EnumerationProtection::{Disabled, Strict};
     for name in ["Strict", "Disabled", "Off"] {
         assert_accepted(&APP, app(json!({ "enumerationProtection": name })));
@@ -141,12 +141,12 @@ fn enumeration_protection_keeps_its_former_name() {
     let read =
         |name: &str| serde_json::from_value::<latchkey_crds::rendered::EnumerationProtection>(json!(name)).unwrap();
     assert_eq!(["Strict", "Disabled", "Off"].map(read), [Strict, Disabled, Disabled]);
-    // A server of the previous version reads only this name.
+    // Servers of an earlier version read only this name.
     assert_eq!(json!(Disabled), json!("Off"));
 }
 
 #[test]
-fn a_name_that_is_not_an_app_id_requires_the_field() {
+fn a_name_that_is_not_an_app_id_requires_spec_app_id() {
     let label = format!("{}b", "a".repeat(62));
     assert_accepted(&APP, named(&label, json!({})));
     assert_accepted(&APP, named("shop.example", json!({ "appID": "shop" })));
@@ -488,9 +488,9 @@ fn texts_are_accepted_at_their_bounds_and_refused_beyond() {
     assert_refused(&APP, app(json!({ "redirectURLs": many(101) })), "spec.redirectURLs", "100 entries or fewer");
 }
 
-/// Fails when a rule is added: then add its test above.
+/// Fails if a rule is added. Add a test of the rule above, then raise the number.
 #[test]
-fn every_rule_is_tested() {
+fn the_number_of_rules_is_known() {
     let mut messages = BTreeSet::new();
     for definition in latchkey_crds::definitions() {
         let definition = serde_json::to_value(definition).unwrap();

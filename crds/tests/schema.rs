@@ -1,4 +1,5 @@
-//! The definitions as installed, so that a review shows every change of the API.
+//! Compares the definitions with the committed files, so that a review shows every change of the API, and checks what
+//! must hold for every field.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -45,11 +46,11 @@ fn the_committed_yaml_matches_the_code() {
 }
 
 #[test]
-fn no_enum_value_is_a_yaml_1_1_boolean() {
+fn no_enum_value_but_a_former_name_is_a_yaml_1_1_boolean() {
     let mut former_names = BTreeSet::new();
     for (kind, schema) in schemas() {
         visit_schemas(&kind, &schema, &mut |path, schema| {
-            // The operator writes conditions, so users do not quote them.
+            // Only the operator writes a status, so no user has to quote its values.
             let values = schema["enum"].as_array().into_iter().flatten().filter(|_| !path.contains(".status."));
             for value in values.filter_map(Value::as_str) {
                 if YAML_BOOLEANS.contains(&value) || ["true", "false"].contains(&value.to_ascii_lowercase().as_str()) {
@@ -157,7 +158,7 @@ fn every_field_is_described() {
 }
 
 #[test]
-fn only_modes_are_defaults_of_a_spec() {
+fn only_modes_have_defaults_in_a_spec() {
     for (kind, schema) in schemas() {
         visit_schemas(&format!("{kind}.spec"), &schema["properties"]["spec"], &mut |path, schema| {
             assert!(schema.get("default").is_none() || schema.get("enum").is_some(), "{path} has a stored default");

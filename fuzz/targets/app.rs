@@ -1,4 +1,4 @@
-//! Apps for the targets: rendered like the operator does, and loaded like a server does.
+//! Apps for the targets, rendered by the operator's code and loaded by the server's code.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -16,7 +16,7 @@ use time::{OffsetDateTime, macros::datetime};
 
 pub(crate) const NOW: OffsetDateTime = datetime!(2026-02-01 09:30 UTC);
 
-/// The renderer of all targets. They share it, because to generate RSA keys is slow.
+/// The renderer that all targets share, because generating RSA keys is slow.
 pub(crate) static RENDERER: LazyLock<FuzzRenderer> =
     LazyLock::new(|| FuzzRenderer::new("https://auth.example.com".parse().unwrap(), false));
 
@@ -47,7 +47,7 @@ pub(crate) fn signing_with(algorithm: SigningAlgorithm) -> &'static App {
     })
 }
 
-/// The manifest of an App with only default values.
+/// The manifest of an App with this signing algorithm, and otherwise default values.
 pub(crate) fn app_manifest(id: &str, algorithm: &str) -> Value {
     json!({
         "apiVersion": "latchkey.dev/v1alpha1",

@@ -48,7 +48,7 @@ fn check_input(text: &str) {
     }
 }
 
-/// However a user types a code, it gives the key under which the code is stored.
+/// However a user types a code, it parses to the same code. Only the App of the code finds its key.
 fn check_typed(draw: &mut Draw<'_>) {
     let code = Code::generate(&Env::system());
     let mut typed = String::new();

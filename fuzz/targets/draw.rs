@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-/// The unread bytes of an input. After its end, all bytes are zero, so that every input is valid.
+/// The unread bytes of an input. After the end of the input, all bytes are zero, so that every input is valid.
 pub(crate) struct Draw<'a>(&'a [u8]);
 
-/// Maximum length of a text, in bytes.
+/// Maximum length of the result of [`Draw::text`], in bytes.
 const MAX_TEXT: usize = 4096;
 
 /// The input as text, and as a sequence of tokens. The tokens are useful because random bytes rarely form valid syntax.

@@ -1,5 +1,5 @@
 //! Login flows: only valid states, challenges and codes parse. Only the context in which a flow was sealed opens it.
-//! Browsers return the cookies as the server set them.
+//! A browser returns the cookies of flows as the server set them.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -106,7 +106,7 @@ fn check_sealed(draw: &mut Draw<'_>) {
         ..Flow::start(&env)
     };
     let sealed = flow.seal(&env, app, &provider, &state, binding);
-    // RFC 6265, section 6.1: browsers accept at least 4096 bytes for name and value.
+    // RFC 6265, section 6.1: browsers accept at least 4096 bytes for name, value and attributes of a cookie.
     assert!(sealed.len() < 3500, "{}", sealed.len());
     let open = |binding, sealed: &str, seconds| {
         Flow::open(app, &provider, &state, binding, sealed, NOW + Duration::seconds(seconds))
@@ -147,7 +147,7 @@ fn check_cookies(text: &str) {
     }
 }
 
-/// A browser that starts and ends flows has at most four of them, and returns each cookie as the server set it.
+/// A browser that starts and ends flows has at most four flow cookies, and returns each of them as the server set it.
 fn check_browser(draw: &mut Draw<'_>) {
     let cookies = draw.pick(&[FlowCookies::Secure, FlowCookies::Plain]);
     let mut jar: Vec<(String, String)> = Vec::new();

@@ -14,7 +14,7 @@ use argon2::{Argon2, Params};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Runs a target. `check` panics on a finding. `make test` runs the committed inputs and `iterations` random ones,
-/// which should take one or two seconds. `LATCHKEY_FUZZ_ITERATIONS` overrides the number.
+/// which should take one or two seconds. The variable `LATCHKEY_FUZZ_ITERATIONS` overrides the number of random inputs.
 pub(crate) fn run(name: &'static str, iterations: usize, check: impl Fn(&[u8]) + RefUnwindSafe) {
     let iterations = env::var("LATCHKEY_FUZZ_ITERATIONS").map_or(iterations, |number| number.parse().unwrap());
     bolero::check!(name = name).with_iterations(iterations).for_each(|input: &[u8]| check(input));

@@ -78,7 +78,7 @@ fn mail() {
             let text = if draw.byte() < 32 { draw.any_text(300) } else { draw.text(&FRAGMENTS) };
             text.chars().take(max_chars).collect::<String>()
         };
-        // The maximum lengths of the display name of an App and of the name of an account.
+        // The first two lengths are the maximum of an App's display name and of a user's name.
         let (app, name, own_template, from_name) = (text(100), text(200), text(1000), text(200));
         let kind = draw.pick(&MailKind::ALL);
         let from = format!("{from_name} <shop@example.com>").parse::<Mailbox>().ok();
@@ -173,7 +173,8 @@ fn check_input(
     }
 }
 
-/// A text with uniform line endings, and without the byte order mark that UTF-8 decoders drop.
+/// A text with uniform line endings. It has no NUL characters, no white space at the end, and no byte order mark, which
+/// UTF-8 decoders drop.
 fn normalized(text: &str) -> String {
     let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\0', "");
     let text = text.trim_start_matches('\u{feff}').lines().collect::<Vec<_>>().join("\n");

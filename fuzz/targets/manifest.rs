@@ -10,7 +10,7 @@ use crate::{
     harness,
 };
 
-/// Fields of an App with valid, invalid and borderline values.
+/// Fields of an App's manifest, each with valid, invalid and borderline values.
 const FIELDS: [(&str, &[&str]); 40] = [
     ("/metadata/name", &["\"shop\"", "\"v1\"", "\"a.b\"", "\"\""]),
     ("/metadata/namespace", &["\"shop\"", "\"default\"", "7"]),

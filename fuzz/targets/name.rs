@@ -1,4 +1,4 @@
-//! Display names: one line of 1 to 200 characters; a parsed name parses to itself.
+//! Names of users: 1 to 200 characters without control characters; a parsed name parses to itself.
 
 use latchkey_server::domain::user::Name;
 

@@ -1,4 +1,4 @@
-//! Passwords: to check the strength of a password costs less than to hash it.
+//! Passwords: checking the strength of a password costs less than hashing it.
 
 use latchkey_crds::rendered::PasswordPolicy;
 use latchkey_server::{

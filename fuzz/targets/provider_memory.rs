@@ -1,4 +1,4 @@
-//! Memory for responses of providers: to parse a large body of any shape needs a limited heap.
+//! Memory for responses of providers: parsing a large body of any shape needs a limited heap.
 
 use std::sync::LazyLock;
 
@@ -65,7 +65,8 @@ fn provider_memory() {
 }
 
 fn check_input(body: &[u8]) {
-    // Other targets allow the CPU time of one hash. These bodies are larger than those that a server reads.
+    // `provider_documents` allows the CPU time of one hash, for bodies of any content. These bodies are larger than
+    // those that a server reads.
     harness::assert_bounded(20, MAX_HEAP, || discovery_urls(body));
     harness::assert_bounded(20, MAX_HEAP, || KeySet::parse(body));
     harness::assert_bounded(20, MAX_HEAP, || identity_from_profile(body, &CLIENT));

@@ -74,7 +74,7 @@ fn redirect() {
         }
         for _ in 0..4 {
             let asked = match list.get(draw.below(4)) {
-                // A variation of an entry: unrelated URLs are never accepted.
+                // A variation of an entry, because unrelated URLs would never be accepted.
                 Some(entry) => vary(draw.byte(), entry.as_str(), draw.pick(&FRAGMENTS), draw.below(80)),
                 None => draw.text(&FRAGMENTS),
             };
@@ -122,8 +122,7 @@ fn check_entry(text: &str) {
 }
 
 /// RFC 8252, section 7.3: an `http` entry matches with any port or none. Replaces the port of the entry by each number
-/// in
-/// `asked`, and compares.
+/// in `asked`, and compares.
 fn matches(entry: &str, asked: &str) -> bool {
     if entry == asked {
         return true;

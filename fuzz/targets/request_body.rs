@@ -61,7 +61,7 @@ fn request_body() {
         check_input(input);
         for text in texts(input, &FRAGMENTS) {
             check_input(text.as_bytes());
-            // Makes the text the value of an object, because random tokens rarely form an object.
+            // Makes the text the value of a member, because random tokens rarely form an object.
             check_input(format!("{{\"a\":{text}}}").as_bytes());
         }
     });

@@ -1,5 +1,5 @@
-//! Forms: the server's two parsers of `application/x-www-form-urlencoded` agree, and an encoded form parses to the same
-//! values.
+//! Forms: the server's two parsers of `application/x-www-form-urlencoded` agree, and a form that another library has
+//! encoded parses to the same values.
 
 use latchkey_server::http::{parameters::Parameters, request::parse_form};
 use url::form_urlencoded::Serializer;
@@ -56,7 +56,7 @@ fn check_input(body: &[u8]) {
         (Ok(object), Some(parameters)) => {
             for name in NAMES {
                 let value = object.get(name).and_then(|value| value.as_str());
-                // In a form, an empty parameter is the same as a missing one.
+                // `parse_form` omits empty parameters.
                 let expected = parameters.get_once(name).unwrap().filter(|value| !value.is_empty());
                 assert_eq!(value, expected, "{name}");
             }

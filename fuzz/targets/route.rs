@@ -73,7 +73,7 @@ fn route() {
 /// Whether a path matches this template.
 fn matches_template(template: &str, path: &str) -> bool {
     let (template, path) = match template.strip_suffix("/{SUFFIX}") {
-        // `{suffix}` matches the rest of the path.
+        // `{SUFFIX}` matches the rest of the path.
         Some(front) => {
             let segments = front.split('/').count();
             let Some((end, _)) = path.match_indices('/').nth(segments - 1) else { return false };
@@ -102,7 +102,7 @@ fn check_input(path: &str) {
             assert!(spelled.contains(&route) && route.verb().allows(&method), "{method} {path:?}");
         }
     }
-    // `{APPID}` is the second segment of the path. A reserved word of another route is never an appID.
+    // In all templates that begin with `/v1/`, `{APPID}` is the second segment.
     let template = matched.any_route().template();
     if template.starts_with("/v1/") {
         assert_eq!(matched.app, path.split('/').nth(2), "{path:?}");

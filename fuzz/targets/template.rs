@@ -1,4 +1,4 @@
-//! Mail templates: for all values, an accepted template renders within its limits and escapes the values.
+//! Mail templates: with hostile values, an accepted template renders within its limits and escapes the values.
 
 use std::time::Duration;
 
@@ -75,13 +75,14 @@ const FRAGMENTS: [&str; 64] = [
     "{%- ",
     " -%}",
 ];
-/// Length of the longest template in this target, in bytes. A ConfigMap can have 1 MiB, a rendered document half of
-/// that.
+/// Length of the longest template in this target, in bytes: the maximum that the operator accepts.
 const MAX_SOURCE_BYTES: usize = 256 * 1024;
 /// Maximum CPU time to check one template: an edit must take effect within two seconds (specification: Delivery of
 /// configuration, Local files).
 const MAX_CHECK_TIME: Duration = Duration::from_secs(2);
+/// Maximum heap to check or render one template, in bytes.
 const MAX_HEAP: u64 = 32 * 1024 * 1024;
+/// A value that would add an element to HTML, or a line to a text.
 const HOSTILE: &str = "<xss\"'&>\r\nBcc: victim@example.com\u{2028}";
 
 #[test]

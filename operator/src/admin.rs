@@ -82,7 +82,7 @@ impl Health {
     }
 }
 
-/// The API server's own message, which names a missing permission.
+/// The message of the API server, which names a missing permission. Without one, the error and its causes.
 pub(crate) fn error_message(error: &watcher::Error) -> String {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))

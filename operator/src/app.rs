@@ -78,7 +78,7 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<App>>, context: Arc<Context>)
     }
 }
 
-/// The steps up to the validated App.
+/// All steps between the finalizer and the status.
 async fn run_steps(app: &App, old: &AppStatus, context: &Context) -> Result<Reconciled, Stop> {
     let app_id = parse_app_id(app)?;
     let facts = ownership::gather::for_app(app, &app_id, context).await?;
@@ -90,7 +90,7 @@ async fn run_steps(app: &App, old: &AppStatus, context: &Context) -> Result<Reco
     served.map_err(|stop| stop.with_field_errors(&validated.field_errors))
 }
 
-/// The steps of a validated App.
+/// The steps after the validation.
 async fn serve(
     app: &App,
     old: &AppStatus,

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     pub(crate) command: Option<Command>,
     #[command(flatten)]
     pub(crate) run: Option<RunArgs>,
-    // Not in `RunArgs`: clap does not support a group in an optional group.
+    // Not in `RunArgs`: clap does not support a group of arguments inside an optional group.
     #[command(flatten)]
     pub(crate) log: LogArgs,
 }
@@ -66,7 +66,7 @@ pub(crate) struct RunArgs {
     /// The URL under which users reach the servers, for example https://auth.example.com.
     #[arg(long, env = "LATCHKEY_BASE_URL", value_name = "URL", value_parser = base_url)]
     pub(crate) base_url: IssuerUrl,
-    /// Development: allow an http base URL; http, loopback addresses and any port for mail and providers.
+    /// Development: allow http for the base URL and for providers; for relays any port, and a password without TLS.
     #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
     pub(crate) allow_insecure: bool,
     /// The listen address for liveness, readiness and metrics.
@@ -106,7 +106,7 @@ pub(crate) struct RenderArgs {
     /// Only check the manifests: nothing is written, and the exit code is 1 if one is invalid.
     #[arg(long, env = "LATCHKEY_CHECK")]
     pub(crate) check: bool,
-    /// Development: allow an http base URL; http, loopback addresses and any port for mail and providers.
+    /// Development: allow http for the base URL and for providers; for relays any port, and a password without TLS.
     #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
     pub(crate) allow_insecure: bool,
 }

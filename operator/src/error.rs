@@ -31,11 +31,11 @@ pub(crate) enum Error {
 /// missing permission. Of a response that does not parse it shows nothing, because the response may be a Secret.
 pub(crate) struct ErrorChain<'a>(pub(crate) &'a (dyn std::error::Error + 'static));
 
-/// How to handle an error.
+/// The kind of an error, for the metric and the wait before the retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum ErrorKind {
-    /// The object was changed meanwhile: retry soon.
+    /// Another writer changed the object first: retry soon.
     Conflict,
     /// A permission is missing and must be granted.
     Forbidden,

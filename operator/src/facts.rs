@@ -55,11 +55,11 @@ pub(crate) enum SecretKeyLookup {
     Value(SecretBytes),
 }
 
-/// Why a reference cannot be used. The reference is left out, and the rest of the object is served.
+/// Why a field of a resource cannot be used. An App is served without a reference that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FieldError {
     pub(crate) reason: Reason,
-    /// The field with the reference, as kubectl writes fields.
+    /// The field, as kubectl writes fields.
     pub(crate) field: String,
     /// What to do; names objects and keys, never values.
     pub(crate) message: String,

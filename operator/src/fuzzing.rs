@@ -24,7 +24,8 @@ use crate::{
 pub struct FuzzRenderer {
     schemas: Schemas,
     settings: Settings,
-    /// One set per algorithm: generating an RSA key takes longer than rendering thousands of Apps.
+    /// The keys for each algorithm, generated once: generating an RSA key takes longer than rendering thousands of
+    /// Apps.
     keys: Mutex<Vec<(SigningAlgorithm, KeyDocument)>>,
 }
 

@@ -42,6 +42,7 @@ pub(crate) struct LeaseOptions {
     /// After this long without a renewal the leader stops writing. Shorter than `duration`, so that two replicas never
     /// lead at the same time.
     pub(crate) renew_deadline: Duration,
+    /// The wait between two attempts to take or renew the Lease.
     pub(crate) retry: Duration,
 }
 
@@ -69,7 +70,7 @@ struct Candidate {
     options: LeaseOptions,
 }
 
-/// Another replica's Lease as observed, and since when.
+/// The version of the Lease that this candidate last saw, and since when.
 struct Observed {
     version: Option<String>,
     since: Instant,
@@ -221,7 +222,8 @@ impl Candidate {
                 Some(left) => left,
                 None => break LostReason::NotRenewed,
             };
-            // Two attempts fit into the deadline, so one connection that silently drops packets does not lose the Lease.
+            // Two attempts fit into the deadline, so one connection that silently drops packets does not lose the
+            // Lease.
             match timeout(left.min(self.options.renew_deadline / 2), self.renew_once(&lease)).await {
                 Ok(Ok(LeaseAttempt::Held(renewed))) => {
                     lease = *renewed;

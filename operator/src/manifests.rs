@@ -45,7 +45,7 @@ pub(crate) struct RejectedManifest {
 pub(crate) struct AppManifest {
     pub(crate) location: DocumentLocation,
     pub(crate) object: String,
-    /// `None`: neither the field nor the name is a valid appID.
+    /// `None`: the appID of the manifest is missing or invalid.
     pub(crate) app_id: Option<AppId>,
     /// `None`: the manifest is invalid.
     pub(crate) app: Option<App>,
@@ -116,8 +116,8 @@ fn look_up<T: Clone>(objects: &BTreeMap<(String, String), Option<T>>, namespace:
 }
 
 impl Manifests {
-    /// Reads every manifest of a folder and its subfolders. Fails only if the folder itself cannot be read. Errors in a
-    /// file are collected.
+    /// Reads every manifest of a folder and its subfolders. Fails only if one of these folders cannot be read. Errors
+    /// in a file are collected.
     pub(crate) fn read(folder: &Path, schemas: &Schemas, parsed: &Arc<ParseCache>) -> io::Result<Self> {
         let mut manifests = Self { parsed: Arc::clone(parsed), ..Self::default() };
         for (name, path) in files::find(folder)? {
@@ -185,7 +185,7 @@ impl Manifests {
             (_, kind) if group == GROUP => {
                 self.reject(location, kind, "kind", format!("must be App or Provider in {GROUP}"));
             }
-            // Other kinds, or no Kubernetes objects: not ours.
+            // Objects of other groups and documents that are no Kubernetes objects are not for Latchkey.
             _ => {}
         }
     }

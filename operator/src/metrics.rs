@@ -1,4 +1,4 @@
-//! The operator's metrics. Metrics that controller-runtime has too have the names from there, so that existing
+//! The operator's metrics. Metrics that controller-runtime has too have the same names as there, so that existing
 //! dashboards work.
 
 use std::{
@@ -54,18 +54,18 @@ struct LeaseLabels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
-    /// `<error>` without a response, as in client-go.
+    /// The status code of the response, or `<error>` without a response, as in client-go.
     code: String,
     method: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PodLabels {
-    /// `counting` or `silent`.
+    /// `counting`: all serving pods, silent ones too. `silent`: serving pods that are silent.
     state: &'static str,
 }
 
-/// A running reconcile, until it is dropped.
+/// Counts as one running reconcile until this is dropped.
 pub(crate) struct ActiveReconcile(Gauge);
 
 /// Counts the requests of a client.

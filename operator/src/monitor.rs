@@ -118,7 +118,7 @@ impl Monitor {
     }
 
     /// Records the published revision, so that only a change of the rollout state triggers a reconcile. Returns the
-    /// present rollout state.
+    /// current rollout state.
     pub(crate) fn expect_revision(&self, app: &AppId, revision: &Revision) -> RolloutState {
         self.states().expect_revision(app, revision)
     }
@@ -181,7 +181,7 @@ impl Monitor {
         self.states().format()
     }
 
-    /// The serving pods that support no format above this one.
+    /// The names of the serving pods that support no format above this one, shortened for a message.
     pub(crate) fn pods_at_format(&self, format: u32) -> Vec<String> {
         self.states().pods_at_format(format)
     }
@@ -196,7 +196,8 @@ impl Monitor {
         self.states().deletion(app)
     }
 
-    /// The finding of the servers on a Provider: the worst that any serving pod reports. Returns `None` without a report.
+    /// The finding of the servers on a Provider: the worst that any serving pod reports. Returns `None` without a
+    /// report.
     pub(crate) fn finding(&self, namespace: &str, name: &str) -> Option<Reason> {
         self.states().finding(&(namespace.to_owned(), name.to_owned()))
     }

@@ -58,8 +58,8 @@ async fn check(context: &Context, secret: &str) -> Result<(), Error> {
         // Somebody edited the annotations; the reconcile of the App that owns the appID rewrites the Secret.
         return Ok(());
     }
-    // Forget the published revision before the deletion. If the App is created again, the deletion triggers its
-    // reconcile, which records the revision of its own document.
+    // Forget the published revision before the deletion. If the App is created again, the watch event of the deletion
+    // triggers a reconcile of the new App, which records the revision of its own document.
     context.monitor.forget(&id);
     delete_document(context, secret, &published).await?;
     info!(
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_document_is_deleted_only_when_the_api_server_says_that_its_app_does_not_exist() {
+    async fn a_document_is_deleted_when_its_app_does_not_exist_according_to_the_api_server() {
         check_document(&MockApi::default(), Some(app("shop"))).await;
         let existing = MockApi::default().expect(Method::GET, APP, |_| (StatusCode::OK, app("shop")));
         check_document(&existing, None).await;

@@ -1,8 +1,8 @@
 //! Counts the appIDs and the bytes of rendered documents of each namespace against the platform's quotas.
 //!
-//! An appID is counted while its key Secret exists. The App can be served, or deleted with its users retained. So a
-//! namespace cannot get more by creating and deleting Apps. All counts come from what the watches report, so they
-//! survive a restart and a change of leader. Reservations bridge the time until the watches report a write.
+//! An appID is counted while its key Secret exists, whether its App is served or was deleted with its users retained.
+//! So a namespace cannot get more appIDs by creating and deleting Apps. All counts come from what the watches report,
+//! so they survive a restart and a change of leader. Reservations bridge the time until the watches report a write.
 
 use k8s_openapi::jiff::Timestamp;
 use latchkey_crds::types::AppId;
@@ -50,7 +50,7 @@ pub(crate) enum QuotaExceeded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoRoom {
     pub(crate) exceeded: QuotaExceeded,
-    /// What is needed.
+    /// What the App or the document needs.
     pub(crate) need: Amount,
 }
 

@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How many such changes per second can pass.
+/// How many such changes can pass per second.
 const RATE: u32 = 100;
 /// How many can pass at the same time after a pause, so that the edit of a Secret that a few Apps share is not delayed.
 const BURST: u32 = 100;
@@ -13,12 +13,13 @@ const BURST: u32 = 100;
 /// How long a reservation is kept after its turn.
 const RESERVATION_TTL: Duration = Duration::from_secs(60);
 
-/// Reservations, in order.
+/// Gives objects turns, in the order in which they ask. An object that must wait has a reservation.
 pub(crate) struct RateLimiter(Mutex<Reservations>);
 
 struct Reservations {
-    /// When the next slot is free, if every reservation is used.
-    next_slot: Instant,
+    /// The turn that was given last. It may be in the future.
+    last_turn: Instant,
+    /// The turn of each object that waits.
     by_object: HashMap<String, Instant>,
 }
 
@@ -26,7 +27,7 @@ struct Reservations {
 
 impl RateLimiter {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(Reservations { next_slot: Instant::now(), by_object: HashMap::new() }))
+        Self(Mutex::new(Reservations { last_turn: Instant::now(), by_object: HashMap::new() }))
     }
 
     /// Returns `Ok` if this object can proceed now, and otherwise the wait until its turn. The object has a reservation
@@ -42,9 +43,9 @@ impl RateLimiter {
             }
             return Err(turn - now);
         }
-        // Unused slots are saved up to a burst.
-        reservations.next_slot = reservations.next_slot.max(now.checked_sub(each * BURST).unwrap_or(now)) + each;
-        let turn = reservations.next_slot;
+        // Unused turns are saved up to a burst.
+        reservations.last_turn = reservations.last_turn.max(now.checked_sub(each * BURST).unwrap_or(now)) + each;
+        let turn = reservations.last_turn;
         if turn <= now {
             return Ok(());
         }

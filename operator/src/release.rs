@@ -3,8 +3,9 @@
 //! publishing a document with the state `Released`. The servers mark the App's row in Postgres as free in the
 //! transaction that checks for users. Then the operator deletes the key Secret.
 //!
-//! The App can be created again at any time meanwhile. The operator increases `handover` in the keys before it asks the
-//! servers. So a server that still has the document of the release does not free an App that was published later.
+//! The App can be created again at any time during a release. The operator increases `handover` in the keys before it
+//! asks the servers. So a server that still has the document of the release does not free an App that was published
+//! later.
 
 mod procedure;
 mod state;
@@ -33,13 +34,13 @@ use crate::{
 };
 
 /// The maximum number of concurrent releases. Each waits for the servers, which look for new documents every two
-/// seconds. Releases that wait for requests to end are not included, because they do nothing meanwhile.
+/// seconds. Releases that wait for requests to end are not included, because they only wait.
 const MAX_CONCURRENT: usize = 16;
-/// How long a request can still run after its server has stopped serving the App's document. At most 106 s: 30 s for the
-/// body, 6 s in the queue for passwords (twice 3 s), 30 s for three calls to a provider, and 40 s for ten calls to a
-/// store. A terminating pod, which is not serving, ends within 55 s (the grace period in the chart's defaults).
+/// How long a request can still run after its server has stopped serving the App's document. At most 106 s: 30 s for
+/// the body, 6 s in the queue for passwords (twice 3 s), 30 s for three calls to a provider, and 40 s for ten calls to
+/// a store. A terminating pod, which is not serving, ends within 55 s (the grace period in the chart's defaults).
 pub(crate) const REQUEST_DRAIN_SECONDS: u64 = 120;
-/// When the servers are asked again if they did not respond.
+/// The wait before the servers are asked again if they did not respond.
 const UNANSWERED_RETRY: Duration = Duration::from_secs(10 * 60);
 /// How often every reserved appID is checked. Users of an App that is not served disappear only if somebody edits the
 /// database, so this can be rare.

@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// When progress was last reported, by uid.
+/// When progress was last reported, by the uid of the object.
 #[derive(Default)]
 pub(crate) struct ReportThrottle(Mutex<HashMap<String, Instant>>);
 

@@ -35,7 +35,8 @@ use crate::{
     written_statuses::WrittenStatuses,
 };
 
-/// Longer than a watch's 30 s and its last event. A request without a response within this time is retried.
+/// The maximum wait for data from the API server. Longer than a watch lasts (30 s). A request that fails by this limit
+/// is retried.
 const READ_TIMEOUT: Duration = Duration::from_secs(40);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// At most this many notifications of the monitor are handled together.
@@ -126,8 +127,8 @@ async fn run_operator(args: RunArgs) -> Result<()> {
         () = &mut asked_to_stop => false,
     };
     if lost {
-        // Another replica leads. Nothing more is written, not even by requests in flight. A new process becomes a
-        // candidate.
+        // Another replica may lead now, so this process ends without finishing its work. The process that replaces it
+        // becomes a candidate.
         bail!("the Lease is lost; another operator is the leader");
     }
     info!("stopping");
@@ -143,7 +144,8 @@ async fn cluster_config() -> Result<Config> {
     let mut config = Config::infer().await.context("no cluster: set KUBECONFIG, or run in a pod")?;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = Some(READ_TIMEOUT);
-    // kube's retries would run below the fence, with waits of minutes. Every caller here retries by itself.
+    // kube would retry a request that has already passed the fence, with waits of minutes. Every caller here retries by
+    // itself.
     config.default_retry = false;
     Ok(config)
 }

@@ -1,4 +1,4 @@
-//! Results of the previous run, so that a run only works on what changed since.
+//! Results of the previous run, so that a run only works on what has changed since that run.
 
 use std::{collections::HashMap, fmt, mem, sync::Arc};
 
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_is_reused_while_its_input_is_equal_and_it_is_requested() {
+    fn a_result_is_reused_while_its_input_is_equal_and_every_run_requests_it() {
         let cache = RunCache::default();
         let get = |name: &str, input: usize| *cache.get_or_compute(name, input, |input| input * 2);
         cache.begin_run();

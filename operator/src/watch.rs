@@ -35,8 +35,9 @@ use crate::{admin::Health, quota::QuotaLimits};
 
 /// How long a watch lasts. Without a limit, a watch that is dropped silently would stay unnoticed for five minutes.
 pub(crate) const WATCH_SECONDS: u32 = 30;
-/// Objects per page of a list. Rendered Apps can have half a MiB each.
+/// Objects per page of a list.
 const PAGE_SIZE: u32 = 500;
+/// Rendered Apps per page of a list: fewer, because each can have half a MiB.
 const DOCUMENT_PAGE_SIZE: u32 = 100;
 
 /// The names under which `/readyz` lists watches that have not finished their first list.
@@ -60,7 +61,7 @@ pub(crate) fn start(
     let config = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_SIZE);
     let keys = config.clone().fields(&format!("type={APP_KEYS_TYPE}"));
     let documents = config.clone().page_size(DOCUMENT_PAGE_SIZE).fields(&format!("type={RENDERED_APP_TYPE}"));
-    // Secrets of Helm releases and ServiceAccounts are never client secrets, and there are many of them.
+    // No App or Provider references the Secrets of Helm releases and ServiceAccounts, and there are many of them.
     let secrets = config.clone().fields("type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token");
     let tasks = vec![
         tokio::spawn(handlers.clone().follow_apps(watches(client, watched, config.clone()), apps_writer)),

@@ -1,4 +1,4 @@
-//! Remembers the statuses that were written until the watch reports them. Until then the store has older copies.
+//! Remembers each written status until the watch reports it. Until then the store has an older copy of the object.
 
 use std::{collections::HashMap, time::Duration};
 

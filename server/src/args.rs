@@ -1,4 +1,4 @@
-//! The command line; each flag is also an environment variable `LATCHKEY_…`.
+//! The command line. An environment variable `LATCHKEY_…` can set most flags.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::memory;
     name = "latchkey-server",
     version,
     max_term_width = 100,
-    // They can also follow a command.
+    // These two flags can also follow a command.
     mut_arg("log", |arg| arg.global(true)),
     mut_arg("log_format", |arg| arg.global(true))
 )]
@@ -46,7 +46,7 @@ pub enum Command {
     Openapi,
     /// Check that URLs in the cluster respond with a success status.
     Check {
-        /// Seconds for which a URL that fails is retried.
+        /// Seconds for which URLs that fail are retried, for all URLs together.
         #[arg(long, default_value = "0", value_parser = parse_seconds)]
         within: Duration,
         /// `http://HOST:PORT/PATH`.
@@ -84,7 +84,7 @@ pub struct ServeArgs {
     #[arg(long, env = "LATCHKEY_CONFIG_DIR")]
     pub config_dir: Option<PathBuf>,
     /// Namespace of the installation, instead of a directory: its Secrets of type `latchkey.dev/rendered-app` hold the
-    /// rendered Apps. The API server comes from KUBECONFIG or, in a pod, from its ServiceAccount.
+    /// rendered Apps. KUBECONFIG or, in a pod, its ServiceAccount gives access to the API server.
     #[arg(long, env = "LATCHKEY_NAMESPACE")]
     pub namespace: Option<String>,
     /// With --namespace: directory for the last valid documents, from which a restarted container serves without the
@@ -125,12 +125,12 @@ pub struct ServeArgs {
     /// header itself. If the proxy forwards the header of a client, any client decides what is traced.
     #[arg(long, env = "LATCHKEY_TRUST_TRACEPARENT")]
     pub trust_traceparent: bool,
-    /// Concurrent connections per client address (IPv6: per /64) on a listener; trusted proxies are exempt. At most an
-    /// eighth of all connections.
+    /// Maximum concurrent connections per client address (IPv6: per /64) on a listener; trusted proxies are exempt. At
+    /// most an eighth of the connections of the listener.
     #[arg(long, env = "LATCHKEY_CONNECTIONS_PER_CLIENT", default_value_t = 256, value_parser = parse_connections)]
     pub connections_per_client: usize,
     /// Memory that this process can use, such as 256Mi. The limits on connections and on the memory of requests follow
-    /// from it. Default: the limit of its cgroup, or the memory of the machine.
+    /// from it. Default: the memory limit of its cgroup or the memory of the machine, whichever is smaller.
     #[arg(long, env = "LATCHKEY_MEMORY_LIMIT", value_parser = memory::parse)]
     pub memory_limit: Option<u64>,
     /// Private networks that SMTP relays and providers of Apps can be in, comma-separated.
@@ -143,8 +143,8 @@ pub struct ServeArgs {
     /// Default: with --namespace, the keys of the cluster's API server; otherwise no caller is accepted.
     #[arg(long, env = "LATCHKEY_SERVICE_ACCOUNT_KEYS")]
     pub service_account_keys: Option<PathBuf>,
-    /// For development on one machine: allow SMTP relays on loopback and on any port, and providers on loopback and
-    /// without TLS.
+    /// For development on one machine: allow a base URL with http, SMTP relays of Apps on loopback and on any port, and
+    /// providers on loopback and without TLS.
     #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
     pub allow_insecure: bool,
     /// For tests, with --allow-insecure: connect to this address for calls to this provider host.

@@ -1,5 +1,5 @@
-//! Writes aggregated refusals to the audit table when their 15 minutes are over, and applies the retention of audit
-//! events and of unverified accounts.
+//! Writes the refusals that Redis has counted to the audit table after each quarter of an hour, and applies the
+//! retention of audit events and of unverified accounts.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -17,28 +17,29 @@ use crate::{
     store::Stores,
 };
 
-/// How often each server checks for refusals to write.
+/// How often each server checks for refusals to write, on average.
 const WRITE_INTERVAL: Duration = Duration::from_secs(30);
 /// How often one of the servers applies the retention.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(60 * 60);
-/// Monthly partitions that are created in advance.
+/// Monthly partitions that are created in advance, after that of the current month.
 const MONTHS_AHEAD: i32 = 3;
-/// Apps per statement, and the maximum of events that a statement deletes per App.
 const APPS_PER_STATEMENT: usize = 100;
+/// The maximum number of events that one statement deletes per App.
 const MAX_EVENTS_PER_APP: i64 = 100;
-/// How long one run deletes events.
+/// After this time, a run deletes at most one more batch of events per App. The next run deletes the rest.
 const MAX_DELETE_TIME: Duration = Duration::from_secs(60);
 
-/// The time before which the events of each App are deleted.
+/// Which events are deleted.
 struct Retention {
-    /// The start of the earliest month of which an App still retains events.
+    /// The start of the earliest month of which an App still retains events. Earlier partitions can be dropped.
     month: OffsetDateTime,
     apps: Vec<String>,
+    /// For the App at the same index of `apps`: the time before which its events are deleted.
     delete_before: Vec<OffsetDateTime>,
 }
 
-/// Runs until it is dropped. Waits for `current`, which is set when the complete set of documents was read: only the
-/// document of an App states its retention.
+/// Runs until the future is dropped. Waits for `current`, which is set when the complete set of documents was read:
+/// only the document of an App states its retention.
 pub async fn run(
     apps: Arc<Apps>,
     stores: Stores,
@@ -76,7 +77,8 @@ pub async fn run(
 }
 
 /// Creates the next monthly partitions, and deletes events that are older than the retention of their App. Returns
-/// whether the database role of this server can create partitions.
+/// whether the database role of this server can create partitions. `can_create_partitions` is the result of the
+/// previous run: the warning is logged only when the result changes to false.
 pub async fn apply_retention(
     stores: &Stores,
     apps: &Apps,
@@ -114,15 +116,15 @@ pub async fn apply_retention(
 // === impl Retention ===
 
 impl Retention {
-    /// `None` if there is no App. For the App with the longest retention, whole months are dropped; for the others,
-    /// events are deleted when their retention is over.
-    fn new(kept: &HashMap<String, u32>, now: OffsetDateTime) -> Option<Self> {
+    /// `None` if there is no App. The longest retention is extended to the start of a month, so that whole partitions
+    /// can be dropped. The events of Apps with a shorter retention are deleted when their retention is over.
+    fn new(retention_days: &HashMap<String, u32>, now: OffsetDateTime) -> Option<Self> {
         let ago = |days: u32| now.saturating_sub(time::Duration::days(i64::from(days)));
-        let longest = *kept.values().max()?;
+        let longest = *retention_days.values().max()?;
         let month = ago(longest).replace_day(1).ok()?.replace_time(Time::MIDNIGHT);
         let before = |days: u32| if days == longest { month } else { ago(days) };
-        let (apps, before) = kept.iter().map(|(app, days)| (app.clone(), before(*days))).unzip();
-        Some(Self { month, apps, delete_before: before })
+        let (apps, delete_before) = retention_days.iter().map(|(app, days)| (app.clone(), before(*days))).unzip();
+        Some(Self { month, apps, delete_before })
     }
 }
 
@@ -133,9 +135,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_retention_ends_by_month_and_the_others_by_day() {
-        let kept = HashMap::from([("long".to_owned(), 365), ("short".to_owned(), 30)]);
-        let retention = Retention::new(&kept, datetime!(2026-11-21 15:00 UTC)).unwrap();
+    fn the_longest_retention_is_extended_to_the_start_of_a_month_and_shorter_ones_are_exact() {
+        let retention_days = HashMap::from([("long".to_owned(), 365), ("short".to_owned(), 30)]);
+        let retention = Retention::new(&retention_days, datetime!(2026-11-21 15:00 UTC)).unwrap();
         assert_eq!(retention.month, datetime!(2025-11-01 00:00 UTC));
         let before: HashMap<_, _> = retention.apps.into_iter().zip(retention.delete_before).collect();
         assert_eq!(before["long"], datetime!(2025-11-01 00:00 UTC));

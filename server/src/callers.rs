@@ -21,7 +21,8 @@ pub use keys::{KeySet, KeySetError};
 
 /// The audience of tokens for Latchkey.
 pub const AUDIENCE: &str = "latchkey";
-/// Seconds by which clocks can differ, for the `nbf` of new tokens; the API server uses the same value.
+/// A new token is accepted this many seconds before its `nbf`, because clocks differ. The API server uses the same
+/// value.
 const NBF_LEEWAY_SECONDS: i64 = 60;
 /// The prefix of a ServiceAccount in the `sub` claim.
 const SUBJECT_PREFIX: &str = "system:serviceaccount:";
@@ -110,7 +111,7 @@ impl Callers {
         ClusterKeys::new(api_server).map(Self::Cluster)
     }
 
-    /// Fetches the keys, so that a missing permission is logged before the first call.
+    /// Fetches the keys of the cluster, so that a missing permission is logged before the first caller needs them.
     pub async fn prefetch_keys(&self) {
         match self {
             Self::Cluster(cluster) => drop(cluster.keys("", Instant::now()).await),
@@ -173,7 +174,7 @@ fn validate_token(
 // === impl ServiceAccount ===
 
 impl ServiceAccount {
-    /// `None` if `sub` and the `kubernetes.io` claim differ.
+    /// `None` if `sub` does not name a ServiceAccount, or names another one than the `kubernetes.io` claim.
     fn from_claims(claims: Claims) -> Option<Self> {
         let (namespace, name) = claims.sub.strip_prefix(SUBJECT_PREFIX)?.split_once(':')?;
         let KubernetesClaims { namespace: claimed, serviceaccount } = claims.kubernetes;
@@ -181,7 +182,6 @@ impl ServiceAccount {
         is_consistent.then_some(Self { namespace: claimed, name: serviceaccount.name })
     }
 
-    /// For tests.
     #[cfg(test)]
     pub(crate) fn named(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.to_owned(), name: name.to_owned() }
@@ -290,7 +290,7 @@ mod tests {
         let (signer, other_signer) = (Signer::new("a"), Signer::new("b"));
         let keys = set(&[&signer], Some(ISSUER));
         assert_eq!(validated(&keys, &other_signer.sign(&claims())), Err(TokenError::UnknownKey));
-        // Another key with a known key id.
+        // Another key with the id of a known key.
         assert_eq!(validated(&keys, &Signer::new("a").sign(&claims())), Err(TokenError::InvalidSignature));
         // The public key as the secret of an HMAC.
         let secret = jsonwebtoken::EncodingKey::from_secret(signer.jwk().to_string().as_bytes());

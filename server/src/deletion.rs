@@ -19,13 +19,13 @@ use crate::{
     },
 };
 
-/// Users per transaction.
 const USERS_PER_TRANSACTION: u32 = 500;
-/// How often progress is reported, and for how long one App is handled while others wait.
+/// For how long the users of one App are deleted before its progress is reported and the next App has its turn. Also
+/// the pause if no App has users left to delete.
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Runs until it is dropped. Waits for `current`, which is set when the complete set of documents was read: cached
-/// documents of an earlier run must delete nothing.
+/// Runs until the future is dropped. Waits for `current`, which is set when the complete set of documents was read:
+/// cached documents of an earlier run must not cause a deletion.
 pub async fn run(apps: Arc<Apps>, stores: Stores, mut current: watch::Receiver<bool>) {
     if current.wait_for(|current| *current).await.is_err() {
         return;
@@ -62,7 +62,7 @@ fn reject(apps: &Apps, deleted: &PendingDeletion, refused: &RejectError) {
     apps.reject_deletion(&deleted.doc.app_id, &deleted.revision, refused);
 }
 
-/// Frees the appID if the App has no users, and reports the result.
+/// Frees the appID unless users, or events of deleted users, still reserve it. Reports the result.
 async fn release_app_id(apps: &Apps, stores: &Stores, released: &PendingDeletion) -> Result<DeleteOutcome, StoreError> {
     let claim = OwnershipClaim::from(&*released.doc);
     let wanted = || apps.is_pending_deletion(&claim.app, &released.revision);
@@ -80,6 +80,7 @@ async fn release_app_id(apps: &Apps, stores: &Stores, released: &PendingDeletion
     if progress.done {
         info!(app = %claim.app, "the App was deleted and had no users; its appID is free");
     }
+    // For `run`, this means that nothing is left to do in this round.
     Ok(DeleteOutcome::Contended)
 }
 

@@ -16,7 +16,7 @@ use latchkey_crds::rendered::{
 
 use crate::domain::app::App;
 
-/// An App with every default.
+/// A served App with default settings, except for one allowed origin.
 pub(crate) fn rendered(id: &str) -> RenderedApp {
     RenderedApp {
         format: FORMAT,
@@ -72,7 +72,7 @@ pub(crate) fn app(doc: RenderedApp) -> App {
     App::new(doc, revision).unwrap()
 }
 
-/// A new key for the algorithm.
+/// A new random key for the algorithm.
 pub(crate) fn signing_key(id: &str, algorithm: SigningAlgorithm, state: KeyState) -> SigningKey {
     let random = SystemRandom::new();
     let der = match algorithm {

@@ -42,19 +42,19 @@ pub mod strength;
 /// The size of the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct HashingOptions {
-    /// One per CPU: hashing needs nothing but CPU and memory bandwidth.
+    /// One per CPU by default: hashing needs nothing but CPU and memory bandwidth.
     pub threads: NonZeroUsize,
     /// Queue slots per thread. A hash takes about 15 ms, so 64 slots are one second of waiting.
     pub slots_per_thread: usize,
-    /// The time limit of a job, including its wait. A job that would not end in this time is refused, so that its
-    /// caller gets 503 within this time.
+    /// The time limit of a job, including its wait. A job that would start too late to end in this time is refused, so
+    /// that the client gets 503 within this time.
     pub deadline: Duration,
 }
 
 impl Default for HashingOptions {
     fn default() -> Self {
         Self {
-            // Respects the CPU quota of the cgroup.
+            // This number respects the CPU quota of the cgroup.
             threads: thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
             slots_per_thread: 64,
             deadline: Duration::from_secs(2),
@@ -64,15 +64,16 @@ impl Default for HashingOptions {
 
 /// How long it takes to send a response on a busy machine.
 const SENDING: Duration = Duration::from_millis(50);
-/// The longest time for a running job. It is far longer than a job needs.
+/// How long a request still waits for its job if the job is running when the time for its start is over
+/// (`Shared::start_limit`). A job needs far less.
 const RUN_LIMIT: Duration = Duration::from_secs(1);
 
-/// Lower priority than the threads that handle requests, so that requests without a hash stay fast on a busy machine. On
-/// Linux, a thread with this nice value gets 39 % of a CPU that it shares with one of priority 0: hashing goes on during a
-/// flood of cheap requests.
+/// Lower priority than the threads that handle requests, so that requests without a hash stay fast on a busy machine.
+/// On Linux, a thread with this nice value gets 39 % of a CPU that it shares with a thread of nice value 0: hashing
+/// goes on during a flood of cheap requests.
 const WORKER_NICE: i32 = 2;
 
-/// A handle to the hashing threads, which end when the last handle is dropped.
+/// A handle to the hashing threads. When the last handle is dropped, they finish the queued jobs and end.
 #[derive(Clone)]
 pub struct HashingPool {
     pool: Arc<PoolShutdown>,
@@ -89,7 +90,7 @@ struct Shared {
     changed: Condvar,
     metrics: HashingMetrics,
     /// A dummy hash. For an unknown email address, the password is checked against this hash, with the same steps as
-    /// for a known address. The result is false.
+    /// for a known address. The result is always false.
     dummy_hash: PasswordHash,
 }
 
@@ -105,8 +106,8 @@ type Owner = JobOwner<String, AppId, ClientAddress>;
 struct Job {
     work: Work,
     queued: Instant,
-    /// Set by the thread that starts the job, or by the caller at the deadline. Whichever sets it first decides whether
-    /// the job runs.
+    /// Set by the thread that takes the job, or by the waiting request when it is too late to start the job. Whoever
+    /// sets it first decides whether the job runs.
     claimed: Arc<AtomicBool>,
     span: Span,
     reply: oneshot::Sender<JobResult>,
@@ -133,11 +134,11 @@ struct FinishedJob {
 enum JobResult {
     Hash(PasswordHash),
     Checked(bool),
-    /// The job was displaced from the queue, was too late, or panicked.
+    /// The job was displaced from the queue, was too late, or panicked. Or nobody waits for it any more.
     Overloaded(Overloaded),
 }
 
-/// Metrics of the pool: queue length, waiting times and refusals.
+/// Metrics of the pool.
 #[derive(Clone)]
 pub struct HashingMetrics {
     waiting: Gauge,
@@ -157,7 +158,7 @@ struct RefusedLabels {
 // === impl Work ===
 
 impl Work {
-    /// The name of its span.
+    /// The name of the job's span.
     const fn name(&self) -> &'static str {
         match self {
             Self::Hash(..) => "hash password",
@@ -171,14 +172,14 @@ impl Work {
     }
 }
 
-// === impl Hashing ===
+// === impl HashingPool ===
 
 impl HashingPool {
     /// Starts the threads; metrics are registered under `hashing_`.
     pub fn start(options: HashingOptions, registry: &mut Registry) -> Self {
         let mut salt = [0; 16];
         SystemRandom::new().fill(&mut salt).expect("the system's random number generator works");
-        let nobody = Argon2Engine::default().hash(&Password::new(""), &salt);
+        let dummy_hash = Argon2Engine::default().hash(&Password::new(""), &salt);
         // The first score loads the dictionaries; no request should wait for that.
         strength::score("password", &[]);
         let capacity = options.slots_per_thread.saturating_mul(options.threads.get());
@@ -191,7 +192,7 @@ impl HashingPool {
             }),
             changed: Condvar::new(),
             metrics: HashingMetrics::register(registry.sub_registry_with_prefix("hashing")),
-            dummy_hash: nobody,
+            dummy_hash,
         });
         for number in 0..options.threads.get() {
             let shared = Arc::clone(&shared);
@@ -289,7 +290,7 @@ impl Shared {
         self.metrics.refused.get_or_create(&RefusedLabels { reason }).inc();
     }
 
-    /// An estimate of when the jobs in the queue are done, in whole seconds.
+    /// A refusal. Its `retry_after` estimates when the jobs in the queue are done: 1 to 30 whole seconds.
     fn overloaded_for_state(&self, state: &QueueState) -> Overloaded {
         let jobs = u32::try_from(state.jobs.len()).unwrap_or(u32::MAX);
         let threads = u32::try_from(self.options.threads.get()).unwrap_or(u32::MAX);
@@ -310,7 +311,7 @@ impl Shared {
 
     /// The main loop of a thread.
     fn run_worker(&self) {
-        // Best effort: some sandboxes forbid it.
+        // Some sandboxes forbid this. The thread then keeps the normal priority.
         let _ = rustix::process::setpriority_process(None, WORKER_NICE);
         let mut engine = Argon2Engine::default();
         while let Some(ScheduledJob { job, charge }) = self.next_job() {
@@ -332,9 +333,9 @@ impl Shared {
     /// Runs a job, unless its receiver was dropped or it waited too long.
     fn run_queued_job(&self, engine: &mut Argon2Engine, job: Job) -> FinishedJob {
         let Job { work, queued, claimed, span, reply } = job;
-        let unfit = |reply| FinishedJob { reply, done: JobResult::Overloaded(self.overloaded()), has_run: false };
+        let not_run = |reply| FinishedJob { reply, done: JobResult::Overloaded(self.overloaded()), has_run: false };
         if reply.is_closed() || claimed.swap(true, Ordering::AcqRel) {
-            return unfit(reply);
+            return not_run(reply);
         }
         let waited = queued.elapsed();
         self.metrics.wait_seconds.observe(waited.as_secs_f64());
@@ -342,7 +343,7 @@ impl Shared {
         if waited > self.options.deadline {
             self.count_refusal("deadline");
             latchkey_telemetry::record_error(&span, "deadline");
-            return unfit(reply);
+            return not_run(reply);
         }
         let started = Instant::now();
         self.metrics.running.inc();
@@ -511,7 +512,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn jobs_beyond_the_capacity_are_refused_at_once_and_the_others_run() {
+    async fn jobs_beyond_the_capacity_are_refused_and_the_others_run() {
         let hashing = hashing(1, 4, Duration::from_secs(60));
         let jobs =
             (0..64).map(|number| {
@@ -561,7 +562,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_job_that_does_not_start_is_refused_by_the_deadline() {
+    async fn a_job_that_does_not_start_in_time_is_refused_and_a_started_one_is_not() {
         const DEADLINE: Duration = Duration::from_millis(500);
         let mut registry = Registry::default();
         let options = HashingOptions { threads: NonZeroUsize::MIN, slots_per_thread: 64, deadline: DEADLINE };

@@ -17,7 +17,7 @@ pub struct Bounds {
     pub values: usize,
 }
 
-/// Why a document is rejected. The texts never quote it.
+/// Why a document is rejected. The texts never quote the document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JsonError {
     #[error("is not UTF-8")]
@@ -32,7 +32,7 @@ pub enum JsonError {
     TooManyValues,
 }
 
-/// The limit that was exceeded. It is recorded here, because an error of serde cannot contain it.
+/// The rule that a document violates. [`Reader`] records it separately, because an error of serde cannot contain it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Violation {
     Depth,
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn input_that_is_not_one_document_is_rejected() {
+    fn input_that_is_not_exactly_one_valid_document_is_rejected() {
         assert_eq!(parse(b"\"\xff\"", SMALL), Err(JsonError::NotUtf8));
         assert_eq!(parse_small("{\"a\":1,\n\"a\":2}"), Err(JsonError::DuplicateKey { line: 2 }));
         for text in ["", "{", "[1,]", "1 2", "NaN", "1e999999", "\"\\ud800\"", "nul"] {

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // With the causes of the error. No error text contains a secret.
+            // `#` adds the causes of the error. No error text contains a secret.
             tracing::error!(error = format!("{error:#}"), "latchkey-server ends with an error");
             eprintln!("latchkey-server: {error:#}");
             ExitCode::FAILURE

@@ -1,11 +1,13 @@
-//! How much memory this process can use: the limit of its cgroup, or the memory of the machine.
+//! How much memory this process can use: the memory limit of its cgroup or the memory of the machine, whichever is
+//! smaller.
 
 use std::{fs, path::Path};
 
 /// Used if neither the cgroup nor the machine states a size.
 const DEFAULT_LIMIT: u64 = 256 * 1024 * 1024;
 
-/// The smallest memory limit of the process's cgroup and its ancestors, at most the memory of the machine. In bytes.
+/// The smallest memory limit of the process's cgroup and its ancestors, in bytes, and at most the memory of the
+/// machine.
 pub fn limit() -> u64 {
     limit_at(Path::new("/"))
 }
@@ -37,7 +39,8 @@ fn limit_at(root: &Path) -> u64 {
     limits.chain(machine).min().unwrap_or(DEFAULT_LIMIT)
 }
 
-/// Parses a number of bytes in the notation of Kubernetes: `268435456`, `256Mi`, `1Gi`.
+/// Parses a whole number of bytes, optionally with one of the Kubernetes units `Ki`, `Mi` and `Gi`: `268435456`,
+/// `256Mi`.
 ///
 /// # Errors
 ///
@@ -95,13 +98,13 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_it_is_the_memory_of_the_machine() {
+    fn without_a_cgroup_the_memory_of_the_machine_counts_or_else_a_default() {
         assert_eq!(machine(&[MEMINFO]), 1 << 30);
         assert_eq!(machine(&[]), 256 << 20);
     }
 
     #[test]
-    fn a_size_is_written_as_in_kubernetes() {
+    fn a_size_is_a_whole_number_of_bytes_or_of_a_binary_unit() {
         assert_eq!(parse("268435456"), Ok(256 << 20));
         assert_eq!(parse("256Mi"), Ok(256 << 20));
         assert_eq!(parse("1Gi"), Ok(1 << 30));

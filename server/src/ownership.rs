@@ -19,19 +19,21 @@ use crate::{
     store::postgres::{ClaimOutcome, OwnershipClaim, PostgresStore},
 };
 
-/// Apps per call.
+/// Apps per call of [`PostgresStore::claim_apps`].
 const BATCH: usize = 200;
-/// How often rejected Apps are checked again: the users of an earlier App can be deleted in the meantime.
+/// How often suspended Apps are checked again: the database accepts an App after the users of an earlier App with its
+/// appID were deleted.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before a retry while the database is unavailable.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 
-/// Checks the ownership of the served Apps, and suspends an App that does not own its appID.
+/// Checks the ownership of the served Apps. Suspends an App that does not own its appID, and resumes it once it does.
 pub struct OwnershipChecker {
     apps: Arc<Apps>,
     postgres: PostgresStore,
     /// The claims that the database confirmed.
     confirmed: HashMap<AppId, OwnershipClaim>,
+    /// The Apps that are checked next.
     pending: BTreeSet<AppId>,
     is_unavailable: bool,
 }
@@ -43,8 +45,8 @@ impl OwnershipChecker {
         Self { apps, postgres, confirmed: HashMap::new(), pending: BTreeSet::new(), is_unavailable: false }
     }
 
-    /// Runs until it is dropped. Waits for `current`, which is set when the complete set of documents was read: cached
-    /// documents of an earlier run must claim nothing.
+    /// Runs until the future is dropped. Waits for `current`, which is set when the complete set of documents was read:
+    /// cached documents of an earlier run must claim nothing.
     pub async fn run(mut self, mut current: watch::Receiver<bool>) {
         if current.wait_for(|current| *current).await.is_err() {
             return;

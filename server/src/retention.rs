@@ -18,9 +18,8 @@ use crate::{
 
 /// Accounts per transaction, which locks their rows for about ten milliseconds.
 const ACCOUNTS_PER_TRANSACTION: u32 = 100;
-/// Apps per statement.
 const APPS_PER_STATEMENT: usize = 500;
-/// How long one run deletes accounts; the rest is deleted an hour later.
+/// How long one run deletes accounts. The next run, an hour later, deletes the rest.
 const MAX_DELETE_TIME: Duration = Duration::from_secs(60);
 
 /// Handles to the metrics; clones share the counters.

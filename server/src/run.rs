@@ -1,4 +1,5 @@
-//! Connects stores, hashing, mail and the three listeners, and runs until a signal. No other module knows all of them.
+//! Runs a command or the server. The server connects stores, hashing, mail and the three listeners, and runs until a
+//! signal. No other module knows all of these.
 
 use std::{
     fs,
@@ -57,14 +58,15 @@ struct SmtpFile {
 
 /// How long running requests can still take after the delay of the drain.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(35);
-/// How many connections the kernel queues before they are accepted; `net.core.somaxconn` (4096) is the maximum.
-/// If the queue is full, the kernel drops connection requests, and a client repeats its request after a second.
+/// How many connections the kernel queues before they are accepted; `net.core.somaxconn` (4096 by default) is the
+/// maximum. If the queue is full, the kernel drops connection requests, and the client's kernel repeats them after a
+/// second.
 const BACKLOG: u32 = 4096;
 /// How often the schema is checked again while it is too old.
 const SCHEMA_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: Arguments) -> Result<()> {
-    // Without this, several dependencies would each choose a crypto provider.
+    // Without this, several dependencies would each choose a crypto provider for TLS.
     rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
         .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))?;
@@ -112,8 +114,8 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     if !serve.provider_hosts.is_empty() && !serve.allow_insecure {
         bail!("--provider-host is for tests; it requires --allow-insecure");
     }
-    let place = DocumentSource::from_args(&serve).await?;
-    let callers = callers(serve.service_account_keys.as_deref(), &place)?;
+    let source = DocumentSource::from_args(&serve).await?;
+    let callers = callers(serve.service_account_keys.as_deref(), &source)?;
     let settings = settings(&serve)?;
     let mut registry = Registry::with_prefix("latchkey");
 
@@ -128,7 +130,7 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     let claiming = current.subscribe();
     let deleting = current.subscribe();
     let auditing = current.subscribe();
-    let _watching = watch_documents(place, &apps, &readiness, current).await?;
+    let _watching = watch_documents(source, &apps, &readiness, current).await?;
 
     let listen = !serve.without_listen;
     let postgres =
@@ -205,7 +207,7 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     readiness.set_draining();
     drain.begin();
     stop.cancel();
-    // Another server repeats a transaction that is interrupted here.
+    // If this interrupts a transaction, another server repeats it.
     deletion.abort();
     audit.abort();
     ownership.abort();
@@ -250,14 +252,15 @@ impl DocumentSource {
     }
 }
 
-/// A directory is read before this returns. With a namespace this returns at once: the API server can be unavailable.
+/// A directory is read before this returns. With a namespace, this does not wait for the API server, which can be
+/// unavailable, and only the cached documents are read before this returns.
 async fn watch_documents(
-    place: DocumentSource,
+    source: DocumentSource,
     apps: &Arc<Apps>,
     readiness: &Arc<Readiness>,
     current: watch::Sender<bool>,
 ) -> Result<DocumentWatch> {
-    match place {
+    match source {
         DocumentSource::Directory(directory) => {
             let watching = directory::watch(directory, Arc::clone(apps))?;
             readiness.set_configuration_loaded();
@@ -283,8 +286,8 @@ async fn watch_documents(
 }
 
 /// A file takes precedence over the keys of the cluster.
-fn callers(file: Option<&Path>, place: &DocumentSource) -> Result<Callers> {
-    match (file, place) {
+fn callers(file: Option<&Path>, source: &DocumentSource) -> Result<Callers> {
+    match (file, source) {
         (Some(file), _) => Callers::from_file(file.to_owned()).context("--service-account-keys"),
         (None, DocumentSource::Namespace { api_server, .. }) => {
             Callers::from_cluster((**api_server).clone()).context("the client of the API server cannot be made")

@@ -13,7 +13,7 @@ pub struct Settings {
     pub trusted_proxies: Vec<IpNet>,
     /// Whether the sampled flag of a `traceparent` from a trusted proxy is used.
     pub trusts_traceparent: bool,
-    /// Identifies this process in its stream of revisions: the UID of the pod, or a random one.
+    /// Identifies this process in its stream of revisions: the UID of the pod, or a random UUID.
     pub pod_uid: String,
 }
 
@@ -33,7 +33,7 @@ impl Settings {
 
     /// The IP address of the client: the peer or, if the peer is a trusted proxy, the right-most address in the
     /// `X-Forwarded-For` fields (in the order received) that is not a trusted proxy. An entry that does not parse ends
-    /// the search: then the client is the last trusted proxy.
+    /// the search, and so does the end of the fields: the client is then the trusted proxy that was found last.
     pub fn client_ip<'a>(&self, peer: IpAddr, forwarded_for: impl DoubleEndedIterator<Item = &'a str>) -> IpAddr {
         let mut client = peer.to_canonical();
         let mut hops = forwarded_for.rev().flat_map(|field| field.split(',').rev());
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_with_a_port_is_read() {
+    fn an_entry_can_have_a_port_or_brackets_but_must_be_well_formed() {
         assert_eq!(client("10.0.0.1", &["198.51.100.1:4711"]), "198.51.100.1");
         assert_eq!(client("10.0.0.1", &["198.51.100.1:4711, 10.0.0.2:80"]), "198.51.100.1");
         assert_eq!(client("10.0.0.1", &["[2001:db8::1]:4711"]), "2001:db8::1");

@@ -11,7 +11,7 @@ use crate::{
     token_cache::TokenCache,
 };
 
-/// Generic over the stores, so that the request pipeline can be tested without stores.
+/// Generic over the stores, so that the request pipeline can be tested without Postgres and Redis.
 pub struct State<S = Stores> {
     pub apps: Arc<Apps>,
     pub stores: S,

@@ -1,4 +1,4 @@
-//! The token cache of forward auth, the endpoint that an ingress calls for every request.
+//! The token cache of forward auth, the endpoint that an ingress calls before it forwards a request.
 
 use std::{
     collections::HashMap,
@@ -23,10 +23,10 @@ use crate::domain::{
 
 /// How long a found session is used without another lookup. An ended session is accepted for at most this long.
 const SESSION_TTL: Duration = Duration::from_secs(1);
-/// Tokens in one of the two generations of the cache. A token takes about 1 KiB.
+/// The maximum number of tokens in each of the two generations of the cache. A token takes about 1 KiB.
 const GENERATION_CAPACITY: usize = 8192;
 
-/// What this process knows about tokens.
+/// The access tokens that this process has validated, with their sessions.
 #[derive(Default)]
 pub struct TokenCache {
     generations: Mutex<Generations>,
@@ -51,15 +51,15 @@ struct CachedToken {
     session: SessionId,
     /// Unix seconds.
     exp: i64,
-    /// The session and the time of its lookup. `None` if the lookup found no session.
+    /// The time of the last lookup and the session that it found. `None` if it found no session.
     last_lookup: Option<(Instant, Arc<LiveSession>)>,
 }
 
 // === impl TokenCache ===
 
 impl TokenCache {
-    /// The live session of the token. The store is read at most once a second for one token. Only a found session is
-    /// cached; a missing one is looked up each time.
+    /// The live session of the token. A session that `lookup` finds is used for `SESSION_TTL` without another lookup. A
+    /// missing session is looked up each time.
     pub async fn authenticate<F>(
         &self,
         env: &Env,
@@ -87,7 +87,7 @@ impl TokenCache {
             return Ok(Arc::clone(live));
         }
         let live = lookup(cached.user, cached.session).await?.map(Arc::new);
-        // `now` is the time before the lookup, so that the duration of the lookup is a part of the second.
+        // `now` is the time before the lookup, so that `SESSION_TTL` includes the duration of the lookup.
         self.insert(key, CachedToken { last_lookup: live.clone().map(|live| (now, live)), ..cached });
         live.ok_or(AuthenticationError::InvalidToken)
     }

@@ -15,8 +15,8 @@ use crate::sampler::UntrustedParent;
 
 /// Sets the parent of a new span to the span in the header `traceparent`. Ignores a malformed header.
 ///
-/// If the client is trusted, a parent-based sampler uses the sampled flag of the header. Otherwise the sampler decides
-/// as for a new trace.
+/// If the client is trusted, a parent-based sampler uses the sampled flag of the header. If the client is not trusted,
+/// the sampler decides as for a new trace.
 pub fn set_parent(span: &Span, headers: &HeaderMap, is_trusted: bool) {
     let parent = global::get_text_map_propagator(|propagator| propagator.extract(&HeaderExtractor(headers)));
     if parent.span().span_context().is_valid() {
@@ -47,7 +47,8 @@ pub fn trace_id(span: &Span) -> Option<TraceId> {
     (id != TraceId::INVALID).then_some(id)
 }
 
-/// The current span as a `traceparent`, for later work that can run in another process. `None` if it is not exported.
+/// The current span as a `traceparent`, for later work that can run in another process. `None` if the current span is
+/// not exported.
 pub fn current_traceparent() -> Option<String> {
     if !is_sampled() {
         return None;

@@ -1,4 +1,4 @@
-//! Exports spans in batches, from its own threads, so that no request waits for the collector.
+//! Exports spans in batches, from separate threads, so that no request waits for the collector.
 
 use std::{
     io,

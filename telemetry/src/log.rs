@@ -11,6 +11,7 @@ pub struct LogArgs {
     /// Log filter, in the syntax of tracing's EnvFilter.
     #[arg(long, env = "LATCHKEY_LOG", default_value = "info")]
     pub log: String,
+    /// Log format: one JSON object per line, or text.
     #[arg(long, env = "LATCHKEY_LOG_FORMAT", value_enum, default_value_t = LogFormat::Json)]
     pub log_format: LogFormat,
 }

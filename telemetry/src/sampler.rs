@@ -35,16 +35,16 @@ impl ShouldSample for EnvSampler {
         let by_ratio = |trace_id| root.should_sample(parent, trace_id, name, kind, attributes, links);
         let Some(parent) = parent.filter(|parent| parent.has_active_span()) else { return by_ratio(trace_id) };
         let span = parent.span();
-        let caller = span.span_context();
-        if caller.is_remote() && parent.get::<UntrustedParent>().is_some() {
+        let context = span.span_context();
+        if context.is_remote() && parent.get::<UntrustedParent>().is_some() {
             // The client also chooses the trace ID, on which the ratio would depend. So a random ID decides.
             return by_ratio(RandomIdGenerator::default().new_trace_id());
         }
-        if caller.is_remote() && !self.is_parent_based {
+        if context.is_remote() && !self.is_parent_based {
             return by_ratio(trace_id);
         }
-        let decision = if caller.is_sampled() { SamplingDecision::RecordAndSample } else { SamplingDecision::Drop };
-        SamplingResult { decision, attributes: Vec::new(), trace_state: caller.trace_state().clone() }
+        let decision = if context.is_sampled() { SamplingDecision::RecordAndSample } else { SamplingDecision::Drop };
+        SamplingResult { decision, attributes: Vec::new(), trace_state: context.trace_state().clone() }
     }
 }
 
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn a_child_span_is_sampled_like_its_parent() {
         for is_parent_based in [true, false] {
-            // Child contexts inherit the mark.
+            // Child contexts inherit `UntrustedParent`.
             let inside = |flags| parent(UNSAMPLED_TRACE, flags, false).with_value(UntrustedParent);
             assert!(is_sampled(0.0, is_parent_based, &inside(TraceFlags::SAMPLED)));
             assert!(!is_sampled(1.0, is_parent_based, &inside(TraceFlags::NOT_SAMPLED)));

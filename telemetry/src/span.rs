@@ -7,7 +7,7 @@ pub const TARGET: &str = "span";
 /// conventions of OpenTelemetry. The name is a literal; `otel.name` can be computed. [`record_error`] marks a span as
 /// failed.
 ///
-/// Attributes leave the process. None can contain what must not be logged: see docs/logging.md.
+/// Attributes leave the process. Give none of them a value that must not be logged: see docs/logging.md.
 #[macro_export]
 macro_rules! span {
     ($kind:literal, $name:literal $(, $($attributes:tt)*)?) => {

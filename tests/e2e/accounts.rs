@@ -19,7 +19,7 @@ const EMAIL: &str = "Ada@Example.com";
 // === register ===
 
 #[tokio::test]
-async fn register_responds_the_same_to_new_known_and_verified_addresses() {
+async fn register_responds_the_same_to_new_unverified_and_verified_addresses() {
     let test_app = TestApp::start().await;
     test_app.register_and_confirm(EMAIL).await;
     test_app.register("grace@example.com").await;
@@ -259,7 +259,7 @@ async fn an_unverified_user_cannot_log_in_if_a_verified_address_is_required() {
 }
 
 #[tokio::test]
-async fn forgot_password_sends_a_code_if_a_verified_address_is_required() {
+async fn forgot_password_sends_a_code_even_if_a_verified_address_is_required() {
     let test_app = TestApp::start_with(app().set("/requireVerifiedEmail", true)).await;
     test_app.register(EMAIL).await;
     let code = test_app.reset_code(EMAIL, 2).await;

@@ -60,7 +60,7 @@ impl AdmissionTest {
         if object["kind"] == "App" { &self.apps } else { &self.providers }
     }
 
-    /// The errors of the API server if it creates this object, by a dry run.
+    /// Creates this object by a dry run. Returns the errors of the API server.
     async fn dry_run(&self, object: &Value) -> Vec<FieldError> {
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let parsed = serde_json::from_value(object.clone()).unwrap();
@@ -77,8 +77,8 @@ impl AdmissionTest {
         assert_eq!(self.dry_run(object).await, [], "{object}");
     }
 
-    /// Asserts that the API server rejects this field with this message, and that `render --check` rejects the object
-    /// too. Returns all errors of the API server.
+    /// Asserts that the API server rejects this field with this message, and that the validator of `render --check`
+    /// rejects the field, too. Returns all errors of the API server.
     async fn assert_refused(&self, object: &Value, field: &str, message: &str) -> Vec<FieldError> {
         let found = self.dry_run(object).await;
         let is_reported = found.iter().any(|fault| fault.field == field && fault.message.contains(message));
@@ -125,7 +125,7 @@ fn provider(spec: Value) -> Value {
     object("Provider", "corp", spec)
 }
 
-/// An App with every field set. The values allow each number to be at either end of its range.
+/// An App with every field set. If one number is changed to an end of its range, the App is still valid.
 fn full_app() -> Value {
     let windows = json!([{ "count": 5, "windowSeconds": 60 }]);
     app(json!({
@@ -232,7 +232,8 @@ fn schema_of(kind: &str) -> Value {
     serde_json::to_value(&definition.spec.versions[0].schema).unwrap()["openAPIV3Schema"]["properties"]["spec"].clone()
 }
 
-/// Calls `visitor` for every part of `value`, with the schema, the JSON pointer and the kubectl path of the part.
+/// Calls `visitor` for `value` and its parts (of an array, only the first item), with the schema, the JSON pointer and
+/// the kubectl path of each part.
 fn visit(schema: &Value, value: &Value, pointer: &str, field: &str, visitor: &mut impl FnMut(&Value, &str, &str)) {
     visitor(schema, pointer, field);
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
@@ -245,8 +246,9 @@ fn visit(schema: &Value, value: &Value, pointer: &str, field: &str, visitor: &mu
     }
 }
 
-/// Invalid and valid variants of `object`. In each invalid one, one field is just beyond a bound; returned with the
-/// path of the field. In each valid one, a number is at a bound.
+/// Variants of `object`. Each invalid variant has one field that is just beyond a bound, breaks a pattern or an enum,
+/// or is missing although it is required; the path of the field is returned, too. Each valid variant has a number at a
+/// bound.
 fn bound_cases(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
     let (mut invalid, mut valid) = (Vec::new(), Vec::new());
     let schema = schema_of(object["kind"].as_str().unwrap());
@@ -420,7 +422,7 @@ async fn every_rule_refuses_with_its_message() {
 
 /// The API server limits the cost of validation rules when a CRD is created and when the rules run.
 #[tokio::test]
-async fn the_largest_objects_are_accepted() {
+async fn the_largest_app_is_accepted() {
     let admission = AdmissionTest::start().await;
     let url = |index: usize, length: usize| {
         let start = format!("https://a.example/{index}/");
@@ -506,7 +508,7 @@ async fn a_new_object_has_a_status_with_unknown_conditions() {
         ),
     ] {
         let mut object = object;
-        // Only the operator writes a status.
+        // The API server drops this status, because only the operator writes a status.
         object["status"] = json!({ "observedGeneration": 7 });
         let status = admission.create(&object).await["status"].clone();
         assert_eq!(status["observedGeneration"], -1);

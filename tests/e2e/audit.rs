@@ -1,4 +1,4 @@
-//! Audit events of requests: which rows they write, with which client address and session, and for how long
+//! Audit events: which rows requests write, with which client address and session, and how long the rows are kept
 //! (specification: Accounts, Audit events).
 
 use std::{
@@ -78,7 +78,7 @@ fn session_id(response: &ApiResponse) -> Uuid {
 }
 
 impl AuditRow {
-    /// Asserts the client address and the session of the row.
+    /// Asserts the client address and the session of the row, and that it counts one event.
     #[track_caller]
     fn assert_origin(&self, client: &ApiClient, session: Option<Uuid>) -> &Self {
         assert_eq!(self.ip, Some(client.address().to_string()), "{self:?}");
@@ -87,7 +87,7 @@ impl AuditRow {
     }
 }
 
-/// The stores of the service, as another server uses them. For it, Redis's clock is ahead by this time.
+/// The stores of the service, as another server uses them. For that server, Redis's clock is ahead by this time.
 fn stores(test_app: &TestApp, clock_offset: time::Duration) -> Stores {
     stores_at(test_app, &test_app.stack.database.url, clock_offset)
 }
@@ -190,7 +190,7 @@ async fn confirming_in_a_session_names_that_session() {
 }
 
 #[tokio::test]
-async fn requests_without_an_account_leave_no_row() {
+async fn an_invalid_registration_an_unknown_address_and_a_wrong_code_leave_no_row() {
     let test_app = TestApp::start().await;
     let (id, client) = (test_app.id(), test_app.client());
     client.register(id, NAME, EMAIL, "short").await.expect(StatusCode::BAD_REQUEST);
@@ -217,7 +217,7 @@ async fn session_ends_and_bad_refresh_tokens_are_events() {
     assert_eq!(ended.assert_origin(&client, Some(session_id(&one))).detail, Some(json!({ "ended": session_id(&two) })));
     as_of(&one).delete("sessions").await.expect(StatusCode::OK);
     let ended = wait_for_row(&test_app, "sessions_ended").await;
-    // Two sessions: that of the login, and that of *confirm*.
+    // Two sessions: that of the third login, and that of *confirm*.
     assert_eq!(ended.assert_origin(&client, Some(session_id(&one))).detail, Some(json!({ "sessions": 2 })));
     as_of(&three).get("sessions").await.expect(StatusCode::UNAUTHORIZED);
     as_of(&one).send(as_of(&one).request(http::Method::POST, "logout")).await.expect(StatusCode::OK);
@@ -337,7 +337,7 @@ async fn activity_shows_the_newest_hundred_events_of_the_user() {
 }
 
 #[tokio::test]
-async fn rows_contain_no_address_name_password_code_or_token() {
+async fn rows_contain_no_email_address_name_password_code_or_token() {
     let test_app = TestApp::start_with(unlimited_app("shop")).await;
     let (id, client) = (test_app.id(), test_app.client());
     client.register(id, NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
@@ -466,7 +466,7 @@ async fn old_months_are_dropped_and_shorter_retention_deletes_rows() {
     add_past_month(&test_app, 15, &[("long", 3), ("short", 3)]).await;
     // `elsewhere` is an App that this server does not serve, so the server does not know its retention.
     add_past_month(&test_app, 14, &[("long", 3), ("short", 3), ("elsewhere", 2)]).await;
-    // The events of a month without a partition.
+    // Events of a month without a partition.
     add_events(&test_app, "long", &months_ago_expression(20), 250).await;
     for (days, events) in [(40, 300), (20, 5)] {
         for app in ["long", "short", "elsewhere"] {
@@ -491,7 +491,7 @@ async fn old_months_are_dropped_and_shorter_retention_deletes_rows() {
 }
 
 #[tokio::test]
-async fn table_permissions_are_enough_and_execute_permission_creates_partitions() {
+async fn table_permissions_allow_deleting_rows_and_execute_permission_managing_partitions() {
     let test_app = TestApp::start().await;
     let apps = apps_with_retention(&test_app, &[("long", 365), ("short", 30)]);
     let (role, database) = (format!("server_{:016x}", rand::random::<u64>()), &test_app.stack.database);

@@ -172,7 +172,7 @@ async fn the_session_of_a_confirm_that_removed_a_contested_password_can_set_one_
 }
 
 #[tokio::test]
-async fn only_the_session_of_that_confirm_can_set_the_password() {
+async fn a_stale_session_cannot_set_the_password_that_a_confirm_of_another_session_removed() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let client = test_app.client();
@@ -181,7 +181,7 @@ async fn only_the_session_of_that_confirm_can_set_the_password() {
     let confirmed = client.confirm(test_app.id(), &code).await.expect(StatusCode::OK);
     let own = client.with_token(test_app.id(), confirmed.string("access_token"));
 
-    // Another session of the account, which also has no recent login, and no old password to send.
+    // Another session of the account. Its login is not recent, and the account has no old password to send.
     test_app.sql(&format!("UPDATE users SET password_hash = '{}'", TestApp::imported_hash(WRONG_PASSWORD))).await;
     let other = test_app.log_in(test_app.client(), EMAIL, WRONG_PASSWORD).await;
     test_app.sql("UPDATE users SET password_hash = NULL").await;
@@ -199,7 +199,7 @@ async fn only_the_session_of_that_confirm_can_set_the_password() {
 }
 
 #[tokio::test]
-async fn a_new_password_is_validated_as_at_register_before_anything_is_counted() {
+async fn a_new_password_is_validated_as_at_register_before_a_login_failure_is_counted() {
     let odd = "Bartholomew Quetzalcoatl";
     let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(2, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
@@ -262,7 +262,7 @@ async fn a_check_of_the_old_password_counts_as_a_login() {
     limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     let login = owner.client.login(test_app.id(), EMAIL, PASSWORD).await;
     login.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
-    // A right password is not counted as a failure, and a change without an old password is not counted at all.
+    // Neither a right password nor a change without an old password is counted as a failure.
     let elsewhere = test_app.log_in_again(EMAIL).await;
     for (old, new) in
         [(PASSWORD, NEW_PASSWORD), (NEW_PASSWORD, PASSWORD), (PASSWORD, NEW_PASSWORD), (NEW_PASSWORD, PASSWORD)]
@@ -360,7 +360,7 @@ async fn other_tabs_of_the_session_do_not_notice_a_change() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_changes_with_the_old_password_at_once_one_wins_and_the_session_stays() {
+async fn of_concurrent_changes_with_the_old_password_one_wins_and_the_session_stays() {
     let test_app = TestApp::from_builder(unlimited_app("both"), Stack::builder().servers(2)).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let start = Arc::new(Barrier::new(6));

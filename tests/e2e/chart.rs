@@ -168,7 +168,7 @@ async fn unknown_and_wrong_values_are_refused_by_name() {
         // Credentials belong in a Secret.
         ("proxy.httpsProxy=http://someone:hush@proxy.example.com", "/proxy/httpsProxy"),
         ("baseURL=auth.example.com", "/baseURL"),
-        // For development only.
+        // `http` is for development only.
         ("baseURL=http://auth.example.com", "/baseURL"),
         // Required values.
         ("baseURL=", "/baseURL"),
@@ -184,7 +184,8 @@ async fn unknown_and_wrong_values_are_refused_by_name() {
     render(&["--set", "baseURL=http://auth.example.com", "--set", "server.allowInsecure=true"]).await.unwrap();
 }
 
-/// Collects the paths of all values. A list or a free-form map is one value.
+/// Collects the paths of all values, and asserts that the schema has exactly these. A list or a free-form map is one
+/// value.
 fn collect_value_paths(values: &Value, schema: &Value, root: &Value, place: &str, into: &mut BTreeSet<String>) {
     let schema = match schema["$ref"].as_str() {
         Some(named) => root.pointer(named.trim_start_matches('#')).unwrap(),
@@ -242,7 +243,7 @@ fn documented_values() -> Vec<DocumentedValue> {
     let mut documented: Vec<DocumentedValue> = Vec::new();
     let mut path: Vec<(usize, String)> = Vec::new();
     let mut comment: Vec<String> = Vec::new();
-    // A comment above a group of values belongs to the first value.
+    // A comment belongs only to the line below it.
     for line in read("charts/latchkey/values.yaml").lines() {
         let indent = line.len() - line.trim_start().len();
         let line = line.trim();
@@ -267,7 +268,7 @@ fn documented_values() -> Vec<DocumentedValue> {
     documented
 }
 
-const TABLE_BEGINS: &str = "<!-- The values, from values.yaml: UPDATE_DOCS=1 writes them. -->\n";
+const TABLE_BEGINS: &str = "<!-- Generated from values.yaml by the tests with UPDATE_DOCS=1. -->\n";
 
 #[test]
 fn the_charts_readme_lists_the_values_of_values_yaml() {
@@ -367,7 +368,7 @@ async fn the_sample_policy_restricts_app_ids_and_loose_limits() {
     let namespace = cluster.plane().namespace("policy").await.unwrap();
     for document in serde_yaml::Deserializer::from_str(&read("charts/latchkey/samples/admission-policy.yaml")) {
         let mut object = Value::deserialize(document).unwrap();
-        // The cluster has Apps of other tests.
+        // A unique name, and only this namespace, because other tests share the cluster.
         object["metadata"]["name"] = json!(namespace);
         if object["kind"] == "ValidatingAdmissionPolicyBinding" {
             object["spec"]["policyName"] = json!(namespace);
@@ -498,7 +499,8 @@ async fn each_alert_has_a_runbook() {
 
 // --- Expressions
 
-/// The samples of healthy servers and operators, one every 30 s for an hour.
+/// The samples of healthy servers and operators, one every 30 s for an hour. The test replaces `SERVERS` and
+/// `OPERATORS` by labels.
 const HEALTHY: [(&str, &str); 16] = [
     ("up{SERVERS}", "1x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"200\"}", "0+300x120"),

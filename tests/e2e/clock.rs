@@ -18,7 +18,7 @@ const CLOCK_TOLERANCE: i64 = 60;
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 
-/// How much the servers' clock is wrong. The test can change it while they run.
+/// The file with the offset of the server's clock. The test can change the offset while the server runs.
 struct ClockOffset(PathBuf);
 
 impl ClockOffset {

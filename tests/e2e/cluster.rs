@@ -146,7 +146,7 @@ async fn assert_each_can_be_revoked(install: &Installation<'_>, component: &str,
 async fn the_built_in_roles_include_apps_and_providers() {
     let install = TestCluster::shared().await.install().await;
     let roles: Api<ClusterRole> = Api::all(install.admin());
-    // No controller aggregates the roles here. So the test itself selects the roles by the label of the built-in role.
+    // No controller aggregates roles here. So the test itself selects them by the labels that the built-in role names.
     for (usual, verbs) in [
         ("admin", ["create", "update", "patch", "delete"].as_slice()),
         ("edit", &["create", "update", "patch", "delete"]),

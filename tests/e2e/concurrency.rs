@@ -1,4 +1,4 @@
-//! Concurrent requests to two servers: one succeeds, and nothing is done twice.
+//! Concurrent requests to two servers: nothing is done twice, and no race leaves a session that should have ended.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -121,7 +121,7 @@ async fn of_fifty_concurrent_uses_of_a_code_one_redeems_it() {
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, (2, true), "the epoch was raised once");
     test_app.verify(won[0].string("access_token")).await.expect(StatusCode::OK);
 
-    // Fifty calls use the code of a reset. Each of them sets a different password.
+    // Fifty calls use the code of a reset, each with a different new password.
     let code = test_app.reset_code(EMAIL, 2).await;
     let password = |number: usize| format!("{NEW_PASSWORD}-{number:02}");
     let responses = call_concurrently(&test_app, 50, |client, number| {
@@ -189,7 +189,8 @@ async fn a_login_that_races_a_reset_leaves_no_session() {
         let mails = test_app.settled_mail_count(EMAIL).await;
         let code = test_app.reset_code(EMAIL, mails + 1).await;
         let (old, new) = (password(round), password(round + 1));
-        // The first call resets the password. The others log in with the old password at different times of the reset.
+        // The first call resets the password. The others log in with the old password, at different times during the
+        // reset.
         let responses = call_concurrently(&test_app, 7, |client, number| {
             let (app, code, old, new) = (app.clone(), code.clone(), old.clone(), new.clone());
             async move {

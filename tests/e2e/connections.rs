@@ -49,7 +49,7 @@ fn resident_bytes(server: &ServerProcess) -> u64 {
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() * 1024
 }
 
-/// The value of a metric of the public listener.
+/// The value of the metric `latchkey_{name}` with these labels.
 async fn metric(server: &ServerProcess, name: &str, labels: &str) -> u64 {
     let page = server.get_ops("metrics").await.text;
     let line = page.lines().find_map(|line| line.strip_prefix(&format!("latchkey_{name}{labels} ")));
@@ -62,7 +62,7 @@ async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
     let app = app();
     let stack = Stack::builder()
         .app(&app)
-        // A sixteenth of it is for request bodies.
+        // A sixteenth of the memory limit is for request bodies.
         .args(["--memory-limit", "128Mi"])
         .env("GLIBC_TUNABLES", MALLOC)
         .start()
@@ -169,7 +169,7 @@ async fn a_client_address_has_a_connection_limit_and_a_listed_proxy_has_none() {
 }
 
 #[tokio::test]
-async fn the_operations_listener_has_a_small_shared_connection_limit() {
+async fn the_operations_listener_accepts_sixteen_connections_of_one_client_address() {
     let stack = Stack::with(&app()).await;
     let ops = stack.server().ops;
     let mut held = Vec::new();
@@ -196,7 +196,7 @@ async fn refusals_of_a_client_that_ignores_retry_after_are_held() {
         waits.push(began.elapsed());
     }
     assert!(waits[4] >= Duration::from_millis(500) && waits[5] >= Duration::from_secs(1), "{waits:?}");
-    // Other clients do not wait: their first refusal is not held.
+    // Other clients do not wait, and no refusal is held any more.
     let other = stack.client();
     other.login(app.id(), EMAIL, PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     let held = metric(stack.server(), "http_refusals_held", "").await;

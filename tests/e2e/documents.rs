@@ -138,7 +138,7 @@ async fn codes_and_tokens_stay_valid_after_a_rotation_until_their_key_is_dropped
     let later = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(jsonwebtoken::decode_header(later.string("token")).unwrap().kid.as_deref(), Some("s8"));
     old.verify().await.expect(StatusCode::OK);
-    // Waits for the code, because after the confirmation no more code is sent.
+    // Waits for the mail of *verify*, because no code is sent once the address is confirmed.
     test_app.code(EMAIL, 2).await;
     client.confirm(test_app.id(), &codes[0]).await.expect(StatusCode::OK);
 
@@ -335,7 +335,7 @@ async fn responses_match_the_openapi_document() {
     }
     hold("confirm-password", &client.confirm_password(id, EMAIL, WRONG_CODE, NEW_PASSWORD).await);
 
-    // The user's own account. The login is moved into the past, so that it is not recent.
+    // The user's own account. The login is recent, so the account can be deleted without the password.
     let owner = test_app.log_in(client.clone(), EMAIL, NEW_PASSWORD).await;
     let own = |path: &str, method: &str, response: &ApiResponse| {
         promises.assert_matches(&format!("/v1/{{APPID}}/{path}"), method, response);

@@ -91,7 +91,7 @@ impl Snapshot {
         removed
     }
 
-    /// Restores the keys that were removed since then. Redis then looks as if it had lost its last writes.
+    /// Restores the keys that were removed since [`Self::capture`], as if Redis had lost the writes that removed them.
     pub(crate) async fn restore(&self) {
         let mut redis = self.redis.clone();
         let removed = self.removed_keys().await;
@@ -170,13 +170,13 @@ impl TestApp {
         .await;
     }
 
-    /// Ends all leases of outbox rows, because killed servers cannot release them.
+    /// Ends all leases of outbox rows, because killed servers cannot release theirs. Then makes the rows due.
     pub(crate) async fn expire_leases(&self) {
         self.sql("UPDATE outbox SET lease_until = NULL").await;
         self.make_outbox_due().await;
     }
 
-    /// Waits for the nth mail and returns its code. Skips the delays of the outbox between attempts.
+    /// Makes all waiting rows of the outbox due, then waits for the nth mail and returns its code.
     pub(crate) async fn expedited_code(&self, email: &str, nth: usize) -> String {
         self.make_outbox_due().await;
         self.code(email, nth).await

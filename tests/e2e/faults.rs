@@ -159,7 +159,7 @@ async fn slow_stores_cause_slow_responses_not_wrong_ones() {
         within_limit(test_app.wait_until_ok("registration", async || test_app.try_register(EMAIL).await)).await;
         proxy.restore().expect("the proxy's port is free");
     }
-    // If an idle connection is cut, at most one call fails.
+    // The service also recovers after its idle connections were cut.
     test_app.code(EMAIL, 1).await;
     for proxy in [postgres_proxy(&test_app), redis_proxy(&test_app)] {
         proxy.cut();

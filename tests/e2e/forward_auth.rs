@@ -31,7 +31,7 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 use crate::support::{NAME, TestApp, app, claims_of};
 
-/// The server looks up a session every second; a loaded machine takes longer.
+/// The server uses the result of a session lookup for up to a second; a loaded machine takes longer.
 const SESSION_END_LIMIT: Duration = Duration::from_secs(10);
 /// Limit until the server notices that a store is lost or back.
 const STORE_LIMIT: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ struct Application {
     accept_task: JoinHandle<()>,
 }
 
-/// A service, an application, and NGINX in front of it with the configuration of the docs.
+/// A service, an application, and NGINX in front of the application, with the configuration of the docs.
 struct NginxSetup {
     test_app: TestApp,
     application: Application,

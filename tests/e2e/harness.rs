@@ -79,7 +79,7 @@ async fn a_commit_can_be_cut_before_or_after_it_arrives() {
         transaction.commit().await.unwrap_err();
         proxy.trap_triggered().await;
         let row_exists = eventually_ok("the end of the connection at the server", LIMIT, || async {
-            // After the end of the transaction it is certain whether the row exists.
+            // When no other connection is open, the transaction has ended, and it is certain whether the row exists.
             let mut direct = database.connect().await.map_err(|error| error.to_string())?;
             let others: i64 = sqlx::query_scalar(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND pid <> pg_backend_pid()",
@@ -265,7 +265,7 @@ async fn mail_arrives_through_every_kind_of_relay() {
 }
 
 #[tokio::test]
-async fn a_relay_with_credentials_refuses_others() {
+async fn a_relay_with_credentials_refuses_unauthenticated_clients() {
     let login = Some(("ada".to_owned(), "right".to_owned()));
     let options = smtp::Options { security: Security::StartTls, login, ..smtp::Options::plain() };
     let smtp = Smtp::start(options).await.unwrap();
@@ -275,7 +275,7 @@ async fn a_relay_with_credentials_refuses_others() {
     assert!(wrong.send(message("ada@example.com")).await.unwrap_err().is_transient());
     smtp.set_behavior(Behavior::Accept);
     for builder in [
-        // Without TLS the relay offers no authentication.
+        // Neither client uses TLS, and without TLS the relay offers no authentication.
         Transport::builder_dangerous("127.0.0.1"),
         Transport::builder_dangerous("127.0.0.1")
             .credentials(Credentials::new("ada".to_owned(), "wrong".to_owned()))

@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::support::{NAME, TestApp, WRONG_CODE, app, shape};
 
 const EMAIL: &str = "ada@example.com";
-/// A window that is longer than any test.
+/// A window that is longer than any test, in seconds.
 const HOUR: u32 = 3600;
 
 /// Asserts that this limit rejected the request: the status, and the headers with the time to wait. Returns that time
@@ -192,7 +192,7 @@ async fn all_windows_of_a_limit_apply() {
 }
 
 #[tokio::test]
-async fn a_limit_is_never_looser_than_the_installs_ceiling() {
+async fn a_limit_is_never_looser_than_the_ceiling_of_the_installation() {
     let file = latchkey_tests::process::fresh_dir("ceilings").join("ceilings.json");
     let ceilings = json!({ "loginsPerClient": [{ "count": 2, "windowSeconds": HOUR }] });
     fs::write(&file, ceilings.to_string()).unwrap();
@@ -254,7 +254,7 @@ async fn registrations_per_client_count_new_and_known_addresses_alike() {
 }
 
 #[tokio::test]
-async fn codes_per_client_count_only_wrong_codes_of_both_kinds() {
+async fn codes_per_client_count_wrong_codes_of_both_kinds_and_no_right_ones() {
     let test_app = TestApp::start_with(app().limit("codesPerClient", &[(2, HOUR)])).await;
     let client = test_app.client();
     for index in 0..3 {

@@ -251,8 +251,8 @@ async fn two_tabs_can_log_in_at_once() {
     assert!(browser.cookies().await.is_empty(), "both flows are over");
 }
 
-/// Otherwise an attacker could send a victim a link into the attacker's own flow, and the victim would be logged in as
-/// the attacker. In the other direction, the attacker would be logged in with the victim's code.
+/// If it could, an attacker could send a victim a link into the attacker's own flow, and the victim would be logged in
+/// as the attacker. In the other direction, the attacker would be logged in with the victim's code.
 #[tokio::test]
 async fn a_second_browser_cannot_use_the_state_of_the_first() {
     let social = SocialLoginTest::start(app(), dex::Options::for_tests()).await;

@@ -160,7 +160,7 @@ async fn an_app_can_replace_parts_of_a_mail_and_the_rest_is_the_default() {
     assert!(!notice.html.contains("<b>Lovelace"), "escaped for HTML: {}", notice.html);
 }
 
-/// Invalid templates: wrong syntax, an unknown name, an unknown file, an endless loop.
+/// Invalid templates: wrong syntax, an unknown name, an unknown file, a loop with too many rounds.
 const BROKEN_TEMPLATES: [(&str, &str); 4] = [
     ("confirm.subject", "{{ code"),
     ("confirm.txt", "{{ code }} {{ nothing.at.all }}"),

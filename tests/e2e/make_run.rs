@@ -199,7 +199,7 @@ async fn the_printed_link_leads_through_the_local_provider_to_a_page_with_the_se
     }
     assert_eq!(browser.text_of("td[data-name=email_verified]").await, "true");
 
-    // After an edit of the client ID, both the server and Dex use the new one.
+    // After an edit of the client ID, both the server and Dex use the new ID.
     let edited = fs::read_to_string(&local).unwrap().replace("clientID: shop", "clientID: shop-two");
     fs::write(&local, edited).unwrap();
     let provider = ApiClient::new(run.addrs["PROVIDER_ADDR"]);

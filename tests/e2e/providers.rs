@@ -144,7 +144,7 @@ impl Fixture {
         self.providers.try_acquire(operation, &self.app, self.provider(), new_client_address())
     }
 
-    /// The same Provider with a changed rendered document, on a server without cached data.
+    /// Like [`Self::new`], with a change of the Provider in the rendered document.
     async fn with_changed_provider(preset: &'static str, change: impl FnOnce(&mut RenderedProvider)) -> Self {
         let fixture = Self::new(preset).await;
         let mut doc = fixture.app.doc.clone();
@@ -187,7 +187,7 @@ fn client_secret(preset: &str, secret: &str) -> ClientSecret {
     }
 }
 
-/// The fields that only this preset has in its settings.
+/// The fields of this preset's settings in addition to those that [`Provider::new`] sets. Without Apple's.
 fn preset_fields(preset: &str) -> Value {
     match preset {
         "oidc" => json!({ "issuer": "https://id.provider.test" }),

@@ -1,5 +1,5 @@
-//! All Redis deployments: a single server (with users and databases), a primary with sentinels, and a cluster. Each
-//! also over TLS, and during failovers and slot moves.
+//! All Redis deployments: a single server (with an ACL user and a database of its own), a primary with sentinels, and a
+//! cluster. The last two are also tested over TLS and during failovers, and the cluster while slots move.
 
 use std::{
     collections::BTreeSet,
@@ -34,7 +34,7 @@ const EMAIL: &str = "ada@example.com";
 const RECOVERY_LIMIT: Duration = Duration::from_secs(60);
 /// The service has recovered after this number of successful calls in a row.
 const HEALTHY_CALLS: usize = 50;
-/// Maximum number of logins, because a user has at most a hundred sessions.
+/// Maximum number of logins under load. A user has at most a hundred sessions, so more logins would end the first ones.
 const MAX_LOGINS: usize = 80;
 
 /// The user of docs/redis.md, with the rules of that page.

@@ -45,11 +45,14 @@ use serde_json::{Value, json};
 
 /// The probability that, in one evaluation, the median is beyond one given end of the interval.
 const ERROR: f64 = 1e-7;
-/// The number of pairs of one evaluation, and the bound (specification: Accounts, Equal response times).
+/// The number of pairs of one evaluation (specification: Accounts, Equal response times).
 const PAIRS: usize = 250;
+/// The bound in milliseconds.
 const BOUND_MS: f64 = 1.0;
-/// From this number of pairs on, the bound is this share of the time of a hash, if that is less than [`BOUND_MS`].
+/// From this number of pairs on, the bound is [`HASH_TIME_SHARE`] of the time of a hash, if that is less than
+/// [`BOUND_MS`].
 const MANY_PAIRS: usize = 1000;
+/// See [`MANY_PAIRS`].
 const HASH_TIME_SHARE: f64 = 0.02;
 /// Maximum number of evaluations of one comparison. Each adds the same number of pairs.
 const MAX_EVALUATIONS: usize = 3;
@@ -251,7 +254,8 @@ impl TimingTest {
         differences
     }
 
-    /// Evaluates a comparison until the result is certain or no evaluation is left. Panics if the times differ.
+    /// Evaluates a comparison until the result is certain or no evaluation is left. Panics if the times differ, or if
+    /// the comparison is blurred in the end.
     fn expect_alike(&mut self, mut comparison: Comparison<'_>) {
         self.comparisons += 1;
         assert!(self.comparisons <= MAX_COMPARISONS, "the stated rate of false alarms counts all comparisons");
@@ -325,7 +329,7 @@ fn measure_hash_ms() -> f64 {
 }
 
 /// The parts of a response that must be the same for known and unknown addresses: all but ids, times and the address.
-/// These have the same length, so the length must be the same too.
+/// Ids, times and addresses all have the same length, so the body's length must be the same, too.
 fn shape(reply: &RawResponse) -> (u16, Vec<String>, Vec<String>, usize) {
     let mut headers: Vec<String> =
         reply.head.lines().skip(1).filter_map(|line| Some(line.split_once(':')?.0.to_ascii_lowercase())).collect();
@@ -466,8 +470,8 @@ fn assert_decision_error_rate() {
     assert_eq!(Interval::from_differences(&sample(MANY_PAIRS, 0.0), ERROR).verdict(0.3), Verdict::Alike);
 
     // Checks the rate of false alarms, with an error that is great enough to observe. If the kinds differ by exactly
-    // the bound, an error of 5 % on one side gives at most 5 % false alarms. With 2,000 trials there are more than 140
-    // with a probability below 10⁻⁴.
+    // the bound, an error of 5 % on one side gives at most 5 % false alarms. The probability of more than 140 false
+    // alarms in 2,000 trials is then below 10⁻⁴.
     let alarms = (0..2000)
         .filter(|_| Interval::from_differences(&sample(100, BOUND_MS), 0.05).verdict(BOUND_MS) == Verdict::Differ);
     let alarms = alarms.count();

@@ -1,4 +1,5 @@
-//! No password, code, token or email address appears in a log line or in a metric.
+//! No password, code, token or email address appears in a log line or in a metric, and the stores contain no password,
+//! code or token in clear text.
 
 use http::{Method, StatusCode};
 use latchkey_tests::{
@@ -96,7 +97,7 @@ async fn no_password_code_token_or_address_appears_in_the_log_or_a_metric() {
 }
 
 #[tokio::test]
-async fn stores_contain_no_password_and_no_code_in_clear_text() {
+async fn stores_contain_no_password_code_or_token_in_clear_text() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let confirm = test_app.code(EMAIL, 1).await;

@@ -40,7 +40,7 @@ struct CookieClient {
     cookies: BTreeMap<String, String>,
 }
 
-/// A redirect from *callback* to the App, with its parameters.
+/// A redirect from *callback* to the application, with its parameters.
 #[derive(Debug)]
 struct AppRedirect {
     location: String,
@@ -180,7 +180,7 @@ impl AppRedirect {
         self.parameters.get(name).unwrap_or_else(|| panic!("no {name} in {}", self.location))
     }
 
-    /// Asserts a redirect to the App with the seven parameters of a session.
+    /// Asserts a redirect to the application with the seven parameters of a session.
     #[track_caller]
     fn expect_session(response: &ApiResponse) -> Self {
         let redirect = Self::of(response);
@@ -192,7 +192,7 @@ impl AppRedirect {
         redirect
     }
 
-    /// Asserts a redirect to the App with this error.
+    /// Asserts a redirect to the application with this error.
     #[track_caller]
     fn expect_error(response: &ApiResponse, error: &str) -> Self {
         let redirect = Self::of(response);

@@ -20,11 +20,11 @@ use tokio::{
     net::TcpStream,
 };
 
-/// A mail arrives within one or two seconds; a loaded machine takes longer.
+/// Limit for the arrival of a mail: one or two seconds, but a loaded machine takes longer.
 pub(crate) const MAIL_LIMIT: Duration = Duration::from_secs(30);
-/// An edit takes effect within two seconds; a loaded machine takes longer.
+/// Limit until an edit takes effect: two seconds, but a loaded machine takes longer.
 pub(crate) const LIVE_LIMIT: Duration = Duration::from_secs(20);
-/// Limit for a response to a raw request. Responses to half-sent requests arrive earlier too.
+/// Limit for a response to a raw request. A server rejects an incomplete request in less time.
 const RAW_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) const NAME: &str = "Ada Lovelace";
@@ -32,7 +32,7 @@ pub(crate) const NAME: &str = "Ada Lovelace";
 /// A well-formed code that no mail contains.
 pub(crate) const WRONG_CODE: &str = "00000-00000";
 
-/// A running service with one App, by default the example App `shop`.
+/// A running service with one App, by default that of [`app`].
 pub(crate) struct TestApp {
     pub(crate) stack: Stack,
     pub(crate) app: App,
@@ -83,7 +83,8 @@ pub(crate) fn post_head(path: &str) -> String {
     format!("POST /{path} HTTP/1.1\r\nHost: latchkey.test\r\nContent-Type: application/json\r\nConnection: close\r\n")
 }
 
-/// A response as JSON, without ids and times, so that equal responses can be compared.
+/// The status, the header names and the body of a response, with placeholders for ids and times, so that responses can
+/// be compared.
 pub(crate) fn shape(response: &ApiResponse) -> Value {
     let mut headers: Vec<&str> = response.headers.keys().map(http::HeaderName::as_str).collect();
     headers.sort_unstable();
@@ -148,7 +149,8 @@ impl TestApp {
         client
     }
 
-    /// Waits for the earlier mails, then requests a password reset. Its mail is the nth one; returns the code.
+    /// Waits for the earlier mails to this email address, then requests a password reset. Returns the code of its mail,
+    /// which is the nth to the address.
     pub(crate) async fn reset_code(&self, email: &str, nth: usize) -> String {
         if nth > 1 {
             self.mail(email, nth - 1).await;

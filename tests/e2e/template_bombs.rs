@@ -1,4 +1,5 @@
-//! Mail templates that are made to cost too much. The programs that check and render them survive, and report the errors.
+//! Mail templates that are made to cost too much. The programs that check and render them survive and report the
+//! errors.
 
 use std::{fs, process::Command};
 
@@ -11,10 +12,10 @@ use crate::{
     support::{MAIL_LIMIT, NAME, TestApp},
 };
 
-/// Maximum total size of the templates in one document, in bytes. A document in a Secret can have 512 KiB, as JSON.
+/// Maximum total size of the bombs that the test puts into one document, in bytes. A document can have 512 KiB as JSON.
 const MAX_TEMPLATE_BYTES: usize = 200 * 1024;
 
-/// The objects of an App with this template.
+/// An App with this template, and the ConfigMap with the template.
 fn objects(name: &str, key: &str, source: &str) -> Value {
     let config_map = json!({
         "apiVersion": "v1",

@@ -47,7 +47,7 @@ impl TestApp {
         }
     }
 
-    /// Moves the login time of a session into the past, in Redis.
+    /// Makes the login time of a session in Redis earlier by this number of seconds (later if the number is negative).
     pub(crate) async fn backdate_login(&self, user: &str, session: &str, seconds: i64) {
         let key = format!("lk:{{{}:{user}}}:session:{session}", self.id());
         let mut redis = self.stack.redis().connect().await.expect("Redis is reachable");

@@ -24,10 +24,10 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 const PAGE_LIMIT: Duration = Duration::from_secs(60);
 /// Limit for one response of ChromeDriver, which waits until a page is loaded.
 const RESPONSE_LIMIT: Duration = Duration::from_secs(120);
-/// The key of an element's reference (W3C WebDriver, 12.1).
+/// The key of an element's reference (W3C WebDriver: web element identifier).
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-/// Flags of Chromium, in addition to its profile.
+/// Flags of Chromium, in addition to those for its profile and its debugger.
 const FLAGS: [&str; 14] = [
     "--headless",
     // In a container Chromium runs as root, and its sandbox does not work there. The pages are our own.
@@ -83,7 +83,7 @@ impl Browser {
         Self::start_with(&[]).await
     }
 
-    /// Starts a browser that accepts every certificate: no root that browsers trust signs the certificates of tests.
+    /// Starts a browser that accepts every certificate, because no browser trusts the CA of a test.
     pub async fn start_accepting_all_certificates() -> Result<Self> {
         Self::start_with(&["--ignore-certificate-errors"]).await
     }
@@ -138,7 +138,7 @@ impl Browser {
         self.try_url().await.expect("the browser has an address")
     }
 
-    /// Waits until the URL matches.
+    /// Waits until `is_it` accepts the URL, and returns the URL.
     pub async fn wait_for_url(&self, what: &str, is_it: impl Fn(&Url) -> bool) -> Url {
         self.retry(what, async || {
             let url = self.try_url().await?;
@@ -167,7 +167,7 @@ impl Browser {
         title.as_str().map(str::to_owned).expect("a title is text")
     }
 
-    /// Waits until the page shows this text.
+    /// Waits until the page contains this text. Returns all text of the page.
     pub async fn wait_for_text(&self, wanted: &str) -> String {
         self.retry(&format!("the text {wanted:?}"), async || {
             let text = self.element("body", Method::GET, "/text", None).await?;
@@ -248,7 +248,7 @@ impl Browser {
         self.command(method, &format!("/element/{id}{path}"), body.as_ref()).await
     }
 
-    /// Retries until it succeeds, because pages load and elements are replaced.
+    /// Calls `attempt` until it succeeds, because a page can still be loading or replacing its elements.
     async fn retry<T>(&self, what: &str, attempt: impl AsyncFn() -> Result<T>) -> T {
         eventually_ok(what, PAGE_LIMIT, || async {
             let end = self.chromium.exit_status();

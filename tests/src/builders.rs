@@ -83,7 +83,7 @@ impl App {
         Value::Object(self.spec.clone()).pointer(pointer).cloned()
     }
 
-    /// Sets a limit, as `(count, windowSeconds)` (specification: Limits, Rate limits).
+    /// Sets a rate limit: each window is `(count, windowSeconds)` (specification: Limits, Rate limits).
     pub fn limit(self, name: &str, windows: &[(u32, u32)]) -> Self {
         let windows: Vec<Value> =
             windows.iter().map(|(count, seconds)| json!({ "count": count, "windowSeconds": seconds })).collect();

@@ -32,9 +32,10 @@ const TURN_MARGIN: Duration = Duration::from_millis(300);
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// A client that gets no response for this long gives up, and the run fails.
 const REFRESH_LIMIT: Duration = Duration::from_secs(120);
+/// Number of sessions of each user; the maximum is 100.
 const SESSIONS_PER_USER: usize = 90;
-/// After this number of the thief's refreshes the session must have ended: the sixth late answer ends it
-/// (specification: Sessions and tokens, Reuse detection).
+/// After this number of the thief's refreshes the session must have ended: five late answers are allowed, and the sixth
+/// late token ends the session (specification: Sessions and tokens, Reuse detection).
 pub const MAX_TURNS: u32 = 6;
 
 /// The size of a run.
@@ -58,23 +59,25 @@ pub struct Options {
 pub struct Report {
     pub options: Options,
     pub refreshes: u64,
-    /// Responses that the client dropped, as if the network had lost them. It retried immediately.
+    /// Responses that a client dropped, as if the network had lost them. The client retried immediately.
     pub responses_lost: u64,
     /// Rounds in which several tabs sent the same token.
     pub races: u64,
-    /// Requests without a response, and requests with a 503 response.
+    /// Requests without a response.
     pub disconnected: u64,
+    /// Requests with a 503 response.
     pub unavailable: u64,
     pub restarts: u32,
     pub kills: u32,
-    /// Honest sessions that got `invalid_grant`.
+    /// For each honest session that got `invalid_grant`: in which round.
     pub lost: Vec<String>,
-    /// Sessions in which a thief used an old token: all of them, and those that ended at that refresh.
+    /// Sessions in which a thief used an old token.
     pub old_tokens: usize,
+    /// How many of these sessions ended at that refresh.
     pub old_tokens_ended: usize,
-    /// Sessions in which thief and victim refreshed in turn: all of them, and after how many refreshes of the thief
-    /// each ended.
+    /// Sessions in which thief and victim refreshed in turn.
     pub turns: usize,
+    /// For each of these sessions that ended: after how many refreshes of the thief.
     pub turns_ended: Vec<u32>,
 }
 
@@ -95,7 +98,7 @@ struct Shared {
     is_over: AtomicBool,
 }
 
-/// How a client ended.
+/// How a client ended. `Honest` contains the round in which the session was lost, if it was.
 enum ClientOutcome {
     Honest(Option<String>),
     OldToken { ended: bool },
@@ -216,8 +219,7 @@ fn spawn_clients(
     let turn = Duration::from_secs(options.grace_seconds.into()) + TURN_MARGIN;
     let spawn = |(number, token): (usize, String)| {
         let shared = Arc::clone(shared);
-        // The thefts start at different times of the run: after some normal traffic, and early enough to be detected
-        // before the run ends.
+        // The thieves use their old tokens at different times in the first half of the run.
         let share = f64::from(u32::try_from(number).unwrap_or(0))
             / f64::from(u32::try_from(options.stolen.max(1)).unwrap_or(1));
         tokio::spawn(async move {
@@ -233,7 +235,7 @@ fn spawn_clients(
     tokens.into_iter().enumerate().map(spawn).collect()
 }
 
-/// Logs in and returns this number of refresh tokens.
+/// Registers users and opens this number of sessions. Returns their refresh tokens.
 async fn log_in_all(stack: &Stack, app: &str, sessions: usize) -> Result<Vec<String>> {
     let mut tokens = Vec::with_capacity(sessions);
     for user in 0..sessions.div_ceil(SESSIONS_PER_USER) {
@@ -249,8 +251,8 @@ async fn log_in_all(stack: &Stack, app: &str, sessions: usize) -> Result<Vec<Str
 }
 
 /// Restarts servers one after the other, alternately with SIGTERM and SIGKILL, and kills the primary at even intervals.
-/// On a slow machine one restart can take longer than the whole run should. The run then lasts until the primary has been
-/// killed as often as the options say.
+/// On a slow machine one restart can take longer than the whole run should. The run then lasts until the primary has
+/// been killed as often as the options say.
 async fn inject_faults(stack: &Stack, redis: &SentinelSetup, options: &Options, began: Instant) -> Result<(u32, u32)> {
     let mut restarts = 0;
     let mut kills = 0;
@@ -311,8 +313,8 @@ async fn run_round(shared: &Shared, token: &str, rng: &mut StdRng) -> Result<Ref
     let outcomes = outcomes.into_iter().collect::<Result<Vec<RefreshOutcome>>>()?;
     let (first, others) = outcomes.split_first().context("a round has at least one tab")?;
     if let Some(other) = others.iter().find(|other| *other != first) {
-        // If a failover happened between the two responses, both tokens are valid. The client uses the newer one, as
-        // tabs with a common local storage do.
+        // If a failover happened between two responses, the tabs can get different tokens, and all are valid. The
+        // client continues with one of them, as tabs with a common local storage do.
         if outcomes.contains(&RefreshOutcome::InvalidGrant) {
             return Ok(RefreshOutcome::InvalidGrant);
         }
@@ -369,7 +371,7 @@ async fn run_turn_thief(shared: &Shared, token: String, turn: Duration) -> Resul
     Ok(ClientOutcome::TakingTurns { ended_after: None })
 }
 
-/// Tries one server after the other until one responds.
+/// Tries one server after the other until one responds with something other than 503.
 async fn refresh(shared: &Shared, token: &str, first: usize) -> Result<RefreshOutcome> {
     let began = Instant::now();
     let body = json!({ "refresh_token": token }).to_string();

@@ -1,4 +1,5 @@
-//! Checks that every citation of the specification and every link between documents leads to a heading that exists.
+//! Checks that every citation of the specification and every link between documents leads to a page that exists, and to
+//! a heading that exists if it names one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,6 +10,7 @@ use std::{
 /// How code cites the specification: `(specification: Page, Heading)`, with `;` between several citations. The
 /// documentation of a module can cite a page without a heading.
 const CITATION: &str = "(specification: ";
+/// The folder of the specification.
 const SPECIFICATION: &str = "docs/specification";
 
 /// The headings of a Markdown document without its code blocks, in order.
@@ -108,7 +110,7 @@ fn every_cited_heading_of_the_specification_exists() {
 }
 
 #[test]
-fn every_link_between_documents_leads_to_a_heading() {
+fn every_link_between_documents_leads_to_an_existing_file_and_heading() {
     let mut found = 0;
     for path in files(&root(), &["md"]) {
         let text = fs::read_to_string(&path).unwrap();

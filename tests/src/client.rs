@@ -38,9 +38,11 @@ pub struct ApiResponse {
     pub body: Value,
 }
 
-/// A loopback address that no other client of this process has, so that limits per client address do not interfere.
+/// A random loopback address. It is practically never that of another client, so limits per client address do not
+/// interfere.
 pub fn unique_client_address() -> IpAddr {
-    // Servers listen in 127.0.0.0/24. Random, because several test processes can share a server.
+    // The second number is not 0, because servers listen in 127.0.0.0/24. The address is random, because several test
+    // processes can share a server.
     let [a, b] = rand::random::<u16>().to_be_bytes();
     IpAddr::V4(Ipv4Addr::new(127, a.max(1), b, rand::random_range(1..=254)))
 }
@@ -72,7 +74,7 @@ impl ApiClient {
         &self.base
     }
 
-    /// Starts a request that has no method below.
+    /// A request for which this type has no method of its own.
     pub fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
         self.http.request(method, format!("{}/{}", self.base, path.trim_start_matches('/')))
     }

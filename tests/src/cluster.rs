@@ -1,5 +1,5 @@
-//! Latchkey in a cluster, for one test: the chart's objects on a real control plane, a namespace for the test's Apps,
-//! and the operator and the servers as processes that use the chart's ServiceAccounts.
+//! Latchkey in a cluster, for one test: the chart's objects on a real control plane, namespaces for the test's Apps,
+//! and operators and servers as processes that use the chart's ServiceAccounts.
 
 pub mod chart;
 mod objects;
@@ -61,7 +61,7 @@ pub struct TestCluster {
     plane: SharedOrOwn<ControlPlane>,
 }
 
-/// Settings of an installation that a test changes.
+/// Settings of an installation that a test can change.
 pub struct Builder<'a> {
     cluster: &'a TestCluster,
     watch_all_namespaces: bool,
@@ -74,7 +74,7 @@ pub struct Builder<'a> {
 }
 
 /// An installation of Latchkey in its own namespace, with the chart's objects. The test starts operators and servers.
-/// Everything ends when this value is dropped. If the test fails, the drop prints where the logs are.
+/// The drop of this value removes the files; if the test fails, it keeps them and prints the end of each log.
 pub struct Installation<'a> {
     pub smtp: Smtp,
     pub database: Database,
@@ -365,7 +365,7 @@ impl Installation<'_> {
 
     // --- The operator
 
-    /// Starts an operator with the chart's ServiceAccount and its own token.
+    /// Starts an operator with the chart's ServiceAccount and a new token.
     pub async fn start_operator(&self) -> OperatorProcess {
         let account = self.cluster.plane().account(&self.namespace, self.operator.name()).await;
         self.start_operator_as(&account.expect("a token for the operator"), &[])
@@ -412,8 +412,8 @@ impl Installation<'_> {
 
     /// The name of the operator's Lease.
     pub fn lease(&self) -> &str {
-        let names = self.objects.iter().flat_map(|object| object["rules"].as_array().into_iter().flatten());
-        let lease = names
+        let rules = self.objects.iter().flat_map(|object| object["rules"].as_array().into_iter().flatten());
+        let lease = rules
             .filter(|rule| rule["resources"] == json!(["leases"]))
             .find_map(|rule| rule["resourceNames"].get(0).and_then(Value::as_str));
         lease.expect("the chart names the operator's Lease")
@@ -421,12 +421,12 @@ impl Installation<'_> {
 
     // --- Apps and Providers
 
-    /// Applies an App with its Secret and ConfigMap in the tenant namespace.
+    /// Applies an App with its Secret and ConfigMap in the first tenant namespace.
     pub async fn apply(&self, app: &builders::App) -> Result<()> {
         self.apply_all(&app.objects(self.tenant())).await
     }
 
-    /// Applies a Provider with its Secret in the tenant namespace.
+    /// Applies a Provider with its Secret in the first tenant namespace.
     pub async fn apply_provider(&self, provider: &builders::Provider) -> Result<()> {
         self.apply_all(&[provider.secret_object(self.tenant()), provider.object(self.tenant())]).await
     }
@@ -444,12 +444,12 @@ impl Installation<'_> {
         Ok(())
     }
 
-    /// The Apps of the tenant namespace.
+    /// The Apps of the first tenant namespace.
     pub fn apps(&self) -> Api<app::App> {
         Api::namespaced(self.admin(), self.tenant())
     }
 
-    /// The Providers of the tenant namespace.
+    /// The Providers of the first tenant namespace.
     pub fn providers(&self) -> Api<provider::Provider> {
         Api::namespaced(self.admin(), self.tenant())
     }
@@ -555,7 +555,7 @@ impl OperatorProcess {
         drop(process::lock(&self.process).take());
     }
 
-    /// Sends SIGTERM and waits for the end. `None` if the operator had to be killed.
+    /// Sends SIGTERM and waits for the end. `None` if the operator was not running or had to be killed.
     pub async fn terminate(&self) -> Option<ExitStatus> {
         let process = process::lock(&self.process).take()?;
         process.signal(Signal::TERM);

@@ -1,5 +1,5 @@
 //! A real Kubernetes control plane in its own processes: etcd and kube-apiserver with RBAC, TLS and an audit log. All
-//! tests of a process share one; a test that breaks it starts its own.
+//! tests of a process share one control plane; a test that breaks it starts its own.
 //!
 //! No controller runs. So nothing creates EndpointSlices or a namespace's default ServiceAccount, nothing fills
 //! aggregated ClusterRoles, and nothing deletes the objects of a deleted owner. A deleted namespace stays in
@@ -41,7 +41,7 @@ use crate::{
 
 /// A control plane starts within a few seconds; a loaded machine takes longer.
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// An API server that stops waits for running requests.
+/// Limit for the end of the API server, which first waits for running requests.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// Limit for one readiness check. An API server that is about to start can delay the response.
 const READYZ_LIMIT: Duration = Duration::from_secs(5);
@@ -50,8 +50,8 @@ const TOKEN_SECONDS: i64 = 24 * 3600;
 /// The issuer of ServiceAccount tokens.
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
-/// The audit log contains who requested what, and the result, without bodies. It does not contain requests of the API
-/// server to itself, and requests without a resource (health, discovery).
+/// The audit log contains who requested what, and the result, without bodies. It contains neither requests of the API
+/// server to itself nor requests without a resource (health, discovery).
 const AUDIT_POLICY: &str = "\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -76,7 +76,7 @@ pub struct ControlPlane {
     _etcd: Process,
 }
 
-/// A ServiceAccount with a token and the files to use it, as a pod has them.
+/// A ServiceAccount with a token, and the kubeconfig with which a program uses the token.
 #[derive(Clone, Debug)]
 pub struct ServiceAccountToken {
     namespace: String,
@@ -242,7 +242,7 @@ impl ControlPlane {
         drop(process::lock(&self.api_server).take());
     }
 
-    /// Sends SIGSTOP: the API server accepts connections but does not respond.
+    /// Sends SIGSTOP: connections to the API server still open, but requests get no response.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
     }
@@ -286,7 +286,7 @@ impl ControlPlane {
         audit::mark(&self.audit_log())
     }
 
-    /// The requests that were completed since the mark. For a watch, the log contains its start.
+    /// The requests that were completed since [`ControlPlane::audit_mark`]. A watch counts when it starts.
     pub fn audit_since(&self, mark: Mark) -> Result<Vec<AuditEvent>> {
         audit::since(&self.audit_log(), mark)
     }
@@ -306,7 +306,8 @@ impl ControlPlane {
         Program::new("kube-apiserver", &self.programs.api_server, self.log())
             .args(["--etcd-servers", &format!("http://{}", self.etcd_addr)])
             .args(["--bind-address", &self.addr.ip().to_string(), "--secure-port", &self.addr.port().to_string()])
-            // If the machine has only the loopback interface, the API server cannot determine these by itself.
+            // By default, the API server advertises the address of another interface than loopback, which not every
+            // machine has. It cannot publish a loopback address as its endpoint, so it publishes none.
             .args(["--advertise-address", &self.addr.ip().to_string(), "--endpoint-reconciler-type", "none"])
             .args(["--service-cluster-ip-range", "10.96.0.0/16"])
             .path_arg("--tls-cert-file", &file("server.pem"))
@@ -318,7 +319,8 @@ impl ControlPlane {
             .path_arg("--service-account-key-file", &file("accounts.pub"))
             .path_arg("--audit-policy-file", &file("audit-policy.yaml"))
             .path_arg("--audit-log-path", &self.audit_log())
-            // In MB. The limit is so large that the log is never rotated, because a mark is an offset in one file.
+            // In MB. The limit is so large that the log is never rotated, because `audit_mark` returns an offset in one
+            // file.
             .args(["--audit-log-maxsize", "1000000"])
             .args(["--profiling=false"])
     }
@@ -445,7 +447,7 @@ fn start_etcd(program: &Path, dir: &Path, addr: SocketAddr) -> Result<Process> {
         .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
         .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
         .args(["--initial-cluster", &format!("default={peers}")])
-        // The data is not needed after a crash.
+        // The data is not needed after a crash of the machine.
         .arg("--unsafe-no-fsync")
         // 4 GiB. The benchmark with 10,000 Apps needs less.
         .args(["--quota-backend-bytes", "4294967296"])

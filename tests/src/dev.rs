@@ -35,6 +35,7 @@ use crate::{
 
 /// Limit for migrations. A schema change of a large database takes time.
 const MIGRATE_LIMIT: Duration = Duration::from_secs(300);
+/// Limit for the server to become ready.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Limit for the first rendering, including the creation of keys on a slow machine.
 const RENDER_LIMIT: Duration = Duration::from_secs(30);
@@ -42,15 +43,15 @@ const RENDER_LIMIT: Duration = Duration::from_secs(30);
 const TOKEN_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Namespace and name of the administrator's ServiceAccount.
 const ADMINISTRATOR: (&str, &str) = ("latchkey-dev", "admin");
-/// Time to end after Ctrl-C. A process that has not ended by then is killed.
+/// Time in which a process must end when `make run` stops. Then it is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
-/// How often the logs are checked for new lines.
+/// Interval of the checks for ended processes, changed manifests and new log lines.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
-/// Maximum number of lines printed per check, so that a repeated error does not fill the terminal. Of the other lines,
-/// only the number is printed.
+/// Maximum number of lines printed per check of a log, so that a repeated error does not fill the terminal. Of further
+/// lines, only the number is printed.
 const MAX_LINES_PER_POLL: usize = 8;
 
-/// The default socket addresses. Manifests can contain them.
+/// Default socket addresses that manifests can contain in URLs.
 const DEFAULT_PUBLIC_ADDR: &str = "127.0.0.1:8080";
 const DEFAULT_INBOX_ADDR: &str = "127.0.0.1:8025";
 const DEFAULT_PROVIDER_ADDR: &str = "127.0.0.1:5556";
@@ -67,7 +68,7 @@ struct Settings {
     provider: SocketAddr,
 }
 
-/// The started processes, in the order in which they are stopped.
+/// What has been started so far. [`Processes::stop`] stops it.
 #[derive(Default)]
 struct Processes {
     server: Option<Process>,
@@ -100,7 +101,8 @@ struct Terminal {
     colors: bool,
 }
 
-/// Starts everything and prints how to use it. Stops everything on a signal, or when one of the processes ends.
+/// Starts everything and prints how to use it. Stops everything on a signal or an error. If a process ends by itself,
+/// that is an error.
 pub async fn run() -> Result<()> {
     let terminal = Terminal::new();
     let settings = Settings::from_env()?;
@@ -124,8 +126,8 @@ pub async fn run() -> Result<()> {
         outcome = serve(&settings, &mut started, terminal) => outcome,
         () = any_signal(&mut signals) => Ok(()),
     };
-    // Printed before the processes are stopped, which can take long if a store is down. The last line of the output
-    // repeats the error in short.
+    // Printed before the processes are stopped, because stopping can take long if a store is down. At the end, the
+    // caller prints the first line of the error again.
     let outcome = match outcome {
         Ok(()) => {
             terminal.note("\nStopping …");
@@ -137,7 +139,7 @@ pub async fn run() -> Result<()> {
             Err(anyhow!("{}", text.lines().next().unwrap_or_default().to_owned()))
         }
     };
-    // A second Ctrl-C stops immediately.
+    // A second signal kills what has not ended yet.
     tokio::select! {
         () = started.stop() => {}
         () = any_signal(&mut signals) => {}
@@ -257,7 +259,8 @@ async fn start_inbox(settings: &Settings, started: &mut Processes, terminal: Ter
     Ok(())
 }
 
-/// Writes a key that signs ServiceAccount tokens, in place of a cluster's key, and the token of an administrator.
+/// Writes the key pair that signs ServiceAccount tokens here, as the API server's key does in a cluster, and a token of
+/// the administrator.
 fn write_service_account(settings: &Settings) -> Result<()> {
     let issuer = ServiceAccountIssuer::load_or_create(&settings.data.join("serviceaccount-key.pem"))?;
     postgres::write_private(&settings.service_account_keys(), &issuer.jwks()?.to_string())?;
@@ -294,12 +297,13 @@ fn start_server(settings: &Settings, rendered: &Path) -> Result<Process> {
         .path_arg("--redis-url-file", &file("redis-url"))
         .path_arg("--smtp-file", &file("smtp.json"))
         .path_arg("--service-account-keys", &settings.service_account_keys())
-        // Without a load balancer there is nothing to wait for.
+        // A drain waits for load balancers, and here there is none.
         .args(["--allow-insecure", "--drain-seconds", "0"])
         .start()
 }
 
-/// Waits for the first rendering and returns its Apps. Returns none if the operator rejected every manifest.
+/// Waits for the first rendering and returns the appIDs. If there are no documents within the limit, returns none: the
+/// operator has rejected every manifest.
 async fn wait_for_first_apps(operator: &Process, rendered: &Path) -> Result<Vec<String>> {
     let end = Instant::now() + RENDER_LIMIT;
     let mut before = Vec::new();
@@ -420,7 +424,7 @@ curl -sS -H "$JSON" $APP/login -d '{{"email": "'$EMAIL'", "password": "'$PASSWOR
     )
 }
 
-/// A curl command that introspects the token, if the App lists the administrator.
+/// The part of the script that introspects the token; empty if the App does not list the administrator.
 fn introspection_command(settings: &Settings, app: &str) -> Result<String> {
     let document = fs::read(settings.data.join("rendered").join(format!("{app}.json")))?;
     let document: Value = serde_json::from_slice(&document)?;
@@ -488,7 +492,7 @@ impl Settings {
         self.data.join("logs").join(format!("{name}.log"))
     }
 
-    /// An error that names every port that is in use, and the variable that sets another.
+    /// Returns an error that names every port that is in use, and the variables that set other ports.
     fn check_ports(&self) -> Result<()> {
         let wanted = [
             ("PUBLIC_ADDR", self.public),
@@ -544,8 +548,8 @@ impl Processes {
         stores.into_iter().chain([self.server.as_ref(), self.operator.as_ref(), provider]).flatten()
     }
 
-    /// An error if a process has ended, with its name and the end of its log. Stores are checked before the processes
-    /// that need them.
+    /// Returns an error if a process has ended, with its name and the end of its log. Checks stores before the
+    /// processes that need them.
     fn check_all_running(&self) -> Result<()> {
         let Some((process, status)) = self.processes().find_map(|process| Some((process, process.exit_status()?)))
         else {
@@ -589,7 +593,6 @@ impl LogFollower {
         Self { name: who, path, offset: at, min_level: from }
     }
 
-    /// Prints the new lines.
     fn print_new_lines(&mut self, terminal: Terminal) -> Result<()> {
         let lines = self.new_lines()?;
         let printed: Vec<String> = lines.iter().filter_map(|line| format_log_line(line, self.min_level)).collect();
@@ -614,16 +617,19 @@ impl LogFollower {
     }
 }
 
-/// The short form of a log line; `None` if its level is lower than `from`.
-fn format_log_line(line: &str, from: Level) -> Option<String> {
+/// The short form of a log line; `None` if its level is lower than `min_level`. A line that is not JSON counts as a
+/// warning if it contains one of the words below.
+fn format_log_line(line: &str, min_level: Level) -> Option<String> {
     let Ok(Value::Object(record)) = serde_json::from_str(line) else {
         let is_serious = ["WARN", "ERROR", "panicked"].iter().any(|word| line.contains(word));
-        return (is_serious || from == Level::Info).then(|| line.trim().to_owned()).filter(|line| !line.is_empty());
+        return (is_serious || min_level == Level::Info)
+            .then(|| line.trim().to_owned())
+            .filter(|line| !line.is_empty());
     };
     let level = record.get("level").and_then(Value::as_str).unwrap_or("INFO");
     let is_serious = match level {
         "ERROR" | "WARN" => true,
-        "INFO" => from == Level::Info,
+        "INFO" => min_level == Level::Info,
         _ => false,
     };
     if !is_serious {
@@ -638,7 +644,7 @@ fn format_log_line(line: &str, from: Level) -> Option<String> {
         }
     }
     let mut shortened: String = format!("{level} {}", text.trim()).chars().take(400).collect();
-    if shortened.len() == 400 {
+    if shortened.chars().count() == 400 {
         shortened.push('…');
     }
     Some(shortened)
@@ -690,7 +696,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_log_lines_of_a_high_level_are_printed() {
+    fn a_log_line_below_the_minimum_level_is_not_printed() {
         let warning = r#"{"timestamp":"…","level":"WARN","fields":{"message":"refused","file":"a.yaml"},"target":"x"}"#;
         assert_eq!(format_log_line(warning, Level::Warn), Some("WARN refused file=a.yaml".to_owned()));
         let flat = r#"{"timestamp":"…","level":"ERROR","message":"no","target":"x"}"#;

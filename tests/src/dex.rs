@@ -29,6 +29,7 @@ pub const DEX_PASSWORD: &str = "open-sesame";
 const PASSWORD_HASH: &str = "$2b$10$EoHY6U86IlFkazC440nOW.o4sgH5Mg/45Pl4siaFa7Bnxt8gk/LX2";
 /// Limit for a start, in which Dex generates an RSA key.
 const START_LIMIT: Duration = Duration::from_secs(60);
+/// Time in which Dex must end before a restart. Then it is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Settings of a provider.
@@ -37,7 +38,7 @@ pub struct Options {
     pub data: PathBuf,
     pub log: PathBuf,
     pub addr: SocketAddr,
-    /// The URL that users call, if a TLS proxy is in front.
+    /// The URL of the TLS proxy in front, if there is one.
     pub base_url: Option<String>,
     pub users: Vec<User>,
     pub clients: Vec<Client>,

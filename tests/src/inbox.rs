@@ -30,12 +30,13 @@ use crate::{
 
 const INBOX_PAGE: &str = include_str!("inbox/page.html");
 const DONE_PAGE: &str = include_str!("inbox/done.html");
-/// Maximum of `wait`, in seconds.
+/// Maximum of the query parameter `wait`, in seconds.
 const MAX_WAIT_SECONDS: u64 = 300;
 /// Interval of comments in the event stream. They keep the stream open, and a failed write shows that the page was
 /// closed.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// Content security policy of a mail's HTML in its frame: styles only, and links open in a new tab.
+/// Content security policy of a mail's HTML in its frame. It allows inline styles, `data:` images, and links to new
+/// tabs; scripts and everything else are forbidden.
 const MAIL_CSP: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; \
                            sandbox allow-popups allow-popups-to-escape-sandbox";
 
@@ -152,8 +153,8 @@ fn route(path: &str) -> Option<Route> {
     })
 }
 
-/// Whether the `Host` header names this machine. With DNS rebinding, a foreign web page can reach the inbox, but only
-/// under the page's own host name.
+/// Whether the `Host` header is an IP address or `localhost`. With DNS rebinding, a foreign web page can reach the
+/// inbox, but only under the page's own host name.
 fn is_host_allowed(request: &Request<Incoming>) -> bool {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     host.and_then(|host| host.parse::<Authority>().ok()).is_some_and(|authority| {
@@ -162,7 +163,7 @@ fn is_host_allowed(request: &Request<Incoming>) -> bool {
     })
 }
 
-/// The query of a list of mails: `to`, `after` (an id) and `wait` (seconds).
+/// The query that selects mails: `to`, `after` (an id) and `wait` (seconds).
 struct Query {
     to: Option<String>,
     after: u64,
@@ -222,7 +223,7 @@ fn events(mails: &Mailbox) -> Response<Body> {
 }
 
 fn html_of(mail: &Arc<Mail>) -> Response<Body> {
-    // Links open in a new tab: inside the frame the browser would block their target.
+    // Makes links open in a new tab. Inside the frame, the browser would block their target.
     let html = format!("<base target=\"_blank\">{}", mail.html);
     let mut response = full_response(StatusCode::OK, "text/html; charset=utf-8", html);
     set(&mut response, header::CONTENT_SECURITY_POLICY, MAIL_CSP);

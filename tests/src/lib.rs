@@ -1,6 +1,6 @@
-//! The test harness: real processes for tests, benchmarks and `make run`. It starts a Kubernetes control plane,
-//! Postgres, Redis, an SMTP server, an OpenID provider, a browser, Latchkey's two programs, and a proxy that injects
-//! network faults.
+//! The harness of tests, benchmarks and `make run`. It starts real processes: a Kubernetes control plane, Postgres,
+//! Redis, NGINX, an OpenID provider, a browser, and Latchkey's two programs. Inside the calling process it runs the
+//! SMTP server, scripted providers, and proxies that inject network faults.
 //!
 //! `tests/README.md` explains how to write a test with it.
 
@@ -40,7 +40,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Polling interval of [`eventually`].
+/// Polling interval of [`eventually`] and [`eventually_ok`].
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Calls `poll` until it returns a value. Panics with `what` after the limit.

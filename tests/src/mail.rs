@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::process;
 
-/// Maximum number of mails; the oldest are removed.
+/// Maximum number of mails in a mailbox. If more arrive, the oldest are removed.
 const MAX_MAILS: usize = 500;
 /// Characters of a code: Crockford's base32 (specification: Sessions and tokens, Codes).
 const CODE_SYMBOLS: &str = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
@@ -28,8 +28,9 @@ pub struct Mail {
     pub code: Option<String>,
     /// Unix time in seconds.
     pub received_at: u64,
-    /// Sender and recipients of the envelope.
+    /// The sender of the envelope.
     pub envelope_from: String,
+    /// The recipients of the envelope.
     pub to: Vec<String>,
     /// The `From` header, with the display name.
     pub from: String,

@@ -1,5 +1,5 @@
-//! A social provider with responses that a test can script. It uses the real provider's host names, with a certificate
-//! of its own CA. It responds like the real provider and records the requests.
+//! A social provider under the real provider's host names, with a certificate of its own CA. It responds like the real
+//! provider unless a test scripts its responses, and it records the requests.
 
 pub mod profiles;
 
@@ -85,7 +85,7 @@ pub struct RecordedRequest {
     pub body: Bytes,
 }
 
-/// A response.
+/// A response of the provider.
 #[derive(Clone, Debug)]
 pub struct ScriptedResponse {
     pub status: StatusCode,
@@ -96,11 +96,11 @@ pub struct ScriptedResponse {
 #[derive(Clone, Debug)]
 pub enum ResponseBody {
     Complete(Bytes),
-    /// A body of this number of filler bytes.
+    /// A body of at least this number of spaces, in chunks of 64 KiB.
     Filler(usize),
     /// Sends the head of the response, and then nothing.
     Stalled,
-    /// No response at all.
+    /// No response for ten minutes, which is longer than any test waits.
     Silent,
 }
 
@@ -142,7 +142,7 @@ struct State {
     edit_claims: Option<ClaimsEdit>,
     grants: HashMap<String, GrantedCode>,
     tokens: HashMap<String, IssuedToken>,
-    /// Unix time at which tokens are issued; `None` uses the machine's clock.
+    /// The provider's time, as Unix time in seconds; `None` uses the machine's clock.
     now: Option<i64>,
 }
 
@@ -369,7 +369,7 @@ impl MockProvider {
         self.state().edit_claims = Some(Arc::new(edit));
     }
 
-    /// Sets the time at which tokens are issued.
+    /// Stops the provider's clock at this Unix time.
     pub fn set_time(&self, seconds: i64) {
         self.state().now = Some(seconds);
     }

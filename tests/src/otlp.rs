@@ -182,7 +182,7 @@ async fn respond(
     let (head, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
     let (message, frames) = match head.uri.path() {
-        // The path for traces (OTLP 1.3).
+        // The path for traces in OTLP over HTTP.
         "/v1/traces" => (body.clone(), Vec::new()),
         "/opentelemetry.proto.collector.trace.v1.TraceService/Export" => {
             // gRPC over HTTP/2: a message starts with a header of five bytes, and the status is in the trailers. An

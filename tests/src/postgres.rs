@@ -1,4 +1,4 @@
-//! A real Postgres in its own process. All tests of a process share one, each with its own database.
+//! A real Postgres in its own process. All tests of a process share one Postgres, and each test has its own database.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ const ROLE: &str = "latchkey";
 const TEMPLATE: &str = "latchkey_template";
 /// Limit for the creation of a database cluster, on a loaded machine.
 const INITDB_LIMIT: Duration = Duration::from_secs(120);
-/// A Postgres ends within a second or two after its parent process has died.
+/// Limit for the end of a previous server on the same data. It ends within a second or two after its parent has died.
 const PREDECESSOR_LIMIT: Duration = Duration::from_secs(15);
 /// A process id that Linux never assigns (the maximum is 2^22).
 const UNUSED_PID: u32 = 2_147_483_646;
@@ -39,7 +39,7 @@ pub struct Options {
     pub addr: SocketAddr,
     /// Whether commits survive a crash of the machine. Tests do not need that.
     pub durable: bool,
-    /// Accepts only TLS connections, with this server certificate.
+    /// If set, the server accepts only TLS connections, with this certificate.
     pub tls: Option<ServerTls>,
     /// Additional settings, `name=value`.
     pub settings: Vec<String>,
@@ -50,7 +50,7 @@ pub struct Postgres {
     process: Process,
     addr: SocketAddr,
     password: String,
-    /// The CA certificate, if the server accepts only TLS.
+    /// The file of the CA certificate, if the server accepts only TLS.
     ca: Option<PathBuf>,
     template: OnceCell<()>,
 }
@@ -130,7 +130,7 @@ impl Postgres {
         self.addr
     }
 
-    /// The CA certificate, if the server accepts only TLS.
+    /// The file of the CA certificate, if the server accepts only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.ca.as_deref()
     }
@@ -170,7 +170,7 @@ impl Postgres {
         Ok(self.database_info(name.to_owned()))
     }
 
-    /// Executes SQL of the test.
+    /// Executes SQL statements in a database.
     pub async fn execute(&self, database: &str, sql: &str) -> Result<()> {
         let mut connection = self.connect(database).await?;
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await?;
@@ -236,7 +236,7 @@ pub fn migrate(database: &Database) -> Result<()> {
         .run(Duration::from_secs(60))
 }
 
-/// Writes a file that only the current user can read.
+/// Writes a file that only the current user can read. The file appears with its complete content.
 pub fn write_private(path: &Path, content: &str) -> Result<()> {
     let unfinished = path.with_extension("unfinished");
     drop(fs::remove_file(&unfinished));
@@ -250,8 +250,8 @@ struct SystemUser {
     uid: u32,
 }
 
-/// The system user that runs the server; `None` for the current user. Postgres does not run as root, so root starts it
-/// as a user that owns nothing else.
+/// The system user that runs the server; `None` for the current user. Postgres refuses to run as root, so root starts
+/// it as the user `postgres`, or as `nobody` if there is no such user.
 fn system_user() -> Result<Option<SystemUser>> {
     if !process::is_root() {
         return Ok(None);
@@ -307,8 +307,8 @@ fn make_private_dir(path: &Path) -> Result<()> {
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o700))?)
 }
 
-/// Waits for the end of the previous server if it was killed a moment ago. Otherwise Postgres would consider the lock
-/// file valid while the process still exists.
+/// Waits for the end of the previous server, which may have been killed a moment ago. While the process exists,
+/// Postgres considers its lock file valid and does not start.
 async fn await_predecessor(data: &Path) -> Result<()> {
     let lock = data.join("postmaster.pid");
     let end = tokio::time::Instant::now() + PREDECESSOR_LIMIT;
@@ -322,8 +322,8 @@ async fn await_predecessor(data: &Path) -> Result<()> {
             return Ok(());
         };
         let dead = state.trim_start().starts_with(['Z', 'X']);
-        // The working directory of a Postgres is its data folder. If it is another one, the id belongs to another
-        // process now.
+        // The working directory of a Postgres is its data folder. With another working directory, the id belongs to
+        // another process now.
         if dead || fs::read_link(process.join("cwd")).ok() != data.canonicalize().ok() {
             // The rest of the file stays. Postgres uses it to check that the old shared memory is unused.
             return Ok(fs::write(&lock, format!("{UNUSED_PID}\n{rest}"))?);
@@ -411,7 +411,7 @@ fn settings(options: &Options) -> Vec<String> {
         "max_connections=400".to_owned(),
     ];
     if !options.durable {
-        // The data is not needed after a crash; disk writes would only cost time.
+        // The data is not needed after a crash of the machine; disk writes would only cost time.
         settings.extend(["fsync=off", "synchronous_commit=off", "full_page_writes=off"].map(str::to_owned));
         // Autovacuum would start a process for each of hundreds of unused databases.
         settings.push("autovacuum=off".to_owned());

@@ -31,7 +31,7 @@ pub struct Program {
     log: PathBuf,
 }
 
-/// A running child process. It is killed when this value is dropped. If this process dies, the kernel kills the child.
+/// A running child process. It is killed when this value is dropped. If its parent dies first, the kernel kills it.
 pub struct Process {
     name: String,
     log: PathBuf,
@@ -39,7 +39,7 @@ pub struct Process {
     child: Mutex<Child>,
 }
 
-/// A folder for the files of this process. A later run removes the folder after this process has ended.
+/// A folder for the files of this process. It is removed when this value is dropped, or else by a later run.
 pub struct RunDir {
     path: PathBuf,
     _lock: File,
@@ -71,12 +71,12 @@ pub fn find_built_program(name: &str) -> Result<PathBuf> {
     })
 }
 
-/// Whether this process runs as root. Postgres does not run as root.
+/// Whether this process runs as root. Postgres refuses to run as root.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// An unused TCP port of 127.0.0.1 that no other call of this process returned.
+/// An unused TCP port that no other call in this process has returned.
 ///
 /// The port is below the range of ephemeral ports, so that no outgoing connection uses it.
 pub fn free_port() -> u16 {
@@ -195,7 +195,8 @@ impl Program {
         Ok(Process { name: self.name, log: self.log, pid, child: Mutex::new(child) })
     }
 
-    /// Runs the program until it ends. An exit code other than 0 is an error that contains the end of the log.
+    /// Runs the program until it ends. Returns an error if it has not ended within the limit. If its exit code is not
+    /// 0, the error contains the end of the log.
     pub fn run(self, limit: Duration) -> Result<()> {
         let (name, log) = (self.name.clone(), self.log.clone());
         let process = self.start()?;
@@ -247,7 +248,7 @@ fn spawn_from_permanent_thread(command: Command) -> Result<Child> {
         let (requests, inbox) = mpsc::channel::<SpawnRequest>();
         thread::spawn(move || {
             for (mut command, result_sender) in inbox {
-                // The caller no longer waits, so nobody else would kill the child.
+                // If the caller no longer waits, nobody else would kill the child.
                 if let Err(mpsc::SendError(Ok(mut orphan))) = result_sender.send(command.spawn()) {
                     drop(orphan.kill());
                 }
@@ -293,7 +294,7 @@ impl Process {
         }
     }
 
-    /// Waits for the end of the process. Blocks this thread.
+    /// Waits for the end of the process; `None` after the limit. Blocks this thread.
     pub fn wait_blocking(&self, limit: Duration) -> Option<ExitStatus> {
         let end = Instant::now() + limit;
         loop {

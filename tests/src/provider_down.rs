@@ -1,4 +1,4 @@
-//! One provider that hangs or is unreachable, and one that works. Measures the latency of requests that do not use the
+//! One provider that works, and one that hangs or is unreachable. Measures the latency of requests that do not use the
 //! failing provider.
 
 use std::{
@@ -29,7 +29,7 @@ const VISITORS: usize = 48;
 /// Pause after a rejected login. Without it, the visitors would keep a core busy and distort the measured latency.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The measured operations.
+/// The measured operations; `elsewhere` is the provider that works.
 pub const OPERATIONS: [&str; 4] = ["login", "refresh", "redirect elsewhere", "callback elsewhere"];
 
 /// What is wrong with the failing provider.
@@ -80,7 +80,7 @@ struct TestService {
 pub async fn run(options: Options) -> Result<Report> {
     let mut service = TestService::start().await?;
     // Fills the caches before the measurement.
-    service.run_round().await?;
+    service.run_operations().await?;
     let mut rounds = Vec::new();
     for _ in 0..options.rounds {
         let mut quiet = service.measure(options.samples.div_ceil(2)).await?;
@@ -106,8 +106,8 @@ impl Round {
 // === impl Report ===
 
 impl Report {
-    /// How much longer an operation takes with this fault than without. Compares the quantile in each round, and
-    /// returns the median of these ratios.
+    /// The latency of an operation with this fault, divided by that without. Compares the quantile in each round, and
+    /// returns the median of the ratios.
     pub fn ratio(&self, fault: Fault, operation: usize, quantile: f64) -> f64 {
         let of = |round: &Round| {
             let during = round.samples_with(fault).quantile(operation, quantile).as_secs_f64();
@@ -162,7 +162,7 @@ fn millis(time: Duration) -> String {
 
 impl Samples {
     fn quantile(&self, operation: usize, quantile: f64) -> Duration {
-        let mut times: Vec<Duration> = self.0.iter().map(|round| round[operation]).collect();
+        let mut times: Vec<Duration> = self.0.iter().map(|sample| sample[operation]).collect();
         times.sort_unstable();
         #[expect(
             clippy::cast_precision_loss,
@@ -207,7 +207,7 @@ impl TestService {
     async fn measure(&mut self, times: usize) -> Result<Samples> {
         let mut samples = Samples::default();
         for _ in 0..times {
-            samples.0.push(self.run_round().await?);
+            samples.0.push(self.run_operations().await?);
         }
         Ok(samples)
     }
@@ -222,8 +222,8 @@ impl TestService {
         }
     }
 
-    /// Runs each operation once and returns its latency.
-    async fn run_round(&mut self) -> Result<[Duration; OPERATIONS.len()]> {
+    /// Runs each operation once and returns their latencies.
+    async fn run_operations(&mut self) -> Result<[Duration; OPERATIONS.len()]> {
         let (app, client) = (self.app.id(), &self.client);
         let begin = Instant::now();
         expect_status(client.login(app, GRACE, PASSWORD).await, StatusCode::OK)?;

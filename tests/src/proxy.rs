@@ -133,7 +133,7 @@ impl Proxy {
         self.shared.triggered.notified().await;
     }
 
-    /// Ends all faults. Stalled connections continue.
+    /// Ends all faults. Stalled connections continue, but the connections of [`Proxy::lose`] stay silent.
     pub fn restore(&self) -> io::Result<()> {
         *process::lock(&self.shared.trap) = None;
         self.shared.flow.send_replace(Forwarding::Pass);
@@ -208,7 +208,7 @@ impl Shared {
     {
         let mut flow = self.flow.subscribe();
         let mut buffer = vec![0; 64 * 1024];
-        // The end of the previous chunk: the bytes of a trap can span two chunks.
+        // The end of the previous chunks: the bytes of a trap can span several chunks.
         let mut before = Vec::new();
         loop {
             let read = from.read(&mut buffer).await?;

@@ -1,5 +1,5 @@
-//! A real Redis in its own process. All tests of a process share one; a test that breaks it starts its own. The modules
-//! start a Redis with sentinels, and a Redis Cluster.
+//! A real Redis in its own process. All tests of a process share one Redis; a test that breaks it starts its own. The
+//! submodules start a Redis with sentinels, and a Redis Cluster.
 
 use std::{
     fs,
@@ -27,8 +27,9 @@ pub use sentinel::{SentinelOptions, SentinelSetup};
 
 /// Limit for a start, in which Redis can read a long append-only file.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// Limit for each command of a test.
+/// Limit for a connection, and for the response to each command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(10);
+
 /// Settings of a server.
 #[derive(Clone)]
 pub struct Options {
@@ -39,9 +40,9 @@ pub struct Options {
     pub durable: bool,
     /// The password of the user `default`, who has all permissions.
     pub password: Option<String>,
-    /// The user in [`Redis::url`]; `default` if `None`.
+    /// Another user of the server, whom [`Redis::url`] names. If `None`, the URL names `default`.
     pub user: Option<User>,
-    /// Accepts only TLS connections, with this server certificate.
+    /// If set, the server accepts only TLS connections, with this certificate.
     pub tls: Option<ServerTls>,
     /// The server is a replica of the one at this socket address.
     pub replica_of: Option<SocketAddr>,
@@ -98,7 +99,8 @@ impl Options {
 // === impl Redis ===
 
 impl Redis {
-    /// The server that all tests of this process share. Every key starts with an appID, so tests do not interfere.
+    /// The server that all tests of this process share. Each App's keys contain its appID, so that tests do not
+    /// interfere.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<Redis> = OnceCell::const_new();
         SHARED.get_or_init(|| async { Self::start(Options::for_tests()).await.expect("Redis starts") }).await
@@ -162,7 +164,7 @@ impl Redis {
         self.addr
     }
 
-    /// The CA of the server's certificate, if the server accepts only TLS.
+    /// The file of the CA of the server's certificate, if the server accepts only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.ca.as_deref()
     }
@@ -171,7 +173,7 @@ impl Redis {
         self.url_at(self.addr)
     }
 
-    /// The URL with the socket address of a proxy.
+    /// The URL with another socket address, for example that of a proxy.
     pub fn url_at(&self, addr: SocketAddr) -> String {
         format!("{}://{}{addr}/0", self.url_scheme("redis"), self.url_userinfo())
     }
@@ -195,7 +197,8 @@ impl Redis {
         }
     }
 
-    /// Stops the server with SIGTERM, which writes durable data to disk. Returns whether it ended within the limit.
+    /// Stops the server with SIGTERM. The server then writes durable data to disk. Returns whether it ended within the
+    /// limit.
     pub fn stop(&self, limit: Duration) -> bool {
         self.process.stop(Signal::TERM, limit)
     }
@@ -242,7 +245,8 @@ async fn open_connection(url: &str, ca: Option<&Path>) -> Result<MultiplexedConn
             Client::build_with_tls(url, certificates)?
         }
     };
-    // The default limit of the client, half a second, is too short on a loaded machine.
+    // The default limits of the client (one second to connect, half a second for a response) are too short on a loaded
+    // machine.
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(COMMAND_LIMIT))
         .set_response_timeout(Some(COMMAND_LIMIT));

@@ -35,7 +35,7 @@ const IDLE_LIMIT: Duration = Duration::from_secs(300);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Security {
     None,
-    /// The client must request TLS before anything else.
+    /// The client must request TLS with STARTTLS before AUTH and MAIL.
     StartTls,
     /// TLS from the first byte (RFC 8314).
     Implicit,
@@ -57,7 +57,8 @@ pub enum Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Behavior {
     Accept,
-    /// Replies to this step with a code (421, 450, 550 and so on) and a text.
+    /// Rejects this step with a code (421, 450, 550 and so on) and a text. After 421, or at `Connect`, closes the
+    /// connection.
     Refuse(Step, u16, String),
     /// Rejects one recipient and accepts the others.
     RefuseRecipient(String, u16),
@@ -229,7 +230,7 @@ impl Smtp {
         self.shared.epoch.send_modify(|epoch| *epoch += 1);
     }
 
-    /// Opens the port again.
+    /// Opens the port, at the start or after [`Smtp::stop`].
     pub fn listen(&self) -> io::Result<()> {
         let listener = listen(self.addr)?;
         let shared = Arc::clone(&self.shared);
@@ -269,7 +270,7 @@ impl Shared {
         self.open.fetch_add(1, Ordering::Relaxed);
         let mut epoch = self.epoch.subscribe();
         tokio::select! {
-            // The client reports a broken session.
+            // An error is not reported here, because the client sees it too.
             _ = self.session(stream) => {}
             _ = epoch.changed() => {}
         }

@@ -16,14 +16,14 @@ use crate::{
     process,
 };
 
-/// Describes every query against the schema of `server/migrations`, in a temporary Postgres.
+/// Writes the metadata of every query. A temporary Postgres has the schema of `server/migrations`.
 pub async fn write_query_metadata() -> Result<()> {
     let root = process::root();
     let postgres = Postgres::start(Options::for_tests()).await?;
     let database = postgres.empty_database().await?;
 
-    // Applies the migrations itself: without the metadata of a new query, `latchkey-server` does not compile, so its
-    // `migrate` cannot do this.
+    // `latchkey-server migrate` cannot apply the migrations: the server does not compile without the metadata of a new
+    // query.
     let mut connection = database.connect().await?;
     for migration in migrations(&root.join("server/migrations"))? {
         let sql = fs::read_to_string(&migration)?;

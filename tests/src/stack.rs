@@ -34,11 +34,11 @@ const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Limit for a drain, in which a server waits for running requests.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Settings that a test changes.
+/// Settings of a service that a test can change.
 pub struct Builder {
     /// Public address of the first server.
     public: SocketAddr,
-    /// The URL that users call, if a TLS proxy is in front.
+    /// The URL of the TLS proxy in front of the first server, if there is one.
     base_url: Option<String>,
     apps: Vec<App>,
     providers: Vec<Provider>,
@@ -55,13 +55,14 @@ pub struct Builder {
     wrapper: Vec<String>,
 }
 
-/// A running service. Everything ends when this value is dropped. If the test fails, the drop prints where the logs
-/// are.
+/// A running service. Its own processes end when this value is dropped. If the test fails, the drop prints the
+/// folder of its files and the end of each server's log.
 pub struct Stack {
     pub smtp: Smtp,
     pub database: Database,
-    /// Proxies in front of the stores, if the test requested them.
+    /// The proxy in front of Postgres, if the test requested proxies.
     pub postgres_proxy: Option<Proxy>,
+    /// The proxy in front of Redis, if the test requested proxies.
     pub redis_proxy: Option<Proxy>,
     servers: Vec<ServerProcess>,
     postgres: SharedOrOwn<Postgres>,
@@ -84,7 +85,7 @@ pub struct ServerProcess {
     process: Mutex<Option<Process>>,
 }
 
-/// A store that all tests of this process share, or one of this test alone.
+/// A store or control plane that all tests of this process share, or one of this test alone.
 pub(crate) enum SharedOrOwn<T: 'static> {
     Shared(&'static T),
     Own(Box<T>),
@@ -128,7 +129,7 @@ impl Builder {
         Ok((self, front))
     }
 
-    /// Replaces the relay of the installation.
+    /// Replaces the settings of the relay that Apps without a relay of their own use.
     pub fn smtp(mut self, options: smtp::Options) -> Self {
         self.smtp = options;
         self
@@ -313,7 +314,7 @@ impl Stack {
         ApiClient::new(self.servers[0].public)
     }
 
-    /// A client of this server, with its own client address.
+    /// A client of the server with this index, with its own client address.
     pub fn client_of(&self, server: usize) -> ApiClient {
         ApiClient::new(self.servers[server].public)
     }
@@ -334,7 +335,7 @@ impl Stack {
         &self.postgres
     }
 
-    /// The Redis of this service, shared with other tests or not.
+    /// The Redis of this service. Panics with [`Builder::external_redis`].
     pub fn redis(&self) -> &Redis {
         self.redis.as_ref().expect("the test does not run its own Redis")
     }
@@ -430,7 +431,7 @@ impl Drop for Stack {
 
 impl ServerProcess {
     /// A server that is not started yet. `dir` contains the files of [`write_store_files`]. `more` are additional
-    /// flags: where the server finds its documents.
+    /// flags, for example for the source of the documents.
     pub(crate) fn new(
         index: usize,
         dir: &Path,
@@ -531,7 +532,7 @@ impl ServerProcess {
         drop(process::lock(&self.process).take());
     }
 
-    /// Sends SIGTERM and waits for the end. `None` if the server had to be killed.
+    /// Sends SIGTERM and waits for the end. `None` if the server was not running or had to be killed.
     pub async fn terminate(&self) -> Option<ExitStatus> {
         let process = process::lock(&self.process).take()?;
         process.signal(Signal::TERM);
@@ -543,7 +544,7 @@ impl ServerProcess {
         self.signal(Signal::TERM);
     }
 
-    /// Sends SIGSTOP: the server accepts connections but does not respond.
+    /// Sends SIGSTOP: connections to the server still open, but requests get no response.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
     }
@@ -593,7 +594,7 @@ fn write_authorities(dir: &Path, authorities: Vec<String>) -> Result<Option<(Str
     if authorities.is_empty() {
         return Ok(None);
     }
-    // rustls-native-certs reads this file before others.
+    // If this variable is set, rustls-native-certs reads the file instead of the system's certificates.
     let bundle = dir.join("authorities.pem");
     fs::write(&bundle, authorities.concat())?;
     Ok(Some(("SSL_CERT_FILE".to_owned(), bundle.display().to_string())))

@@ -47,7 +47,7 @@ pub struct TlsProxy {
     task: JoinHandle<()>,
 }
 
-/// Installs aws-lc-rs as the process's crypto provider; repeated calls have no effect.
+/// Installs aws-lc-rs as the crypto provider of rustls in this process; repeated calls have no effect.
 pub fn install_crypto_provider() {
     // The call fails if a provider is already installed.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
@@ -62,7 +62,8 @@ impl ServerTls {
         Ok(Self { ca: authority.certificate, certificate, key })
     }
 
-    /// Writes `ca.pem`, `server.pem` and `server.key` (0600, owned by the user that runs the server).
+    /// Writes `ca.pem`, `server.pem` and `server.key` (mode 0600). `owner` is the user that runs the server; `None` is
+    /// the current user.
     pub fn write_to(&self, dir: &Path, owner: Option<u32>) -> Result<()> {
         use std::os::unix::fs::PermissionsExt;
         for (name, content) in [("ca.pem", &self.ca), ("server.pem", &self.certificate), ("server.key", &self.key)] {

@@ -11,8 +11,8 @@ pub fn promtool() -> Result<PathBuf> {
     built_tool("promtool", "github.com/prometheus/prometheus", "promtool", "promtool")
 }
 
-/// The path of the program `name` in the cache folder `folder`. The Go module `tests/{module}` pins its version, as
-/// that of `dependency`.
+/// The path of the program `name`, which `scripts/need` has built in the cache folder `{folder}-{version}`. The version
+/// is that of `dependency` in `tests/{module}/go.mod`.
 pub(crate) fn built_tool(module: &str, dependency: &str, folder: &str, name: &str) -> Result<PathBuf> {
     let go_mod = format!("tests/{module}/go.mod");
     let text = fs::read_to_string(process::root().join(&go_mod)).with_context(|| format!("reading {go_mod}"))?;

@@ -1,5 +1,5 @@
-//! An HTTP proxy for CONNECT requests (RFC 9110, 9.3.6). It opens tunnels to hosts that the test defines, and records
-//! the requests.
+//! An HTTP proxy for CONNECT requests (RFC 9110, 9.3.6). For each host that the test names, it opens tunnels to a
+//! socket address of the test. It records the requests.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::process;
 
-/// A running proxy. It ends when this value is dropped.
+/// A running proxy. It accepts no more connections when this value is dropped.
 pub struct TunnelProxy {
     addr: SocketAddr,
     shared: Arc<Shared>,
@@ -41,7 +41,8 @@ pub struct ConnectRequest {
 // === impl TunnelProxy ===
 
 impl TunnelProxy {
-    /// Starts a proxy for these hosts, with any port. It responds 502 for other hosts.
+    /// Starts a proxy that connects each of these hosts to its socket address; it ignores the port in a request. For
+    /// other hosts it responds 502.
     pub async fn start(hosts: HashMap<String, SocketAddr>) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;

@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* Truncated so that the name with the longest suffix, "-operator-watched", is a valid label. */ -}}
+{{- /* Truncated so that the name with the longest suffix, "-operator-watched", has at most 63 characters. */ -}}
 {{- define "latchkey.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 44 | trimSuffix "-" }}
@@ -13,7 +13,7 @@
 {{- end }}
 {{- end }}
 
-{{- /* For cluster-scoped objects: installs with the same release name in different namespaces do not conflict. */ -}}
+{{- /* The name of cluster-scoped objects. With the namespace in it, releases with the same name do not conflict. */ -}}
 {{- define "latchkey.clusterName" -}}
 {{- printf "%s-%s" .Release.Namespace (include "latchkey.fullname" .) }}
 {{- end }}
@@ -48,7 +48,7 @@ app.kubernetes.io/component: operator
 {{- default (include "latchkey.operator.fullname" .) .Values.operator.serviceAccount.name }}
 {{- end }}
 
-{{- /* The Lease of the operator replicas. */ -}}
+{{- /* The name of the Lease by which the replicas of the operator choose their leader. */ -}}
 {{- define "latchkey.operator.lease" -}}
 {{- include "latchkey.operator.fullname" . }}
 {{- end }}
@@ -72,7 +72,7 @@ app.kubernetes.io/component: server
 {{- default (include "latchkey.server.fullname" .) .Values.server.serviceAccount.name }}
 {{- end }}
 
-{{- /* The headless Service through which the operator finds the server pods. */ -}}
+{{- /* The headless Service through which the operator and Prometheus find the server pods. */ -}}
 {{- define "latchkey.server.opsService" -}}
 {{- printf "%s-ops" (include "latchkey.server.fullname" .) }}
 {{- end }}
@@ -109,13 +109,16 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{- /* One arena, and free memory is returned to the system (docs/decisions/0011). */ -}}
+{{- /* malloc uses one arena and returns free memory to the system (docs/decisions/0011). */ -}}
 {{- define "latchkey.malloc" -}}
 - name: GLIBC_TUNABLES
   value: glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072
 {{- end }}
 
-{{- /* Scheduling fields of a pod. The argument: a dict of values (of the component), labels (of its selector) and root. */ -}}
+{{- /*
+Scheduling fields and imagePullSecrets of a pod. The argument: a dict of values (of the operator or the server), labels
+(of its selector) and root.
+*/ -}}
 {{- define "latchkey.scheduling" -}}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
@@ -145,7 +148,7 @@ topologySpreadConstraints:
   - topologyKey: {{ . }}
     maxSkew: 1
     whenUnsatisfiable: ScheduleAnyway
-    # During a rollout, only pods of the same revision count.
+    # During a rollout, pods of the old and the new ReplicaSet are spread separately.
     matchLabelKeys: [pod-template-hash]
     labelSelector:
       matchLabels:
@@ -159,14 +162,17 @@ topologySpreadConstraints:
 - name: {{ .name }}
   secret:
     secretName: {{ .secret }}
-    # 0440, in decimal because YAML 1.2 would read 0440 as 440.
+    # This is 0440 in decimal, because YAML 1.2 would read 0440 as the decimal number 440.
     defaultMode: 288
     items:
       - key: {{ .key }}
         path: {{ default "url" .path }}
 {{- end }}
 
-{{- /* Additional CA certificates. In SSL_CERT_DIR, only files with names in the format of c_rehash are read. */ -}}
+{{- /*
+Additional CA certificates, under two file names: ca.crt for the URL of Postgres, and 00000000.0 for SSL_CERT_DIR, in
+which only files with names in the format of c_rehash are read.
+*/ -}}
 {{- define "latchkey.caVolume" -}}
 {{- with .Values.caBundle }}
 {{- if or .configMap .secret }}
@@ -204,7 +210,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{- /* Export of spans, with the standard variables of OpenTelemetry. */ -}}
+{{- /* The standard variables of OpenTelemetry for the export of spans. */ -}}
 {{- define "latchkey.tracingEnv" -}}
 {{- with .Values.tracing }}
 {{- if .endpoint }}
@@ -261,14 +267,15 @@ topologySpreadConstraints:
 {{- printf "%s-admin" (include "latchkey.server.fullname" .) }}
 {{- end }}
 
-{{- /* The headless Service through which Prometheus finds the operators. */ -}}
+{{- /* The headless Service through which Prometheus and the Helm test find the operators. */ -}}
 {{- define "latchkey.operator.opsService" -}}
 {{- printf "%s-ops" (include "latchkey.operator.fullname" .) }}
 {{- end }}
 
 {{- /*
-If an autoscaler replaces a fixed number, removing `replicas` would set it to 1 for a moment, because Helm is its only owner.
-So the current number stays until the autoscaler has set it once and owns the field.
+The number of replicas to keep when an autoscaler replaces a fixed number. If the chart removed `replicas` while Helm is
+the only owner of the field, the API server would set the field to 1. So the chart sets the current number until the
+autoscaler has set one and owns the field. Empty: nothing to keep.
 */ -}}
 {{- define "latchkey.server.keptReplicas" -}}
 {{- $live := lookup "apps/v1" "Deployment" .Release.Namespace (include "latchkey.server.fullname" .) }}

@@ -26,7 +26,7 @@ const LINE: &str = "the line has more than 60000 characters";
 const TOKENS: &str = "all templates together can have at most 20000 words and signs";
 const ARITHMETIC: &str = "+ - * / % ** ~ are not available";
 
-/// Characters of most bombs: they fit into one line, and overflow the stack without the bounds.
+/// The length of most bombs in characters. It fits into one line and, without the bounds, overflows the stack.
 const BOMB_LENGTH: usize = 50_000;
 
 /// Repeats `part` up to [`BOMB_LENGTH`] characters.
@@ -55,7 +55,7 @@ pub(super) fn bombs() -> Vec<Bomb> {
     let suffix = |operator: &str| tag(&format!("app{}", repeat_to_length(operator)));
     let deep = |open: &str, close: &str| tag(&nested(open, "1", close));
     vec![
-        // Deep.
+        // Deep nesting.
         text("minus signs", prefix("-"), Some(WORDS)),
         text("minus signs on lines of their own", tag(&format!("{}1", "-\n".repeat(100_000))), Some(WORDS)),
         text("nots", prefix("not "), Some(WORDS)),
@@ -81,7 +81,7 @@ pub(super) fn bombs() -> Vec<Bomb> {
         html("macros in macros", nested("{% macro f() %}", "x", "{% endmacro %}"), Some("macro is not")),
         html("calls of calls", nested("{% call f() %}", "x", "{% endcall %}"), Some("call is not")),
         html("assignments in assignments", format!("{{% set {}", repeat_to_length("(")), Some("set is not")),
-        // Long.
+        // Long tags.
         text("ors", chain("or"), Some(WORDS)),
         text("ands", chain("and"), Some(WORDS)),
         text("comparisons", chain("<"), Some(WORDS)),
@@ -113,7 +113,7 @@ pub(super) fn bombs() -> Vec<Bomb> {
         text("a tag of spaces", tag(&repeat_to_length(" ")), Some(LENGTH)),
         text("a tag that stays open", format!("{{{{ (\n{}", "word\n".repeat(40_000)), Some(WORDS)),
         text("a string that stays open", format!("{{{{ '\n{}", "word\n".repeat(40_000)), Some("syntax error")),
-        // Wide.
+        // Long lines and long sources.
         text("comment marks in one line", "{#".repeat(33_000), Some(LINE)),
         text("comment marks on the second line", format!("{{#\n{}", "{#".repeat(33_000)), Some(LINE)),
         text("a string in a long line", format!("{{{{ '{}", "a".repeat(70_000)), Some(LINE)),
@@ -122,7 +122,7 @@ pub(super) fn bombs() -> Vec<Bomb> {
         text("raws that stay open", "{% raw %}\n".repeat(20_000), Some("syntax error")),
         text("lines", "\n".repeat(250_000), Some("renders to more than 64 KiB")),
         text("more than the length", "a\n".repeat(150_000), Some("is over 256 KiB")),
-        // Many.
+        // Many tags.
         text("tags", "{{ app }}\n".repeat(20_000), Some(TOKENS)),
         text("empty strings", "{{''}}\n".repeat(30_000), Some(TOKENS)),
         text("ifs", "{% if app %}{% endif %}\n".repeat(10_000), Some(TOKENS)),
@@ -160,7 +160,7 @@ pub(super) fn bombs() -> Vec<Bomb> {
         html("a macro of itself", "{% macro f() %}{{ f() }}{% endmacro %}".to_owned(), Some("macro is not")),
         html("an inclusion", "{% include 'confirm.html' %}".to_owned(), Some("include is not")),
         html("a parent of itself", "{% extends 'confirm.html' %}".to_owned(), Some("extends can name only")),
-        // At the bounds.
+        // Valid templates at the bounds.
         text("escapes of escapes", costly_filters(), None),
         html("the deepest blocks", nested_blocks(16, &expressions()), None),
         html(
@@ -183,7 +183,7 @@ fn chained_elifs(inner: &str) -> String {
     format!("{{% if not app %}}{}{{% else %}}{inner}{{% endif %}}", "{% elif not app %}".repeat(15))
 }
 
-/// Strings in which each character grows by four with every second filter, in tags without output.
+/// Strings in which each `&` becomes four characters longer with every second filter, in tags without output.
 fn costly_filters() -> String {
     let tag = format!("{{% if '{}'|e|upper|e|upper|e|upper|e|upper == app %}}{{% endif %}}\n", "&".repeat(1_900));
     tag.repeat(130)

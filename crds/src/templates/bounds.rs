@@ -1,4 +1,4 @@
-//! Checks the bounds of a template on its tokens, before MiniJinja parses it.
+//! Checks that a template and its tokens are within bounds, before MiniJinja parses it.
 //!
 //! MiniJinja's parser, its compiler and the destructor of its syntax tree recurse: a few hundred `-` in one tag
 //! overflow the stack, which ends the process. Its tokenizer does not recurse, and the parser gets the same tokens. So
@@ -12,8 +12,8 @@ use minijinja::{
 
 use super::{MailPart, TemplateError, error_at};
 
-/// Maximum bytes of a template. The ConfigMap of an App has the same bound. A rendered part has at most 64 KiB, but the
-/// source also contains comments and branches that are not taken.
+/// Maximum bytes of a template. All templates of an App together (its ConfigMap) have the same bound. A rendered part
+/// has at most 64 KiB, but a source also contains comments and branches that are not taken.
 pub(super) const MAX_SOURCE_BYTES: usize = 256 * 1024;
 
 /// Maximum characters of a line. The tokenizer counts columns in 16 bits, and an error adds one to the last column,
@@ -27,7 +27,7 @@ pub(super) const MAX_TOKENS: usize = 20_000;
 /// Maximum characters of a tag. Bounds its strings, and so the bytes that a filter copies.
 pub(super) const MAX_TAG_CHARS: usize = 2_000;
 
-/// Maximum tokens of a tag. The longest chain of operators recurses once per token.
+/// Maximum tokens of a tag. A chain of operators makes the parser recurse once per token.
 pub(super) const MAX_TAG_TOKENS: usize = 100;
 
 /// Maximum filters of a tag. Each can lengthen a text (alternating `escape` and `upper`: four characters for each `&`),
@@ -40,8 +40,8 @@ pub(super) const MAX_NESTING: usize = 8;
 /// Maximum depth of `if` and `block`. An `elif` adds one, because the parser reads it as an `if` inside its `if`.
 pub(super) const MAX_DEPTH: usize = 16;
 
-/// Maximum blocks of a template. Each is a separate program, with 14 KB before its first instruction. The layout has
-/// five.
+/// Maximum blocks of a template. Each is compiled to a separate program, which needs 14 KB even without instructions.
+/// The layout has five.
 pub(super) const MAX_BLOCKS: usize = 20;
 
 /// The current tag.
@@ -54,10 +54,10 @@ struct Tag {
     is_statement: bool,
 }
 
-/// The open statements.
+/// The open `if` and `block` statements, and the number of all blocks.
 #[derive(Default)]
 struct Statements {
-    /// The depth of each statement, including its `elif`s.
+    /// How much each open statement adds to `depth`: 1, and 1 for each of its `elif`s.
     open: Vec<usize>,
     depth: usize,
     blocks: usize,
@@ -77,7 +77,7 @@ pub(super) fn check(source: &str, part: MailPart) -> Result<usize, TemplateError
     let mut tokens = 0;
     let mut tag = Tag::default();
     let mut statements = Statements::default();
-    // On an error of the tokenizer the parser stops there or before, and reports it.
+    // If the tokenizer fails, the parser will fail there or before, and report the error.
     while let Ok(Some((token, span))) = tokenizer.next_token() {
         tokens += 1;
         if tokens > MAX_TOKENS {

@@ -1,6 +1,6 @@
 //! Valid and invalid templates for the tests of the checks.
 
-/// The maximum size of a part in bytes, as documented for users.
+/// The maximum size of a rendered part in bytes, as documented for users.
 const MAX_PART_BYTES: usize = 64 * 1024;
 
 /// A template that must be rejected, with its error.
@@ -11,7 +11,7 @@ pub(super) struct InvalidTemplate {
     pub(super) reason: &'static str,
 }
 
-/// A text of that many bytes.
+/// A text of `length` bytes, in lines.
 fn text_of_length(length: usize) -> String {
     let line = format!("{}\n", "a".repeat(1000));
     line.repeat(length.div_ceil(line.len()))[..length].to_owned()

@@ -1,8 +1,8 @@
 //! The constructs that an App's own templates can use: text, the variables, conditions, a few filters and the layout.
 //!
-//! Fuel bounds instructions and [`super::MAX_RENDERED_SIZE`] bounds output, but neither bounds intermediate values of `x ~ x`,
-//! a captured block or a filter such as `replace`: thirty doublings make a gigabyte, in a process that serves every
-//! App. So constructs that can grow a value are not available, and neither are constructs that disable escaping.
+//! Fuel bounds instructions and [`super::MAX_RENDERED_SIZE`] bounds output, but neither bounds intermediate values of
+//! `x ~ x`, a captured block or a filter such as `replace`: thirty doublings make a gigabyte, in a process that serves
+//! every App. So constructs that can grow a value are not available, and neither are constructs that disable escaping.
 
 use minijinja::{
     Environment, filters,
@@ -15,7 +15,8 @@ use minijinja::{
 
 use super::{LAYOUT, MailPart, TemplateError, VARIABLES, error_at};
 
-/// Each lengthens a value at most by a small factor, and [`super::bounds::MAX_FILTERS`] bounds their chains.
+/// The available filters. Each lengthens a value at most by a small factor, and [`super::bounds::MAX_FILTERS`] bounds
+/// their chains.
 const FILTERS: [&str; 9] = ["upper", "lower", "title", "capitalize", "trim", "default", "d", "escape", "e"];
 
 /// The blocks of the layout.

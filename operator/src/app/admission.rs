@@ -38,7 +38,7 @@ pub(crate) fn admit_app(
         let ahead = context.objects.count_ahead_of(&claim);
         quotas.admit_app(&validated.app_id, &claim.owner, &secret, size, ahead)
     } else {
-        // The quota counts the appID already, or the platform team assigned it.
+        // The quota already counts the appID, or the platform team assigned it.
         quotas.admit_document(&secret, &validated.namespace, size)
     };
     admitted.map_err(|no_room| wait_for_room(&claim, no_room, context).into())
@@ -67,7 +67,7 @@ pub(crate) fn release_reservations(app: &App, context: &Context) {
     }
 }
 
-/// Removes the App from the Apps that wait for room, so that others can have the room.
+/// Removes the App from the Apps that wait for room, and reconciles those of them that fit now.
 pub(crate) fn stop_waiting<K: Resource>(app: &K, context: &Context) {
     let namespace = app.namespace().unwrap_or_default();
     context.objects.quotas.remove_waiting(&namespace, &app.name_any());

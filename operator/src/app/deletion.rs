@@ -70,7 +70,7 @@ pub(crate) async fn delete_users(app: &App, context: &Context) -> Result<Action,
     report_progress(app, &app_id, Some(rendered.revision), progress, context).await
 }
 
-/// Deletes what is left of an App without users, as soon as its requests have ended.
+/// Deletes what is left of an App without users, as soon as the last requests of the App have ended.
 async fn finish(
     app: &App,
     app_id: &AppId,
@@ -78,8 +78,8 @@ async fn finish(
     keys: Option<&Stored>,
     context: &Context,
 ) -> Result<Action, Error> {
-    // Until these requests have ended, the database must reject their writes. Once another App owns the appID, the
-    // database would accept them.
+    // Until these requests have ended, the database must reject their writes. It would accept them once another App
+    // owns the appID.
     if let Some(left) = context.releases.request_drain_left(app_id, revision, context.request_drain) {
         return Ok(Action::requeue(left));
     }

@@ -19,7 +19,8 @@ use crate::{
 /// The maximum length of an Event's note, in bytes (validation of events.k8s.io/v1).
 const MAX_NOTE_BYTES: usize = 1024;
 
-/// Records an Event for each change that the new status reports but the old status did not.
+/// Records an Event for each of `Accepted` and `ResolvedRefs` that has changed and is False, and one if every server
+/// pod serves a new revision.
 pub(crate) async fn record_status_change(context: &Context, app: &App, old: &AppStatus, new: &AppStatus) {
     for event in status_events(old, new) {
         record(context, app, event).await;
@@ -63,7 +64,7 @@ fn status_events(old: &AppStatus, new: &AppStatus) -> Vec<Event> {
     }
     let is_ready =
         |status| content(status, ConditionType::Ready).is_some_and(|(ready, ..)| ready == ConditionStatus::True);
-    // If the revision is the same, the servers have changed, not the App.
+    // If the revision is the same, only the servers have changed, not the App.
     if is_ready(new) && old.revision != new.revision {
         let revision = new.revision.as_deref().unwrap_or_default();
         let short = revision.get(..12).unwrap_or(revision);
@@ -89,8 +90,8 @@ fn new_event(type_: EventType, reason: &str, action: &str, note: String) -> Even
 
 /// Records an Event. A failure is only logged: a namespace that is being deleted accepts no Events.
 async fn record(context: &Context, app: &App, event: Event) {
-    // A new recorder each time. A recorder that has sent the same reason before only raises its count and drops the new
-    // note.
+    // Each Event gets a new recorder. A recorder that has already sent an Event with the same reason only raises the
+    // count of that Event, and drops the new note.
     let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
     if let Err(error) = recorder.publish(&event, &app.object_ref(&())).await {
         warn!(reason = event.reason, error = %ErrorChain(&error), "failed to record an Event");
@@ -137,7 +138,7 @@ mod tests {
         let first = status(&[accepted.clone(), programmed.clone()], b"1");
         assert_eq!(reasons(&AppStatus::default(), &first), ["Programmed"]);
         assert!(reasons(&first, &first).is_empty());
-        // A pod serves an earlier revision for a while: the App did nothing.
+        // A pod serves an earlier revision for a while: the App has not changed.
         let waiting_again = status(&[accepted.clone(), waiting], b"1");
         assert!(reasons(&first, &waiting_again).is_empty() && reasons(&waiting_again, &first).is_empty());
         let broken = status(&[accepted, missing, programmed], b"1");

@@ -27,7 +27,7 @@ pub(crate) enum NextStep {
 /// What to do with the finalizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FinalizerAction {
-    /// Nothing: it is already set or absent as it should be.
+    /// Nothing: it is set or absent as it should be, or can no longer be set.
     Unchanged,
     Add,
     Remove,
@@ -90,7 +90,7 @@ async fn write(app: &ObjectMeta, set: bool, context: &Context) -> Result<(), Err
     let body = json!({
         "apiVersion": "latchkey.dev/v1alpha1",
         "kind": "App",
-        // With the uid, the patch cannot create an App that was deleted meanwhile.
+        // With the uid, the patch cannot create the App again if it has been deleted.
         "metadata": { "name": name, "uid": app.uid, "finalizers": finalizers },
     });
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_finalizer_of_an_undecodable_app_can_be_removed() {
+    fn the_finalizer_of_an_undecodable_app_can_be_removed_unless_its_policy_is_delete() {
         let app = |policy: &str, deleting: bool| -> DynamicObject {
             let mut metadata = json!({ "name": "shop", "finalizers": [DELETE_USERS_FINALIZER] });
             if deleting {

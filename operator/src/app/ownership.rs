@@ -121,8 +121,8 @@ impl ClaimValidity {
         if accepted.observed_generation.is_none() || accepted.observed_generation != app.metadata.generation {
             return Self::Pending;
         }
-        // Reasons that concern the appID or the keys do not make the App itself invalid. An App over its namespace's
-        // quota must not block a free appID for others.
+        // Reasons that concern the appID or the keys do not make the App itself invalid. `QuotaExceeded` does: an App
+        // over the quota must not block a free appID for others.
         let broken = [Reason::InvalidSpec, Reason::TooLarge, Reason::QuotaExceeded].map(Reason::as_str);
         match accepted.status {
             ConditionStatus::True => Self::Valid,

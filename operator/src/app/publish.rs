@@ -66,7 +66,7 @@ pub(crate) async fn publish(context: &Context, owner: DocumentOwner<'_>, rendere
     Ok(())
 }
 
-/// Deletes the document if it is still the version that was read.
+/// Deletes the document, but fails if it is no longer the version that was read.
 pub(crate) async fn delete_document(context: &Context, secret: &str, read: &PublishedApp) -> Result<(), Error> {
     let api = context.install_secrets();
     delete_secret(&api, secret, Some(read)).await

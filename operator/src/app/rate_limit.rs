@@ -12,7 +12,7 @@ pub(crate) fn try_acquire(app: &App, old: &AppStatus, context: &Context) -> Resu
     if has_unreported_edit(app, old) { Ok(()) } else { context.rate_limiter.try_acquire(&object_key(app)) }
 }
 
-/// Drops the App's reservation: there is nothing to write.
+/// Drops the App's reserved turn, because there is nothing to write.
 pub(crate) fn cancel(app: &App, context: &Context) {
     context.rate_limiter.cancel(&object_key(app));
 }

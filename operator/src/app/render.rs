@@ -11,7 +11,7 @@ pub(crate) struct Rendered {
     pub(crate) revision: Revision,
 }
 
-/// The document is larger than servers accept: the App asks for too much.
+/// The document is larger than servers accept.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the rendered document is over {} KiB; shorten the templates and lists", MAX_DOCUMENT_SIZE / 1024)]
 pub(crate) struct TooLarge;

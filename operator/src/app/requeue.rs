@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Watch events trigger every reconcile; the resync is only a safety net.
+/// The wait if nothing is due. Watch events report every change, so this is only a safety net.
 pub(crate) const RESYNC: Duration = Duration::from_secs(10 * 60 * 60);
 /// The wait if an older App may take the appID, or if somebody else changed the keys.
 pub(crate) const RETRY_SOON: Duration = Duration::from_millis(500);

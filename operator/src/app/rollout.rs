@@ -66,7 +66,7 @@ pub(crate) async fn roll_out(
     let supported = context.monitor.format();
     let (needed, feature) = needed_format(validated);
     let servers_too_old = (supported < needed).then(|| servers_too_old_message(feature, needed, supported, context));
-    // Older servers ignore fields that they do not know.
+    // If the servers are too old, the document still has the needed format: they ignore fields that they do not know.
     let format = supported.clamp(needed, FORMAT);
     let mut rollout = Rollout { app, old, validated, policy, format, context, has_published: false };
     let mut transitions = 0;
@@ -89,8 +89,8 @@ pub(crate) async fn roll_out(
         _ if transitions == MAX_KEY_TRANSITIONS => RETRY_SOON,
         _ if rotation_waits => QUOTA_RETRY,
         None => RESYNC,
-        // If this time has passed meanwhile, reconcile soon. The transition may need no acknowledgement, and then no
-        // event would trigger it.
+        // If this time has passed by now, reconcile soon. The transition may need no acknowledgement, and then no event
+        // would trigger it.
         Some(due) => (due - context.now()).try_into().unwrap_or(RETRY_SOON).clamp(RETRY_SOON, RESYNC),
     };
     let KeyStatuses { signing: signing_keys, hmac: hmac_keys } = keys.document.status(policy);

@@ -54,7 +54,7 @@ pub(crate) struct Outcome {
 // === impl Outcome ===
 
 impl Outcome {
-    /// The whole status. `old` is the present status.
+    /// The whole status. `old` is the status before this reconcile.
     pub(crate) fn status(&self, old: &AppStatus, generation: i64, now: OffsetDateTime) -> AppStatus {
         let wanted = [self.accepted(), self.resolved_refs(), self.programmed(old)];
         AppStatus {
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_to_a_new_revision_is_not_a_yes() {
+    fn a_new_revision_is_unknown_until_the_pods_report() {
         let ready = served(RolloutState::Complete { servers: 2 }).status(&AppStatus::default(), 1, NOW);
         let mut edited = served(RolloutState::Undecided { pods: pods() });
         edited.revision = Some(Revision::of(b"2"));

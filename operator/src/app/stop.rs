@@ -1,4 +1,4 @@
-//! Why the steps of an App stop before its document is published.
+//! Why the steps of a reconcile of an App stop early.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(crate) enum Stop {
 // === impl Stop ===
 
 impl Stop {
-    /// Another writer was faster, or an older claimant is not validated yet.
+    /// Another writer was faster, or an older App may take the appID.
     pub(crate) const RETRY_SOON: Self = Self::Requeue(RETRY_SOON);
 
     /// Adds what validation found to a rejection by a later step, so that the status reports both.

@@ -18,7 +18,7 @@ pub(crate) struct Fence(Arc<Mutex<FenceState>>);
 
 #[derive(Clone, Copy)]
 enum FenceState {
-    /// Writes are safe until then. The clock is monotonic, and continues while the process is paused.
+    /// Writes are safe until this time. The clock is monotonic, and continues while the process is paused.
     HeldUntil(Instant),
     Lost,
 }

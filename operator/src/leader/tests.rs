@@ -14,7 +14,7 @@ use crate::app::mock_api::{MockApi, api_error, not_found};
 
 const NAME: &str = "operator";
 const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/latchkey/leases/operator";
-const FOLDER: &str = "/apis/coordination.k8s.io/v1/namespaces/latchkey/leases";
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/latchkey/leases";
 
 /// Stores one Lease as an API server does, and fails as a test demands.
 #[derive(Clone, Default)]
@@ -32,11 +32,11 @@ struct LeaseState {
 enum Fault {
     #[default]
     None,
-    /// It responds with 500.
+    /// The API responds with 500.
     Error,
-    /// It accepts requests and never responds.
+    /// The API accepts requests and never responds.
     Hang,
-    /// It does what is requested, but the response is lost.
+    /// The API does what is requested, but the response is lost.
     ResponseLost,
 }
 
@@ -146,7 +146,7 @@ async fn a_missing_lease_is_created() {
     let script =
         MockApi::default()
             .expect(Method::GET, PATH, |_| not_found(NAME))
-            .expect(Method::POST, FOLDER, |call| (StatusCode::CREATED, call.body.clone()));
+            .expect(Method::POST, LEASES, |call| (StatusCode::CREATED, call.body.clone()));
     let held = acquire(script.client(), options("a")).await;
     assert!(held.fence().is_open());
     let made = &script.finish()[1].body;
@@ -160,7 +160,7 @@ async fn a_missing_lease_is_created() {
 async fn the_second_to_create_the_lease_waits() {
     let script = MockApi::default()
         .expect(Method::GET, PATH, |_| not_found(NAME))
-        .expect(Method::POST, FOLDER, |_| api_error(StatusCode::CONFLICT, "AlreadyExists", NAME))
+        .expect(Method::POST, LEASES, |_| api_error(StatusCode::CONFLICT, "AlreadyExists", NAME))
         .expect(Method::GET, PATH, |_| {
             let spec = json!({ "holderIdentity": "b", "leaseDurationSeconds": 15 });
             (StatusCode::OK, json!({ "metadata": { "name": NAME, "resourceVersion": "1" }, "spec": spec }))
@@ -181,7 +181,7 @@ async fn a_silent_holder_is_succeeded_after_a_whole_observed_duration() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_renews_keeps_it_whatever_its_clock_says() {
+async fn a_holder_that_renews_keeps_the_lease_whatever_its_clock_says() {
     let leases = MockLeaseApi::held_by("b");
     let waiting = tokio::spawn(acquire(leases.client(), options("a")));
     for minute in 0..20 {
@@ -271,7 +271,7 @@ async fn a_holder_without_renewals_stops_writing_after_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_temporary_fault_costs_nothing() {
+async fn a_temporary_fault_does_not_lose_the_lease() {
     for fault in [Fault::Error, Fault::Hang, Fault::ResponseLost] {
         let leases = MockLeaseApi::default();
         let mut held = acquired(&leases, "a").await;

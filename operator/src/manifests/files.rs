@@ -23,7 +23,7 @@ pub(super) fn find(folder: &Path) -> io::Result<BTreeMap<String, Result<PathBuf,
         for entry in fs::read_dir(&folder)? {
             let entry = entry?;
             let Some(name) = entry.file_name().to_str().map(str::to_owned) else { continue };
-            // Files of editors and version control.
+            // Hidden files are those of editors and version control.
             if name.starts_with('.') {
                 continue;
             }

@@ -32,7 +32,7 @@ pub(super) fn config_map_values(object: &Value) -> Result<ConfigMapValues, Vec<W
     if wrong.is_empty() { Ok(ConfigMapValues { text, binary }) } else { Err(wrong) }
 }
 
-/// The strings of a map, by key. Values are never quoted, because they may be secret.
+/// The strings of a map, by key. Errors never quote a value, because it may be secret.
 fn string_entries(object: &Value, field: &str, wrong: &mut Vec<WrongField>) -> Vec<(String, String)> {
     let mut found = Vec::new();
     match object.get(field) {

@@ -20,7 +20,7 @@ use super::endpoints::PodEndpoint;
 pub(super) const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The limit for one line while its parts arrive: a hello of many Apps has several MiB.
 pub(super) const LINE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longer reasons are cut.
+/// The maximum length of a stored reason, in bytes. Longer reasons are cut.
 const MAX_REASON_BYTES: usize = 1024;
 /// The possible findings on a Provider, the best first. Other reports, of a later server version, are dropped.
 pub(super) const FINDINGS: [Reason; 5] = [
@@ -87,7 +87,7 @@ pub(super) type ProviderKey = (String, String);
 /// The worst finding of all serving pods on each Provider, as an index into [`FINDINGS`]; `None` without a report.
 pub(super) type OverallFindings = HashMap<ProviderKey, Option<usize>>;
 
-/// A revision as its 32 bytes, because there is one for each App and pod.
+/// A revision as its 32 bytes. The text would need more memory, and there is one revision for each App and pod.
 pub(super) type RevisionBytes = [u8; 32];
 
 // === impl Pods ===

@@ -88,7 +88,7 @@ impl PodStates {
             .is_some_and(|at| at.elapsed() >= SILENCE_TIMEOUT || self.pods.serving().all(|pod| pod.report.is_some()))
     }
 
-    /// Records the published revision of an App, and returns its present rollout state.
+    /// Records the published revision of an App, and returns the current rollout state.
     pub(super) fn expect_revision(&mut self, app: &AppId, revision: &Revision) -> RolloutState {
         let Some(revision) = revision_bytes(revision) else { return RolloutState::Undecided { pods: Vec::new() } };
         let state = self.pods.rollout(app, &revision);
@@ -132,7 +132,7 @@ impl PodStates {
         self.pods.finding(provider).and_then(|index| FINDINGS.get(index).copied())
     }
 
-    /// How many findings are stored for a pod: its present findings, and the overall findings before its hello.
+    /// How many findings are stored for a pod: its current findings, and the overall findings before its hello.
     #[cfg(test)]
     pub(super) fn stored_findings(&self, uid: &str) -> (usize, usize) {
         self.pods.by_uid.get(uid).map_or((0, 0), |pod| (pod.findings.len(), pod.findings_before_hello.len()))
@@ -382,7 +382,7 @@ impl PodStates {
     }
 
     /// Triggers a reconcile of the Providers whose finding changed. If no serving pod reports a finding any more, the
-    /// previous finding remains.
+    /// previous finding remains in the status.
     fn notify_changed_providers(&self, findings_before: OverallFindings) {
         for (provider, before) in findings_before {
             let after = self.pods.finding(&provider);

@@ -23,8 +23,8 @@ use super::{
 };
 use crate::backoff;
 
-/// The time of three heartbeats. If nothing arrives on a stream for this long, it is opened again. So a pod does not
-/// become silent if only the packets of one connection are dropped.
+/// The time of three heartbeats. A stream on which nothing arrives for this long is opened again, so that a pod does
+/// not become silent if only the packets of one connection are dropped.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(6);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
@@ -77,7 +77,7 @@ pub(super) fn tcp_connector() -> Connector {
     })
 }
 
-/// Reconnects forever; the caller cancels it.
+/// Reads the stream, and opens it again whenever it is cut, until the caller cancels this.
 pub(super) async fn run(states: &Mutex<PodStates>, connector: &Connector, pod: &PodStream) {
     let mut backoff = backoff::between(MIN_BACKOFF, MAX_BACKOFF);
     loop {

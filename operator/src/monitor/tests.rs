@@ -42,7 +42,7 @@ fn revision(of: u8) -> Revision {
     Revision::of(&[of])
 }
 
-/// The uid of a pod is its number.
+/// The address of the pod with this number. The number is also the uid.
 fn address(pod: u8) -> SocketAddr {
     ([10, 0, 0, pod], 9090).into()
 }
@@ -107,7 +107,7 @@ impl MockPods {
         Self { monitor, events, streams, waiting: Vec::new(), unreachable, stop: CancellationToken::new() }
     }
 
-    /// These pods are serving, each has reported that it serves the App's revision, and the operator has read it.
+    /// These pods are serving, and the monitor has read that each serves the App's revision.
     async fn serving(serving: &[u8]) -> (Self, Vec<MockStream>) {
         let mut mock = Self::new();
         mock.set_pods(serving, &[]);
@@ -251,7 +251,7 @@ async fn silence_is_notified_once_and_so_is_its_end() {
     assert_eq!(mock.monitor.pod_counts(), (2, 1));
     advance_seconds(30, &[&streams[1]]).await;
     assert_eq!(mock.drain_events(), []);
-    // The stream of the pod was cut meanwhile. After a reconnect the pod reports all its revisions.
+    // The stream of the silent pod was cut. After a reconnect the pod reports all its revisions.
     mock.next_stream(1).await.send_hello(1, revision(1));
     settle_tasks().await;
     assert_eq!((mock.rollout(), mock.drain_events()), (all(2), app_events()));
@@ -259,7 +259,7 @@ async fn silence_is_notified_once_and_so_is_its_end() {
 
 #[tokio::test(start_paused = true)]
 async fn a_reported_silence_is_notified_when_it_ends_however_soon() {
-    // Around the end of the 15 s: a task that was given `Silent` is notified when the silence ends.
+    // The state is read around the end of the 15 s. Whoever has read `Silent` is notified when the silence ends.
     for after in 14_500..16_500 {
         if after % 50 != 0 {
             continue;
@@ -344,7 +344,7 @@ async fn an_invalid_stream_is_cut_and_opened_again() {
     mock.set_pods(&[1], &[]);
     mock.monitor.expect_revision(&app(), &revision(1));
     let nonsense: [&dyn Fn(&MockStream); 5] = [
-        // The IP address belonged to another pod.
+        // Another pod has the IP address now.
         &|stream| stream.send_hello(7, revision(1)),
         &|stream| stream.send_part("{\"hello\": \n"),
         &|stream| stream.send_part("\n"),
@@ -426,11 +426,11 @@ async fn a_removed_or_terminating_pod_is_not_waited_for() {
     assert_eq!((mock.rollout(), mock.drain_events()), (behind(&[2]), app_events()));
     settle_tasks().await;
     assert!(streams[2].is_cut() && mock.monitor.pod_counts() == (2, 0));
-    // The pod that is behind terminates, and its endpoint shows it: it is not serving.
+    // The pod that is behind terminates, so its endpoint is no longer serving.
     mock.set_pods(&[1], &[2]);
     assert_eq!((mock.rollout(), mock.drain_events()), (all(1), app_events()));
     assert_eq!(mock.monitor.pod_counts(), (1, 0));
-    // It serves again, with what it last reported.
+    // This pod serves again, and its last report counts.
     mock.set_pods(&[1, 2], &[]);
     assert_eq!((mock.rollout(), mock.drain_events()), (behind(&[2]), app_events()));
 }
@@ -489,21 +489,21 @@ async fn only_a_rejection_of_the_published_revision_counts() {
     streams[0].send_rejection(revision(1), revision(2));
     settle_tasks().await;
     assert_eq!((mock.rollout(), mock.drain_events()), (rejected.clone(), app_events()));
-    // Repaired: an earlier rejection does not count against this revision.
+    // The App is repaired: the rejection of the earlier revision does not count against the new revision.
     assert_eq!(mock.monitor.expect_revision(&app(), &revision(3)), behind(&[1, 2]));
     streams[0].send_change(revision(3));
     streams[1].send_change(revision(3));
     settle_tasks().await;
     assert_eq!(mock.rollout(), all(2));
-    // A pod still serves the old revision, which is then published again. So this pod serves the published revision.
+    // A pod has rejected revision 4, which is not published, and serves the published revision 3.
     streams[0].send_rejection(revision(3), revision(4));
     settle_tasks().await;
     assert_eq!(mock.rollout(), all(2));
-    // Rejected although it is the present revision: the deletion of the users.
+    // A pod can also reject the revision that it reports, for example because the users belong to another App.
     streams[0].send_rejection(revision(3), revision(3));
     settle_tasks().await;
     assert_eq!(mock.rollout(), rejected);
-    // Reported before the operator knows what is published.
+    // The pod reported the rejection before the operator knew what is published.
     mock.monitor.forget(&app());
     assert_eq!(mock.monitor.expect_revision(&app(), &revision(3)), rejected);
 }
@@ -637,9 +637,8 @@ async fn a_server_that_reports_too_many_apps_is_disconnected() {
     assert!(stream.is_cut() && !mock.monitor.is_settled());
 }
 
-/// Checking every App is linear in the number of Apps, and checking one does not depend on it.
 #[test]
-fn judging_many_apps_is_linear() {
+fn the_time_to_check_all_apps_is_linear_in_their_number() {
     let cost = |apps: usize| {
         let (events, _receiver) = mpsc::unbounded_channel();
         let mut states = PodStates::new(events, watch::Sender::new(()));
@@ -699,10 +698,10 @@ async fn pods_that_start_or_stop_serving_change_the_finding() {
     // A pod without a report makes no difference.
     mock.set_pods(&[1, 2], &[3]);
     assert_eq!(mock.drain_events(), []);
-    // The pod that cannot reach it is removed.
+    // The pod that cannot reach the provider is removed.
     mock.set_pods(&[1], &[3]);
     assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::Reachable), provider_events()));
-    // A finding that no pod reports any more remains as it was.
+    // When no serving pod reports a finding any more, no notification changes the status.
     mock.set_pods(&[], &[1]);
     assert_eq!((mock.finding(), mock.drain_events()), (None, vec![]));
 }

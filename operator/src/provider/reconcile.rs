@@ -23,7 +23,8 @@ use crate::{
     watch::Guarded,
 };
 
-/// Watch events trigger every reconcile; the resync is only a safety net (kube's advice for `Action`).
+/// The wait if nothing is due. Watch events report every change, so this is only a safety net, as kube advises for
+/// `Action`.
 const RESYNC: Duration = Duration::from_secs(10 * 60 * 60);
 
 pub(crate) async fn reconcile(guarded: Arc<Guarded<Provider>>, context: Arc<Context>) -> Result<Action, Error> {

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn presets_link_by_email_address_and_others_do_not() {
+    fn providers_that_anybody_can_run_do_not_link_by_email_address_by_default() {
         let links = |spec| validated(spec, "hush").links_by_email;
         assert!(links(json!({ "google": client(json!({})) })));
         assert!(links(json!({ "gitlab": client(json!({})) })));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn slack_does_not_link_by_email_address_unless_the_app_enables_it() {
+    fn slack_does_not_link_by_email_address_by_default() {
         assert!(!validated(json!({ "slack": client(json!({})) }), "hush").links_by_email);
     }
 

@@ -18,7 +18,7 @@ fn secret(id: &str) -> String {
     format!("latchkey-app-{id}")
 }
 
-/// Admits a new App of that namespace, and reports its key Secret and document as the watches do.
+/// Admits a new App of the namespace, and reports its key Secret and document as the watches do.
 fn admit(quotas: &Quotas, namespace: &str, name: &str, total: u64) -> Result<(), QuotaExceeded> {
     let admitted = quotas.admit_app(&id(name), &owner(namespace, name), &secret(name), size(total, 10), 0);
     admitted.map_err(|no_room| no_room.exceeded)?;

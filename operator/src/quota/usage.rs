@@ -8,7 +8,7 @@ use latchkey_crds::types::AppId;
 use super::size::DocumentSize;
 use crate::app::keys::secret::AppIdOwner;
 
-/// What an App needs beyond what is already counted for it.
+/// What a namespace uses, or what an App needs beyond what is already counted for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) apps: u32,
@@ -28,7 +28,8 @@ pub(super) struct Namespaces {
 
 pub(super) struct CountedAppId {
     pub(super) owner: AppIdOwner,
-    /// The watch has reported the key Secret. Otherwise it is about to be created.
+    /// The key Secret exists: the watch has reported it, or the operator has written it. Otherwise it may be created
+    /// soon.
     pub(super) is_reported: bool,
 }
 
@@ -114,16 +115,16 @@ impl Namespaces {
         self.documents.get(secret).filter(|document| document.namespace == namespace)
     }
 
-    fn add(&mut self, namespace: &str, need: Amount) {
+    fn add(&mut self, namespace: &str, amount: Amount) {
         let used = self.usage.entry(namespace.to_owned()).or_default();
-        used.apps = used.apps.saturating_add(need.apps);
-        used.bytes = used.bytes.saturating_add(need.bytes);
+        used.apps = used.apps.saturating_add(amount.apps);
+        used.bytes = used.bytes.saturating_add(amount.bytes);
     }
 
-    fn subtract(&mut self, namespace: &str, need: Amount) {
+    fn subtract(&mut self, namespace: &str, amount: Amount) {
         let Some(used) = self.usage.get_mut(namespace) else { return };
-        used.apps = used.apps.saturating_sub(need.apps);
-        used.bytes = used.bytes.saturating_sub(need.bytes);
+        used.apps = used.apps.saturating_sub(amount.apps);
+        used.bytes = used.bytes.saturating_sub(amount.bytes);
         if *used == Amount::default() {
             self.usage.remove(namespace);
         }

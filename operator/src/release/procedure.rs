@@ -38,7 +38,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) enum ReleaseOutcome {
     /// The appID is free, stays reserved, or belongs to an App.
     Done,
-    /// The document of its App is still published.
+    /// A document with this appID is still published.
     StillPublished,
     /// The servers did not respond.
     Unanswered,
@@ -75,8 +75,8 @@ pub(super) async fn release(
     };
     let response = context.monitor.wait_released(id, &published.revision, RESPONSE_TIMEOUT).await;
     drop(slot);
-    // Until these requests have ended, Postgres must reject their writes. Once another App owns the appID, Postgres
-    // would accept them.
+    // Until the last requests of the App have ended, Postgres must reject their writes. It would accept them once
+    // another App owns the appID.
     if response == ReleaseResponse::Freed && !release.wait_for_requests(&published.revision).await {
         return Ok(ReleaseOutcome::Done);
     }
@@ -142,7 +142,7 @@ impl<'a> Release<'a> {
             return Ok(ReleaseOutcome::Done);
         };
         if self.is_claimed() {
-            // The reconcile of that App replaces this document.
+            // The reconcile of the App that claims the appID replaces this document.
             return Ok(ReleaseOutcome::Done);
         }
         context.monitor.forget(id);
@@ -196,7 +196,7 @@ impl<'a> Release<'a> {
         let objects = &self.context.objects;
         let AppIdOwner { namespace, name } = &self.owner;
         let stored = objects.apps.get(&ObjectRef::new(name).within(namespace));
-        // An App that cannot be decoded may claim it.
+        // An App that cannot be decoded may claim the appID.
         stored.is_some_and(|app| app.0.is_err() || claimed_app_id(&app).as_ref() == Some(self.id))
             || objects.apps_with_id(self.id).iter().any(|app| app.namespace().as_ref() == Some(namespace))
     }

@@ -1,4 +1,4 @@
-//! Which appIDs are being released, and which Apps are being reconciled meanwhile.
+//! Which appIDs are being released, and the locks that keep the reconciles of their Apps apart from the releases.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,14 +13,14 @@ use tokio::{
     time::Instant,
 };
 
-/// Which appIDs are being released, and which Apps are being reconciled meanwhile.
+/// Which appIDs are being released, and the locks that keep the reconciles of their Apps apart from the releases.
 #[derive(Default)]
 pub(crate) struct Releases {
     /// Reconciles share the lock of an appID. The steps of a release lock it exclusively.
     locks: Mutex<HashMap<AppId, Weak<RwLock<()>>>>,
     under_way: Mutex<HashMap<AppId, ReleaseProgress>>,
-    /// For each App with deleted users: the revision of the document that demands the deletion, and since when it is known
-    /// to be complete.
+    /// For each App with deleted users: the revision of the document that demands the deletion, and since when the
+    /// deletion is known to be complete.
     deleted: Mutex<HashMap<AppId, (Revision, Instant)>>,
     /// The retries that are scheduled.
     scheduled: Mutex<HashSet<(AppId, Retry)>>,
@@ -38,7 +38,7 @@ pub(super) enum Retry {
 pub(super) struct ReleaseProgress {
     /// The servers are being asked, so the document of the release can exist.
     pub(super) asking: bool,
-    /// The appID was queued again meanwhile.
+    /// The appID was queued again during the release.
     pub(super) requeued: bool,
 }
 
@@ -75,7 +75,8 @@ impl Releases {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Forgets when the users of an App were deleted: there are users again, or nothing waits for the deletion any more.
+    /// Forgets when the users of an App were deleted: there are users again, or nothing waits for the deletion any
+    /// more.
     pub(crate) fn forget_deletion(&self, id: &AppId) {
         self.deleted.lock().remove(id);
     }

@@ -57,7 +57,7 @@ fn keys() -> Value {
 }
 
 /// Checks the keys that App `shop/store` left or owns. The script must contain every call.
-async fn looked(script: &MockApi, stored: Option<Value>) -> ReleaseOutcome {
+async fn check_keys(script: &MockApi, stored: Option<Value>) -> ReleaseOutcome {
     let (context, mut apps) = context(script.client());
     apps.apply_watcher_event(&Event::Init);
     if let Some(stored) = stored {
@@ -73,14 +73,14 @@ async fn looked(script: &MockApi, stored: Option<Value>) -> ReleaseOutcome {
 #[tokio::test]
 async fn keys_of_an_existing_app_are_left_alone() {
     let known = MockApi::default();
-    assert!(matches!(looked(&known, Some(app("store"))).await, ReleaseOutcome::Done));
+    assert!(matches!(check_keys(&known, Some(app("store"))).await, ReleaseOutcome::Done));
     known.finish();
     // The watch is behind.
     let there =
         MockApi::default()
             .expect(Method::GET, KEYS, |_| (StatusCode::OK, keys()))
             .expect(Method::GET, APP, |_| (StatusCode::OK, app("store")));
-    assert!(matches!(looked(&there, None).await, ReleaseOutcome::Done));
+    assert!(matches!(check_keys(&there, None).await, ReleaseOutcome::Done));
     there.finish();
 }
 
@@ -90,7 +90,7 @@ async fn without_a_serving_pod_nothing_is_written() {
         MockApi::default()
             .expect(Method::GET, KEYS, |_| (StatusCode::OK, keys()))
             .expect(Method::GET, APP, |_| not_found("store"));
-    assert!(matches!(looked(&gone, None).await, ReleaseOutcome::Unanswered));
+    assert!(matches!(check_keys(&gone, None).await, ReleaseOutcome::Unanswered));
     gone.finish();
 }
 

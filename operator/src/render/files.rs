@@ -29,7 +29,7 @@ pub(crate) fn create_private_folder(folder: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
-/// A temporary file in the same folder, completely written and synced, with mode 0600. Readers ignore files with such a
+/// A temporary file in this folder, completely written and synced, with mode 0600. Readers ignore files with such a
 /// name.
 fn write_temporary(folder: &Path, bytes: &[u8]) -> io::Result<NamedTempFile> {
     let mut file = tempfile::Builder::new().prefix(".latchkey-").suffix(".tmp").tempfile_in(folder)?;
@@ -101,7 +101,7 @@ pub(crate) fn read_keys(folder: &Path, app_id: &AppId) -> Result<Option<KeyDocum
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(KeyFileError::Io(error)),
     };
-    // The parser's error may quote the input.
+    // The parser's error may quote the input, so it is dropped.
     let keys: KeyDocument = serde_json::from_slice(&bytes).map_err(|_| KeyFileError::NotKeyDocument)?;
     keys.validate(app_id).map_err(KeyFileError::Invalid)?;
     Ok(Some(keys))

@@ -99,7 +99,8 @@ impl Renderer {
         })
     }
 
-    /// Renders every App once. An error means that a folder cannot be used. In that case no document was removed.
+    /// Renders every App once. Fails if a folder cannot be used. If that is the folder of the manifests, no document is
+    /// removed.
     pub(crate) fn run(&self, now: OffsetDateTime) -> anyhow::Result<RenderSummary> {
         self.parsed.begin();
         self.validated.begin_run();

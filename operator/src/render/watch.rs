@@ -37,7 +37,7 @@ async fn watch(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Resu
     let (sender, mut events) = mpsc::channel(1);
     // Without events (for example with too many watches) the poll is enough.
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Reading is also an event, so our own reads would trigger a run forever.
+        // Reading is also an event, so each run would trigger another run.
         let is_change = event.map_or(true, |event| !matches!(event.kind, EventKind::Access(_)));
         if is_change {
             // If the channel is full, a notification is already pending.
@@ -56,7 +56,7 @@ async fn watch(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Resu
         tokio::select! {
             _ = interrupted.recv() => return Ok(()),
             _ = terminated.recv() => return Ok(()),
-            // A timeout is the poll.
+            // After a timeout, the folder is checked without an event.
             _ = timeout(POLL, wait_for_event(&mut events)) => {}
         }
         let stamps = file_stamps(&renderer.args.from).ok();

@@ -39,7 +39,7 @@ where
             context.metrics.record_status_write();
             Ok(())
         }
-        // The object was deleted meanwhile, and its status with it.
+        // The object has been deleted, and its status with it.
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => Err(Error::api("write the status")(error)),
     }

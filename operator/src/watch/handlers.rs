@@ -45,7 +45,7 @@ impl Handlers {
                 &references_now(&event, references_of_app),
             );
             let id_before = before.as_ref().and_then(|app| claimed_app_id(app));
-            // The App is deleted, or claims another appID.
+            // Called if the App is deleted, or claims another appID.
             let enqueue_abandoned = |namespace: &str, name: &str| {
                 for secret in objects.published.of_app(namespace, name) {
                     queue.enqueue_orphan(secret);
@@ -60,7 +60,7 @@ impl Handlers {
             };
             match &event {
                 WatchEvent::Applied(app) => {
-                    // A status that the operator wrote itself is no reason to reconcile.
+                    // A change of only the status, which the operator writes itself, is no reason to reconcile.
                     if before.is_none_or(|before| !is_same_but_for_status(&before, app)) {
                         queue.enqueue_app(ObjectRef::from_obj(app));
                     }
@@ -157,7 +157,7 @@ impl Handlers {
                     }
                     name
                 }
-                // This includes deletions by this operator: the App may have been created again meanwhile.
+                // This includes deletions by this operator: the App may have been created again before the deletion.
                 WatchEvent::Deleted { name, version, .. } => {
                     let before = objects.published.get(&name);
                     objects.published.record_deletion(&name, version);

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_app_without_an_app_id_is_found_by_its_name() {
+    fn an_app_without_spec_app_id_is_found_by_its_name() {
         let index = ReferenceIndex::default();
         index.reindex(&BTreeSet::new(), &references_of_app(&app("store", &json!({ "displayName": "Shop" }))));
         assert_eq!(index.get(&Reference::AppId("store".parse().unwrap())), [NamespacedName::new("shop", "store")]);

@@ -28,7 +28,7 @@ pub(super) fn strip_metadata<K: Resource>(event: watcher::Result<Event<K>>) -> w
     })
 }
 
-/// Whether two versions of an object are equal in everything that a reconcile reads.
+/// Whether two versions of an object are equal in everything that a reconcile reads, except the status.
 pub(super) fn is_same_but_for_status<K: Resource>(one: &Guarded<K>, other: &Guarded<K>) -> bool {
     let read = |object: &Guarded<K>| {
         let meta = object.meta();

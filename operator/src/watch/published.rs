@@ -37,7 +37,7 @@ struct PublishedIndex {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PublishedApp {
-    /// The revision of the bytes in the Secret, whoever wrote them. `None` if it has no document.
+    /// The revision of the bytes in the Secret, whoever wrote them. `None` if the Secret contains no document.
     pub(crate) revision: Option<Revision>,
     pub(crate) namespace: String,
     pub(crate) name: String,

@@ -48,8 +48,8 @@ impl ReconcileQueue {
         (Self { apps, providers, orphans, releases }, receivers)
     }
 
-    /// A closed receiver means that the process is ending.
     pub(super) fn enqueue_app(&self, app: ObjectRef<Guarded<App>>) {
+        // Here and below, a closed receiver means that the process is ending.
         let _ = self.apps.send(app);
     }
 

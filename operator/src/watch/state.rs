@@ -30,7 +30,7 @@ pub(crate) struct ClusterState {
     pub(super) providers_by_secret: Arc<ReferenceIndex<NamespacedName, NamespacedName>>,
 }
 
-/// The version of each App's keys that its last reconcile used. A watch event for this version changes nothing.
+/// The version of each App's keys that its last reconcile used. See [`ClusterState::is_reconciled`].
 #[derive(Default)]
 pub(crate) struct ReconciledKeyVersions(Mutex<HashMap<AppId, String>>);
 
@@ -50,8 +50,8 @@ impl ClusterState {
         }
     }
 
-    /// How many Apps of the namespace have precedence over this one for an appID: older ones that wait for room or are
-    /// not validated yet. Returns 0 if there is room for all.
+    /// How many Apps of the namespace have precedence over the App of this claim: older Apps that wait for room or are
+    /// not validated yet. Returns 0 if there is room for all Apps.
     pub(crate) fn count_ahead_of(&self, claim: &Claim) -> u32 {
         let namespace = claim.owner.namespace.as_str();
         let in_namespace = Reference::Namespace(namespace.to_owned());

@@ -16,22 +16,26 @@ use tracing::{info, warn};
 
 use super::keys::{KeySet, KeySetError};
 
-/// How long keys are cached. Tokens of a key that the cluster has removed are rejected after at most this time.
+/// How long keys are used without another fetch. Tokens of a key that the cluster has removed are rejected after at
+/// most this time, unless the API server is unavailable: then the cached keys stay in use.
 const CACHE_TTL: Duration = Duration::from_secs(300);
 /// Anybody can invent key ids, so unknown ones cause at most one fetch in this time.
 const UNKNOWN_KEY_INTERVAL: Duration = Duration::from_secs(60);
-/// Delay after a failed fetch: with cached keys, and without.
+/// Delay after a failed fetch if there are cached keys.
 const RETRY_DELAY: Duration = Duration::from_secs(30);
+/// Delay after a failed fetch if there are none.
 const RETRY_DELAY_WITHOUT_KEYS: Duration = Duration::from_secs(2);
-/// Timeout for fetching both documents together. A caller waits for them.
+/// Timeout for fetching the discovery document and the JWKS together. A caller waits for both.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The issuer of ServiceAccount tokens and its keys. The API server serves both documents itself, whatever the issuer
-/// URL is. All ServiceAccounts can read them, by the ClusterRole `system:service-account-issuer-discovery`.
+/// The document that names the issuer of ServiceAccount tokens. The API server serves this document and the JWKS
+/// itself, whatever the issuer URL is. The ClusterRole `system:service-account-issuer-discovery` lets all
+/// ServiceAccounts read both.
 const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
+/// The keys of this issuer.
 const JWKS_PATH: &str = "/openid/v1/jwks";
 
-/// The keys of the cluster that this server runs in.
+/// The keys that the API server publishes, cached.
 pub struct ClusterKeys {
     source: Box<dyn KeySource>,
     cached: ArcSwapOption<CachedKeys>,
@@ -88,7 +92,7 @@ impl ClusterKeys {
         config.connect_timeout = Some(FETCH_TIMEOUT);
         config.read_timeout = Some(FETCH_TIMEOUT);
         config.write_timeout = Some(FETCH_TIMEOUT);
-        // Otherwise the timeout would include the time for which a connection was idle.
+        // Without this, the read timeout would include the time for which a connection was idle.
         config.reset_reader_on_write = true;
         Ok(Self::with_source(Client::try_from(config)?))
     }
@@ -97,7 +101,8 @@ impl ClusterKeys {
         Self { source: Box::new(source), cached: ArcSwapOption::empty(), limiter: Mutex::default() }
     }
 
-    /// The keys to verify a token with this key id. `None` if they cannot be fetched; the token may then be valid.
+    /// The keys to verify a token with this key id. If they do not contain the id, the cluster does not know it. `None`
+    /// if the keys cannot be fetched: the token may be valid.
     pub async fn keys(&self, id: &str, now: Instant) -> Option<Arc<KeySet>> {
         if let Some(known) = &*self.cached.load()
             && known.is_fresh(now)
@@ -123,7 +128,8 @@ impl ClusterKeys {
         {
             return Some(keys);
         }
-        // If the last fetch was successful and recent, the cluster has no key with an id that is missing here.
+        // If the last fetch was successful, it was at most `UNKNOWN_KEY_INTERVAL` ago. The cluster is then assumed to
+        // have no key with an id that is missing here.
         known
             .filter(|known| known.keys.contains(id) || limiter.last_failure.is_none())
             .map(|known| Arc::clone(&known.keys))
@@ -164,8 +170,8 @@ impl CachedKeys {
 // === impl FetchLimiter ===
 
 impl FetchLimiter {
-    /// Whether a fetch is allowed now.
-    fn try_acquire(&mut self, only_unknown: bool, known: bool, now: Instant) -> bool {
+    /// Whether a fetch is allowed now. `only_unknown`: the only reason for the fetch is an unknown key id.
+    fn try_acquire(&mut self, only_unknown: bool, has_cached_keys: bool, now: Instant) -> bool {
         let past = |at: Option<Instant>, pause| at.is_none_or(|at| now.saturating_duration_since(at) >= pause);
         if only_unknown {
             let admitted = past(self.last_unknown, UNKNOWN_KEY_INTERVAL);
@@ -174,7 +180,7 @@ impl FetchLimiter {
             }
             return admitted;
         }
-        past(self.last_failure, if known { RETRY_DELAY } else { RETRY_DELAY_WITHOUT_KEYS })
+        past(self.last_failure, if has_cached_keys { RETRY_DELAY } else { RETRY_DELAY_WITHOUT_KEYS })
     }
 }
 
@@ -211,9 +217,9 @@ mod tests {
     use super::*;
     use crate::callers::keys::fixtures::Signer;
 
-    /// An API server that serves these keys, or is unavailable.
     #[derive(Clone, Default)]
     struct FakeApiServer {
+        /// The ids of the keys that it serves. `None` if it is unavailable.
         key_ids: Arc<StdMutex<Option<Vec<&'static str>>>>,
         fetches: Arc<AtomicUsize>,
     }

@@ -1,4 +1,4 @@
-//! Keys from a JWKS file, for servers without a cluster.
+//! Keys from the JWKS file that `--service-account-keys` names.
 
 use std::{
     fs,
@@ -33,7 +33,7 @@ struct LastRead {
     bytes: Option<Vec<u8>>,
 }
 
-/// The file cannot be used at start.
+/// Why the file cannot be used at start.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
     #[error("cannot read {}", .path.display())]

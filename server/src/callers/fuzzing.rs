@@ -4,7 +4,7 @@ use time::OffsetDateTime;
 
 use super::{KeySet, ServiceAccount, TokenError};
 
-/// The ServiceAccount of a token.
+/// The ServiceAccount of a token, if the token is valid under these keys at this time.
 pub fn validate_token(keys: &KeySet, now: OffsetDateTime, token: &str) -> Result<ServiceAccount, TokenError> {
     let header = jsonwebtoken::decode_header(token).map_err(|_| TokenError::Malformed)?;
     let id = header.kid.as_deref().ok_or(TokenError::Malformed)?;

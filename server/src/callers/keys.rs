@@ -23,7 +23,7 @@ pub(super) struct VerificationKey {
     pub(super) decoding_key: DecodingKey,
 }
 
-/// The document has no usable keys.
+/// Why a document has no usable keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeySetError {
     #[error("it is not a JWK Set (RFC 7517) at line {line}, column {column}")]
@@ -40,7 +40,7 @@ struct JwksDocument {
 // === impl KeySet ===
 
 impl KeySet {
-    /// Reads a JWK Set. Keys of unknown types are ignored (RFC 7517, section 5).
+    /// Parses a JWK Set. Keys without an id and keys that cannot verify a token are ignored (RFC 7517, section 5).
     pub fn parse(jwks: &[u8], issuer: Option<String>) -> Result<Self, KeySetError> {
         let document: JwksDocument = serde_json::from_slice(jwks)
             .map_err(|error| KeySetError::Malformed { line: error.line(), column: error.column() })?;
@@ -74,7 +74,8 @@ fn parse_key(jwk: Value) -> Option<(String, VerificationKey)> {
     Some((jwk.common.key_id?, VerificationKey { algorithm, decoding_key }))
 }
 
-/// The algorithm that the key names, or the default of its type. Never a symmetric algorithm.
+/// The algorithm that the key names, or the default of its type. `None` if the key cannot verify a token. Never a
+/// symmetric algorithm.
 fn algorithm_of(jwk: &Jwk) -> Option<Algorithm> {
     if jwk.common.public_key_use.as_ref().is_some_and(|purpose| *purpose != PublicKeyUse::Signature) {
         return None;

@@ -63,7 +63,7 @@ impl Cache {
         let header = [revision.as_str().as_bytes(), b"\n"].concat();
         if let Err(error) = write_atomically(&self.path(id), &[&header, document]) {
             warn!(app = %id, error = &error as &dyn std::error::Error, "a document cannot be written to --cache-dir");
-            // Otherwise a restart would serve the previous document.
+            // If the previous document stayed in the cache, a restart would serve it.
             self.remove(id);
         }
     }
@@ -127,7 +127,7 @@ fn read_document(path: &Path) -> io::Result<Vec<u8>> {
 /// Replaces a file atomically.
 fn write_atomically(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let new = path.with_extension("new");
-    // A file of an earlier process can have another mode.
+    // A file that an earlier process left behind can have another mode.
     if let Err(error) = fs::remove_file(&new)
         && error.kind() != io::ErrorKind::NotFound
     {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completed_set_is_complete_without_the_removed_documents() {
+    fn to_complete_a_set_removes_the_documents_outside_it() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::open(folder.path().to_owned()).unwrap();
         store(&cache, "stays", b"a document");

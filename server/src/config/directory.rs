@@ -35,7 +35,7 @@ pub struct WatchGuard {
     _watcher: Option<RecommendedWatcher>,
 }
 
-/// Something can have changed.
+/// Something may have changed.
 struct ChangeSignal;
 
 /// Identifies a version of a file without reading it.
@@ -74,7 +74,7 @@ pub fn watch(path: PathBuf, apps: Arc<Apps>) -> Result<WatchGuard, DirectoryErro
     Ok(WatchGuard { _stop: stop, _watcher: watcher })
 }
 
-/// Notifications only make changes visible sooner: without them, polling continues.
+/// Notifications only make changes visible sooner: the directory is polled in any case.
 fn start_notifications(path: &Path, signal: mpsc::Sender<ChangeSignal>) -> Option<RecommendedWatcher> {
     let on_event = move |event: notify::Result<notify::Event>| {
         // Reading a file is an event, too: without this condition, each poll would cause the next poll.
@@ -144,12 +144,12 @@ impl DirectorySource {
         warn!(
             app = %id,
             error = error as &dyn std::error::Error,
-            "a rendered App cannot be read; the previous one stays in service"
+            "a rendered App cannot be read; an earlier one, if there is one, stays in service"
         );
         self.versions.remove(id);
     }
 
-    /// The document, if the file changed since the last poll.
+    /// The document, if the file has changed since it was last read.
     fn read(&mut self, id: &AppId, path: &Path) -> io::Result<Option<Vec<u8>>> {
         use std::os::unix::fs::MetadataExt;
         let metadata = fs::metadata(path)?;
@@ -157,7 +157,7 @@ impl DirectorySource {
         if self.versions.get(id) == Some(&version) {
             return Ok(None);
         }
-        // One byte above the maximum is enough to reject it.
+        // One byte more than the maximum size is enough to reject the document.
         let mut document = Vec::new();
         fs::File::open(path)?.take(MAX_DOCUMENT_SIZE as u64 + 1).read_to_end(&mut document)?;
         self.versions.insert(id.clone(), version);

@@ -27,7 +27,7 @@ use crate::domain::clock::Env;
 /// Documents per page. Each has at most 512 KiB, together 12.5 MiB; with base64 in JSON and the decoded bytes, reading
 /// a page needs 30 MiB.
 const PAGE_SIZE: u32 = 25;
-/// Seconds after which the API server ends a watch, so that a silently dropped watch is noticed within this time.
+/// Seconds after which the API server ends a watch. A watch that is silent for longer has lost its connection.
 const WATCH_SECONDS: u32 = 30;
 /// `read`: longer than a working watch can be silent. Including a retry delay and a new connection, the documents are
 /// current again within 40 s after a watch was silently dropped. `list`: timeout for a page of the list.
@@ -77,7 +77,7 @@ enum ListWatchError {
 struct SecretWatcher<T> {
     api: Api<Secret>,
     apps: Arc<Apps>,
-    /// Called when the full set was read, or with the reason why it was not.
+    /// See [`watch`].
     on_result: T,
     env: Env,
     timeouts: Timeouts,
@@ -85,8 +85,8 @@ struct SecretWatcher<T> {
     last_failure: Option<(Instant, ListWatchError)>,
 }
 
-/// Watches in a separate thread, so that thousands of documents delay no request, until the returned value is dropped.
-/// `on_result` is called when the full set was read, and with the reason after each failure.
+/// Watches until the returned value is dropped. A separate thread does this, so that thousands of documents delay no
+/// request. `on_result` is called when the full set was read, and with the reason after each failure.
 pub fn watch<T>(config: kube::Config, namespace: &str, apps: Arc<Apps>, on_result: T) -> Result<WatchGuard, WatchError>
 where
     T: FnMut(Result<(), String>) + Send + 'static,
@@ -112,7 +112,7 @@ fn api(mut config: kube::Config, namespace: &str, timeouts: Timeouts) -> Result<
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.write_timeout = Some(WRITE_TIMEOUT);
     config.read_timeout = Some(timeouts.read);
-    // Otherwise the timeout would include the time for which a connection was idle.
+    // Without this, the read timeout would include the time for which a connection was idle.
     config.reset_reader_on_write = true;
     Ok(Api::namespaced(Client::try_from(config)?, namespace))
 }
@@ -141,7 +141,7 @@ impl<T: FnMut(Result<(), String>)> SecretWatcher<T> {
         let mut sync = None;
         loop {
             let next = events.next();
-            // A watch can be silent for long, and has a timeout of its own.
+            // Only the list has this timeout: a watch can be silent for long, and has a timeout of its own.
             let next = if sync.is_some() { timeout(self.timeouts.list, next).await } else { Ok(next.await) };
             let event = match next {
                 Ok(Some(event)) => event,
@@ -229,7 +229,7 @@ fn backoff_delay(failures: u32, unit: f64) -> Duration {
     MIN_BACKOFF.saturating_mul(1 << failures.min(16)).min(MAX_BACKOFF).mul_f64(0.5 + 0.5 * unit.clamp(0.0, 1.0))
 }
 
-/// The App that the name of a Secret refers to.
+/// The appID in the name of a Secret.
 fn app_id_from_secret(secret: &Secret) -> Option<AppId> {
     let name = secret.metadata.name.as_deref().unwrap_or_default();
     let id = name.strip_prefix("latchkey-app-").and_then(|id| id.parse().ok());

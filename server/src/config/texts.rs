@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Below this number of entries there is no sweep, because they need only 64 KiB of memory.
+/// With fewer entries there is no sweep, because the entries need only 64 KiB of memory.
 const MIN_SWEEP: usize = 1024;
 
 /// The texts of all documents. A text is freed with the last document that has it.
@@ -22,6 +22,7 @@ pub(super) struct SharedTexts {
 struct KnownTexts {
     /// By hash. A `Weak` does not keep its text in memory, only 40 bytes until the next sweep.
     texts: HashMap<u64, Vec<Weak<String>>>,
+    /// The number of entries at which the next sweep happens.
     sweep_at: usize,
 }
 
@@ -52,7 +53,7 @@ impl SharedTexts {
 // === impl KnownTexts ===
 
 impl KnownTexts {
-    /// Removes the entries of freed texts. The next sweep happens when the number of entries has doubled, so the
+    /// Removes the entries of freed texts. The next sweep happens when the remaining entries have doubled, so the
     /// amortized cost per text is constant.
     fn sweep(&mut self) {
         self.texts.retain(|_, same_hash| {

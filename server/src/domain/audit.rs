@@ -53,7 +53,7 @@ pub enum EventKind {
     PasswordResetRefused,
 }
 
-/// Why an attempt on an account was refused. One row counts the refusals of an account and a client address in a
+/// Why an attempt on an account was refused. One row counts the refusals of one kind, account and client address in a
 /// quarter of an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RefusalKind {
@@ -181,7 +181,7 @@ impl EventKind {
         }
     }
 
-    /// The kind with that name. `None` if a newer server wrote it.
+    /// The kind with that name. `None` for an unknown name, which a newer server may have written.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }

@@ -1,4 +1,4 @@
-//! Time and randomness. The rules take them as arguments.
+//! Time and randomness. The domain takes both as arguments.
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use time::OffsetDateTime;

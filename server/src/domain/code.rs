@@ -14,8 +14,8 @@ use super::{
     user::{Epoch, UserId},
 };
 
-/// 50 bits: at the default limit of ten wrong codes per minute nobody can guess one (specification: Sessions and
-/// tokens, Codes).
+/// 50 bits: at the default limit of ten wrong codes per minute and client, nobody can guess a code (specification:
+/// Sessions and tokens, Codes).
 const CODE_SYMBOLS: usize = 10;
 /// Crockford's alphabet: no I, L, O or U.
 const ALPHABET: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
@@ -65,7 +65,7 @@ impl Code {
         Self(env.random_bytes::<CODE_SYMBOLS>().map(|byte| ALPHABET[usize::from(byte & 31)]))
     }
 
-    /// Reads a code as users type it: case, hyphens and white space do not matter; O is 0, I and L are 1.
+    /// Parses a code as users type it: case, hyphens and white space do not matter; O is 0, I and L are 1.
     pub fn parse(input: &str) -> Result<Self, MalformedCode> {
         let mut symbols = [0; CODE_SYMBOLS];
         let mut length = 0;
@@ -101,7 +101,7 @@ impl Code {
         self.key(app.id(), app.keys.active_hmac())
     }
 
-    /// The keys under which the code may be stored: one for each HMAC key that is not dropped yet.
+    /// The keys under which the code may be stored: one for each HMAC key that the App still has.
     pub fn keys_to_try(&self, app: &App) -> Vec<CodeKey> {
         app.keys.all_hmac().map(|key| self.key(app.id(), key)).collect()
     }

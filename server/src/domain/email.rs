@@ -25,7 +25,8 @@ pub struct Email {
 #[error("is not an email address")]
 pub struct InvalidEmail;
 
-/// The key of an account in rate limits and refusals: a hash of the App and an email address, known or not.
+/// The key of an account in rate limits and refusals: a hash of the App and an email address, known or not. For an
+/// account without an email address, a hash of the App and the user id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AccountKey(String);
 
@@ -44,7 +45,7 @@ impl Email {
         Ok(Self { given: input.into(), canonical: input.to_ascii_lowercase().into() })
     }
 
-    /// The email address as its owner wrote it. Mails go to this form.
+    /// The email address as it was given. Mails go to this form.
     pub fn as_str(&self) -> &str {
         &self.given
     }

@@ -1,4 +1,4 @@
-//! The errors that every use case can have.
+//! The errors that many use cases share.
 
 use super::{
     keys::SignError,
@@ -7,7 +7,7 @@ use super::{
     rate_limits::RateLimited,
 };
 
-/// Errors that any request can have.
+/// Errors that do not depend on the use case.
 #[derive(Debug, thiserror::Error)]
 pub enum CommonError {
     #[error(transparent)]

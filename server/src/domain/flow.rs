@@ -1,5 +1,5 @@
-//! A social login in progress: the sealed state from *redirect* to *callback*, and the one-time code that an App can
-//! get instead of tokens.
+//! A social login in progress: the sealed flow from *redirect* to *callback*, and the one-time code that an application
+//! can get instead of tokens.
 
 use std::{fmt, time::Duration};
 
@@ -48,7 +48,7 @@ pub enum FlowBinding {
     Unbound,
 }
 
-/// What a flow remembers.
+/// What *redirect* stores for *callback*.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
     /// RFC 7636, 4.1.
@@ -61,10 +61,10 @@ pub struct Flow {
     /// returns JSON.
     #[serde(rename = "t", skip_serializing_if = "Option::is_none", default)]
     pub target: Option<RedirectReference>,
-    /// The app's own `state`.
+    /// The application's own `state`.
     #[serde(rename = "s", skip_serializing_if = "Option::is_none", default)]
     pub app_state: Option<String>,
-    /// The app's own `code_challenge`. If it is set, the flow ends with a one-time code.
+    /// The application's own `code_challenge`. If it is set, the flow ends with a one-time code.
     #[serde(rename = "c", skip_serializing_if = "Option::is_none", default)]
     pub code_challenge: Option<CodeChallenge>,
     /// Unix seconds.
@@ -121,7 +121,7 @@ pub struct PendingLogin {
     pub expires_at: i64,
 }
 
-/// A stored login, and the session for which its code was already exchanged.
+/// A stored login, and the session for which its code was exchanged, if it was exchanged already.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredLogin {
     pub login: PendingLogin,
@@ -135,7 +135,7 @@ impl FlowState {
         Self(URL_SAFE_NO_PAD.encode(env.random_bytes::<32>()))
     }
 
-    /// Reads the state that the provider sent back. `None` if it does not have the format of a state.
+    /// Parses the state that the provider sent back. `None` if it does not have the format of a state.
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
         (bytes.len() == 32).then(|| Self(text.to_owned()))
@@ -165,7 +165,7 @@ impl FlowId {
 // === impl Flow ===
 
 impl Flow {
-    /// A new flow, without parameters of the app.
+    /// A new flow, without parameters of the application.
     pub fn start(env: &Env) -> Self {
         Self {
             code_verifier: URL_SAFE_NO_PAD.encode(env.random_bytes::<32>()),
@@ -205,8 +205,8 @@ impl Flow {
         URL_SAFE_NO_PAD.encode([&nonce[..], &sealed].concat())
     }
 
-    /// Opens a sealed flow with any key that is not dropped yet. Returns `None` if the flow was sealed for another App,
-    /// Provider, state or binding, or has expired.
+    /// Opens a sealed flow with any HMAC key that the App still has. Returns `None` if the flow was sealed for another
+    /// App, Provider, state or binding, or has expired.
     pub fn open(
         app: &App,
         provider: &ProviderName,
@@ -281,7 +281,7 @@ impl LoginCode {
         (bytes.len() == 32).then(|| Self(Zeroizing::new(text.to_owned())))
     }
 
-    /// The code itself, only for the app that gets it.
+    /// The code itself, only for the application that gets it.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -387,8 +387,8 @@ mod tests {
         assert!(challenge.is_satisfied_by(verifier));
         assert!(!challenge.is_satisfied_by(&verifier[1..]));
         assert!(!challenge.is_satisfied_by(&verifier.replace('d', "e")));
-        for short in ["", "x", &"x".repeat(42), &"x".repeat(129), &"é".repeat(43)] {
-            assert!(!CodeChallenge::of(short).is_satisfied_by(short), "{short}");
+        for malformed in ["", "x", &"x".repeat(42), &"x".repeat(129), &"é".repeat(43)] {
+            assert!(!CodeChallenge::of(malformed).is_satisfied_by(malformed), "{malformed}");
         }
         for bad in
             ["", "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-c", "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM=", "plain"]

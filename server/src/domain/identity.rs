@@ -10,7 +10,7 @@ pub struct Identity {
     /// The Provider's name at the time of linking.
     pub provider: String,
     pub subject: String,
-    /// The email address that the provider sent at that time.
+    /// The email address that the provider sent at the time of linking.
     pub email: Option<String>,
     pub linked_at: OffsetDateTime,
 }
@@ -76,7 +76,7 @@ pub struct AuthorizationCodeGrant<'a> {
     pub posted_user: Option<&'a str>,
 }
 
-/// The values of `error` in a callback (RFC 6749, 4.1.2.1) that are passed on. No other value is passed on.
+/// The only values of `error` in a callback (RFC 6749, 4.1.2.1) that are passed on to the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AuthorizationError {
     InvalidRequest,
@@ -110,7 +110,7 @@ pub enum ProviderEndpoint {
     TokenCheck,
 }
 
-/// Why a provider call gave no identity. It never contains text of the provider.
+/// Why a provider call failed. Contains no text of the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProviderError {
     /// 503: the provider cannot be called now.

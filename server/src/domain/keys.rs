@@ -1,4 +1,4 @@
-//! The keys of an App, ready for use: signing keys for tokens, HMAC keys for codes and refresh tokens.
+//! The keys of an App, ready for use: signing keys for access tokens, HMAC keys for codes, refresh tokens and flows.
 
 use std::fmt;
 
@@ -65,17 +65,17 @@ pub enum SignError {
     Key(#[from] Unspecified),
 }
 
-/// An HMAC key: one derived key for each purpose (RFC 5869).
+/// The keys that are derived from one HMAC key of the App, one for each purpose (RFC 5869).
 pub struct DerivedHmacKeys {
-    /// The number in the key's id: 7 for `h7`.
+    /// The number in the id of the HMAC key: 7 for `h7`.
     pub number: u32,
     pub codes: hmac::Key,
     pub refresh: hmac::Key,
-    /// Seals the state of social logins. GCM-SIV (RFC 8452) allows many random nonces.
+    /// Seals the flows of social logins. GCM-SIV (RFC 8452) allows many random nonces with one key.
     pub flows: LessSafeKey,
 }
 
-/// The keys of a document cannot be used. The text names the key, never its value.
+/// Why the keys of a document cannot be used. The text names the key, never its value.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     #[error("key {id} is not usable for {algorithm:?}")]
@@ -122,7 +122,7 @@ impl AppKeys {
         self.hmac.iter().find(|key| key.number == number)
     }
 
-    /// Every HMAC key that is not dropped yet, the active one first.
+    /// Every HMAC key that the App still has, the active one first.
     pub fn all_hmac(&self) -> impl Iterator<Item = &DerivedHmacKeys> {
         let others = self.hmac.iter().enumerate().filter(|(index, _)| *index != self.active_hmac).map(|(_, key)| key);
         std::iter::once(self.active_hmac()).chain(others)
@@ -134,10 +134,10 @@ impl AppKeys {
     }
 }
 
-// === impl Signing ===
+// === impl TokenSigner ===
 
 impl TokenSigner {
-    /// An access token with these claims (RFC 7515, 7.1; RFC 9068).
+    /// Signs an access token with these claims (RFC 7515, 7.1; RFC 9068).
     pub fn sign_access_token(&self, claims: &impl Serialize) -> Result<String, SignError> {
         let mut claims_json = Vec::with_capacity(CLAIMS_CAPACITY);
         serde_json::to_writer(&mut claims_json, claims)?;

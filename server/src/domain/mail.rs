@@ -29,13 +29,13 @@ pub struct Mail {
     pub requested_at: OffsetDateTime,
 }
 
-/// A raised epoch to propagate to Redis. If the request cannot do so, the outbox worker does, because the same
-/// transaction has added an outbox row.
+/// A raised epoch to propagate to Redis. If the request cannot do so, the outbox worker does: the transaction that
+/// raised the epoch has added an outbox row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EpochChange {
     pub user: UserId,
     pub epoch: Epoch,
-    /// The session that made the change and that continues.
+    /// The session that made the change and that continues. If it is `None`, all sessions end.
     pub kept_session: Option<super::session::SessionId>,
 }
 

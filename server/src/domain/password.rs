@@ -30,7 +30,7 @@ pub enum WeakPassword {
     Guessable,
 }
 
-/// The hashing queue is full, or did not start the job in time (`temporarily_unavailable`).
+/// The hashing queue was full, or the job did not run in time (`temporarily_unavailable`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("password hashing is at capacity")]
 pub struct Overloaded {

@@ -6,7 +6,8 @@ use latchkey_crds::types::RedirectUrl;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
-/// All but the unreserved characters (RFC 3986, 2.3). A space becomes `%20`, which every decoder can read.
+/// The characters that are percent-encoded: all but the unreserved ones (RFC 3986, 2.3). A space becomes `%20`, which
+/// every decoder can read.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// A redirect URL that is on the App's list now. It can only be made from the list.
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_requested_address_the_first_of_the_list_is_chosen() {
+    fn without_a_requested_url_the_first_of_the_list_is_chosen() {
         let entries = list(&["https://shop.example.com/done", "com.example.shop:/done"]);
         assert_eq!(choose_target(&entries, None).unwrap().unwrap().as_str(), "https://shop.example.com/done");
         assert_eq!(choose_target(&[], None), Ok(None));
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_must_match_byte_for_byte() {
+    fn a_redirect_url_other_than_http_loopback_must_match_byte_for_byte() {
         let entries = ["https://shop.example.com/done?a=b", "com.example.shop:/done"];
         for asked in entries {
             assert_eq!(chosen(&entries, asked).as_deref(), Some(asked));
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_port_of_a_loopback_address_can_differ() {
+    fn the_port_of_an_http_loopback_url_can_differ() {
         let entries = ["http://127.0.0.1/done", "http://[::1]:3000/done", "http://localhost:3000/?x"];
         for asked in [
             "http://127.0.0.1/done",
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_appended_to_the_address() {
+    fn parameters_are_appended_to_the_redirect_url() {
         let with = |entry: &str, place| {
             let target = choose_target(&list(&[entry]), None).unwrap().unwrap();
             target.with_parameters(place, [("error", "access_denied"), ("error_description", "né & so on")])

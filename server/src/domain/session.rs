@@ -33,7 +33,7 @@ pub enum Amr {
 pub struct NewSession {
     pub id: SessionId,
     pub user: UserId,
-    /// The epoch that was read together with what authenticated the user (the password hash or the identity).
+    /// The epoch that was read together with what authenticated the user, for example the password hash.
     pub epoch: Epoch,
     pub profile: Profile,
     pub amr: Amr,
@@ -61,7 +61,7 @@ pub struct Session {
 /// The claims about a user. Stored next to the sessions, so that a refresh needs no other store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
-    /// Counts the changes of the user. An older profile never replaces a newer one.
+    /// See [`User::version`](super::user::User::version). An older profile never replaces a newer one.
     pub version: i64,
     pub email: Option<String>,
     pub email_verified: bool,
@@ -107,7 +107,7 @@ pub enum RefreshOutcome {
     /// The token is older than the previous one, or the previous one was used late too often: two clients have tokens
     /// of the session. The session has ended.
     ReuseDetected,
-    /// There is no such session.
+    /// There is no such live session.
     NotFound,
 }
 
@@ -121,7 +121,7 @@ pub enum RefreshKind {
     /// The token was the previous one, after the grace period, but the current token was never used: the response with
     /// the current token may have been lost.
     Late,
-    /// The token was newer than the stored generation: the store has lost newer data.
+    /// The generation of the token was newer than the stored one: Redis has lost newer data.
     Adopted,
 }
 
@@ -129,7 +129,7 @@ pub enum RefreshKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenOutcome {
     Opened,
-    /// The epoch has risen since it was read: a concurrent reset or disabling of the user came first.
+    /// The epoch has risen since it was read: a concurrent change of the user, for example a reset, came first.
     EpochRaised,
 }
 

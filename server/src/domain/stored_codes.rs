@@ -1,4 +1,4 @@
-//! Finds a code that a user sent back, and restores it if it was not used.
+//! Finds a code that a user sent back, and restores a consumed code whose change failed.
 
 use tracing::warn;
 
@@ -9,7 +9,8 @@ use super::{
     ports::Codes,
 };
 
-/// Finds a code of one of these purposes. Returns `None` for a malformed, unknown or expired code.
+/// Finds a code of one of these purposes. Returns `None` for a malformed, unknown or expired code, and for one of
+/// another purpose.
 pub(super) async fn find_code<S: Codes>(
     call: Call<'_, S>,
     code: &str,
@@ -21,8 +22,8 @@ pub(super) async fn find_code<S: Codes>(
     Ok(found.filter(|(_, record)| purposes.contains(&record.purpose) && now < record.expires_at))
 }
 
-/// Stores a code again after the transaction that uses it failed. If that transaction was committed nevertheless, the
-/// epoch has risen, which makes the code invalid.
+/// Stores a consumed code again, because the transaction that uses it failed. If the transaction was committed despite
+/// its error, the epoch has risen, which makes the code invalid.
 pub(super) async fn restore_code<S: Codes>(call: Call<'_, S>, key: &CodeKey, record: &CodeRecord) {
     if let Err(error) = call.stores.store_code(call.app_id(), key, record).await {
         warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "an unused code could not be stored again");

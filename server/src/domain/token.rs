@@ -69,7 +69,7 @@ enum AudienceRef<'a> {
     Several(&'a [String]),
 }
 
-/// What an app gets for a session.
+/// What an application gets for a session.
 #[derive(Clone)]
 pub struct Tokens {
     pub access_token: String,
@@ -94,7 +94,7 @@ pub struct RefreshToken {
 pub enum RefreshTokenError {
     #[error("is not a refresh token of this App")]
     Invalid,
-    /// The key is newer than those of this server: the client must try again shortly.
+    /// The key is newer than those of this server: the client must try again after a short time.
     #[error("was made with a newer key than this server has")]
     UnknownKey,
 }
@@ -139,7 +139,7 @@ fn jittered_lifetime(seconds: u32, env: &Env) -> i64 {
     i64::from(seconds - jitter)
 }
 
-/// Reads an access token of this App, and checks signature, type, issuer, audience and expiry. Returns `None` if a
+/// Parses an access token of this App, and checks signature, type, issuer, audience and expiry. Returns `None` if a
 /// check fails.
 pub fn verify_access_token(app: &App, now: OffsetDateTime, token: &str) -> Option<AccessClaims> {
     let header = jsonwebtoken::decode_header(token).ok()?;
@@ -187,7 +187,7 @@ impl RefreshToken {
         format!("{REFRESH_PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
     }
 
-    /// Reads a token of this App, without a store.
+    /// Parses a token of this App and checks its HMAC, without a store.
     pub fn decode(app: &App, text: &str) -> Result<Self, RefreshTokenError> {
         let encoded = text.strip_prefix(REFRESH_PREFIX).ok_or(RefreshTokenError::Invalid)?;
         let bytes = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| RefreshTokenError::Invalid)?;

@@ -31,7 +31,7 @@ pub struct User {
     /// users.
     pub email: Option<Email>,
     pub email_verified: bool,
-    /// The email address of a requested change, until its code is confirmed.
+    /// An email address that waits for its code: of a requested change, or from a provider.
     pub pending_email: Option<Email>,
     pub name: String,
     pub password_hash: Option<PasswordHash>,

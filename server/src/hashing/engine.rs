@@ -8,11 +8,12 @@ use aws_lc_rs::constant_time::verify_slices_are_equal;
 
 use crate::domain::password::{Password, PasswordHash};
 
-/// m = 19 MiB, t = 2, p = 1: the first recommendation of the OWASP Password Storage Cheat Sheet.
+/// m = 19 MiB, t = 2, p = 1: the minimum that the OWASP Password Storage Cheat Sheet recommends.
 const PARAMS: Params = Params::DEFAULT;
 const OUTPUT_BYTES: usize = Params::DEFAULT_OUTPUT_LEN;
 /// The most memory that a stored hash can require, in KiB. A hash that requires more matches no password.
 const MAX_MEMORY_KIB: u32 = 64 * 1024;
+/// The most iterations that a stored hash can require. A hash that requires more matches no password.
 const MAX_ITERATIONS: u32 = 16;
 
 /// The argon2 of one thread. It allocates its memory at the first use.
@@ -86,7 +87,7 @@ impl Argon2Engine {
         Argon2::new(algorithm, version, params.clone())
             .hash_password_into_with_memory(password.expose().as_bytes(), salt, &mut output, &mut self.memory[..blocks])
             .ok()?;
-        // The larger memory of an imported hash is not kept.
+        // If a hash with other parameters needed more memory, the surplus is freed.
         let usual = PARAMS.block_count();
         if self.memory.len() > usual {
             self.memory.truncate(usual);
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn another_implementation_agrees() {
+    fn the_verifier_of_the_argon2_crate_accepts_a_hash() {
         use argon2::{PasswordVerifier, password_hash::phc};
         let hash = Argon2Engine::default().hash(&Password::new("correct horse"), &[9; 16]);
         let phc = phc::PasswordHash::new(hash.expose()).unwrap();

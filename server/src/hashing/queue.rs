@@ -59,20 +59,21 @@ struct ClientLoad {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PushOutcome<T> {
     Queued,
-    /// Queued; the newest job of the longest queue was displaced.
+    /// Queued. Another job was displaced: see [`FairQueue::displaced_owner`].
     Displaced(T),
-    /// No slot: the owner's own queue is the longest, or the client already has two slots.
+    /// No slot: the queue is full and no other owner has more jobs, or it is half full and the client has two slots.
     Refused(T),
 }
 
-/// The next job. Its expected time is charged in advance, so that other threads take jobs from other queues meanwhile.
+/// The next job. Its expected time is charged in advance, so that other threads take jobs from other queues while the
+/// job runs.
 #[derive(Debug)]
 pub(super) struct ScheduledJob<N, A, C, T> {
     pub(super) job: T,
     pub(super) charge: Charge<N, A, C>,
 }
 
-/// The expected time of a job, corrected when the job has ended.
+/// The expected time of a job, by which its owner was charged. It is corrected when the job has ended.
 #[derive(Debug)]
 pub(super) struct Charge<N, A, C> {
     owner: JobOwner<N, A, C>,
@@ -164,16 +165,16 @@ impl<V> SubQueue<V> {
     fn reposition<K: Clone>(
         &mut self,
         due: Duration,
-        turns: &mut u64,
-        order: &mut BTreeMap<(Duration, u64), K>,
+        next_sequence: &mut u64,
+        schedule: &mut BTreeMap<(Duration, u64), K>,
         key: &K,
     ) {
         if let Some(place) = self.position.take() {
-            order.remove(&place);
+            schedule.remove(&place);
         }
-        *turns += 1;
-        self.position = Some((due, *turns));
-        order.insert((due, *turns), key.clone());
+        *next_sequence += 1;
+        self.position = Some((due, *next_sequence));
+        schedule.insert((due, *next_sequence), key.clone());
     }
 }
 
@@ -243,7 +244,7 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
     fn insert(&mut self, owner: &JobOwner<N, A, C>, expected: Duration, job: T) {
         let is_first_in_app = self.waiting_in_app(owner) == 0;
         let load = self.waiting_per_client.entry(owner.client.clone()).or_default();
-        // A client gets no more turns by waiting in many Apps: each of the other Apps delays the new job.
+        // A client gains little by waiting in many Apps: each other App in which it waits delays the new job.
         let other_apps = load.apps - usize::from(!is_first_in_app);
         let delay = expected * TURNS_PER_SCATTERED_TURN * u32::try_from(other_apps).unwrap_or(u32::MAX);
         load.jobs += 1;
@@ -305,10 +306,10 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         self.length * 2 >= self.capacity && slots >= MAX_CLIENT_SLOTS_WHEN_CROWDED
     }
 
-    /// The owner of the job that a new job displaces: in the namespace with the most waiting jobs, in its App with the
-    /// most, the client with the most. The newest job of this client is displaced. `None` if this client is that of
-    /// `owner`, or if at the first level at which the two owners differ, `owner` would have at least as many jobs with
-    /// the new one.
+    /// The owner whose newest job must leave the full queue for a new job of `owner`: the client with the most waiting
+    /// jobs in the App with the most, in the namespace with the most. `None` if this is `owner` itself, or if it has no
+    /// more jobs than `owner` would have with the new one. The numbers are compared at the first level (namespace, App,
+    /// client) at which the two owners differ.
     fn displaced_owner(&self, owner: &JobOwner<N, A, C>) -> Option<JobOwner<N, A, C>> {
         let (namespace, apps) = self.namespaces.longest()?;
         let mut shared = *namespace == owner.namespace;
@@ -555,16 +556,16 @@ mod tests {
     fn has_slot_agrees_with_push() {
         let mut queue = Queue::new(6);
         let mut refused = 0;
-        // Covers every mix of namespaces, Apps and clients that six slots allow, many times.
+        // Goes through all 18 owners of two namespaces, three Apps and three clients, many times.
         for step in 0..2000_u32 {
             let namespace = ["x", "y"][(step * 5 % 7 % 2) as usize];
             let (app, client) = (["a", "b", "c"][(step * 7 % 3) as usize], (step * step % 5) as u8);
             let owner = owner(namespace, app, client);
-            let place = queue.has_slot(&owner);
+            let has_slot = queue.has_slot(&owner);
             let pushed = queue.add(owner, step);
-            assert_eq!(place, !matches!(pushed, PushOutcome::Refused(_)), "step {step}");
+            assert_eq!(has_slot, !matches!(pushed, PushOutcome::Refused(_)), "step {step}");
             assert!(queue.len() <= 6);
-            refused += u32::from(!place);
+            refused += u32::from(!has_slot);
             if step % 4 == 3 {
                 queue.next_taking(JOB * (step % 3));
             }

@@ -4,15 +4,15 @@ use zxcvbn::{Entropy, zxcvbn};
 
 use crate::domain::password::MAX_PASSWORD_CHARS;
 
-/// The most characters that zxcvbn scores. Its time grows with the square of the length. It also raises 4, the average
-/// number of neighbours of a key, to the number of turns of a keyboard pattern. A pattern of 32 characters has at most
-/// 31 turns: 4^31 fits in 64 bits, 4^32 does not.
+/// The most characters that zxcvbn scores at once. Its time grows with the square of the length. It also raises 4, the
+/// average number of neighbours of a key, to the number of turns of a keyboard pattern. A pattern of 32 characters has
+/// at most 31 turns: 4^31 fits in 64 bits, 4^32 does not.
 const MAX_SCORED_CHARS: usize = 32;
 /// The most keypad keys in a row. A keypad key has 5 neighbours: 5^27 fits in 64 bits, 5^28 does not.
 const MAX_KEYPAD_RUN: usize = 28;
 /// The keys of the two keypads of zxcvbn.
 const KEYPAD: &str = "0123456789*+-./=";
-/// The number of guess words that are used, from the first. An ordinary address and name give fewer than 15.
+/// How many guess words are used at most, from the first. An ordinary address and name give fewer than 15.
 const MAX_GUESSES: usize = 24;
 /// zxcvbn searches its dictionaries once per reading of the l33t symbols, and the time of a search grows with the
 /// square of the length. This is the cost of the longest scored part if its symbols are all digits, which have at most
@@ -25,8 +25,8 @@ const MAX_BROKEN_CHARS: usize = 12;
 /// The fewest guesses for each score above 0, as in zxcvbn.
 const SCORE_THRESHOLDS: [u64; 4] = [1_005, 1_000_005, 100_000_005, 10_000_000_005];
 
-/// The symbols that zxcvbn reads as one letter: `a`, `b`, `c`, `e`, `g`, `o`, `s`, `x`, `z`. `i`, `l` and `t` share
-/// symbols, which the count of readings handles separately.
+/// For each of the letters `a`, `b`, `c`, `e`, `g`, `o`, `s`, `x` and `z`: the symbols that zxcvbn reads as this
+/// letter. `i`, `l` and `t` share symbols, which [`count_readings`] handles separately.
 const LETTER_SYMBOLS: [&str; 9] = ["4@", "8", "({[<", "3", "69", "0", "$5", "%", "2"];
 /// Symbols and their replacements of a similar meaning, the rarest first. They are applied while a password has too
 /// many readings. Digits stay, because dates and sequences consist of them.
@@ -277,7 +277,7 @@ mod tests {
         "éßİ漢😀ﬀ\u{301}\u{200d}Ǆ",
     ];
 
-    /// The same numbers in each run.
+    /// Pseudorandom numbers, the same in each run.
     struct Numbers(u64);
 
     impl Numbers {
@@ -297,6 +297,7 @@ mod tests {
         }
     }
 
+    /// The score of zxcvbn without our limits.
     fn plain(password: &str, guesses: &[String]) -> u8 {
         let guesses: Vec<&str> = guesses.iter().map(String::as_str).collect();
         u8::from(zxcvbn(password, &guesses).score())

@@ -1,4 +1,5 @@
-//! Authentication of users and callers. A value of the types here proves that the check was done.
+//! Authentication of users and callers. An [`AuthenticatedSession`] or [`Administrator`] proves that the check was
+//! done.
 
 use std::{
     sync::Arc,
@@ -32,7 +33,8 @@ pub enum Bearer<'a> {
     /// No token was sent. Credentials of another scheme are ignored.
     None,
     Token(&'a str),
-    /// More than one `Authorization` field, or a field that cannot be parsed. Handled like a wrong token.
+    /// More than one `Authorization` field, or a field that cannot be parsed. Treated as a wrong token, except by
+    /// [`Bearer::token`].
     Malformed,
 }
 
@@ -40,11 +42,11 @@ pub enum Bearer<'a> {
 #[derive(Clone, Debug)]
 pub struct Administrator {
     pub account: ServiceAccount,
-    /// What it can do. Every role can introspect.
+    /// What the account can do. Every role can introspect.
     pub role: AdministratorRole,
 }
 
-/// A known caller that the App does not list. Only the log says so.
+/// The caller is authenticated, but the App does not list it. Only the log contains this reason.
 #[derive(Debug, thiserror::Error)]
 #[error("the App does not list {0} among its administrators")]
 struct NotListed(ServiceAccount);
@@ -67,7 +69,8 @@ impl<'a> Bearer<'a> {
         }
     }
 
-    /// The token, for calls that need no session. A header that cannot be parsed is the same as a missing header.
+    /// The token, for calls in which a token is optional. A header that cannot be parsed is treated as a missing
+    /// header.
     pub fn token(self) -> Option<&'a str> {
         match self {
             Self::Token(token) => Some(token),
@@ -76,8 +79,8 @@ impl<'a> Bearer<'a> {
     }
 }
 
-/// The user of the session that the request's token belongs to. A handler calls this before it reads a body, so that no
-/// body is read without a valid token, and checks again afterwards.
+/// Authenticates the user by the access token of the request. A handler calls this before it reads a body, so that no
+/// body is read without a valid token, and [`authenticate_again`] afterwards.
 pub async fn authenticate<S: Ports>(
     state: &State<S>,
     app: &App,
@@ -126,8 +129,8 @@ fn session_problem(app: &App, error: AuthenticationError) -> Problem {
     }
 }
 
-/// The caller in the cluster. A wrong token and an account that is not listed get the same response, so that nobody
-/// learns which accounts an App lists.
+/// Authenticates a caller in the cluster. A wrong token and a ServiceAccount that is not listed get the same response,
+/// so that nobody learns which ServiceAccounts an App lists.
 pub async fn authenticate_administrator<S: Ports>(
     state: &State<S>,
     app: &App,
@@ -148,7 +151,7 @@ pub async fn authenticate_administrator<S: Ports>(
     }
 }
 
-/// The strongest role that the App gives to the account.
+/// The strongest role that the App gives to the ServiceAccount. `None` if the App does not list it.
 fn strongest_role(app: &App, account: &ServiceAccount) -> Option<AdministratorRole> {
     let strength = |role: &AdministratorRole| match role {
         AdministratorRole::Introspector => 0,
@@ -162,7 +165,8 @@ fn strongest_role(app: &App, account: &ServiceAccount) -> Option<AdministratorRo
     roles.max_by_key(strength)
 }
 
-/// A 401. Its challenge is the one of a bearer token (RFC 7662, 2.3), so it names the error of RFC 6750.
+/// A 401 with the challenge for a bearer token (RFC 7662, 2.3). If a token was sent, the challenge contains the error
+/// `invalid_token` of RFC 6750, although the error of the body is `invalid_client`.
 fn invalid_client(app: &App, has_token: bool) -> Problem {
     let error = if has_token { Some(ErrorCode::InvalidToken) } else { None };
     Problem::unauthorized(

@@ -1,7 +1,8 @@
 //! Budgets for the memory that connections and requests from outside can hold. They derive from the process's memory
-//! limit, are checked before anything is read, and are shared between client addresses.
+//! limit, and are checked before a connection is served, and before a large header block or a body is read. One client
+//! address can hold only a part of each budget.
 //!
-//! The constants `*_SHARE` are divisors: a share of *n* is one *n*-th.
+//! The constants `*_SHARE` are divisors: the value *n* stands for one *n*-th.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -20,9 +21,9 @@ use crate::domain::client::ClientAddress;
 /// budgets use 96.
 const CONNECTIONS_SHARE: u64 = 4;
 const REQUEST_BYTES_SHARE: u64 = 8;
-/// One client address can hold an eighth of each budget: it takes eight client addresses to exhaust a budget.
+/// One client address can hold at most an eighth of each budget: it takes eight client addresses to exhaust a budget.
 const CLIENT_SHARE: usize = 8;
-/// The /48 of an IPv6 address can hold half of each budget. The other half stays for other clients.
+/// The /48 of an IPv6 address can hold at most half of each budget. The other half stays for other clients.
 const SITE_SHARE: usize = 2;
 /// Half of the request bytes are for additional concurrent requests on HTTP/2 connections. Slow bodies cannot use this
 /// half. Otherwise slow bodies could block all logins behind a proxy that sends many requests over one connection.
@@ -37,13 +38,13 @@ const ADMIN_SHARE: usize = 8;
 /// The other half stays for requests that are not refused, even behind proxies, whose connections are not limited per
 /// address.
 const HELD_REFUSALS_SHARE: usize = 2;
-/// Bounds of the memory limit from which the budgets derive. A smaller limit occurs only in tests. A larger limit does
-/// not need more connections.
+/// A smaller memory limit is replaced by this number of bytes. Only tests have a smaller limit.
 const MIN_MEMORY: u64 = 64 << 20;
+/// A larger memory limit is replaced by this number of bytes, because a server does not need more connections.
 const MAX_MEMORY: u64 = 4 << 30;
 
-/// Cost of an HTTP/1 connection with a request: hyper's two buffers of 8 KiB each, tasks and state, and [`ALLOWANCE`].
-/// Measured: 27 KB when idle after a request, in a debug build.
+/// Cost of an HTTP/1 connection with a request, in bytes: hyper's two buffers of 8 KiB each, tasks and state, and
+/// [`ALLOWANCE`]. Measured: 27 KB when idle after a request, in a debug build.
 const CONNECTION_COST: usize = 40 * 1024;
 /// Maximum connections of a listener, whatever the memory: each connection is also a file descriptor.
 const MAX_CONNECTIONS: usize = 10_000;
@@ -51,18 +52,19 @@ const MAX_CONNECTIONS: usize = 10_000;
 /// block of 32 KiB that is being read and its decoded form, frames of 16 KiB each way, the header compression table.
 const HTTP2_CONNECTION_SLOTS: u32 = 5;
 
-/// Memory of a request that its connection pays for: header fields and body together. An ordinary login is smaller than
+/// Bytes of a request that its connection pays for: header fields and body together. An ordinary login is smaller than
 /// 2 KiB, so it needs nothing from the budget of request bytes, which an attacker can exhaust.
 const ALLOWANCE: usize = 8 * 1024;
-/// Cost of each additional concurrent request on an HTTP/2 connection: its tasks and [`ALLOWANCE`].
+/// Cost of each additional concurrent request on an HTTP/2 connection, in bytes: its tasks and [`ALLOWANCE`].
 const FURTHER_REQUEST_COST: usize = 16 * 1024;
 /// Bytes of an HTTP/1 header block that its connection pays for: hyper's buffer starts with 8 KiB.
 pub(super) const FREE_HEAD: usize = 8 * 1024;
-/// Cost of a larger header block. The buffer grows to twice the largest block and does not shrink.
+/// Cost of a larger header block, in bytes. The buffer grows to twice the largest block and does not shrink.
 const LARGE_HEAD_COST: usize = 2 * MAX_HEADER_BYTES - FREE_HEAD;
 
-/// The operations listener: kubelet, Prometheus and the operators need less than ten connections, a few per address.
+/// Connections of the operations listener. Kubelet, Prometheus and the operators need less than ten.
 const OPS_CONNECTIONS: usize = 64;
+/// Connections of one client address on the operations listener. Each caller needs only a few.
 const OPS_CONNECTIONS_PER_CLIENT: usize = 16;
 
 /// The budgets of one process.
@@ -73,8 +75,9 @@ pub struct Budgets {
     /// A part of `request_bytes`: what is counted here is also counted there.
     proxy_heads: Arc<Quota>,
     refusals: Refusals,
-    /// Connection slots of the public and the administration listener.
+    /// Connection slots of the public listener.
     public: usize,
+    /// Connection slots of the administration listener.
     admin: usize,
     connections_per_client: usize,
 }
@@ -281,7 +284,7 @@ impl ConnectionPermit {
     }
 
     /// The slot, for requests that continue after their connection has ended. The slot stays occupied until these
-    /// requests end, so that a client does not get more requests by hanging up.
+    /// requests end, so that a client cannot get more concurrent requests by disconnecting.
     pub(super) fn slot_permit(&self) -> Arc<SlotPermit> {
         Arc::clone(&self.slot)
     }
@@ -348,7 +351,7 @@ mod tests {
             let mut held = Vec::new();
             let mut most_of_client = 0;
             for last in 0..=u8::MAX {
-                // Early returns that are not held yet.
+                // The first refusal and the first three early returns are not held.
                 for _ in 0..4 {
                     assert!(hold(client(last)).is_none());
                 }
@@ -362,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn early_clients_at_256_addresses_are_all_held() {
+    fn refusals_of_early_clients_at_256_addresses_are_all_held() {
         let now = tokio::time::Instant::now();
         let budgets = Budgets::new(256 << 20, 256);
         let hold = |last| budgets.refusals().hold(client(last), now, now, std::time::Duration::from_secs(5));
@@ -458,7 +461,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_proxy_can_have_any_number_of_connections() {
+    async fn slots_are_limited_per_client_but_not_per_proxy_and_http_2_costs_five() {
         let budgets = Budgets::new(256 << 20, 3);
         let peer = IpAddr::from([10, 0, 0, 1]);
         for (slots, is_proxy, most) in

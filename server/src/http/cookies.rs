@@ -11,7 +11,8 @@ use crate::domain::flow::FlowId;
 
 /// The maximum number of flows that one browser can have at a time (specification: Social login, Redirect).
 const MAX_FLOWS: usize = 4;
-/// The prefix of the names. The start of the flow in milliseconds and the flow's id follow it.
+/// The name of a cookie is [`HOST_PREFIX`] (over TLS), this prefix, the start of the flow in Unix milliseconds, a dot
+/// and the flow's id.
 const NAME_PREFIX: &str = "latchkey-flow.";
 /// With `__Host-`, only this host can set the cookie, only over TLS and for all paths (RFC 6265bis, 4.1.3.2).
 const HOST_PREFIX: &str = "__Host-";

@@ -14,7 +14,8 @@ use super::response::{self, Response};
 
 const ALLOWED_HEADERS: HeaderValue = HeaderValue::from_static("content-type, authorization, x-request-id");
 const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static("X-Request-Id, Retry-After, RateLimit, RateLimit-Policy");
-/// Ten minutes: how long an origin that left the list can continue without a new preflight.
+/// Browsers can use the response to a preflight for ten minutes, even if its origin is removed from the list in that
+/// time.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 const TRUE: HeaderValue = HeaderValue::from_static("true");
 const VARY_PREFLIGHT: HeaderValue =
@@ -23,9 +24,9 @@ const VARY_PREFLIGHT: HeaderValue =
 /// Whether the call comes from an origin on the App's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cors {
-    /// The path has no App, so no origin can be on its list.
+    /// The path belongs to no App, so there is no list of origins.
     NoApp,
-    /// No origin, or one that is not listed: the response has no CORS headers and is otherwise the same.
+    /// No origin, several origins, or one that is not listed: the response has no CORS headers except `Vary`.
     Unlisted,
     Listed(HeaderValue),
 }
@@ -43,7 +44,7 @@ impl Cors {
         }
     }
 
-    /// Adds the headers that every response of an App carries.
+    /// Adds `Vary` and, for a listed origin, the CORS headers to a response of an App.
     pub fn apply(&self, headers: &mut HeaderMap) {
         match self {
             Self::NoApp => return,
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preflight_is_answered_for_listed_origins_only() {
+    fn a_preflight_allows_methods_for_listed_origins_only() {
         let mut request = from(&["https://shop.example.com"]);
         request.insert(ACCESS_CONTROL_REQUEST_METHOD, HeaderValue::from_static("POST"));
         let response = Cors::from_request(&request, &listed()).options(&request, "POST, OPTIONS");

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{domain::app::App, state::State};
 
-/// Declares the functions of this file for the table of the endpoints.
+/// Generates `operation` and `call` from the table of the endpoints (`endpoints!`).
 macro_rules! declare_functions {
     (
         app {
@@ -37,7 +37,8 @@ macro_rules! declare_functions {
 
         /// Calls the handler of the route. `openapi` is the rendered OpenAPI document.
         ///
-        /// Each future is boxed separately: otherwise every request would be as large as the largest of them.
+        /// Each future is boxed separately: otherwise the future of every request would be as large as that of the
+        /// largest handler.
         pub(super) fn call<'a, S: Ports>(
             route: Route,
             state: &'a State<S>,

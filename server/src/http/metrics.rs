@@ -18,7 +18,7 @@ use prometheus_client::{
 
 use super::budgets::Budgets;
 
-/// In seconds: from the time of a JWKS in memory to the time of a login that waits in the hashing queue.
+/// Upper bounds in seconds: from the time for a JWKS in memory to the time for a login that waits in the hashing queue.
 const BUCKETS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// The metrics of every listener.
@@ -62,7 +62,7 @@ struct ReasonLabels {
 #[derive(Debug)]
 struct BudgetGauges(Arc<Budgets>);
 
-/// Adds one to a gauge while it lives.
+/// Adds one to a gauge until it is dropped.
 pub struct GaugeGuard(Gauge);
 
 // === impl HttpMetrics ===
@@ -153,7 +153,7 @@ impl HttpMetrics {
     }
 }
 
-/// The name of a method. Methods that no endpoint supports share one name, because clients can invent any name.
+/// The name of a method as a label. All other methods share the label `other`, because clients can invent methods.
 pub fn method_label(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

@@ -1,4 +1,4 @@
-//! The HTTP layer: listeners, the request pipeline, routes and handlers. No other module knows HTTP.
+//! The HTTP server: listeners, the request pipeline, routes and handlers. The domain does not know HTTP.
 
 use std::sync::Arc;
 
@@ -44,34 +44,35 @@ pub use metrics::HttpMetrics;
 pub use pipeline::Service;
 pub use serve::{Drain, serve};
 
-/// Everything that the endpoints need from outside.
+/// All ports of the domain that the endpoints need.
 pub trait Ports: AccountPorts + SocialPorts + Outbox + AuditLog + Send + Sync + 'static {}
 
 impl<S: AccountPorts + SocialPorts + Outbox + AuditLog + Send + Sync + 'static> Ports for S {}
 
-/// What accounts and their sessions need.
+/// The ports that accounts and their sessions need.
 pub trait AccountPorts: Users + ports::OwnAccounts + RateLimits + PasswordHasher + Sessions + Codes {}
 
 impl<S: Users + ports::OwnAccounts + RateLimits + PasswordHasher + Sessions + Codes> AccountPorts for S {}
 
-/// What social login needs in addition.
+/// The ports that social login needs in addition.
 pub trait SocialPorts: Identities + Flows + Providers {}
 
 impl<S: Identities + Flows + Providers> SocialPorts for S {}
 
-/// The login API.
+/// The service of the public listener: the login API.
 pub fn public_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budgets: Arc<Budgets>) -> Service {
     let slots = budgets.public_connections();
     Service::new(public::PublicEndpoints::new(Arc::clone(&state)), state, metrics, budgets, slots)
 }
 
-/// The administration API.
+/// The service of the administration listener, which has no endpoints yet.
 pub fn admin_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budgets: Arc<Budgets>) -> Service {
     let slots = budgets.admin_connections();
     Service::new(admin::AdminEndpoints, state, metrics, budgets, slots)
 }
 
-/// The operations endpoints. `drain` is the drain of their own listener; when it begins, the revision streams end.
+/// The service of the operations listener. `drain` is the drain of this listener. When the listener stops accepting
+/// connections, the revision streams end.
 pub fn ops_service<S: Ports>(
     state: Arc<State<S>>,
     metrics: HttpMetrics,

@@ -65,7 +65,8 @@ fn method_name(verb: Verb) -> &'static str {
         Verb::Post => "post",
         Verb::Patch => "patch",
         Verb::Delete => "delete",
-        // OpenAPI has no "any method": the description says so.
+        // OpenAPI has no "any method". The document lists GET, and the description of the operation says that any
+        // method is accepted.
         Verb::Any => "get",
     }
 }

@@ -34,7 +34,7 @@ use crate::{
     state::State,
 };
 
-/// How many characters of `User-Agent` are stored.
+/// Maximum number of characters of `User-Agent` that a request keeps. The session store cuts them to 512 bytes.
 const MAX_USER_AGENT_CHARS: usize = 512;
 /// The longest incoming request id that is used (specification: HTTP API, Conventions).
 const MAX_REQUEST_ID_CHARS: usize = 128;
@@ -306,7 +306,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> DynPipeline for Pipeline<E, S> {
 }
 
 impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
-    /// The bytes of the response to an HTTP/1 client whose request was not read.
+    /// The bytes of the response to an HTTP/1 client whose header block was not read completely.
     fn raw_response(&self, problem: &Problem) -> Vec<u8> {
         let id = self.state.env.new_uuid().to_string();
         let body = problem.to_json(&id);

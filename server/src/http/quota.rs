@@ -55,7 +55,7 @@ impl Quota {
 
     /// # Errors
     ///
-    /// [`Exhausted`] if not enough units are left, in total or for the client address.
+    /// [`Exhausted`] if not enough units are left: in total, for the client address, or for its IPv6 site.
     pub fn try_acquire(
         self: &Arc<Self>,
         client: Option<ClientAddress>,
@@ -125,7 +125,7 @@ impl Drop for QuotaPermit {
     }
 }
 
-/// Removes a holder that has no units left.
+/// Subtracts units from a holder, and removes a holder that has no units left.
 fn release<K: Eq + Hash>(held: &mut HashMap<K, usize>, holder: K, units: usize) {
     if let Entry::Occupied(mut entry) = held.entry(holder) {
         let left = entry.get().saturating_sub(units);

@@ -23,7 +23,7 @@ use crate::domain::client::ClientAddress;
 /// How often a client can return early before its refusals are held. A page that sends a few requests at once, or a
 /// person who tries again, is not slowed down.
 const FREE_RETURNS: u32 = 3;
-/// How long the first refusal is held. Each further early return doubles this time, up to [`MAX_HOLD`].
+/// How long the first held refusal is held. Each further early return doubles this time, up to [`MAX_HOLD`].
 const FIRST_HOLD: Duration = Duration::from_millis(500);
 /// The longest time for which a refusal is held. It is far below the time (NGINX: 60 s) that proxies wait for a
 /// response, but slows a connection down from thousands of requests per second to one every four seconds.
@@ -38,7 +38,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 const CLIENT_SHARE: usize = 8;
 /// The /48 of an IPv6 address can have half of all held refusals.
 const SITE_SHARE: usize = 2;
-/// How many refusals get a log line of their own per second.
+/// Maximum number of refusals that get a log line of their own in one [`LOG_WINDOW`].
 const MAX_LOGGED: u32 = 10;
 const LOG_WINDOW: Duration = Duration::from_secs(1);
 
@@ -60,10 +60,10 @@ struct ReturningClients {
 #[derive(Clone, Copy, Debug)]
 struct EarlyReturns {
     count: u32,
-    /// A request that began before this time was sent together with the request that was counted last, so it does not
-    /// count.
+    /// When the refusal that was counted last is sent. A request that began before this time was concurrent with the
+    /// refused request, so it is not counted.
     counted_at: Instant,
-    /// The time after which the client can return.
+    /// A request that begins from this time on is no early return.
     retry_at: Instant,
 }
 
@@ -122,7 +122,8 @@ impl Refusals {
         Some(HeldRefusal { until: now + hold, _permit: permit })
     }
 
-    /// Counts a refusal for the log, and returns whether it gets a line of its own. The others are logged together, as counts.
+    /// Counts a refusal for the log, and returns whether it gets a line of its own. Of the other refusals, only the
+    /// number is logged, by route and status.
     pub(super) fn count_for_log(&self, route: &'static str, status: StatusCode, now: Instant) -> bool {
         let mut window = self.log.window.lock();
         self.log.log_omitted(&mut window, now);

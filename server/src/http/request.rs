@@ -31,8 +31,8 @@ use crate::{
 pub const MAX_BODY: usize = 64 * 1024;
 /// Maximum depth of arrays and objects; the outermost object is 1 (specification: HTTP API, Request bodies).
 pub const MAX_DEPTH: usize = 16;
-/// Maximum number of values in a body. The largest body of our API has five; 64 KiB of `[0,0,…` would be 1 MiB as a
-/// tree.
+/// Maximum number of values in a body. The largest body of our API has five fields; 64 KiB of `[0,0,…` would be 1 MiB
+/// as a tree.
 pub const MAX_VALUES: usize = 1000;
 const BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: MAX_VALUES };
 
@@ -475,7 +475,7 @@ mod tests {
     fn a_body_nests_at_most_sixteen_levels_deep() {
         assert!(parse_object(nested(16).as_bytes()).is_ok());
         assert_eq!(error_of(nested(17).as_bytes()), "the body nests deeper than 16 levels");
-        // Much deeper than any stack.
+        // Deep enough to overflow the stack of a recursive parser.
         assert_eq!(error_of(nested(30_000).as_bytes()), "the body nests deeper than 16 levels");
     }
 
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_occurs_once_at_any_depth() {
+    fn an_object_at_any_depth_has_no_duplicate_key() {
         assert_eq!(error_of(br#"{"email": "a", "email": "b"}"#), "the body has a duplicate key, at line 1");
         assert_eq!(error_of(br#"{"x": [{"y": 1, "y": 1}]}"#), "the body has a duplicate key, at line 1");
         // The same key in another spelling.
@@ -500,7 +500,7 @@ mod tests {
         assert_eq!(error_of(b"{\"name\": \"\xff\"}"), "the body is not UTF-8");
         assert_eq!(error_of(b"{\"name\": \"\xed\xa0\x80\"}"), "the body is not UTF-8");
         assert_eq!(error_of(b""), "the body is empty; send a JSON object");
-        // The raw byte is valid only together with the encoded one.
+        // The raw byte 0xD9 is not valid UTF-8, although it would be together with the decoded byte.
         assert!(parse_form(b"a=\xd9%BD").is_err() && parse_form(b"a=%D9%BD").is_ok());
         for not_an_object in ["[]", "\"x\"", "1", "null", "true"] {
             assert_eq!(error_of(not_an_object.as_bytes()), "the body is not a JSON object");
@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_keeps_the_text_that_was_sent() {
+    fn only_the_name_is_trimmed() {
         let body = r#"{"name": " Ada ", "email": "Ada@Example.com", "password": " p ", "code": " c "}"#;
         let mut fields = Fields { object: parse_object(body.as_bytes()).unwrap(), invalid: Vec::new() };
         let sample = Sample::read(&mut fields).unwrap();

@@ -85,7 +85,7 @@ pub fn public_document(bytes: impl Into<Bytes>, request: &HeaderMap) -> Response
     response
 }
 
-/// A strong ETag: the same bytes have the same ETag.
+/// A strong ETag: a hash of the bytes.
 fn entity_tag(bytes: &[u8]) -> String {
     format!("\"{}\"", URL_SAFE_NO_PAD.encode(&digest(&SHA256, bytes).as_ref()[..18]))
 }

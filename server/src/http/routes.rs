@@ -124,7 +124,7 @@ pub enum Verb {
 struct PathPattern {
     segments: Vec<Segment>,
     routes: Vec<Route>,
-    /// The value of `Allow`; OPTIONS is the CORS preflight.
+    /// The value of `Allow`. It includes OPTIONS, for CORS preflights.
     allow: String,
 }
 
@@ -155,13 +155,13 @@ static PATHS: LazyLock<Vec<PathPattern>> = LazyLock::new(|| {
     paths
 });
 
-/// A path that has routes.
+/// The path of a request that matches a pattern, with the values of the placeholders.
 #[derive(Clone, Copy)]
 pub struct MatchedPath<'a> {
     path: &'static PathPattern,
     /// The text at `{APPID}`. It may be the appID of no App.
     pub app: Option<&'a str>,
-    /// The value of the path's other placeholder.
+    /// The text at the path's other placeholder, except `{SUFFIX}`.
     pub path_parameter: Option<&'a str>,
 }
 
@@ -223,12 +223,12 @@ impl MatchedPath<'_> {
         self.path.routes.iter().copied().find(|route| route.verb().allows(method))
     }
 
-    /// A route of the path, for use when none accepts the method.
+    /// The first route of the path. Logs, metrics and CORS use it if no route accepts the method.
     pub fn any_route(&self) -> Route {
         self.path.routes[0]
     }
 
-    /// The methods that the path accepts.
+    /// The methods that the path accepts, as the value of `Allow`.
     pub fn allow(&self) -> &'static str {
         &self.path.allow
     }
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn head_works_where_get_does() {
+    fn the_verb_get_includes_head() {
         assert!(Verb::Get.allows(&Method::HEAD));
         assert!(!Verb::Post.allows(&Method::HEAD));
         assert!(!Verb::Post.allows(&Method::GET));

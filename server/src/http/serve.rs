@@ -44,10 +44,11 @@ const MAX_STREAMS: u32 = 100;
 /// Flow-control window in bytes, per stream and per connection: the minimum that RFC 9113, 6.9.2 allows for a
 /// connection, because each connection pays for it. Bodies are read as they arrive, so one window is enough.
 const FLOW_CONTROL_WINDOW: u32 = 65_535;
-/// An HTTP/2 client that does not answer a ping in time is considered gone.
+/// How often an HTTP/2 client is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
+/// An HTTP/2 client that does not answer a ping within this time is considered gone.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Without free file descriptors, `accept` fails at once, repeatedly.
+/// The pause after a failed `accept`. Without free file descriptors, the next `accept` would fail immediately.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Controls how a listener drains. Clones share their state.
@@ -202,7 +203,8 @@ pub(super) async fn serve_connection<T>(
         loop {
             has_begun = has_begun || begun.as_mut().poll(cx).is_ready();
             is_closing = is_closing || closing.as_mut().poll(cx).is_ready();
-            // An idle HTTP/1 connection stays open until the end: its client may be sending a request at this moment.
+            // An idle HTTP/1 connection stays open until the listener stops accepting: its client may be sending a
+            // request at this moment.
             if !shutdown_sent && (is_closing || (has_begun && shared.is_http2() && shared.has_served())) {
                 shutdown_sent = true;
                 connection.as_mut().graceful_shutdown();

@@ -1,5 +1,5 @@
 //! Tests of the listeners over in-memory connections: how the request pipeline handles good and bad HTTP. The stores
-//! always fail, each in its own way; working stores are tested with real ones.
+//! fail in the way that the test chooses ([`FailingStores`]). Other tests use real stores.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 

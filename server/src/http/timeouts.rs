@@ -1,4 +1,4 @@
-//! Timeouts of a connection: for the headers of a request, for the next request, and for a client that reads responses.
+//! Timeouts of a connection: for the headers of a request, for the next request, and for the writing of a response.
 //!
 //! hyper's own header timeout closes without a response, covers the time between requests too, and does not run while
 //! hyper-util detects the HTTP version. The stream here is below hyper and hyper-util. It enforces the timeouts, and it
@@ -77,7 +77,7 @@ pub struct ConnectionState {
     connection_waker: AtomicWaker,
 }
 
-/// Counts a request as running while it lives.
+/// A request counts as running until this is dropped.
 pub struct ActiveRequest {
     shared: Arc<ConnectionState>,
     alone: bool,
@@ -355,7 +355,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimeoutStream<T> {
                 }
                 ready!(if this.is_timed_out(cx) { Poll::Ready(()) } else { Poll::Pending });
                 if matches!(this.http_version, HttpVersion::Http2) {
-                    // The connection's task starts to end it with a GOAWAY.
+                    // `serve_connection` then ends the connection with a GOAWAY.
                     this.read_state = ReadState::Ending;
                     this.shared.is_idle_expired.store(true, Ordering::Relaxed);
                     return Poll::Pending;

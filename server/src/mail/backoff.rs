@@ -28,13 +28,15 @@ pub(super) fn after_failure(attempts: u32, unit: f64) -> Option<Duration> {
     Some(jitter(DELAYS[index], unit))
 }
 
-/// The delay of a row for which no attempt was possible: a quarter of its age. Therefore the queue of an App costs
-/// little if its relay is missing for a week, and mails are delayed little if it is missing for a minute.
+/// The delay of a row for which no attempt was possible: a quarter of its age, from 2 s to 10 min. Therefore the
+/// waiting rows of an App cost little if its relay is missing for a week, and are delayed little if the relay is
+/// missing for a minute.
 pub(super) fn while_waiting(age: Duration, unit: f64) -> Duration {
     jitter((age / 4).clamp(Duration::from_secs(2), Duration::from_secs(600)), unit)
 }
 
-/// The delay before an epoch is sent to Redis again. There is no last attempt: a session that should end must end.
+/// The delay before an epoch or a profile is sent to Redis again. There is no last attempt: a session that should end
+/// must end.
 pub(super) fn for_epoch(attempts: u32, unit: f64) -> Duration {
     jitter(Duration::from_secs(1 << attempts.min(5)), unit)
 }
@@ -76,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_is_retried_within_half_a_minute() {
+    fn the_delay_of_an_epoch_grows_to_32_seconds() {
         let waits: Vec<_> = [0, 1, 5, 6, u32::MAX].map(|attempts| for_epoch(attempts, 0.5).as_secs()).into();
         assert_eq!(waits, [1, 2, 32, 32, 32]);
     }

@@ -8,6 +8,7 @@ use crate::domain::ports::{ClaimedRow, DeliveryOutcome};
 pub(super) trait Deliverer: Send + Sync + 'static {
     fn deliver(&self, claimed: &ClaimedRow) -> impl Future<Output = DeliveryOutcome> + Send;
 
-    /// Called every few seconds.
+    /// Closes connections that were idle for too long. The worker calls this after each of its turns, about once a
+    /// second or more often.
     fn close_idle(&self) {}
 }

@@ -131,8 +131,8 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
     }
 
     /// The user and the kind of the mail. If another user has verified the pending email address, that user gets the
-    /// "you already have an account" mail instead of a code. This is decided here, so that the request does not depend
-    /// on it.
+    /// "you already have an account" mail instead of a code. This is decided at delivery, so that the response to the
+    /// request does not depend on it.
     async fn recipient_and_kind(&self, app: &App, user: User, kind: MailKind) -> Result<(User, MailKind), StoreError> {
         let pending = user.pending_email.as_ref().filter(|_| kind == MailKind::Confirm && !user.disabled);
         let Some(pending) = pending else { return Ok((user, kind)) };
@@ -141,7 +141,7 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
         Ok(owner.map_or((user, kind), |owner| (owner, MailKind::AccountExists)))
     }
 
-    /// Renders the mail. Its code is stored before it is sent.
+    /// Renders the mail, and stores its code before the mail is sent. The inner error says why there is no mail.
     async fn render(
         &self,
         app: &App,
@@ -248,7 +248,7 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
         };
         match self.stores.raise_epoch(&claimed.app, change, profile.as_ref()).await {
             Ok(Replication::Complete) => {
-                self.metrics.count_epoch(AttemptOutcome::Sent);
+                self.metrics.count_propagation(AttemptOutcome::Sent);
                 DeliveryOutcome::Done
             }
             Ok(Replication::Unconfirmed) => {
@@ -266,7 +266,7 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
         };
         match stored {
             Ok(()) => {
-                self.metrics.count_epoch(AttemptOutcome::Sent);
+                self.metrics.count_propagation(AttemptOutcome::Sent);
                 DeliveryOutcome::Done
             }
             Err(error) => self.retry_propagation(claimed, store_error_text(&error)),
@@ -279,7 +279,7 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
     }
 
     fn retry_propagation(&self, claimed: &ClaimedRow, error: &str) -> DeliveryOutcome {
-        self.metrics.count_epoch(AttemptOutcome::Retried);
+        self.metrics.count_propagation(AttemptOutcome::Retried);
         let wait = backoff::for_epoch(claimed.attempts, self.env.random_unit());
         DeliveryOutcome::Retry { at: self.env.now() + wait, error: error.to_owned() }
     }
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_confirmation_goes_to_the_pending_address_and_all_other_mail_to_the_old_one() {
+    fn a_confirmation_goes_to_the_pending_address_and_a_reset_to_the_current_one() {
         let pending_email = Some(Email::parse("new@example.org").unwrap());
         let user = User { email_verified: true, pending_email, ..user() };
         assert_eq!(
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn over_the_install_relay_the_sender_is_the_install_with_the_name_of_the_app() {
+    fn over_the_relay_of_the_installation_the_sender_is_the_installation_with_the_name_of_the_app() {
         let route = |from| routed(&mail(from, RenderedSmtp::Install), true);
         let expected = |name: &str, reply_to: Option<&str>| {
             let from = format!("{name} <noreply@auth.example.net>");
@@ -574,12 +574,13 @@ mod tests {
         assert_eq!(format_time(datetime!(2026-11-02 00:05 +02:00)), "1 November 2026, 22:05 UTC");
     }
 
-    /// Stores that support only the calls of a delivery.
+    /// Stores that support only the calls of the tested deliveries.
     #[derive(Default)]
     struct FakeStores {
         user: Option<User>,
-        /// `None`: Redis is unavailable.
+        /// `None`: Redis is unavailable for codes.
         codes: Option<Mutex<Vec<(CodeKey, CodeRecord)>>>,
+        /// `None`: Redis is unavailable for epochs and profiles.
         replication: Option<Replication>,
     }
 
@@ -689,7 +690,7 @@ mod tests {
         }
     }
 
-    /// A delivery for an App `shop` with its own relay on this loopback port.
+    /// A delivery for two Apps: `shop` with its own relay on this loopback port, and `unresolved` without a relay.
     fn delivery(stores: FakeStores, port: u16) -> OutboxDeliverer<FakeStores> {
         let mut doc = fixtures::rendered("shop");
         doc.mail.from = Some("hello@shop.example.com".parse().unwrap());
@@ -743,7 +744,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_permanent_rejection_of_the_recipient_is_dead_and_a_temporary_one_is_retried() {
+    async fn a_permanent_rejection_of_the_recipient_makes_a_dead_letter_and_a_temporary_one_a_retry() {
         let deliver = async |replies: &'static [(&'static str, &'static str)]| {
             let (port, _received) = listener(replies).await;
             let stores = FakeStores { user: Some(user()), codes: Some(Mutex::default()), replication: None };
@@ -765,7 +766,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_mail_that_cannot_be_attempted_waits_and_is_not_counted() {
-        // Port 9 accepts no connection, but no attempt gets that far.
+        // Nothing listens on port 9, but no delivery connects to it.
         let delivery = delivery(FakeStores { user: Some(user()), codes: None, replication: None }, 9);
         let now = delivery.env.now();
         for app in ["shop", "unresolved", "not-served"] {
@@ -775,7 +776,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reset_older_than_the_lifetime_of_its_code_is_dead() {
+    async fn a_reset_mail_older_than_the_lifetime_of_its_code_becomes_a_dead_letter() {
         let delivery = delivery(FakeStores::default(), 9);
         let old = delivery.env.now() - Duration::from_secs(1_801);
         let outcome = delivery.deliver(&row("shop", reset(old))).await;

@@ -26,14 +26,15 @@ pub struct RenderedMessage {
     pub message: Vec<u8>,
 }
 
-/// The App that sends a mail.
+/// The App that sends a mail, and the installation.
 #[derive(Clone, Copy, Debug)]
 pub struct Sender<'a> {
     pub app: &'a AppId,
     pub display_name: &'a str,
     pub mail: &'a RenderedMail,
-    /// The relay and the sender of the installation.
+    /// The relay of the installation.
     pub relay: &'a SmtpRelay,
+    /// The sender of the installation.
     pub from: &'a Mailbox,
 }
 

@@ -1,12 +1,13 @@
-//! The link in a mail: the App's own page, with the code in the URL.
+//! The link in a mail: a page of the application, with the code in the URL.
 
 use latchkey_crds::types::LinkTemplate;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// All characters except the unreserved ones (RFC 3986, section 2.3).
+/// The characters that are percent-encoded: all except the unreserved ones (RFC 3986, section 2.3).
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Opening the link changes nothing, because link scanners open it before the user does: the page posts the code.
+/// Fills the code and the email address into the link. The page behind the link must post the code: opening the link
+/// alone changes nothing, because link scanners open it before the user does.
 pub(super) fn fill_template(template: &LinkTemplate, code: &str, email: &str) -> String {
     let encoded = |text| utf8_percent_encode(text, RESERVED).to_string();
     // The encoded values contain no braces, so the order does not matter.

@@ -14,7 +14,7 @@ use crate::domain::{mail::MailKind, ports::OutboxBacklog};
 #[derive(Clone, Debug)]
 pub struct MailMetrics {
     mails: Family<MailLabels, Counter>,
-    propagations: Family<EpochLabels, Counter>,
+    propagations: Family<PropagationLabels, Counter>,
     send_seconds: Histogram,
     in_flight: Gauge,
     due: Gauge,
@@ -25,7 +25,7 @@ pub struct MailMetrics {
 /// The outcome of an attempt, as a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum AttemptOutcome {
-    /// The relay accepted it.
+    /// The relay accepted the mail, or Redis stored the epoch or the profile.
     Sent,
     /// There was nothing to send.
     Skipped,
@@ -41,7 +41,7 @@ struct MailLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EpochLabels {
+struct PropagationLabels {
     outcome: AttemptOutcome,
 }
 
@@ -69,12 +69,12 @@ impl MailMetrics {
             }
         }
         for outcome in [AttemptOutcome::Sent, AttemptOutcome::Retried] {
-            drop(metrics.propagations.get_or_create(&EpochLabels { outcome }));
+            drop(metrics.propagations.get_or_create(&PropagationLabels { outcome }));
         }
         registry.register("mails", "Attempts to send a mail, by outcome", metrics.mails.clone());
         registry.register(
             "carried_epochs",
-            "Attempts to write an epoch to Redis that a request could not write, by outcome",
+            "Attempts to write an epoch or a profile to Redis that a request could not write, by outcome",
             metrics.propagations.clone(),
         );
         registry.register(
@@ -97,8 +97,8 @@ impl MailMetrics {
         self.mails.get_or_create(&MailLabels { mail: KindLabel(kind), outcome }).inc();
     }
 
-    pub(super) fn count_epoch(&self, outcome: AttemptOutcome) {
-        self.propagations.get_or_create(&EpochLabels { outcome }).inc();
+    pub(super) fn count_propagation(&self, outcome: AttemptOutcome) {
+        self.propagations.get_or_create(&PropagationLabels { outcome }).inc();
     }
 
     pub(super) fn observe_send(&self, duration: std::time::Duration) {
@@ -154,7 +154,7 @@ mod tests {
         let metrics = MailMetrics::register(&mut registry);
         metrics.count_mail(MailKind::AccountExists, AttemptOutcome::Sent);
         metrics.count_mail(MailKind::AccountExists, AttemptOutcome::Sent);
-        metrics.count_epoch(AttemptOutcome::Retried);
+        metrics.count_propagation(AttemptOutcome::Retried);
         metrics.set_backlog(OutboxBacklog { due: 3, oldest_due_seconds: 1.5, dead: 2 });
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();

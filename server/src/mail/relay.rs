@@ -39,7 +39,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_IDLE_TIME: Duration = Duration::from_secs(20);
 /// Many relays accept a hundred mails per connection, some fewer.
 const MAX_MAILS_PER_CONNECTION: u32 = 50;
-/// Idle connections per relay and App; as many as the mails of an App that are sent at the same time.
+/// The maximum number of idle connections per relay and App: as many as mails of an App are sent at the same time.
 const MAX_IDLE_CONNECTIONS: usize = 4;
 
 /// The relay and the sender of a mail.
@@ -54,7 +54,7 @@ pub(super) struct Route {
 
 /// A mail, ready to be sent.
 pub(super) struct OutgoingMail {
-    /// The id of the row: a second attempt has the same Message-ID, so that most mail clients show one mail.
+    /// The id of the outbox row: a second attempt has the same Message-ID, so that most mail clients show one mail.
     pub(super) id: Uuid,
     pub(super) to: Mailbox,
     pub(super) date: OffsetDateTime,
@@ -88,7 +88,7 @@ impl RelayPool {
         &self.settings
     }
 
-    /// Sends a mail within [`SEND_TIMEOUT`].
+    /// Sends a mail, or fails after [`SEND_TIMEOUT`].
     pub(super) async fn send(&self, route: &Route, mail: OutgoingMail) -> Result<(), SendError> {
         let message = build_message(route, mail)?;
         let envelope = message.envelope();
@@ -179,7 +179,7 @@ fn host(relay: &SmtpRelay) -> &str {
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// A relay with a changed Secret has another key. The hash avoids keeping the credentials here.
+/// A relay with a changed Secret has another key. The key contains a hash, so that the pool does not keep credentials.
 fn connection_key(route: &Route) -> ConnectionKey {
     let relay = serde_json::to_vec(&route.relay).expect("a relay is strings and a number");
     let mut hash = [0; SHA256_OUTPUT_LEN];
@@ -233,7 +233,7 @@ pub(super) mod tests {
     /// Responses by the first word of the command.
     type Replies = &'static [(&'static str, &'static str)];
 
-    /// Responds to each command by its first word; commands that are not listed are accepted.
+    /// Responds to each command by its first word; commands that are not listed are accepted. Returns what it received.
     async fn serve_smtp(stream: TcpStream, script: &[(&str, &str)]) -> Vec<String> {
         let (mut received, mut stream) = (Vec::new(), BufReader::new(stream));
         let reply_to = |word: &str, default: &str| {
@@ -461,7 +461,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn an_apps_own_relay_is_restricted_in_address_and_port_and_the_installs_is_not() {
+    async fn an_apps_own_relay_is_restricted_in_address_and_port_and_that_of_the_installation_is_not() {
         let (port, received) = test_relay(&[]).await;
         let relays = RelayPool::new(MailSettings::default());
         let with_host = |mut route: Route, host: &str, port| {

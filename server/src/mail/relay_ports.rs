@@ -17,7 +17,7 @@ mod tests {
     use crate::outbound::OutboundPolicy;
 
     #[test]
-    fn only_ports_of_mail_are_allowed() {
+    fn without_insecure_mode_only_mail_ports_are_allowed_even_in_a_listed_network() {
         let listed = vec!["10.1.0.0/16".parse().unwrap()];
         let reach = OutboundPolicy { private_cidrs: listed, ..OutboundPolicy::default() };
         let settings = MailSettings { reach, ..MailSettings::default() };

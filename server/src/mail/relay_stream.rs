@@ -1,5 +1,5 @@
-//! A connection to a relay: TCP to an IP address that was checked, TLS for the configured name, and a limit on the
-//! bytes that the peer can send.
+//! A connection to a relay: TCP to an IP address that was resolved before, TLS for the configured name, and a limit on
+//! the bytes that the peer can send.
 
 use std::{
     fmt, io,
@@ -26,7 +26,7 @@ use super::send_error::{SendError, Stage};
 use crate::outbound::tls_roots::TlsRoots;
 
 /// Bytes that a peer can send on one connection. lettre reads lines of any length, and the peer is untrusted. Fifty
-/// mails need a hundredth of it.
+/// mails need a hundredth of this limit.
 const MAX_READ_BYTES: usize = 1024 * 1024;
 /// Timeout per IP address, so that an address that does not respond leaves time for the next one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
@@ -35,7 +35,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 struct RelayStream<T> {
     stream: T,
     peer: SocketAddr,
-    /// Read before the stream: the greeting, if STARTTLS has already read it from the stream.
+    /// What is read before the stream: the greeting, if [`starttls`] has already read it from the stream.
     greeting: io::Cursor<Vec<u8>>,
 }
 
@@ -49,7 +49,7 @@ struct LimitedStream {
 pub(super) async fn connect(addresses: &[SocketAddr]) -> Result<(TcpStream, SocketAddr), SendError> {
     for address in addresses {
         if let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
-            // Commands are short, and each waits for its response.
+            // No delay: commands are short, and each waits for its response.
             let _ = stream.set_nodelay(true);
             return Ok((stream, *address));
         }
@@ -81,8 +81,8 @@ pub(super) async fn open(
         .map_err(|error| SendError::from_smtp(Stage::Greeting, &error))
 }
 
-/// Negotiates STARTTLS (RFC 3207). Also returns the greeting, because lettre reads one first and after STARTTLS there
-/// is none.
+/// Negotiates STARTTLS (RFC 3207). Also returns the greeting: lettre reads a greeting first, and a relay sends none
+/// after STARTTLS.
 async fn starttls(stream: LimitedStream, hello: &ClientId) -> Result<(LimitedStream, Vec<u8>), SendError> {
     let mut stream = BufReader::new(stream);
     let greeting = read_reply(&mut stream, Stage::Greeting).await?;

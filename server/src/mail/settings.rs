@@ -1,10 +1,10 @@
-//! Settings of the install for the mail of all Apps.
+//! Settings of the installation for the mail of all Apps.
 
 use latchkey_crds::{rendered::SmtpRelay, types::Mailbox};
 
 use crate::outbound::OutboundPolicy;
 
-/// Settings of the install for the mail of all Apps.
+/// Settings of the installation for the mail of all Apps.
 #[derive(Clone, Debug, Default)]
 pub struct MailSettings {
     /// The relay of the installation. Without it, the mails of an App wait unless the App has both its own relay and

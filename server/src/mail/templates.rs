@@ -11,7 +11,7 @@ use tracing::warn;
 use crate::domain::mail::MailKind;
 
 /// Maximum characters of a subject. RFC 5322, section 2.1.1 allows lines of 998 characters, but no mail client shows
-/// more than these.
+/// more than 200 of a subject.
 const MAX_SUBJECT_CHARS: usize = 200;
 
 macro_rules! defaults {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn every_default_renders_for_an_unverified_address_without_a_page() {
+    fn every_default_renders_without_a_name_and_a_link() {
         for kind in MailKind::ALL {
             let mail = rendered(&[], kind, TemplateValues { name: "", url: "", ..SAMPLE });
             for body in [&mail.text, &mail.html] {

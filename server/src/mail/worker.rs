@@ -27,8 +27,9 @@ const MAX_IN_FLIGHT_PER_APP: usize = 4;
 const LEASE: Duration = Duration::from_secs(60);
 /// Timeout of the delivery of a row, so that it cannot outlive its lease.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(40);
-/// How often the outbox is polled without notifications.
+/// How often the outbox is polled if there is no notification.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the metrics of the backlog are updated.
 const BACKLOG_INTERVAL: Duration = Duration::from_secs(15);
 /// How long running deliveries can continue at shutdown: enough to send one mail and finish its row.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
@@ -109,8 +110,7 @@ async fn schedule<O, D>(
                     log_panic(ended);
                 }
             }
-            // During an outage of Postgres, notifications are ignored: waiting for them would fail immediately and
-            // cause a busy loop.
+            // During an outage of Postgres, notifications are ignored, so that they cause no additional attempts.
             () = outbox.wait_for_notification(), if !is_full && !is_unavailable => {}
             () = sleep(backoff::jitter(POLL_INTERVAL, env.random_unit())), if !is_full => {}
         }
@@ -162,7 +162,7 @@ async fn deliver_row<O: Outbox, D: Deliverer>(outbox: Arc<O>, deliverer: Arc<D>,
         DeliveryOutcome::Dead { .. } => "dead",
     };
     Span::current().record("latchkey.outbox.outcome", outcome_name);
-    // If the row of a mail is not finished, the mail is sent again. Therefore retry until the lease ends.
+    // If the row of a mail is not finished, the mail is sent again. Therefore `finish` is retried until the lease ends.
     let mut pause = Duration::from_millis(100);
     while let Err(error) = outbox.finish(&row, outcome.clone()).await {
         if Instant::now() + pause >= lease_end {
@@ -351,7 +351,7 @@ mod tests {
     }
 
     impl Running {
-        /// Waits until so many deliveries have started. Returns their Apps.
+        /// Waits until `count` more deliveries have started. Returns their Apps.
         async fn wait_for_started_apps(&mut self, count: usize) -> Vec<String> {
             let mut apps = Vec::new();
             while apps.len() < count {
@@ -372,7 +372,7 @@ mod tests {
         let mut running = run(FakeOutbox::with(&[("hangs", 100), ("shop", 40), ("blog", 40)]));
         let started = running.wait_for_started_apps(84).await;
         assert_eq!(started.iter().filter(|app| *app == "hangs").count(), MAX_IN_FLIGHT_PER_APP);
-        // Later rows of other Apps do not wait for it either.
+        // Later rows of other Apps do not wait for the hanging App either.
         running.outbox.add("shop", 5);
         running.outbox.notification.notify_one();
         assert_eq!(running.wait_for_started_apps(5).await, ["shop"; 5]);

@@ -8,12 +8,12 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub mod proxy;
 pub(crate) mod tls_roots;
 
-/// Which networks Apps can reach.
+/// To which networks the server connects for Apps. Public networks are always allowed.
 #[derive(Clone, Debug, Default)]
 pub struct OutboundPolicy {
-    /// Private networks that are allowed nevertheless.
+    /// The only private networks that are allowed.
     pub private_cidrs: Vec<IpNet>,
-    /// For development: allows loopback, any port, and providers without TLS.
+    /// For development: allows loopback, any port of an App's own relay, and providers without TLS.
     pub allow_insecure: bool,
 }
 
@@ -43,16 +43,16 @@ const RESERVED_V4: [Ipv4Net; 15] = [
     v4(240, 0, 0, 0, 4),     // reserved, broadcast
 ];
 
-/// The public part of IPv6 is global unicast (RFC 4291, 2.4) …
+/// Global unicast (RFC 4291, 2.4): the public part of IPv6, without [`RESERVED_V6`].
 const GLOBAL_V6: Ipv6Net = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
-/// … without these networks.
+/// Networks of [`GLOBAL_V6`] that are not public.
 const RESERVED_V6: [Ipv6Net; 4] = [
     v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),     // protocol assignments, Teredo
     v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32), // documentation
     v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),     // 6to4: contains any IPv4 address
     v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),     // documentation
 ];
-/// NAT64 (RFC 6052): the embedded IPv4 address is checked, since the gateway connects to that one.
+/// NAT64 (RFC 6052): the embedded IPv4 address is checked, because the gateway connects to that address.
 const NAT64: Ipv6Net = v6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
 
 const fn v4(a: u8, b: u8, c: u8, d: u8, prefix: u8) -> Ipv4Net {
@@ -92,8 +92,8 @@ impl OutboundPolicy {
     }
 }
 
-/// Every IP address of a host, which is a name or an IP address. There is only one lookup, so DNS rebinding, which
-/// changes the result of the second one, has no effect.
+/// Every IP address of a host, which is a name or an IP address. Connections use this result without another lookup, so
+/// DNS rebinding, which changes the result of a second lookup, has no effect.
 pub(crate) async fn lookup_host(host: &str, port: u16) -> Result<Vec<SocketAddr>, ResolveError> {
     let addresses: Vec<SocketAddr> = match host.parse::<IpAddr>() {
         Ok(address) => vec![(address, port).into()],
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_network_is_allowed_and_no_other() {
+    fn a_listed_private_network_is_allowed_and_no_other() {
         let reach = OutboundPolicy {
             private_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd00:1::/32".parse().unwrap()],
             ..OutboundPolicy::default()

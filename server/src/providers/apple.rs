@@ -12,11 +12,12 @@ use time::{Duration, OffsetDateTime};
 use super::client::ProviderConfig;
 use crate::domain::identity::UnusableReason;
 
-/// Apple accepts up to six months. A short lifetime costs nothing, because the server signs the secret itself.
+/// Lifetime of a client secret. Apple accepts up to six months, but a short lifetime costs nothing, because the server
+/// signs the secret itself.
 const LIFETIME: Duration = Duration::HOUR;
 /// A secret is renewed this long before it expires, for clock differences and the time of a request.
 const RENEWAL_MARGIN: Duration = Duration::minutes(10);
-/// Maximum number of cached secrets. At the maximum the cache is cleared.
+/// Maximum number of cached secrets. When it is reached, the cache is cleared.
 const MAX_CACHED_SECRETS: usize = 1024;
 
 const AUDIENCE: &str = "https://appleid.apple.com";

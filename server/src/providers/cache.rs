@@ -1,5 +1,5 @@
-//! Cache of provider documents (discovery documents, key sets) by URL. One call fetches a document at a time, and a
-//! stale copy is used while the provider is unavailable.
+//! Cache of provider documents (discovery documents, key sets) by URL. Concurrent callers share one fetch of a
+//! document, and a stale copy is used while the provider is unavailable.
 
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
@@ -25,8 +25,8 @@ const RETRY_INTERVAL: time::Duration = time::Duration::MINUTE;
 const REFRESH_WAIT: Duration = Duration::from_secs(1);
 /// Maximum number of copies. Most have a few KiB.
 const MAX_ENTRIES: usize = 2048;
-/// Maximum size of all copies of one cache, in bytes: 4 KiB for each of [`MAX_ENTRIES`]. The largest possible key set
-/// takes about 50 KiB, so without this bound the documents of hostile providers could exhaust the memory.
+/// Maximum size of all copies of one cache, in bytes: 4 KiB for each of [`MAX_ENTRIES`]. A key set can take more than
+/// ten times as much, so without this bound the documents of hostile providers could exhaust the memory.
 const MAX_CACHE_BYTES: usize = 8 * 1024 * 1024;
 
 type FetchResult<T> = Result<Arc<T>, ProviderError>;
@@ -43,7 +43,7 @@ pub(super) trait MemorySize {
 
 struct Entries<T> {
     by_url: HashMap<String, Arc<Entry<T>>>,
-    /// Sum over all documents.
+    /// The memory that all documents take, in bytes.
     footprint: usize,
 }
 
@@ -53,7 +53,7 @@ struct Entry<T>(Mutex<EntryState<T>>);
 struct EntryState<T> {
     /// The document and the time at which it was fetched.
     document: Option<(Arc<T>, OffsetDateTime)>,
-    /// The size of the document in memory.
+    /// The memory that the document takes, in bytes.
     footprint: usize,
     failed_at: Option<OffsetDateTime>,
     /// When a fetch last began because the document lacked something.
@@ -178,7 +178,7 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
                 }
             }
         });
-        // A panic in the task is reported as a broken connection.
+        // A panic in the task is reported as a closed connection.
         let running = task
             .map(|ended| ended.unwrap_or(Err(ProviderError::Unavailable(UnavailableReason::ConnectionClosed))))
             .boxed()
@@ -191,7 +191,7 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
 // === impl Entries ===
 
 impl<T> Entries<T> {
-    /// Updates the sum after a copy changed, and evicts other copies to stay within the bound.
+    /// Updates the sum after a copy changed, and evicts the least recently used copies to stay within the bound.
     fn update_footprint(&mut self, changed: &Arc<Entry<T>>, before: usize, after: usize) {
         // If the entry was evicted during the fetch, it is not in the sum.
         if !self.by_url.values().any(|entry| Arc::ptr_eq(entry, changed)) {

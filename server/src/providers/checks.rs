@@ -1,4 +1,4 @@
-//! Checks whether providers can be reached and accept their client: after a change and at intervals.
+//! Checks whether providers can be reached and accept our client: after each change of a Provider, and at intervals.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -33,14 +33,14 @@ use crate::{
 
 /// How often due checks are started and changes of Apps are read.
 const TICK: Duration = Duration::from_secs(1);
-/// A reachable Provider is checked again after an hour, plus or minus a quarter, so that servers do not check at the
-/// same time.
+/// If a provider is reachable, it is checked again after this time, plus or minus 25 %, so that servers do not check at
+/// the same time.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
-/// After any other result, the Provider is checked again sooner, with the same jitter.
+/// After any other result, the provider is checked again after this time, plus or minus 25 %.
 const RETRY_INTERVAL: Duration = Duration::from_secs(300);
-/// The first check of a new or changed Provider comes within this time.
+/// The first check of a new or changed Provider is due within this time.
 const FIRST_CHECK_WITHIN: Duration = Duration::from_secs(5);
-/// Concurrent checks. Few, because no client waits for them.
+/// Maximum number of concurrent checks. A few are enough, because no client waits for a check.
 const MAX_CONCURRENT_CHECKS: usize = 8;
 /// An authorization code that no provider has issued.
 const INVALID_CODE: &str = "latchkey-asks-whether-this-client-is-known";
@@ -66,7 +66,8 @@ impl SocialProviders {
         let mut changed = true;
         loop {
             tokio::select! {
-                // All Apps are read again, so it does not matter which App changed or how many changes were missed.
+                // At the next tick all Apps are read, so it does not matter which App changed or how many changes were
+                // missed.
                 _ = changes.recv() => {
                     changed = true;
                     continue;
@@ -93,8 +94,7 @@ impl SocialProviders {
                 if running.len() >= MAX_CONCURRENT_CHECKS {
                     break;
                 }
-                // Without a permit the check stays due: too many calls to this provider or of this namespace are
-                // running.
+                // If no permit is free, the check stays due and is tried again at the next tick.
                 let Ok(permit) = self.0.permits.try_acquire_for_check(&Arc::new(key.clone())) else { continue };
                 // Prevents a second start while the check runs, which takes at most ten seconds.
                 provider.next_check = now + CHECK_INTERVAL;
@@ -116,7 +116,7 @@ impl SocialProviders {
     }
 
     /// Checks now whether the provider can be reached and accepts the client. `None` if it cannot be checked: the
-    /// secret is missing, the preset or its options cannot be used, or too many calls to the provider are running.
+    /// secret is missing, the preset or its options cannot be used, or no permit is free.
     pub async fn check(&self, namespace: &str, provider: &RenderedProvider, callback: &str) -> Option<Reason> {
         let key = Arc::new((namespace.to_owned(), provider.resource.clone()));
         let permit = self.0.permits.try_acquire_for_check(&key).ok()?;
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_do_not_check_at_the_same_time() {
+    fn an_interval_varies_by_a_quarter_in_both_directions() {
         let hour = Duration::from_secs(3600);
         assert_eq!(with_jitter(hour, 0.0), Duration::from_secs(2700));
         assert_eq!(with_jitter(hour, 1.0), Duration::from_secs(4500));

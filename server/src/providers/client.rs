@@ -21,7 +21,7 @@ pub(super) const MICROSOFT_CONSUMERS_TENANT: &str = "9188040d-6c67-4c5b-b112-36a
 pub(super) struct ProviderConfig<'a> {
     pub(super) preset: &'static Preset,
     pub(super) settings: &'a ProviderSettings,
-    /// Released when the last call of this client ends.
+    /// A clone of the operation's permit. A fetch that outlives the operation has another clone.
     pub(super) permit: Permit,
     pub(super) mapping: ClaimMapping,
 }
@@ -44,7 +44,7 @@ pub(super) enum EmailVerification {
     Claim { name: Cow<'static, str>, accepts_one: bool },
 }
 
-/// The Provider's `claims`, of `oidc` and `oauth2`.
+/// The `claims` of a Provider with the preset `oidc` or `oauth2`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ConfiguredClaims {
@@ -83,7 +83,7 @@ impl<'a> ProviderConfig<'a> {
         self.option(name).ok_or(UnusableReason::InvalidOptions)
     }
 
-    /// The configured issuer, and the URL of its discovery document.
+    /// The issuer by the preset and the Provider's options, and the URL of its discovery document.
     pub(super) fn discovery_url(&self, issuer: IssuerSource) -> Result<(Cow<'static, str>, String), UnusableReason> {
         let issuer: Cow<'static, str> = match issuer {
             IssuerSource::Fixed(issuer) => issuer.into(),
@@ -109,7 +109,7 @@ impl<'a> ProviderConfig<'a> {
         scopes
     }
 
-    /// Whether tokens of this client ID are accepted at *login*.
+    /// Whether this client ID is the `clientID` or one of the `additionalClientIDs` of the Provider.
     pub(super) fn is_accepted_client(&self, client: &str) -> bool {
         client == self.settings.client_id || self.settings.additional_client_ids.iter().any(|other| other == client)
     }

@@ -14,10 +14,10 @@ use super::{
 };
 use crate::domain::identity::{InvalidCallback, InvalidResponse, ProviderEndpoint, ProviderError, UnusableReason};
 
-/// Maximum length of a URL in a document, in bytes. URLs are cached with the document.
+/// Maximum length of a URL in a document, in bytes. It bounds the memory of cached documents, which contain the URLs.
 pub(super) const MAX_URL_LENGTH: usize = 2048;
 
-/// The used members of a discovery document, in a few small values.
+/// What the cache keeps of a discovery document: a few small values.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     pub(super) issuer: String,
@@ -59,7 +59,7 @@ pub(super) struct Endpoints {
     /// `None` if the provider issues no ID tokens.
     pub(super) keys: Option<KeySetSource>,
     pub(super) issuers: AcceptedIssuers,
-    /// The provider announces `iss` in every callback (RFC 9207, 3).
+    /// The provider announces that every callback has `iss` (RFC 9207, 3).
     pub(super) announces_iss: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct KeySetSource {
 /// The accepted values of `iss`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AcceptedIssuers {
-    /// The provider documents no issuer.
+    /// The provider documents no issuer: no ID token is accepted, and `iss` of callbacks is not checked.
     Unknown,
     /// The issuer, and other names for it.
     Known { issuer: String, aliases: &'static [&'static str] },
@@ -248,7 +248,7 @@ impl Inner {
         self.metadata.get(url, self.fetch_metadata(client, url)).await
     }
 
-    /// Fetches a document, without the cache.
+    /// Fetches a discovery document, without the cache.
     pub(super) fn fetch_metadata(
         &self,
         client: &ProviderConfig<'_>,
@@ -256,7 +256,7 @@ impl Inner {
     ) -> impl Future<Output = Result<Metadata, ProviderError>> + Send + use<> {
         let (http, target, url) =
             (Arc::clone(&self.http), client.call_target(ProviderEndpoint::Discovery), url.to_owned());
-        // The fetch continues after its caller was cancelled. The permit is released when the fetch ends.
+        // The fetch can outlive its caller, so it has a clone of the permit until it ends.
         let permit = client.permit.clone();
         async move {
             let _permit = permit;
@@ -317,8 +317,8 @@ fn client_authentication(client: &ProviderConfig<'_>, metadata: Option<&Metadata
     })
 }
 
-/// The issuer in Microsoft's document is a template for `common` and `organizations`. For one tenant it contains the
-/// tenant ID, even if the request used the tenant's domain.
+/// The accepted issuers by the `issuer` of Microsoft's document. For the tenants `common` and `organizations` this is a
+/// template. For any other tenant it contains the tenant ID, even if the Provider names the tenant by its domain.
 fn microsoft_issuers(client: &ProviderConfig<'_>, issuer: &str) -> Option<AcceptedIssuers> {
     let tenant = issuer.strip_prefix(MICROSOFT_BASE_URL)?.strip_suffix("/v2.0")?;
     if tenant == "{tenantid}" {

@@ -29,8 +29,8 @@ use crate::domain::identity::{
     AuthorizationCodeGrant, InvalidResponse, ProviderEndpoint, ProviderError, UnusableReason, VerifiedIdentity,
 };
 
-/// The response of a token endpoint (RFC 6749, 5.1; OpenID Connect Core 1.0, 3.1.3.3). Other members are ignored,
-/// because providers differ in the format of `scope`.
+/// The response of a token endpoint (RFC 6749, 5.1; OpenID Connect Core 1.0, 3.1.3.3). Other members are not read;
+/// providers differ, for example, in the format of `scope`.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct ProviderTokens {
     access_token: AccessToken,
@@ -92,7 +92,7 @@ impl TokenResponse for ProviderTokens {
 
 impl std::fmt::Debug for EncodedIdToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("IdToken(…)")
+        f.write_str("EncodedIdToken(…)")
     }
 }
 
@@ -208,7 +208,7 @@ impl Inner {
     }
 }
 
-/// Maps an error response of a token endpoint to a [`ProviderError`].
+/// Maps a failed call of a token endpoint to a [`ProviderError`].
 fn token_endpoint_error(
     client: &ProviderConfig<'_>,
     error: RequestTokenError<HttpCallError, BasicErrorResponse>,
@@ -218,7 +218,8 @@ fn token_endpoint_error(
         RequestTokenError::ServerResponse(response) => reason_of_error_code(client, response.error().as_ref()),
         // Some providers send errors with status 200.
         RequestTokenError::Parse(_, body) => match parse(&body) {
-            // `error` (RFC 6749, 5.2). Facebook's is an object with a number; Twitch has only a message.
+            // `error` is a code (RFC 6749, 5.2). At Facebook it is an object with the number `code`. Twitch sends only
+            // `message`.
             Ok(claims) => {
                 let error_code =
                     ["error", "/error/code", "message"].into_iter().find_map(|name| find_claim_text(&claims, name));
@@ -232,7 +233,7 @@ fn token_endpoint_error(
     ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Token, reason }
 }
 
-/// Error codes by RFC 6749, 5.2, and the provider's own codes for the same.
+/// The meaning of an error code, which is one of RFC 6749, 5.2, or one of the provider's own.
 fn reason_of_error_code(client: &ProviderConfig<'_>, error: &str) -> InvalidResponse {
     let codes = &client.preset.error_codes;
     let is = |kind: BasicErrorResponseType| error == kind.as_ref();

@@ -31,7 +31,8 @@ pub fn discovery_urls(body: &[u8]) -> Option<Vec<String>> {
     Some([metadata.issuer.as_str()].into_iter().chain(metadata.urls()).map(str::to_owned).collect())
 }
 
-/// Whether a rendered Provider has everything that its preset requires, except the secret.
+/// Whether this server knows the preset of a rendered Provider and can read the `claims` that the preset needs. Checks
+/// neither the other options nor the secret.
 pub fn is_usable(settings: &ProviderSettings) -> bool {
     client(settings).is_ok()
 }

@@ -1,5 +1,5 @@
-//! The HTTP client for providers: bounded in time and size, over TLS only, and only to IP addresses that the
-//! installation allows.
+//! The HTTP client for providers. It bounds time and size, and connects only to IP addresses that the installation
+//! allows, and only over TLS except in development.
 
 use std::{
     collections::HashMap,
@@ -44,20 +44,20 @@ use crate::{
 
 /// Timeout of one operation with all its calls, and of one call (specification: Limits, Provider calls).
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum size of a response body, enforced by its `Content-Length` and while it is read. docs/decisions/0024 lists
-/// what providers send.
+/// Maximum size of a response body, in bytes. Enforced by `Content-Length` and while the body is read.
+/// docs/decisions/0024 lists what providers send.
 pub(super) const MAX_RESPONSE_BODY: usize = 64 * 1024;
-/// Maximum size of a response head; GitHub's has about 4 KiB. The default of hyper is 400 KiB.
+/// Maximum size of a response head, in bytes. GitHub's has about 4 KiB. The default of hyper is 400 KiB.
 pub(super) const MAX_RESPONSE_HEAD: usize = 32 * 1024;
-/// Timeout of the connection to one IP address. If it does not respond, time must remain for the next one.
+/// Timeout of a connection attempt to one IP address. Leaves time to try the host's next IP address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// Timeout of a name lookup if there is a proxy. In a cluster with a proxy, the DNS may know only the names of the
 /// cluster, and may be slow to report that it does not know a name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Idle timeout. Servers close idle connections; a request on a connection that was just closed is lost, and with it
-/// its authorization code.
+/// Timeout of idle connections. Short, because providers close idle connections, too: a request on a connection that
+/// the provider has just closed is lost, and with it the authorization code in the request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Idle connections per host.
+/// Maximum number of idle connections per host.
 const MAX_IDLE_PER_HOST: usize = 16;
 /// `User-Agent`. GitHub and Discord reject calls without it.
 const USER_AGENT_VALUE: &str = concat!("Latchkey/", env!("CARGO_PKG_VERSION"));
@@ -146,7 +146,8 @@ impl ProviderHttp {
             return Err(HttpCallError::InvalidResponse(InvalidResponse::NotHttps));
         }
         request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
-        // Without path and query, which can contain tokens. The request does not propagate the trace to the provider.
+        // The span has neither path nor query, because these can contain tokens. The request does not propagate the
+        // trace to the provider.
         let span = latchkey_telemetry::child_span!(
             "client",
             "provider",
@@ -201,12 +202,12 @@ impl ProviderHttp {
 
 impl fmt::Debug for ProviderHttp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Http(…)")
+        f.write_str("ProviderHttp(…)")
     }
 }
 
-/// Reads a body of at most [`MAX_RESPONSE_BODY`] bytes. Copies the frames: the small frames of a chunked body would
-/// keep large read buffers in memory.
+/// Reads a body of at most [`MAX_RESPONSE_BODY`] bytes. Copies the frames, because each small frame of a chunked body
+/// would keep a large read buffer in memory.
 async fn read_body(mut body: Incoming) -> Result<Vec<u8>, HttpCallError> {
     let too_large = HttpCallError::InvalidResponse(InvalidResponse::TooLarge);
     if body.size_hint().lower() > MAX_RESPONSE_BODY as u64 {
@@ -227,7 +228,8 @@ async fn read_body(mut body: Incoming) -> Result<Vec<u8>, HttpCallError> {
     Ok(bytes)
 }
 
-/// The [`UnavailableReason`] in the error's source chain. Without one, a failed connect is a TLS failure.
+/// The [`UnavailableReason`] in the error's source chain. Without one, a failed connect is a TLS failure, and any other
+/// failure a closed connection.
 fn unavailable_reason(error: &hyper_util::client::legacy::Error) -> UnavailableReason {
     let mut source: Option<&(dyn Error + 'static)> = error.source();
     while let Some(inner) = source {
@@ -343,7 +345,7 @@ mod tests {
     }
 
     /// Starts a server that writes `response` to every connection. Returns a URL of the server.
-    async fn serve_once(response: Vec<u8>) -> String {
+    async fn run_server(response: Vec<u8>) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/x", listener.local_addr().unwrap());
         tokio::spawn(async move {
@@ -383,7 +385,7 @@ mod tests {
 
     #[tokio::test]
     async fn plain_http_works_only_in_development() {
-        let url = serve_once(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi".to_vec()).await;
+        let url = run_server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi".to_vec()).await;
         let listed =
             OutboundPolicy { private_cidrs: vec!["127.0.0.0/8".parse().unwrap()], ..OutboundPolicy::default() };
         assert_eq!(get(&http(listed), &url).await, Err(HttpCallError::InvalidResponse(InvalidResponse::NotHttps)));
@@ -392,7 +394,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_listed_network_is_reached_and_its_certificate_is_still_verified() {
-        let url = serve_once(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi".to_vec()).await;
+        let url = run_server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi".to_vec()).await;
         let listed =
             OutboundPolicy { private_cidrs: vec!["127.0.0.0/8".parse().unwrap()], ..OutboundPolicy::default() };
         let result = get(&http(listed), &url.replace("http://", "https://")).await;
@@ -405,36 +407,36 @@ mod tests {
         let too_large = Err(HttpCallError::InvalidResponse(InvalidResponse::TooLarge));
         // Refused by its `Content-Length`, before the body arrives.
         let declared = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", MAX_RESPONSE_BODY + 1);
-        assert_eq!(get(&http, &serve_once(declared.into_bytes()).await).await, too_large);
+        assert_eq!(get(&http, &run_server(declared.into_bytes()).await).await, too_large);
         let fits = format!("HTTP/1.1 200 OK\r\ncontent-length: {MAX_RESPONSE_BODY}\r\n\r\n").into_bytes();
         let fits = fits.into_iter().chain(std::iter::repeat_n(b'x', MAX_RESPONSE_BODY)).collect();
-        assert_eq!(get(&http, &serve_once(fits).await).await, Ok((200, MAX_RESPONSE_BODY)));
+        assert_eq!(get(&http, &run_server(fits).await).await, Ok((200, MAX_RESPONSE_BODY)));
         // In chunks, without a `Content-Length`.
         let pieces = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".iter().copied();
         let pieces = pieces.chain(b"1\r\nx\r\n".repeat(MAX_RESPONSE_BODY + 1)).collect();
-        assert_eq!(get(&http, &serve_once(pieces).await).await, too_large);
+        assert_eq!(get(&http, &run_server(pieces).await).await, too_large);
         let head = format!("HTTP/1.1 200 OK\r\nx: {}\r\ncontent-length: 0\r\n\r\n", "x".repeat(3 * MAX_RESPONSE_HEAD));
         assert_eq!(
-            get(&http, &serve_once(head.into_bytes()).await).await,
+            get(&http, &run_server(head.into_bytes()).await).await,
             Err(HttpCallError::Unavailable(UnavailableReason::ConnectionClosed))
         );
         let fields = format!("HTTP/1.1 200 OK\r\n{}content-length: 0\r\n\r\n", "x: y\r\n".repeat(101));
         assert_eq!(
-            get(&http, &serve_once(fields.into_bytes()).await).await,
+            get(&http, &run_server(fields.into_bytes()).await).await,
             Err(HttpCallError::Unavailable(UnavailableReason::ConnectionClosed))
         );
         let elsewhere = b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n".to_vec();
         assert_eq!(
-            get(&http, &serve_once(elsewhere).await).await,
+            get(&http, &run_server(elsewhere).await).await,
             Err(HttpCallError::InvalidResponse(InvalidResponse::Status(302)))
         );
         let busy = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n".to_vec();
         assert_eq!(
-            get(&http, &serve_once(busy).await).await,
+            get(&http, &run_server(busy).await).await,
             Err(HttpCallError::Unavailable(UnavailableReason::Status(503)))
         );
         assert_eq!(
-            get(&http, &serve_once(Vec::new()).await).await,
+            get(&http, &run_server(Vec::new()).await).await,
             Err(HttpCallError::Unavailable(UnavailableReason::ConnectionClosed))
         );
         assert_eq!(

@@ -19,17 +19,17 @@ use crate::domain::identity::{InvalidProviderToken, InvalidResponse};
 const CLOCK_LEEWAY: f64 = 60.0;
 /// Maximum number of keys that are read from one set; Microsoft has a dozen.
 const MAX_KEYS: usize = 64;
-/// Maximum length of a key ID and of the name of a key's algorithm.
+/// Maximum length of a key ID and of the name of a key's algorithm, in bytes.
 const MAX_KEY_ID_LENGTH: usize = 255;
-/// Maximum length of one number of a key: 8,192 bits in base64url, the largest RSA modulus that can be verified here.
+/// Maximum length of one number of a key, in bytes: 8,192 bits in base64url, the largest RSA modulus that is supported.
 const MAX_KEY_NUMBER_LENGTH: usize = 1366;
-/// Maximum length of an ID token or access token. Microsoft's have about 4 KiB, with 200 groups about 12 KiB.
+/// Maximum length of an ID token or access token, in bytes. Microsoft's have about 4 KiB, with 200 groups about 12 KiB.
 pub(super) const MAX_TOKEN_LENGTH: usize = 32 * 1024;
-/// Maximum length of a token's encoded header. Most have 100 bytes; one with a certificate chain has about 4 KiB.
+/// Maximum length of a token's encoded header, in bytes. Most have 100 bytes; with a certificate chain, about 4 KiB.
 const MAX_HEADER_LENGTH: usize = 8 * 1024;
-/// Memory of a key in addition to its texts, in bytes, with its share of the set.
+/// Estimated memory of a key in addition to its texts, in bytes, with its share of the set.
 const KEY_OVERHEAD: usize = 256;
-/// Maximum length of a subject (OpenID Connect Core 1.0, 2).
+/// Maximum length of a subject, in bytes (OpenID Connect Core 1.0, 2).
 pub(super) const MAX_SUBJECT_LENGTH: usize = 255;
 
 /// All supported algorithms. `none` and the algorithms with a shared secret are excluded, even if a provider lists
@@ -130,8 +130,8 @@ pub(super) fn allowed_algorithms(supported: &[String]) -> Vec<Algorithm> {
 // === impl KeySet ===
 
 impl KeySet {
-    /// Parses a key set within [`super::RESPONSE_BOUNDS`]. Skips keys that are not for signatures and keys of an
-    /// unknown type.
+    /// Parses a key set within [`super::RESPONSE_BOUNDS`]. Skips keys that are not for signatures, shared secrets, keys
+    /// of an unknown type, and keys with members that are too long.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidResponse> {
         Self::from_document(&super::parse(body)?).ok_or(InvalidResponse::Incomplete)
     }
@@ -145,7 +145,7 @@ impl KeySet {
         self.0.is_empty()
     }
 
-    /// Whether a signature over any bytes is valid under one of the keys for this algorithm.
+    /// Whether one of the keys for this algorithm verifies the signature over `message`.
     pub(super) fn verifies_any_key(&self, algorithm: &str, message: &[u8], signature: &[u8]) -> bool {
         let Some((name, algorithm, _)) = ALGORITHMS.into_iter().find(|(name, ..)| *name == algorithm) else {
             return false;
@@ -287,7 +287,8 @@ impl<'a> TokenParts<'a> {
     }
 }
 
-/// Whether this has the form of a signed token: three parts, a header and claims. The signature is not verified.
+/// Whether this has the form of a signed token: three parts, of which header and claims can be parsed. The signature is
+/// not verified.
 pub fn is_well_formed(token: &str) -> bool {
     TokenParts::parse(token).and_then(|parts| UnvalidatedClaims::parse(parts.claims)).is_ok()
 }
@@ -340,7 +341,7 @@ fn validate_audience(
     if !audiences.iter().any(|id| is_for_us(id)) || !audiences.iter().all(|id| client.is_accepted_client(id)) {
         return Err(InvalidProviderToken::Audience);
     }
-    // `client_id` is the same claim in an access token (RFC 9068, 2.2).
+    // In an access token, `client_id` has the meaning of `azp` (RFC 9068, 2.2).
     for name in ["azp", "client_id"] {
         if claims.get(name).is_some_and(|party| !party.as_str().is_some_and(is_for_us)) {
             return Err(InvalidProviderToken::AuthorizedParty);
@@ -719,7 +720,7 @@ mod tests {
             let token =
                 IdToken::verify(&token, &key_set(&[&signer]), &[Algorithm::ES256], &issuers, &client, FLOW, NOW)
                     .unwrap();
-            // OpenID Connect Core 1.0, A.3.
+            // The example of OpenID Connect Core 1.0, A.3.
             token.validate_access_token_hash("jHkWEdUXMU1BwAsC4vtUsZwnNvTIxEl0z9K3vx5KF0Y")
         };
         assert_eq!(validate_hash(json!("77QmUPtjPfzWtF2AnpK9RQ")), Ok(()));

@@ -1,4 +1,4 @@
-//! Metrics of provider calls. Labels are names of presets, never of Providers or Apps.
+//! Metrics of provider calls. They are labelled with the preset, never with the name of a Provider or App.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::domain::identity::{InvalidResponse, ProviderEndpoint, ProviderError, ProviderOperation, UnavailableReason};
 
-/// In seconds; the last is the timeout of an operation.
+/// The buckets of the call duration, in seconds. The last one is [`super::http::CALL_TIMEOUT`].
 const BUCKETS: [f64; 9] = [0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// Handles to the metrics. Clones share their counters.
@@ -55,7 +55,7 @@ impl Metrics {
             duration: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             operations: Family::default(),
         };
-        // Series exist from the start, so that `rate()` sees their first increase.
+        // All series of operations exist from the start, so that `rate()` sees their first increase.
         for preset in PRESETS.iter().map(|preset| preset.name) {
             for operation in ProviderOperation::ALL.map(ProviderOperation::as_str) {
                 for outcome in OUTCOMES {

@@ -52,16 +52,16 @@ use id_token::{IdToken, KeySet, TokenOrigin};
 use metrics::Metrics;
 use permits::{Permits, SharedProviderKey};
 
-/// Bounds of a provider's response and of the claims of a token. The longest regular ones are lists of 100 email
-/// addresses with about 9 values each, discovery documents with about 400 values, and claims with about 500 groups.
-/// Within these bounds the parsed tree costs less than 2 MiB in addition to the bytes. No tree outlives the step that
-/// reads it, so there are at most as many trees as threads.
+/// Bounds on the JSON of a provider's response and of a token's claims. Regular documents are smaller: a list of 100
+/// email addresses has about 900 values, a discovery document 400, and the claims of a user of 500 groups 600. Within
+/// these bounds the parsed tree takes less than 2 MiB in addition to the bytes. No tree is kept across an `await`, so
+/// there are at most as many trees as threads.
 pub const RESPONSE_BOUNDS: Bounds = Bounds { depth: 16, values: 2000 };
 
 /// Settings of the installation that apply to the providers of all Apps.
 #[derive(Clone, Debug, Default)]
 pub struct ProviderOptions {
-    /// The IP addresses that providers can have.
+    /// The IP addresses that calls can reach, and whether calls without TLS are allowed (for development).
     pub reach: OutboundPolicy,
     /// The proxy for calls to providers.
     pub proxy: OutboundProxy,
@@ -145,7 +145,7 @@ impl SocialProviders {
         request: &AuthorizationRequest<'_>,
     ) -> Result<String, ProviderError> {
         let client = ProviderConfig::new(&provider.settings, permit)?;
-        // Without the secret the callback would fail.
+        // Fails now, because without the secret the callback of this flow would fail.
         client.secret()?;
         let endpoints = self.0.run_operation(&client, self.0.endpoints(&client)).await?;
         authorization_url(&client, endpoints, request)
@@ -204,7 +204,7 @@ impl fmt::Debug for SocialProviders {
 // === impl Inner ===
 
 impl Inner {
-    /// Runs `work` within [`CALL_TIMEOUT`] and counts its outcome.
+    /// Runs `work` within [`CALL_TIMEOUT`] and counts its outcome. The outcome of a check is not counted.
     async fn run_operation<T>(
         &self,
         client: &ProviderConfig<'_>,
@@ -217,7 +217,8 @@ impl Inner {
         result
     }
 
-    /// Validates an ID token. If its key is unknown, fetches newer keys and tries again.
+    /// Validates an ID token. If its key is unknown, fetches newer keys and tries again. The outer error is a failed
+    /// call; the inner one is what is wrong with the token.
     async fn validate_id_token(
         &self,
         client: &ProviderConfig<'_>,
@@ -272,8 +273,8 @@ fn authorization_url(
     for (name, value) in preset.parameters {
         url = url.add_extra_param(*name, *value);
     }
-    // Values are separated by spaces (OpenID Connect Core 1.0, 3.1.2.1). One unknown value changes the meaning of the
-    // whole, so `prompt` is then left out.
+    // `prompt` is a list of values, separated by spaces (OpenID Connect Core 1.0, 3.1.2.1). If the provider does not
+    // support one of them, `prompt` is left out, because the other values alone can have a different meaning.
     let is_supported = |prompt: &&str| prompt.split(' ').all(|value| preset.prompts.contains(&value));
     if let Some(prompt) = request.prompt.filter(is_supported) {
         url = url.add_extra_param("prompt", prompt);
@@ -289,14 +290,14 @@ async fn fetch(http: &ProviderHttp, target: CallTarget, url: &str) -> Result<htt
     send_request(http, target, Request::get(url)).await
 }
 
-/// Sends a request without a body.
+/// Sends a request without a body, with `Accept: application/json` if the request has no `Accept`.
 async fn send_request(
     http: &ProviderHttp,
     target: CallTarget,
     request: ::http::request::Builder,
 ) -> Result<http::ProviderResponse, ProviderError> {
     let endpoint = target.endpoint;
-    // No request can be built from the URL, which comes from a provider's document or from a Provider.
+    // The URL can come from a discovery document or from a Provider, so it can be one that no request can have.
     let incomplete = |_| ProviderError::InvalidResponse { endpoint, reason: InvalidResponse::Incomplete };
     let accepts = request.headers_ref().is_some_and(|headers| headers.contains_key(ACCEPT));
     let request = if accepts { request } else { request.header(ACCEPT, "application/json") };
@@ -318,7 +319,8 @@ impl http::ProviderResponse {
         if self.status == StatusCode::OK { Ok(&self.body) } else { Err(InvalidResponse::Status(self.status.as_u16())) }
     }
 
-    /// The parsed body. Fails unless the status is 200. Drop it before the next request; see [`RESPONSE_BOUNDS`].
+    /// The parsed body. Fails unless the status is 200. Drop the value before the next request; see
+    /// [`RESPONSE_BOUNDS`].
     fn json(&self) -> Result<Value, InvalidResponse> {
         parse(self.success_body()?)
     }

@@ -9,14 +9,14 @@ use crate::domain::{
     identity::{ProviderOperation, UnavailableReason},
 };
 
-/// All permits of a server. With a permit, one response is read at a time: a body of at most 64 KiB
+/// All permits of a server. An operation reads one response at a time: a body of at most 64 KiB
 /// ([`super::http::MAX_RESPONSE_BODY`]) after a head of at most 32 KiB ([`super::http::MAX_RESPONSE_HEAD`]). Growing
-/// buffers take up to twice that, so all responses together take at most 24 MiB.
+/// buffers take up to twice that, so the responses that operations read take at most 24 MiB together.
 const MAX_PER_SERVER: usize = 128;
-/// One namespace gets at most half of all permits, in case all its Providers hang. A namespace also never has more
-/// permits than are still free, so that some permits always remain when one namespace after the other hangs.
+/// One namespace gets at most half of all permits, in case all its Providers hang. A namespace also never gets more
+/// permits than are still free: when the Providers of seven namespaces hang, an eighth namespace still gets a permit.
 const MAX_PER_NAMESPACE: usize = 64;
-/// The maximum of one Provider (specification: Limits, Provider calls). Likewise, a Provider never has more permits
+/// The maximum of one Provider (specification: Limits, Provider calls). Likewise, a Provider never gets more permits
 /// than are still free in its namespace (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998): when five
 /// Providers hang, a sixth still gets a permit.
 const MAX_PER_PROVIDER: usize = 32;
@@ -32,14 +32,14 @@ const MAX_PER_CLIENT: usize = 16;
 /// The maximum of the /48 of an IPv6 address at all Providers.
 const MAX_PER_SITE: usize = 32;
 
-/// The maximum of concurrent checks of one namespace: other namespaces are still checked while all Providers of this
-/// namespace hang. The server runs at most eight checks at the same time.
+/// The maximum of concurrent checks of one namespace, of the eight that a server runs at the same time. So other
+/// namespaces are still checked while all Providers of one namespace hang.
 const MAX_CHECKS_PER_NAMESPACE: usize = 2;
 
 /// Namespace and name of a Provider.
 pub(super) type SharedProviderKey = Arc<(String, String)>;
 
-/// The number of permits in use, by scope. Has no entry for zero.
+/// The number of permits in use, by scope. A scope without permits in use has no entry.
 #[derive(Default)]
 pub(super) struct Permits(Arc<Mutex<HashMap<Scope, usize>>>);
 
@@ -101,7 +101,7 @@ impl Permits {
         self.acquire_scopes(scopes, Some(operation))
     }
 
-    /// Acquires a permit for a check of the server.
+    /// Acquires a permit for a check ([`super::checks`]).
     pub(super) fn try_acquire_for_check(&self, provider: &SharedProviderKey) -> Result<Permit, UnavailableReason> {
         let mut scopes = Self::scopes(provider);
         scopes.push(Scope::NamespaceChecks(provider.0.clone()));
@@ -143,7 +143,7 @@ impl Permits {
 // === impl Permit ===
 
 impl Permit {
-    /// The operation of the client. `None` for a check of the server.
+    /// The operation of the client. `None` for a check ([`super::checks`]).
     pub(super) fn operation(&self) -> Option<ProviderOperation> {
         self.0.operation
     }
@@ -181,7 +181,7 @@ mod tests {
         ClientAddress::from_ip(text.parse().unwrap())
     }
 
-    /// Acquires one permit for each client of the list, and returns those that succeeded.
+    /// Tries to acquire one permit for each client of the list. Returns the acquired permits.
     fn acquire_all(
         permits: &Permits,
         provider: &SharedProviderKey,
@@ -216,7 +216,7 @@ mod tests {
         let acquired = acquire_all(&permits, &github, same(32));
         assert_eq!(acquired.len(), 4);
         assert!(permits.try_acquire(&github, client("192.0.2.8"), ProviderOperation::Callback).is_ok());
-        // Over all Providers of all Apps.
+        // The client also has a maximum over all Providers of all Apps.
         let more: Vec<_> =
             (0..10).flat_map(|name| acquire_all(&permits, &provider("mail", &name.to_string()), same(32))).collect();
         assert_eq!(acquired.len() + more.len(), 16);

@@ -34,7 +34,8 @@ pub(super) enum EndpointSource {
     /// The issuer's discovery document (OpenID Connect Discovery 1.0).
     Discovered {
         issuer: IssuerSource,
-        /// Other values that tokens can have as `iss`. The authority of the identity is still the issuer.
+        /// Other names of the issuer, in the discovery document and as `iss`. The authority of identities is still the
+        /// issuer.
         aliases: &'static [&'static str],
     },
     Fixed {
@@ -63,7 +64,7 @@ pub(super) enum IssuerSource {
 pub(super) enum ClientAuthenticationMethod {
     Basic,
     Post,
-    /// Basic if the discovery document lists it or lists no method. Otherwise Post.
+    /// Basic if the discovery document lists it or has no list of methods. Otherwise Post.
     Discovered,
     /// The Provider's `clientAuthentication`.
     Configured,
@@ -133,7 +134,7 @@ pub(super) enum EmailVerificationSource {
     Claim(&'static str),
     /// This claim is `true` or 1.
     ClaimOrNumberOne(&'static str),
-    /// By the entry in the list of [`AddressList`].
+    /// The member [`AddressList::verified`] of the primary email address is `true`.
     AddressList,
 }
 
@@ -192,8 +193,8 @@ pub(super) enum CheckAuthentication {
     AppToken,
 }
 
-/// Error codes of the token endpoint: for a wrong code, in addition to `assert_invalid_grant`, and for an unknown
-/// client or a wrong secret, in addition to `invalid_client` and `unauthorized_client`.
+/// A provider's own error codes at the token endpoint: for a wrong code, in addition to `invalid_grant`, and for an
+/// unknown client or a wrong secret, in addition to `invalid_client` and `unauthorized_client`.
 #[derive(Debug)]
 pub(super) struct ErrorCodes {
     pub(super) invalid_code: &'static [&'static str],
@@ -700,7 +701,7 @@ pub(super) static PRESETS: [Preset; 15] = [
     },
 ];
 
-/// `None` for a preset of a later version.
+/// `None` for an unknown preset, for example one of a later version.
 pub(super) fn find_preset(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name)
 }

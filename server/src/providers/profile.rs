@@ -21,11 +21,11 @@ use crate::domain::{
     user::Name,
 };
 
-/// The claims of one source (a response or a token) about its user. Small values only: the source itself can be large.
+/// What one source (a response or a token) states about its user. Small values only: the source itself can be large.
 #[derive(Debug, Default)]
 pub(super) struct SourceClaims {
     subject: Option<String>,
-    /// The member `sub`, the subject in OpenID Connect, if it is text.
+    /// The member `sub`, the subject in OpenID Connect, if it is text of an allowed length.
     pub(super) sub: Option<String>,
     email: ClaimValue<Email>,
     /// Whether the claim says that the email address is verified. `None` if the claim is missing.
@@ -43,7 +43,7 @@ enum ClaimValue<T> {
     Valid(T),
 }
 
-/// A member of a response. [`super::preset`] describes the names. `None` for a null.
+/// A member of a response or token. [`super::preset`] describes the names. `None` if the member is missing or null.
 pub(super) fn find_claim<'a>(source: &'a Value, name: &str) -> Option<&'a Value> {
     let found = if name.starts_with('/') { source.pointer(name) } else { source.get(name) };
     found.filter(|value| !value.is_null())
@@ -65,7 +65,7 @@ pub(super) fn find_claim_text(source: &Value, name: &str) -> Option<String> {
 // === impl SourceClaims ===
 
 impl SourceClaims {
-    /// A statement with the name only.
+    /// A statement that contains only the name.
     fn with_name(name: Name) -> Self {
         Self { name: ClaimValue::Valid(name), ..Self::default() }
     }
@@ -125,8 +125,8 @@ impl ClaimMapping {
             || statement.name.is_missing()
     }
 
-    /// The email address and whether it is verified, both from one source: the first that has both, otherwise the first
-    /// that has an email address.
+    /// The email address and whether it is verified, both from one statement: the first that has both, otherwise the
+    /// first that has an email address.
     fn email(&self, statements: &[&SourceClaims]) -> Option<ProviderEmail> {
         let is_verified = |statement: &SourceClaims| match &self.verified {
             EmailVerification::Never | EmailVerification::AddressList => Some(false),
@@ -144,7 +144,7 @@ impl ClaimMapping {
         }
     }
 
-    /// Combines statements about one subject. `None` if the first has no subject.
+    /// Combines the statements of several sources about one user. `None` if the first statement has no subject.
     pub(super) fn verified_identity(
         &self,
         authority: String,
@@ -169,8 +169,8 @@ fn is_true(claim: &Value, accepts_one: bool) -> bool {
     }
 }
 
-/// The name that Apple posts with the code, at the user's first login only, as it was on the page that the user
-/// confirmed.
+/// The name in the form field `user`. Apple posts it with the code, at the user's first login only. It is the name that
+/// the user confirmed on Apple's page.
 pub(super) fn posted_name(posted_user: &str) -> Option<SourceClaims> {
     let posted = parse(posted_user.as_bytes()).ok()?;
     let part = |name| posted.pointer(name).and_then(Value::as_str).map(str::trim).unwrap_or_default();
@@ -241,7 +241,8 @@ impl Inner {
         }))
     }
 
-    /// The owner of this access token, from the profile endpoint alone.
+    /// The owner of this access token, from the profile endpoint and, if the preset has it, the list of email
+    /// addresses.
     pub(super) async fn fetch_identity(
         &self,
         client: &ProviderConfig<'_>,
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_verification_claim_no_address_is_verified() {
+    fn addresses_of_facebook_spotify_and_unmapped_oauth2_are_never_verified() {
         let claims = json!({ "id": "1", "email": "ada@example.com", "email_verified": true, "verified": true });
         assert_eq!(is_email_verified("facebook", claims.clone()), Some(false));
         assert_eq!(is_email_verified("spotify", claims.clone()), Some(false));

@@ -6,7 +6,8 @@ use latchkey_crds::{conditions::Reason, rendered::ProviderReport};
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
-/// How many reports a slow subscriber can miss before it must start again from all of them.
+/// How many unread reports a subscriber can have. If there are more, the oldest ones are lost, and the subscriber must
+/// subscribe again.
 const CHANNEL_CAPACITY: usize = 1024;
 
 /// Namespace and name of a Provider.
@@ -34,7 +35,7 @@ impl ProviderReports {
         (known, self.updates.subscribe())
     }
 
-    /// Records a result. Subscribers receive it only if it differs from the last one.
+    /// Records a result. Subscribers receive it only if it differs from the last result of this Provider.
     pub(crate) fn record(&self, key: &ProviderKey, reason: Reason) {
         let mut results = self.results.lock();
         if results.insert(key.clone(), reason) != Some(reason) {
@@ -43,8 +44,8 @@ impl ProviderReports {
         }
     }
 
-    /// Removes the report of a Provider that no App names or that cannot be checked. Subscribers receive nothing: the
-    /// stream has no line for it.
+    /// Removes the report of a Provider that no App names or that cannot be checked. Subscribers are not told: the
+    /// stream to the operator has no line for a removal.
     pub(super) fn remove(&self, key: &ProviderKey) {
         self.results.lock().remove(key);
     }
@@ -59,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_changes_are_sent_and_a_late_subscriber_receives_all() {
+    fn only_changed_results_are_sent_and_a_late_subscriber_gets_the_latest() {
         let (reports, key) = (ProviderReports::default(), ("shop".to_owned(), "github".to_owned()));
         let (known, mut updates) = reports.subscribe();
         assert!(known.is_empty());

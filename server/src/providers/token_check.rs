@@ -1,4 +1,4 @@
-//! Login with a provider token: accepts only tokens that were issued for our own client.
+//! Login with a provider token: accepts only tokens that were issued for one of our clients.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
@@ -63,7 +63,7 @@ impl Inner {
             Err(error) => error,
         };
         match error {
-            // Not an ID token, or not one for our client: it can be an access token.
+            // The token is not an ID token, or not one for our clients. It can be an access token.
             InvalidProviderToken::Malformed
             | InvalidProviderToken::Audience
             | InvalidProviderToken::AuthorizedParty
@@ -93,8 +93,8 @@ impl Inner {
         self.token_owner(client, &endpoints, token, subject).await
     }
 
-    /// The owner of a token that passed the check. `checked_subject` is the subject in the response of the check, if it
-    /// has one.
+    /// The owner of a token that passed the check. `checked_subject` is the subject in the response of the check, if
+    /// the response has one.
     async fn token_owner(
         &self,
         client: &ProviderConfig<'_>,
@@ -123,7 +123,7 @@ impl Inner {
         Ok(identity)
     }
 
-    /// Checks that the token was issued to our client. Returns the token's subject, if the response contains one.
+    /// Checks that the token was issued to one of our clients. Returns the token's subject, if the response has one.
     async fn check_client(
         &self,
         client: &ProviderConfig<'_>,

@@ -17,9 +17,9 @@ use crate::domain::{
     user::UserId,
 };
 
-/// Quarters of an hour that one query returns.
+/// Maximum number of quarters of an hour that one query returns.
 const MAX_DUE_QUARTERS: usize = 500;
-/// Rows that one statement writes.
+/// Maximum number of rows that one statement writes.
 const ROWS_PER_STATEMENT: usize = 500;
 
 impl AuditLog for Stores {
@@ -47,8 +47,8 @@ impl AuditLog for Stores {
 
 impl Stores {
     /// Writes the refusals of every finished quarter of an hour of the Apps that are served. Returns the number of
-    /// quarters. Several servers can do this at the same time, and if a server dies, another server finishes its work.
-    /// The id of a row derives from what the row counts, so that each row is written once.
+    /// quarters that it wrote. Several servers can do this at the same time, and if a server dies, another server
+    /// finishes its work. The id of a row derives from what the row counts, so that each row is written once.
     pub async fn write_refusals(&self, is_served: impl Fn(&AppId) -> bool + Send + Sync) -> Result<usize, StoreError> {
         let (mut written, mut skipped) = (0, 0);
         loop {

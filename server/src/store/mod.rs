@@ -1,4 +1,5 @@
-//! The stores behind the domain's ports: Postgres for users and the outbox, Redis for codes, sessions and limits.
+//! The stores behind the domain's ports: Postgres for users, identities, the outbox and audit events; Redis for
+//! sessions, codes, flows and limits.
 
 mod audit;
 mod hashing;

@@ -1,4 +1,4 @@
-//! The source of a store's URL: a file, which is read again when a connection fails, or a value given at startup.
+//! The source of a store's URL: a file, which is read again while the server runs, or a value given at startup.
 
 use std::{fmt, path::PathBuf};
 

@@ -1,5 +1,6 @@
-//! How the status of an App follows the reports of the servers: Programmed becomes False only if a server reports or
-//! misses something, and the operator writes the status only if something changes.
+//! How the status of an App follows the reports of the servers: Programmed is False while a server rejects the
+//! published revision, does not report it, or is too old for it. The operator writes the status only if something
+//! changes.
 
 use http::StatusCode;
 use latchkey_crds::conditions::{
@@ -149,8 +150,8 @@ async fn rollouts_scaling_and_a_change_of_leader_write_nothing() {
     let written: Vec<_> = events
         .iter()
         .filter(|event| event.is_write() && by_operators(&event.credential) && event.name.contains(app.id()))
-        // Leaves out Events, because the Event about the first Ready can come after the mark. Every other Event follows
-        // a write of the status, which this list contains.
+        // Leaves out Events: the Event about the first Ready can come after `mark`, and every other Event would follow
+        // a write of the status, which this list would contain.
         .filter(|event| event.resource != "events")
         .collect();
     assert!(written.is_empty(), "{written:#?}");

@@ -33,7 +33,7 @@ async fn wait_until_ready(install: &Installation<'_>, namespace: &str, name: &st
     wait_for_condition(install, ("App", namespace, name), ConditionType::Ready, ConditionStatus::True, "Ready").await;
 }
 
-/// Waits until the App is not accepted for this reason. Asserts that the message names no other tenant, and returns it.
+/// Waits until the App is not accepted for this reason. Returns the message, which must not name another tenant.
 async fn wait_until_not_accepted(install: &Installation<'_>, namespace: &str, name: &str, reason: &str) -> String {
     let message =
         wait_for_condition(install, ("App", namespace, name), ConditionType::Accepted, ConditionStatus::False, reason)
@@ -76,7 +76,7 @@ async fn the_holder_keeps_its_appid_and_only_its_namespace_inherits_it() {
     let _operator = install.start_operator().await;
     let (ours, theirs) = (install.tenants()[0].as_str(), install.tenants()[1].as_str());
     let app = app_without_mail_limit();
-    // This App is older than the other one, but still invalid when the other one is created.
+    // The App `older` is created before `holder`, but it is invalid when `holder` is created.
     let enormous = format!("{{#{}#}}", format!("{}\n", "\u{1}".repeat(1023)).repeat(100));
     let broken = app.clone().template("confirm.txt", &enormous);
     let broken: Vec<Value> = objects_named(&broken, "older", theirs).into_iter().rev().collect();

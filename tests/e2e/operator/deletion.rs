@@ -1,5 +1,5 @@
-//! Deletion of an App: `Retain` keeps the App's users, `Delete` deletes them and no others, and users can always end a
-//! deletion that is stuck.
+//! Deletion of an App: `Retain` keeps the App's users, `Delete` deletes them and no others, and the owner of the App
+//! can always end a deletion that is stuck.
 
 use std::net::SocketAddr;
 

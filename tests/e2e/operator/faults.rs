@@ -165,7 +165,7 @@ async fn an_operator_killed_at_any_step_reaches_the_same_state() {
         install.apply(&app).await.unwrap();
         operator.start().unwrap();
         // The kills are at different times: from before the first reconcile of the App until after the write of its
-        // status. That takes about half a second.
+        // status, which is about half a second later.
         tokio::time::sleep(Duration::from_millis(60 * step)).await;
         apps.push(app);
     }

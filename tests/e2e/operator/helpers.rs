@@ -74,7 +74,7 @@ pub(super) fn objects_named(app: &App, name: &str, namespace: &str) -> Vec<Value
 
 /// A Secret with these values.
 pub(super) fn secret_object(namespace: &str, name: &str, values: &[(&str, &str)]) -> Value {
-    // The values are not in `stringData`, because then a later apply without a key would not remove that key.
+    // In `data`, because with `stringData` a later apply without a key would not remove that key.
     let data: serde_json::Map<_, _> =
         values.iter().map(|(key, value)| ((*key).to_owned(), json!(STANDARD.encode(value)))).collect();
     json!({
@@ -204,7 +204,7 @@ pub(super) async fn kubectl(install: &Installation<'_>, args: &[&str]) -> String
         .arg(install.cluster().plane().admin_kubeconfig())
         .args(["--namespace", install.tenant()])
         .args(args)
-        // Otherwise kubectl caches data of the API server in the home directory.
+        // Without this argument, kubectl caches data of the API server in the home directory.
         .arg("--cache-dir")
         .arg(install.dir().join("kubectl"))
         .kill_on_drop(true);

@@ -66,7 +66,7 @@ fn key_id_of(token: &str) -> String {
     serde_json::from_slice::<Value>(&head).unwrap()["kid"].as_str().unwrap().to_owned()
 }
 
-// === impl Shop ===
+// === impl TestInstall ===
 
 impl TestInstall {
     async fn start() -> Self {
@@ -397,14 +397,14 @@ async fn lost_keys_are_rebuilt_from_the_rendered_secret_and_without_it_the_app_i
     before.verify().await.expect(StatusCode::UNAUTHORIZED);
 
     // The annotation requests new keys only once: after a restart, the operator keeps them.
-    let restarted_keys = secrets.get(&app_keys_secret(&id)).await.unwrap();
+    let requested_keys = secrets.get(&app_keys_secret(&id)).await.unwrap();
     test.operator.terminate().await.expect("the operator ends");
     test.operator.start().unwrap();
     test.edit_and_wait("The Other Shop").await;
-    assert_eq!(keys(secrets.get(&app_keys_secret(&id)).await.unwrap()), keys(restarted_keys));
+    assert_eq!(keys(secrets.get(&app_keys_secret(&id)).await.unwrap()), keys(requested_keys));
 }
 
-/// The other way to recover: an administrator restores the key Secret from a copy.
+/// Instead of requesting new keys, an administrator restores the key Secret from a copy.
 #[tokio::test]
 async fn restoring_lost_keys_from_a_copy_ends_no_session() {
     let test = TestInstall::start().await;

@@ -51,7 +51,7 @@ fn is_write_by(operator: &OperatorProcess, event: &AuditEvent) -> bool {
     event.is_write() && event.credential.as_deref() == Some(operator.account().credential())
 }
 
-/// The operator's writes since the mark, failed ones included.
+/// The operator's writes since this mark in the audit log, failed ones included.
 fn writes_since(install: &Installation<'_>, operator: &OperatorProcess, since: Mark) -> Vec<AuditEvent> {
     let mut events = install.cluster().plane().audit_since(since).unwrap();
     events.retain(|event| is_write_by(operator, event));
@@ -148,8 +148,8 @@ async fn a_leader_that_was_paused_for_long_ends_without_writing() {
     assert!(!status.success(), "it ends with a failure: {status}");
     assert!(leader.read_log().contains("the Lease is lost"));
     let mut late = writes_since(&install, leader, mark);
-    // Before the pause, the leader may have been about to send an Event or a renewal of the Lease. The API server rejects
-    // the renewal now.
+    // Before the pause, the leader may have been about to send an Event or a renewal of the Lease. The API server now
+    // rejects the renewal.
     late.retain(|event| event.resource != "events" && !is_rejected_lease_request(event));
     assert_eq!(late, []);
     wait_until_leader(&install, standby).await;

@@ -101,7 +101,7 @@ async fn run_lifecycle(install: &Installation<'_>, app: &App) {
             (now != before).then_some(())
         })
         .await;
-        // Then the server has the new HMAC key, which becomes Active.
+        // When the App is Ready again, the server has the new HMAC key, and the key becomes Active.
         install.wait_until_ready(app).await;
     }
     install.delete(app).await.unwrap();

@@ -74,7 +74,7 @@ async fn a_namespace_at_its_quota_accepts_the_next_app_when_another_is_deleted()
     install.wait_until_ready(&third).await;
     wait_until_served(&install, &servers, &third, true).await;
     wait_until_quota_exceeded(&install, &fourth).await;
-    // An App with a user keeps its appID, so the quota is still used up.
+    // A deleted App with a user keeps its appID, so the quota is still used up.
     install.delete(&two).await.unwrap();
     eventually("its document is deleted", LIMIT, || async {
         rendered_secret(&install, &two).await.is_none().then_some(())

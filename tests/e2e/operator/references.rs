@@ -153,7 +153,7 @@ async fn check_report_and_correction(install: &Installation<'_>, servers: &[PodS
 }
 
 #[tokio::test]
-async fn an_unresolved_provider_is_reported_left_out_and_used_once_corrected() {
+async fn an_unresolved_provider_is_reported_and_used_once_corrected() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;
@@ -257,7 +257,7 @@ async fn an_expensive_template_is_reported_and_the_operator_continues() {
         classes.contains(&bomb.name)
     });
     assert_eq!(bombs.len(), 6);
-    // The ConfigMap of an App can have 256 KiB.
+    // An App gets three bombs, because the ConfigMap of an App can have only 256 KiB.
     for (whole, bombs) in whole.iter().zip(bombs.chunks(3)) {
         let app = with_bombs(whole, bombs);
         install.apply(&app).await.unwrap();
@@ -367,7 +367,7 @@ async fn a_document_over_the_limit_is_rejected_and_gets_no_appid() {
     install.apply_all(&objects_named(&new, "another", there)).await.unwrap();
     wait_for_condition(&install, ("App", there, "another"), ConditionType::Ready, ConditionStatus::True, "Ready").await;
 
-    // After their correction, the first App is Ready again. The new App is not, because another App has its appID now.
+    // Both Apps are corrected. The first one is Ready again; the new one is not, because another App has its appID now.
     install.apply(&app).await.unwrap();
     install.apply_all(&new.objects(here)).await.unwrap();
     install.wait_until_ready(&app).await;

@@ -42,7 +42,7 @@ async fn apps_without_users_leave_no_keys_and_free_their_app_ids() {
     let there = install.tenants()[1].as_str();
     install.apply_all(&objects_named(&apps[0], "waiting", there)).await.unwrap();
     install.apply_all(&objects_named(&used, "refused", there)).await.unwrap();
-    let accepted = |name| {
+    let conflicts = |name| {
         wait_for_condition(
             &install,
             ("App", there, name),
@@ -51,8 +51,8 @@ async fn apps_without_users_leave_no_keys_and_free_their_app_ids() {
             "AppIDConflict",
         )
     };
-    accepted("waiting").await;
-    accepted("refused").await;
+    conflicts("waiting").await;
+    conflicts("refused").await;
 
     for app in apps.iter().chain([&used]) {
         install.delete(app).await.unwrap();
@@ -111,7 +111,7 @@ async fn an_app_that_is_recreated_at_once_can_be_used() {
         install.wait_until_ready(&app).await;
         wait_until_served(&install, &servers, &app, true).await;
         for server in &servers {
-            // The server rejects registrations until it has claimed the appID again from the deleted App.
+            // A server rejects registrations until it has claimed the appID for the recreated App.
             eventually("a user can register", LIMIT, || async {
                 let email = format!("{}{round}@example.com", server.name());
                 let response = install.client_of(server).register(app.id(), "Ada", &email, PASSWORD).await;

@@ -27,11 +27,11 @@ struct Expected {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AccessTokens {
-    /// The App accepts tokens of its own client and of `additionalClientIDs`.
+    /// The server accepts access tokens of `clientID` and of `additionalClientIDs`.
     AllClients,
-    /// The App accepts tokens of its own client only.
+    /// The server accepts access tokens of `clientID` only.
     OwnClient,
-    /// The App rejects access tokens and accepts ID tokens.
+    /// The server rejects access tokens and accepts ID tokens.
     Rejected,
     /// The provider has no endpoint to check tokens: the login is rejected with 400.
     NoCheck,
@@ -181,7 +181,7 @@ impl PresetRow {
         self.add_cell("client secret", authentication);
     }
 
-    /// Starts a new provider that knows the client, and a Provider without cached data.
+    /// Replaces the fixture: the new provider knows the client, and the server has nothing in its caches.
     async fn restart_provider(&mut self) {
         self.fixture = Fixture::new(self.expected.preset).await;
         self.fixture.upstream.set_user(person(self.expected.preset).verified("Ada@example.com").named("Ada Lovelace"));

@@ -56,7 +56,7 @@ async fn every_preset_has_a_guide_and_an_example_that_renders() {
         let doc = render(&dir.join(preset), &manifest);
         let [provider] = doc.providers.as_slice() else { panic!("{preset}.yaml has one Provider") };
         assert_eq!((provider.name.as_str(), provider.settings.preset.as_str()), (preset, preset));
-        // Only presets of providers with reliable verified email addresses link accounts by email address.
+        // By default, the presets of known providers link accounts by email address, except Slack's.
         assert_eq!(provider.link_by_email, !["slack", "oidc", "oauth2"].contains(&preset), "{preset}");
         assert!(provider.settings.secret.is_some(), "{preset}.yaml: the Secret resolves");
         let has_discovery = PRESETS.iter().any(|profile| profile.preset == preset && profile.issuer.is_some());

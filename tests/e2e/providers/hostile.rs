@@ -357,7 +357,7 @@ async fn hostile_documents_are_rejected_at_every_endpoint() {
     let mut documents = hostile_documents(MAX_RESPONSE_BYTES);
     documents.push(("a mebibyte", format!("[{}0]", "{\"\":{}},".repeat(MEBIBYTE / 8)), InvalidResponse::TooLarge));
     for (what, text, fault) in documents {
-        // A new Provider, because the old one has cached the valid discovery document.
+        // A new fixture, because the server of `oidc` has cached the valid discovery document.
         let fresh = Fixture::new("oidc").await;
         scripted(&fresh, ProviderEndpoint::Discovery, &text);
         assert_eq!(
@@ -388,13 +388,13 @@ async fn hostile_documents_are_rejected_at_every_endpoint() {
 }
 
 #[tokio::test]
-async fn hostile_tokens_are_rejected_before_any_call() {
+async fn hostile_tokens_are_rejected_without_a_request_for_keys() {
     let fixture = Fixture::new("microsoft").await;
     let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
     let (header, claims) = (part(r#"{"alg":"RS256","kid":"k1"}"#), part(r#"{"sub":"1"}"#));
     let long = "x".repeat(256);
-    // In base64, this is about the maximum length of a token. Without the long text, which is no reason to reject a
-    // token.
+    // In base64, documents of this size have nearly the maximum length of a token. Leaves out the long text, because it
+    // is no reason to reject a token.
     let documents: Vec<String> = hostile_documents(22_000)
         .into_iter()
         .filter(|(.., fault)| *fault != InvalidResponse::Incomplete)

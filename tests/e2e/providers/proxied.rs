@@ -34,7 +34,7 @@ fn providers_via(fixture: &Fixture, url: &str, no: &str) -> SocialProviders {
 }
 
 #[tokio::test]
-async fn a_provider_is_reached_by_a_tunnel_that_verifies_its_own_certificate() {
+async fn a_provider_is_reached_through_a_tunnel_and_its_certificate_is_verified() {
     let mut fixture = Fixture::new("github").await;
     let proxy = TunnelProxy::start(fixture.upstream.hosts()).await.unwrap();
     fixture.providers = providers_via(&fixture, &format!("http://someone:h%40sh@{}", proxy.addr()), "");
@@ -48,7 +48,7 @@ async fn a_provider_is_reached_by_a_tunnel_that_verifies_its_own_certificate() {
         // `someone:h@sh` in base64.
         assert_eq!(connect.headers["proxy-authorization"], "Basic c29tZW9uZTpoQHNo");
     }
-    // Through the tunnel, the server still checks the provider's certificate: without the CA it is not trusted.
+    // Through the tunnel, the server still checks the provider's certificate, which it rejects without the CA.
     let untrusted = ProviderOptions {
         proxy: OutboundProxy::new(&format!("http://{}", proxy.addr()), "").unwrap(),
         test_hosts: HashMap::new(),

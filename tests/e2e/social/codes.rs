@@ -1,4 +1,4 @@
-//! `callbackMode: Code`: the App gets a one-time code instead of tokens, and exchanges it with a verifier.
+//! `callbackMode: Code`: the application gets a one-time code instead of tokens, and exchanges it with a verifier.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -19,7 +19,7 @@ impl SocialTest {
         Self::with_app(app().set("/callbackMode", "Code")).await
     }
 
-    /// Logs in and returns the code in the redirect to the App.
+    /// Logs in and returns the code in the redirect to the application.
     async fn obtain_code(&self) -> String {
         let mut browser = self.new_client();
         let query = format!("code_challenge={}&code_challenge_method=S256&state=mine", challenge());
@@ -76,7 +76,7 @@ async fn a_code_exchanged_twice_concurrently_leaves_no_session() {
 }
 
 #[tokio::test]
-async fn a_code_is_bound_to_its_verifier_address_and_app() {
+async fn a_code_is_bound_to_its_verifier_redirect_url_and_app() {
     let other_app = app().set("/callbackMode", "Code");
     let social =
         SocialTest::of(app().set("/callbackMode", "Code"), latchkey_tests::stack::Stack::builder().app(&other_app))

@@ -1,4 +1,5 @@
-//! A flow from *redirect* to *callback*: it can be used once, by one browser, for one App and Provider.
+//! A flow from *redirect* to *callback*: it can be used once, for one App and Provider, and a bound flow only by the
+//! browser that started it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -195,7 +196,7 @@ async fn a_redis_outage_between_redirect_and_callback_is_reported_to_the_app() {
     let redirect = AppRedirect::expect_error(&response, "temporarily_unavailable");
     assert_eq!(redirect.parameter("state"), "mine");
     assert_eq!(social.upstream.exchange_count(), 0);
-    // A flow that is bound to the browser can start without Redis, which is needed only at the callback.
+    // A bound flow can start without Redis, because only its callback needs Redis.
     let authorization = browser.start_flow(&social.path("redirect")).await;
     let code = social.upstream.approve(&authorization, &grace());
     proxy.restore().expect("the port is free");
@@ -301,7 +302,7 @@ async fn tabs_have_separate_flows_and_the_fifth_replaces_the_oldest() {
     let mut flows = Vec::new();
     for _ in 0..5 {
         flows.push(browser.start_flow(&social.path("redirect")).await);
-        // Waits, so that the next flow has a later start time: flows are ordered by it.
+        // Waits, so that the next flow has a later start time, by which flows are ordered.
         tokio::time::sleep(std::time::Duration::from_millis(2)).await;
     }
     assert_eq!(browser.cookies.len(), 4);
@@ -451,7 +452,7 @@ async fn a_login_with_a_provider_token_returns_the_seven_fields() {
     assert_eq!(social.counts().await, (1, 1, 2));
 }
 
-/// RFC 9207, section 2.4: otherwise the server of an attacker could send an error in the name of the provider.
+/// RFC 9207, section 2.4: without this check, an attacker's server could send an error in the name of the provider.
 #[tokio::test]
 async fn an_error_of_another_issuer_is_not_accepted() {
     let github = Provider::new("github", "github");

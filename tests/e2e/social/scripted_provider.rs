@@ -48,7 +48,7 @@ struct Script {
     persons_by_token: HashMap<String, Person>,
     /// Whether the provider responds 500 to every request.
     broken: bool,
-    /// The number of token requests with a code of this provider, failed ones included.
+    /// The number of token requests with a code that begins with `code-`, failed ones included.
     exchanges: usize,
     /// Scripted responses by path.
     fixed_responses: HashMap<&'static str, Bytes>,
@@ -174,7 +174,7 @@ impl ScriptedProvider {
         self.lock().fixed_responses.insert(path, body.into());
     }
 
-    /// Delays the token responses for this subject, until it is called with another subject or `None`.
+    /// Delays the token responses for this subject, until the next call with another subject or `None`.
     pub(crate) fn delay_subject(&self, subject: Option<&str>) {
         self.delayed.send_replace(subject.map(str::to_owned));
     }
@@ -253,7 +253,7 @@ impl Script {
     /// Counts a token request, and returns the subject of the code.
     fn count_exchange(&mut self, form: &HashMap<String, String>) -> Option<String> {
         let code = form.get("code").map(String::as_str).unwrap_or_default();
-        // Does not count made-up codes: with these, servers check that the provider knows the client.
+        // Does not count the invalid code with which servers check that the provider knows the client.
         if code.starts_with("code-") {
             self.exchanges += 1;
         }

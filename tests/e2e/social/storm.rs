@@ -106,7 +106,7 @@ async fn hostile_responses_cost_little_memory() {
     let ada = Person::verified("2", "ada@example.com");
     let before = peak_memory_kib(social.test_app.stack.server());
     let of_kibibytes = |size: usize| format!("[{}0]", "{\"\":{}},".repeat(size * 1024 / 8 - 1));
-    // One response is far larger than the limit, the other one has exactly the maximum size.
+    // One response is far larger than the limit. The other one is a few bytes below it, so it is parsed.
     let (one_mebibyte, readable) = (of_kibibytes(1024), of_kibibytes(64));
     // The server calls introspection first, so its response must be valid when the profile's is not.
     for path in ["/userinfo", "/introspect"] {

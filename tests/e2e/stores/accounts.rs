@@ -1,4 +1,5 @@
-//! Changes to a user's own account: each applies only if the epoch is still that of the check, and writes outbox rows.
+//! Changes to a user's own account: each applies only if the epoch has not changed since the user was read, and writes
+//! outbox rows.
 
 use std::time::Duration;
 
@@ -89,7 +90,8 @@ async fn due_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
     rows
 }
 
-/// Makes all outbox rows due, also those that wait because the request itself propagates the change first. Claims them.
+/// Makes all outbox rows due and claims them, also those that wait because the request itself propagates its change
+/// first.
 async fn all_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
     fixture.execute("UPDATE outbox SET due_at = now() - interval '1 s', lease_until = NULL").await;
     due_rows(fixture).await
@@ -143,10 +145,10 @@ async fn a_rename_leaves_a_row_that_propagates_the_profile_if_the_request_does_n
     assert!(due_rows(&fixture).await.is_empty(), "the request propagates it first");
     stores.remove_profile_row(app, outbox_row).await.unwrap();
     let rows = all_rows(&fixture).await;
-    let [ClaimedRow { task: OutboxTask::PropagateProfile(replication), id, .. }] = rows.as_slice() else {
+    let [ClaimedRow { task: OutboxTask::PropagateProfile(row_user), id, .. }] = rows.as_slice() else {
         panic!("{rows:?}")
     };
-    assert_eq!((*replication, *id), (user, first.outbox_row), "each rename removes its own row");
+    assert_eq!((*row_user, *id), (user, first.outbox_row), "each rename removes its own row");
 }
 
 #[tokio::test]

@@ -306,7 +306,7 @@ async fn the_epoch_of_a_deleted_user_is_forgotten() {
     let epoch_change = EpochChange { user: user.id, epoch: Epoch(5), kept_session: None };
     fixture.stores.raise_epoch(&fixture.app, &epoch_change, None).await.unwrap();
     delete_all_users(&fixture, &claim, 9).await;
-    // The session has an older epoch. Redis would reject it if it still knew the user's epoch.
+    // The new session has the epoch 1. Redis would reject the session if it still had the user's epoch 5.
     open_session(&fixture, user.id).await;
 }
 
@@ -528,8 +528,8 @@ fn serving_apps(fixture: &Fixture) -> Arc<Apps> {
 }
 
 fn start_ownership_checker(apps: &Arc<Apps>, stores: &Stores) -> AbortHandle {
-    let witness = OwnershipChecker::new(Arc::clone(apps), stores.postgres.clone());
-    tokio::spawn(witness.run(watch::Sender::new(true).subscribe())).abort_handle()
+    let checker = OwnershipChecker::new(Arc::clone(apps), stores.postgres.clone());
+    tokio::spawn(checker.run(watch::Sender::new(true).subscribe())).abort_handle()
 }
 
 async fn wait_for_change(

@@ -182,7 +182,7 @@ async fn a_user_sees_their_newest_hundred_events() {
     assert!(lately.len() < 12, "no event from before that time");
     assert_eq!(fixture.stores.activity(&fixture.app, other, day).await.unwrap().len(), 1);
 
-    // A newer server has counted refusals of kinds that this server does not know.
+    // A newer server has written events of a kind that this server does not know.
     fixture
         .execute(
             "INSERT INTO audit_events (app_id, id, at, kind, user_id)
@@ -193,7 +193,7 @@ async fn a_user_sees_their_newest_hundred_events() {
 }
 
 #[tokio::test]
-async fn events_do_not_change() {
+async fn events_cannot_be_changed() {
     let fixture = Fixture::new().await;
     fixture.stores.record(&fixture.app, an_event(EventKind::LoggedIn, a_user_id())).await;
     let mut connection = fixture.database.connect().await.unwrap();
@@ -316,7 +316,7 @@ async fn concurrent_or_repeated_writes_store_each_row_once() {
     assert!(tasks.join_all().await.into_iter().sum::<usize>() >= 1);
     assert_eq!(fixture.count("SELECT sum(count)::bigint FROM audit_events").await, 150);
 
-    // If a server crashed right after the write, or Redis failed over, the refusals are still in Redis.
+    // Restores the refusals in Redis: the state after a server crashed right after the write, or after a failover.
     let quarter = key[0].rsplit(':').next().unwrap();
     let () = redis::cmd("RESTORE").arg(&key[0]).arg(60_000).arg(copy).query_async(&mut redis).await.unwrap();
     let () = redis::cmd("ZADD")

@@ -31,8 +31,9 @@ use prometheus_client::{encoding::text::encode, registry::Registry};
 
 use super::{Fixture, LIMIT, a_mail, a_user_id, an_app, assert_unavailable, stores};
 
-/// Limits for a call to return that Postgres or Redis is unavailable, on a loaded machine.
+/// Limit for a call to return that Postgres is unavailable, on a loaded machine.
 const POSTGRES_LIMIT: Duration = Duration::from_secs(6);
+/// Limit for a call to return that Redis is unavailable, on a loaded machine.
 const REDIS_LIMIT: Duration = Duration::from_secs(4);
 /// Limit for the median time of a call that fails in a known outage. Such a call waits for nothing, but the machine can
 /// be loaded.

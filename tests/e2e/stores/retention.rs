@@ -139,7 +139,7 @@ async fn only_old_accounts_without_verified_address_identity_or_live_session_are
     let again = an_event(EventKind::RegisteredAgain, asked.id);
     fixture.stores.record_repeated_registration(&fixture.app, asked.id, asked.epoch, false, None, again).await.unwrap();
 
-    // With a clock that is so late that the short session has expired.
+    // The clock is so far ahead that the short session has expired.
     let later = fixture.with_later_clock(Duration::minutes(2)).await;
     assert_eq!(sweep(&later, &retention_rule(&fixture), 100).await, 3);
     let stay = ["asked", "bare", "disabled", "linked", "live", "social", "verified", "young"];

@@ -50,7 +50,7 @@ struct ModelSession {
     used_at: i64,
     ends_at: i64,
     late_responses: Vec<i64>,
-    /// The lateness after the last late answer, and the generation at that time.
+    /// The lateness after the last late response, and the generation at that time.
     lateness: (u64, u64),
 }
 

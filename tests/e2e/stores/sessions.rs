@@ -328,7 +328,8 @@ async fn a_user_lists_the_live_sessions_and_ends_them() {
     assert!(later.sessions(&fixture.app, user).await.unwrap().is_empty());
 }
 
-/// Refreshes at the time of the clock of `stores`. Returns the result and the generation of the next token.
+/// Refreshes at the time of the clock of `stores`. Returns the result and the generation of the next token, or 0 if
+/// there is no next token.
 async fn refresh_session(
     stores: &Stores,
     fixture: &Fixture,
@@ -345,8 +346,8 @@ async fn refresh_session(
     (outcome, next)
 }
 
-/// Redis updates the index and the TTL of a session's key only once per minute. But every refresh counts for the idle
-/// time and for the order of sessions.
+/// Uses of a session update the session index and the TTL of the session's key at most once per minute. But every
+/// refresh counts for the idle time and for the order of sessions.
 #[tokio::test]
 async fn a_refresh_within_the_minute_counts_as_a_use() {
     let fixture = Fixture::new().await;
@@ -362,7 +363,8 @@ async fn a_refresh_within_the_minute_counts_as_a_use() {
     let key = format!("lk:{{{}:{user}}}:session:{}", fixture.app, first.id);
     let mut connection = redis::Redis::shared().await.connect().await.unwrap();
     let life: u32 = ::redis::cmd("TTL").arg(key).query_async(&mut connection).await.unwrap();
-    // By Redis's clock the session was opened a moment ago. By the clock of the store it was used 50 seconds later.
+    // By Redis's clock the session was opened a moment ago. By the clock of the store it was used 50 seconds later, so
+    // its key must live 50 seconds longer than the idle time.
     assert!(life >= IDLE_SECONDS + 50, "{life} s");
     for _ in 0..99 {
         at(52).await.open_session(&fixture.app, &a_session(user, 1)).await.unwrap();
@@ -474,12 +476,12 @@ async fn lateness_counts_for_a_session_that_old_servers_refresh_too() {
     let mut redis = redis::Redis::shared().await.connect().await.unwrap();
     let at = async |day: i64| fixture.with_later_clock(Duration::days(day)).await;
     assert_eq!(refresh_live(&at(1).await, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
-    // An older server has given a late answer, and stored only its time.
+    // An older server has given a late response, and stored only its time.
     let _: i64 = ::redis::cmd("HSET").arg(&key).arg("late").arg("1").query_async(&mut redis).await.unwrap();
     for day in 2..=8 {
         assert_eq!(refresh_live(&at(day).await, &fixture, &session, 1).await, (RefreshKind::Late, 2), "day {day}");
     }
-    // Older servers have given twelve new tokens. They lower the lateness so far that six late answers are possible.
+    // Twelve new tokens from older servers lower the lateness so far that six late responses are possible.
     let _: i64 = ::redis::cmd("HINCRBY").arg(&key).arg("n").arg(12).query_async(&mut redis).await.unwrap();
     for day in 9..=14 {
         assert_eq!(refresh_live(&at(day).await, &fixture, &session, 13).await, (RefreshKind::Late, 14), "day {day}");

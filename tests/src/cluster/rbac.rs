@@ -47,7 +47,7 @@ impl Installation<'_> {
         permissions
     }
 
-    /// Revokes a permission. Open watches continue, so start the program afterwards if it must lose them too.
+    /// Revokes a permission. Open watches continue. If the program must lose them too, restart it afterwards.
     pub async fn revoke(&self, permission: &Permission) -> Result<()> {
         let mut role = self.role(permission)?;
         let before = role["rules"].clone();

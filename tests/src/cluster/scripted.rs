@@ -34,8 +34,7 @@ pub struct ScriptedServer {
 /// What every revision stream of a Pod reports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RevisionScript {
-    /// The first message (hello), without the Pod's UID. If `None`, the server accepts the request and does not
-    /// respond.
+    /// The first message (hello), without the Pod's UID. If `None`, the stream stays open without any message.
     hello: Option<Value>,
 }
 
@@ -85,7 +84,7 @@ impl RevisionScript {
         Self { hello: Some(json!({ "format": 1, "revisions": { app: served }, "refused": rejected })) }
     }
 
-    /// A server that does not respond.
+    /// A server that sends no message on its stream.
     pub fn hanging() -> Self {
         Self { hello: None }
     }
@@ -107,7 +106,7 @@ async fn respond(socket: TcpStream, script: watch::Receiver<RevisionScript>, uid
     drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), service).await);
 }
 
-/// The lines of a stream: the hello, then heartbeats, until the script changes.
+/// The lines of a stream: the hello, then heartbeats, until the script changes. Without a hello there are no lines.
 fn lines(
     mut script: watch::Receiver<RevisionScript>,
     uid: String,

@@ -1,5 +1,5 @@
-//! Servers of an installation: real processes, each with the Pod and the endpoint that a kubelet and a controller would
-//! create.
+//! Servers of an installation: real processes, each with the Pod and the EndpointSlice that controllers would create,
+//! and the status that a kubelet would write.
 
 use std::{
     fs,
@@ -257,8 +257,8 @@ fn machine_address() -> Result<IpAddr> {
     find_address(&table).context("this machine has no address except loopback, which an endpoint cannot have: add one")
 }
 
-/// The first IP address of the machine in the kernel's routing table: a line with the address, followed by one with
-/// `host LOCAL`.
+/// The first IPv4 address of the machine in the kernel's routing table that is neither loopback nor link-local. A line
+/// with the address is followed by one with `host LOCAL`.
 fn find_address(table: &str) -> Option<IpAddr> {
     let mut before = "";
     for line in table.lines() {

@@ -13,7 +13,7 @@ use serde::Deserialize;
 /// The field of the log in which the API server writes the id of a token.
 const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
-/// An offset in the log.
+/// An offset in the log: its end at a moment of the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(u64);
 
@@ -123,7 +123,7 @@ impl AuditEvent {
         !matches!(self.verb.as_str(), "get" | "list" | "watch")
     }
 
-    /// Whether RBAC, or another authorizer, denied the request.
+    /// Whether the API server denied the request: status 403.
     pub fn is_forbidden(&self) -> bool {
         self.status == 403
     }

@@ -14,13 +14,14 @@ use crate::postgres::write_private;
 /// File extensions that the operator reads.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// A copy of a folder of manifests, with replaced socket addresses. It follows changes of the folder.
+/// The folder of manifests to render: a copy with replaced socket addresses that follows changes of the original, or
+/// the original itself if no address has to be replaced.
 pub(super) struct Manifests {
     from: PathBuf,
     to: PathBuf,
     /// Default URLs (`http://127.0.0.1:5556`) and their replacements.
     addresses: Vec<(String, String)>,
-    /// Content of the files in `to`, by path.
+    /// Content of the copied files, by their path in `to`.
     written: BTreeMap<PathBuf, String>,
 }
 
@@ -59,7 +60,7 @@ impl Manifests {
             return Ok(());
         }
         let mut found = BTreeMap::new();
-        // A folder can disappear for a moment while an editor or git writes. The next call reads the complete folder.
+        // A file or folder can disappear for a moment while an editor or git writes. The next call tries again.
         if read(&self.from, Path::new(""), &mut found).is_err() {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! The local provider of `make run`: Dex, with one client for each client that the rendered documents contain.
+//! The local provider of `make run`: Dex, with the OAuth clients that the rendered documents use at this provider.
 
 use std::{
     collections::BTreeMap,
@@ -16,16 +16,16 @@ use crate::{
     process::Process,
 };
 
-/// A user of the provider.
+/// A user whose email address the provider reports as verified.
 pub(super) const PERSON: &str = "ada@example.com";
 /// A user whose email address the provider does not report as verified.
 pub(super) const UNVERIFIED: &str = "grace@example.com";
-/// Limit for a stop. Short, so that a restart does not delay the user.
+/// Time in which Dex must end before a restart. Short, so that the user does not wait.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
 /// The running provider. It restarts if changed manifests change its clients.
 pub(super) struct LocalProvider {
-    // `None` only during a restart.
+    // `None` during a restart, and after a failed one.
     dex: Option<Dex>,
     rendered: PathBuf,
     seen: FileMarks,
@@ -34,7 +34,7 @@ pub(super) struct LocalProvider {
 /// Length and modification time of each document, to detect changes.
 type FileMarks = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
 
-/// A social login that uses this provider.
+/// A social login of an App with the local provider.
 struct SocialLogin {
     app: RenderedApp,
     /// The provider's name in paths.
@@ -63,7 +63,7 @@ impl LocalProvider {
         self.dex.as_ref().map(Dex::process)
     }
 
-    /// Applies changes of the documents.
+    /// Restarts Dex if the documents have changed and contain other clients now.
     pub(super) async fn follow(&mut self) -> Result<()> {
         let seen = file_marks(&self.rendered);
         if seen == self.seen {
@@ -87,8 +87,9 @@ impl LocalProvider {
     }
 }
 
-/// The URL that starts a login with the local provider and redirects to `done` at the end. Prefers the App `shop`.
-/// `None` if no App has such a login that works in a browser without an application.
+/// The URL that starts a login with the local provider. The login redirects to `done` at the end if the App allows this
+/// redirect URL. Prefers the App `shop`. `None` if no App has such a login that a browser can complete without an
+/// application.
 pub(super) fn login_link(rendered: &Path, provider: SocketAddr, done: &str) -> Option<String> {
     let mut logins = logins(rendered, provider);
     logins.retain(|login| login.app.callback_mode != CallbackMode::Code && !login.app.redirect_urls.is_empty());
@@ -118,7 +119,7 @@ fn clients(rendered: &Path, provider: SocketAddr) -> Vec<Client> {
     clients.into_values().collect()
 }
 
-/// The social logins in the documents that use this provider, in the order of the appIDs.
+/// The social logins with this provider in all documents, in the order of the appIDs.
 fn logins(rendered: &Path, provider: SocketAddr) -> Vec<SocialLogin> {
     let issuer = dex::issuer(provider);
     let mut logins = Vec::new();

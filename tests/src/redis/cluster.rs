@@ -7,7 +7,7 @@ use redis::aio::MultiplexedConnection;
 
 use super::{Options, Redis, poll_until};
 
-/// The nodes agree within a few seconds; a loaded machine takes longer.
+/// Limit for the nodes to agree, and for the replicas to connect. Both take a few seconds, on a loaded machine longer.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Number of slots of a Redis Cluster.
 const SLOTS: u16 = 16_384;
@@ -79,7 +79,7 @@ impl RedisCluster {
         format!("{}://{}{}", master.url_scheme("redis-cluster"), master.url_userinfo(), hosts.join(","))
     }
 
-    /// The CA of the nodes' certificates, if they accept only TLS.
+    /// The file of the CA of the nodes' certificates, if the nodes accept only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.masters[0].ca()
     }
@@ -112,8 +112,8 @@ impl RedisCluster {
         anyhow::bail!("no master owns slot {slot}")
     }
 
-    /// Moves a slot and its keys to another master, key by key as `redis-cli --cluster reshard` does. Returns the
-    /// number of keys.
+    /// Moves a slot and its keys to another master, with the commands of `redis-cli --cluster reshard`, one key at a
+    /// time. Returns the number of keys.
     pub async fn move_slot(&self, slot: u16, to: usize) -> Result<usize> {
         let from = self.owner(slot).await?;
         ensure!(from != to, "slot {slot} is on that master already");
@@ -137,7 +137,8 @@ impl RedisCluster {
             migrate.arg(&["KEYS", key]).query_async::<String>(&mut source).await?;
             moved += 1;
         }
-        // The new owner learns it first. Otherwise both nodes could redirect clients to each other.
+        // The new owner must be the first to know that the slot is its own. Otherwise, the two nodes could redirect
+        // clients to each other.
         setslot(&mut target, &[&slot, "NODE", &target_id]).await?;
         setslot(&mut source, &[&slot, "NODE", &target_id]).await?;
         for (index, other) in self.masters.iter().enumerate() {
@@ -170,7 +171,7 @@ impl RedisCluster {
             {
                 return Ok(false);
             }
-            // Every node must list the replicas in its map of slots.
+            // Every node must list the replicas.
             for node in self.nodes() {
                 let mut connection = node.connect().await?;
                 let nodes: String = redis::cmd("CLUSTER").arg("NODES").query_async(&mut connection).await?;

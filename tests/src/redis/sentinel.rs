@@ -111,7 +111,7 @@ impl SentinelSetup {
         &self.url
     }
 
-    /// The CA of the servers' certificates, if they accept only TLS.
+    /// The file of the CA of the servers' certificates, if the servers accept only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.sentinels[0].ca.as_deref()
     }
@@ -126,7 +126,7 @@ impl SentinelSetup {
         most.filter(|(_, count)| *count * 2 > SENTINELS).map(|(addr, _)| addr).context("the sentinels disagree")
     }
 
-    /// Connects to the primary as its administrator.
+    /// Connects to the primary as the user `default`, who has all permissions.
     pub async fn connect(&self) -> Result<MultiplexedConnection> {
         self.server(self.primary().await?)?.running().context("the primary runs")?.connect().await
     }
@@ -144,7 +144,8 @@ impl SentinelSetup {
         Ok(addr)
     }
 
-    /// Waits until all sentinels name the same new primary, and returns its socket address.
+    /// Waits until every sentinel names another primary than `from` and considers it up. Returns the new primary's
+    /// socket address.
     pub async fn wait_for_failover(&self, from: SocketAddr) -> Result<SocketAddr> {
         let mut to = from;
         poll_until("the failover", LIMIT, async || {
@@ -171,8 +172,8 @@ impl SentinelSetup {
         ensure!(primary != addr, "the sentinels still consider it the primary");
         let server = self.server(addr)?;
         let mut options = Options { replica_of: Some(primary), ..server.options.clone() };
-        // The restarted server is empty. If it became the primary before it has replicated everything, all data would
-        // be lost. Priority 0 prevents that.
+        // A server that is not durable restarts without data. If it became the primary before it has replicated
+        // everything, all data would be lost. Priority 0 prevents that.
         options.settings.push(("replica-priority".to_owned(), "0".to_owned()));
         let redis = Arc::new(Redis::start(options).await?);
         *process::lock(&server.redis) = Some(Arc::clone(&redis));

@@ -1,4 +1,4 @@
-//! Gets the keys of an App, and with them its appID: whoever creates or changes the key Secret owns the appID.
+//! Gets the keys of an App, and with them its appID: the App that the key Secret names owns the appID.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -70,8 +70,8 @@ async fn take(
             key_secret::create(secrets, &rebuilt, owner).await?
         }
         (OwnershipDecision::KeysUnusable(why), _) => return Err(unusable(why).into()),
-        // There is nothing to take. With `Ours`, `Inherit` or `HandedOver`, keys are stored. With the other decisions,
-        // the reconcile stops before this step.
+        // Never reached: with `Ours`, `Inherit` and `HandedOver`, keys are stored; with the other decisions, the
+        // reconcile has stopped before this step.
         (
             OwnershipDecision::Ours
             | OwnershipDecision::Inherit

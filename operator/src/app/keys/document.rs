@@ -23,14 +23,14 @@ pub(crate) struct KeyDocument {
     /// were handed over to it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) namespace: Option<String>,
-    /// Increases when these keys get users that servers know under another namespace or incarnation. If two owners
-    /// claim the appID, the greater number wins.
+    /// Increases when the appID and its users are handed over to another namespace, when new keys replace all keys, and
+    /// when the operator tries to release the appID. If two owners claim the appID, the greater number wins.
     #[serde(skip_serializing_if = "is_zero", default)]
     pub(crate) handover: u32,
     pub(crate) signing: Vec<StoredSigningKey>,
     pub(crate) hmac: Vec<StoredHmacKey>,
-    /// The highest numbers that were assigned. In documents without this field, the ids of the keys may contain higher
-    /// numbers.
+    /// The highest numbers that were assigned; zero in documents that were stored without this field. Read them with
+    /// [`KeyDocument::last_numbers`].
     #[serde(default)]
     pub(crate) last: LastNumbers,
     /// The value of the rotation annotation that was handled last.
@@ -39,12 +39,12 @@ pub(crate) struct KeyDocument {
     /// The value of the new-keys annotation that was handled last.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) new_keys: Option<String>,
-    /// The ids that were revoked last. A key with such an id never comes back, not even from a backup.
+    /// The ids that were revoked last. If a key with such an id appears again, it is dropped.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) revoked: Vec<String>,
 }
 
-/// The highest number of each kind of key.
+/// The highest number that was assigned to a key of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LastNumbers {
@@ -74,12 +74,12 @@ pub(crate) struct StoredHmacKey {
     pub(crate) lifecycle: KeyLifecycle,
 }
 
-/// The life cycle of a key. Every field is absent in the keys of `latchkey-operator render`, because no server
-/// acknowledges such keys.
+/// The life cycle of a key. `latchkey-operator render` sets only `activated_at` and `retired_at`, because no server
+/// acknowledges its keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct KeyLifecycle {
-    /// Since when every serving pod knows the key. `None`: not yet.
+    /// Since when every serving pod knows the key. `None`: not yet, or the key was Active from the start.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) published_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
@@ -90,7 +90,8 @@ pub(crate) struct KeyLifecycle {
     /// create more.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) not_after: Option<OffsetDateTime>,
-    /// The longest lifetime of anything created with the key. `None`: unknown, so the longest that the schema allows.
+    /// The longest lifetime of anything created with the key. `None`: unknown, so the longest that the schema allows is
+    /// assumed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) longest_seconds: Option<u32>,
     /// Somebody requested this key, so it becomes Active earlier than a scheduled one.
@@ -193,7 +194,7 @@ impl KeyDocument {
         recovered
     }
 
-    /// A copy of these keys, as written for an owner in this namespace.
+    /// A copy of these keys for an owner in this namespace, with a greater `handover` if the namespace changes.
     pub(super) fn written_for(&self, namespace: &str) -> Self {
         let mut keys = self.clone();
         let before = keys.namespace.replace(namespace.to_owned());

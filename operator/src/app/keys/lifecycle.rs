@@ -30,13 +30,12 @@ const RETIREMENT_MARGIN: Duration = Duration::HOUR;
 const MAX_KEYS: usize = 60;
 /// How many revoked ids are remembered.
 const MAX_REVOKED_IDS: usize = 64;
-/// How far numbering skips ahead of the ids in a rendered document, which does not list keys that were dropped before.
+/// How far the numbers skip ahead when keys are restored from a rendered document, which does not list dropped keys.
 const NUMBER_GAP: u32 = 100;
 
 /// The statuses of the keys of an App.
 pub(crate) struct KeyStatuses {
     pub(crate) signing: Vec<KeyStatus>,
-    /// HMAC keys secure codes and refresh tokens.
     pub(crate) hmac: Vec<KeyStatus>,
 }
 
@@ -128,7 +127,7 @@ impl KeyDocument {
         Ok(Some(next))
     }
 
-    /// When the next step is due because time has passed. `None`: never. Call this only if nothing is due now.
+    /// When the next step becomes due by the passing of time. `None`: never. Call this only if nothing is due now.
     pub(crate) fn next_due(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Option<OffsetDateTime> {
         due_times(&self.signing, policy).chain(due_times(&self.hmac, policy)).filter(|time| *time > now).min()
     }
@@ -184,9 +183,9 @@ impl KeyDocument {
 
     /// Replaces all keys. Perhaps nobody knows which ids were assigned before. So the numbers continue at the number of
     /// minutes since 1970, which is greater than any assigned number, even if keys were generated once a minute. With a
-    /// smaller number, a lost key could have a greater id than every known key. The response to its refresh tokens
-    /// would then be 503 forever, although their users must log in again. `handover`, by which servers replace the
-    /// previous incarnation, continues in the same way.
+    /// smaller number, a lost key could have a greater number than every known key. Servers would then take it for a
+    /// key that they do not have yet, and respond with 503 to its refresh tokens forever, although the users must log
+    /// in again. `handover`, by which servers replace the previous incarnation, continues in the same way.
     fn replace_all(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyGenerationError> {
         let minutes = u32::try_from(now.unix_timestamp() / 60).unwrap_or_default();
         let last = self.last_numbers();
@@ -233,7 +232,7 @@ fn has_room<K: StoredKey>(keys: &[K]) -> bool {
 }
 
 /// Drops, retires and activates the keys for which that is due. Returns whether a requested key was dropped before it
-/// became Active.
+/// became Active, and must still be replaced.
 fn advance_states<K: StoredKey>(
     keys: &mut Vec<K>,
     last: &mut u32,
@@ -308,7 +307,7 @@ fn advance_states<K: StoredKey>(
     Ok(requested)
 }
 
-/// Raises the longest lifetime to `seconds` for keys with an unknown end.
+/// Raises the longest lifetime to at least `seconds` for keys with which a pod may still create something.
 fn extend_lifetimes<K: StoredKey>(keys: &mut [K], seconds: u32) {
     for key in keys {
         let can_create = match key.state() {
@@ -348,7 +347,7 @@ fn activate(key: &mut impl StoredKey, timing: &KeyTiming, now: OffsetDateTime) {
     lifecycle.longest_seconds = Some(timing.max_lifetime_seconds);
 }
 
-/// Publishes the next key if one is due and none is published yet.
+/// Publishes the next key if one is due and none is published yet. If one is published, records only the request.
 fn publish_next_key<K: StoredKey>(
     keys: &mut Vec<K>,
     last: &mut u32,

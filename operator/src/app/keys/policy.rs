@@ -1,4 +1,4 @@
-//! What an App asks for its keys, by its spec and its annotations.
+//! What the spec and the annotations of an App require of its keys.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -10,7 +10,7 @@ use latchkey_crds::{
 
 use crate::app::validate::ValidatedApp;
 
-/// What an App asks for its keys.
+/// What an App requires of its keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyPolicy {
     pub(crate) algorithm: SigningAlgorithm,

@@ -138,7 +138,7 @@ fn parse_document(secret: &Secret, app_id: &AppId) -> Result<KeyDocument, Unusab
         return Err(UnusableReason::WrongType);
     }
     let bytes = secret.data.as_ref().and_then(|data| data.get(APP_KEYS_KEY)).ok_or(UnusableReason::MissingEntry)?;
-    // The parser's error may quote the input.
+    // The parser's error may quote the input, so it is dropped.
     let document: KeyDocument = serde_json::from_slice(&bytes.0).map_err(|_| UnusableReason::NotKeyDocument)?;
     document.validate(app_id).map_err(UnusableReason::Invalid)?;
     Ok(document)

@@ -11,15 +11,15 @@ use super::{
 
 /// How long a new signing key is published before it signs. Verifiers that fetch the keys once a day know it by then.
 pub(super) const PUBLICATION_DELAY: Duration = Duration::DAY;
-/// How long a new signing key is published if the rotation was requested: the `max-age` of the JWKS (`PUBLIC` in the
-/// server's `http/response.rs`), plus a minute for delivery.
+/// How long a new signing key is published if the rotation was requested: the `max-age` of the JWKS
+/// (`PUBLIC_CACHE_CONTROL` in the server's `http/response.rs`), plus a minute for delivery.
 pub(super) const REQUESTED_PUBLICATION_DELAY: Duration = Duration::seconds(300 + 60);
-/// The longest access token that the schema allows, in seconds.
+/// The longest lifetime of an access token that the schema allows, in seconds.
 const MAX_ACCESS_LIFETIME_SECONDS: u32 = 86_400;
-/// The longest session that the schema allows, in seconds. No code lives as long.
+/// The longest lifetime of a session that the schema allows, in seconds. No code lives as long.
 pub(super) const MAX_SESSION_LIFETIME_SECONDS: u32 = 63_072_000;
 
-/// The times that differ between signing keys and HMAC keys.
+/// The times in the life cycle of the keys of one kind: signing keys or HMAC keys.
 pub(super) struct KeyTiming {
     /// How long a key of a scheduled rotation is published before it is Active.
     publication_delay: Duration,
@@ -155,7 +155,8 @@ impl KeyTiming {
         Duration::seconds(lifecycle.longest_seconds.unwrap_or(self.max_lifetime_if_unknown_seconds).into())
     }
 
-    /// When the key after this Active one must be published, so that it takes over when its rotation period ends.
+    /// When the key after this Active key must be published, so that it takes over when the rotation period of the
+    /// Active key ends.
     pub(super) fn next_key_due(&self, active: &impl StoredKey) -> OffsetDateTime {
         saturating_add(active_since(active), self.rotation_period - self.publication_delay)
     }

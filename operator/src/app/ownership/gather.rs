@@ -1,4 +1,5 @@
-//! Collects the facts that decide who owns an appID, by live reads: a cache can be outdated.
+//! Collects the facts that decide who owns an appID. The key Secret and the owner are read live, because a cache can be
+//! outdated.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, core::Status};

@@ -81,7 +81,7 @@ fn only_the_namespace_of_a_deleted_owner_can_succeed_it() {
     let others = vec![claim("other", "older", 1, ClaimValidity::Valid)];
     let facts = OwnershipFacts { other_claims: others, ..deleted(stored("shop", "before", "shop")) };
     assert_eq!(facts.decide(), OwnershipDecision::Inherit);
-    // Nothing proves that it is deleted.
+    // Nothing proves that the owner is deleted.
     let facts = OwnershipFacts { owner_state: OwnerState::Exists, ..deleted(stored("shop", "before", "shop")) };
     assert_eq!(facts.decide(), OwnershipDecision::OwnedByOther);
 }
@@ -155,7 +155,7 @@ fn app(namespace: &str, name: &str, app_id: &str) -> App {
 }
 
 #[test]
-fn a_claim_is_valid_by_the_conditions_of_its_current_generation() {
+fn the_validity_of_a_claim_follows_from_the_status_of_its_current_generation() {
     let validity_for = |status: &str, reason: &str, generation: i64| {
         let mut app = app("shop", "store", "shop");
         app.status = serde_json::from_value(json!({ "conditions": [{

@@ -75,7 +75,7 @@ fn published_revision(app: &App, app_id: &AppId, context: &Context) -> Option<Re
 fn new_status(app: &App, old: &AppStatus, outcome: &Outcome, context: &Context) -> AppStatus {
     let mut new = outcome.status(old, app.metadata.generation.unwrap_or(0), context.now());
     if outcome.rejection.is_some() && new.revision.is_some() {
-        // The revision that is still served keeps its keys and callbacks.
+        // The status still lists the keys and callbacks of the revision that is still served.
         new.issuer = new.issuer.or_else(|| old.issuer.clone());
         new.providers.clone_from(&old.providers);
         new.signing_keys.clone_from(&old.signing_keys);

@@ -12,8 +12,8 @@ use crate::{
     facts::{FieldError, Lookup, SecretValues, Settings},
 };
 
-/// The ports of mail submission and relay. Others are rejected, so that no App reaches other services through them
-/// (specification: Limits, Outgoing connections).
+/// The ports of mail submission and relay. Other ports are rejected, so that no App can make the servers connect to
+/// other services (specification: Limits, Outgoing connections).
 const SMTP_PORTS: [u16; 4] = [25, 465, 587, 2525];
 /// The maximum length of a user name or password, in bytes.
 const MAX_CREDENTIAL_BYTES: usize = 1024;

@@ -16,7 +16,7 @@ fn development() -> Settings {
     Settings { base_url: "http://127.0.0.1:8080".parse().unwrap(), allow_insecure: true }
 }
 
-/// An App that uses everything: its Provider, relay and templates exist.
+/// The facts of the App `shop/shop` with this spec, which can reference the objects of [`MANIFESTS`].
 fn facts(spec: Value) -> AppFacts {
     let app: App = serde_json::from_value(json!({
         "apiVersion": "latchkey.dev/v1alpha1",
@@ -67,7 +67,7 @@ fn valid(spec: Value) -> ValidatedApp {
     validate(&facts(spec), &settings()).unwrap()
 }
 
-/// The only error, and the rest of the App.
+/// Asserts that there is exactly one field error. Returns the App without it, and the error.
 #[track_caller]
 fn only_error(facts: &AppFacts) -> (ValidatedApp, FieldError) {
     let mut app = validate(facts, &settings()).unwrap();
@@ -139,7 +139,7 @@ fn the_default_idle_time_does_not_exceed_the_session_lifetime() {
 }
 
 #[test]
-fn an_app_id_of_another_app_is_rejected_without_naming_it() {
+fn an_app_id_of_another_app_is_rejected_without_naming_that_app() {
     let rejection = validate(&AppFacts { ownership: Ownership::Taken, ..facts(json!({})) }, &settings()).unwrap_err();
     assert_eq!((rejection.reason, rejection.field.as_str()), (Reason::AppIDConflict, "metadata.name"));
     assert_eq!(rejection.message, "another App owns the appID shop; set another spec.appID");
@@ -148,7 +148,7 @@ fn an_app_id_of_another_app_is_rejected_without_naming_it() {
 }
 
 #[test]
-fn an_app_id_reserved_for_another_namespace_is_rejected_without_naming_it() {
+fn an_app_id_reserved_for_another_namespace_is_rejected_without_naming_that_namespace() {
     let facts = AppFacts { ownership: Ownership::Reserved, ..facts(json!({ "appID": "store" })) };
     let rejection = validate(&facts, &settings()).unwrap_err();
     assert_eq!((rejection.reason, rejection.field.as_str()), (Reason::AppIDReserved, "spec.appID"));
@@ -181,7 +181,7 @@ fn the_key_policy_comes_from_the_spec_and_the_annotations() {
 }
 
 #[test]
-fn specs_that_pass_the_schema_are_validated_again() {
+fn validation_repeats_the_rules_of_the_schema() {
     let rejected_field = |change: fn(&mut AppFacts)| {
         let mut facts = facts(json!({ "providerRefs": [{ "name": "github" }, { "name": "corp" }] }));
         change(&mut facts);
@@ -268,7 +268,7 @@ fn http_providers_are_for_development() {
 }
 
 #[test]
-fn a_relay_of_the_apps_own() {
+fn the_relay_of_an_app_is_served() {
     let app = valid(json!({ "mail": { "smtpSecretRef": { "name": "relay" } } }));
     let RenderedSmtp::Own(relay) = app.mail.smtp else { panic!("{:?}", app.mail.smtp) };
     assert_eq!((relay.host.as_str(), relay.port, relay.tls), ("smtp.example.com", 587, SmtpTls::Starttls));

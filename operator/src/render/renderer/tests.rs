@@ -130,14 +130,14 @@ fn manifests_are_found_in_subfolders_and_in_every_format() {
     folders.write(".hidden.yaml", app("a", "hidden", "{}"));
     folders.write("notes.txt", app("a", "notes", "{}"));
     let summary = folders.run();
-    // An anchor must be in the same document, so the schema sees it too.
+    // An anchor must be in the same document as its aliases, so the schema sees the field with the anchor, too.
     assert_eq!(summary.rejected, ["merge.yaml (document 1): App a/six: field x-all: unknown field"]);
     assert_eq!(folders.documents(), ["five.json", "four.json", "one.json", "three.json", "two.json"]);
     assert_eq!(folders.document("two").unwrap().namespace, "default");
 }
 
 #[test]
-fn other_kinds_are_ignored() {
+fn kinds_of_other_groups_are_ignored() {
     let folders = Folders::new();
     folders.write("deploy.yaml", "apiVersion: apps/v1\nkind: Deployment\nmetadata: { name: x }\n");
     folders.write("other.yaml", "apiVersion: example.com/v1\nkind: App\nmetadata: { name: x }\nspec: { a: 1 }\n");
@@ -471,7 +471,7 @@ fn the_examples_are_served_in_development() {
     assert_eq!(shop.mail.smtp, RenderedSmtp::Install);
 }
 
-/// Fifty Apps, each with its Provider and its templates, in a file of its own.
+/// Fifty Apps, each in its own file together with its Provider and its templates.
 fn fifty() -> Folders {
     let folders = Folders::new();
     for number in 0..50 {
@@ -494,7 +494,7 @@ fn numbered(number: usize, display_name: &str) -> String {
     )
 }
 
-/// How many objects the last run parsed, and how many Apps it validated and rendered.
+/// How many Apps and Providers the last run parsed, how many Apps it validated, and how many Apps it rendered.
 fn work(renderer: &Renderer) -> (usize, usize, usize) {
     (renderer.parsed.parsed_count(), renderer.validated.computed(), renderer.rendered.computed())
 }

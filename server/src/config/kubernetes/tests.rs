@@ -1,4 +1,5 @@
-//! The watch against a scripted API server in this process, which rejects every unexpected call.
+//! Tests of the watch against a scripted API server in this process. A call that the script does not expect fails the
+//! test.
 
 use std::{collections::VecDeque, convert::Infallible, future, net::SocketAddr, sync::Mutex};
 
@@ -22,7 +23,7 @@ use tokio::{
 use super::*;
 use crate::{config::cache::Cache, fixtures};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The next call that the API server expects, and its response.
 enum ExpectedCall {
@@ -141,7 +142,7 @@ impl TestApiServer {
     }
 
     fn watch(&self, apps: &Arc<Apps>) -> (WatchGuard, mpsc::UnboundedReceiver<Result<(), String>>) {
-        // Fails if another test has installed a provider already.
+        // Fails if another test has already installed a crypto provider.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let (sender, results) = mpsc::unbounded_channel();
         let config = kube::Config::new(format!("http://{}", self.address).parse().unwrap());
@@ -153,7 +154,8 @@ impl TestApiServer {
 }
 
 impl Drop for TestApiServer {
-    /// Fails if there was an unexpected call. After the last expected call, only a watch is expected.
+    /// Fails if there was an unexpected call. After the last call of the script, further watches are allowed: they get
+    /// status 500.
     fn drop(&mut self) {
         while let Ok(call) = self.unexpected.try_recv() {
             assert!(std::thread::panicking(), "unexpected: {call}");
@@ -178,7 +180,7 @@ fn event(kind: &str, object: Value) -> Value {
 }
 
 async fn receive<T>(receiver: &mut mpsc::UnboundedReceiver<T>) -> T {
-    timeout(LIMIT, receiver.recv()).await.expect("nothing was reported in time").unwrap()
+    timeout(WAIT_TIMEOUT, receiver.recv()).await.expect("nothing was reported in time").unwrap()
 }
 
 async fn wait_for(
@@ -193,7 +195,7 @@ async fn wait_for(
             }
         }
     };
-    timeout(LIMIT, fitting).await.expect("the change was not reported in time")
+    timeout(WAIT_TIMEOUT, fitting).await.expect("the change was not reported in time")
 }
 
 fn ids(apps: &Apps) -> Vec<String> {
@@ -377,7 +379,7 @@ async fn cached_documents_are_corrected_by_the_list() {
 }
 
 #[test]
-fn a_silently_dropped_watch_is_current_again_within_40_seconds() {
+fn documents_are_current_again_within_40_seconds_after_a_watch_was_silently_dropped() {
     assert!(TIMEOUTS.read > Duration::from_secs(u64::from(WATCH_SECONDS)), "no working watch is interrupted");
     assert!(TIMEOUTS.read + backoff_delay(0, 1.0) + CONNECT_TIMEOUT < Duration::from_secs(40));
 }
@@ -401,7 +403,7 @@ async fn a_silent_list_and_a_silent_watch_are_restarted() {
     ])
     .await;
     let limits = Timeouts { read: Duration::from_millis(600), list: Duration::from_millis(300) };
-    // Fails if another test has installed a provider already.
+    // Fails if another test has already installed a crypto provider.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let (sender, mut results) = mpsc::unbounded_channel();
     let config = kube::Config::new(format!("http://{}", server.address).parse().unwrap());

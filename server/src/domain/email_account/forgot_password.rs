@@ -11,7 +11,8 @@ use crate::domain::{
     rate_limits::MailPurpose,
 };
 
-/// Queues a reset mail. For an unknown email address it writes an outbox row that sends nothing.
+/// Queues a reset mail. For an unknown email address or a disabled user, writes an outbox row that sends nothing. If a
+/// mail limit is reached, queues nothing.
 pub async fn forgot_password<S: Users + RateLimits + Outbox + AuditLog>(
     call: Call<'_, S>,
     email: &Email,
@@ -26,8 +27,8 @@ pub async fn forgot_password<S: Users + RateLimits + Outbox + AuditLog>(
                 .enqueue(call.app_id(), Mail { kind: MailKind::Reset, recipient, requested_at: call.env.now() })
                 .await?;
             // The request does not wait for the event: for an unknown email address no event is written, and the
-            // shorter time would reveal that. Without a mail there is no event, so that the mail limits bound the
-            // events too.
+            // shorter time would reveal that. If a mail limit is reached, there is no event either, so that the mail
+            // limits bound the events too.
             call.stores.record_later(call.app_id(), call.event(EventKind::PasswordResetRequested, id));
         }
         Ok(())

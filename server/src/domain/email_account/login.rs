@@ -35,7 +35,7 @@ pub enum LoginError {
     /// Returned only after the right password.
     #[error("the user is disabled")]
     Disabled,
-    /// Returned only with enumeration protection `Disabled`, after the right password. Otherwise the error is
+    /// Returned only with enumeration protection `Disabled`, after the right password. With `Strict`, the error is
     /// `InvalidCredentials`.
     #[error("the email address is not verified")]
     EmailNotVerified,
@@ -77,8 +77,8 @@ pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog
     };
     let unverified = call.app.doc.require_verified_email && !user.email_verified;
     if unverified && !user.disabled && call.app.doc.enumeration_protection == EnumerationProtection::Strict {
-        // Otherwise *register* followed by *login* would reveal whether the email address was known. For the same
-        // reason the rate limit of wrong passwords is not released.
+        // Any other response would reveal, by *register* followed by *login*, whether the email address was known. For
+        // the same reason the rate limit of wrong passwords is not released.
         count_refusal(RefusalKind::Login, Some(&user));
         return Err(LoginError::InvalidCredentials);
     }
@@ -94,7 +94,7 @@ pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog
     renew_hash(call, &user, &request.password).await;
     let tokens = match open_session(call, &user, Amr::Password).await? {
         Some(tokens) => tokens,
-        // The password was right, but it was reset in the meantime.
+        // The password was right, but the epoch has risen since the user was read, for example by a reset.
         None => return Err(LoginError::InvalidCredentials),
     };
     call.stores.remember_client(call.app_id(), &account, call.client_address()).await;

@@ -23,7 +23,8 @@ pub struct RegisterInput {
 }
 
 pub struct Registered {
-    /// For a known email address, a new random id. Clients store the id that *confirm* or *login* returns.
+    /// The id of the new user. For a known email address, a new id that belongs to no user. Therefore clients store the
+    /// id that *confirm* or *login* returns.
     pub local_id: UserId,
     /// Minimum lifetime of the confirmation code in seconds. The lifetime starts when the mail is sent.
     pub expires_in: i64,
@@ -94,8 +95,8 @@ pub async fn register<S: Users + RateLimits + PasswordHasher>(
     Ok(Registered { local_id: new_id, expires_in, expires_at: now.unix_timestamp() + expires_in })
 }
 
-/// Creates the user, or does work of the same cost if the email address is known. Both hash one password: for a known
-/// email address to check it, for an unknown one to store it.
+/// Creates the user, or does work of the same cost if the email address is known. Either way one password is hashed:
+/// for a known email address to check the password, for an unknown one to store it.
 async fn create_or_contest_user<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &RegisterInput,
@@ -142,7 +143,7 @@ async fn register_known_address<S: Users + PasswordHasher>(
     let hash = user.password_hash.as_ref();
     let is_same = call.stores.verify(call.app, call.client_address(), &request.password, hash).await?;
     let kind = if user.email_verified { MailKind::AccountExists } else { MailKind::Confirm };
-    // The owner of a disabled account gets no mail: the row is written, but sends nothing.
+    // The owner of a disabled account gets no mail: the outbox row is written, but sends nothing.
     let recipient = (!user.disabled).then_some(user.id);
     let mail = is_mailed.then_some(Mail { kind, recipient, requested_at: event.at });
     let contest = !user.email_verified && !is_same;

@@ -1,4 +1,4 @@
-//! Reads the account of a session, and checks what every change of it requires.
+//! Reads the account of a session, and checks that its email address is verified, as most changes require.
 
 use crate::domain::{
     authentication::AuthenticatedSession,
@@ -16,7 +16,7 @@ pub enum OwnAccountError {
     InvalidToken,
     #[error("the email address is not verified")]
     EmailNotVerified,
-    /// The request has no password, and the login is too old.
+    /// The request lacks the password, and a recent login is missing or not enough.
     #[error("the password or a recent login is required")]
     ReauthenticationRequired,
     #[error("the password is wrong")]

@@ -63,7 +63,7 @@ pub async fn change_password<S: OwnAccounts + RateLimits + PasswordHasher + Sess
             return Err(OwnAccountError::ReauthenticationRequired.into());
         }
         if !is_limit_acquired {
-            // Scoring and hashing are work even if no old password was sent.
+            // Scoring and hashing are work even if the request has no current password.
             acquire_login_attempt(call, &account_key(call, &user), Some(user.id)).await?;
             is_limit_acquired = true;
         }
@@ -90,7 +90,7 @@ pub async fn change_password<S: OwnAccounts + RateLimits + PasswordHasher + Sess
     }
 }
 
-/// *Confirm* removed the password of a contested account and allowed this session to set one.
+/// Whether *confirm* removed the password of a contested account and allowed this session to set one.
 fn can_set_first_password(user: &User, session: SessionId) -> bool {
     user.password_hash.is_none() && user.password_session == Some(session)
 }

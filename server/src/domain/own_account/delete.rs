@@ -14,7 +14,7 @@ use crate::domain::{
     ports::{AuditLog, Outbox, OwnAccounts, PasswordHasher, RateLimits, Sessions, UserDeletion},
 };
 
-/// Deletes the account with all its data.
+/// Deletes the account. Only its audit events stay, until their retention ends.
 pub async fn delete_account<S: OwnAccounts + RateLimits + PasswordHasher + Sessions + Outbox + AuditLog>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,

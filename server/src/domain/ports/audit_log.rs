@@ -12,7 +12,7 @@ use crate::domain::{
 };
 
 /// The audit log: events in Postgres, and refusals that are counted in Redis until they become a row in Postgres. No
-/// request fails because of the audit log: what cannot be written is lost, and a metric counts it.
+/// request fails because something cannot be recorded: it is then lost, and a metric counts it.
 pub trait AuditLog: Sync {
     /// Writes an event, which is then durable or lost. Waits for at most one second; a longer write continues in the
     /// background.
@@ -25,7 +25,7 @@ pub trait AuditLog: Sync {
     /// Counts a refusal after the response.
     fn count_refusal(&self, app: &AppId, refusal: Refusal);
 
-    /// The newest 100 events of a user since that time, the newest first.
+    /// The newest 100 events of a user since that time, refusals included, the newest first.
     fn activity(
         &self,
         app: &AppId,

@@ -33,7 +33,7 @@ pub trait Flows: Sync {
     /// Finds a flow that is not bound to a browser. Does not mark the flow as used.
     fn find_flow(&self, app: &AppId, id: &FlowId) -> impl Future<Output = StoreResult<Option<String>>> + Send;
 
-    /// Marks a flow as used. Of all calls for a flow, exactly one returns true.
+    /// Marks a flow as used. Returns true for the first call for a flow, and false for any other.
     fn consume_flow(
         &self,
         app: &AppId,
@@ -41,7 +41,7 @@ pub trait Flows: Sync {
         binding: FlowBinding,
     ) -> impl Future<Output = StoreResult<bool>> + Send;
 
-    /// Stores a login until its code is exchanged.
+    /// Stores a login whose code is to be exchanged, until the code expires.
     fn store_login(
         &self,
         app: &AppId,

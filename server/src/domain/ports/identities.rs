@@ -29,9 +29,9 @@ pub struct NewIdentity {
 #[derive(Clone, Debug)]
 pub struct NewFederatedUser {
     pub id: UserId,
-    /// The email address, if the provider has verified it.
+    /// The email address, if the provider has verified it and the App lets this Provider link by email address.
     pub email: Option<Email>,
-    /// The email address, if the provider has not verified it: the address then waits for its code.
+    /// The email address, if it does not count as verified: it then waits for its code.
     pub pending_email: Option<Email>,
     /// Empty if the provider sends none.
     pub name: String,
@@ -45,7 +45,7 @@ pub struct LinkRequest {
     pub user: UserId,
     pub epoch: Epoch,
     /// The canonical email address by which the user was found. The link applies only if the user has verified this
-    /// address.
+    /// address. `None` for a logged-in user.
     pub address: Option<String>,
     pub identity: NewIdentity,
     pub event: Event,
@@ -78,7 +78,7 @@ pub struct UnlinkRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkOutcome {
     Done,
-    /// The identity already belongs to this user; nothing was written.
+    /// The identity already belongs to the user with this id; nothing was written.
     AlreadyLinked(UserId),
     /// The user has changed since it was read; nothing was written.
     UserChanged,
@@ -118,8 +118,8 @@ pub trait Identities: Sync {
     -> impl Future<Output = StoreResult<LinkOutcome>> + Send;
 
     /// Returns `None` and writes nothing if the user has changed or the identity already belongs to a user. Otherwise
-    /// removes the password, the pending email address and other identities, ends a contest, marks the email address
-    /// verified, links the identity, raises the epoch, and adds an outbox row that propagates it.
+    /// removes the password, the pending email address and other identities, replaces the name, ends a contest, marks
+    /// the email address verified, links the identity, raises the epoch, and adds an outbox row that propagates it.
     fn transfer_account(
         &self,
         app: &AppId,
@@ -130,7 +130,7 @@ pub trait Identities: Sync {
     fn identities(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Vec<Identity>>> + Send;
 
     /// Removes the identities, unless the user would have neither a password nor an identity of the Providers in
-    /// `usable` left. Concurrent calls cannot together remove the last one.
+    /// `usable` left. Concurrent calls cannot together remove the last way to log in.
     fn unlink_identity(
         &self,
         app: &AppId,

@@ -1,5 +1,5 @@
-//! What the rules need from outside, as narrow traits. `store`, `hashing` and `providers` implement them on one type. A
-//! use case is generic over that type and names only the traits that it needs.
+//! What the domain needs from outside, as narrow traits. One type, `store::Stores`, implements all of them. A use case
+//! is generic over that type and names only the traits that it needs.
 
 mod audit_log;
 mod codes;

@@ -70,10 +70,10 @@ pub trait Outbox: Sync {
     /// too.
     fn remove_epoch_row(&self, app: &AppId, change: &EpochChange) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Returns when there may be new rows (a notification), or never. Polling alone is sufficient.
+    /// Returns when there may be new rows, or never. Polling alone is sufficient.
     fn wait_for_notification(&self) -> impl Future<Output = ()> + Send;
 
-    /// For metrics: how long the oldest due row has waited, and how many rows are dead letters.
+    /// For metrics: how many rows are due, how long the oldest of them has waited, and how many rows are dead letters.
     fn backlog(&self) -> impl Future<Output = StoreResult<OutboxBacklog>> + Send;
 }
 

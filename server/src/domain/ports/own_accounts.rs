@@ -16,12 +16,12 @@ use crate::domain::{
     user::{Epoch, Name, User, UserId},
 };
 
-/// A new name.
+/// A new name of a user.
 #[derive(Clone, Debug)]
 pub struct Rename {
     pub user: UserId,
     /// The epoch that the user had when the request read the user. The change applies only if the user still has this
-    /// epoch. `epoch` means the same in the types below.
+    /// epoch. Unless stated otherwise, `epoch` means the same in the types below.
     pub epoch: Epoch,
     pub name: Name,
     pub at: OffsetDateTime,
@@ -66,7 +66,8 @@ pub struct AddressChange {
     pub user: UserId,
     /// The epoch of the code.
     pub epoch: Epoch,
-    /// The canonical email address to which the code was sent. The change applies only if it is the pending one.
+    /// The canonical email address to which the code was sent. The change applies only if this address is the pending
+    /// one.
     pub address: String,
     /// The session that continues.
     pub kept_session: SessionId,
@@ -86,13 +87,13 @@ pub struct UserDeletion {
 #[derive(Clone, Debug)]
 pub struct AddressChanged {
     pub user: User,
-    /// The unverified account that had the email address and was deleted.
+    /// The last epoch of the unverified account that had the email address, if there was one. That account was deleted.
     pub removed: Option<EpochChange>,
 }
 
 /// The account of a logged-in user, in Postgres. Each change is one transaction together with its event. A change
-/// returns `None` and writes nothing if the user is deleted or disabled, or the epoch has risen. Except for `rename`,
-/// the same applies to an account with an unverified email address.
+/// returns `None` and writes nothing if the user is deleted or disabled, or the epoch has risen. `set_password`,
+/// `request_address_change` and `delete_user` do the same for an account with an unverified email address.
 pub trait OwnAccounts: Sync {
     /// The user of the session, if enabled. The user must have the epoch of the session, or a later epoch that Redis
     /// does not have yet and at which this session continues. Otherwise `None`.
@@ -106,15 +107,15 @@ pub trait OwnAccounts: Sync {
     fn remove_profile_row(&self, app: &AppId, row: Uuid) -> impl Future<Output = StoreResult<()>> + Send;
 
     /// Sets the password, raises the epoch, removes a pending email address unless it is the only one, queues the
-    /// notice, and adds an outbox row that propagates the epoch.
+    /// notice to a verified email address, and adds an outbox row that propagates the epoch.
     fn set_password(
         &self,
         app: &AppId,
         change: PasswordChange,
     ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// Makes the email address the pending one, in place of an earlier pending one. Queues the mail to the pending
-    /// address and the notice to the current address.
+    /// Makes the email address the pending one, in place of an earlier pending one. Queues the mail with the code to
+    /// the pending address, if `is_mailed` is set, and the notice to the current address, if there is one.
     fn request_address_change(
         &self,
         app: &AppId,

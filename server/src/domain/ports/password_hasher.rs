@@ -11,7 +11,8 @@ use crate::domain::{
 /// Password hashing with a bounded queue, which is fair to namespaces, to the Apps of a namespace, and to the client
 /// addresses of an App.
 pub trait PasswordHasher: Sync {
-    /// Fails if the queue has no capacity now. Must be called first, so that a flood of logins costs only this check.
+    /// Fails if the queue has no slot for this client now. Must be called first, so that a flood of logins costs only
+    /// this check.
     fn check_capacity(&self, app: &App, client: ClientAddress) -> Result<(), Overloaded>;
 
     fn hash(
@@ -21,7 +22,7 @@ pub trait PasswordHasher: Sync {
         password: &Password,
     ) -> impl Future<Output = Result<PasswordHash, Overloaded>> + Send;
 
-    /// Whether the password matches the hash. Without a hash it does the same work and returns false.
+    /// Whether the password matches the hash. Without a hash, this does the same work and returns false.
     fn verify(
         &self,
         app: &App,

@@ -11,7 +11,8 @@ use crate::domain::{
     rate_limits::{RateLimitCheck, RateLimited},
 };
 
-/// Acquired rate limits, so that they can be released.
+/// Acquired rate limits, each with the time at which Redis counted the use (in Unix milliseconds by the clock of
+/// Redis). [`RateLimits::release`] needs both.
 #[derive(Clone, Debug, Default)]
 pub struct RateLimitPermit(pub Vec<(RateLimitCheck, i64)>);
 
@@ -25,18 +26,19 @@ pub enum AcquireError {
 
 /// Rate limits, in Redis, so that they apply to all servers together.
 pub trait RateLimits: Sync {
-    /// Acquires one call in every window of every check, or nothing at all.
+    /// Counts one use in every window of every check, or nothing at all.
     fn acquire(
         &self,
         app: &AppId,
         checks: Vec<RateLimitCheck>,
     ) -> impl Future<Output = Result<RateLimitPermit, AcquireError>> + Send;
 
-    /// Releases what must not count. A failure is only logged: the limit is then stricter until the window ends.
+    /// Subtracts the uses of a permit, which must not count. A failure is only logged: the limit is then stricter until
+    /// the window ends.
     fn release(&self, app: &AppId, permit: RateLimitPermit) -> impl Future<Output = ()> + Send;
 
-    /// Whether somebody at the client address has logged in to the account, confirmed its email address or reset its
-    /// password in the last 30 days.
+    /// Whether somebody at the client address has logged in to the account (by password or provider), confirmed its
+    /// email address or reset its password in the last 30 days.
     fn is_known_client(
         &self,
         app: &AppId,
@@ -44,7 +46,7 @@ pub trait RateLimits: Sync {
         client: ClientAddress,
     ) -> impl Future<Output = StoreResult<bool>> + Send;
 
-    /// Makes the client address known for 30 days. A failure is only logged.
+    /// Makes the client address known to the account for 30 days. A failure is only logged.
     fn remember_client(
         &self,
         app: &AppId,

@@ -12,7 +12,7 @@ use crate::domain::{
     user::UserId,
 };
 
-/// Whether a replica has the written data, if there are replicas.
+/// Whether a replica of Redis has the written data, if there are replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replication {
     /// A replica has it, or there are none.
@@ -62,8 +62,8 @@ pub trait Sessions: Sync {
         keep: SessionId,
     ) -> impl Future<Output = StoreResult<Vec<SessionId>>> + Send;
 
-    /// Raises the epoch and never lowers it. Every session ends except the one that continues at the new epoch. Also
-    /// writes the profile, which is `None` if the user was deleted.
+    /// Raises the epoch and never lowers it. Every session ends except `kept_session`, which continues at the new
+    /// epoch. Also writes the profile, which is `None` if the user was deleted.
     fn raise_epoch(
         &self,
         app: &AppId,

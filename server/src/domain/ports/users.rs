@@ -57,7 +57,7 @@ pub struct Confirmation {
 pub struct ChangedUser {
     /// After the change, with the raised epoch.
     pub user: User,
-    /// The account was contested, so its password was removed.
+    /// Whether the account was contested. If so, its earlier password was removed.
     pub was_contested: bool,
 }
 
@@ -67,6 +67,7 @@ pub struct PasswordReset {
     pub user: UserId,
     /// As in [`Confirmation`].
     pub epoch: Epoch,
+    /// As in [`Confirmation`].
     pub address: String,
     pub password_hash: PasswordHash,
     pub at: OffsetDateTime,
@@ -90,8 +91,8 @@ pub trait Users: Sync {
     ) -> impl Future<Output = StoreResult<CreateUserOutcome>> + Send;
 
     /// Records that somebody registered a known email address again. If `contest` is set, and the user is still
-    /// unverified and at `epoch`, the account becomes contested. The mail is queued in any case. Costs the same as
-    /// `create_user`.
+    /// unverified and at `epoch`, the account becomes contested. The mail, if there is one, is queued in any case.
+    /// Costs the same as `create_user`.
     fn record_repeated_registration(
         &self,
         app: &AppId,
@@ -122,8 +123,8 @@ pub trait Users: Sync {
     ) -> impl Future<Output = StoreResult<Option<ChangedUser>>> + Send;
 
     /// Returns `None` as `confirm_address` does. Otherwise, in one transaction: sets the password, marks the email
-    /// address verified, ends a contest, removes identities if the email address was unverified, raises the epoch,
-    /// queues the notice, and adds an outbox row that propagates the epoch.
+    /// address verified, removes a pending email address, ends a contest, removes identities if the email address was
+    /// unverified, raises the epoch, queues the notice, and adds an outbox row that propagates the epoch.
     fn reset_password(
         &self,
         app: &AppId,

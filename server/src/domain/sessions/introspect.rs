@@ -7,7 +7,7 @@ use crate::domain::{
     token::{self, AccessClaims, REFRESH_PREFIX, RefreshToken, RefreshTokenError},
 };
 
-/// A token that the server would accept now, and its session.
+/// A valid token that was not replaced, and its live session.
 #[derive(Clone, Debug)]
 pub struct ActiveToken {
     pub kind: TokenKind,
@@ -29,7 +29,8 @@ pub enum IntrospectError {
     Store(#[from] StoreError),
 }
 
-/// Returns `None` unless this is a token of this App that the server would accept now. Changes nothing.
+/// Returns `None` unless this is a valid token of a live session of this App. A refresh token that a newer one has
+/// replaced counts as invalid. Changes nothing.
 pub async fn introspect<S: Sessions>(call: Call<'_, S>, token: &str) -> Result<Option<ActiveToken>, IntrospectError> {
     if token.starts_with(REFRESH_PREFIX) {
         let token = match RefreshToken::decode(call.app, token) {
@@ -38,9 +39,9 @@ pub async fn introspect<S: Sessions>(call: Call<'_, S>, token: &str) -> Result<O
             Err(RefreshTokenError::UnknownKey) => return Err(IntrospectError::UnknownKey),
         };
         let live = call.stores.session(call.app_id(), token.user, token.session).await?;
-        // The refresh endpoint may still accept the previous generation, for a client that lost the response, but that
-        // token has been replaced. The refresh endpoint would also adopt a generation newer than the stored one
-        // (specification: Sessions and tokens, Refresh).
+        // A token of the previous generation has been replaced, although the refresh endpoint may still accept it from
+        // a client that lost the response. A token of a generation newer than the stored one is active, because the
+        // refresh endpoint would adopt it (specification: Sessions and tokens, Refresh).
         let live = live.filter(|live| token.generation >= live.session.generation);
         return Ok(live.map(|live| ActiveToken { kind: TokenKind::Refresh, live_session: live }));
     }

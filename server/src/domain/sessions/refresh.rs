@@ -17,7 +17,7 @@ use crate::domain::{
     user::UserId,
 };
 
-/// The time until a retry if other servers have a newer key than this one: configuration arrives within two seconds.
+/// The time until a retry if other servers have a newer key than this server: configuration arrives within two seconds.
 pub const UNKNOWN_KEY_RETRY: Duration = Duration::from_secs(2);
 
 /// The result of a refresh.
@@ -53,7 +53,8 @@ impl From<RefreshTokenError> for RefreshError {
     }
 }
 
-/// Exchanges a refresh token. Calls Redis once and Postgres never; events are written after the response.
+/// Exchanges a refresh token, with one call of Redis (two if reuse is detected) and none of Postgres. Events are
+/// written after the response.
 pub async fn refresh<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> Result<RefreshedSession, RefreshError> {
     let token = RefreshToken::decode(call.app, token)?;
     let rules = RefreshRules {

@@ -34,20 +34,21 @@ pub struct FinishedFlow {
     pub target: Option<RedirectTarget>,
     pub parameter_location: ParameterLocation,
     pub app_state: Option<String>,
-    /// False if there was no permit to call the provider: the same callback can then be sent again.
+    /// False if the provider could not be called, because no permit was free or a rate limit was reached: the same
+    /// callback can then be sent again.
     pub is_state_used: bool,
     pub outcome: Result<FlowResult, ProviderLoginError>,
 }
 
-/// What the app gets for its user.
+/// What the application gets for its user.
 pub enum FlowResult {
     Session(Box<ProviderLogin>),
-    /// A one-time code that the app exchanges for a session.
+    /// A one-time code that the application exchanges for a session.
     Code(LoginCode),
 }
 
-/// Why the response to a callback is an error instead of a redirect. There is no redirect URL to which the error can be
-/// sent.
+/// Why the response to a callback is an error instead of a redirect: there is no redirect URL to which the error could
+/// be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum CallbackError {
     #[error("the state is missing, used, expired or of another flow")]

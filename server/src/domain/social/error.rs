@@ -8,7 +8,8 @@ use crate::domain::{
 /// Why a provider's user gets no session.
 #[derive(Debug, thiserror::Error)]
 pub enum ProviderLoginError {
-    /// The provider reported an error, for example because the user cancelled. `None` if the error is not passed on.
+    /// The provider reported an error, for example because the user cancelled. `None` if the error code is missing or
+    /// not passed on.
     #[error("the provider answered with an error")]
     ProviderReported(Option<AuthorizationError>),
     #[error(transparent)]

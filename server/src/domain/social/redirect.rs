@@ -33,7 +33,7 @@ pub struct StartedFlow {
     pub state: FlowState,
     /// The sealed flow for the browser's cookie. `None` if the flow is not bound to a browser.
     pub sealed: Option<String>,
-    /// Lifetime of the flow.
+    /// Lifetime of the flow in seconds.
     pub seconds: i64,
 }
 
@@ -72,7 +72,7 @@ impl From<StoreFlowError> for StartFlowError {
     }
 }
 
-/// Why a parameter is not passed on to the provider or the app.
+/// Why a parameter is not passed on to the provider or the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidText {
     #[error("is longer than {0} characters")]

@@ -1,4 +1,4 @@
-//! Responses of operations that are errors.
+//! The error responses of operations.
 
 use http::StatusCode;
 use schemars::Schema;

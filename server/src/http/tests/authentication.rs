@@ -11,7 +11,7 @@ use crate::http::{
 };
 
 #[tokio::test]
-async fn verify_accepts_no_data_and_requires_a_token() {
+async fn verify_without_a_valid_token_is_401_whatever_its_body() {
     let server = TestServer::new(FailingStores::Panicking);
     let verify = "/v1/shop/email/verify";
     let bare = format!("POST {verify} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
@@ -68,7 +68,7 @@ fn needs_token(document: &Value, route: Route) -> bool {
         && alternatives.iter().all(|schemes| schemes.as_object().is_some_and(|schemes| !schemes.is_empty()))
 }
 
-/// Headers and bodies that are refused when a call reads them. The last two are never complete.
+/// Headers and bodies that most calls refuse when they read them. The last two bodies are never complete.
 const INVALID_BODIES: [&str; 7] = [
     "Content-Type: application/json\r\nContent-Length: 1\r\n\r\n{",
     "Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
@@ -79,8 +79,8 @@ const INVALID_BODIES: [&str; 7] = [
     "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n8\r\n{\"name\":\r\n",
 ];
 
-/// The stores panic, so the test fails if a call asks them. It also fails if a call waits for a body: the body timeout
-/// is longer than the test waits.
+/// The stores panic, so the test fails if a call uses a store. It also fails if a call waits for a body: the body
+/// timeout is longer than the test waits.
 #[tokio::test]
 async fn a_call_that_needs_a_token_is_401_without_one_whatever_its_body_and_parameters() {
     let mut server = TestServer::new(FailingStores::Panicking);

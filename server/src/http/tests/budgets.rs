@@ -38,18 +38,19 @@ async fn bodies_that_do_not_fit_the_budget_are_refused_before_they_are_read() {
     let service = server.public();
     let mut refused = 0;
     let mut stalled = Vec::new();
-    // Twelve clients; their bodies do not fit the budget of 16 MiB.
+    // The requests come from twelve client addresses. Their bodies together do not fit the budget of 16 MiB.
     for number in 0..700_u32 {
         let mut client = server.connect_from(service.clone(), (number % 12) as u8 + 10);
         refused += usize::from(is_refused(&server, &mut client, STALLED_BODY).await);
         stalled.push(client);
     }
-    // Each request uses 56 KiB for its body, and its head. The other 8 KiB are part of the memory of the connection.
+    // Each request needs 64 KiB for its body, and the bytes of its head. The memory of the connection covers 8 KiB of
+    // the sum.
     let held = server.budgets.request_bytes().used();
     assert!((15 << 20..=16 << 20).contains(&held), "{held} bytes");
     assert_eq!(refused, 700 - 291);
 
-    // An ordinary login still works, from any of the addresses.
+    // An ordinary login still works, from a new client address and from one with incomplete requests.
     for last in [1, 10] {
         let reply = exchange(server.connect_from(server.public(), last), login().as_bytes()).await;
         assert_eq!(reply.header("retry-after"), Some("3"), "the login reaches the hashing queue: {}", reply.body);

@@ -5,7 +5,7 @@ use latchkey_crds::rendered::SignUp;
 use super::{EMAIL_ENDPOINTS, FailingStores, TestServer};
 
 #[tokio::test]
-async fn a_store_outage_is_503_everywhere() {
+async fn a_store_outage_is_503() {
     let server = TestServer::new(FailingStores::Unavailable);
     for (operation, body) in EMAIL_ENDPOINTS {
         let reply = server.post(&format!("/v1/shop/email/{operation}"), "", body).await;

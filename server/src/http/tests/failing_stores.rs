@@ -1,4 +1,5 @@
-//! Stores that always fail, each in its own way.
+//! All ports in one value. Stores, limits and hashing fail in the way that the test chooses; providers always fail in
+//! the same way.
 
 use std::time::Duration;
 

@@ -98,15 +98,15 @@ async fn answer_pings(client: &mut DuplexStream) -> Vec<u8> {
 async fn an_idle_http_2_connection_ends_even_if_its_client_answers_pings() {
     let mut server = TestServer::new(FailingStores::Panicking);
     shorten_timeouts(&mut server);
-    for first_asks in [false, true] {
+    for sends_request in [false, true] {
         let mut client = server.connect(server.public());
         let began = std::time::Instant::now();
         client.write_all(PREFACE).await.unwrap();
-        if first_asks {
+        if sends_request {
             client.write_all(&openapi_request_frame(1)).await.unwrap();
         }
         let kinds = answer_pings(&mut client).await;
-        assert_eq!(kinds.contains(&HEADERS), first_asks, "{kinds:?}");
+        assert_eq!(kinds.contains(&HEADERS), sends_request, "{kinds:?}");
         assert!(kinds.contains(&PING) && kinds.contains(&GOAWAY), "{kinds:?}");
         assert!(began.elapsed() >= Duration::from_millis(500));
     }

@@ -139,7 +139,7 @@ impl std::io::Write for LogLines {
 }
 
 #[tokio::test]
-async fn the_log_has_the_request_id_and_nothing_that_was_sent() {
+async fn the_log_has_the_request_id_but_no_secret_that_was_sent() {
     let lines = LogLines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt()

@@ -37,7 +37,7 @@ async fn a_client_that_ignores_retry_after_waits_for_its_refusals() {
         assert_eq!(server.budgets.refusals().held_count(), 0);
         return_early(&server, 2, 5);
         assert!(refused_login(&server, 2).await >= Duration::from_secs(1));
-        // A held refusal occupies its slot only while it is held.
+        // A refusal that was sent is no longer counted as held.
         assert_eq!(server.budgets.refusals().held_count(), 0);
     }
 }

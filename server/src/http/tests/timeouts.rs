@@ -72,7 +72,7 @@ async fn headers_are_bounded() {
     assert_eq!(server.send_request(with(33 * 1024)).await.status, 431);
     let many: String = (0..150).map(|n| format!("X-{n}: y\r\n")).collect();
     assert_eq!(server.send_request(get("/openapi.json", &many)).await.status, 431);
-    // A large flood gets a response too, not a reset.
+    // A client that sends 200 KiB of headers gets a response too, not a reset.
     assert_eq!(server.send_request(with(200 * 1024)).await.status, 431);
     assert_eq!(server.send_request("nonsense\r\n\r\n").await.status, 400);
 }

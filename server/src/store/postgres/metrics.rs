@@ -29,7 +29,7 @@ pub(super) struct Metrics {
     errors: Family<KindLabel, Counter>,
 }
 
-/// Reads the pool when it is scraped.
+/// Reads the state of the pool on each scrape.
 #[derive(Debug)]
 struct PoolCollector(PgPool);
 

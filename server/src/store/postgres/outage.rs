@@ -28,9 +28,11 @@ use super::{
 /// Calls that can wait for a connection at the same time. Further calls fail. A waiting call costs about 14 KiB, so all
 /// of them cost 14 MiB. With 8 connections and 2 ms per call, the last of these calls waits 0.3 s.
 const MAX_WAITING_CALLS: usize = 1024;
-/// A call that waits longer than this while no other call succeeds starts the probe. A busy pool does not.
+/// A call that waits longer than this while no other call succeeds starts the probe. While a busy pool still serves
+/// calls, the probe does not start.
 const PROBE_AFTER: Duration = Duration::from_millis(50);
-/// How often the probe connects during an outage. Its end is detected within this time plus the time to connect.
+/// How often the probe connects during an outage. The end of the outage is detected within this time plus the time to
+/// connect.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 /// A connection that is not open after this time is an outage, too. Longer than `ACQUIRE_TIMEOUT` (3 s): if
 /// connecting is slow but calls still get connections, there is no outage.
@@ -68,7 +70,7 @@ impl Availability {
         *self.last_success.lock() = Instant::now();
     }
 
-    /// Clears the outage, because connections work again or the URL changed. Attempts that began before are
+    /// Clears the outage, because connections work again or the URL changed. Failed attempts that began earlier are
     /// ignored.
     pub(super) fn reset(&self) {
         self.record_success();

@@ -46,7 +46,7 @@ pub(super) struct Shared {
     pub(super) outbox_notify: Arc<Notify>,
     listen: bool,
     listener: Option<AbortHandle>,
-    /// When a connection was last found broken. Connections that have been idle since before that are suspect.
+    /// When a connection was last found broken. Connections that became idle before that time are suspect.
     pub(super) last_broken: Arc<Mutex<Option<Instant>>>,
     pub(super) availability: Availability,
     pub(super) audit: EventWriter,

@@ -18,7 +18,7 @@ use crate::store::source::UrlSource;
 /// How to reach Redis.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `redis://user:password@host/database`, `redis-sentinel://…` or `redis-cluster://…`; `rediss` for TLS, with the
+    /// `redis://user:password@host/database`, `redis-sentinel://…` or `redis-cluster://…`; `rediss…` for TLS, with the
     /// system's certificate authorities or those of `SSL_CERT_FILE` (docs/redis.md).
     pub url: UrlSource,
     /// Added to Redis's clock. Zero outside tests.

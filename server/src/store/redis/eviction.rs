@@ -15,8 +15,9 @@ use super::{
     metrics::Metrics,
 };
 
-/// How often the server checks the policy, and how often it retries while Redis is unavailable.
+/// How often the policy is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// How often a failed check is repeated.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The policy that never evicts.
 const NO_EVICTION: &str = "noeviction";

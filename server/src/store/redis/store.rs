@@ -87,7 +87,8 @@ impl RedisStore {
         self.clock_offset.whole_milliseconds().to_string()
     }
 
-    /// The Unix time at which a key expires if its content is valid until `expires_at`, in seconds of Redis's clock.
+    /// When a key expires whose content is valid until `expires_at`: in Unix seconds by Redis's own clock, without the
+    /// offset.
     pub(super) fn key_expiry(&self, expires_at: i64) -> i64 {
         (expires_at + TTL_SLACK_SECONDS - self.clock_offset.whole_seconds()).max(1)
     }

@@ -29,17 +29,19 @@ use tokio::net::TcpSocket;
 
 use crate::measurements::{Bound, MIB, format_millis, histogram, micros_of, resident_bytes};
 
-/// Rounds of each step. A round runs the bare loop and then logins, because the speed of the machine can change during
-/// a step. The results of all rounds are added up.
+/// Rounds of each [`Step`]. A round runs the bare loop and then logins, because the speed of the machine can change
+/// between rounds. The results of all rounds are added up.
 const ROUNDS: u32 = 5;
 /// Duration of the logins of one round.
 const ROUND_TIME: Duration = Duration::from_secs(4);
 /// Duration of the bare loop in one round. The loop also runs once after the last round, so that the logins of each
 /// round are between two loops.
 const BARE_TIME: Duration = Duration::from_secs(2);
+/// Numbers of concurrent logins.
 const IN_FLIGHT: [u32; 4] = [1, 8, 64, 256];
-/// Number of clients that retry immediately, and of the patient clients that they are compared with.
+/// Number of clients that retry immediately.
 const IMPATIENT_CLIENTS: u32 = 256;
+/// Number of the patient clients that the impatient ones are compared with.
 const PATIENT_CLIENTS: u32 = 64;
 /// Minimum rate of admitted logins with impatient clients, relative to that with patient clients.
 const MIN_ADMITTED_RATIO: f64 = 0.85;
@@ -167,7 +169,7 @@ impl Step {
 }
 
 fn bounds(steps: &[Step], peak: f64, threads: usize) -> Vec<Bound> {
-    // With one concurrent login, most cores are idle. From eight on, the cores are the limit.
+    // One login at a time leaves most cores idle. From eight on, the cores are the limit.
     let full = steps.iter().filter(|step| step.in_flight >= 8);
     let min_share = full.map(|step| step.login_rate / step.bare_rate).fold(f64::INFINITY, f64::min);
     let last_step = steps.last().expect("there are steps");

@@ -112,7 +112,7 @@ async fn measure(apps: usize, idle: Option<Duration>) -> Result<Measurements> {
     print_times("from apply of App, Provider and Secret until Ready", &figures.applied);
     bench.measure_repairs(&mut figures.repaired).await?;
     print_times("until a rendered Secret is repaired after an edit or deletion by hand", &figures.repaired);
-    // Waits until the writes that the edits caused are done.
+    // Waits until the writes that the changes above caused are done.
     tokio::time::sleep(SETTLE_TIME).await;
     if let Some(idle) = idle {
         figures
@@ -261,7 +261,7 @@ impl<'a> BenchCluster<'a> {
         server.remove().await
     }
 
-    /// Edits a few Apps from all parts of the list, one after the other.
+    /// Edits [`FEW_APPS`] Apps from all parts of the list, in turn.
     async fn measure_edits(&self, times: &mut Histogram<u64>) -> Result<()> {
         let mut streams = RevisionStreams::connect(&self.servers).await?;
         let step = (self.app_set.len() / FEW_APPS).max(1);

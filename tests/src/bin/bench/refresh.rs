@@ -25,13 +25,15 @@ use crate::{
 };
 
 const IN_FLIGHT: [u32; 3] = [1, 8, 64];
-/// Rounds of each step. A round measures everything that is compared, because the speed of the machine can change
-/// during a step.
+/// Rounds for each number of requests in flight. A round measures everything that is compared, because the speed of the
+/// machine can change between rounds.
 const ROUNDS: u32 = 4;
+/// Duration of the JWKS reads, and of the refreshes, in one round.
 const ROUND_TIME: Duration = Duration::from_secs(3);
+/// Duration of the script calls, and of the signatures, in one round.
 const BARE_TIME: Duration = Duration::from_secs(1);
 
-/// Latencies and duration of one operation.
+/// The latencies of one operation, and for how long it was measured.
 struct Throughput {
     latency: Histogram<u64>,
     took: Duration,
@@ -205,7 +207,7 @@ async fn call_script_until(
     Ok(((), seen))
 }
 
-/// Access tokens that one core signs per second.
+/// ES256 signatures of one core per second.
 fn signature_rate() -> Result<f64> {
     let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?;
     let key = EncodingKey::from_ec_pem(key.serialize_pem().as_bytes())?;

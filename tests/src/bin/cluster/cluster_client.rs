@@ -79,7 +79,7 @@ impl ClusterClient {
         run_command(&self.helm, args).await
     }
 
-    /// `kubectl` of the version that the other tests use. It works with any cluster.
+    /// Runs the `kubectl` that the other tests use, whatever the version of the cluster.
     pub(crate) async fn kubectl<I>(&self, args: I) -> Result<String>
     where
         I: IntoIterator<Item: AsRef<str>>,
@@ -91,7 +91,7 @@ impl ClusterClient {
         process::root().join("charts/latchkey").display().to_string()
     }
 
-    /// Replaces words in a manifest and applies its objects.
+    /// Replaces words in a manifest and applies its objects in this namespace.
     pub(crate) async fn apply_file(&self, path: &Path, namespace: &str, replaced: &[(&str, &str)]) -> Result<()> {
         let mut text = std::fs::read_to_string(process::root().join(path))?;
         for (word, by) in replaced {

@@ -62,8 +62,10 @@ pub(crate) struct Counts {
 
 /// Timeout of a request.
 const LIMIT: Duration = Duration::from_secs(15);
+/// Maximum length of [`Counts::failures`].
 const MAX_FAILURES: usize = 20;
 
+/// How a client sends its requests. `Login` and `FrontLogin` log in; the others read the JWKS.
 #[derive(Clone, Copy, Debug)]
 enum LoadClient {
     /// Sends all requests over one connection, while the server keeps it open.
@@ -72,13 +74,15 @@ enum LoadClient {
     Fresh,
     /// Uses HTTP/2 without TLS, as proxies do.
     Http2,
-    /// Logs in, over one connection.
+    /// Logs in, over one connection like `Kept`.
     Login,
-    /// `Front` is like `Kept`, and `FrontLogin` is like `Login`, but both use the proxy.
+    /// Like `Kept`, but through the proxy.
     Front,
+    /// Like `Login`, but through the proxy.
     FrontLogin,
 }
 
+/// The clients, each with the time between two of its requests, in milliseconds.
 const CLIENTS: [(LoadClient, u64); 12] = [
     (LoadClient::Kept, 25),
     (LoadClient::Kept, 25),

@@ -1,5 +1,5 @@
 //! `make cluster-test`: the chart in a real cluster, with real pods. The same program also runs in pods of the test.
-//! There it plays the users, which call the Service by its name, as an application does.
+//! There it is the inbox, or it plays users, who call the Service by its name, as an application does.
 
 mod cluster_client;
 mod inbox;

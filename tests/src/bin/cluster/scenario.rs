@@ -36,14 +36,16 @@ pub(crate) struct ScenarioArgs {
     front: Option<IpAddr>,
 }
 
-/// The URL behind forward auth, the redirect URL of the social login, the name of the Provider, and the user at the
-/// provider.
+/// A URL of the application behind forward auth.
 const PROTECTED_URL: &str = "http://shop.example.com/basket";
+/// The redirect URL of the social login.
 pub(crate) const REDIRECT_URL: &str = "https://shop.example.com/done";
+/// The name of the Provider in Kubernetes and in paths.
 pub(crate) const PROVIDER_NAME: &str = "dex";
+/// The user who logs in at the provider.
 const PROVIDER_USER: &str = "grace@example.com";
 
-/// A forged client address in a header, which no program must trust.
+/// A forged client address that the scenario sends in `X-Forwarded-For`. No program may trust it.
 const FORGED_ADDRESS: &str = "203.0.113.7";
 /// Limit for the arrival of a mail, which takes a few seconds.
 const MAIL_SECONDS: u64 = 60;
@@ -70,7 +72,8 @@ pub(crate) async fn run(options: &ScenarioArgs) -> Result<()> {
     Ok(())
 }
 
-/// A client that does not follow redirects. If there is a proxy, the client sends it a forged client address.
+/// A client that does not follow redirects. If there is a proxy, the client sends all requests to the proxy, with a
+/// forged client address.
 fn http_client(options: &ScenarioArgs) -> Result<reqwest::Client> {
     let http = reqwest::Client::builder().no_proxy().redirect(redirect::Policy::none());
     let mut http = http.timeout(Duration::from_secs(90));
@@ -92,7 +95,7 @@ fn location(response: &Response) -> Result<&str> {
     Ok(response.headers().get(LOCATION).context("a redirect has a Location")?.to_str()?)
 }
 
-/// This URL, but with `http`, because the proxy accepts connections without TLS.
+/// This URL, but with `http`, because the scenario calls the proxy without TLS.
 fn without_tls(url: &str) -> String {
     url.replacen("https://", "http://", 1)
 }
@@ -223,7 +226,8 @@ impl Scenario<'_> {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// Waits for the first mail after the mail with the id `after`. Returns its code and its id.
+    /// Waits for a mail that is newer than the mail with the id `after`. Returns the code and the id of the newest such
+    /// mail.
     async fn wait_for_code(&self, after: u64) -> Result<(String, u64)> {
         let inbox = self.options.inbox.as_ref().context("there is an inbox")?;
         let mut url = inbox.join("api/messages/latest")?;
@@ -244,7 +248,7 @@ impl Scenario<'_> {
             (None, _) => bail!("the Service must be given by its name"),
         };
         let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        // To connect a UDP socket sends nothing.
+        // Connecting a UDP socket sends nothing.
         let socket = UdpSocket::bind(any)?;
         socket.connect(to)?;
         Ok(socket.local_addr()?.ip())

@@ -48,7 +48,7 @@ pub(crate) struct RunArgs {
     /// Folder with the archives of the images. The test prints their sizes.
     #[arg(long)]
     archives: Option<PathBuf>,
-    /// Run only this step after the install.
+    /// Run only this step after the installation.
     #[arg(long, value_enum)]
     only: Option<Step>,
 }
@@ -66,18 +66,21 @@ enum Step {
     Reinstall,
 }
 
-/// Namespaces of the installation, of the application, and of the programs around them.
+/// Namespace of the installation.
 const INSTALL_NAMESPACE: &str = "latchkey-cluster-test";
+/// Namespace of the App and its Provider.
 const APP_NAMESPACE: &str = "latchkey-cluster-test-shop";
+/// Namespace of the other programs: the load, the users, the inbox, the proxy and the provider.
 const TOOLS_NAMESPACE: &str = "latchkey-cluster-test-around";
 const RELEASE: &str = "latchkey";
+/// The name of the release after the reinstall.
 const OTHER_RELEASE: &str = "again-latchkey";
 const HOST: &str = "auth.example.com";
 const EMAIL: &str = "load@example.com";
 
 const READY_LIMIT: Duration = Duration::from_secs(180);
 const POD_LIMIT: Duration = Duration::from_secs(180);
-/// Duration of the load before and after a change.
+/// How long the load continues after a change before the failed requests are counted.
 const SETTLE_TIME: Duration = Duration::from_secs(3);
 
 /// The proxy in front of the Service: the IP address of the proxy's own Service, and the network of its pod.
@@ -92,7 +95,7 @@ struct ClusterTest<'a> {
     app: App,
     /// The text (NOTES) that Helm printed after the first install.
     notes: String,
-    /// Number of failed requests at the end of the last step.
+    /// Number of requests that failed because of [`Step::Kill`].
     failed: u64,
 }
 
@@ -164,10 +167,10 @@ impl ClusterTest<'_> {
 
     // --- Preparation
 
-    /// Removes what an earlier run left.
+    /// Removes everything that this run or an earlier one has created.
     async fn clean_up(&self) -> Result<()> {
         for release in [RELEASE, OTHER_RELEASE] {
-            // Fails if the release does not exist.
+            // An error is ignored, because the next install reports what a failed uninstall leaves.
             drop(
                 self.cluster
                     .helm(["uninstall", release, "--namespace", INSTALL_NAMESPACE, "--wait", "--ignore-not-found"])
@@ -217,7 +220,7 @@ impl ClusterTest<'_> {
         format!("{}/{name}:{}", self.options.image_prefix, self.options.version)
     }
 
-    /// The chart values that have no default, and the images of this version.
+    /// The Helm arguments for the values without a default, and for the images of this version.
     fn required_values(&self, version: &str) -> Vec<String> {
         let args = [format!("baseURL=https://{HOST}")]
             .into_iter()
@@ -353,8 +356,8 @@ impl ClusterTest<'_> {
         Ok(())
     }
 
-    /// Installs a trusted proxy in front of the Service, and a provider behind the proxy. Both use TLS with a
-    /// certificate of a CA that the chart values name.
+    /// Installs a proxy in front of the Service, and a provider behind the same proxy. The proxy has a certificate of a
+    /// new CA. `change_settings` makes the servers trust proxy and CA.
     async fn install_front(&mut self) -> Result<Proxy> {
         let own = format!("front.{TOOLS_NAMESPACE}.svc");
         let authority = CertificateAuthority::new()?;
@@ -436,7 +439,7 @@ impl ClusterTest<'_> {
         Ok(serde_json::from_value(self.cluster.get_path(&path).await?)?)
     }
 
-    /// Asserts that no request has failed since the last step.
+    /// Asserts that no request has failed, except those of an earlier kill.
     async fn assert_no_failures(&mut self, what: &str) -> Result<()> {
         sleep(SETTLE_TIME).await;
         let counts = self.counts().await?;
@@ -456,7 +459,7 @@ impl ClusterTest<'_> {
         Ok(pods)
     }
 
-    /// Upgrades with the chart values so far, and those that later steps need.
+    /// Upgrades to the version under test, with the values so far and those that later steps need.
     async fn change_settings(&mut self, front: &Proxy) -> Result<()> {
         let values = [
             // The inbox and the provider have private addresses.
@@ -475,7 +478,7 @@ impl ClusterTest<'_> {
         self.assert_no_failures(&format!("{from}new settings, all pods replaced")).await
     }
 
-    /// Reports whether a pod that no network policy allows can reach the servers.
+    /// Reports whether a pod that no network policy allows can reach the operations port of the servers.
     async fn check_network_policies(&self) -> Result<()> {
         let url = format!("http://{RELEASE}-server-ops.{INSTALL_NAMESPACE}:9090/readyz");
         self.run_pod_with_image("stranger", "latchkey-server", &["check", "--within=5", &url]).await?;
@@ -598,7 +601,7 @@ impl ClusterTest<'_> {
         self.assert_no_failures("an autoscaler instead of a fixed number, never fewer than 2").await
     }
 
-    /// Kills a server's process. Only the requests that it was processing can fail.
+    /// Deletes a server's pod without a grace period. Prints how many requests fail. Afterwards no request may fail.
     async fn kill_pod(&mut self) -> Result<()> {
         let pods = self.servers(RELEASE).await?;
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
@@ -651,7 +654,7 @@ impl ClusterTest<'_> {
         self.remove_leftovers(&notes).await
     }
 
-    /// Deletes everything that the operator created, and restores the keys from a copy, as docs/operations.md
+    /// Deletes the Secrets that the operator created, and restores the keys from a copy, as docs/operations.md
     /// describes.
     async fn restore_keys(&self) -> Result<()> {
         let of = |type_| ["-n", INSTALL_NAMESPACE, "get", "secret", "--field-selector", type_];

@@ -108,8 +108,8 @@ fn a_key_is_not_used_before_every_pod_knows_it() {
     // For days, one pod serves the previous revision.
     let later = NOW + Duration::days(3);
     assert_eq!(keys.advance(&policy, later, false), Ok(None));
-    // Then all pods have the new one. Only servers read what an HMAC key creates; signing keys are also fetched by
-    // others, at intervals.
+    // Now all pods serve the new revision. The HMAC key is used immediately, because only servers read what it creates.
+    // The signing key waits, because others also fetch the signing keys, at intervals.
     let keys = keys.advance(&policy, later, true).unwrap().unwrap();
     assert_states(&keys, &["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]);
     assert_eq!(keys.hmac[0].lifecycle.not_after, None, "a pod with the previous revision still creates tokens with it");
@@ -126,7 +126,7 @@ fn a_key_is_not_used_before_every_pod_knows_it() {
 fn a_value_of_the_annotation_rotates_once() {
     let keys = advanced(&first(), &rotation_requested("1"), NOW);
     assert_eq!(keys.rotation.as_deref(), Some("1"));
-    // The annotation stays, and removing it requests nothing.
+    // While the annotation stays, nothing more is requested, nor when it is removed.
     let later = NOW + Duration::days(1);
     let keys = advanced(&keys, &rotation_requested("1"), later);
     assert_states(&keys, &["s1 Retired", "s2 Active"], &["h1 Retired", "h2 Active"]);
@@ -178,7 +178,7 @@ fn another_algorithm_is_a_rotation_and_can_be_reverted() {
 
 #[test]
 fn a_revoked_key_is_dropped_at_once_and_replaced() {
-    // No pod has to acknowledge it: nothing must be created with the leaked key any more.
+    // A revocation waits for no pod: nothing must be created with the leaked key any more.
     let keys = first().advance(&revoking("s1"), NOW, false).unwrap().unwrap();
     assert_states(&keys, &["s2 Active"], &["h1 Active"]);
     assert_eq!(keys.advance(&revoking("s1"), NOW, true), Ok(None));
@@ -200,7 +200,7 @@ fn a_revoked_key_is_dropped_at_once_and_replaced() {
 }
 
 #[test]
-fn a_revoked_key_does_not_come_back_from_a_backup() {
+fn a_revoked_key_that_appears_again_is_dropped() {
     let copy = first();
     let mut keys = advanced(&copy, &revoking("h1"), NOW);
     keys.hmac.insert(0, copy.hmac[0].clone());
@@ -225,7 +225,8 @@ fn an_unknown_id_is_reported_and_not_assigned_later() {
 
 #[test]
 fn a_session_that_outlives_its_key_finds_the_later_keys() {
-    // A session of two years is opened, then sessions become short, then its key leaks.
+    // A session of two years is opened. Then the App shortens its sessions, and rotates or revokes the key of that
+    // session.
     let long = KeyPolicy { session_lifetime_seconds: MAX_SESSION_LIFETIME_SECONDS, ..policy() };
     let short = KeyPolicy { session_lifetime_seconds: 300, ..policy() };
     let keys = KeyDocument::first_with_policy(&shop(), &long, NOW).unwrap();
@@ -245,7 +246,7 @@ fn a_session_continues_under_a_key_with_unknown_end_when_its_own_is_revoked() {
     let long = KeyPolicy { session_lifetime_seconds: MAX_SESSION_LIFETIME_SECONDS, ..policy() };
     let keys = advanced(&KeyDocument::first_with_policy(&shop(), &long, NOW).unwrap(), &short("1"), NOW);
     let end = keys.hmac[0].lifecycle.not_after.unwrap();
-    // h3 follows h2, and no pod has acknowledged it.
+    // h3 has replaced h2, and no pod has acknowledged this yet.
     let mut keys = keys;
     while keys.hmac.len() < 3 || keys.hmac[2].key.state != KeyState::Active {
         keys = keys.advance(&short("2"), NOW, true).unwrap().unwrap();
@@ -277,7 +278,7 @@ fn new_keys_are_generated_once_with_ids_above_all_earlier_ones() {
 #[test]
 fn keys_from_a_document_are_kept_for_the_longest_possible_lifetime() {
     let mut keys = advanced(&first(), &rotation_requested("1"), NOW);
-    // What a rendered document contains of them.
+    // Removes what a rendered document does not contain.
     keys.last = LastNumbers::default();
     for stored in &mut keys.signing {
         stored.lifecycle = KeyLifecycle::default();
@@ -365,8 +366,10 @@ struct RandomHistory {
     policy: KeyPolicy,
     /// Every document that some pod may still serve, the newest last.
     served: Vec<Served>,
+    /// The signing key and the end of each access token.
     access: Vec<(String, OffsetDateTime)>,
     sessions: Vec<Session>,
+    /// The secret of every key that was published, by id.
     ids: std::collections::BTreeMap<String, String>,
     revoked: Vec<String>,
 }
@@ -412,7 +415,7 @@ impl RandomHistory {
         self.served.push(Served { keys, policy: self.policy.clone() });
     }
 
-    /// What pods create now. A pod may serve any of the documents.
+    /// A pod, which may serve any of the documents, creates an access token, and opens or continues a session.
     fn mint(&mut self) {
         let at = self.random.random_range(0..self.served.len());
         let Served { keys, policy } = self.served[at].clone();
@@ -513,7 +516,7 @@ impl RandomHistory {
         if self.random.random_bool(0.1) {
             self.change_policy();
         }
-        // All pods catch up, or some.
+        // All pods catch up with the newest document, or only some do.
         let still_served =
             if self.random.random_bool(0.6) { 1 } else { self.random.random_range(1..=self.served.len()) };
         self.served.drain(..self.served.len() - still_served);

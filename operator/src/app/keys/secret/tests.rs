@@ -87,7 +87,7 @@ async fn of_two_concurrent_creations_of_the_first_keys_one_wins() {
 }
 
 #[tokio::test]
-async fn a_change_keeps_the_version_that_was_read_and_the_metadata_of_others() {
+async fn a_change_names_the_version_that_was_read_and_keeps_the_metadata_of_others() {
     let document = keys().written_for("shop");
     let changed = document.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
     let script = MockApi::default().expect(Method::GET, SECRET, found(returned(&document, &us(), "7"))).expect(
@@ -112,8 +112,8 @@ async fn a_paused_leader_does_not_overwrite_a_newer_key() {
     let newer = old.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
     let script = MockApi::default()
         .expect(Method::GET, SECRET, found(returned(&old, &us(), "7")))
-        // The leader reads version 7 and is paused. Another leader writes. The first one continues and writes its
-        // outdated decision.
+        // The leader reads version 7 and is paused. Another leader writes. Then the paused leader continues and writes
+        // its outdated decision.
         .expect(Method::PUT, SECRET, |call| {
             assert_eq!(call.body["metadata"]["resourceVersion"], "7");
             api_error(StatusCode::CONFLICT, "Conflict", "latchkey-keys-shop")
@@ -200,7 +200,7 @@ async fn an_unusable_secret_is_never_overwritten() {
         let api = secrets(&script);
         let first = read(&api, &shop()).await.unwrap();
         let owner = (why != UnusableReason::NoOwner).then(us);
-        // There are no keys that could be replaced.
+        // `replace` needs the keys that were read, and there are none.
         assert_eq!(first, KeyLookup::Unusable(why, owner));
         script.finish();
     }
@@ -232,7 +232,7 @@ async fn only_the_keys_that_were_read_are_deleted() {
 }
 
 #[test]
-fn neither_keys_nor_their_errors_are_printed() {
+fn stored_keys_are_not_printed() {
     let document = keys();
     let printed = format!(
         "{:?}",

@@ -12,7 +12,7 @@ use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
 /// The outcome of a claim: whether a namespace can serve an App from this database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimOutcome {
-    /// The claim is valid. It is recorded if the App had no owner.
+    /// The claim is valid: the namespace can serve the App.
     Held,
     /// The users belong to an App in another namespace.
     OtherNamespace,
@@ -57,8 +57,8 @@ impl AppRow {
 // === impl PostgresStore ===
 
 impl PostgresStore {
-    /// Records claims on Apps without an owner, and returns the outcome of each claim in order. Writes nothing if
-    /// nothing changed since the last call.
+    /// Records claims that are valid and not recorded yet, and returns the outcome of each claim in order. Writes
+    /// nothing if all valid claims are recorded already.
     pub async fn claim_apps(&self, claims: &[OwnershipClaim]) -> Result<Vec<ClaimOutcome>, StoreError> {
         let mut call = self.begin_call("claim_apps").await?;
         let (connection, deadline) = call.parts();
@@ -82,7 +82,8 @@ impl PostgresStore {
             };
             let outcome = |claim| match decision(&rows, claim) {
                 ClaimDecision::Decided(outcome) => outcome,
-                // Another server is writing a claim on the same App, by a newer or an older document.
+                // Between the write and the second read, another server has written a claim on the same App, from a
+                // newer or an older document.
                 ClaimDecision::Write => ClaimOutcome::Held,
             };
             Ok(claims.iter().map(outcome).collect())

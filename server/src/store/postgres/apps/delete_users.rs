@@ -17,9 +17,9 @@ use crate::{
 /// The outcome of one batch of the deletion of an App's users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeleteOutcome {
-    /// Some users were deleted. There may be more.
+    /// Some users, mails or events were deleted. There may be more.
     Partial,
-    /// All users are deleted, and the App's row records that.
+    /// All users, mails and events are deleted, and the App's row records that.
     Done,
     /// Nothing was deleted: another transaction has locked the App's row (another server's deletion, or a
     /// registration), or the deletion is no longer wanted. Try again.
@@ -79,9 +79,10 @@ impl PostgresStore {
 // === impl Stores ===
 
 impl Stores {
-    /// Deletes up to `most` of an App's users with their sessions, and as many of its mails and events. If several
-    /// servers call this at the same time, one of them deletes. The App's row is locked, so registrations wait and then
-    /// fail. `wanted` is called when the row is locked, because the deletion may have been cancelled by then.
+    /// Deletes up to `most` users of an App with their sessions, up to `most` of its mails and up to `most` of its
+    /// events. If several servers call this at the same time, one of them deletes. The App's row is locked, so
+    /// registrations wait and then fail. `wanted` is called when the row is locked, because the deletion may have been
+    /// cancelled by then.
     pub async fn delete_users(
         &self,
         claim: &OwnershipClaim,
@@ -146,7 +147,7 @@ impl Stores {
     }
 }
 
-/// Inserts a row for an App that no server ever claimed, for example because Postgres was unavailable.
+/// Inserts a row if the App has none: no server ever claimed the App, for example because Postgres was unavailable.
 async fn insert_deleting_app(connection: &mut PgConnection, claim: &OwnershipClaim) -> Result<(), sqlx::Error> {
     sqlx::query!(
         "INSERT INTO apps (app_id, namespace, incarnation, handover, state)
@@ -161,7 +162,8 @@ async fn insert_deleting_app(connection: &mut PgConnection, claim: &OwnershipCla
     .map(drop)
 }
 
-/// Deletes users, mails and events of an App. Returns whether there were any. Identities are deleted with their users.
+/// Deletes users, mails and events of an App. Returns whether anything was deleted. Identities are deleted with their
+/// users.
 pub(super) async fn delete_batch(
     connection: &mut PgConnection,
     app: &AppId,

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
 
-/// Mails and events that one transaction deletes when an App is released.
+/// Maximum number of mails, and of events, that one transaction deletes when an App is released.
 const RELEASE_BATCH: u32 = 500;
 
 /// The outcome of `release_app`.
@@ -44,8 +44,9 @@ impl AppRow {
             AppRowState::Active | AppRowState::Deleting if self.namespace != claim.namespace => {
                 Some(ReleaseOutcome::OtherNamespace)
             }
-            // The document is outdated: the App was created again since. The operator raises `handover` before it
-            // publishes the release, so every later document has a greater one.
+            // The document of the release is outdated: the App was published again later. The operator raises
+            // `handover` in the App's keys before it publishes the release, so every later document of the App has a
+            // greater `handover` than the release.
             AppRowState::Active | AppRowState::Deleting
                 if self.handover > i64::from(claim.handover) || self.has_other_keys(claim) =>
             {

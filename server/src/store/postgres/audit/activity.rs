@@ -15,7 +15,7 @@ use crate::{
     store::postgres::{CallError, PostgresStore},
 };
 
-/// How many events a user sees (specification: Accounts, Audit events).
+/// Maximum number of events that a user sees (specification: Accounts, Audit events).
 const MAX_ACTIVITY: i64 = 100;
 
 struct ActivityRow {

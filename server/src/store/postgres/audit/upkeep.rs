@@ -10,7 +10,8 @@ use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
 // === impl PostgresStore ===
 
 impl PostgresStore {
-    /// Whether this server does the maintenance now. At most one server does it per interval.
+    /// Returns whether this server must do the maintenance now. `true` reserves the interval `every`, so at most one
+    /// server does the maintenance in an interval.
     pub(crate) async fn try_start_audit_upkeep(&self, every: Duration) -> Result<bool, StoreError> {
         let mut call = self.begin_call("audit_turn").await?;
         let (connection, deadline) = call.parts();
@@ -23,8 +24,8 @@ impl PostgresStore {
         Ok(call.end_call(updated)?.rows_affected() > 0)
     }
 
-    /// Creates the partitions of this month and `ahead` months after it, and returns how many. `None` if this server's
-    /// role is not permitted to.
+    /// Creates the missing partitions of this month and of the `ahead` months after it. Returns how many it created.
+    /// `None` if this server's role is not permitted to.
     pub(crate) async fn create_audit_partitions(&self, ahead: i32) -> Result<Option<i32>, StoreError> {
         let mut call = self.begin_call("make_audit_months").await?;
         let (connection, deadline) = call.parts();
@@ -33,8 +34,8 @@ impl PostgresStore {
         call.end_call(result.map(if_permitted))
     }
 
-    /// Drops the partitions of months that ended by `before` and contain rows of these Apps only, and returns how many.
-    /// `None` if this server's role is not permitted to.
+    /// Drops the partitions of months that ended by `before` and contain rows of these Apps only. Returns how many it
+    /// dropped. `None` if this server's role is not permitted to.
     pub(crate) async fn drop_audit_partitions(
         &self,
         before: OffsetDateTime,

@@ -1,4 +1,4 @@
-//! Removes a Provider's identities from a user, unless no login method would be left.
+//! Removes a provider's identities from a user, unless no login method would be left.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};
@@ -11,9 +11,9 @@ use crate::{
 
 /// How many identities a user has.
 struct IdentityCounts {
-    /// Those of the Provider.
+    /// Those of the provider to unlink.
     of_provider: i64,
-    /// Those of other Providers with which the user can log in.
+    /// Those of other providers with which the user can log in.
     others: i64,
 }
 
@@ -36,7 +36,7 @@ async fn unlink(
     request: &UnlinkRequest,
 ) -> Result<UnlinkOutcome, sqlx::Error> {
     let mut transaction = connection.begin().await?;
-    // A separate statement takes the lock, so that the next one sees what concurrent calls have removed.
+    // A separate statement takes the lock, so that the next statement sees what concurrent calls have removed.
     let Some(user) = lock_user(&mut transaction, app, request.user).await? else {
         transaction.rollback().await?;
         return Ok(UnlinkOutcome::NotLinked);

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
 
-/// How many dead letters a list contains, newest first.
+/// Maximum number of dead letters in a list. A list contains the newest dead letters.
 const MAX_LISTED: i64 = 10_000;
 
 /// A row that is not attempted any more.

@@ -16,7 +16,7 @@ use crate::{
     store::postgres::{PostgresStore, audit, outbox},
 };
 
-/// Each attempt sees what made the previous one fail, so two are nearly always enough.
+/// Maximum number of attempts. Each attempt sees what made the previous attempt fail, so two are nearly always enough.
 const ADDRESS_ATTEMPTS: u32 = 5;
 
 /// In every attempt, another request took the email address first.
@@ -29,7 +29,8 @@ enum ChangeOutcome {
     Changed(Box<UserRow>, Option<EpochChange>),
     /// The user has changed since the code was sent, or another account has verified the address.
     Rejected,
-    /// Another request took the address since the transaction read it. The next attempt sees who has it.
+    /// Another request took the address after the transaction had looked for its owner. The next attempt sees who has
+    /// it.
     Contended,
 }
 

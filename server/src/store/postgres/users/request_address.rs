@@ -1,4 +1,4 @@
-//! Makes a new email address pending until its code comes back.
+//! Makes a new email address pending until it is confirmed with a code.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};

@@ -20,7 +20,8 @@ use crate::{
     },
 };
 
-/// How many accounts without a verified email address one statement reads. The statement takes some milliseconds.
+/// Maximum number of accounts without a verified email address that one statement reads. The statement takes some
+/// milliseconds.
 const LOOKAHEAD: u32 = 1000;
 
 /// Which unverified accounts of an App have expired.
@@ -107,8 +108,8 @@ impl Stores {
             } else {
                 None
             };
-            // Redis first. If a later step fails, the next run repeats it. Until then, for some minutes, nobody can log
-            // in to an account that will be deleted.
+            // Redis comes first. If a later step fails, the next run repeats all steps. In the meantime nobody can log
+            // in to these accounts, for at most some minutes.
             let users: Vec<_> = candidates.iter().map(|user| (UserId(user.id), Epoch(user.epoch + 1))).collect();
             let retired = match self.redis.retire_users(app, &users).await {
                 Ok(retired) => retired,

@@ -19,7 +19,7 @@ impl ServerAddress {
         Some(Self { host: if host.is_empty() { node_host } else { host }.to_owned(), port: port.parse().ok()? })
     }
 
-    /// `None` for a Unix socket.
+    /// The address in connection settings. `None` for a Unix socket.
     pub(super) fn of(server: &ConnectionInfo) -> Option<Self> {
         match server.addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {

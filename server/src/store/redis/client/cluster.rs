@@ -53,7 +53,7 @@ struct ClusterState {
     queries: usize,
 }
 
-/// A call of several commands: what is still to be sent, and the results so far.
+/// A call of one or more commands: what is still to be sent, and the results so far.
 struct RoutedCall {
     pending: Vec<RoutedCommand>,
     /// By the command's index.
@@ -125,7 +125,8 @@ impl Cluster {
         Ok(replies)
     }
 
-    /// Sends the commands of a call. Sends a command again only if its node reports that it did nothing.
+    /// Sends the commands of a call. Sends a command again only if its node reports that it has not executed the
+    /// command, or that a key of a script migrated while the script ran ([`is_key_migrated`]).
     async fn send_routed(
         &self,
         mut call: RoutedCall,
@@ -203,7 +204,7 @@ impl Cluster {
         } else {
             (node.send(&commands, until).await, Replication::Complete)
         };
-        // Without the replies to ASKING.
+        // Leaves out the replies to ASKING.
         let (skipped, step) = if asking { (1, 2) } else { (0, 1) };
         let replies = replies.map(|replies| replies.into_iter().skip(skipped).step_by(step).collect());
         (replies, replication)
@@ -238,7 +239,7 @@ impl Cluster {
         }
     }
 
-    /// The command to send again, if its node did nothing and a retry can succeed. Otherwise the index of the command.
+    /// The command to send again, if a retry is harmless and can succeed. Otherwise the index of the command.
     fn retry(
         &self,
         node: &ServerAddress,
@@ -291,7 +292,7 @@ impl Cluster {
         if is_known && !is_stale {
             return Ok(());
         }
-        // Silent nodes must leave time to call the others.
+        // Nodes that do not reply must not use up the time of the call.
         let limit = if is_known { until.min(Instant::now() + 2 * REPLY_TIMEOUT) } else { until };
         let outcome = self.rediscover(is_known, limit).await;
         // An old map is better than none: nodes that did not return a map may still serve their slots.
@@ -349,8 +350,8 @@ impl Cluster {
     }
 }
 
-/// A script failed because a key migrated while it ran. All scripts can run again: at worst a use of a limit is counted
-/// twice.
+/// Whether a script failed because a key migrated while it ran. All scripts can run again: at worst a use of a limit is
+/// counted twice.
 fn is_key_migrated(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.contains("attempted to access a non local key"))
 }
@@ -363,7 +364,7 @@ async fn query_node(connection: &Connection, until: Instant) -> Result<SlotRange
     let slots = reply.map_err(|error| CallError::from(&error).for_discovery("CLUSTER SLOTS"))?;
     let node_host = ServerAddress::of(connection.info()).map(|address| address.host).unwrap_or_default();
     let ranges = parse_slots(slots, &node_host).ok_or_else(|| CallError::configuration("CLUSTER SLOTS"))?;
-    // A new node that has not met the other nodes yet.
+    // Only a new node that has not met the other nodes yet returns an empty map.
     if ranges.is_empty() { Err(CallError::slot_unserved()) } else { Ok(ranges) }
 }
 

@@ -75,8 +75,9 @@ impl Connection {
         let mut replies = self.send_once(commands, until).await?;
         let unknown = replies.iter().position(is_script_unknown);
         let (Some(unknown), Some(scripts)) = (unknown, self.peer.scripts()) else { return Ok(replies) };
-        // Redis did nothing for a script that it does not know. Each command after that one is either no script, or a
-        // script that Redis does not know either.
+        // Redis did nothing for a script that it does not know. Redis does not know the later scripts of the pipeline
+        // either, because all scripts are loaded together. The other later commands (DEL, ASKING, WAIT) run a second
+        // time, which is harmless.
         for reply in self.send_once(&scripts.load(), until).await? {
             reply.map_err(|error| CallError::from(&error))?;
         }
@@ -214,7 +215,7 @@ impl Connection {
     }
 }
 
-/// Redis does not have the script, after a restart or SCRIPT FLUSH.
+/// Whether Redis does not have the script, for example after a restart or SCRIPT FLUSH.
 fn is_script_unknown(reply: &Reply) -> bool {
     reply.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
 }

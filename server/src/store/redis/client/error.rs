@@ -93,12 +93,14 @@ impl CallError {
         Self { kind: CallErrorKind::Unavailable, code: Some("CLUSTERDOWN".to_owned()) }
     }
 
-    /// The error of a command that only sentinels or cluster nodes support.
+    /// The error of a command that only sentinels or cluster nodes support. An unexpected error means that the peer is
+    /// neither, so the URL names the wrong topology.
     pub(super) fn for_discovery(self, command: &str) -> Self {
         if self.kind == CallErrorKind::Unexpected { Self::configuration(command) } else { self }
     }
 
-    /// Whether a new connection can succeed: to a restarted server, to a new primary, or with a new password.
+    /// Whether to drop the connection because a new one can succeed: to a restarted server, to a new primary, or with a
+    /// new password.
     pub(super) fn breaks_the_connection(&self) -> bool {
         // A cluster node returns these on a working connection.
         let is_cluster_reply = matches!(self.code.as_deref(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"));

@@ -21,7 +21,7 @@ use crate::domain::ports::Replication;
 const MAX_WAITERS: usize = 8;
 /// The maximum wait for a replica (specification: Sessions and tokens, Revocation).
 const REPLICA_TIMEOUT: Duration = Duration::from_millis(100);
-/// How long the server remembers whether a node has replicas.
+/// After this time, Redis is asked again whether the node has replicas.
 const REPLICA_COUNT_TTL: Duration = Duration::from_secs(5);
 
 /// One Redis server.

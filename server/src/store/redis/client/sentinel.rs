@@ -1,4 +1,4 @@
-//! The primary that sentinels name. Sentinels are queried when no primary is known, when a call fails, and every
+//! The primary that sentinels name. Sentinels are queried when no primary is known, after a call has failed, and every
 //! second.
 
 use std::{
@@ -27,8 +27,8 @@ use super::{
 
 /// After this time, sentinels that have not replied are ignored if another has replied.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
-/// How often sentinels are queried when no call fails. A primary that is cut off from the sentinels still accepts
-/// writes, which are lost when it rejoins.
+/// How often sentinels are queried when no call fails. Calls to a primary that is cut off from the sentinels succeed,
+/// but what they write is lost when this primary rejoins.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Finds the primary of a master name through sentinels.
@@ -72,7 +72,7 @@ impl SentinelGroup {
         group
     }
 
-    /// The last known primary.
+    /// The primary. Queries the sentinels first if no primary is known or a call has failed.
     pub(super) async fn primary(&self, until: Instant) -> Result<Arc<Node>, CallError> {
         if let (Some(primary), false) = self.known() {
             return Ok(primary);

@@ -6,8 +6,9 @@ use zeroize::Zeroizing;
 
 use crate::store::source::{UrlReadError, UrlSource};
 
-/// The ports of servers and sentinels unless the URL names others.
+/// The port of a server, unless the URL names another.
 const SERVER_PORT: u16 = 6379;
+/// The port of a sentinel, unless the URL names another.
 const SENTINEL_PORT: u16 = 26379;
 
 /// A parsed URL. `Debug` of its contents hides passwords.
@@ -94,7 +95,7 @@ impl RedisUrl {
             _ => return Err(RedisUrlError::Scheme),
         };
         if parsed.has_tls() {
-            // Fails if a provider is installed already, which is fine.
+            // Fails if a crypto provider of rustls is installed already, which is fine.
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         }
         Ok(parsed)

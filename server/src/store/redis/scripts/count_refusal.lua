@@ -2,8 +2,8 @@
 -- bounded.
 -- KEYS: the rows of the quarter; the user of each account in the quarter; the user of each account in the quarter
 -- before.
--- ARGV: clock offset (ms), quarter, kind, account or '', user or '', client address, maximum number of client addresses
--- per user, maximum number of rows with a user, maximum number of rows without a user, lifetime of the rows (ms).
+-- ARGV: clock offset (ms), quarter, kind, account or '', user or '', client address, maximum number of rows per user,
+-- maximum number of rows with a user, maximum number of rows without a user, lifetime of the rows (ms).
 -- Returns 0. If Redis's clock is in another quarter, counts nothing and returns that quarter, so a finished quarter
 -- never changes.
 local quarter = math.floor(now / 900000)

@@ -1,4 +1,5 @@
--- Opens a session. Returns 1, or 0 if the user's epoch is newer. KEYS: the user, the user's session index, the session.
+-- Opens a session. Returns 1, or 0 if the stored epoch of the user is newer. KEYS: the user, the user's session index,
+-- the session.
 -- ARGV: clock offset (ms), epoch, session id, ends_at (ms), idle timeout (ms), lifetime of the user's hash (ms),
 -- maximum number of sessions, key prefix of the user's sessions, profile (version, email address, whether it is
 -- verified, name), then the session's other fields and values.

@@ -9,7 +9,8 @@ if stored < epoch then
 elseif stored > epoch then
   return 0
 end
--- A repeated call at the same epoch keeps the sessions that were opened in between.
+-- The epoch may be stored already, by an earlier call or by open_session.lua. Sessions that were opened at this epoch
+-- continue.
 if ARGV[5] then
   profile(KEYS[1], ARGV[5], ARGV[6], ARGV[7], ARGV[8])
 else

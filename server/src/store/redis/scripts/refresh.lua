@@ -1,8 +1,8 @@
 -- Decides a refresh (specification: Sessions and tokens, Refresh). KEYS: the user, the user's session index, the
 -- session.
--- ARGV: clock offset (ms), session id, the token's generation, grace period (ms), maximum number of late responses and
--- the time in which they are counted (ms), what a late response adds to the session's lateness and the maximum
--- lateness, then for each window of the limit on new generations its count and the length of a bucket (ms).
+-- ARGV: clock offset (ms), session id, the token's generation, grace period (ms), maximum number of late responses, the
+-- time in which they are counted (ms), what a late response adds to the session's lateness, maximum lateness, then for
+-- each window of the limit on new generations its maximum count and the length of a bucket (ms).
 -- Returns lines, which parse faster than a list: the outcome and, if the session continues, the result of
 -- `session_lines`; or 'limited', the window's index from 1 and the ms until a retry succeeds.
 local mark_fields = {}

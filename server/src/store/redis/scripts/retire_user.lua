@@ -1,6 +1,6 @@
--- Prevents new sessions of a user, unless the user has a live one. Returns 1, or 0 if a session is live. KEYS:
--- the user, the user's session index. ARGV: clock offset (ms), key prefix of the user's sessions, the lowest epoch at
--- which a session can be opened, for how long (ms).
+-- Prevents new sessions of a user, unless the user has a live session. Returns 1, or 0 if a session is live. KEYS: the
+-- user, the user's session index. ARGV: clock offset (ms), key prefix of the user's sessions, the lowest epoch at which
+-- a session can be opened, and for how long this applies (ms).
 local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 local ids = redis.call('ZRANGE', KEYS[2], 0, -1)
 for _, id in ipairs(ids) do

@@ -21,9 +21,9 @@ use crate::{
     store::stores::Stores,
 };
 
-/// The number of unbound flows that one client address can start (specification: Social login, Redirect), and the
-/// number that the /48 of an IPv6 address can start.
+/// The number of unbound flows that one client address can start (specification: Social login, Redirect).
 const FLOWS_PER_CLIENT: Window = Window { count: 30, window_seconds: 60 };
+/// The number of unbound flows that the /48 of an IPv6 address can start.
 const FLOWS_PER_SITE: Window = Window { count: 300, window_seconds: 60 };
 /// Maximum number of live unbound flows per App (specification: Social login, Redirect). A further flow evicts the
 /// oldest flow of the client (IPv4 address or IPv6 /48) with the most flows.

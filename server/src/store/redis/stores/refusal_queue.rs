@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 
 use crate::domain::audit::Refusal;
 
-/// Refusals that can wait to be counted. Further ones are lost.
+/// Maximum number of refusals that wait to be counted. Further refusals are lost.
 const QUEUE_CAPACITY: usize = 4096;
 
 /// The receiving end of the queue.
@@ -32,7 +32,7 @@ impl RefusalQueue {
         }
     }
 
-    /// Counts lost refusals.
+    /// The counter of lost refusals.
     pub(in crate::store::redis) const fn lost(&self) -> &Counter {
         &self.lost
     }

@@ -22,12 +22,15 @@ use crate::domain::{audit::Refusal, ports::StoreError};
 pub(crate) const QUARTER_MILLIS: i64 = 15 * 60 * 1000;
 /// How long Redis stores refusals if Postgres is unavailable.
 const TTL_MILLIS: i64 = 24 * 60 * 60 * 1000;
-/// Maximum numbers of rows in an App's quarter of an hour: client addresses per user, rows with a user, rows without a
-/// user. Refusals beyond these maxima are counted in one row per kind, so that nobody can fill the table.
-const MAX_CLIENTS_PER_USER: i64 = 20;
+/// Maximum number of rows of one user in a quarter of an hour. Further refusals of the user are counted in one row per
+/// kind, without the client address. This maximum and the next two prevent that somebody fills the table.
+const MAX_ROWS_PER_USER: i64 = 20;
+/// Maximum number of rows with a user in an App's quarter of an hour. Further refusals are counted in one row per kind.
 const MAX_USER_ROWS: i64 = 2000;
+/// Maximum number of rows without a user in an App's quarter of an hour. Further refusals are counted in one row per
+/// kind.
 const MAX_ANONYMOUS_ROWS: i64 = 200;
-/// Refusals counted in one call.
+/// Maximum number of refusals that one call counts.
 const BATCH_SIZE: usize = 64;
 /// How often a server adds an App's quarter to `DUE_KEY` again.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(60);
@@ -53,7 +56,7 @@ pub(crate) struct CountedRefusal {
 /// What the task that counts knows about Redis.
 #[derive(Default)]
 struct CounterState {
-    /// The quarter by Redis's clock in the last reply; 0 before the first one.
+    /// The quarter by Redis's clock in the last reply; 0 before the first reply.
     quarter: i64,
     /// When each App's quarter was last added to `DUE_KEY`.
     announced: HashMap<AppId, (i64, Instant)>,
@@ -166,7 +169,7 @@ impl RedisStore {
             refusal.account.as_ref().map_or_else(String::new, |account| account.as_str().to_owned()),
             refusal.user.map_or_else(String::new, |user| user.to_string()),
             refusal.client.to_string(),
-            MAX_CLIENTS_PER_USER.to_string(),
+            MAX_ROWS_PER_USER.to_string(),
             MAX_USER_ROWS.to_string(),
             MAX_ANONYMOUS_ROWS.to_string(),
             TTL_MILLIS.to_string(),

@@ -33,14 +33,15 @@ const MAX_EPOCH: i64 = (1 << 53) - 1;
 /// How long a user who is being deleted cannot log in: longer than any request that has already read the user. If the
 /// deletion fails, the user can log in after this time. It is short, since anybody can create unverified accounts.
 const RETIRED_TTL_MILLIS: u64 = 5 * 60 * 1000;
-/// How many late responses a session gets in `LATE_WINDOW_MILLIS`. A further late token is treated as stolen
-/// (specification: Sessions and tokens, Reuse detection).
+/// Maximum number of late responses that a session gets in `LATE_WINDOW_MILLIS`. A further late token is treated as
+/// stolen (specification: Sessions and tokens, Reuse detection).
 const MAX_LATE_RESPONSES: u32 = 5;
 const LATE_WINDOW_MILLIS: u32 = 24 * 60 * 60 * 1000;
-/// What a late response adds to a session's lateness. Each new generation subtracts one. Above the maximum, the token
-/// is treated as stolen. If a user and a thief take turns, each generation causes one late response, so the fourteenth
-/// ends the session. docs/decisions/0026-late-refreshes.md derives both numbers.
+/// What a late response adds to a session's lateness. Each new generation subtracts one.
+/// docs/decisions/0026-late-refreshes.md derives this number and `MAX_LATENESS`.
 const LATENESS_STEP: u32 = 2;
+/// If a late response would raise the lateness above this maximum, the token is treated as stolen. If a user and a
+/// thief take turns, each new generation needs a late response, so the fourteenth late token ends the session.
 const MAX_LATENESS: u32 = 14;
 /// The maximum length of a stored user agent, in bytes.
 const MAX_USER_AGENT_BYTES: usize = 512;

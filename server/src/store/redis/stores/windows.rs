@@ -26,7 +26,7 @@ pub(super) fn hashed_subject(subject: &str) -> String {
     URL_SAFE_NO_PAD.encode(&digest(&SHA256, subject.as_bytes()).as_ref()[..18])
 }
 
-/// Windows, one per length. Of two with the same length, the stricter one applies.
+/// The windows without duplicate lengths. Of two windows with the same length, the stricter one applies.
 pub(super) fn distinct_windows(windows: &[Window]) -> Vec<Window> {
     let mut windows = windows.to_vec();
     windows.sort_by_key(|window| (window.window_seconds, window.count));
@@ -34,7 +34,7 @@ pub(super) fn distinct_windows(windows: &[Window]) -> Vec<Window> {
     windows
 }
 
-/// The windows as scripts expect them: for each window, its count and the length of a bucket in milliseconds.
+/// The windows as scripts expect them: for each window, its maximum count and the length of a bucket in milliseconds.
 pub(super) fn window_arguments(windows: &[Window]) -> impl Iterator<Item = String> {
     windows.iter().flat_map(|window| [window.count.to_string(), bucket_millis(window).to_string()])
 }

@@ -36,6 +36,7 @@ use crate::{
 const USERS: u32 = 8;
 /// Upper limit of the p99 of logins next to an attacker, relative to the p99 without one.
 const MAX_RATIO: f64 = 3.0;
+/// Absolute upper limit of the same p99.
 const MAX_P99: Duration = Duration::from_secs(1);
 /// The namespace of the ordinary users' Apps. The attackers' Apps are in other namespaces.
 pub(super) const ORDINARY_NAMESPACE: &str = "ordinary";
@@ -48,6 +49,7 @@ pub(super) struct ServerAttack {
     pub(super) counts: ResponseCounts,
     app: String,
     users: Vec<User>,
+    /// The users that [`ServerAttack::add_users`] has added.
     others: Vec<User>,
     duration: Duration,
     calm: Option<Baseline>,
@@ -66,6 +68,7 @@ struct Baseline {
 struct ServerWatch {
     /// Set when the process has ended.
     gone: Arc<AtomicBool>,
+    /// Set when the measurement is over.
     done: Arc<AtomicBool>,
     peak: Arc<AtomicU64>,
 }
@@ -82,7 +85,7 @@ pub(super) fn with_raised_limits(app: App) -> App {
 // === impl ServerAttack ===
 
 impl ServerAttack {
-    /// Adds the App of the ordinary users to `builder` and starts the service.
+    /// Adds the App of the ordinary users to `builder`, starts the service, and registers the users.
     pub(super) async fn start(builder: stack::Builder, lasts: Duration) -> Result<Self> {
         let limit = MemoryLimit::new()?;
         let app = with_raised_limits(App::new("ordinary").namespace(ORDINARY_NAMESPACE));
@@ -119,10 +122,10 @@ impl ServerAttack {
 
     /// Measures the users without the attacker.
     pub(super) async fn measure_baseline(&mut self) -> Result<()> {
-        let alive = Arc::new(AtomicBool::new(false));
+        let gone = Arc::new(AtomicBool::new(false));
         // Warms up caches and connections to the stores.
-        let _ = self.measure(Duration::from_secs(2), &alive).await?;
-        let (logins, others) = self.measure(self.duration, &alive).await?;
+        let _ = self.measure(Duration::from_secs(2), &gone).await?;
+        let (logins, others) = self.measure(self.duration, &gone).await?;
         println!("  users alone                   {}", logins.report_line());
         if let Some(others) = &others {
             println!("  social logins alone           {}", others.report_line());

@@ -23,10 +23,10 @@ use tokio::{
 
 use crate::logins::{Connection, connect};
 
-/// The lowest priority is 19; the server's hashing threads have 5.
+/// Nice value of the attackers' thread. The server's hashing threads have 2, and the lowest priority is 19.
 const NICE: i32 = 10;
 /// Printed description of the attackers' priority.
-pub(super) const PRIORITY: &str = "one thread at nice 10, so that they use only CPU time that is left over";
+pub(super) const PRIORITY: &str = "one thread at nice 10, so that it uses mostly CPU time that is left over";
 /// Timeout of a request; every response of the service arrives earlier.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause after a failed connection attempt. Thousands of attempts per second would not be a stronger attack.
@@ -88,14 +88,15 @@ impl fmt::Display for ResponseCounts {
     }
 }
 
-/// Client address of an attacker. Ordinary users have 127.100.0.0/16.
+/// The client address of an attacker with this number. Ordinary users have addresses in 127.100.0.0/16.
 pub(super) fn address(number: u32) -> IpAddr {
-    // In a /15, without the first and the last IP address of each /24.
+    // In 127.130.0.0/15, without the first and the last IP address of each /24.
     let [.., second, third, fourth] = ((number / 254) << 8 | (number % 254 + 1)).to_be_bytes();
     Ipv4Addr::new(127, 130 + second % 2, third, fourth).into()
 }
 
-/// Sends requests over one connection, each immediately after the response to the previous one.
+/// Sends requests for ever, each immediately after the response to the previous one. Uses one connection at a time, and
+/// opens the next one when a connection ends.
 pub(super) async fn flood(
     server: SocketAddr,
     from: IpAddr,
@@ -145,7 +146,7 @@ pub(super) fn raise_file_limit() -> Result<()> {
 
 /// The wanted number of connections, or fewer if the limit of open files is lower.
 pub(super) fn cap_connections(wanted: u32) -> u32 {
-    // The open files that everything else needs.
+    // The number of open files that everything else needs.
     const OTHER_FILES: u64 = 500;
     let available = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |files| files.saturating_sub(OTHER_FILES));
     let connections = wanted.min(u32::try_from(available).unwrap_or(u32::MAX));

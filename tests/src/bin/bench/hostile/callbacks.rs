@@ -27,7 +27,7 @@ use crate::{
 /// Twice the permits that a Provider has.
 const IN_FLIGHT: u32 = 64;
 const SOCIAL_USERS: u32 = 4;
-/// The number of the first client address for users of the social login. Users of the password login have lower
+/// The number of the first social user's client address. The addresses of users who log in by password have lower
 /// numbers.
 const FIRST_ADDRESS: u32 = 100;
 const PROVIDER_NAME: &str = "shared";

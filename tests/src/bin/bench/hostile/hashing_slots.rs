@@ -20,6 +20,7 @@ use crate::measurements::Bound;
 
 /// The number of slots of the hashing queue on two cores.
 const APPS_OF_A_CLIENT: u32 = 128;
+/// Slightly more than the slots of the hashing queue on two cores.
 const APPS_OF_A_TENANT: u32 = 130;
 /// Clients of each of the tenant's Apps.
 const CLIENTS: u32 = 2;

@@ -81,7 +81,8 @@ pub(super) async fn run() -> Result<Vec<Bound>> {
     Ok(bounds)
 }
 
-/// Waits until the Apps no longer change. Returns how many are Ready, or the reasons why not.
+/// Waits until the Apps no longer change. Returns the number of Ready Apps, and for each reason the number of Apps that
+/// are not Ready.
 async fn wait_until_settled(apps: &Api<app::App>) -> Result<BTreeMap<String, usize>> {
     let end = Instant::now() + LIMIT;
     let (mut reasons, mut since) = (BTreeMap::new(), Instant::now());

@@ -1,4 +1,4 @@
-//! A memory limit for a server, enforced by a cgroup as in a pod.
+//! A memory limit for a server, enforced by a cgroup as in a pod, or by setrlimit if no cgroup is writable.
 
 use std::{
     fmt::Write as _,
@@ -101,7 +101,7 @@ impl MemoryLimit {
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
         match self {
-            // If a process is still in the cgroup, the next run removes it.
+            // If a process is still in the cgroup, this fails, and the next run removes the cgroup.
             Self::V1(group) | Self::V2(group) => drop(fs::remove_dir(group)),
             Self::Data => {}
         }

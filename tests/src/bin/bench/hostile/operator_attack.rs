@@ -38,11 +38,12 @@ use crate::{
 const POLL: Duration = Duration::from_millis(500);
 /// `timeoutSeconds` of the chart's probe.
 const POLL_LIMIT: Duration = Duration::from_secs(3);
-/// Consecutive failures after which a kubelet marks a pod unready: the probe's `failureThreshold`.
+/// Consecutive failures after which a kubelet marks a pod unready: the default `failureThreshold`, which the chart's
+/// probe uses.
 const FAILURE_THRESHOLD: u32 = 3;
 const EDIT_INTERVAL: Duration = Duration::from_millis(500);
-/// Limit for an edit. It takes much less than a second on an idle machine, but here the control plane shares two cores
-/// with everything else.
+/// Limit for an edit to be Ready. On an idle machine that takes much less than a second, but here the control plane
+/// shares the cores with everything else.
 const EDIT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Two operators, a server under the memory limit, and the App of an innocent tenant.

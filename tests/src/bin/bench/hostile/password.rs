@@ -1,10 +1,10 @@
 //! Passwords that are expensive to validate.
 //!
-//! *confirm-password* and *register* validate a password before anything else. The attackers' password has 76 characters
-//! that can each be read as a letter, some as more than one, and it equals the email address. So the check of its
-//! strength looks up every reading of every part. One client sends it to *confirm-password*, which does not count a
-//! weak password as a wrong code. Another client sends it to *register*, and changes its client address after a hundred
-//! requests, the default limit.
+//! *confirm-password* and *register* validate a password before anything else. The attackers' password has 76
+//! characters that can each be read as a letter, some as more than one, and it equals the email address. So the check
+//! of its strength looks up every reading of every part. One client sends it to *confirm-password*, which does not
+//! count a weak password as a wrong code. Four other clients send it to *register*. Each changes its client address
+//! after a hundred requests, the default limit of one address.
 //!
 //! Attacks the bound on the cost of password validation: less than one password hash.
 
@@ -43,7 +43,7 @@ pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
         .await
 }
 
-/// Registers in a loop. Changes to the next client address when the limit of one is reached.
+/// Registers in a loop. Changes to the next client address after as many requests as the limit of one address allows.
 async fn register(server: SocketAddr, number: u32, app: String, counts: ResponseCounts) -> Infallible {
     let body: Value = json!({ "name": "Ada", "email": password(), "password": password() });
     let mut from = number;

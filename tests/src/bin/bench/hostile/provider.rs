@@ -22,9 +22,9 @@ use tokio::net::TcpListener;
 
 /// Size of the nested JSON, in bytes: 16 times the maximum that a server reads (specification: Limits, Provider calls).
 const RESPONSE_BYTES: usize = 1024 * 1024;
-/// Depth of the nested JSON; JSON parsers accept at most 128.
+/// Depth of the nested JSON, below the maximum of serde_json (128). A server accepts documents with a depth of 16.
 const NESTING_DEPTH: usize = 100;
-/// How late a code is rejected: just before the server's timeout for a provider.
+/// How late a code is rejected: just before the timeout of a server's provider call (10 s).
 const REJECTION_DELAY: Duration = Duration::from_secs(9);
 /// The token endpoint delays the rejection of a code with this prefix.
 pub(super) const DELAYED_CODE_PREFIX: &str = "held-";
@@ -148,7 +148,7 @@ fn user_info_response(person: Option<String>) -> (StatusCode, Value) {
     }
 }
 
-/// Nested objects of six bytes each. A parsed map needs a hundred times as much memory.
+/// Nested objects of five bytes each. A parsed object needs a hundred times as much memory.
 fn nested_json(bytes: usize) -> String {
     let one = format!("{}0{}", r#"{"":"#.repeat(NESTING_DEPTH), "}".repeat(NESTING_DEPTH));
     let mut text = String::with_capacity(bytes);

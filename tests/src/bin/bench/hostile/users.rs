@@ -38,7 +38,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) enum UserAction {
     /// A login by password.
     PasswordLogin { app: String, email: String },
-    /// A social login: *redirect*, then *callback* with a code that the provider issued for this person.
+    /// A social login: *redirect*, then *callback* with a code that the provider accepts for this person.
     SocialLogin { app: String, provider: String, person: String },
 }
 
@@ -198,7 +198,7 @@ impl UserMeasurements {
         self.failures.values().sum()
     }
 
-    /// p99 in microseconds; `None` if more than one in a hundred operations failed.
+    /// p99 in microseconds; `None` if one in a hundred operations or more failed.
     pub(super) fn p99(&self) -> Option<u64> {
         let all = self.failed() + self.latency.len();
         (self.failed() * 100 < all).then(|| self.latency.value_at_quantile(0.99))

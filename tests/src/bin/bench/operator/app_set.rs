@@ -21,7 +21,7 @@ use latchkey_tests::{
 };
 use tokio::{sync::oneshot, task::JoinHandle};
 
-/// Up to this number, each App has an SMTP Secret.
+/// If there are at most this many Apps, each App has an SMTP Secret.
 const MAX_APPS_WITH_SECRETS: usize = 1000;
 /// Concurrent requests of the administrator.
 const CONCURRENCY: usize = 16;

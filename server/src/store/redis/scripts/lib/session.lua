@@ -1,4 +1,4 @@
--- Functions for sessions. A user's hash has the epoch and the profile, which tokens contain.
+-- Functions for sessions. A user's hash has the epoch, and the profile that tokens contain.
 
 -- Reads of a session write at most once per this interval (ms). The index entry and the key's TTL are renewed as
 -- rarely. Therefore the key lives this much longer than the idle timeout, and scripts that need the exact order read
