@@ -30,13 +30,15 @@ use cache::Cache;
 use metrics::ConfigMetrics;
 use texts::SharedTexts;
 
-/// How many changes a slow subscriber can miss before it must start again from the full set.
+/// How many changes can wait for a slow subscriber. A subscriber with more changes loses some of them, and must start
+/// again from the full set.
 const BACKLOG: usize = 1024;
 
-/// A change copies one part and the list of parts: with 10,000 Apps these are forty entries and 256 pointers.
+/// The change of an App copies one part and the list of parts: with 10,000 Apps these are forty entries and 256
+/// pointers.
 const PARTS: usize = 256;
 
-/// Windows that apply in addition to those of an App, so that no App exceeds the limits of the installation
+/// Rate-limit windows that apply in addition to those of an App, so that no App exceeds the limits of the installation
 /// (specification: Limits, Rate limits).
 pub type Ceilings = BTreeMap<LimitName, Vec<Window>>;
 
@@ -70,8 +72,8 @@ struct Unserved {
 /// The newest document of an App, which was rejected.
 struct Rejection {
     document: RejectedDocument,
-    /// The App, if the document is valid but another App owns the appID or its keys differ. The database can accept it
-    /// later, for example after the users of the earlier App are deleted.
+    /// The App of the document, if the document is valid but conflicts with the owner or the keys of the appID. The
+    /// database can accept the App later, for example after the users of an earlier App were deleted.
     suspended: Option<Arc<App>>,
 }
 
@@ -90,23 +92,23 @@ enum ParsedDocument {
     Deleted(PendingDeletion),
 }
 
-/// The result of reading a document. A rejected document has a revision, too.
+/// The result of parsing a document. A rejected document has a revision, too.
 type ParseResult = Result<ParsedDocument, (RejectError, Revision)>;
 
-/// A full set of documents, collected one by one and put into service in one step. Apps that are not in the set are
-/// then no longer served.
+/// A full set of documents, collected one by one and put into service in one step ([`FullSync::commit`]). Apps that are
+/// not in the set are no longer served after this step.
 pub struct FullSync<'a> {
     apps: &'a Apps,
     documents: Vec<(AppId, ParseResult)>,
     unchanged: HashSet<AppId>,
 }
 
-/// Why a document is rejected; the previous one stays in service. The texts quote no value of the document.
+/// Why a document is rejected. The texts contain no secret of the document.
 #[derive(Debug, thiserror::Error)]
 pub enum RejectError {
     #[error("the document is not UTF-8")]
     NotUtf8,
-    /// The position only: the error text of serde could quote a value.
+    /// Contains only the position, because the error text of serde could quote a secret.
     #[error("the document does not parse at line {line}, column {column}")]
     Malformed { line: usize, column: usize },
     #[error("the document names format {0}; formats start at 1")]
@@ -228,7 +230,7 @@ impl ServedApps {
         self.parts.iter().flat_map(|part| part.iter())
     }
 
-    /// Copies the App's part if readers use that part: at most once per part in one set of changes.
+    /// Copies the part of the App while readers still share it: at most once per part in one [`Apps::update`].
     fn insert(&mut self, id: &AppId, app: Arc<App>) {
         if Arc::make_mut(&mut self.parts[Self::part_index(id.as_str())]).insert(id.clone(), app).is_none() {
             self.count += 1;
@@ -360,7 +362,7 @@ impl Apps {
         }
     }
 
-    /// Stops serving an App.
+    /// Stops serving an App whose document was removed.
     pub fn remove(&self, id: &AppId) {
         self.metrics.record_event();
         self.update(|unserved, serving, changes| self.stop_serving(id, unserved, serving, changes));
@@ -456,7 +458,7 @@ impl Apps {
         }
     }
 
-    /// Reads a document, and caches it if it is valid.
+    /// Parses a document, and caches it if it is valid and does not conflict with the served App.
     fn parse_and_cache(&self, id: &AppId, document: &[u8], revision: Revision) -> ParseResult {
         let parsed = self.parse(id, document, revision.clone()).map_err(|error| (error, revision.clone()))?;
         if let Some(cache) = &self.cache
@@ -500,12 +502,12 @@ impl Apps {
         }
     }
 
-    /// Why a document conflicts with the App that is served: the App has another namespace or other keys, and the
-    /// document has no later `handover` that would allow this.
+    /// Why a document conflicts with the App that is served: the document is of another namespace or has other keys,
+    /// and has no later `handover` that would allow this. `None` if there is no conflict.
     fn conflict(&self, id: &AppId, document: &ParsedDocument) -> Option<RejectError> {
         let (namespace, handover, incarnation) = match document {
             ParsedDocument::App(app) => (&app.doc.namespace, app.doc.handover, app.doc.incarnation.as_ref()),
-            // The database checks that the users belong to this App.
+            // The keys are not compared here: the database checks that the users belong to this App.
             ParsedDocument::Deleted(deleted) => (&deleted.doc.namespace, deleted.doc.handover, None),
         };
         let served = self.get(id.as_str()).filter(|app| app.doc.handover >= handover)?;
@@ -582,7 +584,7 @@ impl Apps {
             app = %id,
             serving = in_service.map(Revision::as_str),
             error = &error as &dyn std::error::Error,
-            "a rendered App is rejected; the previous one stays in service"
+            "a rendered App is rejected; an earlier one, if there is one, stays in service"
         );
         self.metrics.count_rejected(error.reason());
         let document = error.to_report(revision);
@@ -623,7 +625,7 @@ impl Apps {
         self.metrics.set_apps(serving.count);
         self.serving.store(Arc::new(serving));
         for change in changes {
-            // It is no error if there is no subscriber.
+            // Sending fails if there is no subscriber, which is no error here.
             let _ = self.changes.send(change);
         }
     }
@@ -650,11 +652,6 @@ impl FullSync<'_> {
         } else {
             self.documents.push((id.clone(), Err((error, revision))));
         }
-    }
-
-    /// Adds an App whose document has not changed.
-    pub fn keep_unchanged(&mut self, id: &AppId) {
-        self.unchanged.insert(id.clone());
     }
 
     /// Puts this set into service; all other Apps are removed.
@@ -853,7 +850,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_of_another_namespace_does_not_replace_that_of_the_owner() {
+    fn a_document_of_another_namespace_replaces_that_of_the_owner_only_after_a_handover() {
         let apps = Apps::default();
         apps.put(&id(), &fixtures::rendered("shop").to_bytes());
         let mut foreign = fixtures::rendered("shop");
@@ -867,7 +864,7 @@ mod tests {
     }
 
     #[test]
-    fn other_keys_do_not_replace_those_of_the_served_app() {
+    fn other_keys_replace_those_of_the_served_app_only_if_the_database_accepts_them_or_after_a_handover() {
         let apps = Apps::default();
         let mut doc = fixtures::rendered("shop");
         doc.incarnation = Some("i1".to_owned());
@@ -879,7 +876,7 @@ mod tests {
         let change = changes.try_recv().unwrap();
         assert!(change.refused.is_some_and(|refused| refused.keys_lost) && change.revision == Some(first));
         assert!(apps.subscribe(String::new()).0.refused[&id()].keys_lost);
-        // The database accepts it, because the App has no users.
+        // The database accepts the other keys, because the App has no users.
         apps.resume(&id(), &Revision::of(&doc.to_bytes()));
         assert_eq!(changes.try_recv().unwrap().refused, None);
         doc.incarnation = Some("i3".to_owned());
@@ -909,19 +906,18 @@ mod tests {
     fn a_full_sync_replaces_the_served_apps() {
         let apps = Apps::default();
         let document = |id: &str| fixtures::rendered(id).to_bytes();
-        for id in ["stays", "goes", "kept"] {
+        for id in ["stays", "goes"] {
             apps.put(&id.parse().unwrap(), &document(id));
         }
         let mut sync = apps.start_full_sync();
         sync.put(&"stays".parse().unwrap(), &document("stays"));
         sync.put(&"comes".parse().unwrap(), &document("comes"));
-        sync.keep_unchanged(&"kept".parse().unwrap());
         assert!(apps.get("comes").is_none() && apps.get("goes").is_some(), "nothing changes before the end");
         sync.commit();
         let mut ids: Vec<_> = apps.all().iter().map(|app| app.id().to_string()).collect();
         ids.sort();
-        assert_eq!(ids, ["comes", "kept", "stays"]);
-        assert_eq!(apps.len(), 3);
+        assert_eq!(ids, ["comes", "stays"]);
+        assert_eq!(apps.len(), 2);
     }
 
     #[test]
@@ -947,7 +943,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_among_many_apps_costs_little_more_than_among_few() {
+    fn a_change_of_one_app_does_not_copy_all_apps() {
         let served = fixtures::app(fixtures::rendered("shop"));
         let served = Arc::new(served);
         let filled = |count: usize| {

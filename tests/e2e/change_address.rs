@@ -240,6 +240,17 @@ async fn a_password_check_for_a_change_of_address_counts_as_a_login() {
 }
 
 #[tokio::test]
+async fn a_change_of_address_without_a_password_counts_as_a_login() {
+    let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(2, 600)])).await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    test_app.sql("UPDATE users SET password_hash = NULL").await;
+    owner.change_address(None, NEW).await.expect(StatusCode::OK);
+    let limited = owner.change_address(None, "third@example.com").await;
+    limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    assert_eq!(test_app.settled_mail_count("third@example.com").await, 0);
+}
+
+#[tokio::test]
 async fn an_account_without_an_address_can_set_one() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
@@ -277,7 +288,7 @@ async fn a_taken_address_gets_the_same_response_and_its_owner_is_notified() {
     assert_eq!(notice.code, None, "no code goes to an address that somebody else has confirmed");
     assert!(notice.subject.contains("already have an account"), "{}", notice.subject);
     assert!(!notice.raw.contains(EMAIL));
-    // A later *verify* does not reveal it either.
+    // A later *verify* does not reveal either that the address is taken.
     let verify = owner.signed_in.verify().await.expect(StatusCode::OK);
     assert_eq!(verify.body, json!({ "email": "Grace@Example.com" }));
     let notice = test_app.mail(OTHER, 3).await;
@@ -324,7 +335,7 @@ async fn an_unverified_account_of_the_address_is_deleted_when_the_code_is_used()
 }
 
 #[tokio::test]
-async fn an_account_that_has_confirmed_the_address_meanwhile_wins() {
+async fn an_account_that_confirmed_the_address_first_keeps_it() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     owner.change_address(Some(PASSWORD), NEW).await.expect(StatusCode::OK);
@@ -429,7 +440,7 @@ async fn deleting_an_account_deletes_its_pending_address() {
 // === concurrency ===
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_accounts_that_confirm_one_address_at_once_one_wins() {
+async fn of_three_accounts_that_confirm_one_address_at_once_one_wins() {
     let test_app = TestApp::from_builder(unlimited_app("one"), Stack::builder().servers(2)).await;
     for round in 0..8 {
         let target = format!("prize{round}@new.example");

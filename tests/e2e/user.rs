@@ -154,7 +154,7 @@ async fn call(owner: &UserSession, method: Method, path: &str, body: &Value) -> 
 }
 
 #[tokio::test]
-async fn a_session_in_redis_of_a_deleted_or_disabled_user_is_refused() {
+async fn a_session_in_redis_is_refused_if_its_user_is_deleted_disabled_or_at_a_later_epoch() {
     let test_app = TestApp::start().await;
     for (email, change) in [
         ("ada@example.com", "UPDATE users SET disabled_at = now()"),
@@ -234,6 +234,18 @@ async fn a_new_name_is_trimmed_and_appears_in_every_later_token() {
     }
     let profiles = test_app.query_number("SELECT count(*) FROM outbox WHERE kind = 'profile'").await;
     assert_eq!(profiles, 0, "the request updated the sessions itself");
+}
+
+#[tokio::test]
+async fn renaming_counts_as_a_login() {
+    let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(3, 600)])).await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    for name in ["Grace", "Ada"] {
+        owner.rename_user(name).await.expect(StatusCode::OK);
+    }
+    let before = test_app.database_checksum().await;
+    owner.rename_user("Barbara").await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    assert_eq!(test_app.database_checksum().await, before);
 }
 
 #[tokio::test]
@@ -452,7 +464,7 @@ async fn a_deletion_that_races_logins_and_refreshes_leaves_no_session() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_deletions_at_once_one_deletes_and_the_other_finds_no_user() {
+async fn of_concurrent_deletions_one_deletes_and_the_others_find_no_user() {
     let test_app =
         TestApp::from_builder(unlimited_app("twice"), latchkey_tests::stack::Stack::builder().servers(2)).await;
     let owner = Arc::new(test_app.log_in_new_user(EMAIL).await);
@@ -497,7 +509,7 @@ async fn the_outbox_ends_the_sessions_of_a_deleted_user_if_the_request_could_not
 }
 
 #[tokio::test]
-async fn a_deletion_follows_the_common_rules_for_bodies_and_limits() {
+async fn a_deletion_follows_the_common_rules_for_bodies() {
     let test_app = TestApp::start_with(App::new("form")).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let before = test_app.database_checksum().await;

@@ -35,11 +35,11 @@ pub(super) async fn acquire_login_attempt<S: RateLimits + PasswordHasher + Audit
     user: Option<UserId>,
 ) -> Result<RateLimitPermit, CommonError> {
     call.stores.check_capacity(call.app, call.client_address())?;
-    let checks = rate_limits::login_attempts(call.app, call.client_address());
+    let checks = rate_limits::logins(call.app, call.client_address());
     call.stores.acquire(call.app_id(), checks).await.map_err(|error| count_limited_login(call, account, user, error))
 }
 
-/// Acquires the rate limit of wrong passwords. The use case releases it if the password was right.
+/// Acquires the rate limit of wrong passwords. The use case releases the permit if the password was right.
 pub(super) async fn acquire_login_failure<S: RateLimits + AuditLog>(
     call: Call<'_, S>,
     account: &AccountKey,

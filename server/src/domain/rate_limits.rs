@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use latchkey_crds::rendered::{LimitName, Window};
 
-use super::{app::App, client::ClientAddress, email::AccountKey, mail::MailKind};
+use super::{app::App, client::ClientAddress, email::AccountKey};
 
-/// How much higher the limits of an IPv6 /48 are than those of one client address.
+/// How many times higher the limits of an IPv6 /48 are than those of one client address.
 const IPV6_SITE_FACTOR: u32 = 10;
 
 /// One rate limit on one subject.
@@ -31,7 +31,7 @@ pub struct RateLimited {
 /// Mails that share a rate limit: those that a client cannot distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MailPurpose {
-    /// The mails of *register* and *verify*, whether the email address is known or not.
+    /// Mails with a code that confirms an email address, and the notice that the owner of a known address gets instead.
     Confirm,
     Reset,
 }
@@ -39,17 +39,6 @@ pub enum MailPurpose {
 // === impl MailPurpose ===
 
 impl MailPurpose {
-    /// Returns `None` for notices, which are never limited.
-    pub const fn of_mail(kind: MailKind) -> Option<Self> {
-        match kind {
-            MailKind::Confirm | MailKind::AccountExists => Some(Self::Confirm),
-            MailKind::Reset => Some(Self::Reset),
-            MailKind::PasswordChanged | MailKind::AddressChanging | MailKind::AddressChanged | MailKind::NewSignIn => {
-                None
-            }
-        }
-    }
-
     const fn as_str(self) -> &'static str {
         match self {
             Self::Confirm => "confirm",
@@ -72,9 +61,9 @@ fn per_client(app: &App, limit: LimitName, client: ClientAddress, suffix: &str) 
     checks
 }
 
-/// The rate limits for every call that checks a password, or sets one in a session. They are acquired before the work,
-/// and not released.
-pub fn login_attempts(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
+/// The rate limits for every call that checks a password or sets one in a session, calls the provider for a login, or
+/// changes an account in another way. They are acquired before the work, and not released.
+pub fn logins(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::LoginsPerClient, client, "")
 }
 
@@ -98,12 +87,6 @@ pub fn registrations(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::RegistrationsPerClient, client, "")
 }
 
-/// The rate limits for a callback, or for a login with a provider's token. Both call the provider, which costs more
-/// than a read of our own stores.
-pub fn provider_logins(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
-    per_client(app, LimitName::LoginsPerClient, client, "")
-}
-
 /// The rate limits for every call with a code, or with a code and a new password. They are acquired before the code is
 /// checked, and released unless the code is invalid or the password weak.
 pub fn codes(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
@@ -111,8 +94,8 @@ pub fn codes(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
 }
 
 /// The rate limits for a mail to an email address. `is_known`: see
-/// [`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client). Mails for known client addresses
-/// are counted separately, so that a stranger cannot use up the owner's limit.
+/// [`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client). Mails that a known client
+/// address requests are counted separately, so that a stranger cannot use up the owner's limit.
 pub fn mails(
     app: &App,
     client: ClientAddress,

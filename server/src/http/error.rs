@@ -38,7 +38,7 @@ macro_rules! error_codes {
                 }
             }
 
-            /// The status of the code. `invalid_request` is also sent with 408 and 431.
+            /// The status of the code. `invalid_request` is also sent with 408.
             pub const fn status(self) -> StatusCode {
                 match self {
                     $(Self::$name => StatusCode::$status,)*
@@ -56,10 +56,10 @@ macro_rules! error_codes {
 }
 
 error_codes! {
-    InvalidRequest = BAD_REQUEST, "invalid_request", "The request is malformed, or `fields` names its invalid fields. Also with 408 (headers or body not received in time) and 431 (headers too large).";
+    InvalidRequest = BAD_REQUEST, "invalid_request", "The request is malformed, or `fields` names its invalid fields. Also with 408 (headers or body not received in time).";
     InvalidCode = BAD_REQUEST, "invalid_code", "The emailed code is wrong, used or expired; the response does not say which.";
     WeakPassword = BAD_REQUEST, "weak_password", "The password cannot be set; `fields` says whether it is too short, too long or too easy to guess.";
-    RedirectUrlNotAllowed = BAD_REQUEST, "redirect_url_not_allowed", "The redirect address is not on the App's list.";
+    RedirectUrlNotAllowed = BAD_REQUEST, "redirect_url_not_allowed", "The redirect URL is not on the App's list.";
     InvalidState = BAD_REQUEST, "invalid_state", "The `state` of a social login is missing, used, expired or from another browser.";
     UnsupportedGrantType = BAD_REQUEST, "unsupported_grant_type", "The grant type is not supported.";
     InvalidGrant = BAD_REQUEST, "invalid_grant", "The refresh token or authorization code is unknown, expired, revoked or used, or the code verifier is wrong.";
@@ -70,22 +70,22 @@ error_codes! {
     InvalidProviderToken = UNAUTHORIZED, "invalid_provider_token", "The provider's token is not valid, or was issued for another client.";
     EmailNotVerified = FORBIDDEN, "email_not_verified", "The email address must be verified first.";
     RegistrationDisabled = FORBIDDEN, "registration_disabled", "The App does not accept registrations.";
-    UserDisabled = FORBIDDEN, "user_disabled", "The user is disabled; returned only after the right password.";
-    AccessDenied = FORBIDDEN, "access_denied", "The user or the provider refused, or the App does not accept this user.";
-    OriginNotAllowed = FORBIDDEN, "origin_not_allowed", "The call uses a cookie and comes from an origin that is not on the App's list.";
-    NotFound = NOT_FOUND, "not_found", "There is nothing at this path.";
+    UserDisabled = FORBIDDEN, "user_disabled", "The user is disabled; returned only after the right password, or after the provider authenticated the user.";
+    AccessDenied = FORBIDDEN, "access_denied", "The user or the provider refused, the App does not accept this user, or the identity belongs to another account.";
+    OriginNotAllowed = FORBIDDEN, "origin_not_allowed", "The call would set a cookie, and comes from an origin that is not on the App's list.";
+    NotFound = NOT_FOUND, "not_found", "There is nothing at this path, or the user has no such session or identity.";
     AppNotFound = NOT_FOUND, "app_not_found", "There is no App with this appID.";
     ProviderNotFound = NOT_FOUND, "provider_not_found", "The App has no provider of this name.";
     MethodNotAllowed = METHOD_NOT_ALLOWED, "method_not_allowed", "The path does not support this method; `Allow` lists those that it supports.";
-    EmailTaken = CONFLICT, "email_taken", "The email address has an account (only with enumeration protection `Off`, and for administrators).";
-    AccountLinkRequired = CONFLICT, "account_link_required", "The email address has an account that this provider cannot be linked to by address (only with enumeration protection `Off`).";
-    LastIdentity = CONFLICT, "last_identity", "It is the last way to log in to the account.";
+    EmailTaken = CONFLICT, "email_taken", "The email address has an account (only with enumeration protection `Disabled`, and for administrators).";
+    AccountLinkRequired = CONFLICT, "account_link_required", "The email address has an account that this provider cannot be linked to by address (only with enumeration protection `Disabled`).";
+    LastIdentity = CONFLICT, "last_identity", "The identity is the last way to log in to the account.";
     PayloadTooLarge = PAYLOAD_TOO_LARGE, "payload_too_large", "The body is larger than 64 KiB.";
     UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", "The body is not `application/json` in UTF-8, or it is compressed.";
-    RateLimited = TOO_MANY_REQUESTS, "rate_limited", "A limit is reached; `Retry-After` says when to try again. The call consumed nothing.";
+    RateLimited = TOO_MANY_REQUESTS, "rate_limited", "A limit is reached; `Retry-After` says when to try again. The call consumed no code or token.";
     ServerError = INTERNAL_SERVER_ERROR, "server_error", "The service failed; its log has the request ID.";
-    ProviderError = BAD_GATEWAY, "provider_error", "The provider did not respond, or its response is invalid.";
-    TemporarilyUnavailable = SERVICE_UNAVAILABLE, "temporarily_unavailable", "A part of the service is unavailable or at capacity; `Retry-After` says when to try again.";
+    ProviderError = BAD_GATEWAY, "provider_error", "The provider returned an error, or its response is invalid.";
+    TemporarilyUnavailable = SERVICE_UNAVAILABLE, "temporarily_unavailable", "A part of the service, or a provider, is unavailable or at capacity; `Retry-After` says when to try again.";
 }
 
 /// What is wrong with one field: a closed set.
@@ -148,10 +148,10 @@ pub struct Problem {
     pub cause: Option<Box<dyn Error + Send + Sync>>,
 }
 
-/// How long to wait until other requests release memory. Most requests take less than a second, one with a slow body up
-/// to 30 s.
+/// `Retry-After` of a request that does not fit the memory budget. Most requests release their memory in less than a
+/// second, a request with a slow body in up to 30 s.
 const OVER_BUDGET_RETRY_AFTER: Duration = Duration::from_secs(5);
-/// How long to wait during an outage of a store.
+/// `Retry-After` during an outage of a store.
 const STORE_RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// The error that a redirect reports to the browser. A handler puts it into the extensions of the response, so that the
@@ -248,7 +248,7 @@ impl Problem {
         Self { refusal_retry_after: Some(retry_after), ..problem }
     }
 
-    /// 503 before the request is read: the memory that it needs does not fit the budget.
+    /// 503 because the memory that the request needs does not fit the budget. The rest of the request is not read.
     pub fn over_budget() -> Self {
         Self { closes_connection: true, ..Self::unavailable(OVER_BUDGET_RETRY_AFTER) }
     }
@@ -306,7 +306,7 @@ impl From<StoreError> for Problem {
     }
 }
 
-/// Rounds up to at least one: with 0, clients would try again in a loop.
+/// Rounds up to whole seconds, at least one: with 0, clients would try again in a loop.
 fn round_up_seconds(duration: Duration) -> u64 {
     (duration.as_secs() + u64::from(duration.subsec_nanos() > 0)).max(1)
 }

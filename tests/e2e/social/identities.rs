@@ -7,12 +7,12 @@ use latchkey_tests::{
 };
 use serde_json::json;
 
-use super::{AppRedirect, Person, SocialTest};
+use super::{AppRedirect, Person, SocialTest, app};
 
 const EMAIL: &str = "ada@example.com";
 
 impl SocialTest {
-    /// Logs in a user with a confirmed email address and a password.
+    /// Registers a user, confirms the email address and logs in.
     async fn log_in_ada(&self) -> AuthenticatedClient {
         let (client, token) = self.test_app.register_and_log_in(EMAIL).await;
         client.with_token(self.test_app.id(), &token)
@@ -135,6 +135,17 @@ async fn the_last_way_to_log_in_is_never_removed() {
     unlink(&ada, "local").await.expect_error(StatusCode::CONFLICT, "last_identity");
     unlink(&ada, "gone").await.expect(StatusCode::OK);
     assert_eq!(social.counts().await.1, 1);
+}
+
+#[tokio::test]
+async fn unlinking_counts_as_a_login() {
+    // The login of log_in_ada is the first one.
+    let social = SocialTest::with_app(app().limit("loginsPerClient", &[(3, 600)])).await;
+    let ada = social.log_in_ada().await;
+    for _ in 0..2 {
+        unlink(&ada, "local").await.expect_error(StatusCode::NOT_FOUND, "not_found");
+    }
+    unlink(&ada, "local").await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use crate::domain::{
     mail_limits::{acquire_mail_limit, release_mail_limit},
     password::Password,
     ports::{AddressChangeRequest, AuditLog, OwnAccounts, PasswordHasher, RateLimits, Sessions, Users},
-    rate_limits::MailPurpose,
+    rate_limits::{self, MailPurpose},
     user::User,
 };
 
@@ -25,7 +25,7 @@ pub struct ChangeAddressInput {
 
 pub struct PendingAddressChange {
     pub user: User,
-    /// Lifetime of the confirmation code, as in the response of *register*.
+    /// Minimum lifetime of the confirmation code in seconds, as in the response of *register*.
     pub expires_in: i64,
     pub expires_at: i64,
 }
@@ -64,7 +64,10 @@ pub async fn request_address_change<S: Users + OwnAccounts + RateLimits + Passwo
         match &request.password {
             Some(password) => check_password(call, &user, password).await?,
             // A recent login is enough only if the account has no password.
-            None if user.password_hash.is_none() && is_recent_login(call.env, &signed_in.session) => {}
+            None if user.password_hash.is_none() && is_recent_login(call.env, &signed_in.session) => {
+                let checks = rate_limits::logins(call.app, call.client_address());
+                call.stores.acquire(call.app_id(), checks).await?;
+            }
             None => return Err(OwnAccountError::ReauthenticationRequired.into()),
         }
         if is_reported_as_taken(call, &user, &request.email).await? {

@@ -8,16 +8,18 @@ use crate::domain::{
     audit::EventKind,
     authentication::AuthenticatedSession,
     call::Call,
-    ports::{OwnAccounts, Rename, Renamed, Sessions},
+    ports::{OwnAccounts, RateLimits, Rename, Renamed, Sessions},
+    rate_limits,
     user::{Name, User},
 };
 
 /// Sets the name of the user.
-pub async fn rename_user<S: OwnAccounts + Sessions>(
+pub async fn rename_user<S: OwnAccounts + Sessions + RateLimits>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
     name: &Name,
 ) -> Result<User, OwnAccountError> {
+    call.stores.acquire(call.app_id(), rate_limits::logins(call.app, call.client_address())).await?;
     loop {
         let user = load_user(call, signed_in).await?;
         let event = signed_in.event(call, EventKind::Renamed);

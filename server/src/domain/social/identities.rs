@@ -19,7 +19,6 @@ pub enum LinkError {
     ReauthenticationRequired,
     #[error("the email address of the account is not verified")]
     EmailNotVerified,
-    /// The identity is linked to another account.
     #[error("the identity belongs to another account")]
     AlreadyLinked,
     #[error("there is no valid access token of a live session")]
@@ -36,7 +35,8 @@ impl<E: Into<CommonError>> From<E> for LinkError {
     }
 }
 
-/// Links an identity to a logged-in user. Does nothing if it is already linked to that user.
+/// Links the identity of a provider's token to a logged-in user. Does nothing if the identity is already linked to that
+/// user.
 pub async fn link_identity<S: Users + Identities + RateLimits + Providers>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
@@ -48,12 +48,12 @@ pub async fn link_identity<S: Users + Identities + RateLimits + Providers>(
         return Err(LinkError::ReauthenticationRequired);
     }
     let permit = call.stores.try_acquire(ProviderOperation::Login, call.app, provider, call.client_address())?;
-    call.stores.acquire(call.app_id(), rate_limits::provider_logins(call.app, call.client_address())).await?;
+    call.stores.acquire(call.app_id(), rate_limits::logins(call.app, call.client_address())).await?;
     let user = call.stores.user(call.app_id(), signed_in.user_id()).await?;
     let user = user.filter(|user| !user.disabled && user.epoch == signed_in.session.epoch);
     let user = user.ok_or(LinkError::InvalidToken)?;
-    // Otherwise somebody could register the email address of somebody else, link an identity, and log in with it after
-    // the owner has confirmed the email address.
+    // Without this check, somebody could register the email address of somebody else, link an identity, and log in with
+    // this identity after the owner has confirmed the email address.
     if user.email.is_some() && !user.email_verified {
         return Err(LinkError::EmailNotVerified);
     }
@@ -70,7 +70,7 @@ pub async fn link_identity<S: Users + Identities + RateLimits + Providers>(
     }
 }
 
-/// The identities with which the user can log in.
+/// All identities of the user.
 pub async fn list_identities<S: Identities>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
@@ -79,11 +79,12 @@ pub async fn list_identities<S: Identities>(
 }
 
 /// Removes the identities of a Provider from the user, but never the last way to log in.
-pub async fn unlink_identity<S: Identities>(
+pub async fn unlink_identity<S: Identities + RateLimits>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
     provider: &ProviderName,
 ) -> Result<UnlinkOutcome, CommonError> {
+    call.stores.acquire(call.app_id(), rate_limits::logins(call.app, call.client_address())).await?;
     let unlinking = UnlinkRequest {
         user: signed_in.user_id(),
         provider: provider.clone(),

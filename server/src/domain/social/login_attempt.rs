@@ -1,4 +1,4 @@
-//! The steps of a login with a verified identity, for *callback* and *login*.
+//! The steps of a login with a verified identity, for *callback* and for *login* with a provider's token.
 
 use latchkey_crds::rendered::RenderedProvider;
 use time::OffsetDateTime;
@@ -50,7 +50,7 @@ pub(super) async fn acquire_provider_permit<S: RateLimits + Providers>(
     provider: &RenderedProvider,
 ) -> Result<S::Permit, ProviderLoginError> {
     let permit = call.stores.try_acquire(operation, call.app, provider, call.client_address())?;
-    call.stores.acquire(call.app_id(), rate_limits::provider_logins(call.app, call.client_address())).await?;
+    call.stores.acquire(call.app_id(), rate_limits::logins(call.app, call.client_address())).await?;
     Ok(permit)
 }
 
@@ -75,7 +75,8 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
         Err(contention_error().into())
     }
 
-    /// Finds the user by the identity. If the identity is new, links it to a user or creates one.
+    /// Finds the user by the identity. If the identity is new, links it to an account, transfers an account, or creates
+    /// a user (see [`Plan`]).
     pub(super) async fn find_or_create_user(&self, verified: &VerifiedIdentity) -> Result<User, ProviderLoginError> {
         for _ in 0..MAX_ATTEMPTS {
             let (authority, subject) = (&verified.authority, &verified.subject);
@@ -100,8 +101,8 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
         Err(contention_error().into())
     }
 
-    /// Returns `None` if a concurrent request has changed the user or the identity: nothing was written, and the login
-    /// starts again.
+    /// Executes a plan. Returns `None` if a concurrent request has changed the user or the identity: nothing was
+    /// written, and the login starts again.
     async fn execute(&self, plan: Plan, verified: &VerifiedIdentity) -> Result<Option<User>, CommonError> {
         let now = self.call.env.now();
         let identity = new_identity(self.provider, verified, now);
@@ -183,14 +184,14 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
         }))
     }
 
-    /// The mail to an email address that the provider has not verified: the confirmation code or, if another account
-    /// has verified it, the notice that this account exists.
+    /// The mail to a pending email address: the confirmation code or, if another account has verified the address, the
+    /// notice that this account exists.
     async fn mail_to_pending(&self, address: &Email, id: UserId, now: OffsetDateTime) -> Result<Mail, CommonError> {
         let owner =
             self.call.stores.user_by_email(self.call.app_id(), address).await?.filter(|owner| owner.email_verified);
         Ok(match owner {
             None => Mail { kind: MailKind::Confirm, recipient: Some(id), requested_at: now },
-            // The owner of a disabled account gets no mail: the row is written, but sends nothing.
+            // The owner of a disabled account gets no mail: the outbox row is written, but sends nothing.
             Some(owner) => Mail {
                 kind: MailKind::AccountExists,
                 recipient: (!owner.disabled).then_some(owner.id),

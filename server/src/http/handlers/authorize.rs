@@ -17,7 +17,7 @@ use crate::{
     state::State,
 };
 
-/// Everything except what RFC 3986, 2.3 never encodes.
+/// Everything except the unreserved characters of RFC 3986, 2.3.
 const PERCENT_ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The headers that an ingress passes to the application. A header without a value is empty instead of missing, because

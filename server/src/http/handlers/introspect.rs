@@ -35,7 +35,7 @@ request_body! {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "IntrospectResponse")]
 pub struct IntrospectResponse<'a> {
-    /// Whether the token would be accepted now: the App issued it, it is valid, and its session is live.
+    /// Whether the App issued the token, it is valid, and its session is live. A replaced refresh token is not active.
     pub active: bool,
     #[serde(flatten)]
     pub token: Option<IntrospectedToken<'a>>,

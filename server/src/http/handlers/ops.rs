@@ -36,7 +36,7 @@ pub enum OpsRoute {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct ReadyResponse {
     ready: bool,
-    /// The reasons why it is not ready; empty when ready.
+    /// The reasons why the process is not ready; empty when it is ready.
     missing: Vec<String>,
 }
 

@@ -51,12 +51,12 @@ pub struct SessionResponse {
     pub expires_in: i64,
 }
 
-/// How long to wait for a provider that is unavailable.
+/// `Retry-After` while a provider is unavailable or has too many concurrent calls.
 const PROVIDER_RETRY_AFTER: Duration = Duration::from_secs(5);
-/// How long to wait until a Provider is repaired. A change of a Provider is live within seconds.
+/// `Retry-After` while a Provider (the resource) cannot be used. Somebody must repair the Provider first.
 const UNUSABLE_PROVIDER_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// The Provider that the path of the request names.
+/// The App's provider that the path of the request names.
 pub fn requested_provider<'a>(app: &'a App, request: &InboundRequest) -> Result<&'a RenderedProvider, Problem> {
     social::find_provider(app, request.path_parameter.as_deref().unwrap_or_default())
         .ok_or_else(Problem::provider_not_found)

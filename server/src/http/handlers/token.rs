@@ -62,7 +62,7 @@ pub struct TokenResponse {
 pub fn operation() -> Operation {
     Operation::new(
         "Refresh the tokens of a session, or exchange the code of a social login",
-        "Within the App's grace period, the same refresh token gets the same response again, so tabs can race and a \
+        "Within the App's grace period, the same refresh token gets the same new refresh token again, so tabs can race and a \
          client can repeat a request if the response was lost. A refresh token that is older than the previous one \
          ends its session, because two parties hold it.",
     )

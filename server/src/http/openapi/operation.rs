@@ -1,4 +1,4 @@
-//! The description of an operation. The file of each handler declares its own.
+//! The description of an operation. The file of each handler declares the operation of its endpoint.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::http::{
     routes::{Route, Verb},
 };
 
-/// What the document says about an operation, except for what follows from its route.
+/// What the OpenAPI document says about an operation, except for what follows from its route.
 pub struct Operation {
     summary: &'static str,
     description: &'static str,
@@ -57,7 +57,7 @@ const FORM: &str = "application/x-www-form-urlencoded";
 // === impl Operation ===
 
 impl Operation {
-    /// An operation without authentication, request, response body and errors of its own.
+    /// An operation without authentication, query, request body, response body and errors of its own.
     pub fn new(summary: &'static str, description: &'static str) -> Self {
         Self {
             summary,
@@ -169,7 +169,7 @@ impl Operation {
         for (status, codes) in self.errors_by_status(route) {
             add(status, error_response(status, &codes, error));
         }
-        let description = "The headers exceed 32 KiB. There is no body.";
+        let description = "The headers exceed 32 KiB or 100 fields. There is no body.";
         add(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, json!({ "description": description }));
         responses
     }
@@ -245,7 +245,7 @@ impl Content {
         Self { schema, example: None, required: true, media_types: &[FORM] }
     }
 
-    /// `{}`: a request or response without data.
+    /// `{}`: a response without data, or a request without data, whose body can be left out.
     pub fn empty_object() -> Self {
         let schema = |_: &mut SchemaGenerator| json_schema!({ "type": "object", "maxProperties": 0 });
         Self { required: false, ..Self::json_with_schema(schema, json!({})) }

@@ -17,27 +17,27 @@ pub struct Readiness {
 // === impl Readiness ===
 
 impl Readiness {
-    /// The Apps were loaded once.
+    /// Records that the Apps were loaded.
     pub fn set_configuration_loaded(&self) {
         self.configuration_loaded.store(true, Ordering::Release);
     }
 
-    /// The Apps cannot be read; the reason says what to do.
+    /// Records that the Apps cannot be read; the reason says what to do.
     pub fn set_configuration_error(&self, reason: impl Into<String>) {
         *self.configuration_error.lock() = Some(reason.into());
     }
 
-    /// The database schema was found to be new enough, once.
+    /// Records that the database schema is new enough. A later failure of Postgres does not change this.
     pub fn set_schema_ready(&self) {
         self.schema_ready.store(true, Ordering::Release);
     }
 
-    /// The schema was checked and is too old; the reason says what to do.
+    /// Records that the schema is too old; the reason says what to do.
     pub fn set_schema_error(&self, reason: impl Into<String>) {
         *self.schema_error.lock() = Some(reason.into());
     }
 
-    /// The process was asked to end.
+    /// Records that the process was asked to end.
     pub fn set_draining(&self) {
         self.draining.store(true, Ordering::Release);
     }

@@ -37,7 +37,7 @@ pub struct ListedSession {
     pub id: String,
     /// Unix seconds.
     pub created_at: i64,
-    /// Unix seconds; updated at most once per minute.
+    /// Unix seconds; updated by each refresh, and by other uses at most once per minute.
     pub last_used_at: i64,
     /// The IP address from which it was opened.
     pub ip: String,
@@ -68,7 +68,7 @@ impl ListedSession {
 pub fn operation() -> Operation {
     Operation::new(
         "The live sessions of the user",
-        "The most recently used first. A use is recorded at most once per minute.",
+        "The most recently used first. A refresh is always recorded, and other uses at most once per minute.",
     )
     .requires_access_token()
     .response(Content::json::<SessionsResponse>(json!({ "sessions": [{

@@ -57,7 +57,7 @@ pub fn operation() -> Operation {
     operation_without_parameters().query(&PARAMETERS)
 }
 
-/// What the callback with a query and the one with a form have in common.
+/// What the operations of the GET callback (with a query) and of the POST callback (with a form) have in common.
 pub(super) fn operation_without_parameters() -> Operation {
     Operation::new(
         "The address to which the provider returns the user",
@@ -112,8 +112,8 @@ pub(super) async fn finish_flow<S: Ports>(
         sealed: sent_cookies.iter().filter(|cookie| cookie.belongs_to(&id)).map(|cookie| cookie.value).collect(),
     };
     let finished = social::finish_flow(state.call(app, &request.client), provider, input).await;
-    // A callback with an invalid state, or without a permit to call the provider, has used nothing: the flow can still
-    // complete.
+    // A callback with an invalid state, or one that was refused before it used the state, clears no cookie: the flow
+    // may still complete.
     let cleared = match &finished {
         Err(CallbackError::InvalidState) | Ok(FinishedFlow { is_state_used: false, .. }) => Vec::new(),
         Ok(FinishedFlow { is_state_used: true, .. })

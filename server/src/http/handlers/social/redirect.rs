@@ -120,7 +120,7 @@ fn json_binding(request: &HeaderMap) -> FlowBinding {
     if matches!(site, Some(b"same-origin" | b"same-site")) { FlowBinding::Browser } else { FlowBinding::Unbound }
 }
 
-/// A navigation sends no `Origin`. If there is one, a script of a page made the call.
+/// A navigation by GET sends no `Origin`. If there is one, a script of a page made the call.
 fn has_unlisted_origin(request: &HeaderMap, app: &App) -> bool {
     request.contains_key(ORIGIN) && !matches!(Cors::from_request(request, &app.doc.allowed_origins), Cors::Listed(_))
 }

@@ -7,7 +7,7 @@ use crate::{
     domain::{app::App, own_account, user::Name},
     http::{
         Ports, authentication,
-        error::Problem,
+        error::{ErrorCode, Problem},
         openapi::operation::{Content, Operation},
         request::{InboundRequest, request_body},
         response::{self, Response},
@@ -28,6 +28,7 @@ pub fn operation() -> Operation {
         .requires_access_token()
         .request(Content::json::<RenameRequest>(json!({ "name": "Ada Lovelace" })))
         .response(Content::json::<UserResponse>(UserResponse::example()))
+        .errors(&[ErrorCode::RateLimited])
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {

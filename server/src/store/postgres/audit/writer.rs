@@ -9,7 +9,7 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
-use tracing::{error, info};
+use tracing::{error, warn};
 use uuid::Uuid;
 
 use super::{AuditMetrics, EventColumns};
@@ -18,18 +18,19 @@ use crate::{
     store::postgres::{PostgresStore, Shared},
 };
 
-/// Events that can wait for the writer, about half a megabyte. Further ones are lost.
+/// Maximum number of events that wait for the task, about half a megabyte. Further events are lost.
 const QUEUE_CAPACITY: usize = 4096;
-/// Events that one statement writes.
+/// Maximum number of events that one statement writes.
 const BATCH_SIZE: usize = 256;
 /// The minimum time between the starts of two batches: a single event is written immediately, many simultaneous
 /// logins share a transaction.
 const BATCH_INTERVAL: Duration = Duration::from_millis(15);
-/// How long a request waits until its event is written.
+/// How long a request waits at most until its event is written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a batch is retried; the first retry is immediate. A restart of Postgres loses no events. Later batches
-/// wait.
+/// How long a batch is retried, so that a restart of Postgres loses no events. Later events wait in the queue. The
+/// first retry is immediate.
 const RETRY_TIME: Duration = Duration::from_secs(6);
+/// The pause before each further retry.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// The time limit for writing the last events at shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -76,7 +77,7 @@ impl EventWriter {
 
     fn push(&self, job: Job) {
         if self.queue.try_send(job).is_err() {
-            // The task logs the loss, because it knows the cause.
+            // Only counted here. The task logs the number after the next batch that it writes.
             self.metrics.count_lost(1);
         }
     }
@@ -86,6 +87,7 @@ impl EventWriter {
 async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metrics: AuditMetrics) {
     let mut batch = Vec::with_capacity(BATCH_SIZE);
     let mut losing = false;
+    let mut logged_lost = 0;
     let mut next = Instant::now();
     loop {
         sleep_until(next).await;
@@ -122,8 +124,11 @@ async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metri
         match written {
             Ok(rows) => {
                 metrics.events.inc_by(rows);
-                if std::mem::take(&mut losing) {
-                    info!("audit events are written again");
+                losing = false;
+                let lost = metrics.lost.get();
+                if lost > logged_lost {
+                    warn!(lost = lost - logged_lost, "audit events are written again; events were lost");
+                    logged_lost = lost;
                 }
             }
             Err(error) => {
@@ -169,12 +174,15 @@ impl PostgresStore {
         &self.shared.audit.metrics
     }
 
-    /// Waits until all events recorded before are written, at most `FLUSH_TIMEOUT`.
+    /// Waits until all events recorded before are written or lost, but at most `FLUSH_TIMEOUT`.
     pub async fn flush_audit(&self) {
         let (flushed, done) = oneshot::channel();
-        if self.shared.audit.queue.send(Job::Flush(flushed)).await.is_ok() {
-            drop(timeout(FLUSH_TIMEOUT, done).await);
-        }
+        let flushing = async {
+            if self.shared.audit.queue.send(Job::Flush(flushed)).await.is_ok() {
+                drop(done.await);
+            }
+        };
+        drop(timeout(FLUSH_TIMEOUT, flushing).await);
     }
 
     pub(crate) async fn record_event(&self, app: &AppId, event: Event) {
