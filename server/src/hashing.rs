@@ -1,5 +1,6 @@
 //! Password hashing with admission control: a fixed number of threads, each with its own memory, behind a bounded and
-//! fair queue with a deadline. A flood of logins can neither starve other Apps nor exhaust the memory of the process.
+//! fair queue with a deadline. A flood of logins at one App can neither starve other Apps nor exhaust the memory of the
+//! process.
 
 use std::{
     fmt,
@@ -39,10 +40,10 @@ mod engine;
 mod queue;
 pub mod strength;
 
-/// The size of the pool.
+/// The size of the pool, and the time limit of its jobs.
 #[derive(Clone, Copy, Debug)]
 pub struct HashingOptions {
-    /// One per CPU by default: hashing needs nothing but CPU and memory bandwidth.
+    /// The number of threads. By default one per CPU, because hashing needs nothing but CPU time and memory bandwidth.
     pub threads: NonZeroUsize,
     /// Queue slots per thread. A hash takes about 15 ms, so 64 slots are one second of waiting.
     pub slots_per_thread: usize,
@@ -54,7 +55,7 @@ pub struct HashingOptions {
 impl Default for HashingOptions {
     fn default() -> Self {
         Self {
-            // This number respects the CPU quota of the cgroup.
+            // `available_parallelism` respects the CPU quota of the cgroup.
             threads: thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
             slots_per_thread: 64,
             deadline: Duration::from_secs(2),
@@ -63,17 +64,12 @@ impl Default for HashingOptions {
 }
 
 /// How long it takes to send a response on a busy machine.
-const SENDING: Duration = Duration::from_millis(50);
-/// How long a request still waits for its job if the job is running when the time for its start is over
-/// (`Shared::start_limit`). A job needs far less.
+const SEND_TIME: Duration = Duration::from_millis(50);
+/// How long a request waits for its job after `Shared::start_limit` if the job has started by then. A job needs far
+/// less.
 const RUN_LIMIT: Duration = Duration::from_secs(1);
 
-/// Lower priority than the threads that handle requests, so that requests without a hash stay fast on a busy machine.
-/// On Linux, a thread with this nice value gets 39 % of a CPU that it shares with a thread of nice value 0: hashing
-/// goes on during a flood of cheap requests.
-const WORKER_NICE: i32 = 2;
-
-/// A handle to the hashing threads. When the last handle is dropped, they finish the queued jobs and end.
+/// A handle to the hashing threads. When the last handle is dropped, the threads finish the queued jobs and end.
 #[derive(Clone)]
 pub struct HashingPool {
     pool: Arc<PoolShutdown>,
@@ -134,7 +130,7 @@ struct FinishedJob {
 enum JobResult {
     Hash(PasswordHash),
     Checked(bool),
-    /// The job was displaced from the queue, was too late, or panicked. Or nobody waits for it any more.
+    /// The job was displaced from the queue, was too late or panicked, or nobody waits for its result any more.
     Overloaded(Overloaded),
 }
 
@@ -180,7 +176,7 @@ impl HashingPool {
         let mut salt = [0; 16];
         SystemRandom::new().fill(&mut salt).expect("the system's random number generator works");
         let dummy_hash = Argon2Engine::default().hash(&Password::new(""), &salt);
-        // The first score loads the dictionaries; no request should wait for that.
+        // The first call of `score` loads the dictionaries. No request should wait for that.
         strength::score("password", &[]);
         let capacity = options.slots_per_thread.saturating_mul(options.threads.get());
         let shared = Arc::new(Shared {
@@ -274,7 +270,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Refuses a job that would find no slot, before any other work is done for it.
+    /// Refuses a job for which there is no slot, before any other work is done for its request.
     fn check_capacity(&self, owner: &Owner) -> Result<(), Overloaded> {
         let state = self.state.lock();
         if state.jobs.has_slot(owner) {
@@ -302,17 +298,15 @@ impl Shared {
     /// How long a job can wait for its start, so that its result or its refusal is still sent by the deadline.
     fn start_limit(&self) -> Duration {
         let state = self.state.lock();
-        self.options.deadline.saturating_sub(state.average_duration + SENDING)
+        self.options.deadline.saturating_sub(state.average_duration + SEND_TIME)
     }
 
     fn overloaded(&self) -> Overloaded {
         self.overloaded_for_state(&self.state.lock())
     }
 
-    /// The main loop of a thread.
+    /// The main loop of a hashing thread.
     fn run_worker(&self) {
-        // Some sandboxes forbid this. The thread then keeps the normal priority.
-        let _ = rustix::process::setpriority_process(None, WORKER_NICE);
         let mut engine = Argon2Engine::default();
         while let Some(ScheduledJob { job, charge }) = self.next_job() {
             let started = Instant::now();
@@ -351,7 +345,7 @@ impl Shared {
         self.metrics.running.dec();
         self.metrics.run_seconds.observe(started.elapsed().as_secs_f64());
         let done = done.unwrap_or_else(|_| {
-            // The panic hook has logged the location; the payload could contain a password.
+            // The panic hook has logged the location. The payload is not logged, because it could contain a password.
             self.metrics.panics.inc();
             latchkey_telemetry::record_error(&span, "panic");
             *engine = Argon2Engine::default();
@@ -489,9 +483,9 @@ impl HashingMetrics {
 mod tests {
     use super::*;
 
-    fn hashing(threads: usize, places: usize, deadline: Duration) -> HashingPool {
+    fn hashing(threads: usize, slots: usize, deadline: Duration) -> HashingPool {
         let options =
-            HashingOptions { threads: NonZeroUsize::new(threads).unwrap(), slots_per_thread: places, deadline };
+            HashingOptions { threads: NonZeroUsize::new(threads).unwrap(), slots_per_thread: slots, deadline };
         HashingPool::start(options, &mut Registry::default())
     }
 

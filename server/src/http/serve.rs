@@ -25,6 +25,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::OwnedSemaphorePermit,
+    task::yield_now,
     time::{Sleep, sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -41,8 +42,9 @@ use super::{
 pub const MAX_HEADER_BYTES: usize = 32 * 1024;
 /// Maximum concurrent requests on one HTTP/2 connection: the least that RFC 9113, 6.5.2 recommends.
 const MAX_STREAMS: u32 = 100;
-/// Flow-control window in bytes, per stream and per connection: the minimum that RFC 9113, 6.9.2 allows for a
-/// connection, because each connection pays for it. Bodies are read as they arrive, so one window is enough.
+/// Flow-control window in bytes, per stream and per connection. It is the minimum that RFC 9113, 6.9.2 allows for a
+/// connection, because the cost of each connection includes a window. Bodies are read as they arrive, so the minimum is
+/// enough.
 const FLOW_CONTROL_WINDOW: u32 = 65_535;
 /// How often an HTTP/2 client is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -69,13 +71,13 @@ struct TrackedBody {
 /// Serves until the drain is complete.
 ///
 /// Once the drain has begun, responses ask their clients to use another connection. The listener still accepts
-/// connections during the delay, because load balancers learn late that this process is about to end. Then it stops
-/// accepting, waits for running requests up to the limit, and returns.
+/// connections during the delay, because load balancers learn late that this process is about to end. After the delay,
+/// `serve` stops accepting connections, waits for running requests up to the limit, and returns.
 pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
     let builder = connection_builder();
     let connections = TaskTracker::new();
     let abandoned = CancellationToken::new();
-    let mut over = pin!(async {
+    let mut delay_over = pin!(async {
         drain.begun.cancelled().await;
         info!(listener = service.listener(), delay_ms = drain.delay.as_millis(), "draining");
         sleep(drain.delay).await;
@@ -83,39 +85,42 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
     loop {
         let accepted = tokio::select! {
             biased;
-            () = &mut over => break,
+            () = &mut delay_over => break,
             accepted = accept(&listener, &service) => accepted,
         };
-        let (stream, peer, free) = match accepted {
+        let (stream, peer, slot) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 // A connection that broke before it was accepted is no reason to pause.
                 if !matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
                     error!(listener = service.listener(), error = %error, "a connection could not be accepted");
                     tokio::select! {
-                        () = &mut over => break,
+                        () = &mut delay_over => break,
                         () = sleep(ACCEPT_PAUSE) => {}
                     }
                 }
                 continue;
             }
         };
-        let Ok(permit) = service.admit(free, peer) else {
+        let Ok(permit) = service.admit(slot, peer) else {
             debug!(listener = service.listener(), client = %peer, "a client has its maximum number of connections");
             continue;
         };
-        // Responses are small and written at once: waiting to fill a packet only delays them.
+        // Responses are small and written in one piece: to wait until a packet is full would only delay them.
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "TCP_NODELAY could not be set");
         }
         let connection = serve_connection(builder.clone(), stream, peer, permit, service.clone(), drain.clone());
         let abandoned = abandoned.clone();
-        connections.spawn(async move {
+        // Boxed, because tokio moves the future of a task several times.
+        connections.spawn(Box::pin(async move {
             tokio::select! {
                 () = abandoned.cancelled() => {}
                 () = connection => {}
             }
-        });
+        }));
+        // Under a flood of connections, the requests that are being handled run first.
+        yield_now().await;
     }
     drop(listener);
     drain.closing.cancel();
@@ -141,8 +146,8 @@ async fn accept(listener: &TcpListener, service: &Service) -> io::Result<(TcpStr
 
 pub(super) fn connection_builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
-    // The stream below hyper enforces the header timeout. The buffer limits the header block: a larger one gets 431.
-    // A client can close its half after sending everything: a request that has begun is still finished.
+    // The stream below hyper enforces the header timeout. The buffer limits the header block: a larger block gets 431.
+    // A client can close its half of the connection after it has sent a request: the request is still finished.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEADER_BYTES).half_close(true);
     // Rapid resets (CVE-2023-44487) are limited by h2's own defaults.
     builder
@@ -171,17 +176,17 @@ pub(super) async fn serve_connection<T>(
     let _open = service.track_connection();
     let shared = Arc::new(ConnectionState::default());
     let goaway = service.timeouts().goaway;
-    let running = permit.slot_permit();
+    let slot = permit.slot_permit();
     let io = TokioIo::new(TimeoutStream::new(stream, Arc::clone(&shared), service.clone(), permit));
     let requests = {
         let (shared, drain) = (Arc::clone(&shared), drain.clone());
         service_fn(move |request: Request<Incoming>| {
             let mut active_request = shared.begin_request();
-            let (service, drain, running) = (service.clone(), drain.clone(), Arc::clone(&running));
+            let (service, drain, slot) = (service.clone(), drain.clone(), Arc::clone(&slot));
             async move {
                 let version = request.version();
                 let PipelineResponse { mut response, held } =
-                    service.handle(request, peer, active_request.is_alone(), running).await;
+                    service.handle(request, peer, active_request.is_alone(), slot).await;
                 if let Some(held) = held {
                     held.wait(&drain.begun).await;
                 }
@@ -203,8 +208,8 @@ pub(super) async fn serve_connection<T>(
         loop {
             has_begun = has_begun || begun.as_mut().poll(cx).is_ready();
             is_closing = is_closing || closing.as_mut().poll(cx).is_ready();
-            // An idle HTTP/1 connection stays open until the listener stops accepting: its client may be sending a
-            // request at this moment.
+            // An idle HTTP/1 connection stays open until the listener stops accepting connections: its client may be
+            // sending a request at this moment.
             if !shutdown_sent && (is_closing || (has_begun && shared.is_http2() && shared.has_served())) {
                 shutdown_sent = true;
                 connection.as_mut().graceful_shutdown();
@@ -215,8 +220,8 @@ pub(super) async fn serve_connection<T>(
                 connection.as_mut().graceful_shutdown();
             }
             let polled = connection.as_mut().poll(cx);
-            let ends_now = goaway_timer.is_none() && shared.is_idle_expired();
-            if polled.is_pending() && ends_now {
+            let has_just_expired = goaway_timer.is_none() && shared.is_idle_expired();
+            if polled.is_pending() && has_just_expired {
                 continue;
             }
             if polled.is_pending() && goaway_timer.as_mut().is_some_and(|last| last.as_mut().poll(cx).is_ready()) {
@@ -242,7 +247,8 @@ impl Drain {
         self.begun.cancel();
     }
 
-    /// Cancelled when the listener stops accepting: endless responses must end then.
+    /// A token that is cancelled when the listener stops accepting connections. Responses without an end must end when
+    /// the token is cancelled.
     pub fn closing(&self) -> CancellationToken {
         self.closing.clone()
     }
