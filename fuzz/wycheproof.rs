@@ -34,7 +34,7 @@ enum VectorKind {
     /// A scheme of JWS: the verifier must accept the valid vectors, and must reject the others.
     Jws,
     /// A scheme that JWS does not use: with another hash, encoding or salt length. The verifier must reject the valid
-    /// vectors. The invalid ones are not used, because some are valid in JWS.
+    /// vectors. The test does not use the invalid vectors, because some of them are valid in JWS.
     Foreign,
 }
 
@@ -67,9 +67,9 @@ impl Count {
 fn is_good(set: VectorKind, result: TestResult) -> Option<bool> {
     match (set, result) {
         (VectorKind::Jws, TestResult::Valid) => Some(true),
-        // The only vectors of these sets with the result `Acceptable` are `MissingNull`: RFC 8017, section 9.2 requires
-        // the NULL, and A.2.4 allows a verifier to accept a signature without it. Signers of tokens include the NULL,
-        // so a signature without it must be rejected.
+        // All vectors of these sets with the result `Acceptable` have the flag `MissingNull`. RFC 8017, section 9.2
+        // requires the NULL, but section A.2.4 allows a verifier to accept a signature without the NULL. Signers of
+        // tokens include it, so a signature without it must be rejected.
         (VectorKind::Jws, TestResult::Invalid | TestResult::Acceptable) | (VectorKind::Foreign, TestResult::Valid) => {
             Some(false)
         }
@@ -77,7 +77,7 @@ fn is_good(set: VectorKind, result: TestResult) -> Option<bool> {
     }
 }
 
-fn ecdsa(test: ecdsa::TestName, algorithm: &'static str, curve: &str, length: usize, set: VectorKind) -> Count {
+fn check_ecdsa(test: ecdsa::TestName, algorithm: &'static str, curve: &str, length: usize, set: VectorKind) -> Count {
     let mut count = Count::default();
     let vectors = ecdsa::TestSet::load(test).unwrap();
     for group in &vectors.test_groups {
@@ -94,10 +94,10 @@ fn ecdsa(test: ecdsa::TestName, algorithm: &'static str, curve: &str, length: us
     count
 }
 
-fn pkcs1(test: pkcs1::TestName, algorithm: &'static str, set: VectorKind) -> Count {
+fn check_pkcs1(test: pkcs1::TestName, algorithm: &'static str, set: VectorKind) -> Count {
     let mut count = Count::default();
     for group in &pkcs1::TestSet::load(test).unwrap().test_groups {
-        let jwk = rsa(&group.key.n, &group.key.e, algorithm);
+        let jwk = rsa_jwk(&group.key.n, &group.key.e, algorithm);
         for test in &group.tests {
             assert!(test.result != TestResult::Acceptable || test.flags == [pkcs1::TestFlag::MissingNull]);
             let (name, jwk) = (format!("{algorithm} {}", test.tc_id), jwk.clone());
@@ -108,10 +108,10 @@ fn pkcs1(test: pkcs1::TestName, algorithm: &'static str, set: VectorKind) -> Cou
     count
 }
 
-fn pss(test: pss::TestName, algorithm: &'static str, set: VectorKind) -> Count {
+fn check_pss(test: pss::TestName, algorithm: &'static str, set: VectorKind) -> Count {
     let mut count = Count::default();
     for group in &pss::TestSet::load(test).unwrap().test_groups {
-        let jwk = rsa(&group.key.n, &group.key.e, algorithm);
+        let jwk = rsa_jwk(&group.key.n, &group.key.e, algorithm);
         for test in &group.tests {
             assert!(test.result != TestResult::Acceptable);
             let (name, jwk) = (format!("{algorithm} {}", test.tc_id), jwk.clone());
@@ -122,7 +122,7 @@ fn pss(test: pss::TestName, algorithm: &'static str, set: VectorKind) -> Count {
     count
 }
 
-fn rsa(n: &[u8], e: &[u8], algorithm: &str) -> Value {
+fn rsa_jwk(n: &[u8], e: &[u8], algorithm: &str) -> Value {
     let (n, e) = (base64url_integer(n), base64url_integer(e));
     json!({ "kty": "RSA", "n": n, "e": e, "kid": "k", "alg": algorithm, "use": "sig" })
 }
@@ -133,11 +133,11 @@ fn ecdsa_is_verified_in_the_format_of_jws() {
         EcdsaSecp256k1Sha256P1363, EcdsaSecp256r1Sha256, EcdsaSecp256r1Sha256P1363, EcdsaSecp256r1Sha512P1363,
         EcdsaSecp384r1Sha384, EcdsaSecp384r1Sha384P1363, EcdsaSecp384r1Sha512P1363,
     };
-    let es256 = ecdsa(EcdsaSecp256r1Sha256P1363, "ES256", "P-256", 32, VectorKind::Jws);
+    let es256 = check_ecdsa(EcdsaSecp256r1Sha256P1363, "ES256", "P-256", 32, VectorKind::Jws);
     assert_eq!(es256, Count { good: 173, bad: 89 });
-    let es384 = ecdsa(EcdsaSecp384r1Sha384P1363, "ES384", "P-384", 48, VectorKind::Jws);
+    let es384 = check_ecdsa(EcdsaSecp384r1Sha384P1363, "ES384", "P-384", 48, VectorKind::Jws);
     assert_eq!(es384, Count { good: 193, bad: 87 });
-    // Other curves and hashes, and signatures in ASN.1. RFC 7518, section 3.4 requires R and S one after the other.
+    // Other curves and hashes, and signatures in ASN.1. RFC 7518, section 3.4 requires R followed by S, without ASN.1.
     for (test, algorithm, curve, length) in [
         (EcdsaSecp256k1Sha256P1363, "ES256", "P-256", 32),
         (EcdsaSecp256r1Sha512P1363, "ES256", "P-256", 32),
@@ -145,7 +145,7 @@ fn ecdsa_is_verified_in_the_format_of_jws() {
         (EcdsaSecp384r1Sha512P1363, "ES384", "P-384", 48),
         (EcdsaSecp384r1Sha384, "ES384", "P-384", 48),
     ] {
-        let count = ecdsa(test, algorithm, curve, length, VectorKind::Foreign);
+        let count = check_ecdsa(test, algorithm, curve, length, VectorKind::Foreign);
         assert!(count.good == 0 && count.bad > 100, "{count:?}");
     }
 }
@@ -184,10 +184,10 @@ fn rsa_with_pkcs1_padding_is_verified() {
         (Rsa4096Sha512, "RS512"),
         (Rsa8192Sha512, "RS512"),
     ] {
-        let count = pkcs1(test, algorithm, VectorKind::Jws);
+        let count = check_pkcs1(test, algorithm, VectorKind::Jws);
         assert!(count.good >= 5 && count.bad >= 200, "{algorithm}: {count:?}");
     }
-    let count = pkcs1(Rsa2048Sha512_256, "RS512", VectorKind::Foreign);
+    let count = check_pkcs1(Rsa2048Sha512_256, "RS512", VectorKind::Foreign);
     assert!(count.good == 0 && count.bad >= 5, "{count:?}");
 }
 
@@ -206,7 +206,7 @@ fn rsa_pss_is_verified_only_with_the_salt_length_and_hash_of_jws() {
         (RsaPss4096Sha384Mgf1SaltLen48, "PS384"),
         (RsaPss4096Sha512Mgf1SaltLen64, "PS512"),
     ] {
-        let count = pss(test, algorithm, VectorKind::Jws);
+        let count = check_pss(test, algorithm, VectorKind::Jws);
         assert!(count.good >= 50 && count.bad >= 40, "{algorithm}: {count:?}");
     }
     // RFC 7518, section 3.5: the salt is as long as the hash, and MGF1 uses the same hash.
@@ -215,7 +215,7 @@ fn rsa_pss_is_verified_only_with_the_salt_length_and_hash_of_jws() {
         (RsaPss2048Sha256Mgf1Sha1_20, "PS256"),
         (RsaPss4096Sha512Mgf1SaltLen32, "PS512"),
     ] {
-        let count = pss(test, algorithm, VectorKind::Foreign);
+        let count = check_pss(test, algorithm, VectorKind::Foreign);
         assert!(count.good == 0 && count.bad >= 50, "{algorithm}: {count:?}");
     }
 }

@@ -317,7 +317,7 @@ pub struct AppStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub issuer: Option<String>,
-    /// revision is the SHA-256 of the published document. After a change of a Secret, wait until it changes.
+    /// revision is the SHA-256 of the published document. After a change of a Secret, wait until the revision changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub revision: Option<String>,

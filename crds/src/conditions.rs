@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 /// The maximum length of a message in characters, as in Kubernetes' own conditions.
 pub const MAX_MESSAGE_LENGTH: usize = 32_768;
 
-// Type and reason are strings, so that the status of a newer operator can be read. They are written from
-// [`ConditionType`] and [`Reason`] only.
+// Type and reason are strings, so that a status from a newer operator can be read. This operator writes only the names
+// in [`ConditionType`] and [`Reason`].
 /// Condition is one condition of a status.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -75,9 +75,10 @@ pub enum Reason {
 
     /// A field of the spec is invalid, or a request by annotation cannot be fulfilled.
     InvalidSpec,
-    /// Another App has the appID.
+    /// Another App owns the appID.
     AppIDConflict,
-    /// An App of another namespace had the appID, and the servers have not reported that it left no users.
+    /// A deleted App of another namespace owned the appID. It left users, or the servers have not yet reported that it
+    /// left none.
     AppIDReserved,
     /// The rendered document exceeds the limit.
     TooLarge,
@@ -269,8 +270,8 @@ pub fn compute_ready(others: &[DesiredCondition]) -> DesiredCondition {
     }
 }
 
-/// The conditions `wanted`, and last Ready, which is computed from them. A condition with an unchanged status keeps its
-/// transition time. Old conditions that are not in `wanted` are removed.
+/// The conditions `wanted`, followed by Ready, which is computed from them. A condition with an unchanged status keeps
+/// its transition time. Old conditions that are not in `wanted` are removed.
 pub fn merge_conditions(old: &[Condition], wanted: &[DesiredCondition], generation: i64, now: &Time) -> Vec<Condition> {
     let ready = compute_ready(wanted);
     wanted
@@ -291,7 +292,7 @@ pub fn merge_conditions(old: &[Condition], wanted: &[DesiredCondition], generati
         .collect()
 }
 
-/// Whether two lists of conditions differ at most in their transition times. Then no write is needed.
+/// Whether two lists of conditions differ at most in their transition times. If so, no write is needed.
 pub fn equal_except_times(one: &[Condition], other: &[Condition]) -> bool {
     let content = |condition: &Condition| {
         (
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_is_true_only_if_all_conditions_that_are_part_of_it_are() {
+    fn ready_is_true_only_if_every_condition_that_is_part_of_it_is_true() {
         let ready_of = |wanted: &[DesiredCondition]| (compute_ready(wanted).status, compute_ready(wanted).reason);
         assert_eq!(ready_of(&all_true()), (ConditionStatus::True, Reason::Ready));
         let mut some = all_true();
@@ -376,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn the_transition_time_moves_only_with_the_status() {
+    fn the_transition_time_changes_only_with_the_status() {
         let first = merge_conditions(&[], &all_true(), 1, &at(1));
         assert_eq!(
             first.iter().map(|one| one.type_.as_str()).collect::<Vec<_>>(),

@@ -5,11 +5,11 @@ use crate::types::AppId;
 /// The type of the Secret with a rendered App. Servers select Secrets by this type, because the type of a Secret is
 /// immutable.
 pub const RENDERED_APP_TYPE: &str = "latchkey.dev/rendered-app";
-/// The key of the document in that Secret.
+/// The key in `data` of that Secret that contains the document.
 pub const RENDERED_APP_KEY: &str = "app.json";
 /// The type of the Secret with an App's keys.
 pub const APP_KEYS_TYPE: &str = "latchkey.dev/app-keys";
-/// The key of the App's keys in that Secret.
+/// The key in `data` of that Secret that contains the keys of the App.
 pub const APP_KEYS_KEY: &str = "keys.json";
 
 /// On a rendered App and on a key Secret: the namespace of the App. To hand the appID and its users over to another
@@ -28,7 +28,7 @@ pub const DELETE_USERS_FINALIZER: &str = "latchkey.dev/delete-users";
 
 /// The field manager of the operator, for server-side apply.
 pub const FIELD_MANAGER: &str = "latchkey-operator";
-/// The port of the servers' operations listener in the headless Service.
+/// The name of the port of the servers' operations listener in the headless Service.
 pub const OPS_PORT_NAME: &str = "ops";
 
 /// The name of the Secret with the rendered App, in the installation's namespace.

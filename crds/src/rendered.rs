@@ -58,7 +58,7 @@ pub struct RenderedApp {
     /// See [`DeletedApp::handover`].
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub handover: Option<u32>,
-    /// `iss` of its tokens: base URL, `/`, appID.
+    /// `iss` of the App's tokens: base URL, `/`, appID.
     pub issuer: IssuerUrl,
     pub display_name: String,
     #[serde(rename = "redirectURLs")]
@@ -121,7 +121,7 @@ pub enum AppState {
     /// The App is not served, and its users must be deleted.
     Deleted,
     /// The App was deleted with its users retained. It is not served, and no users are deleted. If it has no users, its
-    /// appID becomes free. Servers that do not know this state reject the document, which frees nothing.
+    /// appID becomes free. Servers that do not know this state reject the document, and the appID stays reserved.
     Released,
 }
 
@@ -200,7 +200,7 @@ pub enum RenderedSmtp {
     Install,
     /// The App's own relay.
     Own(SmtpRelay),
-    /// The App's Secret does not exist or is invalid. Mails wait, and this counts as no attempt to send them.
+    /// The App's Secret does not exist or is invalid. Mails wait. Waiting does not count as an attempt to send them.
     Unresolved,
 }
 
@@ -346,8 +346,8 @@ pub struct ProviderSettings {
     pub additional_client_ids: Vec<String>,
     #[serde(default)]
     pub scopes: Vec<String>,
-    /// The client secret, or the private key for Apple. `None` if the Secret does not exist or is invalid. Requests for
-    /// the provider then get 503.
+    /// The client's secret or, for Apple, the client's private key. `None` if the Secret does not exist or is invalid;
+    /// requests for the provider then get 503.
     pub secret: Option<SecretString>,
     /// The preset's own fields (`tenant`, `baseURL`, `issuer`, `claims`, …) as in the Provider's spec.
     #[serde(default)]
@@ -365,7 +365,7 @@ pub struct RenderedKeys {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SigningKey {
-    /// `s1`, `s2`, …: increases, never reused. It is the `kid` of tokens.
+    /// `s1`, `s2`, …: the number increases and is never reused. The ID is the `kid` of tokens.
     pub id: String,
     pub state: KeyState,
     pub algorithm: SigningAlgorithm,
@@ -377,7 +377,7 @@ pub struct SigningKey {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HmacKey {
-    /// `h1`, `h2`, …: increases, never reused.
+    /// `h1`, `h2`, …: the number increases and is never reused.
     pub id: String,
     pub state: KeyState,
     /// 32 bytes in base64.
@@ -387,11 +387,11 @@ pub struct HmacKey {
 /// Published → Active → Retired → dropped. One key of each kind is Active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KeyState {
-    /// Verifies only. Servers know the key before any of them uses it.
+    /// Only verifies. So all servers know the key before it becomes Active.
     Published,
     /// Signs new tokens, or makes new codes and refresh tokens.
     Active,
-    /// Verifies only, until the last token of the key has expired.
+    /// Only verifies, until everything that was created with the key has expired.
     Retired,
 }
 
@@ -463,7 +463,7 @@ pub enum RevisionsMessage {
     Heartbeat { heartbeat: u64 },
 }
 
-/// The first line: the server and its complete state.
+/// The first line of the stream: the server and its complete state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hello {
@@ -488,7 +488,8 @@ pub struct Hello {
 pub struct RejectedDocument {
     pub revision: Revision,
     pub reason: String,
-    /// The document has new keys, but the App has users whose keys were lost (specification: Keys, Lost keys).
+    /// Whether the document was rejected because it has new keys, and the App has users whose keys were lost
+    /// (specification: Keys, Lost keys).
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub keys_lost: bool,
 }
@@ -500,8 +501,8 @@ pub struct DeletionProgress {
     /// The number of users that still exist. For an App in the state [`AppState::Released`]: at least 1 if the appID
     /// stays reserved.
     pub users_left: u64,
-    /// Users, sessions and mails are deleted, and the database records it. For an App in the state
-    /// [`AppState::Released`]: the appID is free.
+    /// Whether users, sessions and mails are deleted, and the database has recorded this. For an App in the state
+    /// [`AppState::Released`]: whether the appID is free.
     pub done: bool,
 }
 

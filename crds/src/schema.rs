@@ -46,7 +46,7 @@ impl Rule {
         Self { rule: std::borrow::Cow::Borrowed(rule), message, reason: Some(POLICY_REASON), field: None }
     }
 
-    /// This rule, but with its violation reported for a field below the one with the rule.
+    /// This rule, with its violations reported for `field`, which is below the field with the rule.
     pub const fn at_field(mut self, field: &'static str) -> Self {
         self.field = Some(field);
         self
@@ -132,8 +132,8 @@ fn schema_of<T: JsonSchema>() -> Value {
     schema
 }
 
-/// Converts the output of schemars to a structural schema: enums of unit variants become `enum`, options become fields
-/// that can be absent (null is never stored), and titles are removed, and formats that the API server does not know.
+/// Converts the output of schemars to a structural schema: enums of unit variants become `enum`; options become fields
+/// that can be absent (null is never stored); titles, and formats that the API server does not know, are removed.
 fn make_structural(schema: &mut Value) {
     let Some(object) = schema.as_object_mut() else { return };
     for keyword in ["title", "nullable", "$schema"] {

@@ -1,4 +1,4 @@
-//! Email templates: the checks with which the operator publishes them, and the renderer of the servers.
+//! Email templates: the checks that the operator makes before it publishes them, and the renderer for the servers.
 
 use std::{
     fmt::Write as _,
@@ -24,7 +24,7 @@ pub const VARIABLES: [&str; 6] = ["app", "name", "code", "url", "registered_at",
 /// Maximum size of one rendered part, in bytes.
 pub const MAX_RENDERED_SIZE: usize = 64 * 1024;
 
-/// Maximum number of instructions of one rendering. The largest default template needs a fiftieth.
+/// Maximum number of instructions of one rendering. The largest default template needs a fiftieth of this number.
 const FUEL: u64 = 50_000;
 /// MiniJinja's limit of recursion, for the template and the layout together. A checked template alone needs at most
 /// [`bounds::MAX_DEPTH`].
@@ -443,7 +443,7 @@ mod tests {
                 }
             }
         };
-        // A stack overflow ends the process.
+        // A stack overflow would end the process.
         std::thread::Builder::new().stack_size(STACK).spawn(test).unwrap().join().unwrap();
     }
 

@@ -14,10 +14,11 @@ use crate::schema::Rule;
 #[error("{0}")]
 pub struct Invalid(pub &'static str);
 
-/// Declares a string type whose values have all passed the function `parse`, which is the full validation. `pattern`
-/// and `rules` are the part of it that the API server can do, so that `kubectl apply` reports most mistakes.
+/// Declares a string type whose values have all passed the function `check`, which is the full validation. `pattern`
+/// and `rules` are the part of the validation that the API server can do, so that `kubectl apply` reports most
+/// mistakes.
 macro_rules! string_type {
-    ($(#[$doc:meta])* $name:ident, max: $max:expr, $(pattern: $pattern:expr,)? $(rules: $rules:expr,)? parse: $parse:path) => {
+    ($(#[$doc:meta])* $name:ident, max: $max:expr, $(pattern: $pattern:expr,)? $(rules: $rules:expr,)? check: $check:path) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(Box<str>);
@@ -38,7 +39,7 @@ macro_rules! string_type {
                 if input.len() > Self::MAX_LENGTH {
                     return Err(Invalid(concat!("is longer than ", stringify!($max), " bytes")));
                 }
-                $parse(input)?;
+                $check(input)?;
                 Ok(Self(input.into()))
             }
         }
@@ -189,49 +190,49 @@ fn mailbox_rules() -> [Rule; 1] {
 
 string_type! {
     /// The ID of an App: `{APPID}` in paths.
-    AppId, max: 63, pattern: LABEL_PATTERN, parse: app_id
+    AppId, max: 63, pattern: LABEL_PATTERN, check: check_app_id
 }
 
 string_type! {
     /// The name of a social login in an App: `{PROVIDER}` in paths.
-    ProviderName, max: 63, pattern: LABEL_PATTERN, parse: provider_name
+    ProviderName, max: 63, pattern: LABEL_PATTERN, check: check_provider_name
 }
 
 string_type! {
     /// A URL to which a browser can be redirected after a social login: `https`, `http` for loopback only, or a
     /// private-use scheme that contains a dot (RFC 8252, 7.1); no user info, no fragment.
-    RedirectUrl, max: 2048, pattern: URL_PATTERN, rules: redirect_url_rules(), parse: redirect_url
+    RedirectUrl, max: 2048, pattern: URL_PATTERN, rules: redirect_url_rules(), check: check_redirect_url
 }
 
 string_type! {
     /// A web origin (RFC 6454): scheme, host and port as a browser serializes them, without a path.
-    Origin, max: 300, rules: origin_rules(), parse: origin
+    Origin, max: 300, rules: origin_rules(), check: check_origin
 }
 
 string_type! {
     /// An issuer (RFC 8414, 2): `https` without query or fragment; `http` only in development (`--allow-insecure`).
-    IssuerUrl, max: 2048, pattern: URL_PATTERN, rules: issuer_rules(), parse: issuer
+    IssuerUrl, max: 2048, pattern: URL_PATTERN, rules: issuer_rules(), check: check_issuer
 }
 
 string_type! {
     /// An endpoint of a provider: an `https` URL without user info or fragment; `http` only in development
     /// (`--allow-insecure`).
-    EndpointUrl, max: 2048, pattern: URL_PATTERN, rules: endpoint_rules(), parse: endpoint
+    EndpointUrl, max: 2048, pattern: URL_PATTERN, rules: endpoint_rules(), check: check_endpoint
 }
 
 string_type! {
     /// The URL of a link in an email, with the placeholders `{code}` and `{email}`.
-    LinkTemplate, max: 2048, pattern: URL_PATTERN, rules: link_template_rules(), parse: link_template
+    LinkTemplate, max: 2048, pattern: URL_PATTERN, rules: link_template_rules(), check: check_link_template
 }
 
 string_type! {
     /// A host name of two labels or more, in lower case and ASCII (international names as A-labels).
-    EmailDomain, max: 253, pattern: "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)+$", parse: email_domain
+    EmailDomain, max: 253, pattern: "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)+$", check: check_email_domain
 }
 
 string_type! {
     /// The sender of emails: an address, or `Name <address>`.
-    Mailbox, max: 320, pattern: r"^[^\x00-\x1f\x7f]+$", rules: mailbox_rules(), parse: mailbox
+    Mailbox, max: 320, pattern: r"^[^\x00-\x1f\x7f]+$", rules: mailbox_rules(), check: check_mailbox
 }
 
 fn is_label(input: &str) -> bool {
@@ -244,7 +245,7 @@ fn is_label(input: &str) -> bool {
         && bytes[bytes.len() - 1] != b'-'
 }
 
-fn app_id(input: &str) -> Result<(), Invalid> {
+fn check_app_id(input: &str) -> Result<(), Invalid> {
     if !is_label(input) {
         return Err(Invalid("is not an appID: up to 63 lower-case letters, digits and inner hyphens"));
     }
@@ -254,7 +255,7 @@ fn app_id(input: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-fn provider_name(input: &str) -> Result<(), Invalid> {
+fn check_provider_name(input: &str) -> Result<(), Invalid> {
     if !is_label(input) {
         return Err(Invalid("is not a provider's name: up to 63 lower-case letters, digits and inner hyphens"));
     }
@@ -300,7 +301,7 @@ fn authority(url: &str) -> &str {
     rest.split(['/', '?', '#']).next().unwrap_or_default()
 }
 
-fn redirect_url(input: &str) -> Result<(), Invalid> {
+fn check_redirect_url(input: &str) -> Result<(), Invalid> {
     let url = strict_url(input)?;
     if url.fragment().is_some() {
         return Err(Invalid("has a fragment (#…); remove it"));
@@ -314,7 +315,7 @@ fn redirect_url(input: &str) -> Result<(), Invalid> {
     }
 }
 
-fn origin(input: &str) -> Result<(), Invalid> {
+fn check_origin(input: &str) -> Result<(), Invalid> {
     let url = Url::parse(input).map_err(|_| Invalid("is not an origin such as https://shop.example.com"))?;
     if url.origin().ascii_serialization() != input {
         return Err(Invalid(
@@ -332,7 +333,7 @@ fn origin(input: &str) -> Result<(), Invalid> {
     }
 }
 
-fn issuer(input: &str) -> Result<(), Invalid> {
+fn check_issuer(input: &str) -> Result<(), Invalid> {
     let url = strict_url(input)?;
     if !matches!(url.scheme(), "https" | "http") {
         return Err(Invalid("is not an https URL"));
@@ -343,7 +344,7 @@ fn issuer(input: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-fn endpoint(input: &str) -> Result<(), Invalid> {
+fn check_endpoint(input: &str) -> Result<(), Invalid> {
     let url = strict_url(input)?;
     if !matches!(url.scheme(), "https" | "http") {
         return Err(Invalid("is not an https URL"));
@@ -354,7 +355,7 @@ fn endpoint(input: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-fn link_template(input: &str) -> Result<(), Invalid> {
+fn check_link_template(input: &str) -> Result<(), Invalid> {
     if !input.contains("{code}") {
         return Err(Invalid("does not contain {code}, the placeholder of the code"));
     }
@@ -374,7 +375,7 @@ fn link_template(input: &str) -> Result<(), Invalid> {
     }
 }
 
-fn email_domain(input: &str) -> Result<(), Invalid> {
+fn check_email_domain(input: &str) -> Result<(), Invalid> {
     let labels = input.split('.').count();
     if labels < 2 || !input.split('.').all(is_label) {
         return Err(Invalid("is not a host name of two labels or more in lower case"));
@@ -382,7 +383,7 @@ fn email_domain(input: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-fn mailbox(input: &str) -> Result<(), Invalid> {
+fn check_mailbox(input: &str) -> Result<(), Invalid> {
     if input.chars().any(char::is_control) {
         return Err(Invalid("has a control character"));
     }
@@ -391,7 +392,7 @@ fn mailbox(input: &str) -> Result<(), Invalid> {
         Some((local, domain))
             if !name.contains(['<', '>', '@'])
                 && is_dot_atom(local)
-                && (domain == "localhost" || email_domain(&domain.to_ascii_lowercase()).is_ok()) =>
+                && (domain == "localhost" || check_email_domain(&domain.to_ascii_lowercase()).is_ok()) =>
         {
             Ok(())
         }

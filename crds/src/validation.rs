@@ -364,7 +364,7 @@ fn rules_of(schema: &Value) -> impl Iterator<Item = RuleRef<'_>> {
     })
 }
 
-/// All integers become `int`, never `uint`, as in Kubernetes.
+/// Converts a value for CEL. All integers become `int`, never `uint`, as in Kubernetes.
 fn to_cel(value: &Value) -> cel::Value {
     match value {
         Value::Null => cel::Value::Null,

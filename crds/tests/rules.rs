@@ -38,7 +38,7 @@ fn client() -> Value {
     json!({ "clientID": "id", "clientSecretRef": { "name": "corp", "key": "client-secret" } })
 }
 
-fn with(mut client: Value, more: Value) -> Value {
+fn with_fields(mut client: Value, more: Value) -> Value {
     for (name, value) in more.as_object().into_iter().flatten() {
         client[name] = value.clone();
     }
@@ -52,7 +52,7 @@ fn oauth2(more: Value) -> Value {
         "userInfoURL": "https://id.example.com/me",
         "claims": { "subject": "id" },
     });
-    provider(json!({ "oauth2": with(with(client(), endpoints), more) }))
+    provider(json!({ "oauth2": with_fields(with_fields(client(), endpoints), more) }))
 }
 
 #[track_caller]
@@ -438,8 +438,8 @@ fn apple_ids() {
 
 #[test]
 fn provider_urls_are_https() {
-    let oidc = |issuer: &str| provider(json!({ "oidc": with(client(), json!({ "issuer": issuer })) }));
-    let gitlab = |url: &str| provider(json!({ "gitlab": with(client(), json!({ "baseURL": url })) }));
+    let oidc = |issuer: &str| provider(json!({ "oidc": with_fields(client(), json!({ "issuer": issuer })) }));
+    let gitlab = |url: &str| provider(json!({ "gitlab": with_fields(client(), json!({ "baseURL": url })) }));
     for (of, field) in [(&oidc as &dyn Fn(&str) -> Value, "spec.oidc.issuer"), (&gitlab, "spec.gitlab.baseURL")] {
         assert_accepted(&PROVIDER, of("https://id.example.com/realms/a"));
         assert_refused(&PROVIDER, of("http://id.example.com"), field, "use https");
@@ -459,7 +459,7 @@ fn provider_urls_are_https() {
 
 #[test]
 fn only_https_is_a_policy_rule() {
-    let http = provider(json!({ "oidc": with(client(), json!({ "issuer": "http://127.0.0.1:5556" })) }));
+    let http = provider(json!({ "oidc": with_fields(client(), json!({ "issuer": "http://127.0.0.1:5556" })) }));
     assert!(PROVIDER.validate(&http, None).iter().all(|violation| violation.is_policy));
     let others = [
         APP.validate(&app(json!({ "redirectURLs": ["http://shop.example.com"] })), None),
@@ -488,26 +488,26 @@ fn texts_are_accepted_at_their_bounds_and_refused_beyond() {
     assert_refused(&APP, app(json!({ "redirectURLs": many(101) })), "spec.redirectURLs", "100 entries or fewer");
 }
 
-/// Fails if a rule is added. Add a test of the rule above, then raise the number.
+/// Fails if a rule is added: write a test of the new rule in this file, then raise the number.
 #[test]
 fn the_number_of_rules_is_known() {
     let mut messages = BTreeSet::new();
     for definition in latchkey_crds::definitions() {
         let definition = serde_json::to_value(definition).unwrap();
-        collect(&definition, &mut messages);
+        collect_messages(&definition, &mut messages);
     }
     assert_eq!(messages.len(), 20, "{messages:#?}");
 }
 
-fn collect(value: &Value, messages: &mut BTreeSet<String>) {
+fn collect_messages(value: &Value, messages: &mut BTreeSet<String>) {
     match value {
         Value::Object(members) => {
             for rule in members.get("x-kubernetes-validations").and_then(Value::as_array).into_iter().flatten() {
                 messages.insert(rule["message"].as_str().unwrap_or_default().to_owned());
             }
-            members.values().for_each(|member| collect(member, messages));
+            members.values().for_each(|member| collect_messages(member, messages));
         }
-        Value::Array(items) => items.iter().for_each(|item| collect(item, messages)),
+        Value::Array(items) => items.iter().for_each(|item| collect_messages(item, messages)),
         _ => {}
     }
 }

@@ -46,7 +46,7 @@ fn the_committed_yaml_matches_the_code() {
 }
 
 #[test]
-fn no_enum_value_but_a_former_name_is_a_yaml_1_1_boolean() {
+fn no_enum_value_except_a_former_name_is_a_yaml_1_1_boolean() {
     let mut former_names = BTreeSet::new();
     for (kind, schema) in schemas() {
         visit_schemas(&kind, &schema, &mut |path, schema| {
@@ -158,7 +158,7 @@ fn every_field_is_described() {
 }
 
 #[test]
-fn only_modes_have_defaults_in_a_spec() {
+fn only_enums_have_defaults_in_a_spec() {
     for (kind, schema) in schemas() {
         visit_schemas(&format!("{kind}.spec"), &schema["properties"]["spec"], &mut |path, schema| {
             assert!(schema.get("default").is_none() || schema.get("enum").is_some(), "{path} has a stored default");

@@ -1,5 +1,5 @@
-//! Email addresses: the parser agrees with a simple implementation of the grammar, and lettre can send mails to what it
-//! accepts.
+//! Email addresses: the parser agrees with a simple implementation of the grammar, and lettre can send mails to every
+//! address that the parser accepts.
 
 use latchkey_server::domain::email::Email;
 

@@ -65,9 +65,9 @@ fn client_address() {
     });
 }
 
-/// The IP address of an entry. Proxies write it with or without a port (RFC 7239, section 6: with a port, IPv6 has
-/// brackets).
-fn hop(text: &str) -> Option<IpAddr> {
+/// The IP address of an entry of the header. Proxies write the IP address with or without a port (RFC 7239, section 6:
+/// with a port, IPv6 has brackets).
+fn parse_hop(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse::<std::net::Ipv6Addr>().ok().map(IpAddr::from);
     let address = text.parse().ok().or_else(|| text.parse::<SocketAddr>().ok().map(|at| at.ip())).or_else(bracketed);
@@ -87,7 +87,7 @@ fn check_input(settings: &Settings, peer: IpAddr, fields: &[String]) {
     let joined = fields.join(",");
     let mut hops: Vec<IpAddr> = Vec::new();
     if !fields.is_empty() {
-        hops = joined.rsplit(',').map_while(hop).collect();
+        hops = joined.rsplit(',').map_while(parse_hop).collect();
     }
     hops.insert(0, peer.to_canonical());
     let last = *hops.last().unwrap();

@@ -48,7 +48,8 @@ fn check_input(text: &str) {
     }
 }
 
-/// However a user types a code, it parses to the same code. Only the App of the code finds its key.
+/// All ways to type a code parse to the same code. Only the App that issued the code tries the key under which the code
+/// is stored.
 fn check_typed(draw: &mut Draw<'_>) {
     let code = Code::generate(&Env::system());
     let mut typed = String::new();

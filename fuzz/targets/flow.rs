@@ -1,5 +1,5 @@
-//! Login flows: only valid states, challenges and codes parse. Only the context in which a flow was sealed opens it.
-//! A browser returns the cookies of flows as the server set them.
+//! Flows: only valid states, challenges and one-time codes parse. A sealed flow opens only in the context in which it
+//! was sealed. A browser returns the cookies of flows as the server set them.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -51,7 +51,7 @@ const FRAGMENTS: [&str; 24] = [
 fn flow() {
     harness::run("flow", 3_000, |input| {
         for text in texts(input, &FRAGMENTS) {
-            check_forms(&text);
+            check_values(&text);
             check_cookies(&text);
         }
         check_challenge(&mut Draw::new(input));
@@ -61,7 +61,7 @@ fn flow() {
 }
 
 /// A value parses only if it is 32 bytes in base64url, and then it is printed unchanged.
-fn check_forms(text: &str) {
+fn check_values(text: &str) {
     let is_32_bytes = |text: &str| URL_SAFE_NO_PAD.decode(text).is_ok_and(|bytes| bytes.len() == 32);
     let max_heap = 16 * 1024 + 4 * text.len() as u64;
     let state = harness::assert_bounded(1, max_heap, || FlowState::parse(text));
@@ -100,13 +100,13 @@ fn check_sealed(draw: &mut Draw<'_>) {
         false => (FlowBinding::Unbound, FlowBinding::Browser),
     };
     let flow = Flow {
-        // The start of a flow rejects control characters.
+        // The server rejects control characters when a flow starts.
         app_state: draw.flag().then(|| draw.any_text(512).replace(char::is_control, "\u{10ffff}")),
         code_challenge: draw.flag().then(|| CodeChallenge::parse(&URL_SAFE_NO_PAD.encode(draw.array::<32>())).unwrap()),
         ..Flow::start(&env)
     };
     let sealed = flow.seal(&env, app, &provider, &state, binding);
-    // RFC 6265, section 6.1: browsers accept at least 4096 bytes for name, value and attributes of a cookie.
+    // RFC 6265, section 6.1: browsers accept at least 4096 bytes for name, value and attributes of a cookie together.
     assert!(sealed.len() < 3500, "{}", sealed.len());
     let open = |binding, sealed: &str, seconds| {
         Flow::open(app, &provider, &state, binding, sealed, NOW + Duration::seconds(seconds))

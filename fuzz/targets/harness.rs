@@ -31,11 +31,11 @@ static SLOWEST: AtomicU64 = AtomicU64::new(0);
 pub(crate) static HASH_TIME: LazyLock<Duration> = LazyLock::new(|| {
     let mut output = [0; Params::DEFAULT_OUTPUT_LEN];
     let hash = || Argon2::default().hash_password_into(b"correct horse", &[7; 16], &mut output).unwrap();
-    fastest(5, hash)
+    min_cpu_time(5, hash)
 });
 
-/// Does the work. Panics if it needs more CPU time than `hashes` password hashes, or if its heap is larger than `bytes`
-/// at any time.
+/// Runs `work`. Panics if the work needs more CPU time than `hashes` password hashes, or more than `bytes` of heap at
+/// any time.
 #[track_caller]
 pub(crate) fn assert_bounded<T>(hashes: u32, bytes: u64, work: impl Fn() -> T) -> T {
     let max_time = *HASH_TIME * hashes;
@@ -57,7 +57,7 @@ pub(crate) fn assert_bounded<T>(hashes: u32, bytes: u64, work: impl Fn() -> T) -
     result
 }
 
-fn fastest(times: usize, mut work: impl FnMut()) -> Duration {
+fn min_cpu_time(times: usize, mut work: impl FnMut()) -> Duration {
     let mut timed = || {
         let began = cpu_time();
         work();

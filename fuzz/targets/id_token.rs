@@ -54,7 +54,7 @@ fn id_token() {
     });
 }
 
-fn supported() -> Vec<String> {
+fn supported_algorithms() -> Vec<String> {
     ["ES256", "EdDSA", "RS256", "HS256", "none"].map(str::to_owned).to_vec()
 }
 
@@ -64,8 +64,9 @@ fn expectation(is_login: bool, nonce: Option<&str>) -> Expectation<'_> {
 
 fn assert_rejected(token: &str) {
     let max_heap = 64 * 1024 + 64 * token.len() as u64;
-    let verified =
-        harness::assert_bounded(1, max_heap, || KEYS.verify(token, &supported(), expectation(true, None), NOW).is_ok());
+    let verified = harness::assert_bounded(1, max_heap, || {
+        KEYS.verify(token, &supported_algorithms(), expectation(true, None), NOW).is_ok()
+    });
     assert!(!verified, "{token} is accepted");
 }
 
@@ -88,7 +89,7 @@ struct DrawnClaims {
 
 impl DrawnClaims {
     fn draw(draw: &mut Draw<'_>, now: i64, hashed_nonce: &str) -> Self {
-        // Valid values are in these lists two or three times, so that most tokens have few errors.
+        // Most of the lists below repeat a valid value, so that most tokens have few errors.
         let mut claims = json!({});
         let mut claim = |name: &str, values: &[Value], may_lack: bool| -> Claim {
             let at = draw.below(values.len() + usize::from(may_lack));
@@ -189,13 +190,13 @@ fn check_input(draw: &mut Draw<'_>) {
         drawn.sub.as_ref().and_then(Value::as_str).is_some_and(|sub| (1..=255).contains(&sub.len())),
     ];
     let token = signer.sign(&header, &drawn.claims);
-    let verified = KEYS.verify(&token, &supported(), expectation(is_login, nonce), NOW);
+    let verified = KEYS.verify(&token, &supported_algorithms(), expectation(is_login, nonce), NOW);
     assert_eq!(verified.is_ok(), rules.iter().all(|rule| *rule), "{header} {} {rules:?} {verified:?}", drawn.claims);
     check_forged_tokens(draw, signer, header, &drawn.claims, &token);
 }
 
-/// Checks that these claims are rejected without a signature of the provider, and that the token is rejected with one
-/// changed bit.
+/// Checks that a token with these claims is rejected if the provider has not signed it, and that `token` is rejected if
+/// one bit is changed.
 fn check_forged_tokens(draw: &mut Draw<'_>, signer: &Signer, mut header: Value, claims: &Value, token: &str) {
     for alg in ["none", "HS256", "RS256", "ES384", "PS256", ""] {
         header["alg"] = json!(alg);

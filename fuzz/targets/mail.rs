@@ -1,4 +1,4 @@
-//! Mails as relays receive them: another library finds the expected headers in them, and no others.
+//! Mails as relays receive them: another library finds the expected headers in a mail, and no other headers.
 
 use std::{
     collections::BTreeMap,
@@ -60,7 +60,7 @@ const FRAGMENTS: [&str; 40] = [
     "\u{202e}",
     "0123456789012345678901234567890123456789",
 ];
-const LOCALS: [&str; 8] = ["a", "ada", ".", "+", "'", "=?", "{}", "|`~"];
+const LOCAL_PARTS: [&str; 8] = ["a", "ada", ".", "+", "'", "=?", "{}", "|`~"];
 
 static RELAY: LazyLock<SmtpRelay> = LazyLock::new(|| SmtpRelay {
     host: "relay.example.com".to_owned(),
@@ -82,7 +82,7 @@ fn mail() {
         let (app, name, own_template, from_name) = (text(100), text(200), text(1000), text(200));
         let kind = draw.pick(&MailKind::ALL);
         let from = format!("{from_name} <shop@example.com>").parse::<Mailbox>().ok();
-        let to = Email::parse(&format!("{}@example.com", draw.text(&LOCALS)));
+        let to = Email::parse(&format!("{}@example.com", draw.text(&LOCAL_PARTS)));
         let to = to.unwrap_or_else(|_| Email::parse("ada@example.com").unwrap());
         let templates: BTreeMap<String, String> = match draw.byte() & 3 {
             0 => BTreeMap::new(),
@@ -173,15 +173,15 @@ fn check_input(
     }
 }
 
-/// A text with uniform line endings. It has no NUL characters, no white space at the end, and no byte order mark, which
-/// UTF-8 decoders drop.
+/// The text with uniform line endings, and without NUL characters, without white space at the end, and without the byte
+/// order mark at the start, which UTF-8 decoders drop.
 fn normalized(text: &str) -> String {
     let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\0', "");
     let text = text.trim_start_matches('\u{feff}').lines().collect::<Vec<_>>().join("\n");
     text.trim_end().to_owned()
 }
 
-/// The header without white space, which folding can change.
+/// The header without its white space, because folding can change white space.
 fn words(header: &str) -> String {
     header.split_whitespace().collect()
 }

@@ -163,7 +163,7 @@ fn check_key_sets(draw: &mut Draw<'_>) {
     }
     let body = json!({ "keys": keys }).to_string();
     let set = KeySet::parse(body.as_bytes()).expect("a key set");
-    // The key set of the cluster accepts a subset of the keys that the key set of a provider accepts.
+    // The parser of the cluster's keys accepts no key that the parser of a provider's keys rejects.
     assert!(!set.is_empty() || callers::KeySet::parse(body.as_bytes(), None).is_err(), "{body}");
     let supported = ["ES256", "EdDSA", "HS256"].map(str::to_owned);
     let client: ProviderSettings =

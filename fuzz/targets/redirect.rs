@@ -1,5 +1,5 @@
-//! Redirect URLs: the check of the allow-list agrees with a simple implementation of the rule and with the URL parser
-//! of browsers.
+//! Redirect URLs: the check of the allow-list agrees with a simple implementation of the rule, and with a URL parser
+//! that follows the URL standard of browsers.
 
 use latchkey_crds::types::RedirectUrl;
 use latchkey_server::domain::redirect::{ParameterLocation, choose_target, find_target};
@@ -100,7 +100,7 @@ fn vary(how: u8, entry: &str, token: &str, at: usize) -> String {
     asked
 }
 
-/// An entry of the list is a URL with `https`, with `http` for loopback, or with a private-use scheme.
+/// Checks that an accepted entry is a URL with `https`, with `http` for loopback, or with a private-use scheme.
 fn check_entry(text: &str) {
     let parsed = harness::assert_bounded(1, 64 * 1024 + 32 * text.len() as u64, || text.parse::<RedirectUrl>());
     let Ok(entry) = parsed else { return };
@@ -121,8 +121,8 @@ fn check_entry(text: &str) {
     assert!(allowed, "{text} is {url:?}");
 }
 
-/// RFC 8252, section 7.3: an `http` entry matches with any port or none. Replaces the port of the entry by each number
-/// in `asked`, and compares.
+/// RFC 8252, section 7.3: an `http` entry matches a URL with any port or none. Replaces the port of the entry by each
+/// number in `asked`, and compares the result with `asked`.
 fn matches(entry: &str, asked: &str) -> bool {
     if entry == asked {
         return true;
@@ -156,7 +156,7 @@ fn check_input(list: &[RedirectUrl], asked: &str, draw: &mut Draw<'_>) {
     assert_eq!(target.as_str(), asked);
     assert_eq!(find_target(list, target.reference()).as_ref(), Ok(&target), "{asked:?} is not found again");
 
-    // For a browser, both are the same URL, except for the port.
+    // For a browser, the requested URL and the entry differ at most in the port.
     let (at, of) = (Url::parse(asked).unwrap(), Url::parse(entry.as_str()).unwrap());
     assert_eq!((at.scheme(), at.host(), at.path(), at.query()), (of.scheme(), of.host(), of.path(), of.query()));
     assert!(at.username().is_empty() && at.password().is_none() && at.fragment().is_none());

@@ -49,7 +49,7 @@ fn check_own_token(draw: &mut Draw<'_>) {
     assert_eq!(token.encode(app), text, "a generation has one serialization");
     assert_eq!(RefreshToken::decode(crate::app::app("other"), &text), Err(RefreshTokenError::Invalid));
 
-    // Flips one bit of the text. Then flips one bit of the decoded bytes of the original.
+    // Flips one bit of the text. Then flips one bit of the decoded bytes of the original token.
     let (at, bit) = (draw.below(text.len()), 1 << (draw.byte() & 7));
     let mut changed = text.clone().into_bytes();
     changed[at] ^= bit;

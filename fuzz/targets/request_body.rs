@@ -1,4 +1,5 @@
-//! JSON bodies of requests: for accepted bodies the parser agrees with serde_json, and rejected bodies break a rule.
+//! JSON bodies of requests: for accepted bodies the server's parser agrees with serde_json, and rejected bodies break a
+//! rule.
 
 use std::fmt;
 
@@ -11,7 +12,7 @@ use serde_json::Value;
 
 use crate::{draw::texts, harness};
 
-/// A body with more values than this may be rejected.
+/// The server can reject a body with more values than this.
 const MAX_VALUES: usize = 1000;
 const FRAGMENTS: [&str; 32] = [
     "{",

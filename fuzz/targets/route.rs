@@ -1,4 +1,4 @@
-//! Paths: a path has routes if, and only if, it matches one of the templates.
+//! Paths: the server finds a route for a path if, and only if, the path matches the template of a route.
 
 use http::Method;
 use latchkey_crds::types::ProviderName;

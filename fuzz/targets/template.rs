@@ -82,7 +82,7 @@ const MAX_SOURCE_BYTES: usize = 256 * 1024;
 const MAX_CHECK_TIME: Duration = Duration::from_secs(2);
 /// Maximum heap to check or render one template, in bytes.
 const MAX_HEAP: u64 = 32 * 1024 * 1024;
-/// A value that would add an element to HTML, or a line to a text.
+/// A value that would add an element to HTML, or a line to a text, if it were not escaped.
 const HOSTILE: &str = "<xss\"'&>\r\nBcc: victim@example.com\u{2028}";
 
 #[test]

@@ -22,7 +22,7 @@ use crate::{error::ErrorChain, metrics::Metrics};
 /// A client that has not sent a complete request header within this time is disconnected.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A cheap handle to the state that `/readyz` reports.
+/// A handle to the state that `/readyz` reports. Cloning it is cheap.
 #[derive(Clone)]
 pub(crate) struct Health(Arc<HealthState>);
 
@@ -56,8 +56,8 @@ impl Health {
         self.0.synced.send_replace(missing.is_empty());
     }
 
-    /// Records a failure of a watch. After the first list a failure does not make the operator unready: the watch
-    /// retries.
+    /// Records a failure of a watch. After the first list, a failure does not make the operator unready, because the
+    /// watch retries.
     pub(crate) fn record_watch_failure(&self, watch: &'static str, error: &watcher::Error) {
         if let Some(reason) = self.missing().get_mut(watch) {
             *reason = error_message(error);
@@ -82,7 +82,8 @@ impl Health {
     }
 }
 
-/// The message of the API server, which names a missing permission. Without one, the error and its causes.
+/// The API server's message if there is one (it names a missing permission, for example), otherwise the error and its
+/// causes.
 pub(crate) fn error_message(error: &watcher::Error) -> String {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))

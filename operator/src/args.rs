@@ -60,13 +60,13 @@ pub(crate) struct RunArgs {
         value_parser = clap::value_parser!(u64).range(1..)
     )]
     pub(crate) max_rendered_bytes_per_namespace: u64,
-    /// Tests only: seconds between the time when no server serves a deleted App any more and its appID becoming free.
+    /// Tests only: how many seconds after the last server has stopped serving a deleted App its appID becomes free.
     #[arg(long, hide = true, value_name = "SECONDS", default_value_t = REQUEST_DRAIN_SECONDS)]
     pub(crate) requests_end_seconds: u64,
     /// The URL under which users reach the servers, for example https://auth.example.com.
     #[arg(long, env = "LATCHKEY_BASE_URL", value_name = "URL", value_parser = base_url)]
     pub(crate) base_url: IssuerUrl,
-    /// Development: allow http for the base URL and for providers; for relays any port, and a password without TLS.
+    /// Development: allow http for the base URL and for providers, and for relays any port and a password without TLS.
     #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
     pub(crate) allow_insecure: bool,
     /// The listen address for liveness, readiness and metrics.
@@ -106,7 +106,7 @@ pub(crate) struct RenderArgs {
     /// Only check the manifests: nothing is written, and the exit code is 1 if one is invalid.
     #[arg(long, env = "LATCHKEY_CHECK")]
     pub(crate) check: bool,
-    /// Development: allow http for the base URL and for providers; for relays any port, and a password without TLS.
+    /// Development: allow http for the base URL and for providers, and for relays any port and a password without TLS.
     #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
     pub(crate) allow_insecure: bool,
 }

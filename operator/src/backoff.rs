@@ -5,7 +5,8 @@ use std::time::Duration;
 use backon::ExponentialBuilder;
 use kube::runtime::watcher::ExponentialBackoff;
 
-/// For a watch. A silently dropped watch must be current again within 40 s, so the longest wait is 5 s.
+/// The waits of a watch. If its connection is dropped silently, the watch must be current again within 40 s, so the
+/// longest wait is 5 s.
 pub(crate) fn for_watch() -> ExponentialBackoff {
     between(Duration::from_millis(200), Duration::from_secs(5))
 }
@@ -13,7 +14,7 @@ pub(crate) fn for_watch() -> ExponentialBackoff {
 /// Exponential waits with jitter: clients that lost the same server must not reconnect at the same moment. Each wait is
 /// between half of the exponential delay and the whole delay, so it is never longer than `max`.
 pub(crate) fn between(min: Duration, max: Duration) -> ExponentialBackoff {
-    // backon adds between nothing and the delay itself as jitter, also to the longest delay.
+    // backon adds a random jitter between zero and the delay itself, also to the longest delay.
     ExponentialBuilder::default()
         .with_min_delay(min / 2)
         .with_max_delay(max / 2)

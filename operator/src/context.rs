@@ -19,7 +19,7 @@ use crate::{
     written_statuses::WrittenStatuses,
 };
 
-/// Passed to every reconcile.
+/// What every reconcile gets.
 pub(crate) struct Context {
     pub(crate) settings: Settings,
     /// The installation's own namespace.
@@ -34,19 +34,19 @@ pub(crate) struct Context {
     pub(crate) progress_throttle: ReportThrottle,
     /// The appIDs that are being released.
     pub(crate) releases: Releases,
-    /// How long requests of an App can still run after the last server has stopped serving it.
+    /// How long requests of an App can still run after the last server has stopped serving the App.
     pub(crate) request_drain: Duration,
     pub(crate) failures: Failures,
     pub(crate) reporter: Reporter,
     pub(crate) metrics: Metrics,
-    /// The clock. Tests have their own.
+    /// The clock. Tests replace it.
     pub(crate) now: fn() -> OffsetDateTime,
 }
 
 // === impl Context ===
 
 impl Context {
-    /// The source that Events name.
+    /// The source that the operator's Events name: this replica.
     pub(crate) fn reporter(identity: &str) -> Reporter {
         Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(identity.to_owned()) }
     }

@@ -43,7 +43,7 @@ pub(crate) async fn run<K, F, R>(
         .map(Ok::<_, Infallible>)
         .take_until(stop.clone().cancelled_owned());
     let reconcile_one = move |object: Arc<K>, context: Arc<Context>| {
-        // A task of its own, so that reconciles run on all threads.
+        // Each reconcile has its own task, so that reconciles run on all threads.
         let task = tokio::spawn(async move {
             let began = Instant::now();
             let active = context.metrics.track_active(name);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_fails_only_its_object() {
+    async fn a_panic_affects_only_the_object_that_caused_it() {
         const STATUS: &str = "/apis/latchkey.dev/v1alpha1/namespaces/shop/apps/bomb/status";
         const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
         let written = |call: &ReceivedCall| {
@@ -170,7 +170,7 @@ mod tests {
             () = controller => panic!("the controller ended"),
             ended = tokio::time::timeout(limit, scene) => ended.expect("both are reconciled"),
         }
-        // However often the reconcile panics, the status is written once.
+        // The reconcile panics several times, but the status is written once.
         let calls = script.finish();
         assert_eq!(calls.len(), 2, "the status and its Event: {calls:?}");
         let status = &calls[0].body["status"];

@@ -9,7 +9,7 @@ use crate::{
     panics::Panicked,
 };
 
-/// A failed step. A mistake in a resource is no error, because the status reports it.
+/// A failed step. A mistake in a resource is not an `Error`: the status reports it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("could not {action}")]
@@ -27,8 +27,8 @@ pub(crate) enum Error {
     Panicked(#[from] Panicked),
 }
 
-/// An error with its causes, for a log line. Of an API server's response it shows only the message, which names a
-/// missing permission. Of a response that does not parse it shows nothing, because the response may be a Secret.
+/// An error with its causes, for a log line. An error response of the API server is shown as its message only, which
+/// names a missing permission, for example. A response that cannot be parsed is not shown, because it may be a Secret.
 pub(crate) struct ErrorChain<'a>(pub(crate) &'a (dyn std::error::Error + 'static));
 
 /// The kind of an error, for the metric and the wait before the retry.

@@ -1,4 +1,4 @@
-//! What the steps know about objects, and the trait that looks objects up. Nothing here decides.
+//! What the steps of a reconcile know about objects, and the trait that looks objects up. Nothing here makes decisions.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,8 @@ use latchkey_crds::{conditions::Reason, provider::Provider, rendered::SecretStri
 pub(crate) struct Settings {
     /// Without a trailing slash.
     pub(crate) base_url: IssuerUrl,
-    /// Development mode: mail and providers can use `http`, loopback IP addresses and any port.
+    /// Development mode: the base URL and URLs of Providers can use `http`; relays can have any port, and a password
+    /// without TLS.
     pub(crate) allow_insecure: bool,
 }
 
@@ -23,7 +24,7 @@ pub(crate) trait ObjectSource {
     fn config_map(&self, namespace: &str, name: &str) -> Lookup<ConfigMapValues>;
 }
 
-/// The result of a lookup. A missing or unreadable object is a fact like any other.
+/// The result of a lookup. A missing or invalid object is a result, not an error.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Lookup<T> {
     Found(T),
@@ -47,7 +48,7 @@ pub(crate) struct ConfigMapValues {
     pub(crate) binary: Vec<String>,
 }
 
-/// A key of a Secret that a resource references.
+/// The result of a lookup of one key of a Secret.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SecretKeyLookup {
     NoSecret,
@@ -59,7 +60,7 @@ pub(crate) enum SecretKeyLookup {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FieldError {
     pub(crate) reason: Reason,
-    /// The field, as kubectl writes fields.
+    /// The path of the field, as kubectl writes it: `spec.redirectURLs[1]`.
     pub(crate) field: String,
     /// What to do; names objects and keys, never values.
     pub(crate) message: String,
@@ -74,7 +75,7 @@ impl std::fmt::Debug for SecretBytes {
 }
 
 impl SecretBytes {
-    /// The value as text, or `None` if it is not UTF-8. A trailing line break is removed, because it is an accident
+    /// The value as text, or `None` if it is not UTF-8. Trailing line breaks are removed, because they are accidents
     /// (`echo … | base64`).
     pub(crate) fn to_trimmed_utf8(&self) -> Option<SecretString> {
         let text = std::str::from_utf8(&self.0).ok()?;

@@ -34,7 +34,7 @@ pub struct FuzzRenderer {
 pub struct FuzzOutput {
     /// The documents that servers would get.
     pub documents: Vec<(AppId, Vec<u8>)>,
-    /// What is rejected; each line is for a person.
+    /// What is rejected, one line for each reason.
     pub rejected: Vec<String>,
 }
 

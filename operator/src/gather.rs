@@ -13,7 +13,7 @@ use crate::{
     facts::{ConfigMapValues, Lookup, ObjectSource, SecretBytes, SecretValues},
 };
 
-/// What was found for one resource. All of it is in one namespace.
+/// The objects that one resource references. All of them are in its namespace.
 #[derive(Default)]
 pub(crate) struct GatheredObjects {
     providers: BTreeMap<String, Lookup<Provider>>,

@@ -37,16 +37,16 @@ pub(crate) struct LeaseOptions {
     pub(crate) name: String,
     /// The name of this process among the candidates.
     pub(crate) identity: String,
-    /// After this long without a renewal another replica can take the Lease.
+    /// After this long without a renewal, another replica can take the Lease.
     pub(crate) duration: Duration,
-    /// After this long without a renewal the leader stops writing. Shorter than `duration`, so that two replicas never
-    /// lead at the same time.
+    /// After this long without a renewal, the leader stops writing. This is shorter than `duration`, so that two
+    /// replicas never lead at the same time.
     pub(crate) renew_deadline: Duration,
     /// The wait between two attempts to take or renew the Lease.
     pub(crate) retry: Duration,
 }
 
-/// The Lease, held and renewed in the background.
+/// The Lease that this process holds. A background task renews it.
 pub(crate) struct HeldLease {
     fence: Fence,
     lost: watch::Receiver<Option<LostReason>>,
@@ -70,7 +70,7 @@ struct Candidate {
     options: LeaseOptions,
 }
 
-/// The version of the Lease that this candidate last saw, and since when.
+/// The version of the Lease that this candidate last saw, and when it first saw this version.
 struct Observed {
     version: Option<String>,
     since: Instant,
@@ -119,8 +119,8 @@ impl LeaseOptions {
 // === impl Candidate ===
 
 impl Candidate {
-    /// Takes the Lease if it is free, or if its holder did not renew it for a whole duration while this candidate
-    /// observed it.
+    /// Takes the Lease if it is free, or if its holder has not renewed it for its duration, measured from when this
+    /// candidate last saw the Lease change.
     async fn try_acquire(&self, observed: &mut Option<Observed>) -> kube::Result<LeaseAttempt> {
         let Some(lease) = self.api.get_opt(&self.options.name).await? else { return self.create().await };
         let version = lease.metadata.resource_version.clone();

@@ -1,4 +1,4 @@
-//! The manifests of a folder: parsed, checked against the schemas, and looked up by the steps.
+//! The manifests of a folder: parsed, checked against the schemas, and looked up by the steps of `render`.
 
 use std::{collections::BTreeMap, fmt, io, path::Path, sync::Arc};
 
@@ -30,7 +30,7 @@ pub(crate) struct DocumentLocation {
     pub(crate) document: Option<usize>,
 }
 
-/// A file, document or object that is not used, and why, as one line for a person.
+/// A file, document or object that is not used, and the reason. It is shown as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RejectedManifest {
     pub(crate) location: DocumentLocation,
@@ -60,9 +60,9 @@ pub(crate) struct Manifests {
     secrets: BTreeMap<(String, String), Option<SecretValues>>,
     config_maps: BTreeMap<(String, String), Option<ConfigMapValues>>,
     pub(crate) rejected: Vec<RejectedManifest>,
-    /// Whether something could not be read at all. It may be an App that is being served.
+    /// Whether something could not be read at all. The unreadable part may be an App that is being served.
     pub(crate) incomplete: bool,
-    parsed: Arc<ParseCache>,
+    parse_cache: Arc<ParseCache>,
 }
 
 // === impl DocumentLocation ===
@@ -118,8 +118,8 @@ fn look_up<T: Clone>(objects: &BTreeMap<(String, String), Option<T>>, namespace:
 impl Manifests {
     /// Reads every manifest of a folder and its subfolders. Fails only if one of these folders cannot be read. Errors
     /// in a file are collected.
-    pub(crate) fn read(folder: &Path, schemas: &Schemas, parsed: &Arc<ParseCache>) -> io::Result<Self> {
-        let mut manifests = Self { parsed: Arc::clone(parsed), ..Self::default() };
+    pub(crate) fn read(folder: &Path, schemas: &Schemas, parse_cache: &Arc<ParseCache>) -> io::Result<Self> {
+        let mut manifests = Self { parse_cache: Arc::clone(parse_cache), ..Self::default() };
         for (name, path) in files::find(folder)? {
             match path.and_then(|path| files::read_text(&path)) {
                 Ok(text) => manifests.add_file(&name, &text, schemas),
@@ -131,7 +131,7 @@ impl Manifests {
 
     /// Adds the documents of one file.
     pub(crate) fn add_file(&mut self, file: &str, text: &str, schemas: &Schemas) {
-        for (index, document) in parse_documents(file, text, &self.parsed).into_iter().enumerate() {
+        for (index, document) in parse_documents(file, text, &self.parse_cache).into_iter().enumerate() {
             let location = DocumentLocation { file: file.to_owned(), document: Some(index + 1) };
             match document {
                 Ok(Value::Null) => {}
@@ -178,14 +178,14 @@ impl Manifests {
                 self.add_named_object(location, &kind, object, schemas);
             }
             (_, "App" | "Provider") if group == GROUP || api_version.is_empty() => {
-                // It may be an App that is being served.
+                // The object may be an App that is being served.
                 self.incomplete = true;
                 self.reject(location, &kind, "apiVersion", format!("must be {GROUP}/{VERSION}"));
             }
             (_, kind) if group == GROUP => {
                 self.reject(location, kind, "kind", format!("must be App or Provider in {GROUP}"));
             }
-            // Objects of other groups and documents that are no Kubernetes objects are not for Latchkey.
+            // Ignored: objects of other groups, and documents that are not Kubernetes objects.
             _ => {}
         }
     }
@@ -225,13 +225,13 @@ impl Manifests {
             "App" => {
                 let app_id = unchecked_app_id(&object);
                 self.incomplete |= app_id.is_none();
-                let parsed = self.parsed.apps.get_or_compute(&label, object, |object| schemas.parse_app(object));
+                let parsed = self.parse_cache.apps.get_or_compute(&label, object, |object| schemas.parse_app(object));
                 let app = self.accept_or_reject(location, &label, Result::clone(&parsed));
                 self.apps.push(AppManifest { location: location.clone(), object: label, app_id, app });
             }
             "Provider" => {
                 let parsed =
-                    self.parsed.providers.get_or_compute(&label, object, |object| schemas.parse_provider(object));
+                    self.parse_cache.providers.get_or_compute(&label, object, |object| schemas.parse_provider(object));
                 let provider = self.accept_or_reject(location, &label, Result::clone(&parsed));
                 self.providers.insert(key, provider);
             }

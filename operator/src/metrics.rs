@@ -65,7 +65,7 @@ struct PodLabels {
     state: &'static str,
 }
 
-/// Counts as one running reconcile until this is dropped.
+/// Counts as one running reconcile until this value is dropped.
 pub(crate) struct ActiveReconcile(Gauge);
 
 /// Counts the requests of a client.
@@ -78,7 +78,8 @@ pub(crate) struct CountedService<S> {
     metrics: Metrics,
 }
 
-/// Histogram buckets in seconds, from a reconcile with nothing to do to one that waits for servers.
+/// Histogram buckets in seconds. The smallest fits a reconcile with nothing to do, the largest one that waits for
+/// servers.
 const RECONCILE_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
 fn reconcile_histogram() -> Histogram {

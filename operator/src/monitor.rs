@@ -58,7 +58,7 @@ pub(crate) enum ReleaseResponse {
     Unanswered,
 }
 
-/// A cheap handle to the state of all server pods.
+/// A handle to the state of all server pods. Cloning it is cheap.
 #[derive(Clone)]
 pub(crate) struct Monitor {
     states: Arc<Mutex<PodStates>>,
@@ -69,7 +69,8 @@ pub(crate) struct Monitor {
 // === impl Monitor ===
 
 impl Monitor {
-    /// Follows the EndpointSlices of the ops Service and keeps one stream to each server pod until `stop`.
+    /// Follows the EndpointSlices of the ops Service and keeps one stream to each server pod, until `stop` is
+    /// cancelled.
     pub(crate) fn start(
         client: kube::Client,
         namespace: &str,
@@ -176,7 +177,7 @@ impl Monitor {
         }
     }
 
-    /// The highest format that all serving pods support, at most the one that this operator writes.
+    /// The highest format that all serving pods support, but at most the highest that this operator writes.
     pub(crate) fn format(&self) -> u32 {
         self.states().format()
     }
@@ -196,8 +197,8 @@ impl Monitor {
         self.states().deletion(app)
     }
 
-    /// The finding of the servers on a Provider: the worst that any serving pod reports. Returns `None` without a
-    /// report.
+    /// The finding of the servers on a Provider: the worst that any serving pod reports. Returns `None` if no serving
+    /// pod reports one.
     pub(crate) fn finding(&self, namespace: &str, name: &str) -> Option<Reason> {
         self.states().finding(&(namespace.to_owned(), name.to_owned()))
     }

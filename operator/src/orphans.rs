@@ -43,7 +43,7 @@ async fn check(context: &Context, secret: &str) -> Result<(), Error> {
     let Some(published) = context.objects.published.get(secret) else { return Ok(()) };
     let Some(id) = app_id_of_secret(secret) else { return Ok(()) };
     if context.releases.is_asking_servers(&id) {
-        // The release deletes its document itself when it ends.
+        // The release itself deletes the document when it ends.
         return Ok(());
     }
     let owner = AppIdOwner { namespace: published.namespace.clone(), name: published.name.clone() };
@@ -55,11 +55,11 @@ async fn check(context: &Context, secret: &str) -> Result<(), Error> {
         && app_id_owner != owner
         && app_exists(context, &app_id_owner, &id).await?
     {
-        // Somebody edited the annotations; the reconcile of the App that owns the appID rewrites the Secret.
+        // Somebody edited the annotations of the Secret. The reconcile of the App that owns the appID rewrites them.
         return Ok(());
     }
-    // Forget the published revision before the deletion. If the App is created again, the watch event of the deletion
-    // triggers a reconcile of the new App, which records the revision of its own document.
+    // Forget the published revision before the deletion, not after it. If the App is created again, the watch event of
+    // the deletion triggers a reconcile of the new App, and this reconcile records the revision of the new document.
     context.monitor.forget(&id);
     delete_document(context, secret, &published).await?;
     info!(
@@ -72,15 +72,16 @@ async fn check(context: &Context, secret: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// The owner of the appID that the key Secret names.
+/// The owner of the appID, as named in the key Secret.
 async fn app_id_owner(context: &Context, id: &AppId) -> Result<Option<AppIdOwner>, Error> {
     Ok(key_secret::read(&context.install_secrets(), id).await?.owner().cloned())
 }
 
-/// Whether the App exists: in the store or, because a watch can be late, according to the API server.
+/// Whether the App exists and can own the appID: according to the store or, because a watch can be late, according to
+/// the API server.
 pub(crate) async fn app_exists(context: &Context, owner: &AppIdOwner, id: &AppId) -> Result<bool, Error> {
     let stored = context.objects.apps.get(&ObjectRef::new(&owner.name).within(&owner.namespace));
-    // An App that does not decode exists.
+    // An App that cannot be decoded exists too.
     if stored.is_some_and(|app| app.0.as_ref().map_or(true, |app| can_own(app, id))) {
         return Ok(true);
     }
@@ -96,7 +97,7 @@ pub(crate) async fn app_exists(context: &Context, owner: &AppIdOwner, id: &AppId
     }
 }
 
-/// Whether the App can own this appID. It cannot if it was deleted and created again with another appID.
+/// Whether the App can own this appID. An App that was deleted and created again with another appID cannot.
 fn can_own(app: &App, id: &AppId) -> bool {
     app.app_id().map_or(true, |own| own == *id)
 }
@@ -123,7 +124,7 @@ mod tests {
         })
     }
 
-    /// Checks the document of `shop`, which App `shop/store` left.
+    /// Checks the document of the appID `shop`, whose annotations name the App `shop/store`.
     async fn check_document(script: &MockApi, stored: Option<Value>) {
         let (context, mut apps) = context(script.client());
         apps.apply_watcher_event(&Event::Init);

@@ -1,4 +1,4 @@
-//! Catches panics: a panic fails the object that the operator works on, not the process.
+//! Catches panics: a panic ends only the work on one object, not the process.
 
 use std::{
     cell::RefCell,
@@ -21,7 +21,8 @@ thread_local! {
     static LAST_LOCATION: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Calls `report` for each panic of the process with its location and, if it is a string literal in the code, its text.
+/// Calls `report` for each panic of the process with the location, and with the text if the text is a string literal in
+/// the code.
 pub(crate) fn install_hook(report: fn(&dyn fmt::Display, Option<&str>)) {
     latchkey_telemetry::panics::install_hook(move |location, text| {
         record_location(location);
@@ -63,7 +64,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_caught_with_its_location_and_without_its_text() {
-        // Other tests that fail at the same time still report why.
+        // The usual hook still runs, so that other tests that fail at the same time report why.
         let usual = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             record_location(info.location().expect("the location is known"));

@@ -24,11 +24,12 @@ pub(crate) struct QuotaLimits {
     pub(crate) bytes: u64,
 }
 
-/// Ten times what a large tenant is expected to have. An ordinary App costs a server about 8 KiB, so this is 16 MiB.
+/// Ten times what a large tenant is expected to have. An ordinary App needs about 8 KiB of a server's memory, so 2,000
+/// Apps need 16 MiB.
 pub(crate) const DEFAULT_MAX_APPS: u32 = 2_000;
-/// A server has each document in memory twice: parsed, and in `--cache-dir`. With the chart's defaults, the documents
-/// of a namespace can need 64 MiB of 256 MiB of memory, and half of `cacheSizeLimit`. So a single namespace can neither
-/// exhaust a server's memory nor displace the documents of others from the cache.
+/// A server has each document in memory twice: parsed, and as a file in `--cache-dir`. With the chart's defaults, the
+/// documents of a namespace can need 64 MiB of 256 MiB of memory, and half of `cacheSizeLimit`. So a single namespace
+/// can neither exhaust a server's memory nor displace the documents of others from the cache.
 pub(crate) const DEFAULT_MAX_BYTES: u64 = 32 * 1024 * 1024;
 
 /// The quota that an App would exceed.
@@ -90,12 +91,12 @@ impl Quotas {
 
     // --- What the watches report
 
-    /// Records the key Secret of an appID with the App that it names, or `None` if the Secret does not exist.
+    /// Records the owner that the key Secret of an appID names. `None`: no key Secret names an owner.
     pub(crate) fn record_keys(&self, app_id: &AppId, owner: Option<AppIdOwner>) {
         self.namespaces().set_app_id(app_id, owner.map(|owner| CountedAppId { owner, is_reported: true }));
     }
 
-    /// Records the document in a rendered Secret, or `None` if the Secret does not exist.
+    /// Records the namespace and the size of the document in a rendered Secret. `None`: the Secret does not exist.
     pub(crate) fn record_document(&self, secret: &str, document: Option<(&str, DocumentSize)>) {
         let document = document.map(|(namespace, size)| CountedDocument::published(namespace, size));
         self.namespaces().set_document(secret, document);
@@ -103,7 +104,7 @@ impl Quotas {
 
     // --- Decisions
 
-    /// Reserves what the first keys and the first document of an App need, or returns the quota that prevents it.
+    /// Reserves what the first keys and the first document of an App need, or returns the quota that would be exceeded.
     /// `ahead` is the number of older Apps that have precedence.
     pub(crate) fn admit_app(
         &self,
@@ -126,7 +127,7 @@ impl Quotas {
         Ok(())
     }
 
-    /// Reserves what a document of an App with keys needs, or returns the quota that prevents it.
+    /// Reserves what the document of an App that already has keys needs, or returns the quota that would be exceeded.
     pub(crate) fn admit_document(&self, secret: &str, namespace: &str, size: DocumentSize) -> Result<(), NoRoom> {
         let mut namespaces = self.namespaces();
         let need = Amount { apps: 0, bytes: namespaces.growth(secret, namespace, size) };
@@ -136,7 +137,7 @@ impl Quotas {
         Ok(())
     }
 
-    /// Releases unused reservations: from now on only what the watches report counts.
+    /// Releases the unused reservations of an App: from now on, only what the watches report is counted.
     pub(crate) fn release_reservations(&self, app_id: &AppId, secret: &str) {
         let mut namespaces = self.namespaces();
         if namespaces.app_ids.get(app_id).is_some_and(|known| !known.is_reported) {
@@ -164,12 +165,12 @@ impl Quotas {
         self.namespaces().app_ids.get(app_id).is_some_and(|known| known.owner.namespace == namespace)
     }
 
-    /// The App that the key Secret of this appID names.
+    /// The App that the key Secret of this appID names, or for which the appID is reserved.
     pub(crate) fn owner(&self, app_id: &AppId) -> Option<AppIdOwner> {
         self.namespaces().app_ids.get(app_id).map(|known| known.owner.clone())
     }
 
-    /// Every appID with keys.
+    /// Every appID that has keys or is reserved for an App.
     pub(crate) fn app_ids(&self) -> Vec<AppId> {
         self.namespaces().app_ids.keys().cloned().collect()
     }

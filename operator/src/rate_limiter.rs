@@ -1,13 +1,15 @@
-//! Limits the rate of changes that affect all Apps, so that the edit of one tenant does not wait for them.
+//! Limits the rate of writes that are not caused by an edit of the object itself. So an edit does not wait behind the
+//! writes of a change that affects all Apps.
 
 use std::{collections::HashMap, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How many such changes can pass per second.
+/// How many such writes can pass per second.
 const RATE: u32 = 100;
-/// How many can pass at the same time after a pause, so that the edit of a Secret that a few Apps share is not delayed.
+/// How many such writes can pass at the same time after a pause, so that the edit of a Secret that a few Apps share is
+/// not delayed.
 const BURST: u32 = 100;
 
 /// How long a reservation is kept after its turn.
@@ -43,7 +45,7 @@ impl RateLimiter {
             }
             return Err(turn - now);
         }
-        // Unused turns are saved up to a burst.
+        // At most `BURST` unused turns are saved.
         reservations.last_turn = reservations.last_turn.max(now.checked_sub(each * BURST).unwrap_or(now)) + each;
         let turn = reservations.last_turn;
         if turn <= now {
@@ -97,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_few_do_not_wait() {
+    async fn a_few_objects_do_not_wait() {
         let limiter = RateLimiter::new();
         tokio::time::advance(Duration::from_secs(60)).await;
         assert!((0..50).all(|number| limiter.try_acquire(&number.to_string()).is_ok()));

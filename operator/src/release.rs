@@ -1,11 +1,11 @@
-//! Frees the appIDs of deleted Apps that left no users. Under `deletionPolicy: Retain` an App leaves its key Secret,
-//! which reserves the appID for its namespace. The servers know whether the App has users. The operator asks them by
-//! publishing a document with the state `Released`. The servers mark the App's row in Postgres as free in the
-//! transaction that checks for users. Then the operator deletes the key Secret.
+//! Frees the appIDs of deleted Apps that left no users. Under `deletionPolicy: Retain`, the key Secret of a deleted App
+//! stays, and reserves the appID for the App's namespace. The operator asks the servers whether the App has users, by
+//! publishing a document with the state `Released`. If the App has none, the servers mark the App's row in Postgres as
+//! free, in the transaction that checks for users, and the operator deletes the key Secret.
 //!
 //! The App can be created again at any time during a release. The operator increases `handover` in the keys before it
-//! asks the servers. So a server that still has the document of the release does not free an App that was published
-//! later.
+//! asks the servers. So a server that still has the document of the release does not free the appID of an App that was
+//! published later.
 
 mod procedure;
 mod state;
@@ -36,9 +36,10 @@ use crate::{
 /// The maximum number of concurrent releases. Each waits for the servers, which look for new documents every two
 /// seconds. Releases that wait for requests to end are not included, because they only wait.
 const MAX_CONCURRENT: usize = 16;
-/// How long a request can still run after its server has stopped serving the App's document. At most 106 s: 30 s for
-/// the body, 6 s in the queue for passwords (twice 3 s), 30 s for three calls to a provider, and 40 s for ten calls to
-/// a store. A terminating pod, which is not serving, ends within 55 s (the grace period in the chart's defaults).
+/// How long the operator waits for running requests after the last server has stopped serving the App's document. A
+/// request can run for at most 106 s: 30 s for the body, 6 s in the queue for passwords (twice 3 s), 30 s for three
+/// calls to a provider, and 40 s for ten calls to a store. A terminating pod, which is not serving, ends within 55 s
+/// (the grace period in the chart's defaults).
 pub(crate) const REQUEST_DRAIN_SECONDS: u64 = 120;
 /// The wait before the servers are asked again if they did not respond.
 const UNANSWERED_RETRY: Duration = Duration::from_secs(10 * 60);
@@ -72,8 +73,8 @@ async fn check_app_id(context: &Arc<Context>, id: AppId, slots: &Semaphore) {
     let result = release(context, &id, &guard, slots).await;
     let progress = guard.end();
     if progress.asking {
-        // The document of the release may have been replaced. During the release its Secret was not checked for an
-        // orphaned document.
+        // During the release, its Secret was not checked for an orphan. It may contain the document of an App that was
+        // published during the release and deleted again.
         context.reconcile_queue.enqueue_orphan(rendered_app_secret(&id));
     }
     if progress.requeued {

@@ -35,8 +35,8 @@ use crate::{
     written_statuses::WrittenStatuses,
 };
 
-/// The maximum wait for data from the API server. Longer than a watch lasts (30 s). A request that fails by this limit
-/// is retried.
+/// The maximum wait for data from the API server. It is longer than a watch lasts (30 s). A request that exceeds it
+/// fails and is retried.
 const READ_TIMEOUT: Duration = Duration::from_secs(40);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// At most this many notifications of the monitor are handled together.
@@ -191,7 +191,7 @@ fn new_context(
     .shared()
 }
 
-/// Reconciles everything until asked to stop, as soon as the state of the cluster and of the servers is known.
+/// Waits until the state of the cluster and of the servers is known, then reconciles everything until asked to stop.
 async fn run_controllers(context: Arc<Context>, queue: QueueReceivers, health: &Health, stop: &CancellationToken) {
     wait_synced(&context.objects, health).await;
     context.monitor.wait_settled().await;

@@ -4,7 +4,7 @@ use std::{collections::HashMap, fmt, mem, sync::Arc};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Results by the name of what they were computed for. A result is reused while its input is equal.
+/// Results by the name of what they were computed for. A result is reused as long as its input is the same.
 pub(crate) struct RunCache<I, R>(Mutex<Runs<I, R>>);
 
 struct Runs<I, R> {

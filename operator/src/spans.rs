@@ -1,5 +1,5 @@
-//! The operator's spans: one for each reconcile, and inside it one for each request to the API server. The headers of the
-//! request contain the trace context (W3C Trace Context), so that the API server can continue the trace.
+//! The operator's spans: one for each reconcile, and inside it one for each request to the API server. The headers of
+//! each request contain the trace context (W3C Trace Context), so that the API server can continue the trace.
 
 use std::task::{Context as TaskContext, Poll};
 
@@ -27,7 +27,7 @@ pub(crate) fn reconcile_span(controller: &'static str, object: &ObjectMeta) -> S
     )
 }
 
-/// Records the result, with the same values as the metric.
+/// Records the result of a reconcile, with the same values as the metric.
 pub(crate) fn record_outcome(span: &Span, result: &Result<Action, Error>) {
     let outcome = result.as_ref().map_or_else(|error| error.kind().as_str(), |_| "success");
     span.record("latchkey.outcome", outcome);
@@ -43,10 +43,10 @@ pub(crate) struct TraceLayer;
 #[derive(Clone)]
 pub(crate) struct TraceService<S>(S);
 
-/// The object or list that a request reads or writes. It contains nothing of the query or the body.
+/// The object or list that a request reads or writes, according to the path. Nothing of the query or the body is in it.
 #[derive(Debug, PartialEq, Eq)]
 struct RequestTarget<'a> {
-    /// With the subresource, for example `apps/status`.
+    /// The resource type, with the subresource if there is one: `apps` or `apps/status`.
     resource: String,
     namespace: Option<&'a str>,
     name: Option<&'a str>,
@@ -114,7 +114,7 @@ where
 // === impl RequestTarget ===
 
 impl<'a> RequestTarget<'a> {
-    /// Parses the paths of the API server (API Concepts, Resource URIs).
+    /// Parses a path of the API server (Kubernetes API Concepts, Resource URIs).
     fn from_path(path: &'a str) -> Option<Self> {
         let mut segments: Vec<&str> = path.trim_matches('/').split('/').collect();
         let prefix = match segments.first() {

@@ -26,7 +26,7 @@ pub(crate) fn undecodable_message(error: &str) -> String {
     format!("this operator cannot read the object: {error}; correct the field, or upgrade the operator")
 }
 
-/// Kubernetes stores times in whole seconds.
+/// Converts a time to whole seconds, as Kubernetes stores times.
 pub(crate) fn to_k8s_time(at: OffsetDateTime) -> Time {
     Time(Timestamp::from_second(at.unix_timestamp()).unwrap_or(Timestamp::UNIX_EPOCH))
 }

@@ -10,7 +10,7 @@ const OPTIONS: Options = Options {
     version: env!("CARGO_PKG_VERSION"),
     exports_spans: true,
     logs_current_span: false,
-    // kube's runtime logs what the operator logs itself.
+    // Without this filter, kube's runtime would also log what the operator logs itself.
     filter_directives: &["kube_runtime=error"],
 };
 

@@ -1,7 +1,7 @@
 //! Watches the cluster. Each kind has its watches (`streams`). Their events become changes (`changes`). A handler
 //! (`handlers`) updates what the operator knows of the cluster (`state`) and queues what the change affects (`queue`).
 //!
-//! `kube::runtime::Controller` cannot do this (docs/decisions/0031).
+//! docs/decisions/0031 explains why `kube::runtime::Controller` is not used.
 
 mod changes;
 mod handlers;
@@ -33,7 +33,8 @@ pub(crate) use self::{
 };
 use crate::{admin::Health, quota::QuotaLimits};
 
-/// How long a watch lasts. Without a limit, a watch that is dropped silently would stay unnoticed for five minutes.
+/// How long a watch lasts before it is opened again. With kube's default, a connection that is dropped silently would
+/// stay unnoticed for five minutes.
 pub(crate) const WATCH_SECONDS: u32 = 30;
 /// Objects per page of a list.
 const PAGE_SIZE: u32 = 500;

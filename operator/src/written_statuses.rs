@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-/// How long a written status is remembered: longer than a watch can be interrupted without notice.
+/// How long a written status is remembered: longer than an interruption of a watch can stay unnoticed.
 const WRITTEN_STATUS_TTL: Duration = Duration::from_secs(60);
 
 /// The statuses that the watch has not reported yet, by uid.
@@ -15,7 +15,7 @@ const WRITTEN_STATUS_TTL: Duration = Duration::from_secs(60);
 pub(crate) struct WrittenStatuses(Mutex<HashMap<String, WrittenStatus>>);
 
 struct WrittenStatus {
-    /// The resourceVersion of the write.
+    /// The resourceVersion of the object after the write.
     version: u64,
     status: serde_json::Value,
     at: Instant,
@@ -24,7 +24,7 @@ struct WrittenStatus {
 // === impl WrittenStatuses ===
 
 impl WrittenStatuses {
-    /// The latest status: the one that the watch reported, unless a newer one was written since.
+    /// The latest status: the one that the watch reported, unless a newer one was written.
     pub(crate) fn latest<S: DeserializeOwned + Default>(&self, meta: &ObjectMeta, watched: Option<S>) -> S {
         let mut written = self.0.lock();
         let uid = meta.uid.as_deref().unwrap_or_default();

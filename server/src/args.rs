@@ -46,7 +46,7 @@ pub enum Command {
     Openapi,
     /// Check that URLs in the cluster respond with a success status.
     Check {
-        /// Seconds for which URLs that fail are retried, for all URLs together.
+        /// A URL that fails is retried until this many seconds after the start.
         #[arg(long, default_value = "0", value_parser = parse_seconds)]
         within: Duration,
         /// `http://HOST:PORT/PATH`.
@@ -83,12 +83,13 @@ pub struct ServeArgs {
     /// Directory of rendered Apps, one `<appID>.json` each; watched for changes.
     #[arg(long, env = "LATCHKEY_CONFIG_DIR")]
     pub config_dir: Option<PathBuf>,
-    /// Namespace of the installation, instead of a directory: its Secrets of type `latchkey.dev/rendered-app` hold the
-    /// rendered Apps. KUBECONFIG or, in a pod, its ServiceAccount gives access to the API server.
+    /// Namespace of the installation, instead of a directory: the Secrets of type `latchkey.dev/rendered-app` in this
+    /// namespace hold the rendered Apps. KUBECONFIG or, in a pod, the ServiceAccount of the pod gives access to the API
+    /// server.
     #[arg(long, env = "LATCHKEY_NAMESPACE")]
     pub namespace: Option<String>,
     /// With --namespace: directory for the last valid documents, from which a restarted container serves without the
-    /// API server. They hold secrets, so use a memory-backed volume.
+    /// API server. The documents contain secrets, so use a memory-backed volume.
     #[arg(long, env = "LATCHKEY_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
     /// Address of the public API.
@@ -103,8 +104,8 @@ pub struct ServeArgs {
     /// External URL of the public API, without a trailing slash.
     #[arg(long, env = "LATCHKEY_BASE_URL")]
     pub base_url: Option<IssuerUrl>,
-    /// Poll the outbox without LISTEN, for connection poolers in transaction mode. Behind such a pooler also set
-    /// `statement-cache-capacity=0` in the database URL.
+    /// Poll the outbox without LISTEN, for connection poolers in transaction mode. The pooler must support prepared
+    /// statements of the protocol in transaction mode (PgBouncer 1.21 or later with `max_prepared_statements` above 0).
     #[arg(long, env = "LATCHKEY_WITHOUT_LISTEN")]
     pub without_listen: bool,
     /// File with the URL of Redis: `redis://`, `redis-sentinel://` or `redis-cluster://`, with `rediss` for TLS.
@@ -114,23 +115,23 @@ pub struct ServeArgs {
     #[arg(skip = std::env::var("LATCHKEY_REDIS_URL").ok())]
     pub redis_url: Option<String>,
     /// JSON file that describes the SMTP relay of the installation: `host`, `port`, `tls` (starttls, implicit or none),
-    /// `from` and, for a relay with authentication, `username` and `password`. Apps without their own relay send
-    /// through it.
+    /// `from` and, for a relay with authentication, `username` and `password`. Apps without their own relay use this
+    /// relay.
     #[arg(long, env = "LATCHKEY_SMTP_FILE")]
     pub smtp_file: Option<PathBuf>,
-    /// Networks of trusted proxies, comma-separated; X-Forwarded-For is used only from these.
+    /// Networks of trusted proxies, comma-separated; X-Forwarded-For is used only in requests from these networks.
     #[arg(long, env = "LATCHKEY_TRUSTED_PROXIES", value_delimiter = ',')]
     pub trusted_proxies: Vec<IpNet>,
     /// Use the sampled flag of a `traceparent` header from a trusted proxy. Set this option only if the proxy sets that
-    /// header itself. If the proxy forwards the header of a client, any client decides what is traced.
+    /// header itself. If the proxy forwards the header of a client, any client can decide what is traced.
     #[arg(long, env = "LATCHKEY_TRUST_TRACEPARENT")]
     pub trust_traceparent: bool,
-    /// Maximum concurrent connections per client address (IPv6: per /64) on a listener; trusted proxies are exempt. At
-    /// most an eighth of the connections of the listener.
+    /// Maximum concurrent connections per client address (IPv6: per /64) on a listener; trusted proxies are exempt. If
+    /// this number is larger than an eighth of all connections of the listener, that eighth is the maximum.
     #[arg(long, env = "LATCHKEY_CONNECTIONS_PER_CLIENT", default_value_t = 256, value_parser = parse_connections)]
     pub connections_per_client: usize,
     /// Memory that this process can use, such as 256Mi. The limits on connections and on the memory of requests follow
-    /// from it. Default: the memory limit of its cgroup or the memory of the machine, whichever is smaller.
+    /// from it. Default: the memory limit of the process's cgroup or the memory of the machine, whichever is smaller.
     #[arg(long, env = "LATCHKEY_MEMORY_LIMIT", value_parser = memory::parse)]
     pub memory_limit: Option<u64>,
     /// Private networks that SMTP relays and providers of Apps can be in, comma-separated.
@@ -147,13 +148,14 @@ pub struct ServeArgs {
     /// providers on loopback and without TLS.
     #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
     pub allow_insecure: bool,
-    /// For tests, with --allow-insecure: connect to this address for calls to this provider host.
+    /// For tests, with --allow-insecure: calls to the provider HOST connect to ADDRESS.
     #[arg(long = "provider-host", hide = true, value_name = "HOST=ADDRESS", value_parser = parse_host_address)]
     pub provider_hosts: Vec<(String, SocketAddr)>,
-    /// UID of the pod, by which the operator identifies it. Default: a random one.
+    /// UID of the pod, by which the operator identifies the pod. Default: a random UUID.
     #[arg(long, env = "LATCHKEY_POD_UID")]
     pub pod_uid: Option<String>,
-    /// Seconds for which new connections are still accepted after SIGTERM, while load balancers catch up.
+    /// Seconds for which new connections are still accepted after SIGTERM, so that load balancers have time to remove
+    /// this server.
     #[arg(long, env = "LATCHKEY_DRAIN_SECONDS", default_value = "5", value_parser = parse_seconds)]
     pub drain_seconds: Duration,
 }

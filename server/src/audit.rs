@@ -1,4 +1,4 @@
-//! Writes the refusals that Redis has counted to the audit table after each quarter of an hour, and applies the
+//! Writes to the audit table, after each quarter of an hour, the refusals that Redis has counted. Also applies the
 //! retention of audit events and of unverified accounts.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -17,11 +17,11 @@ use crate::{
     store::Stores,
 };
 
-/// How often each server checks for refusals to write, on average.
+/// The average time after which each server looks again for counted refusals that are not in the audit table yet.
 const WRITE_INTERVAL: Duration = Duration::from_secs(30);
 /// How often one of the servers applies the retention.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(60 * 60);
-/// Monthly partitions that are created in advance, after that of the current month.
+/// The number of monthly partitions that are created in advance, after the partition of the current month.
 const MONTHS_AHEAD: i32 = 3;
 const APPS_PER_STATEMENT: usize = 100;
 /// The maximum number of events that one statement deletes per App.
@@ -38,8 +38,8 @@ struct Retention {
     delete_before: Vec<OffsetDateTime>,
 }
 
-/// Runs until the future is dropped. Waits for `current`, which is set when the complete set of documents was read:
-/// only the document of an App states its retention.
+/// Runs until the future is dropped. First waits for `current`, which is set when the complete set of documents was
+/// read, because the retention of an App is stated only in its document.
 pub async fn run(
     apps: Arc<Apps>,
     stores: Stores,

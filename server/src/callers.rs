@@ -19,12 +19,12 @@ use file::FileKeys;
 pub use file::KeyFileError;
 pub use keys::{KeySet, KeySetError};
 
-/// The audience of tokens for Latchkey.
+/// The audience of ServiceAccount tokens for Latchkey.
 pub const AUDIENCE: &str = "latchkey";
 /// A new token is accepted this many seconds before its `nbf`, because clocks differ. The API server uses the same
 /// value.
 const NBF_LEEWAY_SECONDS: i64 = 60;
-/// The prefix of a ServiceAccount in the `sub` claim.
+/// The prefix of the `sub` claim in a ServiceAccount token.
 const SUBJECT_PREFIX: &str = "system:serviceaccount:";
 
 /// The keys that authenticate callers.
@@ -48,7 +48,7 @@ pub enum CallerError {
     #[error("the caller's token is refused")]
     InvalidToken(#[from] TokenError),
     /// The keys cannot be fetched now. The token may be valid, so the caller can retry.
-    #[error("the keys of the cluster are unavailable")]
+    #[error("the keys for ServiceAccount tokens are unavailable")]
     KeysUnavailable,
 }
 
@@ -101,7 +101,7 @@ struct ObjectClaim {
 // === impl Callers ===
 
 impl Callers {
-    /// Keys from a JWKS file, which must exist; read again when it changes.
+    /// Keys from a JWKS file. The file must exist, and is read again when it changes.
     pub fn from_file(path: PathBuf) -> Result<Self, KeyFileError> {
         FileKeys::open(path, Instant::now()).map(Self::File)
     }
@@ -111,7 +111,8 @@ impl Callers {
         ClusterKeys::new(api_server).map(Self::Cluster)
     }
 
-    /// Fetches the keys of the cluster, so that a missing permission is logged before the first caller needs them.
+    /// Fetches the API server's keys for ServiceAccount tokens, so that a missing permission is logged before the first
+    /// caller needs the keys.
     pub async fn prefetch_keys(&self) {
         match self {
             Self::Cluster(cluster) => drop(cluster.keys("", Instant::now()).await),
@@ -233,7 +234,7 @@ mod tests {
         validate_token(keys, header.kid.as_deref().unwrap(), header.alg, now, token).map(|account| account.to_string())
     }
 
-    fn set(signers: &[&Signer], issuer: Option<&str>) -> KeySet {
+    fn key_set(signers: &[&Signer], issuer: Option<&str>) -> KeySet {
         let jwks = json!({ "keys": signers.iter().map(|signer| signer.jwk()).collect::<Vec<_>>() });
         KeySet::parse(jwks.to_string().as_bytes(), issuer.map(str::to_owned)).unwrap()
     }
@@ -242,9 +243,9 @@ mod tests {
     fn a_token_of_the_cluster_names_its_service_account() {
         let signer = Signer::new("a");
         let good = signer.sign(&claims());
-        assert_eq!(validated(&set(&[&signer], Some(ISSUER)), &good).as_deref(), Ok("shop/backoffice"));
-        assert_eq!(validated(&set(&[&signer], None), &good).as_deref(), Ok("shop/backoffice"));
-        // An audience as a string, several audiences, and the edges of `nbf` and `exp`.
+        assert_eq!(validated(&key_set(&[&signer], Some(ISSUER)), &good).as_deref(), Ok("shop/backoffice"));
+        assert_eq!(validated(&key_set(&[&signer], None), &good).as_deref(), Ok("shop/backoffice"));
+        // An audience as a string, several audiences, and the limits of `nbf` and `exp`.
         for (claim, value) in [
             ("aud", json!("latchkey")),
             ("aud", json!(["https://kubernetes.default.svc", "latchkey"])),
@@ -254,14 +255,14 @@ mod tests {
             let mut claims = claims();
             claims[claim] = value;
             let token = signer.sign(&claims);
-            assert!(validated(&set(&[&signer], Some(ISSUER)), &token).is_ok(), "{claims}");
+            assert!(validated(&key_set(&[&signer], Some(ISSUER)), &token).is_ok(), "{claims}");
         }
     }
 
     #[test]
     fn a_token_with_one_invalid_claim_is_rejected() {
         let signer = Signer::new("a");
-        let keys = set(&[&signer], Some(ISSUER));
+        let keys = key_set(&[&signer], Some(ISSUER));
         for (pointer, value, error) in [
             ("/aud", json!("https://kubernetes.default.svc"), TokenError::WrongAudience),
             ("/aud", json!(["latchkeys"]), TokenError::WrongAudience),
@@ -288,7 +289,7 @@ mod tests {
     #[test]
     fn only_keys_of_the_cluster_are_accepted() {
         let (signer, other_signer) = (Signer::new("a"), Signer::new("b"));
-        let keys = set(&[&signer], Some(ISSUER));
+        let keys = key_set(&[&signer], Some(ISSUER));
         assert_eq!(validated(&keys, &other_signer.sign(&claims())), Err(TokenError::UnknownKey));
         // Another key with the id of a known key.
         assert_eq!(validated(&keys, &Signer::new("a").sign(&claims())), Err(TokenError::InvalidSignature));

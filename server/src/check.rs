@@ -1,4 +1,4 @@
-//! `latchkey-server check`: checks that URLs inside a cluster respond. The image has no shell and no curl.
+//! `latchkey-server check`: checks that URLs inside a cluster respond. The container image has no shell and no curl.
 
 use std::time::Duration;
 

@@ -30,12 +30,12 @@ use cache::Cache;
 use metrics::ConfigMetrics;
 use texts::SharedTexts;
 
-/// How many changes can wait for a slow subscriber. A subscriber with more changes loses some of them, and must start
-/// again from the full set.
+/// How many changes can wait for a slow subscriber. If more changes wait, the subscriber loses some of them, and must
+/// start again from the full set.
 const BACKLOG: usize = 1024;
 
-/// The change of an App copies one part and the list of parts: with 10,000 Apps these are forty entries and 256
-/// pointers.
+/// The number of parts of [`ServedApps`]. A change of an App copies one part and the list of parts: with 10,000 Apps,
+/// forty entries and 256 pointers.
 const PARTS: usize = 256;
 
 /// Rate-limit windows that apply in addition to those of an App, so that no App exceeds the limits of the installation
@@ -46,7 +46,7 @@ pub type Ceilings = BTreeMap<LimitName, Vec<Window>>;
 pub struct Apps {
     ceilings: Ceilings,
     serving: ArcSwap<ServedApps>,
-    /// Locked while the set changes, so that subscribers see changes in order.
+    /// Locked while the set of Apps changes, so that subscribers see changes in order.
     unserved: Mutex<Unserved>,
     changes: broadcast::Sender<RevisionChange>,
     cache: Option<Cache>,
@@ -218,7 +218,7 @@ impl ServedApps {
     fn part_index(id: &str) -> usize {
         let mut hasher = DefaultHasher::new();
         id.hash(&mut hasher);
-        // The remainder is less than PARTS, so it fits.
+        // The remainder is less than `PARTS`, so the conversion never fails.
         usize::try_from(hasher.finish() % PARTS as u64).unwrap_or(0)
     }
 
@@ -476,7 +476,7 @@ impl Apps {
         let text = std::str::from_utf8(document).map_err(|_| RejectError::NotUtf8)?;
         let malformed =
             |error: serde_json::Error| RejectError::Malformed { line: error.line(), column: error.column() };
-        // The format comes first, so that an invalid format is not reported as a malformed document.
+        // The header is parsed first, so that an invalid format is not reported as a malformed document.
         let header: DocumentHeader = serde_json::from_str(text).map_err(malformed)?;
         if header.format == 0 {
             return Err(RejectError::Format(header.format));
@@ -1006,16 +1006,16 @@ mod tests {
         let mut edited = fixtures::rendered("shop");
         edited.display_name = "Another".to_owned();
         std::fs::write(&path, edited.to_bytes()).unwrap();
-        let change = next(&mut changes, |change| change.refused.is_none());
+        let change = wait_for_change(&mut changes, |change| change.refused.is_none());
         assert_ne!(change.revision, Some(first));
 
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(next(&mut changes, |change| change.revision.is_none()).refused, None);
+        assert_eq!(wait_for_change(&mut changes, |change| change.revision.is_none()).refused, None);
         assert!(apps.get("shop").is_none());
     }
 
     /// Waits for a matching change. Before that, a half-written file can be read and rejected.
-    fn next(
+    fn wait_for_change(
         changes: &mut broadcast::Receiver<RevisionChange>,
         fits: impl Fn(&RevisionChange) -> bool,
     ) -> RevisionChange {

@@ -1,5 +1,5 @@
-//! Deletes the users of Apps with a document in state `Deleted`, in batches; frees appIDs of Apps in state `Released`
-//! that have no users; and reports progress.
+//! Deletes, in batches, the users of Apps in state `Deleted`. Frees the appIDs of Apps in state `Released` if the Apps
+//! have no users. Reports the progress of both.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,8 +24,8 @@ const USERS_PER_TRANSACTION: u32 = 500;
 /// the pause if no App has users left to delete.
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Runs until the future is dropped. Waits for `current`, which is set when the complete set of documents was read:
-/// cached documents of an earlier run must not cause a deletion.
+/// Runs until the future is dropped. First waits for `current`, which is set when the complete set of documents was
+/// read, because documents that an earlier process cached must not cause a deletion.
 pub async fn run(apps: Arc<Apps>, stores: Stores, mut current: watch::Receiver<bool>) {
     if current.wait_for(|current| *current).await.is_err() {
         return;

@@ -1,7 +1,7 @@
 //! Parses untrusted JSON into a tree, with limits on its depth and on the number of its values.
 //!
-//! A tree needs far more memory than its text: about 100 times as much for repeated `{"":{}}`. Therefore a limit on
-//! bytes alone does not limit memory.
+//! A tree needs far more memory than its text: about 100 times as much for repeated `{"":{}}`. Therefore a limit on the
+//! size of the text is not enough.
 
 use std::{cell::Cell, fmt};
 

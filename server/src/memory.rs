@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-/// Used if neither the cgroup nor the machine states a size.
+/// The limit if neither the cgroup nor the machine states one.
 const DEFAULT_LIMIT: u64 = 256 * 1024 * 1024;
 
 /// The smallest memory limit of the process's cgroup and its ancestors, in bytes, and at most the memory of the
@@ -26,8 +26,8 @@ fn limit_at(root: &Path) -> u64 {
         } else {
             return None;
         };
-        // In a container, the path can be a path on the host, although only the container's own cgroup is mounted, at
-        // the root. So all ancestors are read, the root included.
+        // In a container, the path can be a path on the host, but only the container's own cgroup is mounted, at the
+        // root. Therefore the files in the folder and in all its ancestors are read, including the root.
         let above = Path::new(path.trim_start_matches('/')).ancestors();
         // `max`, which means no limit, does not parse as a number.
         above.filter_map(|folder| read(Path::new(base).join(folder).join(file).to_str()?)?.trim().parse().ok()).min()
@@ -57,7 +57,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    fn machine(files: &[(&str, &str)]) -> u64 {
+    fn limit_with_files(files: &[(&str, &str)]) -> u64 {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = root.path().join(path);
@@ -73,7 +73,7 @@ mod tests {
     fn the_smallest_limit_of_the_cgroups_counts() {
         let own = ("proc/self/cgroup", "0::/pod/server\n");
         let limits = |pod: &'static str, server: &'static str| {
-            machine(&[
+            limit_with_files(&[
                 own,
                 MEMINFO,
                 ("sys/fs/cgroup/pod/memory.max", pod),
@@ -89,22 +89,22 @@ mod tests {
     #[test]
     fn a_container_reads_its_limit_at_the_root() {
         assert_eq!(
-            machine(&[("proc/self/cgroup", "0::/\n"), MEMINFO, ("sys/fs/cgroup/memory.max", "268435456\n")]),
+            limit_with_files(&[("proc/self/cgroup", "0::/\n"), MEMINFO, ("sys/fs/cgroup/memory.max", "268435456\n")]),
             256 << 20
         );
         let version_1 = ("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/kubepods/server\n0::/\n");
         let file = ("sys/fs/cgroup/memory/memory.limit_in_bytes", "67108864\n");
-        assert_eq!(machine(&[version_1, MEMINFO, file]), 64 << 20);
+        assert_eq!(limit_with_files(&[version_1, MEMINFO, file]), 64 << 20);
     }
 
     #[test]
     fn without_a_cgroup_the_memory_of_the_machine_counts_or_else_a_default() {
-        assert_eq!(machine(&[MEMINFO]), 1 << 30);
-        assert_eq!(machine(&[]), 256 << 20);
+        assert_eq!(limit_with_files(&[MEMINFO]), 1 << 30);
+        assert_eq!(limit_with_files(&[]), 256 << 20);
     }
 
     #[test]
-    fn a_size_is_a_whole_number_of_bytes_or_of_a_binary_unit() {
+    fn a_size_is_a_whole_number_of_bytes_or_of_binary_units() {
         assert_eq!(parse("268435456"), Ok(256 << 20));
         assert_eq!(parse("256Mi"), Ok(256 << 20));
         assert_eq!(parse("1Gi"), Ok(1 << 30));

@@ -21,13 +21,14 @@ use crate::{
 
 /// Apps per call of [`PostgresStore::claim_apps`].
 const BATCH: usize = 200;
-/// How often suspended Apps are checked again: the database accepts an App after the users of an earlier App with its
-/// appID were deleted.
+/// How often suspended Apps are checked again. The database can accept such an App later, for example after the users
+/// of an earlier App with the same appID were deleted.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before a retry while the database is unavailable.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 
-/// Checks the ownership of the served Apps. Suspends an App that does not own its appID, and resumes it once it does.
+/// Checks the ownership of the served Apps. Suspends an App that does not own its appID, and resumes the App when it
+/// owns the appID.
 pub struct OwnershipChecker {
     apps: Arc<Apps>,
     postgres: PostgresStore,
@@ -45,8 +46,8 @@ impl OwnershipChecker {
         Self { apps, postgres, confirmed: HashMap::new(), pending: BTreeSet::new(), is_unavailable: false }
     }
 
-    /// Runs until the future is dropped. Waits for `current`, which is set when the complete set of documents was read:
-    /// cached documents of an earlier run must claim nothing.
+    /// Runs until the future is dropped. First waits for `current`, which is set when the complete set of documents was
+    /// read, because documents that an earlier process cached must claim no appID.
     pub async fn run(mut self, mut current: watch::Receiver<bool>) {
         if current.wait_for(|current| *current).await.is_err() {
             return;

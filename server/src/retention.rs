@@ -16,13 +16,13 @@ use crate::{
     },
 };
 
-/// Accounts per transaction, which locks their rows for about ten milliseconds.
+/// Accounts per transaction. A transaction locks their rows for about ten milliseconds.
 const ACCOUNTS_PER_TRANSACTION: u32 = 100;
 const APPS_PER_STATEMENT: usize = 500;
 /// How long one run deletes accounts. The next run, an hour later, deletes the rest.
 const MAX_DELETE_TIME: Duration = Duration::from_secs(60);
 
-/// Handles to the metrics; clones share the counters.
+/// Handles to the metrics; clones share the values.
 #[derive(Clone, Debug, Default)]
 pub struct RetentionMetrics {
     deleted: Counter,
@@ -85,7 +85,8 @@ pub async fn delete_unverified(
 fn retention_rule(app: &Arc<App>, now: OffsetDateTime) -> UnverifiedExpiry {
     let days = time::Duration::days(i64::from(app.doc.unverified_retention_days));
     let code = app.doc.mail.confirm_code_lifetime_seconds.max(app.doc.mail.reset_code_lifetime_seconds);
-    // A mail is retried for up to the lifetime of its code, and the lifetime of the code starts when the mail is sent.
+    // Twice the lifetime: a mail is retried for up to the lifetime of its code, and that lifetime starts when the mail
+    // is sent.
     let code = time::Duration::seconds(2 * i64::from(code));
     UnverifiedExpiry {
         claim: OwnershipClaim::from(&app.doc),

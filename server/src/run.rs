@@ -1,5 +1,5 @@
-//! Runs a command or the server. The server connects stores, hashing, mail and the three listeners, and runs until a
-//! signal. No other module knows all of these.
+//! Runs a command or the server. The server runs until a signal. Only this module knows all parts of the server, such
+//! as the stores, hashing, mail and the three listeners.
 
 use std::{
     fs,
@@ -56,7 +56,7 @@ struct SmtpFile {
     from: Mailbox,
 }
 
-/// How long running requests can still take after the delay of the drain.
+/// How long running requests can still take after `--drain-seconds` have passed.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(35);
 /// How many connections the kernel queues before they are accepted; `net.core.somaxconn` (4096 by default) is the
 /// maximum. If the queue is full, the kernel drops connection requests, and the client's kernel repeats them after a
@@ -207,7 +207,7 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     readiness.set_draining();
     drain.begin();
     stop.cancel();
-    // If this interrupts a transaction, another server repeats it.
+    // If an abort interrupts a transaction, another server repeats the transaction.
     deletion.abort();
     audit.abort();
     ownership.abort();
@@ -227,7 +227,7 @@ enum DocumentSource {
     Namespace { namespace: String, api_server: Box<kube::Config> },
 }
 
-/// Ends the watch when dropped.
+/// A running watch of the documents. The watch ends when this value is dropped.
 enum DocumentWatch {
     Directory { _watching: directory::WatchGuard },
     Kubernetes { _watching: kubernetes::WatchGuard },
@@ -252,8 +252,8 @@ impl DocumentSource {
     }
 }
 
-/// A directory is read before this returns. With a namespace, this does not wait for the API server, which can be
-/// unavailable, and only the cached documents are read before this returns.
+/// Starts the watch of the documents. With a directory, all documents are read before this function returns. With a
+/// namespace, only the cached documents are read before it returns, because the API server can be unavailable.
 async fn watch_documents(
     source: DocumentSource,
     apps: &Arc<Apps>,
@@ -285,7 +285,7 @@ async fn watch_documents(
     }
 }
 
-/// A file takes precedence over the keys of the cluster.
+/// The keys for ServiceAccount tokens. The keys in a file take precedence over the API server's keys.
 fn callers(file: Option<&Path>, source: &DocumentSource) -> Result<Callers> {
     match (file, source) {
         (Some(file), _) => Callers::from_file(file.to_owned()).context("--service-account-keys"),
@@ -306,7 +306,7 @@ fn bind(flag: &str, address: std::net::SocketAddr) -> Result<TcpListener> {
 
 fn listen(address: std::net::SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A restarted process can listen while connections of its predecessor are in TIME_WAIT.
+    // With this option, a restarted process can listen while connections of its predecessor are in TIME_WAIT.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
@@ -322,8 +322,8 @@ async fn shutdown_signal() -> Result<()> {
     Ok(())
 }
 
-/// The server becomes ready after it has seen a new enough schema once. A later outage of Postgres does not make it
-/// unready.
+/// Waits until the schema of the database is new enough; before that, the server is not ready. A later outage of
+/// Postgres does not make the server unready.
 async fn watch_schema(postgres: PostgresStore, readiness: Arc<Readiness>) {
     let required = postgres::migrate::REQUIRED_SCHEMA;
     let mut warned = false;

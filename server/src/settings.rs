@@ -9,11 +9,12 @@ use latchkey_crds::types::IssuerUrl;
 pub struct Settings {
     /// External URL of the public listener, without a trailing slash.
     pub base_url: IssuerUrl,
-    /// Networks of proxies with a trusted `X-Forwarded-For`.
+    /// Networks of the proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<IpNet>,
     /// Whether the sampled flag of a `traceparent` from a trusted proxy is used.
     pub trusts_traceparent: bool,
-    /// Identifies this process in its stream of revisions: the UID of the pod, or a random UUID.
+    /// Identifies this process in the stream of revisions that it sends to the operator: the UID of the pod, or a
+    /// random UUID.
     pub pod_uid: String,
 }
 

@@ -23,19 +23,19 @@ use crate::domain::{
 
 /// How long a found session is used without another lookup. An ended session is accepted for at most this long.
 const SESSION_TTL: Duration = Duration::from_secs(1);
-/// The maximum number of tokens in each of the two generations of the cache. A token takes about 1 KiB.
-const GENERATION_CAPACITY: usize = 8192;
+/// The maximum number of tokens in each of the two maps of the cache. A token takes about 1 KiB.
+const MAP_CAPACITY: usize = 8192;
 
 /// The access tokens that this process has validated, with their sessions.
 #[derive(Default)]
 pub struct TokenCache {
-    generations: Mutex<Generations>,
+    maps: Mutex<TokenMaps>,
 }
 
-/// The recently used tokens, and the generation before them. A token that is used again moves to the recent ones. When
-/// the recent generation is full, it replaces the previous one. So the cache is bounded, and tokens in use stay in it.
+/// The recently used tokens, and the tokens that were used before them. A token in `previous` that is used again moves
+/// to `recent`. When `recent` is full, it replaces `previous`. So the cache is bounded, and tokens in use stay in it.
 #[derive(Default)]
-struct Generations {
+struct TokenMaps {
     recent: HashMap<TokenDigest, CachedToken>,
     previous: HashMap<TokenDigest, CachedToken>,
 }
@@ -49,9 +49,9 @@ struct CachedToken {
     revision: Revision,
     user: UserId,
     session: SessionId,
-    /// Unix seconds.
+    /// When the token expires, in Unix seconds.
     exp: i64,
-    /// The time of the last lookup and the session that it found. `None` if it found no session.
+    /// The time of the last lookup and the session that it found. `None` if there was no lookup or it found no session.
     last_lookup: Option<(Instant, Arc<LiveSession>)>,
 }
 
@@ -93,17 +93,17 @@ impl TokenCache {
     }
 
     fn find(&self, key: &TokenDigest) -> Option<CachedToken> {
-        let mut generations = self.generations.lock();
-        if let Some(cached) = generations.recent.get(key) {
+        let mut maps = self.maps.lock();
+        if let Some(cached) = maps.recent.get(key) {
             return Some(cached.clone());
         }
-        let cached = generations.previous.remove(key)?;
-        generations.insert(*key, cached.clone());
+        let cached = maps.previous.remove(key)?;
+        maps.insert(*key, cached.clone());
         Some(cached)
     }
 
     fn insert(&self, key: TokenDigest, cached: CachedToken) {
-        self.generations.lock().insert(key, cached);
+        self.maps.lock().insert(key, cached);
     }
 }
 
@@ -113,11 +113,11 @@ fn token_digest(token: &str) -> TokenDigest {
     context.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
 }
 
-// === impl Generations ===
+// === impl TokenMaps ===
 
-impl Generations {
+impl TokenMaps {
     fn insert(&mut self, key: TokenDigest, cached: CachedToken) {
-        if self.recent.len() >= GENERATION_CAPACITY && !self.recent.contains_key(&key) {
+        if self.recent.len() >= MAP_CAPACITY && !self.recent.contains_key(&key) {
             self.previous = std::mem::take(&mut self.recent);
         }
         self.recent.insert(key, cached);
@@ -158,9 +158,9 @@ mod tests {
 
     const START: i64 = 1_900_000_000;
 
-    struct SetClock(Arc<AtomicI64>);
+    struct ManualClock(Arc<AtomicI64>);
 
-    impl Clock for SetClock {
+    impl Clock for ManualClock {
         fn now(&self) -> OffsetDateTime {
             OffsetDateTime::from_unix_timestamp(self.0.load(Ordering::Relaxed)).unwrap()
         }
@@ -182,7 +182,7 @@ mod tests {
             let unix = Arc::new(AtomicI64::new(START));
             Self {
                 app: fixtures::app(fixtures::rendered("shop")),
-                env: Env { clock: Box::new(SetClock(Arc::clone(&unix))), ..Env::system() },
+                env: Env { clock: Box::new(ManualClock(Arc::clone(&unix))), ..Env::system() },
                 unix,
                 cache: TokenCache::default(),
                 session_exists: Cell::new(true),
@@ -191,7 +191,7 @@ mod tests {
             }
         }
 
-        fn token(&self, session: u128) -> token::Tokens {
+        fn issue_tokens(&self, session: u128) -> token::Tokens {
             let live = live_session(session);
             token::issue_tokens(&self.app, &self.env, &live.profile, &live.session).unwrap()
         }
@@ -226,9 +226,9 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_looked_up_once_a_second_and_an_ended_one_is_rejected_afterwards() {
+    fn a_session_is_looked_up_once_a_second_and_an_ended_session_is_rejected_after_a_second() {
         let test = TestCache::new();
-        let token = test.token(1).access_token;
+        let token = test.issue_tokens(1).access_token;
         for millis in [0, 1, 500, 999] {
             assert!(test.is_admitted(&test.app, &token, millis));
         }
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn a_missing_session_is_looked_up_each_time() {
         let test = TestCache::new();
-        let token = test.token(1).access_token;
+        let token = test.issue_tokens(1).access_token;
         test.session_exists.set(false);
         assert!(!test.is_admitted(&test.app, &token, 0));
         assert!(!test.is_admitted(&test.app, &token, 0));
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn a_cached_token_still_expires() {
         let test = TestCache::new();
-        let token = test.token(1);
+        let token = test.issue_tokens(1);
         assert!(test.is_admitted(&test.app, &token.access_token, 0));
         test.unix.store(token.expires_at - 1, Ordering::Relaxed);
         assert!(test.is_admitted(&test.app, &token.access_token, 1));
@@ -264,9 +264,9 @@ mod tests {
     }
 
     #[test]
-    fn a_validation_counts_only_for_its_revision() {
+    fn a_token_is_validated_again_for_another_revision_or_app() {
         let test = TestCache::new();
-        let token = test.token(1).access_token;
+        let token = test.issue_tokens(1).access_token;
         assert!(test.is_admitted(&test.app, &token, 0));
         // The key was revoked.
         let mut doc = test.app.doc.clone();
@@ -291,15 +291,15 @@ mod tests {
         let cache = TokenCache::default();
         let used = token_digest("used");
         cache.insert(used, cached.clone());
-        for number in 0..5 * GENERATION_CAPACITY {
+        for number in 0..5 * MAP_CAPACITY {
             cache.insert(token_digest(&number.to_string()), cached.clone());
             if number % 100 == 0 {
                 assert!(cache.find(&used).is_some(), "after {number}");
             }
         }
-        let generations = cache.generations.lock();
-        assert!(generations.recent.len() + generations.previous.len() <= 2 * GENERATION_CAPACITY);
-        drop(generations);
+        let maps = cache.maps.lock();
+        assert!(maps.recent.len() + maps.previous.len() <= 2 * MAP_CAPACITY);
+        drop(maps);
         assert!(cache.find(&token_digest("0")).is_none());
     }
 }

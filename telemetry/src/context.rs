@@ -21,7 +21,7 @@ pub fn set_parent(span: &Span, headers: &HeaderMap, is_trusted: bool) {
     let parent = global::get_text_map_propagator(|propagator| propagator.extract(&HeaderExtractor(headers)));
     if parent.span().span_context().is_valid() {
         let parent = if is_trusted { parent } else { parent.with_value(UntrustedParent) };
-        // Fails if the span is already in use or not exported.
+        // This fails if the span is already in use or not exported.
         let _ = span.set_parent(parent);
     }
 }

@@ -41,7 +41,7 @@ use crate::{
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Exports spans. [`TraceExporter::shutdown`] sends the last ones.
+/// Exports spans. [`TraceExporter::shutdown`] sends the remaining spans.
 pub(crate) struct TraceExporter {
     provider: SdkTracerProvider,
     /// A separate runtime, so that exports and requests do not wait for each other.
@@ -132,7 +132,7 @@ fn exporter(settings: &Settings, runtime: &Handle) -> Result<SpanExporter, Expor
             Ok(exporter.build()?)
         }
         Protocol::Grpc => {
-            // The task of the channel runs on this runtime.
+            // While this guard exists, the channel starts its task on the runtime of the export.
             let _runtime = runtime.enter();
             let channel = tonic::transport::Endpoint::from(settings.endpoint.clone())
                 .timeout(settings.timeout)

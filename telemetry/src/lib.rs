@@ -1,4 +1,4 @@
-//! Logs, panics and spans of both programs.
+//! Logs, panics and spans of the operator and the server.
 //!
 //! Spans are created with `tracing` and exported over OTLP if the standard `OTEL_*` variables name a collector.
 //! Otherwise no span is enabled, and the creation of a span costs only one read of a static.
@@ -42,7 +42,7 @@ pub struct Telemetry {
     exporter: Option<TraceExporter>,
 }
 
-/// An argument or a variable of the environment is invalid.
+/// Why the logs or the export of spans cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
     #[error(transparent)]

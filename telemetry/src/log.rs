@@ -30,7 +30,8 @@ pub struct InvalidFilter {
     crate_name: String,
 }
 
-/// If the response of the API server does not parse, kube logs the whole response, which can be a Secret.
+/// Hides the warnings of kube: if a response of the API server does not parse, kube logs the whole response, which can
+/// be a Secret.
 const NO_RESPONSE_BODIES: &str = "kube_client=error";
 
 /// The filter of the user, followed by directives that replace the user's directives for the same targets.

@@ -37,7 +37,8 @@ impl ShouldSample for EnvSampler {
         let span = parent.span();
         let context = span.span_context();
         if context.is_remote() && parent.get::<UntrustedParent>().is_some() {
-            // The client also chooses the trace ID, on which the ratio would depend. So a random ID decides.
+            // The ratio sampler decides by the trace ID, and here the client has chosen the trace ID. Therefore a
+            // random ID decides.
             return by_ratio(RandomIdGenerator::default().new_trace_id());
         }
         if context.is_remote() && !self.is_parent_based {
@@ -54,8 +55,8 @@ mod tests {
 
     use super::*;
 
-    // The ratio sampler reads the last 8 bytes of a trace ID as a number and samples small numbers. So every ratio above
-    // 0 samples zeros, and only the ratio 1 samples ones.
+    // The ratio sampler reads the last 8 bytes of a trace ID as a number and samples small numbers. So every ratio
+    // above 0 samples the ID that ends with zeros, and only the ratio 1 samples the ID of ones.
     const SAMPLED_TRACE: TraceId =
         TraceId::from_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0]);
     const UNSAMPLED_TRACE: TraceId = TraceId::from_bytes([0xff; 16]);

@@ -6,7 +6,7 @@ use http::Uri;
 
 use crate::sampler::EnvSampler;
 
-/// The default of the specification and of the SDK.
+/// The default timeout of OpenTelemetry's specification and SDK.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How spans are exported.
@@ -63,7 +63,7 @@ impl Settings {
         let root_certificates =
             variables.either("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE");
         let sampler = variables.sampler()?;
-        // Baggage, the other default, is not used.
+        // The other default propagator, `baggage`, is not used.
         let propagators = variables.get("OTEL_PROPAGATORS").unwrap_or_else(|| "tracecontext".to_owned());
         Ok(Some(Self {
             protocol,
@@ -79,7 +79,8 @@ impl Settings {
 // === impl Variables ===
 
 impl<F: Fn(&str) -> Option<String>> Variables<F> {
-    /// An empty value has the same meaning as no value (OpenTelemetry, Environment Variable Specification).
+    /// The value of a variable. `None` if the variable is not set or empty, which means the same (OpenTelemetry,
+    /// Environment Variable Specification).
     fn get(&self, name: &'static str) -> Option<String> {
         let value = (self.0)(name)?;
         let value = value.trim();

@@ -281,7 +281,7 @@ async fn only_the_right_password_reveals_that_a_user_is_disabled() {
 }
 
 #[tokio::test]
-async fn a_hash_with_old_parameters_or_of_an_imported_kind_is_replaced_on_success() {
+async fn a_successful_login_replaces_a_hash_with_old_parameters_or_of_an_imported_kind() {
     let test_app = TestApp::start().await;
     let client = test_app.register_and_confirm(EMAIL).await;
     for (algorithm, version, m_cost, phc) in [
@@ -331,7 +331,7 @@ async fn an_expired_access_token_is_refused() {
 // === verify ===
 
 #[tokio::test]
-async fn verify_sends_the_code_again_to_the_user_of_the_session() {
+async fn verify_sends_a_new_code_to_the_user_of_the_session() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let signed_in = test_app.client().authenticate(test_app.id(), "ada@example.com", PASSWORD).await;
@@ -378,7 +378,7 @@ async fn verify_of_a_verified_address_sends_no_mail() {
 }
 
 #[tokio::test]
-async fn verify_sends_the_code_to_a_pending_address_and_returns_that_address() {
+async fn verify_sends_a_code_to_a_pending_address_and_returns_that_address() {
     let test_app = TestApp::start().await;
     let signed_in = test_app.register_and_confirm(EMAIL).await.authenticate(test_app.id(), EMAIL, PASSWORD).await;
     test_app.sql("UPDATE users SET pending_email = 'Ada@new.test', pending_email_canonical = 'ada@new.test'").await;
@@ -394,11 +394,12 @@ async fn verify_sends_the_code_to_a_pending_address_and_returns_that_address() {
 }
 
 #[tokio::test]
-async fn verify_too_soon_is_refused() {
+async fn a_verify_soon_after_another_is_refused() {
     let test_app = TestApp::start_with(App::new("shop")).await;
     test_app.register(EMAIL).await;
     let signed_in = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
-    // The account knows the client address now, and mails for known client addresses have their own limit.
+    // After the login, the account knows the client address. Mails that a known client address requests have a limit of
+    // their own.
     signed_in.verify().await.expect(StatusCode::OK);
     let soon = signed_in.verify().await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     assert!(soon.header("ratelimit-policy").unwrap().contains("mailsPerRecipient"), "{:?}", soon.headers);

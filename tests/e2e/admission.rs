@@ -29,7 +29,7 @@ static PROVIDER_VALIDATOR: LazyLock<Validator> =
 /// The number of concurrent requests.
 const CONCURRENCY: usize = 8;
 
-/// A namespace on the real API server.
+/// The namespace of one test on the real API server.
 struct AdmissionTest {
     plane: &'static ControlPlane,
     namespace: String,
@@ -60,7 +60,7 @@ impl AdmissionTest {
         if object["kind"] == "App" { &self.apps } else { &self.providers }
     }
 
-    /// Creates this object by a dry run. Returns the errors of the API server.
+    /// Sends this object to the API server in a dry run. Returns the errors of the API server.
     async fn dry_run(&self, object: &Value) -> Vec<FieldError> {
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let parsed = serde_json::from_value(object.clone()).unwrap();
@@ -178,6 +178,7 @@ fn full_app() -> Value {
     }))
 }
 
+/// The fields of a client at a provider.
 fn client() -> Value {
     json!({
         "clientID": "id",
@@ -187,7 +188,7 @@ fn client() -> Value {
     })
 }
 
-/// A Provider of each preset with every field set.
+/// For each preset, a Provider with every field set.
 fn full_providers() -> Vec<Value> {
     latchkey_crds::provider::ProviderClient::MEMBER_NAMES
         .iter()
@@ -233,7 +234,7 @@ fn schema_of(kind: &str) -> Value {
 }
 
 /// Calls `visitor` for `value` and its parts (of an array, only the first item), with the schema, the JSON pointer and
-/// the kubectl path of each part.
+/// the field path (as in errors of the API server) of each part.
 fn visit(schema: &Value, value: &Value, pointer: &str, field: &str, visitor: &mut impl FnMut(&Value, &str, &str)) {
     visitor(schema, pointer, field);
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
@@ -315,7 +316,8 @@ fn rule_messages() -> BTreeSet<String> {
     messages
 }
 
-/// For each validation rule, an object that breaks it, the field, and the beginning of the message.
+/// For each validation rule that applies to new objects: an object that breaks the rule, the field, and the beginning
+/// of the message.
 fn rule_violations() -> Vec<(Value, &'static str, &'static str)> {
     let redirect = |url: &str| app(json!({ "redirectURLs": [url] }));
     let origin = |origin: &str| app(json!({ "allowedOrigins": [origin] }));
@@ -379,7 +381,7 @@ async fn minimal_and_full_objects_are_accepted() {
 fn the_full_objects_have_every_field() {
     for whole in [full_app()].into_iter().chain(full_providers()) {
         let schema = schema_of(whole["kind"].as_str().unwrap());
-        // `spec` of a Provider contains only one of its members.
+        // The `spec` of a Provider sets only one of the presets.
         let can_be_missing = |pointer: &str| pointer == "/spec" && whole["kind"] == "Provider";
         visit(&schema, &whole["spec"], "/spec", "spec", &mut |schema, pointer, field| {
             for (name, _) in schema["properties"].as_object().into_iter().flatten() {
@@ -451,7 +453,7 @@ async fn the_largest_app_is_accepted() {
 async fn an_app_id_cannot_change() {
     let admission = AdmissionTest::start().await;
     for (index, (old, new, differs)) in [
-        // The old spec, the new spec, and whether this changes the appID. `NAME` stands for the name of the App.
+        // The old spec, the new spec, and whether their appIDs differ. `NAME` stands for the name of the App.
         (json!({}), json!({ "appID": "NAME" }), false),
         (json!({ "appID": "NAME" }), json!({}), false),
         (json!({}), json!({ "appID": "other" }), true),
@@ -508,7 +510,7 @@ async fn a_new_object_has_a_status_with_unknown_conditions() {
         ),
     ] {
         let mut object = object;
-        // The API server drops this status, because only the operator writes a status.
+        // The API server drops this status, because only requests to the subresource `status` can write a status.
         object["status"] = json!({ "observedGeneration": 7 });
         let status = admission.create(&object).await["status"].clone();
         assert_eq!(status["observedGeneration"], -1);

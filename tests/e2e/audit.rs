@@ -37,6 +37,7 @@ use crate::{
 
 const EMAIL: &str = "Ada.Lovelace@example.com";
 const UNKNOWN: &str = "nobody.at.all@example.com";
+/// Maximum time that a test waits for a condition.
 const LIMIT: Duration = Duration::from_secs(20);
 
 const COUNT_PAST_MONTHS: &str = "SELECT count(*) FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
@@ -87,7 +88,7 @@ impl AuditRow {
     }
 }
 
-/// The stores of the service, as another server uses them. For that server, Redis's clock is ahead by this time.
+/// The stores of the service, as another server uses them. For that server, Redis's clock is ahead by `clock_offset`.
 fn stores(test_app: &TestApp, clock_offset: time::Duration) -> Stores {
     stores_at(test_app, &test_app.stack.database.url, clock_offset)
 }
@@ -177,7 +178,7 @@ async fn each_account_event_is_a_row_with_client_and_session() {
 }
 
 #[tokio::test]
-async fn confirming_in_a_session_names_that_session() {
+async fn the_row_of_a_confirm_in_a_session_names_that_session() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let client = test_app.client();
@@ -196,7 +197,8 @@ async fn an_invalid_registration_an_unknown_address_and_a_wrong_code_leave_no_ro
     client.register(id, NAME, EMAIL, "short").await.expect(StatusCode::BAD_REQUEST);
     client.forgot_password(id, UNKNOWN).await.expect(StatusCode::OK);
     client.confirm(id, WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
-    // Rows are written in order. So if the calls above caused rows, they would be there before the rows of this call.
+    // Rows are written in order. So if the calls above caused rows, these rows would be written before those of the
+    // calls below.
     test_app.register(EMAIL).await;
     client.forgot_password(id, EMAIL).await.expect(StatusCode::OK);
     wait_for_row(&test_app, "password_reset_requested").await;
@@ -205,7 +207,7 @@ async fn an_invalid_registration_an_unknown_address_and_a_wrong_code_leave_no_ro
 }
 
 #[tokio::test]
-async fn session_ends_and_bad_refresh_tokens_are_events() {
+async fn ended_sessions_and_late_or_stolen_refresh_tokens_are_events() {
     let test_app = TestApp::start_with(app().set("/tokens/refreshGraceSeconds", 0)).await;
     let (id, client) = (test_app.id(), test_app.register_and_confirm(EMAIL).await);
     let log_in = async || client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
@@ -246,7 +248,7 @@ async fn session_ends_and_bad_refresh_tokens_are_events() {
 }
 
 #[tokio::test]
-async fn refusals_become_one_row_after_their_quarter_of_an_hour() {
+async fn equal_refusals_become_one_row_after_their_quarter_of_an_hour() {
     let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, 900)])).await;
     let id = test_app.id();
     let response = test_app.register(EMAIL).await;
@@ -267,7 +269,7 @@ async fn refusals_become_one_row_after_their_quarter_of_an_hour() {
     assert_eq!(audit_rows(&test_app).await.len(), 1, "only the registration");
     write_refusals(&test_app).await;
 
-    // Added up, because there are two rows if a quarter of an hour ended during the test.
+    // The counts are added up, because there are two rows if a quarter of an hour ended during the test.
     let mut counts: BTreeMap<_, i64> = BTreeMap::new();
     for row in audit_rows(&test_app).await {
         *counts.entry((row.kind, row.user_id, row.ip)).or_default() += row.count;
@@ -311,7 +313,8 @@ async fn activity_shows_the_newest_hundred_events_of_the_user() {
             "INSERT INTO audit_events (app_id, id, at, kind, user_id)
          SELECT app_id, gen_random_uuid(), now() - make_interval(mins => number), 'renamed', user_id
          FROM audit_events, generate_series(1, 150) AS number WHERE kind = 'registered' AND ip = '{}'",
-            // The client address of the registration, which differs from that of the session.
+            // The client address of the first registration, so that the statement copies only the row of that
+            // registration.
             audit_rows(&test_app).await[0].ip.as_deref().unwrap()
         ))
         .await;
@@ -368,7 +371,7 @@ async fn rows_contain_no_email_address_name_password_code_or_token() {
 }
 
 #[tokio::test]
-async fn without_postgres_sessions_continue_and_lost_events_are_counted() {
+async fn sessions_continue_without_postgres_and_lost_events_are_counted() {
     let app = app().set("/tokens/refreshGraceSeconds", 0);
     let test_app = TestApp::from_builder(app, Stack::builder().proxied()).await;
     let (client, token) = test_app.register_and_log_in(EMAIL).await;
@@ -414,8 +417,8 @@ fn apps_with_retention(test_app: &TestApp, apps: &[(&str, u32)]) -> Apps {
     all
 }
 
-/// Adds a partition for a past month, with this number of events of each App. In one transaction, because the running
-/// server drops an empty partition.
+/// Adds a partition for a past month, with these numbers of events of these Apps. Adds the partition and the events in
+/// one transaction, because the running server drops an empty partition.
 async fn add_past_month(test_app: &TestApp, months: u32, events: &[(&str, u32)]) {
     let events: String =
         events.iter().map(|(app, count)| insert_statement(app, &months_ago_expression(months), *count)).collect();
@@ -491,7 +494,7 @@ async fn old_months_are_dropped_and_shorter_retention_deletes_rows() {
 }
 
 #[tokio::test]
-async fn table_permissions_allow_deleting_rows_and_execute_permission_managing_partitions() {
+async fn execute_permission_is_needed_to_manage_partitions_but_not_to_delete_rows() {
     let test_app = TestApp::start().await;
     let apps = apps_with_retention(&test_app, &[("long", 365), ("short", 30)]);
     let (role, database) = (format!("server_{:016x}", rand::random::<u64>()), &test_app.stack.database);

@@ -27,7 +27,7 @@ use crate::support::{NAME, claims_of};
 const LIMIT: Duration = Duration::from_secs(60);
 const EMAIL: &str = "ada@example.com";
 /// The ServiceAccount that the App lists as a caller.
-const LISTED: &str = "backoffice";
+const LISTED_ACCOUNT: &str = "backoffice";
 /// The ClusterRoleBinding that lets every ServiceAccount read the issuer's discovery document and keys.
 const DISCOVERY_BINDING: &str = "system:service-account-issuer-discovery";
 
@@ -43,11 +43,11 @@ struct InstalledApp<'a> {
 impl<'a> InstalledApp<'a> {
     async fn start(cluster: &'a TestCluster) -> Self {
         let install = cluster.install().await;
-        let listed = json!({ "namespace": install.tenant(), "name": LISTED });
+        let listed = json!({ "namespace": install.tenant(), "name": LISTED_ACCOUNT });
         let app =
             App::new("shop").set("/administrators", json!([{ "serviceAccount": listed, "role": "Introspector" }]));
         for (namespace, name) in
-            [(install.tenant(), LISTED), (install.tenant(), "other"), (install.namespace(), LISTED)]
+            [(install.tenant(), LISTED_ACCOUNT), (install.tenant(), "other"), (install.namespace(), LISTED_ACCOUNT)]
         {
             let account = json!({
                 "apiVersion": "v1",
@@ -106,7 +106,7 @@ impl<'a> InstalledApp<'a> {
         .await;
     }
 
-    /// The token with changed claims, signed with this key, but with the `kid` of the original.
+    /// The token with changed claims, signed with this key, but with the `kid` of the original token.
     fn forge_token(&self, token: &str, pem: &str, change: impl FnOnce(&mut Value)) -> String {
         let head = token.split('.').next().unwrap();
         let head: Value = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(head).unwrap()).unwrap();
@@ -127,21 +127,24 @@ async fn only_a_projected_token_of_a_listed_service_account_can_introspect() {
     client.register(installed.app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let user = client.authenticate(installed.app.id(), EMAIL, PASSWORD).await;
 
-    let caller = installed.token(LISTED, AUDIENCE).await;
+    let caller = installed.token(LISTED_ACCOUNT, AUDIENCE).await;
     let response = installed.introspect(&server, &caller, user.token()).await.expect(StatusCode::OK);
     assert_eq!(response.body["active"], true);
     assert_eq!(response.body["sub"], claims_of(user.token())["sub"]);
 
-    let same_name = plane.token(installed.install.namespace(), LISTED, AUDIENCE).await.unwrap();
+    let same_name = plane.token(installed.install.namespace(), LISTED_ACCOUNT, AUDIENCE).await.unwrap();
     let key = plane.account_key().unwrap();
     let extended =
         installed.forge_token(&caller, &key, |claims| claims["exp"] = json!(claims["exp"].as_i64().unwrap() + 60));
     installed.assert_accepted(&server, &extended).await;
     let other_cluster = ServiceAccountIssuer::new().unwrap();
-    let foreign_token = other_cluster.token(installed.install.tenant(), LISTED, AUDIENCE, LIMIT).unwrap();
+    let foreign_token = other_cluster.token(installed.install.tenant(), LISTED_ACCOUNT, AUDIENCE, LIMIT).unwrap();
     for (who, token) in [
-        ("a token for the API server", installed.token(LISTED, "https://kubernetes.default.svc.cluster.local").await),
-        ("a token for another audience", installed.token(LISTED, "vault").await),
+        (
+            "a token for the API server",
+            installed.token(LISTED_ACCOUNT, "https://kubernetes.default.svc.cluster.local").await,
+        ),
+        ("a token for another audience", installed.token(LISTED_ACCOUNT, "vault").await),
         ("an account that is not listed", installed.token("other", AUDIENCE).await),
         ("the same name in another namespace", same_name),
         ("an expired token", installed.forge_token(&caller, &key, |claims| claims["exp"] = claims["iat"].clone())),
@@ -165,17 +168,17 @@ async fn only_a_projected_token_of_a_listed_service_account_can_introspect() {
 }
 
 #[tokio::test]
-async fn known_keys_work_without_the_api_server_and_key_changes_are_followed() {
+async fn known_keys_work_without_the_api_server_and_new_keys_are_fetched() {
     let cluster = TestCluster::start().await.unwrap();
     let plane = cluster.plane();
     let installed = InstalledApp::start(&cluster).await;
     let server = installed.server().await;
-    let caller = installed.token(LISTED, AUDIENCE).await;
+    let caller = installed.token(LISTED_ACCOUNT, AUDIENCE).await;
     installed.assert_accepted(&server, &caller).await;
 
     plane.kill();
     installed.assert_accepted(&server, &caller).await;
-    // A server that starts now serves the Apps of its local copy, but cannot verify callers.
+    // A server that starts without the API server serves the Apps from its local copy, but cannot verify callers.
     server.terminate().await;
     server.start_ready().await.unwrap();
     let response = installed.introspect(&server, &caller, "token").await;
@@ -183,20 +186,20 @@ async fn known_keys_work_without_the_api_server_and_key_changes_are_followed() {
     assert!(response.header("retry-after").is_some());
     installed.assert_refused(&server, "garbage").await;
 
-    // The API server is back with a new key. The first token with that key makes the server fetch the keys again, and
-    // the old key stays valid.
+    // The API server starts again with a new key, and still accepts the old key. The first token with the new key makes
+    // the server fetch the keys again.
     plane.rotate_account_key(true).unwrap();
     plane.start_api_server().await.unwrap();
     installed.wait_for_status(&server, &caller, StatusCode::OK).await;
-    let newer = installed.token(LISTED, AUDIENCE).await;
+    let newer = installed.token(LISTED_ACCOUNT, AUDIENCE).await;
     installed.assert_accepted(&server, &newer).await;
     installed.assert_accepted(&server, &caller).await;
 
-    // The API server no longer accepts the first two keys.
+    // The API server starts again with a third key, and no longer accepts the first two keys.
     plane.kill();
     plane.rotate_account_key(false).unwrap();
     plane.start_api_server().await.unwrap();
-    let newest = installed.token(LISTED, AUDIENCE).await;
+    let newest = installed.token(LISTED_ACCOUNT, AUDIENCE).await;
     let account =
         plane.account(installed.install.namespace(), installed.install.server_account().name()).await.unwrap();
     let fresh = installed.server_as(&account).await;
@@ -207,10 +210,10 @@ async fn known_keys_work_without_the_api_server_and_key_changes_are_followed() {
 }
 
 #[tokio::test]
-async fn servers_need_only_what_every_service_account_can_read() {
+async fn servers_need_only_permissions_that_every_service_account_has() {
     let cluster = TestCluster::start().await.unwrap();
     let installed = InstalledApp::start(&cluster).await;
-    let caller = installed.token(LISTED, AUDIENCE).await;
+    let caller = installed.token(LISTED_ACCOUNT, AUDIENCE).await;
     let bindings: Api<ClusterRoleBinding> = Api::all(cluster.admin().await);
     let mut binding = bindings.get(DISCOVERY_BINDING).await.unwrap();
     bindings.delete(DISCOVERY_BINDING, &DeleteParams::default()).await.unwrap();

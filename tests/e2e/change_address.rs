@@ -1,5 +1,5 @@
-//! Change of the email address: the user requests it, and confirms the new address with its code and a session; the old
-//! address gets a notice (specification: Accounts, Change of address).
+//! Change of the email address: a user requests the change, and confirms the new address with the code that is mailed
+//! there and with an access token. The old address gets a notice (specification: Accounts, Change of address).
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ const OTHER: &str = "grace@example.com";
 // === the complete flow ===
 
 #[tokio::test]
-async fn a_new_address_is_requested_confirmed_and_reported_to_the_old_one() {
+async fn a_new_address_is_requested_and_confirmed_and_the_old_address_is_notified() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let other = test_app.log_in_again(EMAIL).await;
@@ -135,7 +135,7 @@ async fn a_change_code_without_the_token_counts_as_a_wrong_code() {
 }
 
 #[tokio::test]
-async fn only_the_last_requested_address_is_pending_and_verify_resends_its_code() {
+async fn only_the_last_requested_address_is_pending_and_verify_sends_it_a_new_code() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     owner.change_address(Some(PASSWORD), "first@new.example").await.expect(StatusCode::OK);
@@ -183,11 +183,12 @@ async fn a_new_password_ends_a_pending_change() {
 }
 
 #[tokio::test]
-async fn an_address_can_change_its_spelling() {
+async fn a_user_can_change_the_spelling_of_the_address() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     owner.change_address(Some(PASSWORD), "ADA@Example.com").await.expect(StatusCode::OK);
-    // The registration's mail, the notice and the code, which arrive in any order.
+    // Three mails: the code of the registration, the notice, and the code of the change. The last two arrive in any
+    // order.
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 3);
     let mails = test_app.stack.mails().to(EMAIL);
     let mail = mails.iter().rfind(|mail| mail.code.is_some()).expect("a code");
@@ -200,7 +201,7 @@ async fn an_address_can_change_its_spelling() {
 // === proof of ownership ===
 
 #[tokio::test]
-async fn an_account_with_a_password_needs_it_and_one_without_needs_a_recent_login() {
+async fn the_password_is_required_if_the_account_has_one_and_otherwise_a_recent_login() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let before = test_app.database_checksum().await;
@@ -272,7 +273,7 @@ async fn an_account_without_an_address_can_set_one() {
 // === ownership of the address ===
 
 #[tokio::test]
-async fn a_taken_address_gets_the_same_response_and_its_owner_is_notified() {
+async fn the_response_does_not_reveal_a_taken_address_and_its_owner_is_notified() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let bystander = test_app.log_in_new_user(OTHER).await;
@@ -288,7 +289,7 @@ async fn a_taken_address_gets_the_same_response_and_its_owner_is_notified() {
     assert_eq!(notice.code, None, "no code goes to an address that somebody else has confirmed");
     assert!(notice.subject.contains("already have an account"), "{}", notice.subject);
     assert!(!notice.raw.contains(EMAIL));
-    // A later *verify* does not reveal either that the address is taken.
+    // A later *verify* does not reveal that the address is taken, either.
     let verify = owner.signed_in.verify().await.expect(StatusCode::OK);
     assert_eq!(verify.body, json!({ "email": "Grace@Example.com" }));
     let notice = test_app.mail(OTHER, 3).await;
@@ -306,7 +307,7 @@ async fn a_taken_address_gets_the_same_response_and_its_owner_is_notified() {
 }
 
 #[tokio::test]
-async fn an_unverified_account_of_the_address_is_deleted_when_the_code_is_used() {
+async fn an_unverified_account_with_the_new_address_is_deleted_when_the_code_is_used() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     // Somebody registers an address that they do not own.
@@ -367,7 +368,7 @@ async fn without_enumeration_protection_the_right_password_reveals_a_taken_addre
     taken.expect_error(StatusCode::CONFLICT, "email_taken");
     assert_eq!(test_app.database_checksum().await, before);
     assert_eq!(test_app.settled_mail_count(OTHER).await, 1);
-    // The address of an unverified account is not taken, and neither is another spelling of the account's own address.
+    // Neither the address of an unverified account nor another spelling of the account's own address counts as taken.
     owner.change_address(Some(PASSWORD), "joan@example.com").await.expect(StatusCode::OK);
     owner.change_address(Some(PASSWORD), "Ada@example.com").await.expect(StatusCode::OK);
 }
@@ -494,7 +495,7 @@ async fn of_three_accounts_that_confirm_one_address_at_once_one_wins() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_codes_of_one_pending_address_used_at_once_one_works() {
+async fn if_two_codes_of_one_pending_address_are_used_at_once_one_works() {
     let test_app = TestApp::from_builder(unlimited_app("codes"), Stack::builder().servers(2)).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     owner.change_address(Some(PASSWORD), NEW).await.expect(StatusCode::OK);

@@ -32,7 +32,7 @@ async fn can_log_in(test_app: &TestApp, password: &str) -> bool {
 }
 
 #[tokio::test]
-async fn the_old_password_proves_the_user_and_ends_all_other_sessions_and_codes() {
+async fn a_change_with_the_old_password_ends_all_other_sessions_and_codes() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let others = [test_app.log_in_again(EMAIL).await, test_app.log_in_again(EMAIL).await];
@@ -58,7 +58,7 @@ async fn the_old_password_proves_the_user_and_ends_all_other_sessions_and_codes(
 }
 
 #[tokio::test]
-async fn a_recent_login_replaces_the_old_password_and_an_earlier_one_does_not() {
+async fn a_change_without_the_old_password_needs_a_recent_login() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     owner.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
@@ -78,7 +78,7 @@ async fn a_recent_login_replaces_the_old_password_and_an_earlier_one_does_not() 
     stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
     assert_eq!(test_app.database_checksum().await, before);
     assert!(can_log_in(&test_app, NEW_PASSWORD).await);
-    // A login is recent for five minutes; this one was four minutes ago.
+    // A login is recent for five minutes. This login was four minutes ago.
     let late = test_app.log_in(test_app.client(), EMAIL, NEW_PASSWORD).await;
     test_app.backdate_login(&late.user, &late.session, 240).await;
     late.change_password(None, THIRD_PASSWORD).await.expect(StatusCode::OK);
@@ -129,7 +129,7 @@ async fn an_account_without_an_address_can_set_a_password() {
 }
 
 #[tokio::test]
-async fn the_session_of_a_confirm_that_removed_a_contested_password_can_set_one_once_at_any_time() {
+async fn after_a_confirm_removed_a_contested_password_its_session_can_set_a_password_once_at_any_time() {
     let test_app = TestApp::start().await;
     for (email, with_bearer) in [("ada@example.com", false), ("grace@example.com", true)] {
         test_app.register(email).await;
@@ -164,7 +164,7 @@ async fn the_session_of_a_confirm_that_removed_a_contested_password_can_set_one_
         set("password", None).await.expect_error(StatusCode::BAD_REQUEST, "weak_password");
         set(NEW_PASSWORD, None).await.expect(StatusCode::OK);
         client.login(test_app.id(), email, NEW_PASSWORD).await.expect(StatusCode::OK);
-        // Now the account has a password, so the old password is required.
+        // The account has a password again, so a change requires the old password.
         let again = set(THIRD_PASSWORD, None).await;
         again.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
         set(THIRD_PASSWORD, Some(NEW_PASSWORD)).await.expect(StatusCode::OK);
@@ -172,7 +172,7 @@ async fn the_session_of_a_confirm_that_removed_a_contested_password_can_set_one_
 }
 
 #[tokio::test]
-async fn a_stale_session_cannot_set_the_password_that_a_confirm_of_another_session_removed() {
+async fn after_a_confirm_removed_the_password_another_session_with_a_stale_login_cannot_set_one() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let client = test_app.client();
@@ -224,7 +224,7 @@ async fn a_new_password_is_validated_as_at_register_before_a_login_failure_is_co
 }
 
 #[tokio::test]
-async fn an_invalid_body_is_refused_with_every_bad_field() {
+async fn the_refusal_of_an_invalid_body_names_every_invalid_field() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let before = test_app.database_checksum().await;
@@ -283,7 +283,7 @@ async fn a_check_of_the_old_password_counts_as_a_login() {
 }
 
 #[tokio::test]
-async fn a_change_counts_as_a_login_even_without_the_old_password_or_with_a_weak_one() {
+async fn a_change_counts_as_a_login_even_without_the_old_password_or_with_a_weak_new_one() {
     let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(3, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     owner.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
@@ -295,7 +295,7 @@ async fn a_change_counts_as_a_login_even_without_the_old_password_or_with_a_weak
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_login_with_the_old_password_that_races_its_change_leaves_no_session() {
+async fn a_login_with_the_old_password_during_the_change_leaves_no_session() {
     let test_app = TestApp::from_builder(unlimited_app("race"), Stack::builder().servers(2)).await;
     let owner = Arc::new(test_app.log_in_new_user(EMAIL).await);
     let password = |round: u64| if round == 0 { PASSWORD.to_owned() } else { format!("{NEW_PASSWORD}-{round:03}") };
@@ -332,7 +332,7 @@ async fn a_login_with_the_old_password_that_races_its_change_leaves_no_session()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_tabs_of_the_session_do_not_notice_a_change() {
+async fn a_change_does_not_interrupt_other_tabs_of_the_session() {
     let test_app = TestApp::from_builder(unlimited_app("tabs"), Stack::builder().servers(2)).await;
     let owner = Arc::new(test_app.log_in_new_user(EMAIL).await);
     let stop = tokio_util::sync::CancellationToken::new();
@@ -387,7 +387,7 @@ async fn of_concurrent_changes_with_the_old_password_one_wins_and_the_session_st
 }
 
 #[tokio::test]
-async fn the_outbox_keeps_the_changing_session_if_the_request_could_not() {
+async fn delivery_of_the_raised_epoch_keeps_the_session_that_changed_the_password() {
     let test_app = TestApp::start().await;
     let owner: UserSession = test_app.log_in_new_user(EMAIL).await;
     let other = test_app.log_in_again(EMAIL).await;
@@ -401,7 +401,7 @@ async fn the_outbox_keeps_the_changing_session_if_the_request_could_not() {
             owner.session
         ))
         .await;
-    // Redis does not have the new epoch yet, but the right session continues and the other has ended.
+    // Redis does not have the new epoch yet. But the session of the change continues, and the other session has ended.
     owner.get_user().await.expect(StatusCode::OK);
     other.get_user().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use latchkey_tests::chaos;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn chaos_loses_no_session_and_ends_every_stolen_one() {
+async fn chaos_loses_no_session_and_every_stolen_session_ends() {
     // The grace period is ten times that of `make bench`, because other tests slow the machine down.
     let duration = Duration::from_secs(20);
     let options = chaos::Options { sessions: 40, stolen: 10, duration, grace_seconds: 10, servers: 2, kills: 1 };

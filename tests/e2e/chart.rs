@@ -23,7 +23,7 @@ use latchkey_tests::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// API groups that a cluster need not have.
+/// API groups that are optional in a cluster.
 const OPTIONAL_GROUPS: [&str; 2] = ["monitoring.coreos.com", "gateway.networking.k8s.io"];
 
 /// The programs and the API server apply a change within one or two seconds; a loaded machine takes longer.
@@ -148,7 +148,7 @@ async fn pods_are_admitted_under_restricted_pod_security() {
 }
 
 #[tokio::test]
-async fn unknown_and_wrong_values_are_refused_by_name() {
+async fn the_refusal_of_an_unknown_or_wrong_value_names_the_value() {
     for (value, message) in [
         ("server.replcas=3", "replcas"),
         ("sever.replicas=3", "sever"),
@@ -184,8 +184,8 @@ async fn unknown_and_wrong_values_are_refused_by_name() {
     render(&["--set", "baseURL=http://auth.example.com", "--set", "server.allowInsecure=true"]).await.unwrap();
 }
 
-/// Collects the paths of all values, and asserts that the schema has exactly these. A list or a free-form map is one
-/// value.
+/// Collects the paths of all values, and asserts that the schema has exactly these values. A list or a free-form map is
+/// one value.
 fn collect_value_paths(values: &Value, schema: &Value, root: &Value, place: &str, into: &mut BTreeSet<String>) {
     let schema = match schema["$ref"].as_str() {
         Some(named) => root.pointer(named.trim_start_matches('#')).unwrap(),
@@ -225,7 +225,7 @@ fn value_paths() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_schema_has_exactly_the_values() {
+fn the_schema_has_exactly_the_values_of_values_yaml() {
     let found = value_paths();
     assert!(found.contains("server.image.digest") && found.contains("networkPolicy.egress.dns.ports"), "{found:?}");
 }
@@ -305,7 +305,7 @@ async fn an_autoscaler_replaces_the_fixed_number_of_replicas() {
 }
 
 #[tokio::test]
-async fn a_rollout_and_a_drain_stop_no_server_before_another_serves() {
+async fn a_rollout_or_a_node_drain_stops_no_server_before_another_serves() {
     let objects = render(&[]).await.unwrap();
     let server = deployment(&objects, "server");
     assert_eq!(server["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"], 0);
@@ -316,7 +316,7 @@ async fn a_rollout_and_a_drain_stop_no_server_before_another_serves() {
         .unwrap()
         .iter()
         .find_map(|arg| arg.as_str()?.strip_prefix("--drain-seconds=")?.parse::<i64>().ok());
-    // A request can run for 35 s after the drain.
+    // A request can run for 35 s after the drain of the server (`--drain-seconds`).
     assert!(pod["terminationGracePeriodSeconds"].as_i64().unwrap() >= pre_stop + drain.unwrap() + 35);
     for budget in objects_of_kind(&objects, "PodDisruptionBudget") {
         assert_eq!(budget["spec"]["maxUnavailable"], 1);
@@ -368,7 +368,7 @@ async fn the_sample_policy_restricts_app_ids_and_loose_limits() {
     let namespace = cluster.plane().namespace("policy").await.unwrap();
     for document in serde_yaml::Deserializer::from_str(&read("charts/latchkey/samples/admission-policy.yaml")) {
         let mut object = Value::deserialize(document).unwrap();
-        // A unique name, and only this namespace, because other tests share the cluster.
+        // The policy gets a unique name and applies only to this namespace, because other tests use the same cluster.
         object["metadata"]["name"] = json!(namespace);
         if object["kind"] == "ValidatingAdmissionPolicyBinding" {
             object["spec"]["policyName"] = json!(namespace);
@@ -434,7 +434,7 @@ async fn all_metric_families() -> Vec<(String, String)> {
     let page = stack.server().get_ops("metrics").await.text;
     let install = TestCluster::shared().await.install().await;
     let operator = install.start_operator().await;
-    // The operator's last metric appears when it starts to reconcile.
+    // The last of the operator's metrics appears when the operator starts to reconcile.
     let operators = latchkey_tests::eventually_ok("the operator's metrics", LIMIT, || async {
         let page = reqwest::get(format!("http://{}/metrics", operator.ops)).await?.text().await?;
         anyhow::ensure!(page.contains("controller_runtime_max_concurrent_reconciles"), "{page}");
@@ -543,7 +543,7 @@ const UNHEALTHY: [(&str, &str); 19] = [
     ("controller_runtime_reconcile_errors_total{OPERATORS,controller=\"app\"}", "0+1x120"),
 ];
 
-/// Runs `promtool` in a folder.
+/// Runs `promtool` in a folder, and asserts that it succeeds.
 fn promtool(folder: &Path, args: &[&str]) {
     let output =
         std::process::Command::new(tools::promtool().unwrap()).current_dir(folder).args(args).output().unwrap();

@@ -13,7 +13,7 @@ use latchkey_tests::{
 use crate::support::{TestApp, app};
 
 const EMAIL: &str = "ada@example.com";
-/// Tolerance for the time between two reads of the clock, in the test and in the server, on a loaded machine.
+/// Maximum time in seconds between a read of the clock in the server and a read in the test, on a loaded machine.
 const CLOCK_TOLERANCE: i64 = 60;
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;

@@ -119,12 +119,12 @@ async fn each_permission_is_granted_once_and_can_be_revoked() {
     for everywhere in [false, true] {
         let builder = cluster.builder();
         let install = if everywhere { builder.watch_all_namespaces() } else { builder }.install().await;
-        assert_each_can_be_revoked(&install, "operator", &install.operator_account().client().await).await;
-        assert_each_can_be_revoked(&install, "server", &install.server_account().client().await).await;
+        assert_each_permission_can_be_revoked(&install, "operator", &install.operator_account().client().await).await;
+        assert_each_permission_can_be_revoked(&install, "server", &install.server_account().client().await).await;
     }
 }
 
-async fn assert_each_can_be_revoked(install: &Installation<'_>, component: &str, client: &Client) {
+async fn assert_each_permission_can_be_revoked(install: &Installation<'_>, component: &str, client: &Client) {
     let permissions = install.permissions(component);
     assert!(!permissions.is_empty());
     for permission in permissions {
@@ -146,7 +146,8 @@ async fn assert_each_can_be_revoked(install: &Installation<'_>, component: &str,
 async fn the_built_in_roles_include_apps_and_providers() {
     let install = TestCluster::shared().await.install().await;
     let roles: Api<ClusterRole> = Api::all(install.admin());
-    // No controller aggregates roles here. So the test itself selects them by the labels that the built-in role names.
+    // No controller aggregates roles here. So the test itself selects the roles by the labels that the built-in role
+    // names.
     for (usual, verbs) in [
         ("admin", ["create", "update", "patch", "delete"].as_slice()),
         ("edit", &["create", "update", "patch", "delete"]),

@@ -96,7 +96,7 @@ async fn twenty_concurrent_registrations_of_a_new_address_create_one_user() {
     let id = user.get::<Uuid, _>("id").to_string();
     assert_eq!(ids.iter().filter(|responded| **responded == id).count(), 1, "one response has the account's id");
 
-    // Each call has sent a mail, and the code of each mail belongs to this account.
+    // Each call causes a mail, and the code of each mail belongs to this account.
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 20);
     let code = test_app.code(EMAIL, 20).await;
     let confirmed = test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
@@ -105,7 +105,7 @@ async fn twenty_concurrent_registrations_of_a_new_address_create_one_user() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_fifty_concurrent_uses_of_a_code_one_redeems_it() {
+async fn of_fifty_concurrent_uses_of_a_code_one_succeeds() {
     let test_app = two_servers().await;
     let app = test_app.id().to_owned();
     test_app.register(EMAIL).await;
@@ -141,7 +141,7 @@ async fn of_fifty_concurrent_uses_of_a_code_one_redeems_it() {
 }
 
 #[tokio::test]
-async fn a_code_that_a_store_restores_is_invalid() {
+async fn a_used_code_that_reappears_in_redis_is_invalid() {
     let test_app = TestApp::from_builder(unlimited_app("back"), Stack::builder()).await;
     test_app.register(EMAIL).await;
     let code = test_app.code(EMAIL, 1).await;
@@ -167,7 +167,7 @@ async fn a_code_that_a_store_restores_is_invalid() {
     test_app.verify(token.string("token")).await.expect(StatusCode::OK);
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 3, "no second notice");
 
-    // It is the epoch that makes the code invalid: with the old epoch, the same code works.
+    // The epoch makes the code invalid: with the old epoch, the same code works.
     before.restore().await;
     test_app.sql("UPDATE users SET epoch = epoch - 1").await;
     let reset = test_app.client().confirm_password(test_app.id(), EMAIL, &code, PASSWORD).await;

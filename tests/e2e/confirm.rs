@@ -1,5 +1,5 @@
-//! Confirmation of an email address: which session continues, which ones end, and which codes are valid (specification:
-//! Accounts, Confirm).
+//! Confirmation of an email address: which session continues, which sessions end, and which codes are valid
+//! (specification: Accounts, Confirm).
 
 use http::{Method, StatusCode};
 use latchkey_tests::{
@@ -73,7 +73,7 @@ async fn wrong_used_expired_and_malformed_codes_get_the_same_response() {
 }
 
 #[tokio::test]
-async fn case_hyphens_and_spaces_of_a_code_do_not_matter() {
+async fn hyphens_spaces_and_case_of_a_code_do_not_matter() {
     let test_app = TestApp::start().await;
     for (index, write) in [
         |code: &str| code.to_lowercase(),
@@ -92,11 +92,11 @@ async fn case_hyphens_and_spaces_of_a_code_do_not_matter() {
 }
 
 #[tokio::test]
-async fn o_is_read_as_zero_and_i_and_l_as_one() {
+async fn in_codes_the_letter_o_is_read_as_0_and_the_letters_i_and_l_as_1() {
     let test_app = TestApp::start().await;
     let mut registered = 0;
     for (symbol, misread) in [('0', "O"), ('0', "o"), ('1', "I"), ('1', "l")] {
-        // Registers until a code contains the symbol; one in four does.
+        // Registers users until a code contains the symbol. One code in four does.
         let code = loop {
             registered += 1;
             let email = format!("ada{registered}@example.com");
@@ -126,7 +126,7 @@ async fn using_one_of_several_codes_invalidates_the_others() {
 }
 
 #[tokio::test]
-async fn a_code_works_only_for_its_purpose_and_app_and_is_not_consumed_elsewhere() {
+async fn a_code_works_only_for_its_purpose_and_app_and_a_wrong_use_does_not_consume_it() {
     let (one, other) = (app(), app());
     let stack = Stack::builder().app(&one).app(&other).start().await;
     let test_app = TestApp { stack, app: one };
@@ -164,7 +164,8 @@ async fn a_code_of_an_earlier_epoch_is_invalid() {
 
 #[tokio::test]
 async fn a_contested_account_loses_its_password_at_confirm() {
-    // With the code of the first or of the second registration: the owner of the address can be either of the two.
+    // Tests the code of the first registration and that of the second, because either can be the registration of the
+    // owner.
     for used in [1, 2] {
         let test_app = TestApp::start().await;
         test_app.register(EMAIL).await;
@@ -208,7 +209,7 @@ async fn a_planted_session_ends_when_somebody_else_confirms() {
 }
 
 #[tokio::test]
-async fn identities_are_deleted_unless_the_account_itself_confirms() {
+async fn identities_are_deleted_unless_a_session_of_the_account_confirms() {
     let test_app = TestApp::start().await;
     for (email, with_bearer) in [("ada@example.com", false), ("grace@example.com", true)] {
         test_app.register(email).await;
@@ -233,7 +234,7 @@ async fn identities_are_deleted_unless_the_account_itself_confirms() {
 }
 
 #[tokio::test]
-async fn with_its_own_token_the_session_continues_and_every_other_ends() {
+async fn a_confirm_with_a_token_of_the_account_continues_its_session_and_ends_all_others() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let client = test_app.client();
@@ -251,7 +252,7 @@ async fn with_its_own_token_the_session_continues_and_every_other_ends() {
 }
 
 #[tokio::test]
-async fn a_contested_password_is_removed_even_with_the_accounts_own_token() {
+async fn a_confirm_removes_a_contested_password_even_with_a_token_of_the_account() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let own = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;

@@ -18,10 +18,12 @@ use tokio::{
 use crate::support::{NAME, app};
 
 const EMAIL: &str = "ada@example.com";
+/// Maximum time that a test waits for a response or a condition.
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
-/// Settings of the allocator as in the chart (docs/decisions/0011), which return free memory to the system.
-const MALLOC: &str = "glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072";
+/// The chart's settings of the allocator (docs/decisions/0011). With them, the allocator returns free memory to the
+/// system.
+const MALLOC_TUNABLES: &str = "glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072";
 
 /// A client address of these tests: 127.9.`group`.(`number` + 1).
 fn address(group: u8, number: u8) -> IpAddr {
@@ -36,7 +38,7 @@ async fn connect(server: std::net::SocketAddr, from: IpAddr) -> TcpStream {
 
 /// Whether a request over this connection gets a response. The connection stays open.
 async fn is_served(stream: &mut TcpStream) -> bool {
-    // The server can close a rejected connection before or after the client has sent this.
+    // The server can close a rejected connection before or after the client has sent the request.
     drop(stream.write_all(b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n").await);
     let mut reply = [0; 1024];
     let read = tokio::time::timeout(LIMIT, stream.read(&mut reply)).await.expect("a response or a close in time");
@@ -57,14 +59,14 @@ async fn metric(server: &ServerProcess, name: &str, labels: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
+async fn stalled_bodies_stay_within_the_budget_and_other_clients_are_served() {
     const STALLED: u64 = 640;
     let app = app();
     let stack = Stack::builder()
         .app(&app)
-        // A sixteenth of the memory limit is for request bodies.
+        // Slow bodies can use a sixteenth of the memory limit.
         .args(["--memory-limit", "128Mi"])
-        .env("GLIBC_TUNABLES", MALLOC)
+        .env("GLIBC_TUNABLES", MALLOC_TUNABLES)
         .start()
         .await;
     let server = stack.server();
@@ -123,7 +125,7 @@ async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
 async fn an_idle_connection_costs_less_than_its_share_of_the_budget() {
     const IDLE: u64 = 600;
     let app = app();
-    let stack = Stack::builder().app(&app).env("GLIBC_TUNABLES", MALLOC).start().await;
+    let stack = Stack::builder().app(&app).env("GLIBC_TUNABLES", MALLOC_TUNABLES).start().await;
     let server = stack.server();
     let mut clients = Vec::new();
     let mut before = 0;
@@ -143,7 +145,7 @@ async fn an_idle_connection_costs_less_than_its_share_of_the_budget() {
 }
 
 #[tokio::test]
-async fn a_client_address_has_a_connection_limit_and_a_listed_proxy_has_none() {
+async fn a_client_address_has_a_connection_limit_and_a_trusted_proxy_has_none() {
     let app = app();
     let stack = Stack::builder().app(&app).args(["--connections-per-client", "5"]).start().await;
     let server = stack.server();
@@ -184,7 +186,7 @@ async fn the_operations_listener_accepts_sixteen_connections_of_one_client_addre
 }
 
 #[tokio::test]
-async fn refusals_of_a_client_that_ignores_retry_after_are_held() {
+async fn refusals_for_a_client_that_ignores_retry_after_are_held() {
     let app = app().limit("loginsPerClient", &[(1, 3600)]);
     let stack = Stack::with(&app).await;
     let client = stack.client();

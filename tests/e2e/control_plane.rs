@@ -17,11 +17,12 @@ use latchkey_tests::{
     proxy::Proxy,
 };
 
+/// Maximum time that a test waits for a condition.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long a test waits for something that must not happen.
 const ABSENCE_WAIT: Duration = Duration::from_millis(300);
 
-async fn account(plane: &ControlPlane, namespace: &str, name: &str) -> ServiceAccountToken {
+async fn create_account(plane: &ControlPlane, namespace: &str, name: &str) -> ServiceAccountToken {
     let accounts: Api<ServiceAccount> = Api::namespaced(plane.admin().await, namespace);
     let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
     accounts.create(&PostParams::default(), &ServiceAccount { metadata, ..ServiceAccount::default() }).await.unwrap();
@@ -51,7 +52,7 @@ async fn the_api_server_has_the_version_of_go_mod() {
 async fn a_service_account_can_do_only_what_a_role_grants() {
     let plane = ControlPlane::shared().await;
     let namespace = plane.namespace("accounts").await.unwrap();
-    let account = account(plane, &namespace, "nobody").await;
+    let account = create_account(plane, &namespace, "nobody").await;
     let error = Api::<Secret>::namespaced(account.client().await, &namespace)
         .list(&ListParams::default())
         .await
@@ -66,7 +67,7 @@ async fn a_service_account_can_do_only_what_a_role_grants() {
 async fn the_audit_log_shows_who_did_what() {
     let plane = ControlPlane::shared().await;
     let namespace = plane.namespace("audit").await.unwrap();
-    let unprivileged = account(plane, &namespace, "nobody").await;
+    let unprivileged = create_account(plane, &namespace, "nobody").await;
     let secrets: Api<Secret> = Api::namespaced(plane.admin().await, &namespace);
     let mark = plane.audit_mark();
     secrets.create(&PostParams::default(), &secret("one")).await.unwrap();

@@ -1,4 +1,5 @@
-//! CORS: the App's exact list of origins, with credentials, and never a wildcard (specification: HTTP API, CORS).
+//! CORS: responses allow exactly the origins that the App lists, with credentials, and never a wildcard (specification:
+//! HTTP API, CORS).
 
 use http::{Method, StatusCode};
 use latchkey_tests::{
@@ -9,11 +10,11 @@ use serde_json::{Value, json};
 
 use crate::support::{NAME, TestApp, app};
 
-const LISTED: &str = "https://shop.example.com";
+const LISTED_ORIGIN: &str = "https://shop.example.com";
 const EMAIL: &str = "ada@example.com";
 
 async fn start_app() -> TestApp {
-    TestApp::start_with(app().set("/allowedOrigins", json!([LISTED, "http://localhost:3000"]))).await
+    TestApp::start_with(app().set("/allowedOrigins", json!([LISTED_ORIGIN, "http://localhost:3000"]))).await
 }
 
 async fn preflight(client: &ApiClient, path: &str, origin: &str, method: &str) -> ApiResponse {
@@ -38,7 +39,7 @@ fn cors_headers(response: &ApiResponse) -> Vec<&str> {
 async fn options_answers_the_preflight_of_a_listed_origin() {
     let test_app = start_app().await;
     for operation in ["login", "register", "verify", "confirm", "forgot-password", "confirm-password"] {
-        for origin in [LISTED, "http://localhost:3000"] {
+        for origin in [LISTED_ORIGIN, "http://localhost:3000"] {
             let response = preflight(&test_app.client(), &test_app.email_path(operation), origin, "POST").await;
             assert!(response.status.is_success(), "{}", response.status);
             assert_eq!(response.header("access-control-allow-origin"), Some(origin));
@@ -87,18 +88,18 @@ async fn a_page_of_a_listed_origin_can_read_responses_and_errors() {
     let client = test_app.client();
     let account = json!({ "name": NAME, "email": EMAIL, "password": PASSWORD });
     let responses = [
-        (post(&client, &test_app.email_path("register"), LISTED, &account).await, StatusCode::OK),
-        (post(&client, &test_app.email_path("login"), LISTED, &account).await, StatusCode::OK),
+        (post(&client, &test_app.email_path("register"), LISTED_ORIGIN, &account).await, StatusCode::OK),
+        (post(&client, &test_app.email_path("login"), LISTED_ORIGIN, &account).await, StatusCode::OK),
         (
-            post(&client, &test_app.email_path("confirm"), LISTED, &json!({ "code": "x" })).await,
+            post(&client, &test_app.email_path("confirm"), LISTED_ORIGIN, &json!({ "code": "x" })).await,
             StatusCode::BAD_REQUEST,
         ),
-        (post(&client, &test_app.email_path("verify"), LISTED, &json!({})).await, StatusCode::UNAUTHORIZED),
-        (post(&client, &test_app.email_path("login"), LISTED, &json!([])).await, StatusCode::BAD_REQUEST),
+        (post(&client, &test_app.email_path("verify"), LISTED_ORIGIN, &json!({})).await, StatusCode::UNAUTHORIZED),
+        (post(&client, &test_app.email_path("login"), LISTED_ORIGIN, &json!([])).await, StatusCode::BAD_REQUEST),
     ];
     for (response, status) in responses {
         let response = response.expect(status);
-        assert_eq!(response.header("access-control-allow-origin"), Some(LISTED));
+        assert_eq!(response.header("access-control-allow-origin"), Some(LISTED_ORIGIN));
         assert_eq!(response.header("access-control-allow-credentials"), Some("true"));
         let exposed = response.header("access-control-expose-headers").unwrap().to_lowercase();
         for name in ["x-request-id", "retry-after"] {
@@ -114,14 +115,17 @@ async fn no_response_has_a_wildcard() {
     let client = test_app.client();
     let jwks = format!("{}/.well-known/jwks.json", test_app.id());
     for path in [test_app.email_path("login").as_str(), &jwks, "openapi.json", "v1/nowhere/email/login", "nothing"] {
-        for origin in [LISTED, "https://evil.example"] {
+        for origin in [LISTED_ORIGIN, "https://evil.example"] {
             let responses = [
                 preflight(&client, path, origin, "POST").await,
                 client.send(client.request(Method::GET, path).header("origin", origin)).await,
             ];
             for response in responses {
                 let allowed = response.header("access-control-allow-origin");
-                assert!(allowed.is_none_or(|allowed| allowed == LISTED && origin == LISTED), "{path}: {allowed:?}");
+                assert!(
+                    allowed.is_none_or(|allowed| allowed == LISTED_ORIGIN && origin == LISTED_ORIGIN),
+                    "{path}: {allowed:?}"
+                );
             }
         }
     }
@@ -130,6 +134,6 @@ async fn no_response_has_a_wildcard() {
 #[tokio::test]
 async fn an_app_without_origins_allows_no_origin() {
     let test_app = TestApp::start().await;
-    let response = preflight(&test_app.client(), &test_app.email_path("login"), LISTED, "POST").await;
+    let response = preflight(&test_app.client(), &test_app.email_path("login"), LISTED_ORIGIN, "POST").await;
     assert_eq!(cors_headers(&response), [""; 0]);
 }

@@ -138,7 +138,7 @@ async fn codes_and_tokens_stay_valid_after_a_rotation_until_their_key_is_dropped
     let later = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(jsonwebtoken::decode_header(later.string("token")).unwrap().kid.as_deref(), Some("s8"));
     old.verify().await.expect(StatusCode::OK);
-    // Waits for the mail of *verify*, because no code is sent once the address is confirmed.
+    // Waits for the mail of *verify* before the confirmation, because a confirmed address gets no code.
     test_app.code(EMAIL, 2).await;
     client.confirm(test_app.id(), &codes[0]).await.expect(StatusCode::OK);
 
@@ -164,7 +164,7 @@ async fn codes_and_tokens_stay_valid_after_a_rotation_until_their_key_is_dropped
 }
 
 #[tokio::test]
-async fn keys_and_discovery_are_cached_for_five_minutes_and_revalidated() {
+async fn keys_and_discovery_can_be_cached_for_five_minutes_and_revalidated() {
     let test_app = TestApp::start().await;
     let (id, client) = (test_app.id(), test_app.client());
     for path in [
@@ -335,7 +335,7 @@ async fn responses_match_the_openapi_document() {
     }
     hold("confirm-password", &client.confirm_password(id, EMAIL, WRONG_CODE, NEW_PASSWORD).await);
 
-    // The user's own account. The login is recent, so the account can be deleted without the password.
+    // The endpoints of the user's own account. The login is recent, so the account can be deleted without the password.
     let owner = test_app.log_in(client.clone(), EMAIL, NEW_PASSWORD).await;
     let own = |path: &str, method: &str, response: &ApiResponse| {
         promises.assert_matches(&format!("/v1/{{APPID}}/{path}"), method, response);
@@ -373,7 +373,7 @@ async fn responses_match_the_openapi_document() {
 // === live edits ===
 
 #[tokio::test]
-async fn edited_new_and_removed_apps_take_effect() {
+async fn edits_additions_and_removals_of_apps_take_effect() {
     let app = app();
     let stack = Stack::builder().app(&app).watch().start().await;
     let client = stack.client();
@@ -402,7 +402,7 @@ async fn edited_new_and_removed_apps_take_effect() {
 }
 
 #[tokio::test]
-async fn an_invalid_manifest_changes_nothing_and_stops_no_other() {
+async fn an_invalid_manifest_changes_nothing_and_does_not_affect_other_manifests() {
     let (broken, other) = (app(), app());
     let stack = Stack::builder().app(&broken).app(&other).watch().start().await;
     let client = stack.client();
@@ -417,7 +417,7 @@ async fn an_invalid_manifest_changes_nothing_and_stops_no_other() {
 }
 
 #[tokio::test]
-async fn a_document_that_does_not_parse_is_rejected_and_the_old_one_serves() {
+async fn an_invalid_document_is_rejected_and_the_earlier_document_stays_in_use() {
     let test_app = TestApp::start().await;
     let client = test_app.client();
     let path = test_app.stack.rendered().join(format!("{}.json", test_app.id()));
@@ -471,7 +471,7 @@ async fn a_document_of_a_later_format_is_served_with_its_known_fields() {
 }
 
 #[tokio::test]
-async fn the_operations_listener_is_alive_and_ready_and_not_public() {
+async fn the_operations_listener_reports_health_and_its_paths_are_not_public() {
     let test_app = TestApp::start().await;
     let server = test_app.stack.server();
     for path in ["livez", "readyz", "metrics"] {

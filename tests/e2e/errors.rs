@@ -92,7 +92,7 @@ async fn every_error_of_the_six_endpoints_has_the_same_format() {
     let mut seen = BTreeSet::new();
     let mut note = |response: ApiResponse| record_error(&mut seen, &response);
 
-    // The head of this request does not end. The other requests run in the meantime.
+    // The head of this request is incomplete. While the server waits for the rest, the test sends the other requests.
     let late = tokio::spawn(send_raw(test_app.stack.server().public, post_head(&test_app.email_path("login"))));
 
     note(client.post(&test_app.email_path("login"), &json!({})).await);
@@ -129,7 +129,7 @@ async fn every_error_of_the_six_endpoints_has_the_same_format() {
 
     let late = late.await.unwrap();
     assert_eq!(status_of(&late), Some(408), "{late}");
-    // If the HTTP library itself responds, the response can be without a body.
+    // If the server's HTTP library itself responds, the response can be without a body.
     if let Some((_, body)) = late.split_once("\r\n\r\n").filter(|(_, body)| !body.is_empty()) {
         let body: Value = serde_json::from_str(body).unwrap();
         assert_eq!(body["error"], "invalid_request");
@@ -180,7 +180,7 @@ async fn the_set_of_errors_is_closed_and_documented() {
 }
 
 #[tokio::test]
-async fn an_unknown_app_gets_the_same_response_from_every_endpoint() {
+async fn every_endpoint_has_the_same_response_for_an_unknown_app() {
     let test_app = TestApp::start().await;
     let client = test_app.client();
     let long = "a".repeat(64);
@@ -195,7 +195,7 @@ async fn an_unknown_app_gets_the_same_response_from_every_endpoint() {
 }
 
 #[tokio::test]
-async fn an_unknown_path_is_not_found_and_a_wrong_method_gets_the_allowed_ones() {
+async fn an_unknown_path_gets_404_and_a_wrong_method_gets_the_allowed_methods() {
     let test_app = TestApp::start().await;
     let client = test_app.client();
     let login = test_app.email_path("login");
@@ -221,7 +221,7 @@ async fn an_unknown_path_is_not_found_and_a_wrong_method_gets_the_allowed_ones()
 }
 
 #[tokio::test]
-async fn every_response_has_a_request_id_and_keeps_a_well_formed_one() {
+async fn every_response_has_a_request_id_and_keeps_a_well_formed_id_of_the_request() {
     let test_app = TestApp::start().await;
     let client = test_app.client();
     let long = "a".repeat(128);

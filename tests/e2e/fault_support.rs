@@ -1,4 +1,4 @@
-//! Helpers of the fault tests: an App without limits, a service behind proxies, and access to its stores.
+//! Helpers of the fault tests: an App without limits, checks of error responses, and access to the service's stores.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use sqlx::{AssertSqlSafe, PgConnection, postgres::PgRow};
 
 use crate::support::{MAIL_LIMIT, NAME, TestApp};
 
-/// A limit that no test reaches.
+/// A count that no test reaches.
 const UNREACHED_COUNT: u32 = 100_000;
 
 /// An App with limits that no test reaches.
@@ -53,7 +53,7 @@ pub(crate) fn expect_invalid_credentials(response: ApiResponse) -> ApiResponse {
     response.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials")
 }
 
-/// The keys of an App in Redis at one moment, with their values.
+/// The Redis keys of an App at one moment, with their values.
 pub(crate) struct Snapshot {
     redis: MultiplexedConnection,
     keys: Vec<(String, Vec<u8>)>,
@@ -197,7 +197,7 @@ impl TestApp {
         self.stack.database.connect().await.expect("the database is reachable")
     }
 
-    /// Registers from a new client address, and returns any response.
+    /// Registers from a new client address. Returns the response, whatever its status is.
     pub(crate) async fn try_register(&self, email: &str) -> ApiResponse {
         self.client().register(self.id(), NAME, email, PASSWORD).await
     }

@@ -77,7 +77,7 @@ async fn wait_for_login(test_app: &TestApp, email: &str) {
     test_app.wait_until_ok("a login", async || try_login(test_app, email, PASSWORD).await).await;
 }
 
-/// Waits until several calls in a row succeed. Then no connection of the server is still broken by an earlier cut.
+/// Waits until three calls have succeeded. After them, no connection of the server is still broken by an earlier cut.
 async fn wait_until_settled(test_app: &TestApp) {
     for _ in 0..3 {
         test_app
@@ -110,7 +110,7 @@ async fn a_refused_call_does_not_count_towards_the_mail_limit() {
 }
 
 #[tokio::test]
-async fn without_postgres_dependent_calls_are_unavailable_and_recover() {
+async fn calls_that_need_postgres_are_unavailable_without_it_and_recover() {
     let test_app = app_behind_proxies().await;
     let (client, token) = test_app.register_and_log_in(EMAIL).await;
     test_app.register(OTHER).await;
@@ -178,8 +178,8 @@ async fn a_registration_that_is_cut_off_is_complete_or_absent() {
     assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, 0);
     assert_eq!(test_app.query_number("SELECT count(*) FROM outbox").await, 0, "no mail without a user");
 
-    // The earlier cut can have broken another connection, too. A call over it would fail before it reaches the next
-    // trap.
+    // The earlier cut can have broken another connection, too. A call over that connection would fail before it reaches
+    // the next trap.
     wait_until_settled(&test_app).await;
     proxy.set_trap(Trap::After(EMAIL.into()));
     expect_unavailable(within_limit(test_app.try_register(EMAIL)).await);
@@ -229,8 +229,8 @@ async fn a_reset_with_a_lost_response_still_ends_sessions_and_codes() {
         within_limit(test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD)).await,
     );
     proxy.trap_triggered().await;
-    // The transaction was committed, but the server does not know that. It has restored the code, but with the new
-    // epoch the code is invalid.
+    // The transaction was committed, but the server does not know that. The server has restored the code, but with the
+    // new epoch the code is invalid.
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, (3, true));
     let again = eventually("a response to the code", RECOVERY_LIMIT, || async {
         let response = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, PASSWORD).await;
@@ -291,13 +291,13 @@ async fn without_redis_nothing_is_half_done_and_everything_recovers() {
 }
 
 #[tokio::test]
-async fn an_epoch_reaches_redis_through_the_outbox_if_redis_is_cut_after_the_transaction() {
+async fn an_epoch_reaches_redis_through_the_outbox_if_redis_is_cut_during_the_transaction() {
     let test_app = app_behind_proxies().await;
     let (_, token) = test_app.register_and_log_in(EMAIL).await;
     let reset = test_app.reset_code(EMAIL, 2).await;
     let before = Snapshot::capture(&test_app).await;
-    // Makes Postgres slow, so that the test can cut Redis after the removal of the code and before the new epoch. The
-    // transaction takes 7 to 12 round trips, so it ends before its deadline.
+    // Makes Postgres slow, so that the test can cut Redis after the server has removed the code and before it writes
+    // the new epoch to Redis. The transaction takes 7 to 12 round trips, so it still ends before its deadline.
     postgres_proxy(&test_app).delay(Duration::from_millis(80));
     let call = test_app.client();
     let response = async { call.confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await };
@@ -334,7 +334,7 @@ async fn a_running_server_works_with_an_emptied_redis() {
     test_app.register(OTHER).await;
     let code = test_app.code(OTHER, 1).await;
     let mut redis = test_app.stack.redis().connect().await.expect("Redis is reachable");
-    // Empties Redis, as if it was replaced: no keys, no scripts.
+    // Empties Redis, as if it had been replaced: no keys, no scripts.
     ::redis::cmd("FLUSHALL").query_async::<()>(&mut redis).await.expect("Redis is emptied");
     ::redis::cmd("SCRIPT").arg("FLUSH").query_async::<()>(&mut redis).await.expect("Redis forgets scripts");
 
@@ -349,7 +349,7 @@ async fn a_running_server_works_with_an_emptied_redis() {
 }
 
 #[tokio::test]
-async fn without_both_stores_the_keys_are_served_and_the_service_stays_ready() {
+async fn if_both_stores_are_unavailable_the_jwks_is_served_and_the_service_stays_ready() {
     let test_app = app_behind_proxies().await;
     let (_, token) = test_app.register_and_log_in(EMAIL).await;
     postgres_proxy(&test_app).refuse().await;
@@ -397,7 +397,7 @@ async fn a_server_started_without_its_stores_serves_once_they_are_available() {
 }
 
 #[tokio::test]
-async fn a_server_with_an_old_schema_is_not_ready_until_it_is_migrated() {
+async fn a_server_is_not_ready_until_the_schema_is_migrated() {
     let test_app = TestApp::from_builder(unlimited_app("old"), Stack::builder()).await;
     let server = test_app.stack.server();
     server.kill();
@@ -531,7 +531,7 @@ async fn a_server_killed_during_a_confirmation_leaves_it_complete_or_undone() {
         assert_eq!(epoch, if verified { 2 } else { 1 }, "{email}");
         assert!(verified || response.is_err(), "a confirmation with a response is done: {response:?}");
         done.push(verified);
-        // In both cases the user gets a verified account: with a new code if the old one was lost with the server.
+        // If the confirmation was undone, the old code can be lost. The user then verifies the account with a new code.
         if !verified {
             test_app.wait_until_ok("registration", async || test_app.try_register(&email).await).await;
             let code = test_app.code(&email, 2).await;
@@ -641,7 +641,7 @@ async fn a_flood_of_silent_connections_is_bounded_and_does_not_delay_others() {
     closed.expect("a silent connection is closed").ok();
 }
 
-/// `VmRSS` of proc(5), in KiB.
+/// The resident memory of the server (`VmRSS` in proc(5)), in KiB.
 fn resident_kib(server: &ServerProcess) -> u64 {
     let pid = server.pid().expect("the server runs");
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the server runs");

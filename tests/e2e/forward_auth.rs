@@ -46,7 +46,7 @@ struct Application {
     accept_task: JoinHandle<()>,
 }
 
-/// A service, an application, and NGINX in front of the application, with the configuration of the docs.
+/// A service, an application, and NGINX in front of the application, with the configuration in docs/gate.md.
 struct NginxSetup {
     test_app: TestApp,
     application: Application,
@@ -215,7 +215,8 @@ async fn nginx_lets_only_a_logged_in_browser_through() {
         assert!(refused.header("www-authenticate").is_some_and(|header| header.starts_with("Bearer realm=")), "{who}");
         setup.assert_not_reached(before);
     }
-    // A token that was signed again is valid, so the tokens above were rejected only because of their claims.
+    // A token that was signed again is valid. So the two tokens above that were signed again were rejected only because
+    // of their claims.
     let renewed = re_signed(&setup.test_app, user.token(), "exp", json!(exp + 1));
     setup.get_with_cookie(Some(&renewed)).await.expect(StatusCode::OK);
 
@@ -256,7 +257,7 @@ async fn nginx_overrides_the_identity_headers_of_a_client() {
     assert_eq!(received_header(&received, "x-auth-name"), Some("Ada%20Lovelace"));
     assert!(!received.text.contains("root") && !received.text.contains("admin"), "{}", received.text);
 
-    // An unverified user has no email header, and a client cannot supply one.
+    // For an unverified user, the application receives no `X-Auth-Email` header, even if the client sends one.
     let client = test_app.client();
     let unverified = "grace@example.com";
     client.register(test_app.id(), "Zoë „Ω“ O'Neil 100%", unverified, PASSWORD).await.expect(StatusCode::OK);
@@ -273,7 +274,7 @@ async fn nginx_overrides_the_identity_headers_of_a_client() {
 }
 
 #[tokio::test]
-async fn an_ended_session_is_refused_within_a_second_and_another_one_stays() {
+async fn an_ended_session_is_refused_within_a_second_and_other_sessions_continue() {
     let setup = NginxSetup::start(TestApp::start().await).await;
     let user = registered_session(&setup.test_app, EMAIL).await;
     let neighbour = setup.test_app.client().authenticate(setup.test_app.id(), EMAIL, PASSWORD).await;
@@ -301,7 +302,7 @@ async fn without_redis_requests_get_503_and_never_401() {
     setup.get_with_cookie(Some(user.token())).await.expect(StatusCode::OK);
     let redis = setup.test_app.stack.redis_proxy.as_ref().unwrap();
     redis.refuse().await;
-    // The server accepts a session for a moment after its last lookup.
+    // Without Redis, the server still accepts a session for up to a second after the last lookup.
     let refused = eventually("the browser gets a 503", STORE_LIMIT, || async {
         let response = setup.get_with_cookie(Some(user.token())).await;
         assert_ne!(response.status, StatusCode::UNAUTHORIZED);
@@ -312,7 +313,7 @@ async fn without_redis_requests_get_503_and_never_401() {
     assert!(refused.header("retry-after").is_some());
     let response = user.get("authorize").await.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
     assert!(response.header("retry-after").is_some());
-    // A malformed token is rejected without a store.
+    // To reject a malformed token, the server needs no store.
     setup.get_with_cookie(Some("garbage")).await.expect(StatusCode::UNAUTHORIZED);
     redis.restore().unwrap();
     eventually("the browser is accepted again", STORE_LIMIT, || async {
@@ -376,7 +377,8 @@ async fn forward_auth_accepts_the_requests_of_traefik_and_envoy() {
     let endpoint = format!("v1/{}/authorize", test_app.id());
     let client = test_app.client();
 
-    // Traefik sends GET requests to one URL. Headers describe the original request, but not the length of its body.
+    // Traefik sends GET requests without a body to one URL. Headers describe the original request, except for the
+    // length of the original body.
     let traefik = |request: reqwest::RequestBuilder| {
         request
             .header("X-Forwarded-Method", "POST")
@@ -396,7 +398,7 @@ async fn forward_auth_accepts_the_requests_of_traefik_and_envoy() {
         .await
         .expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
 
-    // Envoy keeps the method, appends the path to the URL's path, and sends no body.
+    // Envoy keeps the method, appends the path of the original request to the path of the URL, and sends no body.
     for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND"] {
         let method: Method = method.parse().unwrap();
         for path in ["", "/", "/basket", "/a/b/c/d/e/f", "//", "/..%2f..%2femail/login", "/authorize?token=x&y=%00"] {

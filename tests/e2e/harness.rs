@@ -28,6 +28,7 @@ use lettre::{
 };
 use sqlx::Connection;
 
+/// Maximum time that a test waits for a condition.
 const LIMIT: Duration = Duration::from_secs(20);
 /// How long a test waits for something that must not happen.
 const ABSENCE_WAIT: Duration = Duration::from_millis(300);
@@ -433,7 +434,7 @@ async fn the_page_after_a_login_shows_its_parameters_as_text() {
     let inbox = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
     let browser = Browser::start().await.unwrap();
     let done = format!("http://{}/done", inbox.addr());
-    // {"sub":"é"}
+    // The claims of this token are {"sub":"é"}.
     let token = "e30.eyJzdWIiOiLDqSJ9.c2ln";
     browser.open(&format!("{done}?access_token={token}&expires_in=900#session_id=s%201&local_id=l")).await;
     assert_eq!(browser.text_of("#title").await, "Logged in");
@@ -484,7 +485,7 @@ async fn a_user_logs_in_at_dex_in_a_browser() {
     let url = browser.wait_for_url("the redirect back", |url| url.path() == "/done").await;
     assert!(url.query().unwrap().contains("code=") && url.query().unwrap().contains("state=one"), "{url}");
 
-    // A Dex at the same socket address that asks for consent, which the user can grant or cancel.
+    // The next Dex listens at the same socket address and asks for consent. The user can grant the consent or cancel.
     let keys = async |dex: &Dex| ApiClient::new(dex.addr()).get("dex/keys").await.expect(StatusCode::OK).body;
     let before = keys(&dex).await;
     let options = dex.options().clone().with_consent_page();

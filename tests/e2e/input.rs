@@ -20,7 +20,7 @@ const EMAIL: &str = "ada@example.com";
 const MAX_BODY: usize = 64 * 1024;
 const MAX_HEAD: usize = 32 * 1024;
 
-/// The body of a login of an unknown user. The response is 401 if the server has read it.
+/// The body of a login of an unknown user. The response is 401 if the server has read this body.
 fn login_body() -> String {
     json!({ "email": EMAIL, "password": PASSWORD }).to_string()
 }
@@ -110,7 +110,7 @@ async fn a_name_has_one_to_200_characters_and_no_control_characters() {
 }
 
 #[tokio::test]
-async fn an_address_is_a_dot_atom_at_a_host_name_of_at_most_254_bytes() {
+async fn an_address_has_at_most_254_bytes_and_is_a_dot_atom_at_a_host_name() {
     let test_app = TestApp::start().await;
     for good in [address(64, 254).as_str(), "a@b.cd", "o'brien+tag&x@xn--bcher-kva.example"] {
         let response = test_app.client().register(test_app.id(), NAME, good, PASSWORD).await.expect(StatusCode::OK);
@@ -328,7 +328,7 @@ async fn a_header_block_has_at_most_32_kib() {
     let test_app = TestApp::start().await;
     let server = test_app.stack.server().public;
     let body = login_body();
-    // A header block of `size` bytes, in headers of `each` bytes.
+    // A request with a header block of `size` bytes, which consists of headers of `each` bytes.
     let padded = |size: usize, each: usize| {
         let mut head = format!("{}Content-Length: {}\r\n", post_head(&test_app.email_path("login")), body.len());
         let mut count = 0;
@@ -362,7 +362,7 @@ async fn a_header_block_has_at_most_32_kib() {
 // === time ===
 
 #[tokio::test]
-async fn headers_have_10_seconds_and_a_body_30() {
+async fn headers_must_arrive_within_10_seconds_and_a_body_within_30() {
     let test_app = TestApp::start().await;
     let server = test_app.stack.server().public;
     let path = test_app.email_path("login");
@@ -451,7 +451,7 @@ async fn malformed_http_is_refused_and_the_server_keeps_running() {
         let status = status_of(&response);
         assert!(status.is_none_or(|status| (400..500).contains(&status)), "{bad:?}: {response}");
     }
-    // Two different lengths must not hide a second request (RFC 9112, section 6.3).
+    // `Content-Length` together with `Transfer-Encoding` must not hide a second request (RFC 9112, section 6.3).
     let smuggled = format!(
         "{head}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
     );

@@ -29,7 +29,7 @@ struct IntrospectionTest {
     key_file: PathBuf,
 }
 
-/// An App that lists a ServiceAccount for each role.
+/// The App with a listed ServiceAccount for each role.
 fn with_administrators(app: App) -> App {
     let one = |name: &str, role: &str| json!({ "serviceAccount": { "namespace": "shop", "name": name }, "role": role });
     app.set("/administrators", json!([one("asks", "Introspector"), one("reads", "Reader"), one("runs", "UserAdmin")]))
@@ -131,7 +131,7 @@ async fn a_live_token_returns_its_claims() {
 }
 
 #[tokio::test]
-async fn any_other_token_is_inactive_without_further_fields() {
+async fn the_response_for_any_other_token_says_only_that_it_is_inactive() {
     let (app, other) = (with_administrators(app()), App::new("other"));
     let test = IntrospectionTest::from_builder(app, Stack::builder().app(&other)).await;
     test.test_app.register_and_confirm(EMAIL).await;
@@ -197,7 +197,7 @@ async fn only_a_listed_service_account_can_introspect() {
         let refused = refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
         assert!(refused.header("www-authenticate").is_some_and(|header| header.starts_with("Bearer ")), "{who}");
         assert_eq!(refused.body.get("active"), None, "{who}");
-        // All rejected callers get the same response, so that it does not reveal which ones are listed.
+        // All rejected callers get the same response, so that it does not reveal which ServiceAccounts are listed.
         let description = refused.string("error_description");
         assert_eq!(description, "show the token of a ServiceAccount that the App lists as an administrator", "{who}");
     }
@@ -267,7 +267,7 @@ async fn without_redis_introspection_is_unavailable() {
         let response = response.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
         assert!(response.header("retry-after").is_some());
     }
-    // A request that needs no lookup still gets a response.
+    // A request that needs no lookup gets the same response as with Redis.
     test.assert_inactive("garbage", "garbage").await;
     test.introspect(None, user.token()).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
 }

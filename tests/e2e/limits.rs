@@ -24,7 +24,7 @@ const HOUR: u32 = 3600;
 fn expect_rate_limited(response: ApiResponse, name: &str, count: u32, window: u32) -> u64 {
     let response = response.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     let wait: u64 = response.header("retry-after").expect("Retry-After").parse().expect("seconds");
-    // A request leaves a window at most a fiftieth of the window late.
+    // A request is counted for the time of the window, or at most a fiftieth longer.
     let longest = u64::from(window + window.div_ceil(50));
     assert!((1..=longest).contains(&wait), "{wait} s");
     let policy = format!("\"{name}\";q={count};w={window}");
@@ -40,7 +40,7 @@ async fn wrong_login(client: &ApiClient, test_app: &TestApp, email: &str) -> Api
 // === logins ===
 
 #[tokio::test]
-async fn login_failures_per_client_count_one_account_from_one_client_address() {
+async fn login_failures_per_client_are_counted_for_each_account_and_client_address() {
     let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, HOUR)])).await;
     test_app.register_and_confirm(EMAIL).await;
     test_app.register_and_confirm("grace@example.com").await;
@@ -70,7 +70,7 @@ async fn a_right_password_does_not_count_as_a_failure() {
 }
 
 #[tokio::test]
-async fn login_failures_per_account_count_only_from_unknown_client_addresses() {
+async fn login_failures_per_account_are_counted_only_for_unknown_client_addresses() {
     let test_app = TestApp::start_with(app().limit("loginFailuresPerAccount", &[(3, HOUR)])).await;
     let confirmed_here = test_app.register_and_confirm(EMAIL).await;
     let signed_in_here = test_app.client();
@@ -98,7 +98,7 @@ async fn login_failures_per_account_count_only_from_unknown_client_addresses() {
 }
 
 #[tokio::test]
-async fn login_failures_per_client_overall_count_over_all_accounts() {
+async fn login_failures_per_client_overall_are_counted_over_all_accounts() {
     let test_app = TestApp::start_with(app().limit("loginFailuresPerClientOverall", &[(3, HOUR)])).await;
     test_app.register_and_confirm(EMAIL).await;
     let client = test_app.client();
@@ -159,7 +159,7 @@ async fn a_refusal_never_reveals_whether_an_account_exists() {
 // === windows ===
 
 #[tokio::test]
-async fn a_refusal_consumes_nothing_and_after_retry_after_a_request_succeeds() {
+async fn a_refusal_consumes_nothing_and_a_request_after_the_wait_is_allowed() {
     let app = app().limit("loginsPerClient", &[(2, 6)]).limit("loginFailuresPerClient", &[(3, HOUR)]);
     let test_app = TestApp::start_with(app).await;
     let client = test_app.client();
@@ -172,7 +172,7 @@ async fn a_refusal_consumes_nothing_and_after_retry_after_a_request_succeeds() {
         expect_rate_limited(wrong_login(&client, &test_app, EMAIL).await, "loginsPerClient", 2, 6);
     }
     tokio::time::sleep_until(end).await;
-    // The limit allows this login, so it did not count the rejected logins.
+    // The limit allows this login, so the limit did not count the rejected logins.
     wrong_login(&client, &test_app, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
 }
 
@@ -279,7 +279,7 @@ async fn codes_per_client_count_wrong_codes_of_both_kinds_and_no_right_ones() {
 }
 
 #[tokio::test]
-async fn a_password_too_weak_to_reset_counts_like_a_wrong_code() {
+async fn a_reset_with_a_weak_password_counts_like_a_wrong_code() {
     let test_app = TestApp::start_with(app().limit("codesPerClient", &[(3, HOUR)])).await;
     let client = test_app.client();
     test_app.register(EMAIL).await;
@@ -294,7 +294,7 @@ async fn a_password_too_weak_to_reset_counts_like_a_wrong_code() {
         3,
         HOUR,
     );
-    // The code is still valid, from another client address.
+    // The code is still valid: another client address can use it.
     let reset = test_app.client().confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
 }
@@ -322,7 +322,7 @@ async fn a_mail_limit_drops_only_the_mail_and_the_earlier_code_stays_valid() {
 }
 
 #[tokio::test]
-async fn mails_requested_by_the_owner_count_separately_from_a_strangers() {
+async fn mails_requested_by_the_owner_count_separately_from_those_requested_by_a_stranger() {
     let test_app = TestApp::start_with(app().limit("mailsPerRecipient", &[(1, HOUR)])).await;
     let owner = test_app.register_and_confirm(EMAIL).await;
     for _ in 0..2 {
@@ -421,7 +421,7 @@ async fn behind_listed_proxies_the_client_is_the_rightmost_unlisted_address() {
 }
 
 #[tokio::test]
-async fn an_ipv6_client_is_counted_by_its_64_prefix_and_its_48_prefix_has_ten_times_the_limit() {
+async fn ipv6_clients_are_counted_by_prefix_of_64_bits_and_a_prefix_of_48_bits_has_ten_times_the_limit() {
     let app = app().limit("loginsPerClient", &[(2, HOUR)]).limit("loginFailuresPerAccount", &[(1000, HOUR)]);
     let stack = Stack::builder().app(&app).args(["--trusted-proxies", "127.0.0.0/8"]).start().await;
     let client = stack.client();

@@ -27,7 +27,7 @@ use url::{Url, form_urlencoded};
 use crate::support::NAME;
 
 const ADA: &str = "ada@example.com";
-/// The parameters of the redirect back, sorted by name (specification: Social login, Callback).
+/// The parameters of the redirect to the application, sorted by name (specification: Social login, Callback).
 const CALLBACK_PARAMETERS: [&str; 7] =
     ["access_token", "email_verified", "expires_at", "expires_in", "local_id", "refresh_token", "session_id"];
 /// A code verifier (RFC 7636, section 4.1).
@@ -193,7 +193,7 @@ async fn a_login_returns_the_seven_parameters_in_the_fragment() {
 }
 
 #[tokio::test]
-async fn a_login_returns_a_code_that_the_verifier_exchanges_once() {
+async fn a_login_returns_a_code_that_can_be_exchanged_once_with_the_verifier() {
     let social = SocialLoginTest::start(app().set("/callbackMode", "Code"), dex::Options::for_tests()).await;
     let browser = Browser::start().await.unwrap();
 
@@ -219,7 +219,7 @@ async fn a_login_returns_a_code_that_the_verifier_exchanges_once() {
     let signed_in = social.stack.client().with_token(social.app.id(), response.string("access_token"));
     assert_eq!(signed_in.verify().await.expect(StatusCode::OK).string("email"), ADA);
 
-    // A second use of the code ends the session of the first.
+    // A second use of the code ends the session that the first use opened.
     exchange(&code, CODE_VERIFIER).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
     let refreshed = social.refresh(response.string("refresh_token")).await;
     refreshed.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
@@ -251,8 +251,9 @@ async fn two_tabs_can_log_in_at_once() {
     assert!(browser.cookies().await.is_empty(), "both flows are over");
 }
 
-/// If it could, an attacker could send a victim a link into the attacker's own flow, and the victim would be logged in
-/// as the attacker. In the other direction, the attacker would be logged in with the victim's code.
+/// If a second browser could use the state, an attacker could send a victim a link with the attacker's state and code,
+/// and the victim would be logged in as the attacker. An attacker who has the state and the code of a victim would be
+/// logged in as the victim.
 #[tokio::test]
 async fn a_second_browser_cannot_use_the_state_of_the_first() {
     let social = SocialLoginTest::start(app(), dex::Options::for_tests()).await;
@@ -262,7 +263,8 @@ async fn a_second_browser_cannot_use_the_state_of_the_first() {
     let page_of_dex = one.url().await;
     assert_eq!(page_of_dex.port(), Some(social.dex.addr().port()));
 
-    // On this page of Dex anybody can log in. Dex then redirects the second browser back, with the state of the first.
+    // On this page of Dex anybody can log in. Dex then redirects the second browser back, with the state of the first
+    // browser's flow.
     other.open(page_of_dex.as_str()).await;
     dex::log_in(&other, ADA).await;
     other.wait_for_text("invalid_state").await;
@@ -271,7 +273,7 @@ async fn a_second_browser_cannot_use_the_state_of_the_first() {
     assert!(!other.text().await.contains("access_token"));
     assert_eq!(social.user_and_identity_counts().await, (0, 0));
 
-    // A browser with its own flow cannot use the state either.
+    // A browser that has a flow of its own cannot use the state of another browser's flow, either.
     other.open(&social.login_link()).await;
     assert_eq!(other.cookies().await.len(), 1);
     let again = other.url().await;
@@ -296,8 +298,8 @@ async fn a_user_who_cancels_at_the_provider_is_not_logged_in_and_can_try_again()
     assert_callback_parameters(&unique_parameters(social.wait_for_redirect(&browser).await.query()));
 }
 
-/// The cookies of the service. ChromeDriver returns only the cookies of the open page, so this opens a page of the
-/// service and goes back.
+/// The cookies of the service. ChromeDriver returns only the cookies of the open page, so this function opens a page of
+/// the service and goes back.
 async fn cookies_of(browser: &Browser, stack: &Stack, app: &App) -> Vec<Cookie> {
     let page = browser.url().await;
     browser.open(&format!("{}/{}/.well-known/jwks.json", stack.base_url(), app.id())).await;
@@ -307,11 +309,11 @@ async fn cookies_of(browser: &Browser, stack: &Stack, app: &App) -> Vec<Cookie> 
 }
 
 #[tokio::test]
-async fn over_tls_flows_are_stored_in_host_only_cookies() {
+async fn over_tls_the_flows_are_stored_in_host_only_cookies() {
     let social = SocialLoginTest::start_over_tls(app()).await;
     assert!(social.stack.base_url().starts_with("https://localhost:"), "{}", social.stack.base_url());
     let browser = Browser::start_accepting_all_certificates().await.unwrap();
-    // The fifth flow removes the oldest one, so four are left.
+    // The fifth flow removes the oldest flow, so four flows are left.
     for flows in [1, 2, 3, 4, 4] {
         browser.open(&social.login_link()).await;
         assert_eq!(browser.url().await.host_str(), Some("127.0.0.1"), "at Dex, which is another site");
@@ -340,8 +342,8 @@ async fn over_tls_flows_are_stored_in_host_only_cookies() {
     other.wait_for_text("invalid_state").await;
 }
 
-/// Apple does this: a page of the provider sends a POST request. With it, browsers send only cookies with
-/// `SameSite=None`.
+/// Apple does this: a page of the provider sends a POST request to *callback*. With such a request, browsers send only
+/// cookies with `SameSite=None`.
 #[tokio::test]
 async fn over_tls_a_provider_can_return_with_a_cross_site_post() {
     let page = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
@@ -373,7 +375,7 @@ async fn over_tls_a_provider_can_return_with_a_cross_site_post() {
     assert_eq!(user_and_identity_counts(&stack).await, (1, 1));
 }
 
-/// Most providers redirect back if the user cancels. Dex does not, so this uses another provider.
+/// Most providers redirect back if the user cancels. Dex does not, so this test uses another provider.
 #[tokio::test]
 async fn a_user_who_cancels_returns_with_access_denied_and_no_text_of_the_provider() {
     let page = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
@@ -405,7 +407,7 @@ async fn a_user_who_cancels_returns_with_access_denied_and_no_text_of_the_provid
         assert_eq!(browser.text_of(&format!("td[data-place={place}][data-name=error]")).await, "access_denied");
         assert!(browser.cookies().await.is_empty(), "the flow is over");
 
-        // The user goes back to the provider's page, but the flow of its link is already used.
+        // The user goes back to the provider's page, but the flow of the link on that page has already ended.
         browser.back().await;
         browser.click("#cancel").await;
         browser.wait_for_text("invalid_state").await;
@@ -413,7 +415,7 @@ async fn a_user_who_cancels_returns_with_access_denied_and_no_text_of_the_provid
     }
 }
 
-/// Starts a provider with a page that posts a code to the callback URL. Its user is Ada.
+/// Starts a provider with a page that posts a code to the callback URL. The code is for Ada.
 async fn posting_provider() -> SocketAddr {
     start_server(|request| {
         let page = |kind: &'static str, body: String| {

@@ -24,7 +24,7 @@ use crate::{
 
 const EMAIL: &str = "ada@example.com";
 const DELIVERY_LIMIT: Duration = Duration::from_secs(30);
-/// Sets the number of failures so that the next one makes the mail a dead letter.
+/// Sets the number of failed attempts so that the next failure makes the mail a dead letter.
 const SET_LAST_ATTEMPT: &str =
     "UPDATE outbox SET attempts = 53, due_at = statement_timestamp() WHERE lease_until IS NULL";
 
@@ -32,7 +32,7 @@ async fn start_app() -> TestApp {
     TestApp::from_builder(unlimited_app("mail"), Stack::builder()).await
 }
 
-fn refuse(step: Step, code: u16) -> Behavior {
+fn refusal(step: Step, code: u16) -> Behavior {
     Behavior::Refuse(step, code, "not today".to_owned())
 }
 
@@ -64,7 +64,7 @@ async fn wait_for_dead_letters(test_app: &TestApp, rows: i64) {
 }
 
 #[tokio::test]
-async fn mail_waits_for_a_relay_that_is_down_and_is_sent_when_it_is_up() {
+async fn mail_waits_for_a_relay_that_is_down_and_is_sent_when_the_relay_is_up() {
     let test_app = start_app().await;
     test_app.stack.smtp.stop().await;
     let emails: Vec<String> = (0..5).map(|number| format!("user-{number}@example.com")).collect();
@@ -89,12 +89,12 @@ async fn mail_waits_for_a_relay_that_is_down_and_is_sent_when_it_is_up() {
 }
 
 #[tokio::test]
-async fn mail_with_a_temporary_refusal_is_retried_at_every_step() {
+async fn mail_that_is_temporarily_refused_at_any_step_is_sent_later() {
     let test_app = start_app().await;
     for (number, step) in
         [Step::Connect, Step::MailFrom, Step::RcptTo, Step::Data, Step::EndOfData].into_iter().enumerate()
     {
-        test_app.stack.smtp.set_behavior(refuse(step, 451));
+        test_app.stack.smtp.set_behavior(refusal(step, 451));
         let email = format!("user-{number}@example.com");
         test_app.register(&email).await;
         wait_for_failed_attempts(&test_app, 1).await;
@@ -116,20 +116,20 @@ async fn mail_with_a_temporary_refusal_is_retried_at_every_step() {
 }
 
 #[tokio::test]
-async fn dead_letters_are_kept_listed_and_sent_again() {
+async fn dead_letters_are_kept_and_listed_and_sent_again_on_request() {
     let test_app = start_app().await;
     // Two dead letters: the mailbox of one does not exist, and the other had too many failed attempts.
     test_app.stack.smtp.set_behavior(Behavior::RefuseRecipient(EMAIL.to_owned(), 550));
     test_app.register(EMAIL).await;
     test_app.sql(SET_LAST_ATTEMPT).await;
     wait_for_dead_letters(&test_app, 1).await;
-    test_app.stack.smtp.set_behavior(refuse(Step::MailFrom, 451));
+    test_app.stack.smtp.set_behavior(refusal(Step::MailFrom, 451));
     test_app.register("grace@example.com").await;
     wait_for_failed_attempts(&test_app, 1).await;
     test_app.sql(SET_LAST_ATTEMPT).await;
     wait_for_dead_letters(&test_app, 2).await;
 
-    // The dead letters stay, also if later mails are sent.
+    // The dead letters stay when later mails are sent.
     test_app.stack.smtp.set_behavior(Behavior::Accept);
     test_app.register("eve@example.com").await;
     test_app.code("eve@example.com", 1).await;

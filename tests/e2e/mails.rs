@@ -51,7 +51,7 @@ async fn each_app_sends_through_its_own_relay_with_its_own_security_and_credenti
     for (app, smtp) in apps.iter().zip(&relays) {
         stack.client().register(app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
         let mail = smtp.mails().wait_for(|mail| mail.is_to(EMAIL), MAIL_LIMIT).await;
-        // An App with its own relay sets the sender.
+        // If an App has its own relay, the App sets the address of the sender.
         assert!(mail.from.contains(&format!("hello@{}.test", app.id())), "{}", mail.from);
         assert!(mail.from.contains("The Shop"), "{}", mail.from);
         assert_eq!(mail.envelope_from, format!("hello@{}.test", app.id()));
@@ -72,7 +72,7 @@ async fn the_default_relay_can_require_tls_and_credentials() {
 }
 
 #[tokio::test]
-async fn through_the_default_relay_the_app_sets_only_name_and_reply_to() {
+async fn with_the_default_relay_the_app_sets_only_the_sender_name_and_reply_to() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let mail = test_app.mail(EMAIL, 1).await;
@@ -83,7 +83,7 @@ async fn through_the_default_relay_the_app_sets_only_name_and_reply_to() {
 }
 
 #[tokio::test]
-async fn an_untrusted_certificate_is_refused() {
+async fn a_relay_with_an_untrusted_certificate_gets_no_mail() {
     let smtp = start_relay(Security::StartTls, relay_credentials()).await;
     let app = app().relay(Relay::of(&smtp));
     let test_app = TestApp::start_with(app).await;
@@ -169,7 +169,7 @@ const BROKEN_TEMPLATES: [(&str, &str); 4] = [
 ];
 
 #[tokio::test]
-async fn broken_templates_are_reported_when_rendered_and_the_defaults_are_used() {
+async fn rendering_a_manifest_reports_broken_templates_and_mails_use_the_defaults() {
     let app = app().template("confirm.subject", "Welcome");
     let test_app = TestApp::start_with(app.clone()).await;
     for (part, template) in BROKEN_TEMPLATES {
@@ -182,7 +182,7 @@ async fn broken_templates_are_reported_when_rendered_and_the_defaults_are_used()
 }
 
 #[tokio::test]
-async fn a_template_that_fails_when_a_mail_is_made_falls_back_to_the_default() {
+async fn if_a_template_fails_when_a_mail_is_made_the_default_is_used() {
     let test_app = TestApp::start().await;
     for (index, (part, template)) in BROKEN_TEMPLATES.into_iter().enumerate() {
         test_app.edit_rendered(|document| document["mail"]["templates"] = json!({ part: template })).await;

@@ -1,6 +1,7 @@
-//! End-to-end tests: real programs and real stores, as users meet them. `make test` builds the programs.
+//! End-to-end tests of the real programs with real stores. `make test` builds the programs.
 
-// Always true here. It makes Clippy treat the helpers as test code, in which `unwrap` is allowed.
+// The condition is always true here. The attribute makes Clippy treat the helpers as test code, in which `unwrap` is
+// allowed.
 #![cfg(test)]
 
 mod accounts;

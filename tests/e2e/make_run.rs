@@ -123,7 +123,7 @@ async fn the_printed_commands_work_and_data_survives_a_restart() {
         assert_eq!(output.lines().last(), Some(email.as_str()));
     }
 
-    // A new, edited or deleted manifest takes effect without a restart.
+    // A new manifest and the deletion of a manifest take effect without a restart.
     let blog = App::with_id("blog");
     let status = async |expected: StatusCode| {
         let client = run.client();
@@ -206,8 +206,8 @@ async fn the_printed_link_leads_through_the_local_provider_to_a_page_with_the_se
     eventually("the other client, at both ends", Duration::from_secs(60), || async {
         let response = run.client().get("shop/local/redirect").await;
         let (_, path) = response.header("location")?.split_once("/dex/").filter(|(_, it)| it.contains("shop-two"))?;
-        // Dex restarts with the new client. `auth` does not check the client, so the test requests the next page, which
-        // an unknown client does not get.
+        // Dex restarts with the new client. Dex's page `auth` does not check the client. So the test requests the next
+        // page, which Dex refuses to an unknown client.
         let path = path.replacen("auth?", "auth/local?", 1);
         let response = provider.try_send(provider.request(Method::GET, &format!("dex/{path}"))).await.ok()?;
         response.status.is_redirection().then_some(())

@@ -1,4 +1,4 @@
-//! The operator and servers in a real control plane: what users see of an App and its Providers.
+//! The operator and servers with a real control plane: what users see of an App and its Providers.
 
 mod acknowledgement;
 mod apps;

@@ -1,5 +1,5 @@
 //! The server's calls to social providers. The operator renders the documents, and scripted providers use the host
-//! names of the real ones.
+//! names of the real providers.
 
 mod conformance;
 mod examples;
@@ -37,8 +37,9 @@ use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
+/// The code verifier of RFC 7636, appendix B.
 pub(crate) const VERIFIER: &str = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
-/// The code challenge of RFC 7636, appendix B.
+/// The code challenge for [`VERIFIER`].
 pub(crate) const CHALLENGE: &str = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
 const NONCE: &str = "n-0S6_WzA2Mj";
 const STATE: &str = "af0ifjsldkj";
@@ -46,10 +47,11 @@ const APPLE_TEAM_ID: &str = "ABCDE12345";
 const APPLE_KEY_ID: &str = "12345ABCDE";
 const RENDER_LIMIT: Duration = Duration::from_secs(60);
 
-/// The rendered document of an App with a Provider of every preset, and the secrets of their clients, by preset.
+/// The rendered document of an App with a Provider of every preset, and the secret of each Provider's client, by
+/// preset.
 static RENDERED: OnceCell<(RenderedApp, HashMap<String, String>)> = OnceCell::const_new();
 
-/// A Provider of one preset, as a server loads it, and the scripted provider that it names.
+/// A Provider of one preset, as a server loads it, and the scripted provider that this Provider names.
 pub(crate) struct Fixture {
     pub(crate) upstream: MockProvider,
     pub(crate) app: App,
@@ -139,7 +141,7 @@ impl Fixture {
         providers.validate_token(&permit, self.provider(), token, nonce).await
     }
 
-    /// A permit for a provider call. Each call of this function uses a new client address.
+    /// A permit for a provider call. Each permit is for a new client address.
     fn permit(&self, operation: ProviderOperation) -> Result<Permit, ProviderError> {
         self.providers.try_acquire(operation, &self.app, self.provider(), new_client_address())
     }
@@ -187,7 +189,8 @@ fn client_secret(preset: &str, secret: &str) -> ClientSecret {
     }
 }
 
-/// The fields of this preset's settings in addition to those that [`Provider::new`] sets. Without Apple's.
+/// The fields that a Provider of this preset has in addition to those that [`Provider::new`] sets. For Apple,
+/// [`render`] sets the additional fields.
 fn preset_fields(preset: &str) -> Value {
     match preset {
         "oidc" => json!({ "issuer": "https://id.provider.test" }),

@@ -1,5 +1,6 @@
 //! All Redis deployments: a single server (with an ACL user and a database of its own), a primary with sentinels, and a
-//! cluster. The last two are also tested over TLS and during failovers, and the cluster while slots move.
+//! cluster. Sentinels and the cluster are also tested over TLS and during failovers. The cluster is also tested while
+//! slots move.
 
 use std::{
     collections::BTreeSet,
@@ -32,12 +33,13 @@ use crate::{
 const EMAIL: &str = "ada@example.com";
 /// Limit for a recovery. A failover takes some seconds; a loaded machine takes longer.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(60);
-/// The service has recovered after this number of successful calls in a row.
+/// The service counts as recovered after this number of successful calls in a row.
 const HEALTHY_CALLS: usize = 50;
-/// Maximum number of logins under load. A user has at most a hundred sessions, so more logins would end the first ones.
+/// Maximum number of logins under load. A user has at most a hundred sessions, so more logins would end the first
+/// sessions.
 const MAX_LOGINS: usize = 80;
 
-/// The user of docs/redis.md, with the rules of that page.
+/// The ACL user that docs/redis.md describes, with the rules of that page.
 fn documented_user() -> User {
     let docs = fs::read_to_string(process::root().join("docs/redis.md")).expect("docs/redis.md exists");
     let line = docs.lines().find_map(|line| line.strip_prefix("ACL SETUSER latchkey on >password "));
@@ -57,8 +59,8 @@ fn with_tls(options: redis::Options) -> redis::Options {
     redis::Options { tls: Some(ServerTls::new().expect("an authority")), ..options }
 }
 
-/// Starts a service with this Redis. Waits for the first successful call, because to connect over TLS takes time on a
-/// loaded machine.
+/// Starts a service with this Redis. Waits for the first successful call, because the first connection over TLS takes
+/// time on a loaded machine.
 async fn app_on(url: &str, ca: Option<&Path>) -> TestApp {
     let app = unlimited_app("forms").limit("refreshesPerSession", &[(100_000, 60)]);
     let test_app = TestApp::from_builder(app, Stack::builder().external_redis(url, ca)).await;
@@ -70,7 +72,8 @@ async fn app_on(url: &str, ca: Option<&Path>) -> TestApp {
     test_app
 }
 
-/// Calls endpoints that use each kind of key: codes, sessions, epochs, limits, known client addresses and refusals.
+/// Calls endpoints that use each kind of Redis key: codes, sessions, epochs, limits, known client addresses and
+/// refusals.
 async fn assert_main_flow_works(test_app: &TestApp) {
     let (client, token) = test_app.register_and_log_in(EMAIL).await;
     test_app.verify(&token).await.expect(StatusCode::OK);
@@ -94,7 +97,7 @@ async fn assert_main_flow_works(test_app: &TestApp) {
     eventually("the refusals to be counted", RECOVERY_LIMIT, counted).await;
 }
 
-/// The keys in a database of one server.
+/// The keys in one database of a Redis server.
 async fn keys(redis: &Redis, database: u8) -> Vec<String> {
     let mut connection = redis.connect().await.expect("Redis is reachable");
     let mut commands = ::redis::pipe();
@@ -252,7 +255,7 @@ impl Worker {
             Self::Verify { token } => client.with_token(app, token).verify().await,
             Self::Refresh { token } => {
                 let response = client.refresh(app, token).await;
-                // After another response, the client sends the same token again.
+                // After any other response, the client sends the same token again.
                 if response.status == StatusCode::OK {
                     response.string("refresh_token").clone_into(token);
                 }
@@ -299,7 +302,7 @@ impl Load {
         }));
     }
 
-    /// Waits until enough calls in a row succeed.
+    /// Waits until [`HEALTHY_CALLS`] calls in a row have succeeded.
     async fn wait_until_healthy(&self, what: &str) {
         self.successes_in_a_row.store(0, Ordering::Relaxed);
         eventually(what, RECOVERY_LIMIT, || async {
@@ -371,7 +374,7 @@ async fn after_a_primary_is_killed_under_load_the_new_primary_of_the_sentinels_i
 }
 
 /// The key of a session of the App. Searches all nodes.
-async fn a_session_key(redis: &RedisCluster, app: &str) -> String {
+async fn find_session_key(redis: &RedisCluster, app: &str) -> String {
     for master in &redis.masters {
         let key = keys(master, 0).await.into_iter().find(|key| key.contains(app) && key.contains(":session:"));
         if let Some(key) = key {
@@ -386,7 +389,7 @@ async fn a_slot_that_moves_under_load_fails_no_call() {
     let redis = RedisCluster::start().await.expect("Redis starts");
     let test_app = app_on(&redis.url(), None).await;
     let sessions = open_sessions(&test_app).await;
-    let slot = redis.slot_of(&a_session_key(&redis, test_app.id()).await).await.expect("a slot");
+    let slot = redis.slot_of(&find_session_key(&redis, test_app.id()).await).await.expect("a slot");
     let load = Load::start(&test_app, &sessions);
     let mut moved = 0;
     for _ in 0..12 {
@@ -406,7 +409,7 @@ async fn after_a_cluster_primary_is_killed_under_load_its_replica_is_used() {
     let redis = RedisCluster::start_with(&redis::Options::for_tests(), true).await.expect("Redis starts");
     let test_app = app_on(&redis.url_of_all(), None).await;
     let sessions = open_sessions(&test_app).await;
-    let key = a_session_key(&redis, test_app.id()).await;
+    let key = find_session_key(&redis, test_app.id()).await;
     let slot = redis.slot_of(&key).await.expect("a slot");
     let owner = &redis.masters[redis.owner(slot).await.expect("the slot has an owner")];
     let load = Load::start(&test_app, &sessions);

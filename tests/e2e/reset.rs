@@ -119,7 +119,7 @@ async fn confirm_password_ends_the_contested_state() {
 }
 
 #[tokio::test]
-async fn wrong_used_and_expired_code_and_unknown_address_get_the_same_response() {
+async fn wrong_used_and_expired_codes_and_unknown_addresses_get_the_same_response() {
     let test_app = TestApp::start().await;
     test_app.register_and_confirm(EMAIL).await;
     test_app.register_and_confirm("grace@example.com").await;
@@ -206,7 +206,7 @@ async fn no_password_takes_longer_to_check_than_a_few_logins() {
 }
 
 #[tokio::test]
-async fn the_name_is_checked_only_with_a_right_code() {
+async fn a_password_is_compared_with_the_name_only_if_the_code_is_right() {
     let test_app = TestApp::start().await;
     let client = test_app.client();
     let refused = client.register(test_app.id(), ODD_NAME, EMAIL, PASSWORD_OF_THE_NAME).await;

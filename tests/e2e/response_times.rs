@@ -1,29 +1,30 @@
 //! Enumeration protection (specification: Accounts, Equal response times): on a quiet server the response time does not
-//! show whether an email address has an account. This is a separate program with one test, because no other test must
+//! show whether an email address has an account. This is a separate program with one test, because no other test may
 //! run at the same time.
 //!
 //! # The decision and its error rate
 //!
 //! The test sends pairs of requests: one for a known and one for an unknown address, in random order. `d` is how much
 //! longer the request for the known address took. If both kinds take the same time, chance alone decides the sign of
-//! `d`. If the known kind takes longer by a fixed time, the median of `d` is that time.
+//! `d`. If requests for known addresses take longer by a fixed time, the median of `d` is that time.
 //!
 //! `n` pairs give an interval for that median, without an assumption about the distribution of times: sort the values
-//! of `d`, and leave out the `k` smallest and the `k` greatest. The median is beyond one end of the interval with the
-//! probability that at most `k` of `n` coin tosses show heads. `k` is the greatest number for which this probability is
-//! at most `ERROR`.
+//! of `d`, and leave out the `k` smallest and the `k` greatest. The median is beyond one given end of the interval with
+//! the probability that at most `k` of `n` coin tosses show heads. `k` is the greatest number for which this
+//! probability is at most `MAX_ERROR`.
 //!
-//! The test fails only if the whole interval is beyond the bound. If the kinds differ by no more than the bound, that
-//! happens with a probability of at most `ERROR` on each of the two sides, in each evaluation. There are at most six
-//! comparisons with at most three evaluations each. So the probability of a false alarm in a run is at most 2 · 10⁻⁷ ·
-//! 6 · 3 = 3.6 · 10⁻⁶, one in 270,000.
+//! The test reports a difference only if the whole interval is beyond the bound. If the kinds differ by no more than
+//! the bound, that happens with a probability of at most `MAX_ERROR` on each of the two sides, in each evaluation.
+//! There are at most six comparisons with at most three evaluations each. So the probability of a false alarm in a run
+//! is at most 2 · 10⁻⁷ · 6 · 3 = 3.6 · 10⁻⁶, one in 270,000.
 //!
 //! If the interval is as wide as the time of a hash, the test cannot notice that a hash is missing. So the test also
-//! fails, as *blurred*, if after the last evaluation the interval is still wider than half of that time. In addition,
-//! the test measures requests that differ on purpose (a stored hash that costs less, and one that costs nothing), and
-//! must find the difference.
+//! fails, as *blurred*, if after the last evaluation the interval is still wider than half of the time of a hash. In
+//! addition, the test measures requests that differ on purpose (a stored hash that costs less, and one that costs
+//! nothing), and must find the difference.
 //!
-//! `LATCHKEY_RESPONSE_TIME_PAIRS=1000` measures more precisely: the bound is then 2 % of the time of a hash.
+//! With `LATCHKEY_RESPONSE_TIME_PAIRS=1000`, the test measures more precisely: the bound is then 2 % of the time of a
+//! hash, but at most 1 ms.
 
 use std::{
     env,
@@ -43,29 +44,31 @@ use latchkey_tests::{
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde_json::{Value, json};
 
-/// The probability that, in one evaluation, the median is beyond one given end of the interval.
-const ERROR: f64 = 1e-7;
+/// The maximum probability that, in one evaluation, the median is beyond one given end of the interval.
+const MAX_ERROR: f64 = 1e-7;
 /// The number of pairs of one evaluation (specification: Accounts, Equal response times).
 const PAIRS: usize = 250;
-/// The bound in milliseconds.
+/// The bound for the median of the differences, in milliseconds.
 const BOUND_MS: f64 = 1.0;
 /// From this number of pairs on, the bound is [`HASH_TIME_SHARE`] of the time of a hash, if that is less than
 /// [`BOUND_MS`].
 const MANY_PAIRS: usize = 1000;
-/// See [`MANY_PAIRS`].
+/// The bound as a share of the time of a hash, from [`MANY_PAIRS`] on.
 const HASH_TIME_SHARE: f64 = 0.02;
 /// Maximum number of evaluations of one comparison. Each adds the same number of pairs.
 const MAX_EVALUATIONS: usize = 3;
-/// A comparison that has taken longer ends undecided, unless it is blurred: on a busy machine, more pairs do not help.
+/// A comparison that has taken longer than this ends undecided, unless it is blurred: on a busy machine, more pairs do
+/// not help.
 const LONG_COMPARISON: Duration = Duration::from_secs(12);
 const MAX_COMPARISONS: usize = 6;
 /// Number of pairs that is enough to find a difference as great as the time of a hash.
 const DIFFERENCE_PAIRS: usize = 60;
-/// Pause after a request that sends a mail. The server sends it after the response, and that must not slow the next
+/// Pause between requests that cause mails. The server sends a mail after the response, and this must not slow the next
 /// request.
 const MAIL_PAUSE: Duration = Duration::from_millis(12);
 
-const UNREACHABLE_COUNT: u32 = 1_000_000;
+/// A count that the test does not reach.
+const UNREACHED_COUNT: u32 = 1_000_000;
 
 /// An interval for the median of the differences, in milliseconds.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +84,7 @@ enum Verdict {
     Alike,
     /// The whole interval is beyond the bound: the times differ.
     Differ,
-    /// The interval contains a bound, so more pairs are needed.
+    /// One part of the interval is within the bound, another part beyond it. So more pairs are needed.
     Undecided,
 }
 
@@ -145,7 +148,8 @@ impl Interval {
 fn values_to_trim(n: usize, error: f64) -> usize {
     #[expect(clippy::cast_precision_loss, reason = "a few thousand coin tosses")]
     let as_float = |n: usize| n as f64;
-    // ln C(n, k) − n ln 2, term by term.
+    // The logarithm of the probability of exactly `k` heads: ln C(n, k) − n ln 2. The loop computes it for one `k`
+    // after another.
     let mut log_term = -as_float(n) * std::f64::consts::LN_2;
     let mut chance = log_term.exp();
     assert!(chance <= error, "{n} pairs are too few to be sure of anything");
@@ -179,7 +183,7 @@ impl TimingTest {
             "codesPerClient",
         ]
         .into_iter()
-        .fold(App::new("like"), |app, limit| app.limit(limit, &[(UNREACHABLE_COUNT, 60)]));
+        .fold(App::new("like"), |app, limit| app.limit(limit, &[(UNREACHED_COUNT, 60)]));
         let stack = Stack::with(&app).await;
         let connection =
             RawConnection::connect(stack.server().public, unique_client_address()).await.expect("the server accepts");
@@ -202,7 +206,7 @@ impl TimingTest {
     }
 
     /// Registers a new email address and returns it. If `verified` is set, confirms it.
-    async fn account(&mut self, verified: bool) -> String {
+    async fn create_account(&mut self, verified: bool) -> String {
         let address = Self::fresh_address();
         let client = self.stack.client();
         let app = self.app.id();
@@ -238,9 +242,9 @@ impl TimingTest {
         reply
     }
 
-    /// Measures this number of pairs. Returns for each how much longer the request for the known address took, in
+    /// Measures this number of pairs. Returns for each pair how much longer the request for the known address took, in
     /// milliseconds.
-    fn differences(&mut self, comparison: &mut Comparison<'_>, pairs: usize) -> Vec<f64> {
+    fn measure_differences(&mut self, comparison: &mut Comparison<'_>, pairs: usize) -> Vec<f64> {
         let mut differences = Vec::with_capacity(pairs);
         for _ in 0..pairs {
             let mut requests = [(true, (comparison.known)()), (false, (comparison.unknown)())];
@@ -254,18 +258,18 @@ impl TimingTest {
         differences
     }
 
-    /// Evaluates a comparison until the result is certain or no evaluation is left. Panics if the times differ, or if
-    /// the comparison is blurred in the end.
+    /// Evaluates a comparison until the result is certain, no evaluation is left, or [`LONG_COMPARISON`] has passed.
+    /// Panics if the times differ, or if the comparison is blurred in the end.
     fn expect_alike(&mut self, mut comparison: Comparison<'_>) {
         self.comparisons += 1;
         assert!(self.comparisons <= MAX_COMPARISONS, "the stated rate of false alarms counts all comparisons");
-        // The first requests fill caches and prepare statements.
-        self.differences(&mut comparison, 10);
+        // The first requests are not counted: they fill caches, and they prepare the SQL statements.
+        self.measure_differences(&mut comparison, 10);
         let (bound, pairs, started) = (self.bound(), self.pairs, Instant::now());
         let mut differences = Vec::new();
         for evaluation in 1..=MAX_EVALUATIONS {
-            differences.extend(self.differences(&mut comparison, pairs));
-            let interval = Interval::from_differences(&differences, ERROR);
+            differences.extend(self.measure_differences(&mut comparison, pairs));
+            let interval = Interval::from_differences(&differences, MAX_ERROR);
             let verdict = interval.verdict(bound);
             print_line(&format!(
                 "{}: {} pairs, median difference {:+.3} ms, interval {:+.3} … {:+.3} ms; bound {bound:.3} ms, a hash takes {:.1} ms: {verdict:?}",
@@ -293,10 +297,10 @@ impl TimingTest {
 
     /// Measures requests that differ on purpose. Panics if the difference is not found.
     fn expect_difference(&mut self, mut comparison: Comparison<'_>) {
-        self.differences(&mut comparison, 5);
+        self.measure_differences(&mut comparison, 5);
         let bound = self.bound();
-        let differences = self.differences(&mut comparison, DIFFERENCE_PAIRS);
-        let interval = Interval::from_differences(&differences, ERROR);
+        let differences = self.measure_differences(&mut comparison, DIFFERENCE_PAIRS);
+        let interval = Interval::from_differences(&differences, MAX_ERROR);
         print_line(&format!(
             "{}: median difference {:+.3} ms, interval {:+.3} … {:+.3} ms",
             comparison.what, interval.median, interval.low, interval.high
@@ -329,7 +333,8 @@ fn measure_hash_ms() -> f64 {
 }
 
 /// The parts of a response that must be the same for known and unknown addresses: all but ids, times and the address.
-/// Ids, times and addresses all have the same length, so the body's length must be the same, too.
+/// All ids have the same length, and so have all times and all addresses. So the length of the body must be the same,
+/// too.
 fn shape(reply: &RawResponse) -> (u16, Vec<String>, Vec<String>, usize) {
     let mut headers: Vec<String> =
         reply.head.lines().skip(1).filter_map(|line| Some(line.split_once(':')?.0.to_ascii_lowercase())).collect();
@@ -362,8 +367,8 @@ fn cheap_hash() -> String {
 async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
     assert_decision_error_rate();
     let mut timing = TimingTest::new().await;
-    let verified = timing.account(true).await;
-    let unverified = timing.account(false).await;
+    let verified = timing.create_account(true).await;
+    let unverified = timing.create_account(false).await;
 
     let login = |email: &str| json!({ "email": email, "password": WRONG_PASSWORD });
     let unknown = || Box::new(move || login(&TimingTest::fresh_address())) as Box<dyn FnMut() -> Value>;
@@ -415,9 +420,10 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
         pause: Duration::ZERO,
     });
 
-    // If a logged-in user changes to another account's address or to a new one, both take the same time.
+    // A request to change to the address of another account takes the same time as a request to change to a new
+    // address.
     let client = timing.stack.client();
-    let caller = timing.account(true).await;
+    let caller = timing.create_account(true).await;
     let owner = client.login(timing.app.id(), &caller, PASSWORD).await.expect(StatusCode::OK);
     let change = |email: &str| json!({ "email": email, "password": PASSWORD });
     timing.expect_alike(Comparison {
@@ -430,8 +436,8 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
         pause: MAIL_PAUSE,
     });
 
-    // The same measurement finds real differences: a hash that costs less, and no hash at all. The latter is the
-    // difference of a server that does not hash anything for unknown addresses.
+    // The same measurement finds real differences: a hash that costs less, and no hash at all. A server that hashed
+    // nothing for unknown addresses would show the same difference as a missing hash.
     for (what, hash) in [("a cheaper hash", cheap_hash()), ("no hash", "$none$".to_owned())] {
         timing.sql(&format!("UPDATE users SET password_hash = '{hash}' WHERE email = '{verified}'")).await;
         timing.expect_difference(Comparison {
@@ -446,11 +452,12 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
     }
 }
 
-/// Tests the decision with invented times: that of a hash, plus the small and the rare great delays of a real machine.
+/// Tests the decision with invented times: the time of a hash, plus small delays and rare great delays as on a real
+/// machine.
 fn assert_decision_error_rate() {
     let mut random = StdRng::seed_from_u64(7);
     let mut time = |shift: f64| -> f64 {
-        // The sum of twelve uniform numbers, minus 6, is nearly normal, with mean 0 and deviation 1.
+        // The sum of twelve uniform numbers, minus 6, is nearly normal, with mean 0 and standard deviation 1.
         let noise: f64 = (0..12).map(|_| random.random::<f64>()).sum::<f64>() - 6.0;
         let spike = if random.random_bool(0.03) { 12.0 * random.random::<f64>() } else { 0.0 };
         noise.mul_add(0.5, 15.0 + shift) + spike
@@ -458,16 +465,16 @@ fn assert_decision_error_rate() {
     let mut sample = |pairs: usize, shift: f64| -> Vec<f64> { (0..pairs).map(|_| time(shift) - time(0.0)).collect() };
     for sign in [1.0, -1.0] {
         for shift in [2.0 * BOUND_MS, 15.0] {
-            let found = Interval::from_differences(&sample(PAIRS, sign * shift), ERROR).verdict(BOUND_MS);
+            let found = Interval::from_differences(&sample(PAIRS, sign * shift), MAX_ERROR).verdict(BOUND_MS);
             assert_eq!(found, Verdict::Differ, "a shift of {shift} ms");
         }
         assert_eq!(
-            Interval::from_differences(&sample(DIFFERENCE_PAIRS, sign * 7.0), ERROR).verdict(BOUND_MS),
+            Interval::from_differences(&sample(DIFFERENCE_PAIRS, sign * 7.0), MAX_ERROR).verdict(BOUND_MS),
             Verdict::Differ
         );
     }
-    assert_eq!(Interval::from_differences(&sample(PAIRS, 0.0), ERROR).verdict(BOUND_MS), Verdict::Alike);
-    assert_eq!(Interval::from_differences(&sample(MANY_PAIRS, 0.0), ERROR).verdict(0.3), Verdict::Alike);
+    assert_eq!(Interval::from_differences(&sample(PAIRS, 0.0), MAX_ERROR).verdict(BOUND_MS), Verdict::Alike);
+    assert_eq!(Interval::from_differences(&sample(MANY_PAIRS, 0.0), MAX_ERROR).verdict(0.3), Verdict::Alike);
 
     // Checks the rate of false alarms, with an error that is great enough to observe. If the kinds differ by exactly
     // the bound, an error of 5 % on one side gives at most 5 % false alarms. The probability of more than 140 false
@@ -476,6 +483,6 @@ fn assert_decision_error_rate() {
         .filter(|_| Interval::from_differences(&sample(100, BOUND_MS), 0.05).verdict(BOUND_MS) == Verdict::Differ);
     let alarms = alarms.count();
     assert!((20..=140).contains(&alarms), "{alarms} false alarms in 2000 at 5 %");
-    // From the tables of the sign test: `n` = 20 at 2.5 % on each side leaves out five values.
+    // From the tables of the sign test: with `n` = 20 and 2.5 % on each side, five values are left out at each end.
     assert_eq!((values_to_trim(20, 0.025), values_to_trim(100, 0.025)), (5, 39));
 }

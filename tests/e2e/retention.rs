@@ -19,8 +19,8 @@ async fn unverified_accounts_without_a_session_are_deleted_after_the_retention_d
     }
     test_app.register_and_confirm("confirmed@example.com").await;
     let login = test_app.client().login(test_app.id(), "signed-in@example.com", PASSWORD).await.expect(StatusCode::OK);
-    // Makes all accounts but `young` eight days old, removes the events of their recent registrations, and makes the
-    // deletion due.
+    // Makes all accounts but `young` eight days old, removes the events of the registrations, and makes the deletion
+    // due.
     test_app
         .sql(
             "UPDATE users SET created_at = now() - interval '8 days' WHERE email NOT LIKE 'young@%';

@@ -47,7 +47,7 @@ struct AppRedirect {
     parameters: HashMap<String, String>,
 }
 
-/// An App with several redirect URLs. It links accounts by email address for `local`, and not for `other`.
+/// An App with several redirect URLs. It links accounts by email address for the Provider `local`, but not for `other`.
 fn app() -> App {
     let refs = json!([{ "name": "local", "linkByEmail": true }, { "name": "other" }]);
     unlimited_app("social")
@@ -154,7 +154,7 @@ impl CookieClient {
         AuthorizationRequest::of(response.header("location").expect("an address"))
     }
 
-    /// Calls *callback* with the parameters that the provider sends with the browser.
+    /// Calls *callback* with the parameters that the provider adds to the redirect.
     async fn callback(&mut self, path: &str, authorization: &AuthorizationRequest, code: &str) -> ApiResponse {
         self.get(&format!("{path}?state={}&code={code}", authorization.state())).await
     }

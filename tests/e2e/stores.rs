@@ -1,5 +1,5 @@
-//! The store layer of the server, called directly, with real Postgres and Redis: the contract of each port,
-//! concurrency, and outages.
+//! The store layer of the server, called directly, with real Postgres and Redis: the contract of each trait in
+//! `domain::ports`, concurrency, and outages.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -44,6 +44,7 @@ mod session_model;
 mod sessions;
 mod users;
 
+/// Maximum time that a test waits for a condition.
 const LIMIT: Duration = Duration::from_secs(20);
 /// A time without a fraction that Postgres would round.
 const REQUESTED_AT: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);

@@ -31,7 +31,7 @@ struct StormResponses {
     refused: usize,
 }
 
-/// Logs in repeatedly, on one connection, until `stop` is set.
+/// Logs in repeatedly, on one connection, until `stop` is set. Sets `refused` when the server refuses a login.
 fn log_in_repeatedly(
     mut connection: RawConnection,
     path: &str,
@@ -65,8 +65,8 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// A client address of the storm. Other clients have random client addresses. If two are equal, they only share limits,
-/// which are high.
+/// A client address of the storm. Other clients have random client addresses. If another client has the same address,
+/// the two share only limits, which are high.
 fn address(number: u16) -> IpAddr {
     let [high, low] = number.to_be_bytes();
     IpAddr::V4(Ipv4Addr::new(127, 77, high, low.max(1)))
@@ -77,7 +77,7 @@ async fn connect(server: SocketAddr, from: IpAddr) -> RawConnection {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_login_storm_of_one_app_does_not_delay_another() {
+async fn a_login_storm_of_one_app_does_not_delay_another_app() {
     let (storming, quiet) = (unlimited_app("loud"), unlimited_app("quiet"));
     let stack = Stack::builder().app(&storming).app(&quiet).start().await;
     let server = stack.server().public;
@@ -100,7 +100,7 @@ async fn a_login_storm_of_one_app_does_not_delay_another() {
     })
     .await;
 
-    // The users of the quiet App, each with its own client address.
+    // Logs in at the quiet App, each time from a new client address.
     let mut durations = Vec::new();
     let mut refusals = Vec::new();
     for _ in 0..QUIET_LOGINS {
@@ -126,7 +126,7 @@ async fn a_login_storm_of_one_app_does_not_delay_another() {
     assert!(responses.refused > 0, "the storm exceeded the server's capacity");
     assert!(!responses.served.is_empty(), "the storm is served too");
     // A client of the storming App waits for the App's whole queue. A client of the quiet App waits only for the
-    // running hash and for one of the other App.
+    // running hash and for one hash of the storming App.
     let (storming, quiet) = (median(responses.served), median(durations));
     assert!(
         quiet * 4 < storming,

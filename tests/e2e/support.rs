@@ -20,9 +20,9 @@ use tokio::{
     net::TcpStream,
 };
 
-/// Limit for the arrival of a mail: one or two seconds, but a loaded machine takes longer.
+/// A mail arrives within one or two seconds; a loaded machine takes longer.
 pub(crate) const MAIL_LIMIT: Duration = Duration::from_secs(30);
-/// Limit until an edit takes effect: two seconds, but a loaded machine takes longer.
+/// An edit takes effect within two seconds; a loaded machine takes longer.
 pub(crate) const LIVE_LIMIT: Duration = Duration::from_secs(20);
 /// Limit for a response to a raw request. A server rejects an incomplete request in less time.
 const RAW_LIMIT: Duration = Duration::from_secs(60);
@@ -149,8 +149,8 @@ impl TestApp {
         client
     }
 
-    /// Waits for the earlier mails to this email address, then requests a password reset. Returns the code of its mail,
-    /// which is the nth to the address.
+    /// Waits for the earlier mails to this email address, then requests a password reset. Returns the code in the mail
+    /// of the reset, which is the nth mail to the address.
     pub(crate) async fn reset_code(&self, email: &str, nth: usize) -> String {
         if nth > 1 {
             self.mail(email, nth - 1).await;
@@ -159,7 +159,7 @@ impl TestApp {
         self.code(email, nth).await
     }
 
-    /// Waits until the outbox contains at most dead letters. Returns the number of mails to an email address.
+    /// Waits until the outbox contains nothing but dead letters. Returns the number of mails to an email address.
     pub(crate) async fn settled_mail_count(&self, email: &str) -> usize {
         let database = &self.stack.database;
         let mut connection = database.connect().await.expect("the database is reachable");
@@ -229,7 +229,7 @@ impl RevisionStream {
         }
     }
 
-    /// The next change for which `fits` returns true.
+    /// Waits for the next change for which `fits` returns true.
     pub(crate) async fn next_change_where(&mut self, fits: impl Fn(&RevisionChange) -> bool) -> RevisionChange {
         let found = async {
             loop {

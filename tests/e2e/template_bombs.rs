@@ -78,7 +78,7 @@ async fn a_server_with_bombs_sends_the_default_mail_and_keeps_running() {
     let mut left = bombs();
     left.retain(|bomb| bomb.refusal.is_some() && bomb.template == "confirm.txt");
     while !left.is_empty() {
-        // One document with as many bombs as fit, each as the template of another mail, because a server checks all
+        // One document with as many bombs as fit, each as the template of a different mail, because a server checks all
         // templates of an App together.
         let mut templates = serde_json::Map::new();
         let mut bytes = 0;

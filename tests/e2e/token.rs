@@ -18,7 +18,7 @@ use crate::support::{LIVE_LIMIT, NAME, TestApp, app, claims_of};
 
 const EMAIL: &str = "ada@example.com";
 
-/// A confirmed user with a session.
+/// A session of a confirmed user.
 struct Session {
     client: ApiClient,
     login: ApiResponse,
@@ -56,7 +56,7 @@ impl Session {
 }
 
 #[tokio::test]
-async fn a_refresh_returns_a_new_pair_for_the_same_session() {
+async fn a_refresh_returns_new_tokens_for_the_same_session() {
     let test_app = TestApp::start().await;
     let session = Session::open(&test_app).await;
     let response = session.refresh(&test_app, session.refresh_token()).await.expect(StatusCode::OK);
@@ -81,7 +81,7 @@ async fn a_refresh_returns_a_new_pair_for_the_same_session() {
 }
 
 #[tokio::test]
-async fn a_refresh_can_be_a_form_and_can_omit_the_grant_type() {
+async fn a_refresh_can_be_sent_as_a_form_or_as_json() {
     let test_app = TestApp::start().await;
     let session = Session::open(&test_app).await;
     let path = format!("v1/{}/token", test_app.id());
@@ -129,7 +129,7 @@ async fn an_invalid_refresh_token_is_refused_and_ends_nothing() {
 }
 
 #[tokio::test]
-async fn sixty_four_refreshes_of_one_token_at_once_get_one_result() {
+async fn sixty_four_concurrent_refreshes_with_one_token_get_the_same_new_token() {
     let test_app = TestApp::start().await;
     let session = Session::open(&test_app).await;
     let responses = join_all((0..64).map(|_| session.refresh(&test_app, session.refresh_token()))).await;
@@ -173,7 +173,7 @@ async fn new_generations_are_limited_and_the_refusal_consumes_nothing() {
 }
 
 #[tokio::test]
-async fn a_revoked_token_ends_its_session_and_a_wrong_one_gets_the_same_response() {
+async fn revoking_a_token_ends_its_session_and_a_wrong_token_gets_the_same_response() {
     let test_app = TestApp::start().await;
     let session = Session::open(&test_app).await;
     let path = format!("v1/{}/revoke", test_app.id());
@@ -270,7 +270,7 @@ async fn another_users_session_cannot_be_ended() {
 }
 
 #[tokio::test]
-async fn a_refresh_needs_redis_and_no_postgres() {
+async fn a_refresh_needs_redis_but_not_postgres() {
     let app = app();
     let stack = Stack::builder().app(&app).proxied().start().await;
     let test_app = TestApp { stack, app };
@@ -333,7 +333,7 @@ async fn of_150_sessions_the_100_most_recently_used_stay() {
         }
     }
     let id = |login: &ApiResponse| login.string("session_id").to_owned();
-    // The newest 99, and the first one, because it was used after the 61st login.
+    // The newest 99 sessions, and the first session, because it was used after the 61st login.
     let expected: BTreeSet<String> = logins[51..].iter().chain(&logins[..1]).map(id).collect();
     assert_eq!(expected.len(), MAX_SESSIONS);
     let newest = client.with_token(test_app.id(), logins[149].string("token"));

@@ -20,12 +20,13 @@ use crate::support::{NAME, TestApp, WRONG_CODE, app};
 const EMAIL: &str = "Ada.Lovelace@example.com";
 /// The trace id in the example of W3C Trace Context, section 3.2.
 const TRACE_ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+/// The span id in the same example.
 const CALLER_SPAN: &str = "00f067aa0ba902b7";
 /// Limit for calls while the collector is unavailable. Programs that waited for the collector would take much longer.
 const OUTAGE_LIMIT: Duration = Duration::from_secs(20);
 
 fn span_kind(span: &ReceivedSpan) -> &'static str {
-    // `SpanKind` of OTLP.
+    // The numbers of `SpanKind` in OTLP.
     match span.span.kind {
         1 => "internal",
         2 => "server",
@@ -62,7 +63,7 @@ fn is_server_span(span: &ReceivedSpan) -> bool {
 }
 
 #[tokio::test]
-async fn a_login_is_a_span_of_the_callers_trace_with_its_waits_as_children() {
+async fn a_login_is_a_span_of_the_callers_trace_with_store_calls_and_hashing_as_children() {
     let collector = Collector::start().await.unwrap();
     let test_app = start_app(&collector).await;
     let client = test_app.register_and_confirm(EMAIL).await;
@@ -124,7 +125,7 @@ async fn a_mail_has_its_own_trace_with_a_link_to_its_request() {
     let of_it = collector.trace(&mail.trace_id());
     let sent = of_it.iter().find(|span| span.name() == "send mail").unwrap_or_else(|| panic!("{of_it:#?}"));
     assert_eq!((span_kind(sent), sent.parent()), ("client", mail.id()));
-    // Every second the server looks for mails. Without mails, that gives no trace.
+    // Every second, the server looks for mails in the outbox. If it finds none, it exports no trace.
     assert!(!collector.spans().iter().any(|span| span.name() == "claim"));
 }
 
@@ -154,7 +155,7 @@ async fn no_secret_and_no_address_reaches_a_collector() {
     log_in(&test_app, &client, PASSWORD, &sampled).await.expect(StatusCode::INTERNAL_SERVER_ERROR);
     let failed = |span: &ReceivedSpan| span.attribute("http.response.status_code").as_deref() == Some("500");
     let failed = collector.wait_for("the span of the failure", failed).await;
-    // `StatusCode` of OTLP: an error.
+    // 2 is the `StatusCode` of an error in OTLP.
     assert_eq!(failed.span.status.as_ref().map(|status| status.code), Some(2));
     assert!(collector.spans().iter().any(|span| span.name() == "GET"), "a request without a route has a span too");
 
@@ -229,7 +230,7 @@ async fn unsampled_traces_are_not_exported_and_malformed_headers_are_ignored() {
     {
         log_in(&test_app, &client, PASSWORD, malformed).await.expect(StatusCode::UNAUTHORIZED);
     }
-    // When the span of this request has arrived, all earlier ones have.
+    // When the span of this request has arrived, all earlier spans have arrived, too.
     client.get("the/last/one").await.expect(StatusCode::NOT_FOUND);
     collector.wait_for("the last span", |span| span.name() == "GET").await;
     let spans = collector.spans();
@@ -348,7 +349,7 @@ async fn a_recovered_collector_receives_spans_again() {
 }
 
 #[tokio::test]
-async fn a_server_does_not_start_with_invalid_settings() {
+async fn a_server_does_not_start_with_an_invalid_collector_url() {
     let started =
         Stack::builder().app(&app()).env("OTEL_EXPORTER_OTLP_ENDPOINT", "collector.example:4318").try_start().await;
     let error = format!("{:#}", started.err().expect("it does not start"));

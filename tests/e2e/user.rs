@@ -1,5 +1,5 @@
-//! The user's own account: how a user reads, renames and deletes it, and the response of *userinfo* (specification:
-//! Accounts, Deletion of an account).
+//! The user's own account: how a user reads the account, changes the name and deletes the account, and the response of
+//! *userinfo* (specification: Accounts, Deletion of an account).
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn field_names(body: &Value) -> Vec<&str> {
 
 // === the token ===
 
-/// Sends the head of a rename with `Expect: 100-continue`, and not the body yet.
+/// Sends the head of a request to change the name, with `Expect: 100-continue`. Does not send the body.
 async fn send_head_expecting_continue(test_app: &TestApp, token: &str, body: &str) -> TcpStream {
     let mut stream = TcpStream::connect(test_app.stack.server().public).await.unwrap();
     let (path, length) = (format!("/v1/{}/user", test_app.id()), body.len());
@@ -43,7 +43,7 @@ async fn send_head_expecting_continue(test_app: &TestApp, token: &str, body: &st
 }
 
 #[tokio::test]
-async fn no_body_is_read_without_a_token_or_used_after_its_session_has_ended() {
+async fn a_body_is_not_read_without_a_token_and_not_used_after_the_session_has_ended() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let body = json!({ "name": "Grace" }).to_string();
@@ -176,7 +176,7 @@ async fn a_session_in_redis_is_refused_if_its_user_is_deleted_disabled_or_at_a_l
 }
 
 #[tokio::test]
-async fn the_account_needs_a_token_of_a_live_session_of_the_app() {
+async fn the_account_endpoints_need_a_token_of_a_live_session_of_the_app() {
     let (one, other) = (app(), app());
     let stack = latchkey_tests::stack::Stack::builder().app(&one).app(&other).start().await;
     let test_app = TestApp { stack, app: one };
@@ -198,7 +198,7 @@ async fn the_account_needs_a_token_of_a_live_session_of_the_app() {
 }
 
 #[tokio::test]
-async fn a_wrong_method_gets_the_allowed_ones() {
+async fn the_response_to_a_wrong_method_names_the_allowed_methods() {
     let test_app = TestApp::start().await;
     for (path, allow) in [
         ("user", ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH"].as_slice()),
@@ -376,7 +376,7 @@ async fn a_deletion_needs_the_password_or_a_recent_login() {
     assert_eq!(test_app.database_checksum().await, before);
     owner.assert_live().await;
 
-    // A request without a body is the same as one with an empty object.
+    // A request without a body has the same effect as a request with an empty object.
     let owner = test_app.log_in_again(EMAIL).await;
     let bare = owner.signed_in.send(owner.signed_in.request(Method::DELETE, "user")).await.expect(StatusCode::OK);
     assert_eq!(bare.body, json!({}));
@@ -487,7 +487,7 @@ async fn of_concurrent_deletions_one_deletes_and_the_others_find_no_user() {
 }
 
 #[tokio::test]
-async fn the_outbox_ends_the_sessions_of_a_deleted_user_if_the_request_could_not() {
+async fn if_a_server_dies_during_a_deletion_the_outbox_ends_the_sessions() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     test_app.settled_mail_count(EMAIL).await;

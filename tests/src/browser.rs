@@ -18,19 +18,21 @@ use crate::{
     process::{self, Process, Program},
 };
 
-/// Chromium starts within a few seconds; a loaded machine takes longer.
+/// Limit for the start of Chromium, and for the start of a WebDriver session. Each takes a few seconds, on a loaded
+/// machine longer.
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// Limit for a page to reach an expected state.
 const PAGE_LIMIT: Duration = Duration::from_secs(60);
 /// Limit for one response of ChromeDriver, which waits until a page is loaded.
 const RESPONSE_LIMIT: Duration = Duration::from_secs(120);
-/// The key of an element's reference (W3C WebDriver: web element identifier).
-const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
+/// The JSON key under which WebDriver returns the id of an element (W3C WebDriver: web element identifier).
+const ELEMENT_ID_KEY: &str = "element-6066-11e4-a52e-4f735466cecf";
 
 /// Flags of Chromium, in addition to those for its profile and its debugger.
 const FLAGS: [&str; 14] = [
     "--headless",
-    // In a container Chromium runs as root, and its sandbox does not work there. The pages are our own.
+    // In a container Chromium runs as root, and as root its sandbox does not work. The browser needs no sandbox,
+    // because it opens only pages of this machine.
     "--no-sandbox",
     "--disable-gpu",
     // /dev/shm is small in containers.
@@ -52,8 +54,8 @@ const FLAGS: [&str; 14] = [
 /// A running browser with its own profile, and so its own cookies. It ends when this value is dropped.
 pub struct Browser {
     http: reqwest::Client,
-    /// Base URL of this session's commands.
-    session: String,
+    /// Base URL of the commands of the WebDriver session.
+    session_url: String,
     driver: Process,
     chromium: Process,
     dir: PathBuf,
@@ -96,7 +98,7 @@ impl Browser {
             .with_context(|| format!("ChromeDriver {missing} `chromium-driver`"))?;
         let dir = process::fresh_dir("browser");
         let profile = dir.join("profile");
-        // Started here and not by ChromeDriver, so that Chromium dies with this process in every case.
+        // Chromium is started here and not by ChromeDriver, so that it always dies with this process.
         let chromium = Program::new("chromium", chromium, dir.join("chromium.log"))
             .env("HOME", &dir.display().to_string())
             .args(FLAGS)
@@ -111,7 +113,7 @@ impl Browser {
             .arg(format!("--port={}", addr.port()))
             .start()?;
         let http = reqwest::Client::builder().timeout(RESPONSE_LIMIT).no_proxy().build()?;
-        let mut this = Self { http, session: format!("http://{addr}/session"), driver, chromium, dir };
+        let mut this = Self { http, session_url: format!("http://{addr}/session"), driver, chromium, dir };
         let options = json!({ "debuggerAddress": debugger });
         let wanted = json!({ "capabilities": { "alwaysMatch": { "goog:chromeOptions": options } } });
         let end = Instant::now() + START_LIMIT;
@@ -123,7 +125,7 @@ impl Browser {
             }
         };
         let id = session["sessionId"].as_str().context("a session has an id")?;
-        this.session = format!("{}/{id}", this.session);
+        this.session_url = format!("{}/{id}", this.session_url);
         Ok(this)
     }
 
@@ -138,11 +140,11 @@ impl Browser {
         self.try_url().await.expect("the browser has an address")
     }
 
-    /// Waits until `is_it` accepts the URL, and returns the URL.
-    pub async fn wait_for_url(&self, what: &str, is_it: impl Fn(&Url) -> bool) -> Url {
+    /// Waits until `is_expected` returns true for the URL. Returns this URL.
+    pub async fn wait_for_url(&self, what: &str, is_expected: impl Fn(&Url) -> bool) -> Url {
         self.retry(what, async || {
             let url = self.try_url().await?;
-            if is_it(&url) { Ok(url) } else { bail!("it is at {url}") }
+            if is_expected(&url) { Ok(url) } else { bail!("it is at {url}") }
         })
         .await
     }
@@ -152,9 +154,9 @@ impl Browser {
         self.text_of("body").await
     }
 
-    /// The visible text of the first element that matches a CSS selector. Waits until it exists.
+    /// The visible text of the first element that matches a CSS selector. Waits until there is such an element.
     pub async fn text_of(&self, css: &str) -> String {
-        self.retry(&format!("the text of {css}"), async || self.element(css, Method::GET, "/text", None).await)
+        self.retry(&format!("the text of {css}"), async || self.element_command(css, Method::GET, "/text", None).await)
             .await
             .as_str()
             .map(str::to_owned)
@@ -170,7 +172,7 @@ impl Browser {
     /// Waits until the page contains this text. Returns all text of the page.
     pub async fn wait_for_text(&self, wanted: &str) -> String {
         self.retry(&format!("the text {wanted:?}"), async || {
-            let text = self.element("body", Method::GET, "/text", None).await?;
+            let text = self.element_command("body", Method::GET, "/text", None).await?;
             match text.as_str() {
                 Some(text) if text.contains(wanted) => Ok(text.to_owned()),
                 _ => bail!("it shows {text}"),
@@ -179,19 +181,19 @@ impl Browser {
         .await
     }
 
-    /// Replaces the text of the first field that matches a CSS selector. Waits until it exists.
+    /// Replaces the text of the first field that matches a CSS selector. Waits until there is such a field.
     pub async fn fill(&self, css: &str, text: &str) {
         self.retry(&format!("the field {css}"), async || {
-            self.element(css, Method::POST, "/clear", Some(json!({}))).await?;
-            self.element(css, Method::POST, "/value", Some(json!({ "text": text }))).await
+            self.element_command(css, Method::POST, "/clear", Some(json!({}))).await?;
+            self.element_command(css, Method::POST, "/value", Some(json!({ "text": text }))).await
         })
         .await;
     }
 
-    /// Clicks the first element that matches a CSS selector. Waits until it exists.
+    /// Clicks the first element that matches a CSS selector. Waits until there is such an element.
     pub async fn click(&self, css: &str) {
         self.retry(&format!("the click on {css}"), async || {
-            self.element(css, Method::POST, "/click", Some(json!({}))).await
+            self.element_command(css, Method::POST, "/click", Some(json!({}))).await
         })
         .await;
     }
@@ -241,10 +243,10 @@ impl Browser {
     }
 
     /// Sends a command to the first element that matches a CSS selector.
-    async fn element(&self, css: &str, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
+    async fn element_command(&self, css: &str, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
         let wanted = json!({ "using": "css selector", "value": css });
         let element = self.command(Method::POST, "/element", Some(&wanted)).await?;
-        let id = element[ELEMENT].as_str().context("an element has an id")?;
+        let id = element[ELEMENT_ID_KEY].as_str().context("an element has an id")?;
         self.command(method, &format!("/element/{id}{path}"), body.as_ref()).await
     }
 
@@ -262,7 +264,7 @@ impl Browser {
     }
 
     async fn command(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value> {
-        let mut request = self.http.request(method, format!("{}{path}", self.session));
+        let mut request = self.http.request(method, format!("{}{path}", self.session_url));
         if let Some(body) = body {
             request = request.json(body);
         }
@@ -293,7 +295,7 @@ async fn debugger_address(chromium: &Process, profile: &Path) -> Result<String> 
     let end = Instant::now() + START_LIMIT;
     loop {
         let content = fs::read_to_string(profile.join("DevToolsActivePort")).unwrap_or_default();
-        // Chromium writes the port on the first line. The line is complete when a second one follows.
+        // The first line is the port. The line is complete when a newline follows.
         if let Some((port, _)) = content.split_once('\n') {
             return Ok(format!("127.0.0.1:{port}"));
         }

@@ -1,13 +1,14 @@
-//! Manifests for tests, written as users write them: each test builds its own App and changes what it needs.
+//! Builders of manifests. Each test builds its own Apps and Providers, and sets the fields that matter to the test.
 
 use serde_json::{Map, Value, json};
 
 use crate::smtp::{Security, Smtp};
 
-/// The namespace that `manifest` writes by default.
+/// The namespace in [`App::manifest`] and [`Provider::manifest`], unless a test sets another.
 const DEFAULT_NAMESPACE: &str = "tests";
 
-/// The manifest of an App, with the Secret of its relay and the ConfigMap of its templates if it has them.
+/// The manifest of an App. If the App has its own relay or templates, also the Secret of the relay and the ConfigMap of
+/// the templates.
 #[derive(Clone, Debug)]
 pub struct App {
     id: String,
@@ -55,7 +56,7 @@ impl App {
         Self { id: id.to_owned(), namespace: DEFAULT_NAMESPACE.to_owned(), spec, smtp: None, templates: Map::new() }
     }
 
-    /// Sets the namespace that `manifest` writes.
+    /// Sets the namespace in [`Self::manifest`].
     pub fn namespace(mut self, namespace: &str) -> Self {
         namespace.clone_into(&mut self.namespace);
         self
@@ -90,7 +91,7 @@ impl App {
         self.set(&format!("/limits/{name}"), windows)
     }
 
-    /// Makes the App send its mails through its own relay.
+    /// Makes the App send its mails through this relay.
     pub fn relay(mut self, relay: Relay) -> Self {
         let name = format!("{}-smtp", self.id);
         self.smtp = Some(relay);
@@ -104,7 +105,7 @@ impl App {
         self.set("/mail/templatesRef", json!({ "name": name }))
     }
 
-    /// References a Provider, which adds its social login.
+    /// Adds a reference to a Provider, so that users of the App can log in with it.
     pub fn provider(mut self, provider: &Provider) -> Self {
         let refs = self.spec.entry("providerRefs").or_insert_with(|| json!([]));
         refs.as_array_mut().expect("providerRefs is a list").push(json!({ "name": provider.name }));
@@ -116,7 +117,7 @@ impl App {
         yaml_stream(&self.objects(&self.namespace))
     }
 
-    /// The App, its Secret and its ConfigMap, for this namespace.
+    /// The App, its Secret and its ConfigMap, in this namespace.
     pub fn objects(&self, namespace: &str) -> Vec<Value> {
         let mut objects = vec![json!({
             "apiVersion": "latchkey.dev/v1alpha1",
@@ -168,7 +169,7 @@ impl Provider {
         }
     }
 
-    /// Sets the namespace that `manifest` writes.
+    /// Sets the namespace in [`Self::manifest`].
     pub fn namespace(mut self, namespace: &str) -> Self {
         namespace.clone_into(&mut self.namespace);
         self
@@ -178,7 +179,8 @@ impl Provider {
         &self.name
     }
 
-    /// Sets a field of the preset's settings: `set("clientID", …)` sets `spec.github.clientID`.
+    /// Sets a field of the preset's settings. For the preset `github`, `set("clientID", …)` sets
+    /// `spec.github.clientID`.
     pub fn set(mut self, field: &str, value: impl Into<Value>) -> Self {
         self.settings.insert(field.to_owned(), value.into());
         self
@@ -227,14 +229,14 @@ impl Provider {
 // === impl Relay ===
 
 impl Relay {
-    /// The settings with which the App reaches this SMTP server.
+    /// The values with which Latchkey sends mails through this SMTP server.
     pub fn of(smtp: &Smtp) -> Self {
         let tls = match smtp.security() {
             Security::None => "none",
             Security::StartTls => "starttls",
             Security::Implicit => "implicit",
         };
-        // With TLS, the certificate is for the name `localhost`.
+        // With TLS, the host must be a name in the certificate.
         let host = if smtp.ca().is_some() { "localhost".to_owned() } else { smtp.addr().ip().to_string() };
         Self { host, port: smtp.addr().port(), tls, login: smtp.login().cloned() }
     }
@@ -251,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_builder_writes_a_plain_manifest() {
+    fn the_builder_writes_an_app_and_the_secret_of_its_relay() {
         let app = App::with_id("shop").set("/tokens/accessLifetimeSeconds", 60).limit("loginsPerClient", &[(9, 60)]);
         let relay = Relay {
             host: "127.0.0.1".to_owned(),

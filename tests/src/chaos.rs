@@ -1,6 +1,6 @@
-//! Sessions under chaos. Clients have racing tabs, they retry, and they lose responses. Some sessions are stolen.
-//! Servers restart, and the Redis primary is killed. Counts the honest sessions that were lost, and the stolen sessions
-//! that the servers ended.
+//! Refreshes sessions while servers restart and the Redis primary is killed. Clients have racing tabs, retry requests
+//! and lose responses, and some sessions are stolen. Counts the honest sessions (those that nobody stole) that were
+//! lost, and the stolen sessions that the servers ended.
 
 use std::{
     fmt,
@@ -26,19 +26,19 @@ use crate::{
     stack::Stack,
 };
 
-/// How much longer than the grace period the thief and the victim wait before each refresh.
+/// After each refresh of a stolen session, the thief and the victim wait for the grace period plus this time.
 const TURN_MARGIN: Duration = Duration::from_millis(300);
-/// Pause before a retry after 503.
+/// Pause between a 503 response and the retry.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
-/// A client that gets no response for this long gives up, and the run fails.
+/// If a refresh gets no response except 503 for this long, the run fails.
 const REFRESH_LIMIT: Duration = Duration::from_secs(120);
-/// Number of sessions of each user; the maximum is 100.
+/// Number of sessions of each user. Latchkey allows 100.
 const SESSIONS_PER_USER: usize = 90;
-/// After this number of the thief's refreshes the session must have ended: five late answers are allowed, and the sixth
-/// late token ends the session (specification: Sessions and tokens, Reuse detection).
+/// Maximum number of a thief's refreshes until the session ends: five late answers are allowed, and the sixth late
+/// token ends the session (specification: Sessions and tokens, Reuse detection).
 pub const MAX_TURNS: u32 = 6;
 
-/// The size of a run.
+/// Settings of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     pub sessions: usize,
@@ -46,8 +46,8 @@ pub struct Options {
     /// victim refresh in turn.
     pub stolen: usize,
     pub duration: Duration,
-    /// The App's grace period, in seconds. It must be much longer than a response takes on this machine, because a
-    /// retry after the grace period is a late refresh.
+    /// The App's grace period, in seconds. It must be much longer than a response takes on this machine, because the
+    /// token of a retry after the grace period counts as late.
     pub grace_seconds: u32,
     pub servers: usize,
     /// How often the Redis primary is killed.
@@ -69,15 +69,15 @@ pub struct Report {
     pub unavailable: u64,
     pub restarts: u32,
     pub kills: u32,
-    /// For each honest session that got `invalid_grant`: in which round.
+    /// For each honest session that got `invalid_grant`, the round in which that happened.
     pub lost: Vec<String>,
     /// Sessions in which a thief used an old token.
     pub old_tokens: usize,
-    /// How many of these sessions ended at that refresh.
+    /// Number of these sessions that ended when the thief used the token.
     pub old_tokens_ended: usize,
-    /// Sessions in which thief and victim refreshed in turn.
+    /// Sessions in which the thief and the victim refreshed in turn.
     pub turns: usize,
-    /// For each of these sessions that ended: after how many refreshes of the thief.
+    /// For each of these sessions that ended, the number of the thief's refreshes until then.
     pub turns_ended: Vec<u32>,
 }
 
@@ -105,7 +105,7 @@ enum ClientOutcome {
     TakingTurns { ended_after: Option<u32> },
 }
 
-/// The outcome of a refresh.
+/// The outcome of a refresh: the new refresh token, or the error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RefreshOutcome {
     Token(String),
@@ -172,7 +172,7 @@ pub async fn run(options: Options) -> Result<Report> {
         counts: Counts::default(),
         is_over: AtomicBool::new(false),
     });
-    let old = options.stolen / 2;
+    let old_tokens = options.stolen / 2;
     let began = Instant::now();
     let clients = spawn_clients(&shared, tokens, options);
     let (restarts, kills) = inject_faults(&stack, &redis, &options, began).await?;
@@ -188,9 +188,9 @@ pub async fn run(options: Options) -> Result<Report> {
         restarts,
         kills,
         lost: Vec::new(),
-        old_tokens: old,
+        old_tokens,
         old_tokens_ended: 0,
-        turns: options.stolen - old,
+        turns: options.stolen - old_tokens,
         turns_ended: Vec::new(),
     };
     for ended in join_all(clients).await {
@@ -209,8 +209,8 @@ pub async fn run(options: Options) -> Result<Report> {
     Ok(report)
 }
 
-/// Starts one client per token: first the sessions with an old-token thief, then those that a thief uses in turn, then
-/// the honest ones.
+/// Starts one client for each token. The first sessions have a thief who uses an old token, the next sessions a thief
+/// who refreshes in turn with the victim, and the remaining sessions are honest.
 fn spawn_clients(
     shared: &Arc<Shared>,
     tokens: Vec<String>,
@@ -235,7 +235,7 @@ fn spawn_clients(
     tokens.into_iter().enumerate().map(spawn).collect()
 }
 
-/// Registers users and opens this number of sessions. Returns their refresh tokens.
+/// Registers users and opens this number of sessions. Returns the sessions' refresh tokens.
 async fn log_in_all(stack: &Stack, app: &str, sessions: usize) -> Result<Vec<String>> {
     let mut tokens = Vec::with_capacity(sessions);
     for user in 0..sessions.div_ceil(SESSIONS_PER_USER) {
@@ -251,8 +251,8 @@ async fn log_in_all(stack: &Stack, app: &str, sessions: usize) -> Result<Vec<Str
 }
 
 /// Restarts servers one after the other, alternately with SIGTERM and SIGKILL, and kills the primary at even intervals.
-/// On a slow machine one restart can take longer than the whole run should. The run then lasts until the primary has
-/// been killed as often as the options say.
+/// On a slow machine, restarts can take longer than `options.duration`. In this case the run continues until the
+/// primary has been killed `options.kills` times. Returns the number of restarts and the number of kills.
 async fn inject_faults(stack: &Stack, redis: &SentinelSetup, options: &Options, began: Instant) -> Result<(u32, u32)> {
     let mut restarts = 0;
     let mut kills = 0;
@@ -293,16 +293,16 @@ async fn run_honest_client(shared: &Shared, mut token: String) -> Result<ClientO
     Ok(ClientOutcome::Honest(None))
 }
 
-/// One round of an honest client.
+/// One round: each tab of a client refreshes with the same token. Returns the outcome with which the client continues.
 async fn run_round(shared: &Shared, token: &str, rng: &mut StdRng) -> Result<RefreshOutcome> {
     let tabs = if rng.random_bool(0.3) { rng.random_range(2..=4) } else { 1 };
     if tabs > 1 {
         shared.counts.races.fetch_add(1, Ordering::Relaxed);
     }
-    let loses: Vec<(bool, usize)> = (0..tabs).map(|_| (rng.random_bool(0.1), rng.random_range(0..1000))).collect();
-    let outcomes = join_all(loses.into_iter().map(|(loses, first)| async move {
+    let plans: Vec<(bool, usize)> = (0..tabs).map(|_| (rng.random_bool(0.1), rng.random_range(0..1000))).collect();
+    let outcomes = join_all(plans.into_iter().map(|(loses_response, first)| async move {
         let outcome = refresh(shared, token, first).await?;
-        if !loses {
+        if !loses_response {
             return Ok(outcome);
         }
         // The response is lost; the client retries immediately.
@@ -323,35 +323,36 @@ async fn run_round(shared: &Shared, token: &str, rng: &mut StdRng) -> Result<Ref
     Ok(first.clone())
 }
 
-/// Refreshes normally at first. Then a thief sends a token that is two generations old, once.
+/// The victim refreshes normally for `wait`, and at least three times. Then a thief sends a token that is two
+/// generations old, once.
 async fn run_old_token_thief(shared: &Shared, mut token: String, wait: Duration) -> Result<ClientOutcome> {
     let began = Instant::now();
     let mut rng = StdRng::from_rng(&mut rand::rng());
-    let mut last = [token.clone(), token.clone()];
+    let mut previous = [token.clone(), token.clone()];
     let mut rounds = 0;
     while rounds < 3 || (began.elapsed() < wait && !shared.is_over.load(Ordering::Relaxed)) {
         match run_round(shared, &token, &mut rng).await? {
             RefreshOutcome::Token(next) => {
-                last = [last[1].clone(), token];
+                previous = [previous[1].clone(), token];
                 token = next;
             }
-            RefreshOutcome::InvalidGrant => bail!("a session that was not stolen yet was lost"),
+            RefreshOutcome::InvalidGrant => bail!("a session was lost before it was stolen"),
         }
         rounds += 1;
     }
-    let thief = refresh(shared, &last[0], rng.random_range(0..1000)).await?;
+    let thief = refresh(shared, &previous[0], rng.random_range(0..1000)).await?;
     let victim = refresh(shared, &token, rng.random_range(0..1000)).await?;
     Ok(ClientOutcome::OldToken {
         ended: thief == RefreshOutcome::InvalidGrant && victim == RefreshOutcome::InvalidGrant,
     })
 }
 
-/// Thief and victim refresh in turn, each after the grace period of the previous refresh.
+/// The thief and the victim refresh in turn. Between two refreshes, the grace period ends.
 async fn run_turn_thief(shared: &Shared, token: String, turn: Duration) -> Result<ClientOutcome> {
     let mut rng = StdRng::from_rng(&mut rand::rng());
     let (mut victim, mut thief) = (token.clone(), token);
     let mut uses = 0;
-    // If the session still works after four times the allowed refreshes, the theft was not detected.
+    // If the session still works after four times the maximum number of refreshes, the theft was not detected.
     for _ in 0..4 * MAX_TURNS {
         match refresh(shared, &victim, rng.random_range(0..1000)).await? {
             RefreshOutcome::Token(next) => victim = next,
@@ -371,7 +372,7 @@ async fn run_turn_thief(shared: &Shared, token: String, turn: Duration) -> Resul
     Ok(ClientOutcome::TakingTurns { ended_after: None })
 }
 
-/// Tries one server after the other until one responds with something other than 503.
+/// Refreshes at one server after the other, starting at index `first`, until one responds with a status other than 503.
 async fn refresh(shared: &Shared, token: &str, first: usize) -> Result<RefreshOutcome> {
     let began = Instant::now();
     let body = json!({ "refresh_token": token }).to_string();

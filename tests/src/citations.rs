@@ -1,5 +1,5 @@
-//! Checks that every citation of the specification and every link between documents leads to a page that exists, and to
-//! a heading that exists if it names one.
+//! Checks that every citation of the specification and every link between documents names a page that exists. If it
+//! also names a heading, the page must have this heading.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,13 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How code cites the specification: `(specification: Page, Heading)`, with `;` between several citations. The
-/// documentation of a module can cite a page without a heading.
-const CITATION: &str = "(specification: ";
+/// The start of a citation. Code cites the specification as `(specification: Page, Heading)`, with `;` between several
+/// citations. The documentation of a module can cite a page without a heading.
+const CITATION_START: &str = "(specification: ";
 /// The folder of the specification.
 const SPECIFICATION: &str = "docs/specification";
 
-/// The headings of a Markdown document without its code blocks, in order.
+/// The headings of a Markdown document, in order. Lines in code blocks are not headings.
 fn headings(text: &str) -> Vec<&str> {
     let mut in_code = false;
     text.lines()
@@ -25,7 +25,7 @@ fn headings(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The fragments of a document's headings, by GitHub's rule.
+/// The URL fragments that GitHub generates for a document's headings.
 fn fragments(text: &str) -> BTreeSet<String> {
     let mut seen = BTreeMap::<String, usize>::new();
     let fragment = |heading: &str| {
@@ -38,7 +38,7 @@ fn fragments(text: &str) -> BTreeSet<String> {
     headings(text).into_iter().map(fragment).collect()
 }
 
-/// The pages of the specification by title, with their headings.
+/// The headings of each page of the specification, by the page's title.
 fn pages(root: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let files = files(&root.join(SPECIFICATION), &["md"]);
     let page = |path: &PathBuf| {
@@ -49,11 +49,11 @@ fn pages(root: &Path) -> BTreeMap<String, BTreeSet<String>> {
     files.iter().map(page).collect()
 }
 
-/// The citations of a text. A citation can be wrapped over comment lines.
+/// The citations in a text, as pairs of page and heading. A citation can be wrapped over comment lines.
 fn citations(text: &str) -> Vec<(String, String)> {
     let lines = text.lines().map(|line| line.trim_start().trim_start_matches(['/', '!', '#', '*', '-', ';']).trim());
     let text = lines.collect::<Vec<_>>().join(" ");
-    let cited = text.split(CITATION).skip(1).filter_map(|rest| rest.split_once(')')).map(|(cited, _)| cited);
+    let cited = text.split(CITATION_START).skip(1).filter_map(|rest| rest.split_once(')')).map(|(cited, _)| cited);
     cited
         .flat_map(|cited| cited.split(';'))
         .map(|cited| {

@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use http::{HeaderMap, Method, StatusCode};
 use serde_json::{Value, json};
 
-/// Timeout of a request; every response arrives earlier.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Timeout of a request. Every response arrives earlier.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A client without a token, at one client address.
 #[derive(Clone, Debug)]
@@ -38,11 +38,10 @@ pub struct ApiResponse {
     pub body: Value,
 }
 
-/// A random loopback address. It is practically never that of another client, so limits per client address do not
-/// interfere.
+/// A random loopback address. Two clients practically never get the same address, so the limits per client address
+/// count each client alone.
 pub fn unique_client_address() -> IpAddr {
-    // The second number is not 0, because servers listen in 127.0.0.0/24. The address is random, because several test
-    // processes can share a server.
+    // The second byte is not 0, because servers listen in 127.0.0.0/24.
     let [a, b] = rand::random::<u16>().to_be_bytes();
     IpAddr::V4(Ipv4Addr::new(127, a.max(1), b, rand::random_range(1..=254)))
 }
@@ -59,7 +58,7 @@ impl ApiClient {
         let http = reqwest::Client::builder()
             .local_address(address)
             .redirect(reqwest::redirect::Policy::none())
-            .timeout(LIMIT)
+            .timeout(REQUEST_TIMEOUT)
             .no_proxy()
             .build()
             .expect("a plain HTTP client");
@@ -74,7 +73,7 @@ impl ApiClient {
         &self.base
     }
 
-    /// A request for which this type has no method of its own.
+    /// A request to any path, for endpoints that have no method in this type.
     pub fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
         self.http.request(method, format!("{}/{}", self.base, path.trim_start_matches('/')))
     }

@@ -49,9 +49,10 @@ use crate::{
     stack::{self, SharedOrOwn},
 };
 
-/// The API server accepts CRDs within a second or two.
+/// Limit for the API server to establish a CRD. It takes a second or two.
 const ESTABLISH_LIMIT: Duration = Duration::from_secs(60);
-/// The operator reconciles within a second or two; a loaded machine takes longer.
+/// Limit for a condition of an App to get the expected status. The operator reconciles within a second or two, on a
+/// loaded machine later.
 const CONDITION_LIMIT: Duration = Duration::from_secs(60);
 /// Limit for the end of an operator, which first releases its Lease.
 const END_LIMIT: Duration = Duration::from_secs(30);
@@ -61,7 +62,7 @@ pub struct TestCluster {
     plane: SharedOrOwn<ControlPlane>,
 }
 
-/// Settings of an installation that a test can change.
+/// Settings for an installation. A test can change them.
 pub struct Builder<'a> {
     cluster: &'a TestCluster,
     watch_all_namespaces: bool,
@@ -74,7 +75,8 @@ pub struct Builder<'a> {
 }
 
 /// An installation of Latchkey in its own namespace, with the chart's objects. The test starts operators and servers.
-/// The drop of this value removes the files; if the test fails, it keeps them and prints the end of each log.
+/// The drop of this value removes the installation's files. If the test fails, the drop keeps the files and prints the
+/// end of each log.
 pub struct Installation<'a> {
     pub smtp: Smtp,
     pub database: Database,
@@ -85,16 +87,16 @@ pub struct Installation<'a> {
     tenants: Vec<String>,
     watch_all_namespaces: bool,
     objects: Vec<Value>,
-    operator: ServiceAccountToken,
-    server: ServiceAccountToken,
+    operator_account: ServiceAccountToken,
+    server_account: ServiceAccountToken,
     /// Public address of the first server.
     public: SocketAddr,
     server_args: Vec<String>,
     server_envs: Vec<(String, String)>,
     operator_envs: Vec<(String, String)>,
     server_wrapper: Vec<String>,
-    servers: AtomicUsize,
-    operators: AtomicUsize,
+    server_count: AtomicUsize,
+    operator_count: AtomicUsize,
     dir: PathBuf,
 }
 
@@ -115,14 +117,15 @@ pub struct ObservedCondition {
     pub status: ConditionStatus,
     pub reason: String,
     pub message: String,
-    /// The observed generation; -1 if the operator has not reconciled the App yet.
+    /// The generation of the App that the condition is for; -1 if the operator has not reconciled the App yet.
     pub generation: i64,
 }
 
 // === impl TestCluster ===
 
 impl TestCluster {
-    /// The cluster that all tests of this process share. Each installation watches its own namespaces.
+    /// The cluster that all tests of this process share. The operators of an installation watch only the namespaces of
+    /// this installation.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<TestCluster> = OnceCell::const_new();
         let make = || async {
@@ -153,7 +156,7 @@ impl TestCluster {
         self.plane.admin().await
     }
 
-    /// Installs Latchkey with one tenant namespace, the only one that its operator watches.
+    /// Installs Latchkey with one tenant namespace. The operators watch only this namespace.
     pub async fn install(&self) -> Installation<'_> {
         self.builder().install().await
     }
@@ -205,13 +208,13 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Sets the number of namespaces for Apps.
+    /// Sets the number of tenant namespaces. Tests create Apps in these namespaces.
     pub fn tenants(mut self, tenants: usize) -> Self {
         self.tenants = tenants;
         self
     }
 
-    /// Adds flags of the servers.
+    /// Adds flags to the servers' command line.
     pub fn server_args<I: IntoIterator<Item: AsRef<str>>>(mut self, args: I) -> Self {
         self.server_args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
         self
@@ -229,7 +232,7 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Starts the servers with this command; see [`Program::wrapper`].
+    /// Starts the servers through this command; see [`Program::wrapper`].
     pub fn server_wrapper(mut self, command: &[String]) -> Self {
         self.server_wrapper = command.to_vec();
         self
@@ -284,8 +287,8 @@ impl<'a> Builder<'a> {
             database,
             cluster: self.cluster,
             admin: client,
-            operator: plane.account(&namespace, &operator).await?,
-            server: plane.account(&namespace, &server).await?,
+            operator_account: plane.account(&namespace, &operator).await?,
+            server_account: plane.account(&namespace, &server).await?,
             release,
             namespace,
             tenants,
@@ -296,8 +299,8 @@ impl<'a> Builder<'a> {
             server_envs: self.server_envs,
             operator_envs: self.operator_envs,
             server_wrapper: self.server_wrapper,
-            servers: AtomicUsize::new(0),
-            operators: AtomicUsize::new(0),
+            server_count: AtomicUsize::new(0),
+            operator_count: AtomicUsize::new(0),
             dir,
         })
     }
@@ -319,7 +322,7 @@ impl Installation<'_> {
         &self.namespace
     }
 
-    /// The (first) namespace of the test's Apps.
+    /// The first tenant namespace.
     pub fn tenant(&self) -> &str {
         &self.tenants[0]
     }
@@ -330,12 +333,12 @@ impl Installation<'_> {
 
     /// The operator's ServiceAccount.
     pub fn operator_account(&self) -> &ServiceAccountToken {
-        &self.operator
+        &self.operator_account
     }
 
     /// The servers' ServiceAccount.
     pub fn server_account(&self) -> &ServiceAccountToken {
-        &self.server
+        &self.server_account
     }
 
     /// The chart's objects as Helm rendered them, without the CRDs.
@@ -367,14 +370,14 @@ impl Installation<'_> {
 
     /// Starts an operator with the chart's ServiceAccount and a new token.
     pub async fn start_operator(&self) -> OperatorProcess {
-        let account = self.cluster.plane().account(&self.namespace, self.operator.name()).await;
+        let account = self.cluster.plane().account(&self.namespace, self.operator_account.name()).await;
         self.start_operator_as(&account.expect("a token for the operator"), &[])
     }
 
-    /// Starts an operator with another ServiceAccount and with additional flags. The account can be one that reaches
-    /// the API server through a proxy (see [`ControlPlane::account_at`]).
+    /// Starts an operator with this ServiceAccount and with additional flags. With an account from
+    /// [`ControlPlane::account_at`], the operator reaches the API server through a proxy.
     pub fn start_operator_as(&self, account: &ServiceAccountToken, more: &[&str]) -> OperatorProcess {
-        let index = self.operators.fetch_add(1, Ordering::Relaxed);
+        let index = self.operator_count.fetch_add(1, Ordering::Relaxed);
         let identity = format!("operator-{index}");
         let ops = process::free_addr();
         let mut args: Vec<String> = [
@@ -470,7 +473,8 @@ impl Installation<'_> {
         self.wait_for_condition(app, ConditionType::Ready, ConditionStatus::True, "Ready").await;
     }
 
-    /// Waits until a condition has this status and reason for the App's current generation. Returns its message.
+    /// Waits until a condition has this status and reason for the App's current generation. Returns the condition's
+    /// message.
     pub async fn wait_for_condition(
         &self,
         app: &builders::App,
@@ -605,8 +609,8 @@ impl ObservedCondition {
 
 /// The objects that Helm renders from the chart with the required values and `values`.
 async fn render_chart(release: &str, namespace: &str, values: &[String]) -> Result<Vec<Value>> {
-    let least = process::root().join("charts/latchkey/ci/minimal-values.yaml");
-    let mut args = vec!["--values".to_owned(), least.display().to_string()];
+    let minimal_values = process::root().join("charts/latchkey/ci/minimal-values.yaml");
+    let mut args = vec!["--values".to_owned(), minimal_values.display().to_string()];
     args.extend(values.iter().flat_map(|value| ["--set".to_owned(), value.clone()]));
     chart::template(release, namespace, &args).await
 }

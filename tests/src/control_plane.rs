@@ -39,7 +39,7 @@ use crate::{
     tools,
 };
 
-/// A control plane starts within a few seconds; a loaded machine takes longer.
+/// Limit for the start of the API server. It takes a few seconds, on a loaded machine longer.
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// Limit for the end of the API server, which first waits for running requests.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
@@ -70,9 +70,9 @@ pub struct ControlPlane {
     programs: ProgramPaths,
     addr: SocketAddr,
     etcd_addr: SocketAddr,
-    /// `None` while it is stopped.
+    /// `None` while the API server is stopped.
     api_server: Mutex<Option<Process>>,
-    /// Dropped after the API server, which would otherwise log errors.
+    /// Dropped after the API server, because without etcd the API server logs errors.
     _etcd: Process,
 }
 
@@ -91,17 +91,18 @@ struct ProgramPaths {
     api_server: PathBuf,
 }
 
-/// The path of `kubectl` in the control plane's version.
+/// The path of a `kubectl` of the same version as the control plane.
 pub fn kubectl() -> Result<PathBuf> {
     control_plane_program("kubectl")
 }
 
-/// The path of `helm` in the version of `tests/tools`.
+/// The path of a `helm` of the version in `tests/tools/go.mod`.
 pub fn helm() -> Result<PathBuf> {
     tools::built_tool("tools", "helm.sh/helm/v4", "helm", "helm")
 }
 
-/// The path of a program: in `KUBEBUILDER_ASSETS` if it is set, otherwise where `scripts/need` built it.
+/// The path of a program: in the folder `KUBEBUILDER_ASSETS` if this environment variable is set, otherwise where
+/// `scripts/need` built the program.
 fn control_plane_program(name: &str) -> Result<PathBuf> {
     match std::env::var_os("KUBEBUILDER_ASSETS").filter(|folder| !folder.is_empty()) {
         Some(folder) => {
@@ -218,7 +219,7 @@ impl ControlPlane {
         write_private(&self.dir.join("accounts.key"), &key.serialize_pem())
     }
 
-    /// This account, but its programs reach the API server through a proxy at `addr`.
+    /// A copy of this account, with which a program reaches the API server through a proxy at `addr`.
     pub fn account_at(&self, account: &ServiceAccountToken, addr: SocketAddr) -> Result<ServiceAccountToken> {
         let account =
             ServiceAccountToken { kubeconfig: process::fresh_dir("account").join("kubeconfig"), ..account.clone() };
@@ -242,7 +243,7 @@ impl ControlPlane {
         drop(process::lock(&self.api_server).take());
     }
 
-    /// Sends SIGSTOP: connections to the API server still open, but requests get no response.
+    /// Sends SIGSTOP. Connections to the API server can still be opened, but requests get no response.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
     }
@@ -286,7 +287,7 @@ impl ControlPlane {
         audit::mark(&self.audit_log())
     }
 
-    /// The requests that were completed since [`ControlPlane::audit_mark`]. A watch counts when it starts.
+    /// The requests that were completed after `mark` (see [`ControlPlane::audit_mark`]). A watch counts when it starts.
     pub fn audit_since(&self, mark: Mark) -> Result<Vec<AuditEvent>> {
         audit::since(&self.audit_log(), mark)
     }
@@ -306,8 +307,9 @@ impl ControlPlane {
         Program::new("kube-apiserver", &self.programs.api_server, self.log())
             .args(["--etcd-servers", &format!("http://{}", self.etcd_addr)])
             .args(["--bind-address", &self.addr.ip().to_string(), "--secure-port", &self.addr.port().to_string()])
-            // By default, the API server advertises the address of another interface than loopback, which not every
-            // machine has. It cannot publish a loopback address as its endpoint, so it publishes none.
+            // By default, the API server advertises an address other than loopback, and not every machine has one. Here
+            // it advertises a loopback address. It cannot publish a loopback address as its endpoint, so it publishes
+            // no endpoint.
             .args(["--advertise-address", &self.addr.ip().to_string(), "--endpoint-reconciler-type", "none"])
             .args(["--service-cluster-ip-range", "10.96.0.0/16"])
             .path_arg("--tls-cert-file", &file("server.pem"))
@@ -319,8 +321,7 @@ impl ControlPlane {
             .path_arg("--service-account-key-file", &file("accounts.pub"))
             .path_arg("--audit-policy-file", &file("audit-policy.yaml"))
             .path_arg("--audit-log-path", &self.audit_log())
-            // In MB. The limit is so large that the log is never rotated, because `audit_mark` returns an offset in one
-            // file.
+            // In MB. The limit is so large that the log is never rotated: `audit_mark` returns an offset in one file.
             .args(["--audit-log-maxsize", "1000000"])
             .args(["--profiling=false"])
     }
@@ -387,12 +388,12 @@ impl ServiceAccountToken {
         format!("system:serviceaccount:{}:{}", self.namespace, self.name)
     }
 
-    /// The id of the token in the audit log. It distinguishes two programs with the same ServiceAccount.
+    /// The id of the token in the audit log. The id distinguishes two programs with the same ServiceAccount.
     pub fn credential(&self) -> &str {
         &self.credential
     }
 
-    /// The file for the `KUBECONFIG` of a program.
+    /// The kubeconfig file, for the `KUBECONFIG` of a program.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }

@@ -43,12 +43,12 @@ const RENDER_LIMIT: Duration = Duration::from_secs(30);
 const TOKEN_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Namespace and name of the administrator's ServiceAccount.
 const ADMINISTRATOR: (&str, &str) = ("latchkey-dev", "admin");
-/// Time in which a process must end when `make run` stops. Then it is killed.
+/// Time in which a process must end when `make run` stops. After this time the process is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// Interval of the checks for ended processes, changed manifests and new log lines.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
-/// Maximum number of lines printed per check of a log, so that a repeated error does not fill the terminal. Of further
-/// lines, only the number is printed.
+/// Maximum number of lines printed per check of a log, so that a repeated error does not fill the terminal. For the
+/// lines above the maximum, only their number is printed.
 const MAX_LINES_PER_POLL: usize = 8;
 
 /// Default socket addresses that manifests can contain in URLs.
@@ -118,7 +118,7 @@ pub async fn run() -> Result<()> {
     let mut signals = [
         signal(SignalKind::interrupt())?,
         signal(SignalKind::terminate())?,
-        // The terminal was closed.
+        // Sent when the terminal is closed.
         signal(SignalKind::hangup())?,
     ];
     let mut started = Processes::default();
@@ -126,8 +126,8 @@ pub async fn run() -> Result<()> {
         outcome = serve(&settings, &mut started, terminal) => outcome,
         () = any_signal(&mut signals) => Ok(()),
     };
-    // Printed before the processes are stopped, because stopping can take long if a store is down. At the end, the
-    // caller prints the first line of the error again.
+    // The error is printed before the processes are stopped, because stopping can take long if a store is down. After
+    // that, the caller prints the first line of the error again.
     let outcome = match outcome {
         Ok(()) => {
             terminal.note("\nStopping …");
@@ -139,7 +139,7 @@ pub async fn run() -> Result<()> {
             Err(anyhow!("{}", text.lines().next().unwrap_or_default().to_owned()))
         }
     };
-    // A second signal kills what has not ended yet.
+    // If a second signal arrives, the processes that have not ended yet are killed.
     tokio::select! {
         () = started.stop() => {}
         () = any_signal(&mut signals) => {}
@@ -156,7 +156,7 @@ async fn any_signal(signals: &mut [tokio::signal::unix::Signal; 3]) {
     }
 }
 
-/// Runs until an error occurs.
+/// Starts everything, and then runs until an error occurs.
 async fn serve(settings: &Settings, started: &mut Processes, terminal: Terminal) -> Result<()> {
     start_stores(settings, started, terminal).await?;
     start_inbox(settings, started, terminal).await?;
@@ -190,7 +190,7 @@ async fn serve(settings: &Settings, started: &mut Processes, terminal: Terminal)
 
     loop {
         tokio::time::sleep(POLL_INTERVAL).await;
-        // Checked first, because the errors below can be consequences of a process that ended.
+        // The processes are checked first, because the errors below can be consequences of a process that ended.
         started.check_all_running()?;
         manifests.follow()?;
         if let Some(local) = &mut started.provider {
@@ -259,8 +259,8 @@ async fn start_inbox(settings: &Settings, started: &mut Processes, terminal: Ter
     Ok(())
 }
 
-/// Writes the key pair that signs ServiceAccount tokens here, as the API server's key does in a cluster, and a token of
-/// the administrator.
+/// Writes the key that signs ServiceAccount tokens, its public key for the server, and a token of the administrator. In
+/// a cluster, the API server signs such tokens.
 fn write_service_account(settings: &Settings) -> Result<()> {
     let issuer = ServiceAccountIssuer::load_or_create(&settings.data.join("serviceaccount-key.pem"))?;
     postgres::write_private(&settings.service_account_keys(), &issuer.jwks()?.to_string())?;
@@ -302,8 +302,8 @@ fn start_server(settings: &Settings, rendered: &Path) -> Result<Process> {
         .start()
 }
 
-/// Waits for the first rendering and returns the appIDs. If there are no documents within the limit, returns none: the
-/// operator has rejected every manifest.
+/// Waits for the first rendering and returns the appIDs. If there are no documents within the limit, returns an empty
+/// list, because the operator may have rejected every manifest.
 async fn wait_for_first_apps(operator: &Process, rendered: &Path) -> Result<Vec<String>> {
     let end = Instant::now() + RENDER_LIMIT;
     let mut before = Vec::new();
@@ -375,7 +375,7 @@ fn welcome_text(settings: &Settings, apps: &[String], rendered: &Path, terminal:
     fs::write(&script, &session)?;
     text += &format!("  {:<16} {}\n", "Apps", apps.join(", "));
     if let Some(link) = provider::login_link(rendered, settings.provider, &format!("http://{}/done", settings.inbox)) {
-        let (person, unverified, password) = (provider::PERSON, provider::UNVERIFIED, dex::DEX_PASSWORD);
+        let (person, unverified, password) = (provider::VERIFIED_USER, provider::UNVERIFIED_USER, dex::DEX_PASSWORD);
         text += &format!("\nLog in with the local provider, in a browser:\n\n  {link}\n\n");
         text += &format!(
             "as {person} with the password {password} (or as {unverified}, an address that is not verified).\n"
@@ -453,17 +453,17 @@ fn pluralize(number: usize, thing: &str) -> String {
 
 impl Settings {
     fn from_env() -> Result<Self> {
-        let manifests = absolute("MANIFESTS", "tests/examples");
+        let manifests = path_from_env("MANIFESTS", "tests/examples");
         ensure!(manifests.is_dir(), "MANIFESTS: {} is not a folder", manifests.display());
         Ok(Self {
             manifests,
-            data: absolute("DEV_DATA", "target/dev"),
-            public: address("PUBLIC_ADDR", DEFAULT_PUBLIC_ADDR)?,
-            admin: address("ADMIN_ADDR", "127.0.0.1:8081")?,
-            ops: address("OPS_ADDR", "127.0.0.1:9090")?,
-            inbox: address("INBOX_ADDR", DEFAULT_INBOX_ADDR)?,
-            smtp: address("SMTP_ADDR", "127.0.0.1:1025")?,
-            provider: address("PROVIDER_ADDR", DEFAULT_PROVIDER_ADDR)?,
+            data: path_from_env("DEV_DATA", "target/dev"),
+            public: addr_from_env("PUBLIC_ADDR", DEFAULT_PUBLIC_ADDR)?,
+            admin: addr_from_env("ADMIN_ADDR", "127.0.0.1:8081")?,
+            ops: addr_from_env("OPS_ADDR", "127.0.0.1:9090")?,
+            inbox: addr_from_env("INBOX_ADDR", DEFAULT_INBOX_ADDR)?,
+            smtp: addr_from_env("SMTP_ADDR", "127.0.0.1:1025")?,
+            provider: addr_from_env("PROVIDER_ADDR", DEFAULT_PROVIDER_ADDR)?,
         })
     }
 
@@ -492,7 +492,7 @@ impl Settings {
         self.data.join("logs").join(format!("{name}.log"))
     }
 
-    /// Returns an error that names every port that is in use, and the variables that set other ports.
+    /// Returns an error that names every port that is in use, and for each the variable with which to choose another.
     fn check_ports(&self) -> Result<()> {
         let wanted = [
             ("PUBLIC_ADDR", self.public),
@@ -522,16 +522,16 @@ impl Settings {
     }
 }
 
-fn absolute(variable: &str, default: &str) -> PathBuf {
+fn path_from_env(variable: &str, default: &str) -> PathBuf {
     let given = env::var_os(variable).filter(|value| !value.is_empty());
     match given {
-        // The path is relative to the folder in which make was called.
+        // A relative path is relative to the folder in which make was called.
         Some(path) => env::current_dir().unwrap_or_default().join(path),
         None => process::root().join(default),
     }
 }
 
-fn address(variable: &str, default: &str) -> Result<SocketAddr> {
+fn addr_from_env(variable: &str, default: &str) -> Result<SocketAddr> {
     let text = env::var(variable).ok().filter(|value| !value.is_empty()).unwrap_or_else(|| default.to_owned());
     let addr: SocketAddr =
         text.parse().with_context(|| format!("{variable}={text} is not an IP address with a port, as in {default}"))?;
@@ -548,8 +548,8 @@ impl Processes {
         stores.into_iter().chain([self.server.as_ref(), self.operator.as_ref(), provider]).flatten()
     }
 
-    /// Returns an error if a process has ended, with its name and the end of its log. Checks stores before the
-    /// processes that need them.
+    /// Returns an error if a process has ended. The error contains the name of the process and the end of its log.
+    /// Checks stores before the processes that need them.
     fn check_all_running(&self) -> Result<()> {
         let Some((process, status)) = self.processes().find_map(|process| Some((process, process.exit_status()?)))
         else {
@@ -559,7 +559,7 @@ impl Processes {
         bail!("{name} ended by itself ({status}). The end of {}:\n\n{}", log.display(), process::tail(log, 25));
     }
 
-    /// Stops all processes, the server first, so that its last writes reach the stores.
+    /// Stops all processes. The server is stopped first, so that its last writes reach the stores.
     async fn stop(self) {
         drop(self.inbox);
         let stopped = tokio::task::spawn_blocking(move || {
@@ -588,9 +588,9 @@ impl Processes {
 // === impl LogFollower ===
 
 impl LogFollower {
-    fn at_end(who: &'static str, path: PathBuf, from: Level) -> Self {
-        let at = fs::metadata(&path).map_or(0, |metadata| metadata.len());
-        Self { name: who, path, offset: at, min_level: from }
+    fn at_end(name: &'static str, path: PathBuf, min_level: Level) -> Self {
+        let offset = fs::metadata(&path).map_or(0, |metadata| metadata.len());
+        Self { name, path, offset, min_level }
     }
 
     fn print_new_lines(&mut self, terminal: Terminal) -> Result<()> {
@@ -618,7 +618,7 @@ impl LogFollower {
 }
 
 /// The short form of a log line; `None` if its level is lower than `min_level`. A line that is not JSON counts as a
-/// warning if it contains one of the words below.
+/// warning if it contains `WARN`, `ERROR` or `panicked`.
 fn format_log_line(line: &str, min_level: Level) -> Option<String> {
     let Ok(Value::Object(record)) = serde_json::from_str(line) else {
         let is_serious = ["WARN", "ERROR", "panicked"].iter().any(|word| line.contains(word));
@@ -627,12 +627,12 @@ fn format_log_line(line: &str, min_level: Level) -> Option<String> {
             .filter(|line| !line.is_empty());
     };
     let level = record.get("level").and_then(Value::as_str).unwrap_or("INFO");
-    let is_serious = match level {
+    let is_printed = match level {
         "ERROR" | "WARN" => true,
         "INFO" => min_level == Level::Info,
         _ => false,
     };
-    if !is_serious {
+    if !is_printed {
         return None;
     }
     let fields = record.get("fields").and_then(Value::as_object).unwrap_or(&record);
@@ -652,7 +652,7 @@ fn format_log_line(line: &str, min_level: Level) -> Option<String> {
 
 // === impl Terminal ===
 
-/// A step that is printed when it begins. Its result is added to the line when it ends.
+/// A step that is printed when it begins. When the step ends, its result is added to the same line.
 struct Step {
     began: Instant,
     terminal: Terminal,
@@ -666,7 +666,7 @@ impl Terminal {
     fn step(self, what: &str) -> Step {
         use std::io::Write;
         print!("{what} … ");
-        // Without a reader the output is lost, which is not an error.
+        // If nobody reads the output, it is lost. This is not an error.
         drop(io::stdout().flush());
         Step { began: Instant::now(), terminal: self }
     }

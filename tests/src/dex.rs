@@ -25,11 +25,11 @@ use crate::{
 
 /// The password of every user.
 pub const DEX_PASSWORD: &str = "open-sesame";
-/// The bcrypt hash of that password, with the lowest cost that Dex accepts.
+/// The bcrypt hash of [`DEX_PASSWORD`], with the lowest cost that Dex accepts.
 const PASSWORD_HASH: &str = "$2b$10$EoHY6U86IlFkazC440nOW.o4sgH5Mg/45Pl4siaFa7Bnxt8gk/LX2";
 /// Limit for a start, in which Dex generates an RSA key.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Time in which Dex must end before a restart. Then it is killed.
+/// Time in which Dex must end before a restart. After this time Dex is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Settings of a provider.
@@ -38,11 +38,11 @@ pub struct Options {
     pub data: PathBuf,
     pub log: PathBuf,
     pub addr: SocketAddr,
-    /// The URL of the TLS proxy in front, if there is one.
+    /// The URL of the TLS proxy in front of Dex, if there is one.
     pub base_url: Option<String>,
     pub users: Vec<User>,
     pub clients: Vec<Client>,
-    /// Whether Dex shows a consent page after the login, on which users grant or cancel.
+    /// Whether Dex shows a consent page after the login, on which users grant access or cancel the login.
     pub requires_consent: bool,
 }
 
@@ -96,7 +96,7 @@ impl Options {
         self.base_url.as_ref().map_or_else(|| issuer(self.addr), |base| format!("{base}/dex"))
     }
 
-    /// Puts a TLS proxy in front. Users and servers then call the proxy's URL.
+    /// Puts a TLS proxy in front of the provider. Users and servers call the proxy's URL.
     pub async fn behind_tls(mut self, tls: &ServerTls) -> Result<(Self, TlsProxy)> {
         let front = TlsProxy::start(tls, self.addr).await?;
         self.base_url = Some(front.url("127.0.0.1"));
@@ -218,7 +218,7 @@ impl Dex {
         self.options.issuer()
     }
 
-    /// Sends SIGTERM and waits. Returns whether it ended within the limit.
+    /// Sends SIGTERM, and kills Dex after the limit. Returns whether Dex ended before that.
     pub fn stop(&self, limit: Duration) -> bool {
         self.process.stop(Signal::TERM, limit)
     }
@@ -250,19 +250,19 @@ impl Dex {
     }
 }
 
-/// Fills in and submits the login form.
+/// Fills in and submits Dex's login form.
 pub async fn log_in(browser: &Browser, email: &str) {
     browser.fill("#login", email).await;
     browser.fill("#password", DEX_PASSWORD).await;
     browser.click("#submit-login").await;
 }
 
-/// Grants on the consent page.
+/// Grants access on Dex's consent page.
 pub async fn grant(browser: &Browser) {
     browser.click("form:has(input[value=approve]) button").await;
 }
 
-/// Cancels on the consent page. Dex then shows an error page and does not redirect back.
+/// Cancels the login on Dex's consent page. Dex shows an error page and does not redirect back.
 pub async fn cancel(browser: &Browser) {
     browser.click("form:has(input[value=rejected]) button").await;
 }
@@ -270,7 +270,7 @@ pub async fn cancel(browser: &Browser) {
 /// Logs in without a browser, at a provider without a consent page. Starts at this authorization URL and returns the
 /// URL to which the provider redirects after the login. `http` must not follow redirects.
 pub async fn callback_url(http: &reqwest::Client, authorization: &str, email: &str) -> Result<Url> {
-    // Follows redirects up to the login page. Its form is sent to the same URL.
+    // Follows redirects up to the login page. The login form is sent to the URL of this page.
     let mut form: Url = authorization.parse()?;
     let mut redirects = 0;
     while let Some(location) = http.get(form.clone()).send().await?.error_for_status()?.headers().get("location") {

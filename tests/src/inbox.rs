@@ -101,38 +101,38 @@ impl Drop for Inbox {
 
 async fn respond(request: &Request<Incoming>, mails: &Mailbox) -> Response<Body> {
     if !is_host_allowed(request) {
-        return text(StatusCode::MISDIRECTED_REQUEST, "call the inbox by its IP address or as localhost\n");
+        return text_response(StatusCode::MISDIRECTED_REQUEST, "call the inbox by its IP address or as localhost\n");
     }
-    let Some(route) = route(request.uri().path()) else { return text(StatusCode::NOT_FOUND, "not found\n") };
+    let Some(route) = route(request.uri().path()) else { return text_response(StatusCode::NOT_FOUND, "not found\n") };
     match (request.method(), route) {
         (&Method::GET | &Method::HEAD, Route::Page) => html_page(INBOX_PAGE),
         (&Method::GET | &Method::HEAD, Route::Done) => html_page(DONE_PAGE),
         (&Method::GET, Route::Events) => events(mails),
         (&Method::GET | &Method::HEAD, Route::Messages) => {
             let query = Query::parse(request);
-            let fitting: Vec<_> = mails.all().into_iter().rev().filter(|mail| query.matches(mail)).collect();
-            json(StatusCode::OK, &json!({ "messages": fitting }))
+            let matching: Vec<_> = mails.all().into_iter().rev().filter(|mail| query.matches(mail)).collect();
+            json_response(StatusCode::OK, &json!({ "messages": matching }))
         }
         (&Method::DELETE, Route::Messages) => {
             mails.clear();
-            json(StatusCode::OK, &json!({}))
+            json_response(StatusCode::OK, &json!({}))
         }
         (&Method::GET, Route::Latest) => {
             let query = Query::parse(request);
             match mails.find(|mail| query.matches(mail), query.wait).await {
-                Some(mail) => json(StatusCode::OK, &*mail),
-                None => json(StatusCode::NOT_FOUND, &json!({ "error": "no such mail has arrived" })),
+                Some(mail) => json_response(StatusCode::OK, &*mail),
+                None => json_response(StatusCode::NOT_FOUND, &json!({ "error": "no such mail has arrived" })),
             }
         }
         (&Method::GET | &Method::HEAD, Route::Message(id)) => match mails.get(id) {
-            Some(mail) => json(StatusCode::OK, &*mail),
-            None => json(StatusCode::NOT_FOUND, &json!({ "error": "no such mail" })),
+            Some(mail) => json_response(StatusCode::OK, &*mail),
+            None => json_response(StatusCode::NOT_FOUND, &json!({ "error": "no such mail" })),
         },
         (&Method::GET | &Method::HEAD, Route::Html(id)) => match mails.get(id) {
-            Some(mail) => html_of(&mail),
-            None => text(StatusCode::NOT_FOUND, "no such mail\n"),
+            Some(mail) => mail_html(&mail),
+            None => text_response(StatusCode::NOT_FOUND, "no such mail\n"),
         },
-        _ => text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n"),
+        _ => text_response(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n"),
     }
 }
 
@@ -163,7 +163,7 @@ fn is_host_allowed(request: &Request<Incoming>) -> bool {
     })
 }
 
-/// The query that selects mails: `to`, `after` (an id) and `wait` (seconds).
+/// The query parameters: `to` and `after` (an id) select mails, and `wait` is the maximum time to wait, in seconds.
 struct Query {
     to: Option<String>,
     after: u64,
@@ -196,7 +196,7 @@ fn html_page(html: &str) -> Response<Body> {
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
          frame-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     );
-    set(&mut response, header::CONTENT_SECURITY_POLICY, &policy);
+    set_header(&mut response, header::CONTENT_SECURITY_POLICY, &policy);
     response
 }
 
@@ -217,40 +217,40 @@ fn events(mails: &Mailbox) -> Response<Body> {
         Some((Ok::<_, Infallible>(Frame::data(event)), (changes, false)))
     });
     let mut response = Response::new(BodyExt::boxed(StreamBody::new(frames)));
-    set(&mut response, header::CONTENT_TYPE, "text/event-stream");
-    set(&mut response, header::CACHE_CONTROL, "no-store");
+    set_header(&mut response, header::CONTENT_TYPE, "text/event-stream");
+    set_header(&mut response, header::CACHE_CONTROL, "no-store");
     response
 }
 
-fn html_of(mail: &Arc<Mail>) -> Response<Body> {
-    // Makes links open in a new tab. Inside the frame, the browser would block their target.
+fn mail_html(mail: &Arc<Mail>) -> Response<Body> {
+    // Makes links open in a new tab, because the browser would block their targets inside the frame.
     let html = format!("<base target=\"_blank\">{}", mail.html);
     let mut response = full_response(StatusCode::OK, "text/html; charset=utf-8", html);
-    set(&mut response, header::CONTENT_SECURITY_POLICY, MAIL_CSP);
+    set_header(&mut response, header::CONTENT_SECURITY_POLICY, MAIL_CSP);
     response
 }
 
-fn json(status: StatusCode, value: &impl serde::Serialize) -> Response<Body> {
+fn json_response(status: StatusCode, value: &impl serde::Serialize) -> Response<Body> {
     let mut text = serde_json::to_string(value).expect("mails are JSON");
     text.push('\n');
     full_response(status, "application/json", text)
 }
 
-fn text(status: StatusCode, text: &str) -> Response<Body> {
+fn text_response(status: StatusCode, text: &str) -> Response<Body> {
     full_response(status, "text/plain; charset=utf-8", text.to_owned())
 }
 
 fn full_response(status: StatusCode, content_type: &str, content: String) -> Response<Body> {
     let mut response = Response::new(Full::new(Bytes::from(content)).boxed());
     *response.status_mut() = status;
-    set(&mut response, header::CONTENT_TYPE, content_type);
-    set(&mut response, header::CACHE_CONTROL, "no-store");
-    set(&mut response, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
-    set(&mut response, header::REFERRER_POLICY, "no-referrer");
+    set_header(&mut response, header::CONTENT_TYPE, content_type);
+    set_header(&mut response, header::CACHE_CONTROL, "no-store");
+    set_header(&mut response, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    set_header(&mut response, header::REFERRER_POLICY, "no-referrer");
     response
 }
 
-fn set(response: &mut Response<Body>, name: header::HeaderName, value: &str) {
+fn set_header(response: &mut Response<Body>, name: header::HeaderName, value: &str) {
     let value = HeaderValue::from_str(value).expect("our header values are ASCII");
     response.headers_mut().insert(name, value);
 }

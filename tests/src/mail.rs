@@ -57,7 +57,7 @@ struct Inner {
     folder: Option<PathBuf>,
 }
 
-/// The first `XXXXX-XXXXX` in a text.
+/// The first code (`XXXXX-XXXXX`) in a text.
 pub fn find_code(text: &str) -> Option<String> {
     let is_symbols = |part: &str| part.len() == 5 && part.chars().all(|symbol| CODE_SYMBOLS.contains(symbol));
     text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'))
@@ -125,7 +125,7 @@ impl Default for Mailbox {
 }
 
 impl Mailbox {
-    /// A mailbox that keeps its mails in a folder and starts with the mails in it.
+    /// A mailbox that keeps its mails in a folder. It starts with the mails that the folder contains.
     pub fn open(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let mut mails: Vec<Arc<Mail>> = Vec::new();
@@ -151,7 +151,7 @@ impl Mailbox {
         let id = *self.inner.newest.borrow() + 1;
         let mail = Arc::new(Mail::parse(id, envelope_from, to, raw)?);
         if let Some(folder) = &self.inner.folder {
-            crate::postgres::write_private(&file_of(folder, id), &serde_json::to_string(&*mail)?)?;
+            crate::postgres::write_private(&mail_path(folder, id), &serde_json::to_string(&*mail)?)?;
         }
         mails.push(mail);
         let too_many = mails.len().saturating_sub(MAX_MAILS);
@@ -208,7 +208,7 @@ impl Mailbox {
         .ok()
     }
 
-    /// Like [`Mailbox::find`]. If no mail matches, panics with a list of the mails.
+    /// Like [`Mailbox::find`], but if no mail matches within the limit, panics with a list of the mails.
     pub async fn wait_for(&self, fits: impl Fn(&Mail) -> bool, limit: Duration) -> Arc<Mail> {
         self.find(fits, limit).await.unwrap_or_else(|| {
             let came: Vec<String> =
@@ -219,12 +219,12 @@ impl Mailbox {
 
     fn remove_file(&self, id: u64) {
         if let Some(folder) = &self.inner.folder {
-            drop(fs::remove_file(file_of(folder, id)));
+            drop(fs::remove_file(mail_path(folder, id)));
         }
     }
 }
 
-fn file_of(folder: &Path, id: u64) -> PathBuf {
+fn mail_path(folder: &Path, id: u64) -> PathBuf {
     folder.join(format!("{id:08}.json"))
 }
 
@@ -232,7 +232,7 @@ fn file_of(folder: &Path, id: u64) -> PathBuf {
 mod tests {
     use super::*;
 
-    const BOTH: &str = "From: =?utf-8?q?The_Sh=C3=B6p?= <hello@shop.test>\r\nTo: ada@example.com\r\n\
+    const MULTIPART: &str = "From: =?utf-8?q?The_Sh=C3=B6p?= <hello@shop.test>\r\nTo: ada@example.com\r\n\
         Subject: Confirm\r\nMIME-Version: 1.0\r\nContent-Type: multipart/alternative; boundary=b\r\n\r\n\
         --b\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n\
         Your code: 7K3MQ-W0=\r\nZ9X, for you.\r\n--b\r\nContent-Type: text/html; charset=utf-8\r\n\r\n\
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_mail_is_parsed() {
-        let mail = Mail::parse(1, "bounce@shop.test", &["ada@example.com".to_owned()], BOTH.as_bytes()).unwrap();
+        let mail = Mail::parse(1, "bounce@shop.test", &["ada@example.com".to_owned()], MULTIPART.as_bytes()).unwrap();
         assert_eq!(mail.from, "The Shöp <hello@shop.test>");
         assert_eq!(mail.subject, "Confirm");
         assert_eq!(mail.code(), "7K3MQ-W0Z9X");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_code_is_recognized_as_one() {
+    fn only_a_complete_code_is_found() {
         assert_eq!(find_code("call 555-0100 or use https://x.test/?code=ABCDE-12345."), Some("ABCDE-12345".to_owned()));
         for none in ["ABCDE-1234", "ABCDE-123456", "ABCDU-12345", "abcde-12345", ""] {
             assert_eq!(find_code(none), None, "{none}");

@@ -1,5 +1,5 @@
-//! A social provider under the real provider's host names, with a certificate of its own CA. It responds like the real
-//! provider unless a test scripts its responses, and it records the requests.
+//! A social provider with the host names of a real provider, and with a certificate of its own CA. It responds like the
+//! real provider unless a test scripts its responses, and it records the requests.
 
 pub mod profiles;
 
@@ -138,7 +138,7 @@ struct State {
     scripted: HashMap<ProviderEndpoint, ScriptedResponse>,
     requests: Vec<RecordedRequest>,
     signer: SigningKey,
-    published: Vec<Value>,
+    published_keys: Vec<Value>,
     edit_claims: Option<ClaimsEdit>,
     grants: HashMap<String, GrantedCode>,
     tokens: HashMap<String, IssuedToken>,
@@ -164,11 +164,11 @@ struct IssuedToken {
 /// Server flags that resolve the host names of all providers to a closed port, so that no test reaches a real provider.
 /// Later flags, from [`MockProvider::server_args`], override these.
 pub fn unreachable_provider_args() -> Vec<String> {
-    let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-    PRESETS.iter().flat_map(ProviderProfile::hosts).map(|host| provider_host(host, nobody)).collect()
+    let closed_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+    PRESETS.iter().flat_map(ProviderProfile::hosts).map(|host| provider_host_flag(host, closed_port)).collect()
 }
 
-fn provider_host(host: &str, addr: SocketAddr) -> String {
+fn provider_host_flag(host: &str, addr: SocketAddr) -> String {
     format!("--provider-host={host}={addr}")
 }
 
@@ -303,7 +303,7 @@ impl MockProvider {
             user: ProviderUser::new("1").verified("ada@example.com").named("Ada Lovelace"),
             scripted: HashMap::new(),
             requests: Vec::new(),
-            published: vec![signer.jwk.clone()],
+            published_keys: vec![signer.jwk.clone()],
             signer,
             edit_claims: None,
             grants: HashMap::new(),
@@ -334,7 +334,7 @@ impl MockProvider {
 
     /// Server flags that resolve the provider's host names to this process. The server must also trust the CA.
     pub fn server_args(&self) -> Vec<String> {
-        self.profile.hosts().into_iter().map(|host| provider_host(host, self.addr)).collect()
+        self.profile.hosts().into_iter().map(|host| provider_host_flag(host, self.addr)).collect()
     }
 
     /// Sets the user who logs in.
@@ -379,7 +379,7 @@ impl MockProvider {
         let signer = SigningKey::new(kid);
         let mut state = self.state();
         if publish {
-            state.published.push(signer.jwk.clone());
+            state.published_keys.push(signer.jwk.clone());
         }
         state.signer = signer;
     }
@@ -388,7 +388,7 @@ impl MockProvider {
     pub fn publish_key(&self) {
         let mut state = self.state();
         let jwk = state.signer.jwk.clone();
-        state.published.push(jwk);
+        state.published_keys.push(jwk);
     }
 
     pub fn signing_key(&self) -> SigningKey {
@@ -441,7 +441,7 @@ impl MockProvider {
 
     /// An access token of the user, issued to this client.
     pub fn access_token(&self, client: &str) -> String {
-        self.state().issue(client)
+        self.state().issue_token(client)
     }
 
     /// An ID token of the user, issued to this client; `None` if the provider has no ID tokens.
@@ -471,7 +471,7 @@ impl State {
         self.now.unwrap_or_else(|| i64::try_from(jsonwebtoken::get_current_timestamp()).expect("seconds since 1970"))
     }
 
-    fn issue(&mut self, client: &str) -> String {
+    fn issue_token(&mut self, client: &str) -> String {
         let token = format!("token-{:032x}", rand::random::<u128>());
         self.tokens.insert(token.clone(), IssuedToken { client: client.to_owned(), person: self.user.clone() });
         token
@@ -501,8 +501,8 @@ impl State {
         }
         match request.endpoint {
             ProviderEndpoint::Discovery => ScriptedResponse::json(&self.profile.discovery()),
-            ProviderEndpoint::Keys => ScriptedResponse::json(&json!({ "keys": self.published })),
-            ProviderEndpoint::Token => self.token(request),
+            ProviderEndpoint::Keys => ScriptedResponse::json(&json!({ "keys": self.published_keys })),
+            ProviderEndpoint::Token => self.token_endpoint(request),
             ProviderEndpoint::UserInfo => match self.token_owner(request) {
                 Some(issued) => ScriptedResponse::json(&profiles::user_info(self.profile, &issued.person)),
                 None => ScriptedResponse::status(401, &json!({ "error": "invalid_token" })),
@@ -521,7 +521,7 @@ impl State {
     }
 
     /// The token endpoint (RFC 6749, 4.1.3 and 5), with the provider's own errors.
-    fn token(&mut self, request: &RecordedRequest) -> ScriptedResponse {
+    fn token_endpoint(&mut self, request: &RecordedRequest) -> ScriptedResponse {
         let form = request.form();
         let value = |name: &str| form.get(name).map(String::as_str).unwrap_or_default();
         if !self.is_client(request) {
@@ -545,7 +545,7 @@ impl State {
             return profiles::token_error(self.profile, profiles::TokenError::Code);
         }
         let client = self.client.id.clone();
-        let access_token = self.issue(&client);
+        let access_token = self.issue_token(&client);
         let id_token = self.id_token(&client, granted.nonce.as_deref(), Some(&access_token));
         ScriptedResponse::json(&profiles::token_response(self.profile, &access_token, id_token.as_deref()))
     }
@@ -601,7 +601,7 @@ async fn serve(listener: TcpListener, acceptor: TlsAcceptor, state: Arc<Mutex<St
             let Ok(stream) = acceptor.accept(stream).await else { return };
             let service = service_fn(|request| handle(&state, request));
             let connection = hyper::server::conn::http1::Builder::new();
-            // Not an error: some tests make the client disconnect.
+            // A closed connection is not an error, because some tests make the client disconnect.
             drop(connection.serve_connection(TokioIo::new(stream), service).await);
         });
     }

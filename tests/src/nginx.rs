@@ -10,7 +10,7 @@ use crate::{
     process::{self, Process, Program},
 };
 
-/// NGINX starts within milliseconds; a loaded machine takes longer.
+/// Limit for the start of NGINX. It takes milliseconds, on a loaded machine longer.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// A running NGINX. It is killed when this value is dropped.
@@ -33,7 +33,7 @@ impl Nginx {
         let process = Program::new("nginx", program, dir.join("nginx.log"))
             .path_arg("-p", &dir)
             .path_arg("-c", &config)
-            // Otherwise NGINX logs to a system file until it has read the configuration.
+            // Without this flag, NGINX logs to a system file until it has read the configuration.
             .args(["-e", "stderr"])
             .start()?;
         eventually_ok("NGINX listens", START_LIMIT, || async {
@@ -51,7 +51,7 @@ impl Nginx {
     }
 }
 
-/// The configuration file. NGINX runs as one process, so that nothing outlives the test, with all files in `dir`.
+/// The configuration file. NGINX runs as one process, so that no process outlives the test. All its files are in `dir`.
 fn configuration(dir: &Path, http: &str) -> String {
     let dir = dir.display();
     format!(

@@ -36,8 +36,8 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{eventually, process, tls::ServerTls};
 
-/// Batches arrive every five seconds by default; a loaded machine takes longer.
-const LIMIT: Duration = Duration::from_secs(30);
+/// Limit for a span to arrive. By default a server sends a batch every five seconds, on a loaded machine later.
+const SPAN_LIMIT: Duration = Duration::from_secs(30);
 
 /// A running collector. It ends when this value is dropped.
 pub struct Collector {
@@ -96,7 +96,7 @@ impl Collector {
         process::lock(&self.received).spans.clone()
     }
 
-    /// The spans of one trace, by its id in hexadecimal.
+    /// The spans of the trace with this id (hexadecimal).
     pub fn trace(&self, id: &str) -> Vec<ReceivedSpan> {
         let mut spans = self.spans();
         spans.retain(|span| span.trace_id() == id);
@@ -105,7 +105,7 @@ impl Collector {
 
     /// Waits for a span that matches.
     pub async fn wait_for(&self, what: &str, fits: impl Fn(&ReceivedSpan) -> bool) -> ReceivedSpan {
-        eventually(what, LIMIT, || async { self.spans().into_iter().find(&fits) }).await
+        eventually(what, SPAN_LIMIT, || async { self.spans().into_iter().find(&fits) }).await
     }
 }
 
@@ -137,7 +137,7 @@ impl ReceivedSpan {
 
     /// An attribute, as text.
     pub fn attribute(&self, key: &str) -> Option<String> {
-        self.span.attributes.iter().find(|attribute| attribute.key == key).map(text)
+        self.span.attributes.iter().find(|attribute| attribute.key == key).map(attribute_text)
     }
 }
 
@@ -145,7 +145,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn text(attribute: &KeyValue) -> String {
+fn attribute_text(attribute: &KeyValue) -> String {
     match &attribute.value {
         Some(AnyValue { value: Some(Value::StringValue(text)) }) => text.clone(),
         Some(AnyValue { value: Some(Value::IntValue(number)) }) => number.to_string(),
@@ -193,9 +193,11 @@ async fn respond(
             trailers.insert("grpc-status", HeaderValue::from_static("0"));
             (body.slice(body.len().min(5)..), vec![Frame::data(empty.freeze()), Frame::trailers(trailers)])
         }
-        _ => return Ok(plain(StatusCode::NOT_FOUND)),
+        _ => return Ok(empty_response(StatusCode::NOT_FOUND)),
     };
-    let Ok(export) = ExportTraceServiceRequest::decode(message) else { return Ok(plain(StatusCode::BAD_REQUEST)) };
+    let Ok(export) = ExportTraceServiceRequest::decode(message) else {
+        return Ok(empty_response(StatusCode::BAD_REQUEST));
+    };
     let grpc = !frames.is_empty();
     {
         let mut seen = process::lock(&seen);
@@ -203,8 +205,11 @@ async fn respond(
         seen.headers.push(head.headers);
         for of_resource in export.resource_spans {
             let resource = of_resource.resource.unwrap_or_default();
-            let resource: HashMap<_, _> =
-                resource.attributes.iter().map(|attribute| (attribute.key.clone(), text(attribute))).collect();
+            let resource: HashMap<_, _> = resource
+                .attributes
+                .iter()
+                .map(|attribute| (attribute.key.clone(), attribute_text(attribute)))
+                .collect();
             let spans = of_resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
             seen.spans.extend(spans.map(|span| ReceivedSpan { span, resource: resource.clone() }));
         }
@@ -215,7 +220,7 @@ async fn respond(
     Ok(response)
 }
 
-fn plain(status: StatusCode) -> Response<BoxBody<Bytes, Infallible>> {
+fn empty_response(status: StatusCode) -> Response<BoxBody<Bytes, Infallible>> {
     let mut response = Response::new(StreamBody::new(stream::iter([])).boxed());
     *response.status_mut() = status;
     response

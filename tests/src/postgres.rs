@@ -24,7 +24,7 @@ const ROLE: &str = "latchkey";
 const TEMPLATE: &str = "latchkey_template";
 /// Limit for the creation of a database cluster, on a loaded machine.
 const INITDB_LIMIT: Duration = Duration::from_secs(120);
-/// Limit for the end of a previous server on the same data. It ends within a second or two after its parent has died.
+/// Limit for the end of a previous server on the same data. The server ends a second or two after its parent has died.
 const PREDECESSOR_LIMIT: Duration = Duration::from_secs(15);
 /// A process id that Linux never assigns (the maximum is 2^22).
 const UNUSED_PID: u32 = 2_147_483_646;
@@ -135,7 +135,7 @@ impl Postgres {
         self.ca.as_deref()
     }
 
-    /// The URL of a database at a socket address, of the server or of a proxy. The database need not exist.
+    /// The URL of a database, which need not exist. `addr` is the server's socket address or that of a proxy.
     pub fn url(&self, name: &str, addr: SocketAddr) -> String {
         let tls = self.ca.as_ref().map(|ca| format!("?sslmode=verify-full&sslrootcert={}", ca.display()));
         format!("postgres://{ROLE}:{}@{addr}/{name}{}", self.password, tls.unwrap_or_default())
@@ -251,7 +251,7 @@ struct SystemUser {
 }
 
 /// The system user that runs the server; `None` for the current user. Postgres refuses to run as root, so root starts
-/// it as the user `postgres`, or as `nobody` if there is no such user.
+/// it as the user `postgres`, or as `nobody` if the user `postgres` does not exist.
 fn system_user() -> Result<Option<SystemUser>> {
     if !process::is_root() {
         return Ok(None);
@@ -278,11 +278,11 @@ fn reachable_data_dir(wanted: &Path, user: Option<&SystemUser>) -> Result<PathBu
         return Ok(wanted.to_owned());
     };
     let parent = parent.canonicalize()?;
-    let mut open = true;
+    let mut is_reachable = true;
     for dir in parent.ancestors() {
-        open &= fs::metadata(dir)?.mode() & 0o001 != 0;
+        is_reachable &= fs::metadata(dir)?.mode() & 0o001 != 0;
     }
-    let data = if open {
+    let data = if is_reachable {
         wanted.to_owned()
     } else if wanted.is_symlink() {
         fs::read_link(wanted)?
@@ -307,8 +307,8 @@ fn make_private_dir(path: &Path) -> Result<()> {
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o700))?)
 }
 
-/// Waits for the end of the previous server, which may have been killed a moment ago. While the process exists,
-/// Postgres considers its lock file valid and does not start.
+/// Waits for the end of the previous server, which may have been killed a moment ago. While its process exists, a new
+/// server considers the lock file valid and does not start.
 async fn await_predecessor(data: &Path) -> Result<()> {
     let lock = data.join("postmaster.pid");
     let end = tokio::time::Instant::now() + PREDECESSOR_LIMIT;
@@ -318,12 +318,12 @@ async fn await_predecessor(data: &Path) -> Result<()> {
         let process = Path::new("/proc").join(pid.trim());
         let status = fs::read_to_string(process.join("status")).unwrap_or_default();
         let Some(state) = status.lines().find_map(|line| line.strip_prefix("State:")) else {
-            // There is no such process. Postgres detects that itself.
+            // The process does not exist. Postgres detects that itself.
             return Ok(());
         };
         let dead = state.trim_start().starts_with(['Z', 'X']);
-        // The working directory of a Postgres is its data folder. With another working directory, the id belongs to
-        // another process now.
+        // The working directory of a Postgres is its data folder. If the working directory is another folder, the id
+        // belongs to another process now.
         if dead || fs::read_link(process.join("cwd")).ok() != data.canonicalize().ok() {
             // The rest of the file stays. Postgres uses it to check that the old shared memory is unused.
             return Ok(fs::write(&lock, format!("{UNUSED_PID}\n{rest}"))?);

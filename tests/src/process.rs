@@ -31,7 +31,8 @@ pub struct Program {
     log: PathBuf,
 }
 
-/// A running child process. It is killed when this value is dropped. If its parent dies first, the kernel kills it.
+/// A running child process. It is killed when this value is dropped. If this process dies first, the kernel kills the
+/// child.
 pub struct Process {
     name: String,
     log: PathBuf,
@@ -50,7 +51,7 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests crate is in the workspace").to_owned()
 }
 
-/// The path of one of our programs. Cargo writes it next to the test's executable or one folder above.
+/// The path of one of our programs. Cargo writes the program next to the test's executable or one folder above.
 ///
 /// `LATCHKEY_BENCH_SERVER` and `LATCHKEY_BENCH_OPERATOR` name another build of a program, so that a benchmark can
 /// compare two builds.
@@ -182,7 +183,8 @@ impl Program {
         self
     }
 
-    /// Runs the program through a command that executes its last arguments: `prlimit --data=…`, `nice` and so on.
+    /// Runs the program through another command, such as `nice` or `prlimit --data=…`. The command's last arguments are
+    /// the program and the program's arguments.
     pub fn wrapper(mut self, command: &[String]) -> Self {
         self.wrapper = command.to_vec();
         self
@@ -195,8 +197,8 @@ impl Program {
         Ok(Process { name: self.name, log: self.log, pid, child: Mutex::new(child) })
     }
 
-    /// Runs the program until it ends. Returns an error if it has not ended within the limit. If its exit code is not
-    /// 0, the error contains the end of the log.
+    /// Runs the program until it ends. Returns an error if the program has not ended within the limit. If the exit code
+    /// is not 0, returns an error with the end of the log.
     pub fn run(self, limit: Duration) -> Result<()> {
         let (name, log) = (self.name.clone(), self.log.clone());
         let process = self.start()?;

@@ -1,5 +1,5 @@
-//! One provider that works, and one that hangs or is unreachable. Measures the latency of requests that do not use the
-//! failing provider.
+//! An App with three providers: one works, one hangs, and one is unreachable. Measures the latency of requests that do
+//! not use a failing provider, while other clients use one.
 
 use std::{
     fmt,
@@ -23,13 +23,13 @@ use crate::{
 const ADA: &str = "ada@example.com";
 const GRACE: &str = "grace@example.com";
 const REDIRECT_URL: &str = "http://127.0.0.1/done";
-/// More than the limit of concurrent provider calls, so that the server rejects some (specification: Limits, Provider
-/// calls).
+/// Number of clients that use the failing provider. It is above the limit of concurrent provider calls, so that the
+/// server rejects some calls (specification: Limits, Provider calls).
 const VISITORS: usize = 48;
 /// Pause after a rejected login. Without it, the visitors would keep a core busy and distort the measured latency.
-const PAUSE: Duration = Duration::from_millis(500);
+const REJECTION_PAUSE: Duration = Duration::from_millis(500);
 
-/// The measured operations; `elsewhere` is the provider that works.
+/// The measured operations. `elsewhere` means at the provider that works.
 pub const OPERATIONS: [&str; 4] = ["login", "refresh", "redirect elsewhere", "callback elsewhere"];
 
 /// What is wrong with the failing provider.
@@ -41,25 +41,25 @@ pub enum Fault {
     Unreachable,
 }
 
-/// The size of a run.
+/// Settings of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Number of rounds. Each round measures without a fault and with each fault, and compares only its own
-    /// measurements, because the speed of the machine can change between rounds.
+    /// Number of rounds. Each round measures without a fault and with each fault. The report compares only measurements
+    /// of the same round, because the speed of the machine can change between rounds.
     pub rounds: usize,
-    /// How often each operation is measured in each phase of a round.
+    /// How often a round measures each operation without a fault. With each fault, it measures the operation as often.
     pub samples: usize,
 }
 
-/// Latencies of each operation.
+/// Measured latencies. Each element has one latency for each operation.
 #[derive(Default)]
 struct Samples(Vec<[Duration; OPERATIONS.len()]>);
 
 /// The samples of one round. Half of the samples without a fault are from before the faults, half from after them.
 struct Round {
-    quiet: Samples,
-    hangs: Samples,
-    gone: Samples,
+    without_fault: Samples,
+    hanging: Samples,
+    unreachable: Samples,
 }
 
 /// The result of a run.
@@ -83,11 +83,11 @@ pub async fn run(options: Options) -> Result<Report> {
     service.run_operations().await?;
     let mut rounds = Vec::new();
     for _ in 0..options.rounds {
-        let mut quiet = service.measure(options.samples.div_ceil(2)).await?;
-        let hangs = service.measure_with(Fault::Hanging, options.samples).await?;
-        let gone = service.measure_with(Fault::Unreachable, options.samples).await?;
-        quiet.0.extend(service.measure(options.samples.div_ceil(2)).await?.0);
-        rounds.push(Round { quiet, hangs, gone });
+        let mut without_fault = service.measure(options.samples.div_ceil(2)).await?;
+        let hanging = service.measure_with(Fault::Hanging, options.samples).await?;
+        let unreachable = service.measure_with(Fault::Unreachable, options.samples).await?;
+        without_fault.0.extend(service.measure(options.samples.div_ceil(2)).await?.0);
+        rounds.push(Round { without_fault, hanging, unreachable });
     }
     Ok(Report(rounds))
 }
@@ -97,8 +97,8 @@ pub async fn run(options: Options) -> Result<Report> {
 impl Round {
     fn samples_with(&self, fault: Fault) -> &Samples {
         match fault {
-            Fault::Hanging => &self.hangs,
-            Fault::Unreachable => &self.gone,
+            Fault::Hanging => &self.hanging,
+            Fault::Unreachable => &self.unreachable,
         }
     }
 }
@@ -106,12 +106,12 @@ impl Round {
 // === impl Report ===
 
 impl Report {
-    /// The latency of an operation with this fault, divided by that without. Compares the quantile in each round, and
-    /// returns the median of the ratios.
+    /// The latency of an operation with this fault, divided by the latency without a fault. Calculates this ratio from
+    /// the quantiles of each round, and returns the median over the rounds.
     pub fn ratio(&self, fault: Fault, operation: usize, quantile: f64) -> f64 {
         let of = |round: &Round| {
             let during = round.samples_with(fault).quantile(operation, quantile).as_secs_f64();
-            during / round.quiet.quantile(operation, quantile).as_secs_f64()
+            during / round.without_fault.quantile(operation, quantile).as_secs_f64()
         };
         let mut ratios: Vec<f64> = self.0.iter().map(of).collect();
         ratios.sort_unstable_by(f64::total_cmp);
@@ -131,7 +131,7 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let quiet = self.all_samples(|round| &round.quiet);
+        let without_fault = self.all_samples(|round| &round.without_fault);
         let faulty = [Fault::Hanging, Fault::Unreachable]
             .map(|fault| (fault, self.all_samples(|round| round.samples_with(fault))));
         let rounds = self.0.len();
@@ -142,7 +142,7 @@ impl fmt::Display for Report {
         for (operation, name) in OPERATIONS.into_iter().enumerate() {
             write!(f, "{name:<20}")?;
             for quantile in [0.5, 0.9] {
-                write!(f, "   {:>8}", millis(quiet.quantile(operation, quantile)))?;
+                write!(f, "   {:>8}", millis(without_fault.quantile(operation, quantile)))?;
                 for (fault, samples) in &faulty {
                     let ratio = self.ratio(*fault, operation, quantile);
                     write!(f, " {:>8} ({ratio:.2})", millis(samples.quantile(operation, quantile)))?;
@@ -215,14 +215,14 @@ impl TestService {
     async fn measure_with(&mut self, fault: Fault, times: usize) -> Result<Samples> {
         let mut visitors = self.visitors(fault);
         let samples = self.measure(times).await?;
-        // Visitors run until they are dropped. One that has ended got an unexpected response.
+        // Visitors run until they are dropped. A visitor that has ended got an unexpected response.
         match visitors.try_join_next() {
             Some(ended) => ended?.map(|()| samples),
             None => Ok(samples),
         }
     }
 
-    /// Runs each operation once and returns their latencies.
+    /// Runs each operation once and returns the latencies.
     async fn run_operations(&mut self) -> Result<[Duration; OPERATIONS.len()]> {
         let (app, client) = (self.app.id(), &self.client);
         let begin = Instant::now();
@@ -252,7 +252,7 @@ impl TestService {
         Ok([login, refresh, redirect, callback])
     }
 
-    /// Clients that try to log in at the failing provider, in a loop, until this value is dropped.
+    /// Clients that try to log in at the failing provider, in a loop, until the returned set is dropped.
     fn visitors(&self, fault: Fault) -> JoinSet<Result<()>> {
         let name = match fault {
             Fault::Hanging => "hangs",
@@ -264,7 +264,7 @@ impl TestService {
             visitors.spawn(async move {
                 loop {
                     expect_status(client.get(&path).await, StatusCode::SERVICE_UNAVAILABLE)?;
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(REJECTION_PAUSE).await;
                 }
             });
         }

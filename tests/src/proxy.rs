@@ -1,4 +1,4 @@
-//! A TCP proxy in front of Postgres, Redis or the API server that injects faults: it refuses, stalls, delays and cuts
+//! A TCP proxy that injects faults, for Postgres, Redis or the API server. It refuses, stalls, delays and cuts
 //! connections, also in the middle of a request.
 
 use std::{
@@ -53,7 +53,7 @@ struct Shared {
     upstream: SocketAddr,
     flow: watch::Sender<Forwarding>,
     /// Increased to close the open connections.
-    epoch: watch::Sender<u64>,
+    cuts: watch::Sender<u64>,
     /// Increased to silently drop the traffic of the open connections.
     lost: AtomicUsize,
     trap: Mutex<Option<Trap>>,
@@ -69,7 +69,7 @@ impl Proxy {
         let shared = Arc::new(Shared {
             upstream,
             flow: watch::Sender::new(Forwarding::Pass),
-            epoch: watch::Sender::new(0),
+            cuts: watch::Sender::new(0),
             lost: AtomicUsize::new(0),
             trap: Mutex::new(None),
             triggered: Notify::new(),
@@ -91,17 +91,17 @@ impl Proxy {
 
     /// Closes the open connections. New connections work.
     pub fn cut(&self) {
-        self.shared.epoch.send_modify(|epoch| *epoch += 1);
+        self.shared.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Like [`Proxy::cut`]. Then waits until no connection is open, new ones included.
+    /// Like [`Proxy::cut`], and waits until no connection is open, not even a new one.
     pub async fn cut_and_wait(&self) {
         self.cut();
-        self.shared.epoch.closed().await;
+        self.shared.cuts.closed().await;
     }
 
-    /// Drops all further data of the open connections without closing them, as a router does that has lost its state.
-    /// New connections work.
+    /// Drops all further data of the open connections without closing them, like a router that has lost its state. New
+    /// connections work.
     pub fn lose(&self) {
         self.shared.lost.fetch_add(1, Ordering::Relaxed);
     }
@@ -165,12 +165,12 @@ async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
         let Ok((client, _)) = listener.accept().await else { continue };
         shared.connections.fetch_add(1, Ordering::Relaxed);
         let shared = Arc::clone(&shared);
-        let mut epoch = shared.epoch.subscribe();
+        let mut cuts = shared.cuts.subscribe();
         tokio::spawn(async move {
             tokio::select! {
                 // However the forwarding ends, the drop closes both sides.
                 _ = shared.forward(client) => {}
-                _ = epoch.changed() => {}
+                _ = cuts.changed() => {}
             }
         });
     }
@@ -194,13 +194,14 @@ impl Shared {
         }
     }
 
+    /// Forwards the bytes of one direction, until the connection ends or the trap triggers.
     async fn pump<R, W>(
         &self,
         from: &mut R,
         to: &mut W,
-        of_client: bool,
+        is_from_client: bool,
         cut: &AtomicBool,
-        born: usize,
+        lost_at_start: usize,
     ) -> io::Result<()>
     where
         R: AsyncRead + Unpin,
@@ -208,13 +209,13 @@ impl Shared {
     {
         let mut flow = self.flow.subscribe();
         let mut buffer = vec![0; 64 * 1024];
-        // The end of the previous chunks: the bytes of a trap can span several chunks.
+        // The end of the previous chunks, because the bytes of a trap can span several chunks.
         let mut before = Vec::new();
         loop {
             let read = from.read(&mut buffer).await?;
-            let lost = self.lost.load(Ordering::Relaxed) > born;
-            if lost && !of_client && read == 0 {
-                // The client must not notice the end of the server's connection either.
+            let lost = self.lost.load(Ordering::Relaxed) > lost_at_start;
+            if lost && !is_from_client && read == 0 {
+                // While data is lost, the client must not notice that the server closes the connection.
                 std::future::pending::<()>().await;
             }
             if read == 0 {
@@ -230,7 +231,7 @@ impl Shared {
                 Forwarding::Delay(by) => tokio::time::sleep(by).await,
                 Forwarding::Stall => drop(flow.wait_for(|flow| *flow != Forwarding::Stall).await),
             }
-            if of_client {
+            if is_from_client {
                 if let Some(passes) = self.check_trap(&mut before, piece) {
                     cut.store(true, Ordering::Relaxed);
                     to.write_all(&piece[..passes]).await?;
@@ -243,15 +244,15 @@ impl Shared {
                     return Ok(());
                 }
             } else if cut.load(Ordering::Relaxed) {
-                // The task of the other direction has set `cut` and ends the connection. Until then, nothing is
-                // forwarded to the client.
+                // The other direction has set `cut` and is about to end the connection. Nothing more is forwarded to
+                // the client.
                 continue;
             }
             to.write_all(piece).await?;
         }
     }
 
-    /// If this chunk triggers the trap, the number of its bytes that are still forwarded.
+    /// If this chunk triggers the trap, the number of the chunk's bytes that are still forwarded.
     fn check_trap(&self, before: &mut Vec<u8>, piece: &[u8]) -> Option<usize> {
         let mut trap = process::lock(&self.trap);
         match trap.as_mut()? {

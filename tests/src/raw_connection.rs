@@ -9,8 +9,8 @@ use std::{
 
 use tokio::net::TcpSocket;
 
-/// Timeout of a read or write; every response arrives earlier.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Timeout of a read or write. Every response arrives earlier.
+const IO_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum size of a response. Latchkey's responses are a few kilobytes.
 const MAX_RESPONSE_BYTES: usize = 256 * 1024;
 
@@ -21,7 +21,7 @@ pub struct RawConnection {
     buffer: Vec<u8>,
 }
 
-/// A response, and the time from the first sent byte to the last received one.
+/// A response, and the time from the first sent byte to the last received byte.
 #[derive(Clone, Debug)]
 pub struct RawResponse {
     pub status: u16,
@@ -36,14 +36,14 @@ pub struct RawResponse {
 impl RawConnection {
     /// Connects from the client address `from`.
     pub async fn connect(server: SocketAddr, from: IpAddr) -> Result<Self> {
-        // The standard library cannot bind a socket before it connects.
+        // The standard library cannot connect from a chosen client address.
         let socket = if from.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         socket.bind(SocketAddr::new(from, 0))?;
         let stream = socket.connect(server).await?.into_std()?;
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(LIMIT))?;
-        stream.set_write_timeout(Some(LIMIT))?;
+        stream.set_read_timeout(Some(IO_TIMEOUT))?;
+        stream.set_write_timeout(Some(IO_TIMEOUT))?;
         Ok(Self { stream, server, buffer: Vec::with_capacity(16 * 1024) })
     }
 

@@ -40,11 +40,11 @@ pub struct Options {
     pub durable: bool,
     /// The password of the user `default`, who has all permissions.
     pub password: Option<String>,
-    /// Another user of the server, whom [`Redis::url`] names. If `None`, the URL names `default`.
+    /// Another user of the server, whose name is in [`Redis::url`]. If `None`, the URL is for the user `default`.
     pub user: Option<User>,
     /// If set, the server accepts only TLS connections, with this certificate.
     pub tls: Option<ServerTls>,
-    /// The server is a replica of the one at this socket address.
+    /// If set, the server is a replica of the server at this socket address.
     pub replica_of: Option<SocketAddr>,
     /// Whether the server is a node of a Redis Cluster.
     pub cluster: bool,
@@ -99,8 +99,8 @@ impl Options {
 // === impl Redis ===
 
 impl Redis {
-    /// The server that all tests of this process share. Each App's keys contain its appID, so that tests do not
-    /// interfere.
+    /// The server that all tests of this process share. The tests do not interfere, because each key contains the appID
+    /// of its App.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<Redis> = OnceCell::const_new();
         SHARED.get_or_init(|| async { Self::start(Options::for_tests()).await.expect("Redis starts") }).await
@@ -183,6 +183,7 @@ impl Redis {
         open_connection(&format!("{}://{login}{}/0", self.url_scheme("redis"), self.addr), self.ca()).await
     }
 
+    /// The URL scheme `plain`, or its variant for TLS if the server accepts only TLS.
     fn url_scheme(&self, plain: &str) -> String {
         let secure = plain.replacen("redis", "rediss", 1);
         if self.ca.is_some() { secure } else { plain.to_owned() }
@@ -197,8 +198,7 @@ impl Redis {
         }
     }
 
-    /// Stops the server with SIGTERM. The server then writes durable data to disk. Returns whether it ended within the
-    /// limit.
+    /// Sends SIGTERM, so that the server writes durable data to disk. Returns whether it ended within the limit.
     pub fn stop(&self, limit: Duration) -> bool {
         self.process.stop(Signal::TERM, limit)
     }

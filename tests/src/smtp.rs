@@ -24,14 +24,14 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{mail::Mailbox, process, tls::ServerTls};
 
-/// Bounds memory. RFC 5321, 4.5.3.1.6 requires at least 998 bytes per line of text.
+/// Maximum length of a line, to bound memory. RFC 5321, 4.5.3.1.6 requires servers to accept 998 bytes of text.
 const MAX_LINE_BYTES: u64 = 64 * 1024;
-/// Bounds memory. Latchkey's mails are a few kilobytes.
+/// Maximum size of a mail, to bound memory. Latchkey's mails are a few kilobytes.
 const MAX_MAIL_BYTES: usize = 4 * 1024 * 1024;
 /// The session of an idle client ends after five minutes (RFC 5321, 4.5.3.2.7).
 const IDLE_LIMIT: Duration = Duration::from_secs(300);
 
-/// How a session uses TLS.
+/// How the server uses TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Security {
     None,
@@ -49,7 +49,7 @@ pub enum Step {
     MailFrom,
     RcptTo,
     Data,
-    /// After the last line of the mail, when the server would accept it.
+    /// After the last line of the mail, when the server would accept the mail.
     EndOfData,
 }
 
@@ -73,7 +73,7 @@ pub enum Behavior {
 pub struct Options {
     pub addr: SocketAddr,
     pub security: Security,
-    /// Requires AUTH with this name and password.
+    /// If set, the server requires AUTH with this name and password.
     pub login: Option<(String, String)>,
     pub mails: Mailbox,
 }
@@ -93,7 +93,7 @@ struct Shared {
     mails: Mailbox,
     behavior: Mutex<Behavior>,
     /// Increased to end all open sessions.
-    epoch: watch::Sender<u64>,
+    stops: watch::Sender<u64>,
     sessions: AtomicUsize,
     logins: AtomicUsize,
     open: AtomicUsize,
@@ -165,7 +165,7 @@ impl Smtp {
             acceptor,
             mails: options.mails,
             behavior: Mutex::new(Behavior::Accept),
-            epoch: watch::Sender::new(0),
+            stops: watch::Sender::new(0),
             sessions: AtomicUsize::new(0),
             logins: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
@@ -200,16 +200,16 @@ impl Smtp {
         &self.shared.mails
     }
 
-    pub fn set_behavior(&self, behaviour: Behavior) {
-        *process::lock(&self.shared.behavior) = behaviour;
+    pub fn set_behavior(&self, behavior: Behavior) {
+        *process::lock(&self.shared.behavior) = behavior;
     }
 
-    /// Number of sessions so far.
+    /// Number of SMTP sessions so far.
     pub fn sessions(&self) -> usize {
         self.shared.sessions.load(Ordering::Relaxed)
     }
 
-    /// Number of open sessions.
+    /// Number of open SMTP sessions.
     pub fn open_sessions(&self) -> usize {
         self.shared.open.load(Ordering::Relaxed)
     }
@@ -227,7 +227,7 @@ impl Smtp {
             // The port is closed when the task has ended.
             drop(accepting.await);
         }
-        self.shared.epoch.send_modify(|epoch| *epoch += 1);
+        self.shared.stops.send_modify(|stops| *stops += 1);
     }
 
     /// Opens the port, at the start or after [`Smtp::stop`].
@@ -250,7 +250,7 @@ impl Drop for Smtp {
         if let Some(accepting) = process::lock(&self.accepting).take() {
             accepting.abort();
         }
-        self.shared.epoch.send_modify(|epoch| *epoch += 1);
+        self.shared.stops.send_modify(|stops| *stops += 1);
     }
 }
 
@@ -268,11 +268,11 @@ impl Shared {
     async fn serve(&self, stream: TcpStream) {
         self.sessions.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
-        let mut epoch = self.epoch.subscribe();
+        let mut stops = self.stops.subscribe();
         tokio::select! {
             // An error is not reported here, because the client sees it too.
             _ = self.session(stream) => {}
-            _ = epoch.changed() => {}
+            _ = stops.changed() => {}
         }
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
@@ -373,7 +373,7 @@ impl<'a> Session<'a> {
                 NextAction::Challenge(challenge) => {
                     let asks = match &challenge {
                         Challenge::Plain => "334 ",
-                        // "Username:" and "Password:", as clients of LOGIN expect.
+                        // "Username:" and "Password:" in base64, as clients of LOGIN expect.
                         Challenge::LoginName => "334 VXNlcm5hbWU6",
                         Challenge::LoginPassword(_) => "334 UGFzc3dvcmQ6",
                     };
@@ -419,7 +419,7 @@ impl<'a> Session<'a> {
             "VRFY" => reply("252 cannot verify"),
             "STARTTLS" if self.shared.security == Security::StartTls && !self.secured => NextAction::StartTls,
             "AUTH" | "MAIL" | "RCPT" | "DATA" if !self.greeted => reply("503 send EHLO first"),
-            "AUTH" | "MAIL" if self.must_secure() => reply("530 5.7.0 STARTTLS first"),
+            "AUTH" | "MAIL" if self.requires_starttls() => reply("530 5.7.0 STARTTLS first"),
             "AUTH" => self.auth(rest),
             "MAIL" if self.shared.login.is_some() && !self.authenticated => reply("530 5.7.0 log in first"),
             "MAIL" => self.mail(rest),
@@ -430,13 +430,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn must_secure(&self) -> bool {
+    fn requires_starttls(&self) -> bool {
         self.shared.security == Security::StartTls && !self.secured
     }
 
     fn capabilities(&self) -> String {
         let mut lines = vec!["inbox", "8BITMIME", "SMTPUTF8"];
-        if self.must_secure() {
+        if self.requires_starttls() {
             lines.push("STARTTLS");
         } else if self.shared.login.is_some() {
             lines.push("AUTH PLAIN LOGIN");

@@ -16,7 +16,7 @@ use crate::{
     process,
 };
 
-/// Writes the metadata of every query. A temporary Postgres has the schema of `server/migrations`.
+/// Writes the metadata of every query. For the metadata, sqlx needs a Postgres with the schema of `server/migrations`.
 pub async fn write_query_metadata() -> Result<()> {
     let root = process::root();
     let postgres = Postgres::start(Options::for_tests()).await?;
@@ -34,7 +34,7 @@ pub async fn write_query_metadata() -> Result<()> {
     }
     connection.close().await?;
 
-    // The macros write one file per query when they expand, so the crate must be compiled again.
+    // The query macros of sqlx write one file per query when they are expanded, so the crate must be compiled again.
     let fresh = process::fresh_dir("sqlx");
     touch(&root.join("server/src/lib.rs"))?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -70,6 +70,7 @@ fn migrations(folder: &Path) -> Result<Vec<std::path::PathBuf>> {
 }
 
 /// Makes `to` contain exactly the files of `from`. Does not write unchanged files, so that Cargo does not rebuild.
+/// Returns the number of written files and the number of removed files.
 fn sync_files(from: &Path, to: &Path) -> Result<(usize, usize)> {
     let new = read_files(from)?;
     fs::create_dir_all(to)?;

@@ -29,12 +29,12 @@ use crate::{
 
 /// Limit for rendering a few Apps. Generating RSA keys takes longest.
 const RENDER_LIMIT: Duration = Duration::from_secs(60);
-/// A server starts within a second; a loaded machine takes longer.
+/// Limit for a server to become ready. It takes a second, on a loaded machine longer.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Limit for a drain, in which a server waits for running requests.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Settings of a service that a test can change.
+/// Settings for a service. A test can change them.
 pub struct Builder {
     /// Public address of the first server.
     public: SocketAddr,
@@ -44,7 +44,7 @@ pub struct Builder {
     providers: Vec<Provider>,
     smtp: smtp::Options,
     redis: Option<redis::Options>,
-    /// URL and CA of a Redis that the test has started.
+    /// URL and CA file of a Redis that the test has started.
     external_redis: Option<(String, Option<PathBuf>)>,
     postgres: Option<postgres::Options>,
     proxied: bool,
@@ -85,7 +85,7 @@ pub struct ServerProcess {
     process: Mutex<Option<Process>>,
 }
 
-/// A store or control plane that all tests of this process share, or one of this test alone.
+/// A store or control plane that all tests of this process share, or that belongs to this test alone.
 pub(crate) enum SharedOrOwn<T: 'static> {
     Shared(&'static T),
     Own(Box<T>),
@@ -122,7 +122,7 @@ impl Builder {
         format!("{base}/{}/{}/callback", app.id(), provider.name())
     }
 
-    /// Puts a TLS proxy in front of the first server. Users then call the proxy's URL.
+    /// Puts a TLS proxy in front of the first server. Users call the proxy's URL.
     pub async fn behind_tls(mut self, tls: &ServerTls) -> Result<(Self, TlsProxy)> {
         let front = TlsProxy::start(tls, self.public).await?;
         self.base_url = Some(front.url("localhost"));
@@ -141,7 +141,7 @@ impl Builder {
         self
     }
 
-    /// Uses a Redis that the test has started. `ca` is the CA of its certificates, if it accepts only TLS.
+    /// Uses a Redis that the test has started. If it accepts only TLS, `ca` is the file of the CA of its certificates.
     pub fn external_redis(mut self, url: &str, ca: Option<&Path>) -> Self {
         self.external_redis = Some((url.to_owned(), ca.map(Path::to_owned)));
         self
@@ -171,7 +171,7 @@ impl Builder {
         self
     }
 
-    /// Adds flags of the servers.
+    /// Adds flags to the servers' command line.
     pub fn args<I: IntoIterator<Item: AsRef<str>>>(mut self, args: I) -> Self {
         self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
         self
@@ -182,7 +182,7 @@ impl Builder {
         self
     }
 
-    /// Starts the servers with this command; see [`Program::wrapper`].
+    /// Starts the servers through this command; see [`Program::wrapper`].
     pub fn wrapper(mut self, command: &[String]) -> Self {
         self.wrapper = command.to_vec();
         self
@@ -295,7 +295,7 @@ impl Stack {
             watch: false,
             args: Vec::new(),
             // Without a load balancer, a drain has nothing to wait for. Servers must not use the proxy of this machine.
-            // Variables of a test override these.
+            // Variables of a test override these two variables.
             envs: vec![
                 ("LATCHKEY_DRAIN_SECONDS".to_owned(), "0".to_owned()),
                 ("HTTPS_PROXY".to_owned(), String::new()),
@@ -335,7 +335,7 @@ impl Stack {
         &self.postgres
     }
 
-    /// The Redis of this service. Panics with [`Builder::external_redis`].
+    /// The Redis of this service. Panics if the test uses [`Builder::external_redis`].
     pub fn redis(&self) -> &Redis {
         self.redis.as_ref().expect("the test does not run its own Redis")
     }
@@ -470,7 +470,7 @@ impl ServerProcess {
         }
     }
 
-    /// Starts the server with this command from now on; see [`Program::wrapper`].
+    /// Starts the server through this command from now on; see [`Program::wrapper`].
     pub(crate) fn wrapper(mut self, command: &[String]) -> Self {
         self.wrapper = command.to_vec();
         self
@@ -485,7 +485,7 @@ impl ServerProcess {
         fs::read_to_string(self.log()).unwrap_or_default()
     }
 
-    /// Starts the server. After a restart it has the same socket addresses. Does not wait until it is ready: see
+    /// Starts the server, at each start with the same socket addresses. Does not wait until the server is ready: see
     /// [`ServerProcess::wait_until_ready`].
     pub fn start(&self) -> Result<()> {
         let name = format!("server {}", self.index);
@@ -544,7 +544,7 @@ impl ServerProcess {
         self.signal(Signal::TERM);
     }
 
-    /// Sends SIGSTOP: connections to the server still open, but requests get no response.
+    /// Sends SIGSTOP. Connections to the server can still be opened, but requests get no response.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
     }
@@ -594,7 +594,7 @@ fn write_authorities(dir: &Path, authorities: Vec<String>) -> Result<Option<(Str
     if authorities.is_empty() {
         return Ok(None);
     }
-    // If this variable is set, rustls-native-certs reads the file instead of the system's certificates.
+    // If `SSL_CERT_FILE` is set, rustls-native-certs reads that file instead of the system's certificates.
     let bundle = dir.join("authorities.pem");
     fs::write(&bundle, authorities.concat())?;
     Ok(Some(("SSL_CERT_FILE".to_owned(), bundle.display().to_string())))

@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Certificates of a TLS server, and the CA that its clients trust.
+/// The certificate of a TLS server, and the CA that the server's clients trust.
 #[derive(Clone)]
 pub struct ServerTls {
     /// The CA certificate, PEM.
@@ -49,7 +49,7 @@ pub struct TlsProxy {
 
 /// Installs aws-lc-rs as the crypto provider of rustls in this process; repeated calls have no effect.
 pub fn install_crypto_provider() {
-    // The call fails if a provider is already installed.
+    // The call fails if a crypto provider is already installed.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
 }
 
@@ -141,7 +141,7 @@ impl CertificateAuthority {
 // === impl TlsProxy ===
 
 impl TlsProxy {
-    pub async fn start(tls: &ServerTls, behind: SocketAddr) -> Result<Self> {
+    pub async fn start(tls: &ServerTls, upstream: SocketAddr) -> Result<Self> {
         let acceptor = TlsAcceptor::from(tls.server_config()?);
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;
@@ -150,7 +150,7 @@ impl TlsProxy {
                 let acceptor = acceptor.clone();
                 tokio::spawn(async move {
                     let mut outside = acceptor.accept(stream).await?;
-                    let mut inside = TcpStream::connect(behind).await?;
+                    let mut inside = TcpStream::connect(upstream).await?;
                     copy_bidirectional(&mut outside, &mut inside).await
                 });
             }
@@ -158,7 +158,7 @@ impl TlsProxy {
         Ok(Self { addr, task })
     }
 
-    /// The proxy's URL with `name`, one of the names in its certificate.
+    /// The proxy's URL. `name` is one of the names in the proxy's certificate.
     pub fn url(&self, name: &str) -> String {
         format!("https://{name}:{}", self.addr.port())
     }

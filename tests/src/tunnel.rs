@@ -1,5 +1,5 @@
-//! An HTTP proxy for CONNECT requests (RFC 9110, 9.3.6). For each host that the test names, it opens tunnels to a
-//! socket address of the test. It records the requests.
+//! An HTTP proxy for CONNECT requests (RFC 9110, 9.3.6). For each host that the test names, the proxy opens tunnels to
+//! the socket address that the test gives. The proxy records the requests.
 
 use std::{
     collections::HashMap,
@@ -41,8 +41,8 @@ pub struct ConnectRequest {
 // === impl TunnelProxy ===
 
 impl TunnelProxy {
-    /// Starts a proxy that connects each of these hosts to its socket address; it ignores the port in a request. For
-    /// other hosts it responds 502.
+    /// Starts a proxy that opens tunnels for these hosts, each to its socket address. The proxy ignores the port in a
+    /// request. For other hosts it responds 502.
     pub async fn start(hosts: HashMap<String, SocketAddr>) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;

@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* Truncated so that the name with the longest suffix, "-operator-watched", has at most 63 characters. */ -}}
+{{- /* Truncated so that the longest name, which has the suffix "-operator-watched", has at most 63 characters. */ -}}
 {{- define "latchkey.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 44 | trimSuffix "-" }}

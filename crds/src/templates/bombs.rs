@@ -14,6 +14,7 @@ pub(super) struct Bomb {
 /// Maximum time for one template, also in a debug build.
 pub(super) const LIMIT: std::time::Duration = std::time::Duration::from_secs(2);
 
+// Parts of the errors.
 const WORDS: &str = "a tag has more than 100 words and signs";
 const NESTING: &str = "a tag nests more than 8 parentheses";
 const FILTERS: &str = "a tag has more than 8 filters";
@@ -26,7 +27,8 @@ const LINE: &str = "the line has more than 60000 characters";
 const TOKENS: &str = "all templates together can have at most 20000 words and signs";
 const ARITHMETIC: &str = "+ - * / % ** ~ are not available";
 
-/// The length of most bombs in characters. It fits into one line and, without the bounds, overflows the stack.
+/// The length of most bombs, in characters: short enough for one line, and long enough to overflow the stack if there
+/// were no bounds.
 const BOMB_LENGTH: usize = 50_000;
 
 /// Repeats `part` up to [`BOMB_LENGTH`] characters.

@@ -21,20 +21,20 @@ pub(super) const MAX_SOURCE_BYTES: usize = 256 * 1024;
 pub(super) const MAX_LINE_CHARS: usize = 60_000;
 
 /// Maximum tokens of all templates of an App together; each piece of text is one token. Compiled templates need up to 3
-/// MB, and a server has those of several Apps in memory. All default mails together have 900.
+/// MB, and a server has those of several Apps in memory. All default mails together have 900 tokens.
 pub(super) const MAX_TOKENS: usize = 20_000;
 
-/// Maximum characters of a tag. Bounds its strings, and so the bytes that a filter copies.
+/// Maximum characters of a tag. This also bounds the strings in the tag, and so the bytes that a filter copies.
 pub(super) const MAX_TAG_CHARS: usize = 2_000;
 
 /// Maximum tokens of a tag. A chain of operators makes the parser recurse once per token.
 pub(super) const MAX_TAG_TOKENS: usize = 100;
 
-/// Maximum filters of a tag. Each can lengthen a text (alternating `escape` and `upper`: four characters for each `&`),
-/// and the next one copies it.
+/// Maximum filters of a tag. Each can lengthen a text, and the next one copies the text: if `escape` and `upper`
+/// alternate, each `&` becomes four characters longer with every `escape`.
 pub(super) const MAX_FILTERS: usize = 8;
 
-/// Maximum depth of parentheses, brackets and braces in a tag. The parser recurses 15 calls deep for each.
+/// Maximum depth of parentheses, brackets and braces in a tag. The parser recurses 15 calls deep for each level.
 pub(super) const MAX_NESTING: usize = 8;
 
 /// Maximum depth of `if` and `block`. An `elif` adds one, because the parser reads it as an `if` inside its `if`.
@@ -108,7 +108,7 @@ pub(super) fn too_many_tokens() -> String {
 // === impl Tag ===
 
 impl Tag {
-    /// `text`: the tag up to the end of this token.
+    /// Counts a token. `text` is the tag up to the end of this token.
     fn add_token(&mut self, token: &Token<'_>, text: &str, span: Span) -> Result<(), TemplateError> {
         if text.len() > MAX_TAG_CHARS && text.chars().count() > MAX_TAG_CHARS {
             return error_at(span, &format!("a tag has more than {MAX_TAG_CHARS} characters; close it, or shorten it"));

@@ -1,8 +1,9 @@
 //! The constructs that an App's own templates can use: text, the variables, conditions, a few filters and the layout.
 //!
-//! Fuel bounds instructions and [`super::MAX_RENDERED_SIZE`] bounds output, but neither bounds intermediate values of
-//! `x ~ x`, a captured block or a filter such as `replace`: thirty doublings make a gigabyte, in a process that serves
-//! every App. So constructs that can grow a value are not available, and neither are constructs that disable escaping.
+//! Fuel bounds instructions and [`super::MAX_RENDERED_SIZE`] bounds output, but neither bounds the intermediate values
+//! that `x ~ x`, a captured block or a filter such as `replace` can create: thirty doublings make a gigabyte, in a
+//! process that serves every App. So constructs that can grow a value are not available, and neither are constructs
+//! that disable escaping.
 
 use minijinja::{
     Environment, filters,

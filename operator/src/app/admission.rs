@@ -1,5 +1,5 @@
-//! Whether there is room for an App: the size limit of its document and the quotas of its namespace. An App without
-//! room waits, and is reconciled again once there is room.
+//! Checks an App against the size limit of its document and the quotas of its namespace. An App that would exceed a
+//! quota waits, and is reconciled again once there is room.
 
 use kube::{Resource, ResourceExt};
 use latchkey_crds::{app::App, conditions::Reason, names::rendered_app_secret, rendered::FORMAT};
@@ -16,8 +16,8 @@ use crate::{
     quota::{DocumentSize, NoRoom},
 };
 
-/// Reserves room for the first keys and the first document of an App before it takes its appID, because an App that
-/// cannot be served must not take one.
+/// Reserves room for the first keys and the first document of an App before the App takes its appID, because an App
+/// that cannot be served must not take an appID.
 pub(crate) fn admit_app(
     app: &App,
     validated: &ValidatedApp,
@@ -38,10 +38,11 @@ pub(crate) fn admit_app(
         let ahead = context.objects.count_ahead_of(&claim);
         quotas.admit_app(&validated.app_id, &claim.owner, &secret, size, ahead)
     } else {
-        // The quota already counts the appID, or the platform team assigned it.
+        // The quota of appIDs is not checked: the quota already counts this appID, or the platform team assigned the
+        // appID.
         quotas.admit_document(&secret, &validated.namespace, size)
     };
-    admitted.map_err(|no_room| wait_for_room(&claim, no_room, context).into())
+    admitted.map_err(|no_room| record_waiting(&claim, no_room, context).into())
 }
 
 /// Reserves room for a document that is about to be published.
@@ -56,26 +57,27 @@ pub(crate) fn admit_document(
     let size = DocumentSize::of(&rendered.bytes);
     match context.objects.quotas.admit_document(&secret, &validated.namespace, size) {
         Ok(()) => Ok(rendered),
-        Err(no_room) => Err(wait_for_room(&Claim::from_app(app), no_room, context)),
+        Err(no_room) => Err(record_waiting(&Claim::from_app(app), no_room, context)),
     }
 }
 
-/// Releases the room that the steps reserved but did not use.
+/// Releases the room that this reconcile reserved but did not use.
 pub(crate) fn release_reservations(app: &App, context: &Context) {
     if let Ok(app_id) = app.app_id() {
         context.objects.quotas.release_reservations(&app_id, &rendered_app_secret(&app_id));
     }
 }
 
-/// Removes the App from the Apps that wait for room, and reconciles those of them that fit now.
+/// Removes the App from the list of Apps that wait for room. Enqueues the other waiting Apps of the namespace for which
+/// there is room now.
 pub(crate) fn stop_waiting<K: Resource>(app: &K, context: &Context) {
     let namespace = app.namespace().unwrap_or_default();
     context.objects.quotas.remove_waiting(&namespace, &app.name_any());
     context.reconcile_queue.enqueue_waiting(&context.objects, &namespace);
 }
 
-/// Records that the App waits for room.
-fn wait_for_room(claim: &Claim, no_room: NoRoom, context: &Context) -> Rejection {
+/// Records that the App waits for room. Returns the rejection for the status.
+fn record_waiting(claim: &Claim, no_room: NoRoom, context: &Context) -> Rejection {
     context.objects.quotas.add_waiting(&claim.owner.namespace, &claim.owner.name, claim.created, no_room.need);
     Rejection::new(Reason::QuotaExceeded, "", no_room.exceeded.to_string())
 }

@@ -1,5 +1,5 @@
-//! Deletes the users of an App with `deletionPolicy: Delete` before the App is removed. The servers delete them while
-//! the App's document has the state `Deleted`.
+//! Deletes the users of an App with `deletionPolicy: Delete` before the App is removed. The servers delete the users
+//! while the App's document has the state `Deleted`.
 
 use std::time::Duration;
 
@@ -35,18 +35,18 @@ mod progress;
 
 /// If all servers acknowledge the document within this time, the deletion continues in the same reconcile.
 const ACKNOWLEDGEMENT_WAIT: Duration = Duration::from_secs(1);
-/// Progress is reported at most this often.
+/// The minimum time between two reports of the progress in the status. Also the time until the next reconcile.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Publishes the document with the state `Deleted`. Once the servers have deleted the users, deletes the document, the
 /// keys and the finalizer.
 pub(crate) async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
     admission::stop_waiting(app, context);
-    let Ok(app_id) = app.app_id() else { return release_app(app, context).await };
+    let Ok(app_id) = app.app_id() else { return remove_finalizer(app, context).await };
     let owner = AppIdOwner::of_app(app);
     let (document, keys) = match prepare_deletion(&context.install_secrets(), &app_id, &owner).await? {
         DeletionState::Owned(document, keys) => (document, keys),
-        DeletionState::NotOwned => return release_app(app, context).await,
+        DeletionState::NotOwned => return remove_finalizer(app, context).await,
         DeletionState::KeysChanged => return Ok(Action::requeue(RETRY_SOON)),
         DeletionState::KeysUnusable(why) => {
             return report_progress(app, &app_id, None, stuck_message(&why), context).await;
@@ -70,7 +70,7 @@ pub(crate) async fn delete_users(app: &App, context: &Context) -> Result<Action,
     report_progress(app, &app_id, Some(rendered.revision), progress, context).await
 }
 
-/// Deletes what is left of an App without users, as soon as the last requests of the App have ended.
+/// Deletes what is left of an App whose users are deleted, as soon as the last requests of the App have ended.
 async fn finish(
     app: &App,
     app_id: &AppId,
@@ -78,13 +78,13 @@ async fn finish(
     keys: Option<&Stored>,
     context: &Context,
 ) -> Result<Action, Error> {
-    // Until these requests have ended, the database must reject their writes. It would accept them once another App
-    // owns the appID.
+    // Requests that began while the App was served may still be running. The database rejects their writes now, but
+    // would accept the writes once another App owns the appID. So the appID becomes free only after these requests have
+    // ended.
     if let Some(left) = context.releases.request_drain_left(app_id, revision, context.request_drain) {
         return Ok(Action::requeue(left));
     }
-    // The key Secret is the lock on the appID, so it is deleted after the document: until then no other App can own the
-    // appID.
+    // The key Secret is deleted after the document: while the key Secret exists, no other App can own the appID.
     let secret = rendered_app_secret(app_id);
     if let Some(published) = context.objects.published.get(&secret) {
         publish::delete_document(context, &secret, &published).await?;
@@ -102,12 +102,12 @@ async fn finish(
 }
 
 /// Lets the API server remove an App that has no users of its own.
-async fn release_app(app: &App, context: &Context) -> Result<Action, Error> {
+async fn remove_finalizer(app: &App, context: &Context) -> Result<Action, Error> {
     finalizer::remove(&app.metadata, context).await?;
     Ok(Action::await_change())
 }
 
-/// Reports the progress of a deletion in the status, but not too often, and requeues.
+/// Reports the progress of a deletion in the status, at most once in [`PROGRESS_INTERVAL`], and requeues the App.
 async fn report_progress(
     app: &App,
     app_id: &AppId,

@@ -1,4 +1,5 @@
-//! Kubernetes Events for what a change of the App itself caused. Changes that affect all Apps record none.
+//! Records Kubernetes Events about the effects of a change of an App. A change that affects all Apps (for example, a
+//! change of the servers) causes no Event.
 
 use kube::{
     Resource,
@@ -19,8 +20,8 @@ use crate::{
 /// The maximum length of an Event's note, in bytes (validation of events.k8s.io/v1).
 const MAX_NOTE_BYTES: usize = 1024;
 
-/// Records an Event for each of `Accepted` and `ResolvedRefs` that has changed and is False, and one if every server
-/// pod serves a new revision.
+/// Records an Event for each of the conditions `Accepted` and `ResolvedRefs` that has changed and is False, and an
+/// Event if every server pod serves a new revision.
 pub(crate) async fn record_status_change(context: &Context, app: &App, old: &AppStatus, new: &AppStatus) {
     for event in status_events(old, new) {
         record(context, app, event).await;
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_records_what_the_app_caused_and_only_once() {
+    fn each_change_of_an_app_is_recorded_once_and_a_change_of_a_pod_is_not() {
         let accepted = wanted(ConditionType::Accepted, ConditionStatus::True, Reason::Accepted, "");
         let programmed = wanted(ConditionType::Programmed, ConditionStatus::True, Reason::Programmed, "");
         let waiting = wanted(ConditionType::Programmed, ConditionStatus::False, Reason::WaitingForServers, "pod a");

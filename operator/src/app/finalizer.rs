@@ -18,20 +18,21 @@ use crate::{app::rate_limit, context::Context, error::Error};
 pub(crate) enum NextStep {
     /// Serve the App.
     Serve,
-    /// Delete the users of the App first.
+    /// The App is being deleted: delete its users.
     DeleteUsers,
-    /// Nothing: the App is removed now, or finalizers of others delay it. The watch reports either.
+    /// Do nothing until the watch reports a change. The API server removes the App now or, if the App has finalizers of
+    /// others, later.
     AwaitChange,
 }
 
 /// What to do with the finalizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FinalizerAction {
-    /// Nothing: it is set or absent as it should be, or can no longer be set.
+    /// Do nothing: the finalizer is set or absent as the policy demands, or can no longer be set.
     Unchanged,
     Add,
     Remove,
-    /// The App is being deleted, and its users must be deleted first.
+    /// The App is being deleted: keep the finalizer until its users are deleted.
     DeleteUsers,
 }
 
@@ -56,12 +57,12 @@ pub(crate) async fn update(app: &App, context: &Context) -> Result<NextStep, Err
     Ok(NextStep::Serve)
 }
 
-/// Removes our finalizer and leaves those of others alone.
+/// Removes the operator's finalizer. The finalizers of others stay.
 pub(crate) async fn remove(app: &ObjectMeta, context: &Context) -> Result<(), Error> {
     write(app, false, context).await
 }
 
-/// Decides from the App alone; pure.
+/// Decides what to do with the finalizer, from the App alone. Pure.
 fn finalizer_action(app: &App) -> FinalizerAction {
     let is_set = app.finalizers().iter().any(|finalizer| finalizer == DELETE_USERS_FINALIZER);
     let is_deleting = app.metadata.deletion_timestamp.is_some();
@@ -75,8 +76,8 @@ fn finalizer_action(app: &App) -> FinalizerAction {
     }
 }
 
-/// Whether the finalizer of an App that does not decode can be removed: the App is being deleted, and its policy is not
-/// `Delete`. Only the text of the policy is read.
+/// Whether the finalizer of an App that cannot be decoded can be removed: the App is being deleted, and its policy is
+/// not `Delete`. Of the spec, only `deletionPolicy` is read.
 pub(crate) fn is_removable(app: &DynamicObject) -> bool {
     let policy = app.data.pointer("/spec/deletionPolicy").and_then(|policy| policy.as_str());
     let is_set = app.finalizers().iter().any(|finalizer| finalizer == DELETE_USERS_FINALIZER);
@@ -90,7 +91,7 @@ async fn write(app: &ObjectMeta, set: bool, context: &Context) -> Result<(), Err
     let body = json!({
         "apiVersion": "latchkey.dev/v1alpha1",
         "kind": "App",
-        // With the uid, the patch cannot create the App again if it has been deleted.
+        // With the uid, the patch cannot recreate a deleted App.
         "metadata": { "name": name, "uid": app.uid, "finalizers": finalizers },
     });
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
@@ -117,11 +118,11 @@ mod tests {
     }
 
     #[test]
-    fn only_delete_sets_a_finalizer() {
+    fn only_the_policy_delete_sets_a_finalizer() {
         use DeletionPolicy::{Delete, Retain};
         for deleting in [false, true] {
             assert_eq!(finalizer_action(&app(Retain, false, deleting)), FinalizerAction::Unchanged);
-            // The way out of a deletion that does not finish: somebody changes the policy to `Retain`.
+            // To end a deletion that does not finish, somebody changes the policy to `Retain`.
             assert_eq!(finalizer_action(&app(Retain, true, deleting)), FinalizerAction::Remove);
         }
         assert_eq!(finalizer_action(&app(Delete, false, false)), FinalizerAction::Add);

@@ -31,7 +31,7 @@ use crate::{
     written_statuses::WrittenStatuses,
 };
 
-/// A received call.
+/// A call that the mock API server received.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivedCall {
     pub(crate) method: Method,
@@ -41,7 +41,7 @@ pub(crate) struct ReceivedCall {
 
 type MockResponse = Box<dyn FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send>;
 
-/// The expected calls in order, with their responses.
+/// The script (the expected calls in order, with their responses), and the received calls.
 #[derive(Clone, Default)]
 pub(crate) struct MockApi {
     expected: Arc<Mutex<VecDeque<(Method, String, MockResponse)>>>,
@@ -68,7 +68,7 @@ impl MockApi {
         Client::new(service, "latchkey")
     }
 
-    /// The received calls. Panics if the script expects more.
+    /// Returns the received calls. Panics if the script expects more calls.
     #[track_caller]
     pub(crate) fn finish(&self) -> Vec<ReceivedCall> {
         let left = self
@@ -100,7 +100,7 @@ impl MockApi {
     }
 }
 
-/// An error as the API server writes it.
+/// An error response of the API server.
 pub(crate) fn api_error(status: StatusCode, reason: &str, name: &str) -> (StatusCode, Value) {
     let body = json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status.as_u16(), "reason": reason,

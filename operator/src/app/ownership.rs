@@ -26,15 +26,15 @@ pub(crate) struct Claim {
     pub(crate) validity: ClaimValidity,
 }
 
-/// What is known of a claiming App, apart from who owns its appID.
+/// Whether an App that claims an appID can be served, regardless of who owns the appID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClaimValidity {
-    /// No status for its current generation.
+    /// Not known yet: no status reports it for the current generation of the App.
     Pending,
     Valid,
-    /// It cannot be served, whoever owns its appID.
+    /// The App cannot be served, whoever owns the appID.
     Invalid,
-    /// It is being deleted.
+    /// The App is being deleted.
     Deleting,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum ClaimValidity {
 /// owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnerState {
-    /// It exists, or nothing proves that it does not.
+    /// The App exists, or nothing proves that it does not exist.
     Exists,
     /// According to the API server the App does not exist, or it has another appID now.
     Deleted,
@@ -52,11 +52,11 @@ pub(crate) enum OwnerState {
 pub(crate) struct OwnershipFacts {
     pub(crate) claim: Claim,
     pub(crate) keys: KeyLookup,
-    /// The owner that the rendered Secret names, if it exists and the keys are lost.
+    /// The owner that the rendered Secret names. `None`: the key Secret exists, or no rendered Secret names an owner.
     pub(crate) rendered_owner: Option<AppIdOwner>,
-    /// The state of the owner if it is not this App.
+    /// The state of the owner. `Exists` if this App is the owner, or if no owner is known.
     pub(crate) owner_state: OwnerState,
-    /// The other Apps with this appID.
+    /// The claims of the other Apps with this appID.
     pub(crate) other_claims: Vec<Claim>,
 }
 
@@ -65,29 +65,29 @@ pub(crate) struct OwnershipFacts {
 pub(crate) enum OwnershipDecision {
     /// This App owns the appID.
     Ours,
-    /// Nobody owns it: this App can create the keys. The first App that creates them owns the appID.
+    /// Nobody owns the appID: this App can create the keys. The App that creates the keys first owns the appID.
     Free,
     /// The keys are lost but the rendered Secret exists: this App can rebuild the key Secret from it.
     Rebuild,
-    /// The owner was an App of the same namespace and is deleted: this App can put its name on the keys.
+    /// The owner was an App of the same namespace and is deleted: this App can become the owner of the keys.
     Inherit,
-    /// The platform team assigned the appID to the namespace of this App, which can put its name on the keys. The
-    /// servers must learn of the change of owner.
+    /// The platform team assigned the appID to the namespace of this App: this App can become the owner of the keys.
+    /// The keys must be written again, because this raises `handover`, by which servers recognize the change of owner.
     HandedOver,
-    /// An older App may take the appID: try again soon.
+    /// An older App can take the appID, and does so in its next reconcile if it is valid: decide again soon.
     Wait,
     /// Another App owns the appID.
     OwnedByOther,
-    /// The owner is deleted, but its users still exist: only an App of its namespace can have the appID.
+    /// The owner is deleted, but its users still exist: only an App of the owner's namespace can have the appID.
     Reserved,
-    /// The appID belongs to this App or to an unknown one, and the keys cannot be used. They are never overwritten.
+    /// The keys cannot be used, and no other existing App is known to own the appID. Such keys are never overwritten.
     KeysUnusable(UnusableReason),
 }
 
 // === impl Claim ===
 
 impl Claim {
-    /// The claim of an App in the store.
+    /// The claim of `app` to its appID.
     pub(crate) fn from_app(app: &App) -> Self {
         let metadata = &app.metadata;
         Self {
@@ -136,8 +136,8 @@ impl ClaimValidity {
 // === impl OwnershipDecision ===
 
 impl OwnershipDecision {
-    /// The ownership that validation assumes. An App that can take the appID is validated as its owner, because only a
-    /// valid App takes it. `None`: too early to validate.
+    /// The ownership that validation assumes. An App that can take the appID is validated as the owner, because only a
+    /// valid App takes an appID. `None`: it is too early to validate the App.
     pub(crate) fn assumed_ownership(self) -> Option<resolve::Ownership> {
         match self {
             Self::Ours | Self::Free | Self::Rebuild | Self::Inherit | Self::HandedOver | Self::KeysUnusable(_) => {
@@ -157,14 +157,14 @@ impl OwnershipFacts {
         match &self.keys {
             KeyLookup::Missing => match &self.rendered_owner {
                 Some(owner) => self.decide_for_owner(owner, OwnershipDecision::Rebuild, OwnershipDecision::Rebuild),
-                None => self.wait_for_older(OwnershipDecision::Free, |_| true),
+                None => self.defer_to_older(OwnershipDecision::Free, |_| true),
             },
             KeyLookup::Stored(stored) => {
-                let (ours, next) = match stored.is_handed_over() {
+                let (ours, inherited) = match stored.is_handed_over() {
                     true => (OwnershipDecision::HandedOver, OwnershipDecision::HandedOver),
                     false => (OwnershipDecision::Ours, OwnershipDecision::Inherit),
                 };
-                self.decide_for_owner(&stored.owner, ours, next)
+                self.decide_for_owner(&stored.owner, ours, inherited)
             }
             KeyLookup::Unusable(why, Some(owner)) => self.decide_for_owner(
                 owner,
@@ -175,12 +175,13 @@ impl OwnershipFacts {
         }
     }
 
-    /// Returns `ours` if this App is the owner, and `next` if the owner is deleted and this App can succeed it.
+    /// Returns `ours` if this App is the owner, and `inherited` if the owner is deleted and this App can take the
+    /// appID.
     fn decide_for_owner(
         &self,
         owner: &AppIdOwner,
         ours: OwnershipDecision,
-        next: OwnershipDecision,
+        inherited: OwnershipDecision,
     ) -> OwnershipDecision {
         if *owner == self.claim.owner {
             return ours;
@@ -188,13 +189,13 @@ impl OwnershipFacts {
         match self.owner_state {
             OwnerState::Exists => OwnershipDecision::OwnedByOther,
             OwnerState::Deleted if owner.namespace != self.claim.owner.namespace => OwnershipDecision::Reserved,
-            OwnerState::Deleted => self.wait_for_older(next, |other| other.namespace == owner.namespace),
+            OwnerState::Deleted => self.defer_to_older(inherited, |other| other.namespace == owner.namespace),
         }
     }
 
-    /// Returns `Wait` if an older App can have the appID, and `free` otherwise. The older App takes the appID in its
-    /// next reconcile if it is valid. Until then there is nothing to report.
-    fn wait_for_older(&self, free: OwnershipDecision, can_claim: impl Fn(&AppIdOwner) -> bool) -> OwnershipDecision {
+    /// Returns `Wait` if an older App can take the appID, and `first` if this App is the first that can take it. The
+    /// older App takes the appID in its next reconcile, if it is valid.
+    fn defer_to_older(&self, first: OwnershipDecision, can_claim: impl Fn(&AppIdOwner) -> bool) -> OwnershipDecision {
         let waits = self.other_claims.iter().any(|other| {
             let claims = match other.validity {
                 ClaimValidity::Pending | ClaimValidity::Valid => can_claim(&other.owner),
@@ -202,6 +203,6 @@ impl OwnershipFacts {
             };
             claims && other.has_precedence_over(&self.claim)
         });
-        if waits { OwnershipDecision::Wait } else { free }
+        if waits { OwnershipDecision::Wait } else { first }
     }
 }

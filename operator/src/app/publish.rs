@@ -1,4 +1,4 @@
-//! Publishes a document to the servers, as a Secret in the installation's namespace, and deletes it.
+//! Publishes documents to the servers, as Secrets in the installation's namespace, and deletes these Secrets.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use k8s_openapi::api::core::v1::Secret;
@@ -24,7 +24,7 @@ pub(crate) struct DocumentOwner<'a> {
     pub(crate) name: &'a str,
 }
 
-/// Whether this document is published for this App, according to the watch and our own writes.
+/// Whether this document is published for this App, according to the watch and the operator's own writes.
 pub(crate) fn is_published(context: &Context, owner: DocumentOwner<'_>, rendered: &Rendered) -> bool {
     context.objects.published.get(&rendered_app_secret(owner.app_id)).is_some_and(|published| {
         published.revision.as_ref() == Some(&rendered.revision)
@@ -33,7 +33,7 @@ pub(crate) fn is_published(context: &Context, owner: DocumentOwner<'_>, rendered
     })
 }
 
-/// Writes the document and reverts changes by others.
+/// Writes the Secret of the document, and overwrites changes by others.
 pub(crate) async fn publish(context: &Context, owner: DocumentOwner<'_>, rendered: &Rendered) -> Result<(), Error> {
     let name = rendered_app_secret(owner.app_id);
     let api = context.install_secrets();
@@ -66,7 +66,7 @@ pub(crate) async fn publish(context: &Context, owner: DocumentOwner<'_>, rendere
     Ok(())
 }
 
-/// Deletes the document, but fails if it is no longer the version that was read.
+/// Deletes the Secret of a document. Fails if the Secret has changed since it was read.
 pub(crate) async fn delete_document(context: &Context, secret: &str, read: &PublishedApp) -> Result<(), Error> {
     let api = context.install_secrets();
     delete_secret(&api, secret, Some(read)).await

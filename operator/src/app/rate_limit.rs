@@ -1,4 +1,4 @@
-//! Writes that an edit of the App itself did not cause wait for their turn, so that they do not delay edits.
+//! Limits the rate of writes that are not caused by an edit of the App itself, so that these writes do not delay edits.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use latchkey_crds::app::{App, AppStatus};
 
 use crate::context::Context;
 
-/// Returns `Ok` if the App can be written now, and otherwise the wait until its turn.
+/// Returns `Ok` if the operator can write for the App now. Otherwise returns the wait until the App's turn.
 pub(crate) fn try_acquire(app: &App, old: &AppStatus, context: &Context) -> Result<(), Duration> {
     if has_unreported_edit(app, old) { Ok(()) } else { context.rate_limiter.try_acquire(&object_key(app)) }
 }
@@ -17,7 +17,7 @@ pub(crate) fn cancel(app: &App, context: &Context) {
     context.rate_limiter.cancel(&object_key(app));
 }
 
-/// Whether the App has an edit that no status reports yet, so somebody waits for this reconcile.
+/// Whether the App has an edit that no status reports yet. Somebody may be waiting for this status.
 fn has_unreported_edit(app: &App, old: &AppStatus) -> bool {
     app.metadata.generation.is_none() || old.observed_generation != app.metadata.generation
 }

@@ -1,11 +1,11 @@
-//! A validated App and its keys → the document that servers read. Pure and infallible: the same input gives the same
+//! Renders the document that servers read, from a validated App and its keys. Pure: the same input gives the same
 //! bytes.
 
 use latchkey_crds::rendered::{AppState, DeletedApp, FORMAT, MAX_DOCUMENT_SIZE, RenderedApp, RenderedKeys, Revision};
 
 use crate::app::{keys::KeyDocument, validate::ValidatedApp};
 
-/// A document that is ready to be published.
+/// A rendered document.
 pub(crate) struct Rendered {
     pub(crate) bytes: Vec<u8>,
     pub(crate) revision: Revision,
@@ -16,12 +16,12 @@ pub(crate) struct Rendered {
 #[error("the rendered document is over {} KiB; shorten the templates and lists", MAX_DOCUMENT_SIZE / 1024)]
 pub(crate) struct TooLarge;
 
-/// The lowest format that this App needs, and the feature that needs it. All features so far are in the first format.
+/// The lowest format that this App needs, and the feature that needs this format. All features so far are in format 1.
 pub(crate) fn needed_format(_: &ValidatedApp) -> (u32, &'static str) {
     (1, "a rendered App")
 }
 
-/// Renders the document in the format `format`, at most [`FORMAT`]. Every server must support this format.
+/// Renders the document in the format `format`, or in [`FORMAT`] if this is lower.
 pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, format: u32) -> Rendered {
     let document = RenderedApp {
         format: format.min(FORMAT),
@@ -60,7 +60,7 @@ pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, format: u32) -> Ren
     Rendered { bytes, revision }
 }
 
-/// Renders the document of an App that is no longer served. It depends only on the appID and its owner.
+/// Renders the document of an App that is no longer served.
 pub(crate) fn render_unserved(app: &DeletedApp) -> Rendered {
     let bytes = app.to_bytes();
     let revision = Revision::of(&bytes);

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 /// The wait if nothing is due. Watch events report every change, so this is only a safety net.
 pub(crate) const RESYNC: Duration = Duration::from_secs(10 * 60 * 60);
-/// The wait if an older App may take the appID, or if somebody else changed the keys.
+/// The wait if the reconcile must be repeated soon, for example because another writer has changed the keys.
 pub(crate) const RETRY_SOON: Duration = Duration::from_millis(500);
-/// The wait while a rotation has no room in its namespace. Key changes that are due by time wait no longer than this.
+/// The wait while the byte quota delays a requested rotation. Key transitions that become due during the wait are also
+/// delayed until its end.
 pub(crate) const QUOTA_RETRY: Duration = Duration::from_secs(10 * 60);

@@ -1,4 +1,4 @@
-//! Collects what is known about an App. Decides nothing.
+//! Collects an App and the objects that it references. Decides nothing.
 
 use latchkey_crds::app::App;
 
@@ -11,11 +11,11 @@ use crate::{
 pub(crate) struct AppFacts {
     pub(crate) app: App,
     pub(crate) ownership: Ownership,
-    /// One for each of `spec.providerRefs`, in their order.
+    /// The Providers that `spec.providerRefs` references, in the same order.
     pub(crate) providers: Vec<Lookup<ProviderFacts>>,
-    /// For `spec.mail.smtpSecretRef`; `None` if the App references none.
+    /// The Secret that `spec.mail.smtpSecretRef` references. `None`: the field is not set.
     pub(crate) smtp: Option<Lookup<SecretValues>>,
-    /// For `spec.mail.templatesRef`; `None` if the App references none.
+    /// The ConfigMap that `spec.mail.templatesRef` references. `None`: the field is not set.
     pub(crate) templates: Option<Lookup<ConfigMapValues>>,
 }
 
@@ -26,7 +26,8 @@ pub(crate) enum Ownership {
     Ours,
     /// Another App.
     Taken,
-    /// Nobody, but only an App in the namespace of the deleted owner can have it, because its users still exist.
+    /// Nobody. Only an App in the namespace of the deleted owner can have the appID, because the owner's users still
+    /// exist.
     Reserved,
 }
 

@@ -1,5 +1,5 @@
-//! Renders and publishes the document of an App, and makes the key transitions that are due. Each transition changes
-//! the document.
+//! Renders and publishes the document of an App, and makes the key transitions that are due. After a transition that
+//! changes the document, the document is published again.
 
 use std::time::Duration;
 
@@ -32,9 +32,11 @@ use crate::{
     monitor::RolloutState,
 };
 
-/// If all servers acknowledge an edit within this time, the status is written once.
+/// How long a reconcile waits for all servers to acknowledge the published document. If they do so within this time, a
+/// single write of the status is enough.
 const ACKNOWLEDGEMENT_WAIT: Duration = Duration::from_secs(1);
-/// At most this many key transitions in one reconcile: Published, Active, and one spare.
+/// The maximum number of key transitions in one reconcile. Three are enough to rotate the HMAC keys: the new key
+/// becomes Published, the new key becomes Active, and the end of the old key is recorded.
 const MAX_KEY_TRANSITIONS: usize = 3;
 
 /// The rollout of one App in one reconcile.
@@ -49,7 +51,7 @@ struct Rollout<'a> {
     has_published: bool,
 }
 
-/// Publishes the document, and again after each key transition, until no transition is due.
+/// Publishes the document and makes the next key transition, repeatedly, until no transition is due.
 pub(crate) async fn roll_out(
     app: &App,
     old: &AppStatus,
@@ -66,7 +68,7 @@ pub(crate) async fn roll_out(
     let supported = context.monitor.format();
     let (needed, feature) = needed_format(validated);
     let servers_too_old = (supported < needed).then(|| servers_too_old_message(feature, needed, supported, context));
-    // If the servers are too old, the document still has the needed format: they ignore fields that they do not know.
+    // Even if the servers are too old, the document has the needed format: servers ignore fields that they do not know.
     let format = supported.clamp(needed, FORMAT);
     let mut rollout = Rollout { app, old, validated, policy, format, context, has_published: false };
     let mut transitions = 0;
@@ -89,8 +91,8 @@ pub(crate) async fn roll_out(
         _ if transitions == MAX_KEY_TRANSITIONS => RETRY_SOON,
         _ if rotation_waits => QUOTA_RETRY,
         None => RESYNC,
-        // If this time has passed by now, reconcile soon. The transition may need no acknowledgement, and then no event
-        // would trigger it.
+        // If `due` has already passed, the App is reconciled soon. No event would trigger a transition that needs no
+        // acknowledgement.
         Some(due) => (due - context.now()).try_into().unwrap_or(RETRY_SOON).clamp(RETRY_SOON, RESYNC),
     };
     let KeyStatuses { signing: signing_keys, hmac: hmac_keys } = keys.document.status(policy);
@@ -112,7 +114,7 @@ pub(crate) async fn roll_out(
 // === impl Rollout ===
 
 impl Rollout<'_> {
-    /// Publishes the document with these keys, unless it is published already.
+    /// Publishes the document with these keys, unless this document is published already.
     async fn publish(&mut self, keys: &KeyDocument) -> Result<(Revision, RolloutState), Stop> {
         let Self { app, old, validated, context, .. } = *self;
         let rendered = admission::admit_document(app, validated, render(validated, keys, self.format), context)?;
@@ -131,7 +133,7 @@ impl Rollout<'_> {
         Ok((rendered.revision, state))
     }
 
-    /// Makes the key transition that is due and returns the keys after it, or `None` if none is due.
+    /// Makes the key transition that is due, and returns the changed keys. Returns `None` if no transition is due.
     async fn advance_keys(&self, keys: &Stored, is_acknowledged: bool) -> Result<Option<Stored>, Stop> {
         let Self { app, validated, ref policy, context, .. } = *self;
         let Some(next) = keys.document.advance(policy, context.now(), is_acknowledged)? else { return Ok(None) };
@@ -144,14 +146,15 @@ impl Rollout<'_> {
     }
 }
 
-/// Whether a requested rotation must wait, because its keys would need bytes that the namespace does not have.
+/// Whether a requested rotation must wait, because the namespace has reached its byte quota: new keys would make the
+/// document larger.
 fn does_rotation_wait(validated: &ValidatedApp, policy: &KeyPolicy, keys: &KeyDocument, context: &Context) -> bool {
     policy.rotate_request.is_some()
         && policy.rotate_request != keys.rotation
         && context.objects.quotas.is_byte_quota_reached(&validated.namespace)
 }
 
-/// What validation left out, and the requests by annotation that cannot be fulfilled.
+/// The field errors of the validation, and the errors of requests by annotation that cannot be fulfilled.
 fn field_errors(
     validated: &ValidatedApp,
     policy: &KeyPolicy,

@@ -25,29 +25,29 @@ pub(crate) mod write;
 /// A reconcile that finished.
 pub(crate) struct Reconciled {
     pub(crate) outcome: Outcome,
-    /// When the App is reconciled again without an event.
+    /// After what time the App is reconciled again without an event.
     pub(crate) requeue: Duration,
-    /// Whether a document was published.
+    /// Whether the reconcile published a document.
     pub(crate) published: bool,
 }
 
-/// What the status reports of a reconcile.
+/// What the status reports about a reconcile.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) app_id: Option<AppId>,
     pub(crate) issuer: Option<String>,
-    /// The published revision. If the App is not accepted, the one that is still served.
+    /// The published revision. If the App is not accepted, this is the revision that is still served.
     pub(crate) revision: Option<Revision>,
     pub(crate) providers: Vec<AppProviderStatus>,
     pub(crate) signing_keys: Vec<KeyStatus>,
     pub(crate) hmac_keys: Vec<KeyStatus>,
     pub(crate) rejection: Option<Rejection>,
     pub(crate) field_errors: Vec<FieldError>,
-    /// What the servers report. `None`: nothing is published.
+    /// What the servers report about the revision. `None`: the App is not accepted, or its users are being deleted.
     pub(crate) rollout: Option<RolloutState>,
-    /// Progress message while the users are being deleted.
+    /// The progress message, if the users are being deleted.
     pub(crate) deletion_progress: Option<String>,
-    /// Message if servers support only an older format than the App needs.
+    /// The message about the servers that do not support the format that the App needs, if there are such servers.
     pub(crate) servers_too_old: Option<String>,
 }
 
@@ -85,7 +85,7 @@ impl Outcome {
         let type_ = ConditionType::ResolvedRefs;
         match (self.field_errors.as_slice(), &self.rejection) {
             ([], None) => DesiredCondition::new(type_, ConditionStatus::True, Reason::Resolved, ""),
-            // The references were not looked up.
+            // Perhaps the App was rejected before its references were looked up.
             ([], Some(_)) => DesiredCondition::new(type_, ConditionStatus::Unknown, Reason::Pending, "see Accepted"),
             (errors, _) => unresolved_condition(errors),
         }
@@ -110,12 +110,12 @@ impl Outcome {
         }
     }
 
-    /// `Programmed` of a published revision.
+    /// The condition `Programmed` of a published revision.
     fn rolled_out(&self, rollout: &RolloutState, old: &AppStatus) -> DesiredCondition {
         use ConditionStatus::{False, True, Unknown};
         let short = self.revision.as_ref().map_or("", |revision| &revision.as_str()[..12]);
         match rollout {
-            // With the number of pods in the message, each scaling of the servers would write every status.
+            // If the message contained the number of pods, each scaling of the servers would change every status.
             RolloutState::Complete { .. } => programmed(True, Reason::Programmed, ""),
             RolloutState::Behind { pods } => {
                 let message = format!("waiting for {} to serve revision {short}", pod_names(pods));
@@ -148,7 +148,8 @@ impl Outcome {
         }
     }
 
-    /// A pod that has not reported yet proves nothing, so the condition of this revision stays as it was.
+    /// The condition `Programmed` while some pods have not reported yet. Missing reports prove nothing, so a condition
+    /// about the same revision stays as it was.
     fn undecided(&self, old: &AppStatus, pods: &[String]) -> DesiredCondition {
         let before = condition(old, ConditionType::Programmed).and_then(to_desired);
         let is_same_revision = self.revision.as_ref().map(Revision::as_str) == old.revision.as_deref();
@@ -233,23 +234,23 @@ mod tests {
     }
 
     #[test]
-    fn programmed_falls_only_on_evidence() {
+    fn programmed_changes_from_true_only_on_evidence() {
         let ready = served(RolloutState::Complete { servers: 2 }).status(&AppStatus::default(), 1, NOW);
         let undecided = served(RolloutState::Undecided { pods: pods() });
         assert!(is_same_but_for_times(&ready, &undecided.status(&ready, 1, NOW)), "a starting pod is no evidence");
-        let fallen = |rollout| programmed_of(&served(rollout), &ready);
+        let after = |rollout| programmed_of(&served(rollout), &ready);
         let waiting = (ConditionStatus::False, "WaitingForServers".to_owned());
-        assert_eq!(fallen(RolloutState::Behind { pods: pods() }), waiting);
-        assert_eq!(fallen(RolloutState::Silent { pods: pods() }), waiting);
+        assert_eq!(after(RolloutState::Behind { pods: pods() }), waiting);
+        assert_eq!(after(RolloutState::Silent { pods: pods() }), waiting);
         let rejected = RolloutState::Rejected { pod: "server-1".into(), reason: "no".into() };
-        assert_eq!(fallen(rejected), (ConditionStatus::False, "RefusedByServer".to_owned()));
+        assert_eq!(after(rejected), (ConditionStatus::False, "RefusedByServer".to_owned()));
         let lost = RolloutState::KeysLost { pod: "server-1".into() };
-        assert_eq!(fallen(lost), (ConditionStatus::False, "KeysLost".to_owned()));
-        assert_eq!(fallen(RolloutState::NoServers), (ConditionStatus::Unknown, "NoServers".to_owned()));
+        assert_eq!(after(lost), (ConditionStatus::False, "KeysLost".to_owned()));
+        assert_eq!(after(RolloutState::NoServers), (ConditionStatus::Unknown, "NoServers".to_owned()));
     }
 
     #[test]
-    fn a_new_revision_is_unknown_until_the_pods_report() {
+    fn programmed_is_unknown_for_a_new_revision_until_the_pods_report() {
         let ready = served(RolloutState::Complete { servers: 2 }).status(&AppStatus::default(), 1, NOW);
         let mut edited = served(RolloutState::Undecided { pods: pods() });
         edited.revision = Some(Revision::of(b"2"));
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_pod_is_named_with_what_to_do() {
+    fn the_message_about_a_silent_pod_names_the_pod_and_what_to_do() {
         let status = served(RolloutState::Silent { pods: pods() }).status(&AppStatus::default(), 1, NOW);
         let message = &condition(&status, ConditionType::Ready).unwrap().message;
         assert!(message.contains("server-1") && message.contains("check its log"), "{message}");
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn references_that_do_not_resolve_are_all_named() {
+    fn all_references_that_do_not_resolve_are_named() {
         let mut outcome = served(RolloutState::Complete { servers: 1 });
         outcome.field_errors = vec![
             FieldError::new(Reason::SecretNotFound, "spec.mail.smtpSecretRef", "make it"),

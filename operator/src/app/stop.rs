@@ -15,21 +15,21 @@ use crate::{
 /// The error type of the steps.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// It is too early: reconcile again after this time.
+    /// The reconcile cannot continue now, and is repeated after this time.
     Requeue(Duration),
     /// The App cannot be served as it is. The status reports why.
     Rejected { rejection: Rejection, field_errors: Vec<FieldError> },
-    /// A request failed.
+    /// A request or the generation of a key failed.
     Failed(Error),
 }
 
 // === impl Stop ===
 
 impl Stop {
-    /// Another writer was faster, or an older App may take the appID.
+    /// The reconcile is repeated soon, because another writer was faster, or because an older App can take the appID.
     pub(crate) const RETRY_SOON: Self = Self::Requeue(RETRY_SOON);
 
-    /// Adds what validation found to a rejection by a later step, so that the status reports both.
+    /// Adds the field errors of the validation to a rejection by a later step, so that the status reports both.
     pub(crate) fn with_field_errors(self, field_errors: &[FieldError]) -> Self {
         match self {
             Self::Rejected { rejection, .. } => Self::Rejected { rejection, field_errors: field_errors.to_vec() },

@@ -9,18 +9,19 @@ use crate::facts::ConfigMapValues;
 /// The maximum size of a ConfigMap with templates, in bytes of keys and values.
 pub(crate) const MAX_CONFIG_MAP_BYTES: usize = 256 * 1024;
 /// The maximum number of keys in a ConfigMap with templates, about three times the 21 possible templates. The status
-/// names each key that is no template, so their number needs a bound.
+/// names each key that is not a template, so the number of keys needs a bound.
 const MAX_CONFIG_MAP_KEYS: usize = 64;
 
 /// The templates that can be published, and what is wrong with the others.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct CheckedTemplates {
     pub(crate) valid: BTreeMap<String, String>,
-    /// Each names the ConfigMap, the key, the line and what to do.
+    /// Each message names the ConfigMap and says what to do. If possible, it also names the key and the line.
     pub(crate) errors: Vec<String>,
 }
 
-/// Checks each template of a ConfigMap. An invalid template is left out, and the default is sent instead.
+/// Checks each template of a ConfigMap. Leaves out an invalid template; the servers use the default template instead.
+/// If the ConfigMap is over a limit, leaves out all templates.
 pub(crate) fn check_templates(config_map: &str, values: &ConfigMapValues) -> CheckedTemplates {
     let total: usize = values.text.iter().map(|(key, value)| key.len() + value.len()).sum();
     if total > MAX_CONFIG_MAP_BYTES {
@@ -85,7 +86,7 @@ mod tests {
         assert!(checked.errors[0].contains(reason), "{}", checked.errors[0]);
     }
 
-    /// The servers' tests run over the same samples: servers accept what is published here and reject what is not.
+    /// A test of the servers checks that servers accept and reject the same samples.
     #[test]
     fn only_templates_that_servers_accept_are_published() {
         for (name, source) in samples::valid_templates() {
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_is_rejected_or_published_in_time() {
+    fn a_template_bomb_is_rejected_or_accepted_in_time() {
         for bombs::Bomb { name, template, source, refusal } in bombs::bombs() {
             let began = std::time::Instant::now();
             let checked = check_one(template, &source);
@@ -106,7 +107,7 @@ mod tests {
             assert!(took < bombs::LIMIT, "{name}: {took:?}");
             match (refusal, checked.errors.as_slice()) {
                 (None, []) => assert_eq!(checked.valid[template], source, "{name}"),
-                // Larger than a ConfigMap can be.
+                // The bomb is over the size limit of a ConfigMap, which is checked first.
                 (Some(_), [error]) if error.starts_with("ConfigMap shop-mail is over 256 KiB") => {}
                 (Some(reason), [error]) => {
                     assert!(
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_are_reported_and_the_others_are_published() {
+    fn unknown_template_names_are_reported_and_valid_templates_are_published() {
         let text = [("confirm.txt", "{{ code }}"), ("confirm.md", "x"), ("welcome.txt", "x"), ("confirm", "x")];
         let text = text.map(|(key, source)| (key.to_owned(), source.to_owned())).into();
         let checked = check_templates("shop-mail", &ConfigMapValues { text, binary: vec!["logo.png".into()] });

@@ -1,4 +1,5 @@
-//! An App that the API server stores but this operator cannot decode. What was published for it is still served.
+//! An App that the API server stores but this operator cannot decode. The document that was published for the App
+//! before is still served.
 
 use kube::{
     Api, Resource,
@@ -23,7 +24,8 @@ use crate::{
     watch::Guarded,
 };
 
-/// Reports the error in the conditions. The rest of the status stays as it is.
+/// Reports the error in the conditions. The rest of the status stays as it is. If the App is being deleted and its
+/// policy is not `Delete`, only removes the finalizer.
 pub(crate) async fn reconcile(guarded: &Guarded<App>, error: &str, context: &Context) -> Result<Action, Error> {
     let meta = guarded.meta();
     let namespace = meta.namespace.clone().unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Facts of an App → what can be served of it, or why nothing can. Pure. The checks run in a fixed order.
+//! Validates the facts of an App: returns what can be served of the App, or why nothing of it can be served. Pure. The
+//! checks run in a fixed order.
 
 use std::{collections::BTreeMap, str::FromStr, sync::Arc};
 
@@ -45,14 +46,14 @@ pub(crate) struct ValidatedApp {
     pub(crate) password: PasswordPolicy,
     pub(crate) mail: RenderedMail,
     pub(crate) tokens: RenderedTokens,
-    /// After how many days a key is replaced; servers need not know.
+    /// After how many days a key is replaced. Not part of the rendered document.
     pub(crate) key_rotation_days: u32,
     pub(crate) limits: BTreeMap<LimitName, Vec<Window>>,
     pub(crate) administrators: Vec<Administrator>,
     pub(crate) unverified_retention_days: u32,
     pub(crate) audit_retention_days: u32,
     pub(crate) providers: Vec<RenderedProvider>,
-    /// Why references were left out, in the order of the checks. If there are any, `ResolvedRefs` is False.
+    /// Why references cannot be used, in the order of the checks. If there is an error, `ResolvedRefs` is False.
     pub(crate) field_errors: Vec<FieldError>,
 }
 
@@ -119,7 +120,7 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
 // === impl ValidatedApp ===
 
 impl ValidatedApp {
-    /// The algorithm that signs tokens from now on.
+    /// The signing algorithm that the App asks for. If the Active key has another algorithm, the key is rotated.
     pub(crate) fn signing_algorithm(&self) -> SigningAlgorithm {
         self.tokens.signing_algorithm
     }
@@ -148,7 +149,7 @@ fn app_id_field(app: &App) -> &'static str {
 
 fn owned_app_id(facts: &AppFacts) -> Result<AppId, Rejection> {
     let app_id = parse_app_id(&facts.app)?;
-    // Neither message names the owner, because it may belong to another tenant.
+    // Neither message names the owner, because the owner may belong to another tenant.
     let (reason, message) = match facts.ownership {
         Ownership::Ours => return Ok(app_id),
         Ownership::Taken => {
@@ -171,7 +172,7 @@ fn issuer(settings: &Settings, app_id: &AppId) -> Result<IssuerUrl, Rejection> {
         .map_err(|invalid| Rejection::new(Reason::InvalidSpec, "spec.appID", format!("the resulting issuer {invalid}")))
 }
 
-/// `{PROVIDER}` of a reference: its alias, or its name.
+/// The name of a provider in URLs: the alias of the reference or, without an alias, the name of the Provider.
 fn provider_name(spec: &AppSpec, index: usize) -> Result<ProviderName, Rejection> {
     let reference = &spec.provider_refs[index];
     match &reference.alias {
@@ -317,7 +318,7 @@ fn limits(spec: &AppSpec) -> BTreeMap<LimitName, Vec<Window>> {
         .collect()
 }
 
-/// A number of the spec, which the schema keeps non-negative, or the default.
+/// A number of the spec, or the default if the number is not set. The schema rejects negative numbers.
 fn number_or_default(value: Option<i32>, default: u32) -> u32 {
     value.and_then(|value| u32::try_from(value).ok()).unwrap_or(default)
 }

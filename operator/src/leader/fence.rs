@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tower::{BoxError, Layer, Service};
 
-/// Whether this process can write. Checked at every write.
+/// Whether this process can write. It is checked before every write.
 #[derive(Clone)]
 pub(crate) struct Fence(Arc<Mutex<FenceState>>);
 

@@ -16,7 +16,7 @@ const NAME: &str = "operator";
 const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/latchkey/leases/operator";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/latchkey/leases";
 
-/// Stores one Lease as an API server does, and fails as a test demands.
+/// Stores one Lease as an API server does, with the fault that a test sets.
 #[derive(Clone, Default)]
 struct MockLeaseApi(Arc<Mutex<LeaseState>>);
 
@@ -58,7 +58,7 @@ impl MockLeaseApi {
         leases
     }
 
-    /// Another writer, which has its own clock, changes the Lease.
+    /// Changes the Lease as another writer with its own clock.
     fn write_as(&self, holder: &str, renewed: &str) {
         let mut kept = self.0.lock();
         kept.version += 1;
@@ -170,7 +170,7 @@ async fn the_second_to_create_the_lease_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_holder_is_succeeded_after_a_whole_observed_duration() {
+async fn the_lease_of_a_silent_holder_can_be_taken_after_its_duration() {
     // The times in the Lease are years old. This has no effect, because clocks are not compared.
     let leases = MockLeaseApi::held_by("gone");
     let began = Instant::now();
@@ -194,7 +194,7 @@ async fn a_holder_that_renews_keeps_the_lease_whatever_its_clock_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_released_lease_is_taken_at_once() {
+async fn a_released_lease_is_taken_within_three_seconds() {
     let leases = MockLeaseApi::default();
     let held = acquired(&leases, "a").await;
     let waiting = tokio::spawn(acquire(leases.client(), options("b")));
@@ -237,7 +237,7 @@ async fn a_lease_of_another_holder_is_not_released() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_process_before_this_one_in_the_same_pod_is_not_waited_for() {
+async fn a_lease_of_the_previous_process_in_the_same_pod_is_taken_immediately() {
     let leases = MockLeaseApi::held_by("a");
     let began = Instant::now();
     let held = acquired(&leases, "a").await;
@@ -295,7 +295,7 @@ async fn a_lease_that_somebody_edits_or_deletes_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_another_took_is_lost_at_once() {
+async fn a_lease_that_another_replica_takes_is_lost_at_the_next_renewal() {
     let leases = MockLeaseApi::default();
     let mut held = acquired(&leases, "a").await;
     leases.write_as("b", "2020-01-01T00:00:00.000000Z");
@@ -318,7 +318,7 @@ async fn a_paused_holder_writes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_replicas_never_write_at_once() {
+async fn two_replicas_never_write_at_the_same_time() {
     let leases = MockLeaseApi::default();
     let first = acquired(&leases, "a").await;
     let fence = first.fence();

@@ -8,9 +8,9 @@ use serde_json::Value;
 use super::parse_cache::ParseCache;
 use crate::panics::catch;
 
-/// The documents of a file without empty ones. Each is parsed separately, so that a broken document does not affect the
+/// The documents of a file, except empty ones. Each is parsed separately, so that a broken document does not affect the
 /// others.
-pub(super) fn parse_documents(file: &str, text: &str, parsed: &ParseCache) -> Vec<Result<Value, String>> {
+pub(super) fn parse_documents(file: &str, text: &str, cache: &ParseCache) -> Vec<Result<Value, String>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if Path::new(file).extension().is_some_and(|extension| extension == "json") {
         return vec![serde_json::from_str(text).map_err(|error| format!("is not JSON: {error}"))];
@@ -19,7 +19,7 @@ pub(super) fn parse_documents(file: &str, text: &str, parsed: &ParseCache) -> Ve
         .into_iter()
         .map(|(first_line, document)| {
             let name = format!("{file}:{first_line}");
-            let parsed = parsed.documents.get_or_compute(&name, document, |document| {
+            let parsed = cache.documents.get_or_compute(&name, document, |document| {
                 let parsed = catch(|| parse_yaml(document)).map_err(|panicked| panicked.message())?;
                 parsed.map_err(|error| yaml_error(&error, first_line))
             });

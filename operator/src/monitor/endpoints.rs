@@ -13,7 +13,7 @@ use latchkey_crds::names::OPS_PORT_NAME;
 pub(super) struct PodEndpoint {
     pub(super) name: String,
     pub(super) address: SocketAddr,
-    /// The pod is serving and not terminating.
+    /// Whether the pod is serving and not terminating.
     pub(super) is_serving: bool,
 }
 
@@ -35,8 +35,8 @@ pub(super) fn pods_of_slices<'a>(slices: impl Iterator<Item = &'a EndpointSlice>
             let name = target.name.clone().unwrap_or_else(|| uid.clone());
             let found = PodEndpoint { name, address: SocketAddr::new(ip, port), is_serving: serving && !terminating };
             match pods.get_mut(&uid) {
-                // A dual-stack Service has the pod in one slice for each IP family, and a pod that is moved between slices
-                // can be in both. Any stable choice is fine.
+                // A dual-stack Service has the pod in one slice for each IP family, and a pod that is moved between
+                // slices can be in both. Any of its addresses is fine, but the choice must be stable.
                 Some(known) => {
                     known.address = known.address.min(found.address);
                     known.is_serving = known.is_serving || found.is_serving;

@@ -32,12 +32,12 @@ pub(super) const FINDINGS: [Reason; 5] = [
 ];
 
 /// The pods, and which timeouts have passed. Only the periodic check records that a timeout has passed. Otherwise a
-/// caller could get a rollout state that changed without a reconcile.
+/// caller could read a changed rollout state although the change has triggered no reconcile.
 #[derive(Default)]
 pub(super) struct Pods {
     /// By uid.
     pub(super) by_uid: BTreeMap<String, Pod>,
-    /// No pod has been serving for 15 s.
+    /// Whether there has been no serving pod for 15 s.
     pub(super) no_serving_pod: bool,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Pod {
     pub(super) last_line: Instant,
     pub(super) is_silent: bool,
     pub(super) report: Option<PodReport>,
-    /// The pod has sent a hello on a stream that is still open.
+    /// Whether the pod has sent a hello on a stream that is still open.
     pub(super) is_connected: bool,
     /// The finding on each Provider, as an index into [`FINDINGS`].
     pub(super) findings: HashMap<ProviderKey, usize>,
@@ -157,7 +157,8 @@ impl RejectedRevision {
     }
 }
 
-/// The bytes of a revision. Returns `None` for text that is not a revision, and so not the published one.
+/// The bytes of a revision. Returns `None` if the text is not a SHA-256, so that it differs from every published
+/// revision.
 pub(super) fn revision_bytes(revision: &Revision) -> Option<RevisionBytes> {
     let text = revision.as_str().as_bytes();
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());

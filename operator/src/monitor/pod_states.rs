@@ -22,9 +22,9 @@ use super::{
     rollout::{ExpectedRevision, RolloutState, if_decided, shorten},
 };
 
-/// A server that reports more Apps is broken; its stream is closed.
+/// The maximum number of Apps that a server can report. A server that reports more is broken, so its stream is closed.
 const MAX_APPS: usize = 200_000;
-/// Reports on more Providers are dropped.
+/// The maximum number of Providers on which the findings of a pod are stored. Reports on more Providers are dropped.
 const MAX_PROVIDERS: usize = 200_000;
 
 /// What has to be reconciled again.
@@ -44,7 +44,7 @@ pub(super) struct PodStates {
     expected: HashMap<AppId, ExpectedRevision>,
     /// When the EndpointSlices were first read.
     read_at: Option<Instant>,
-    /// Since when no pod is serving.
+    /// Since when there has been no serving pod.
     no_serving_pod_since: Option<Instant>,
     /// The highest format that all serving pods supported at the last notification.
     notified_format: u32,
@@ -53,7 +53,7 @@ pub(super) struct PodStates {
     changes: watch::Sender<()>,
 }
 
-/// A stream to keep open until it is cancelled.
+/// A stream to keep open until `stop` is cancelled.
 pub(super) struct PodStream {
     pub(super) uid: String,
     pub(super) address: SocketAddr,
@@ -160,7 +160,7 @@ impl PodStates {
         for (uid, PodEndpoint { name, address, is_serving }) in endpoints {
             if let Some(pod) = self.pods.by_uid.get_mut(&uid) {
                 if is_serving && !pod.is_serving {
-                    // The pod has 15 s again to report.
+                    // From now on, the pod has 15 s to report again.
                     (pod.last_heard, pod.last_line, pod.is_silent) = (now, now, false);
                 }
                 pod.is_serving = is_serving;
@@ -195,7 +195,7 @@ impl PodStates {
         streams
     }
 
-    /// Marks pods that are now silent, and notices if no pod has been serving for too long.
+    /// Marks pods that are now silent, and records when there has been no serving pod for too long.
     pub(super) fn check_timeouts(&mut self) {
         let mut changed = false;
         for pod in self.pods.by_uid.values_mut() {
@@ -215,8 +215,8 @@ impl PodStates {
         }
     }
 
-    /// Part of a line arrived. No heartbeat can be sent within a long line, so its parts are signs of life, for at most
-    /// [`LINE_TIMEOUT`]. Only a complete line ends a silence.
+    /// Records that a part of a line arrived. A server cannot send a heartbeat within a long line, so the parts of the
+    /// line are signs of life, for at most [`LINE_TIMEOUT`]. Only a complete line ends a silence.
     pub(super) fn record_part(&mut self, uid: &str, stream: &CancellationToken) {
         if let Some(pod) =
             self.pods.pod_of_stream(uid, stream).filter(|pod| !pod.is_silent && pod.last_line.elapsed() < LINE_TIMEOUT)
@@ -225,7 +225,7 @@ impl PodStates {
         }
     }
 
-    /// A heartbeat arrived.
+    /// Records a heartbeat.
     pub(super) fn record_heartbeat(&mut self, uid: &str, stream: &CancellationToken) {
         self.record_line(uid, stream);
         self.end_hello(uid, stream);
@@ -253,7 +253,8 @@ impl PodStates {
         }
     }
 
-    /// After its hello a server first reports all its findings. The first line that is not a finding ends that phase.
+    /// Ends the phase after a hello in which the server reports all its findings. The first line that is not a finding
+    /// ends this phase.
     fn end_hello(&mut self, uid: &str, stream: &CancellationToken) {
         if let Some(pod) = self.pods.pod_of_stream(uid, stream) {
             let findings_before = std::mem::take(&mut pod.findings_before_hello);
@@ -261,7 +262,7 @@ impl PodStates {
         }
     }
 
-    /// The stream was cut and will be opened again.
+    /// Records that the stream was cut. It will be opened again.
     pub(super) fn record_disconnect(&mut self, uid: &str, stream: &CancellationToken) {
         if let Some(pod) = self.pods.pod_of_stream(uid, stream) {
             pod.is_connected = false;
@@ -269,7 +270,7 @@ impl PodStates {
         }
     }
 
-    /// A server checked a Provider.
+    /// Records what a server found when it checked a Provider.
     pub(super) fn record_finding(&mut self, uid: &str, stream: &CancellationToken, report: ProviderReport) {
         self.record_line(uid, stream);
         let ProviderReport { namespace, name, reason } = report;

@@ -21,7 +21,7 @@ pub(crate) enum RolloutState {
     /// Serving pods that have not reported yet. `pods` is empty if no revision is published, or if no pod is serving at
     /// the moment.
     Undecided { pods: Vec<String> },
-    /// No pod has been serving for 15 s.
+    /// There has been no serving pod for 15 s.
     NoServers,
     /// Every serving pod serves the revision.
     Complete { servers: usize },

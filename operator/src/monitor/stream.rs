@@ -77,7 +77,8 @@ pub(super) fn tcp_connector() -> Connector {
     })
 }
 
-/// Reads the stream, and opens it again whenever it is cut, until the caller cancels this.
+/// Reads the stream, and opens it again whenever it is cut. Never returns: the caller drops this future when
+/// `pod.stop` is cancelled.
 pub(super) async fn run(states: &Mutex<PodStates>, connector: &Connector, pod: &PodStream) {
     let mut backoff = backoff::between(MIN_BACKOFF, MAX_BACKOFF);
     loop {

@@ -17,7 +17,7 @@ use super::{
     *,
 };
 
-/// Mock server pods that send what a test says, on paused time and without real sockets.
+/// Mock server pods that send what a test tells them to send, on paused time and without real sockets.
 struct MockPods {
     monitor: Monitor,
     events: mpsc::UnboundedReceiver<MonitorEvent>,
@@ -58,7 +58,7 @@ fn names(pods: &[u8]) -> Vec<String> {
     pods.iter().map(|pod| format!("server-{pod}")).collect()
 }
 
-fn all(servers: usize) -> RolloutState {
+fn complete(servers: usize) -> RolloutState {
     RolloutState::Complete { servers }
 }
 
@@ -107,7 +107,7 @@ impl MockPods {
         Self { monitor, events, streams, waiting: Vec::new(), unreachable, stop: CancellationToken::new() }
     }
 
-    /// These pods are serving, and the monitor has read that each serves the App's revision.
+    /// Mock pods that are serving. The monitor has read that each of them serves the App's revision.
     async fn serving(serving: &[u8]) -> (Self, Vec<MockStream>) {
         let mut mock = Self::new();
         mock.set_pods(serving, &[]);
@@ -118,7 +118,7 @@ impl MockPods {
             streams.push(stream);
         }
         settle_tasks().await;
-        assert_eq!(mock.monitor.expect_revision(&app(), &revision(1)), all(serving.len()));
+        assert_eq!(mock.monitor.expect_revision(&app(), &revision(1)), complete(serving.len()));
         mock.drain_events();
         (mock, streams)
     }
@@ -142,7 +142,7 @@ impl MockPods {
         self.monitor.states().rollout(&app())
     }
 
-    /// The finding on the one Provider.
+    /// The finding on the Provider `shop/github`.
     fn finding(&self) -> Option<Reason> {
         self.monitor.finding("shop", "github")
     }
@@ -217,7 +217,7 @@ async fn settle_tasks() {
     sleep(Duration::from_millis(1)).await;
 }
 
-/// Lets this many seconds pass, in which only these pods send heartbeats.
+/// Lets this many seconds pass. Meanwhile only these streams send heartbeats.
 async fn advance_seconds(seconds: u64, sending: &[&MockStream]) {
     for _ in 0..seconds {
         sending.iter().for_each(|stream| stream.send_heartbeat());
@@ -235,7 +235,7 @@ async fn every_serving_pod_must_report_the_revision() {
     assert_eq!((mock.rollout(), mock.drain_events()), (behind(&[2]), app_events()));
     streams[1].send_change(revision(2));
     settle_tasks().await;
-    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), app_events()));
+    assert_eq!((mock.rollout(), mock.drain_events()), (complete(2), app_events()));
     streams[1].send_line(&json!({ "app": app(), "revision": null }));
     settle_tasks().await;
     assert_eq!((mock.rollout(), mock.drain_events()), (behind(&[2]), app_events()));
@@ -245,7 +245,7 @@ async fn every_serving_pod_must_report_the_revision() {
 async fn silence_is_notified_once_and_so_is_its_end() {
     let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     advance_seconds(14, &[&streams[1]]).await;
-    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), vec![]));
+    assert_eq!((mock.rollout(), mock.drain_events()), (complete(2), vec![]));
     advance_seconds(3, &[&streams[1]]).await;
     assert_eq!((mock.rollout(), mock.drain_events()), (silent(&[1]), app_events()));
     assert_eq!(mock.monitor.pod_counts(), (2, 1));
@@ -254,11 +254,11 @@ async fn silence_is_notified_once_and_so_is_its_end() {
     // The stream of the silent pod was cut. After a reconnect the pod reports all its revisions.
     mock.next_stream(1).await.send_hello(1, revision(1));
     settle_tasks().await;
-    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), app_events()));
+    assert_eq!((mock.rollout(), mock.drain_events()), (complete(2), app_events()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reported_silence_is_notified_when_it_ends_however_soon() {
+async fn the_end_of_a_silence_is_notified_if_somebody_has_read_the_silence() {
     // The state is read around the end of the 15 s. Whoever has read `Silent` is notified when the silence ends.
     for after in 14_500..16_500 {
         if after % 50 != 0 {
@@ -275,7 +275,7 @@ async fn a_reported_silence_is_notified_when_it_ends_however_soon() {
         }
         settle_tasks().await;
         let expected = if state == silent(&[1]) { app_events() } else { vec![] };
-        assert_eq!((mock.rollout(), mock.drain_events()), (all(1), expected), "after {after} ms");
+        assert_eq!((mock.rollout(), mock.drain_events()), (complete(1), expected), "after {after} ms");
     }
 }
 
@@ -286,10 +286,10 @@ async fn a_reconnected_stream_changes_nothing() {
         let other = streams.pop().unwrap();
         streams.clear();
         let stream = mock.next_stream(1).await;
-        assert_eq!(mock.rollout(), all(2));
+        assert_eq!(mock.rollout(), complete(2));
         stream.send_hello(1, revision(1));
         advance_seconds(5, &[&other, &stream]).await;
-        assert_eq!((mock.rollout(), mock.drain_events()), (all(2), vec![]));
+        assert_eq!((mock.rollout(), mock.drain_events()), (complete(2), vec![]));
         streams = vec![stream, other];
     }
 }
@@ -303,11 +303,11 @@ async fn a_silently_dropped_connection_changes_nothing() {
     advance_seconds(4, &[&streams[1]]).await;
     again.send_hello(1, revision(1));
     advance_seconds(14, &[&streams[1], &again]).await;
-    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), vec![]));
+    assert_eq!((mock.rollout(), mock.drain_events()), (complete(2), vec![]));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_has_not_reported_is_no_evidence() {
+async fn a_new_pod_without_a_report_leaves_the_rollout_undecided() {
     let (mut mock, streams) = MockPods::serving(&[1]).await;
     mock.set_pods(&[1, 2], &[]);
     let new = mock.next_stream(2).await;
@@ -315,7 +315,7 @@ async fn a_pod_that_has_not_reported_is_no_evidence() {
     assert_eq!((mock.rollout(), mock.drain_events()), (undecided(&[2]), vec![]));
     new.send_hello(2, revision(1));
     settle_tasks().await;
-    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), vec![]), "it serves what the others serve");
+    assert_eq!((mock.rollout(), mock.drain_events()), (complete(2), vec![]), "it serves what the others serve");
     mock.set_pods(&[1, 2, 3], &[]);
     let behind_others = mock.next_stream(3).await;
     behind_others.send_hello(3, revision(9));
@@ -335,7 +335,7 @@ async fn a_pod_that_never_reports_becomes_silent() {
     let late = mock.next_stream(2).await;
     late.send_hello(2, revision(1));
     advance_seconds(1, &[&streams[0]]).await;
-    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), app_events()));
+    assert_eq!((mock.rollout(), mock.drain_events()), (complete(2), app_events()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -362,7 +362,7 @@ async fn an_invalid_stream_is_cut_and_opened_again() {
     }
     mock.next_stream(1).await.send_hello(1, revision(1));
     settle_tasks().await;
-    assert_eq!(mock.rollout(), all(1));
+    assert_eq!(mock.rollout(), complete(1));
     assert!(mock.monitor.is_settled());
 }
 
@@ -387,12 +387,12 @@ async fn a_long_line_that_keeps_coming_is_a_sign_of_life_and_one_that_hangs_is_n
     for _ in 0..10 {
         sleep(Duration::from_secs(5)).await;
         streams[0].send_part(" ");
-        assert_eq!((mock.rollout(), mock.drain_events()), (all(1), vec![]));
+        assert_eq!((mock.rollout(), mock.drain_events()), (complete(1), vec![]));
     }
     streams[0]
         .send_part(format!("{}}}\n", json!({ "podUID": "1", "format": 1, "revisions": { "shop": revision(1) } })));
     settle_tasks().await;
-    assert_eq!((mock.rollout(), mock.drain_events()), (all(1), vec![]));
+    assert_eq!((mock.rollout(), mock.drain_events()), (complete(1), vec![]));
 
     streams[0].send_part("{\"hello\":");
     advance_seconds(17, &[]).await;
@@ -428,7 +428,7 @@ async fn a_removed_or_terminating_pod_is_not_waited_for() {
     assert!(streams[2].is_cut() && mock.monitor.pod_counts() == (2, 0));
     // The pod that is behind terminates, so its endpoint is no longer serving.
     mock.set_pods(&[1], &[2]);
-    assert_eq!((mock.rollout(), mock.drain_events()), (all(1), app_events()));
+    assert_eq!((mock.rollout(), mock.drain_events()), (complete(1), app_events()));
     assert_eq!(mock.monitor.pod_counts(), (1, 0));
     // This pod serves again, and its last report counts.
     mock.set_pods(&[1, 2], &[]);
@@ -440,14 +440,14 @@ async fn a_pod_that_serves_again_has_time_to_report() {
     let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     mock.set_pods(&[1], &[2]);
     advance_seconds(60, &[&streams[0]]).await;
-    assert_eq!((mock.rollout(), mock.drain_events()), (all(1), vec![]), "a pod that is not serving is not silent");
+    assert_eq!((mock.rollout(), mock.drain_events()), (complete(1), vec![]), "a pod that is not serving is not silent");
     mock.set_pods(&[1, 2], &[]);
     advance_seconds(14, &[&streams[0]]).await;
-    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), vec![]));
+    assert_eq!((mock.rollout(), mock.drain_events()), (complete(2), vec![]));
     advance_seconds(3, &[&streams[0]]).await;
     assert_eq!((mock.rollout(), mock.drain_events()), (silent(&[2]), app_events()));
     mock.set_pods(&[1], &[2]);
-    assert_eq!((mock.rollout(), mock.drain_events()), (all(1), app_events()));
+    assert_eq!((mock.rollout(), mock.drain_events()), (complete(1), app_events()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -461,11 +461,11 @@ async fn a_pod_at_another_address_reports_again_and_its_old_stream_is_ignored() 
     assert_eq!(mock.rollout(), undecided(&[1]));
     mock.next_stream(2).await.send_hello(1, revision(1));
     settle_tasks().await;
-    assert_eq!((mock.rollout(), mock.drain_events()), (all(1), vec![]));
+    assert_eq!((mock.rollout(), mock.drain_events()), (complete(1), vec![]));
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_servers_is_reported_after_15_s_and_ends_with_a_server() {
+async fn no_servers_is_reported_after_15_s_until_a_server_appears() {
     let (mut mock, _talks) = MockPods::serving(&[1]).await;
     mock.set_pods(&[], &[1]);
     advance_seconds(14, &[]).await;
@@ -478,7 +478,7 @@ async fn no_servers_is_reported_after_15_s_and_ends_with_a_server() {
     assert_eq!((mock.rollout(), mock.drain_events()), (undecided(&[2]), vec![]));
     mock.next_stream(2).await.send_hello(2, revision(1));
     settle_tasks().await;
-    assert_eq!((mock.rollout(), mock.drain_events()), (all(1), app_events()));
+    assert_eq!((mock.rollout(), mock.drain_events()), (complete(1), app_events()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -494,11 +494,11 @@ async fn only_a_rejection_of_the_published_revision_counts() {
     streams[0].send_change(revision(3));
     streams[1].send_change(revision(3));
     settle_tasks().await;
-    assert_eq!(mock.rollout(), all(2));
+    assert_eq!(mock.rollout(), complete(2));
     // A pod has rejected revision 4, which is not published, and serves the published revision 3.
     streams[0].send_rejection(revision(3), revision(4));
     settle_tasks().await;
-    assert_eq!(mock.rollout(), all(2));
+    assert_eq!(mock.rollout(), complete(2));
     // A pod can also reject the revision that it reports, for example because the users belong to another App.
     streams[0].send_rejection(revision(3), revision(3));
     settle_tasks().await;
@@ -513,11 +513,11 @@ async fn a_waiting_task_is_notified_as_soon_as_the_rollout_is_decided() {
     let (mock, streams) = MockPods::serving(&[1]).await;
     let (app_id, limit) = (app(), Duration::from_secs(1));
     let began = Instant::now();
-    assert_eq!(mock.monitor.wait_for_rollout(&app(), limit).await, all(1));
+    assert_eq!(mock.monitor.wait_for_rollout(&app(), limit).await, complete(1));
     mock.monitor.expect_revision(&app(), &revision(2));
     let (state, ()) =
         tokio::join!(mock.monitor.wait_for_rollout(&app_id, limit), async { streams[0].send_change(revision(2)) });
-    assert_eq!((state, began.elapsed()), (all(1), Duration::ZERO));
+    assert_eq!((state, began.elapsed()), (complete(1), Duration::ZERO));
     mock.monitor.expect_revision(&app(), &revision(3));
     let (state, ()) = tokio::join!(mock.monitor.wait_for_rollout(&app_id, limit), async {
         streams[0].send_rejection(revision(2), revision(3));
@@ -649,7 +649,7 @@ fn the_time_to_check_all_apps_is_linear_in_their_number() {
             let hello = json!({ "podUID": uid, "format": 1, "revisions": serving });
             assert!(states.record_hello(&uid, &stop, serde_json::from_value(hello).unwrap()).is_ok());
         }
-        serving.iter().for_each(|(app, revision)| assert_eq!(states.expect_revision(app, revision), all(6)));
+        serving.iter().for_each(|(app, revision)| assert_eq!(states.expect_revision(app, revision), complete(6)));
         let least = (0..10).map(|_| {
             let began = std::time::Instant::now();
             drop(states.update_endpoints(pods(&[1, 2, 3, 4, 5, 6], &[]), &stop));
@@ -688,7 +688,7 @@ async fn pods_that_start_or_stop_serving_change_the_finding() {
     streams[0].send_finding("Reachable");
     settle_tasks().await;
     assert_eq!(mock.drain_events(), provider_events());
-    // A server that is not serving yet has checked already.
+    // The finding of a pod that is not serving yet does not count.
     mock.set_pods(&[1, 3], &[2]);
     streams[1].send_finding("DiscoveryFailed");
     settle_tasks().await;
@@ -707,7 +707,7 @@ async fn pods_that_start_or_stop_serving_change_the_finding() {
 }
 
 /// Two serving pods. The second reports that the provider refuses the client. The notifications of both are drained.
-async fn one_client_is_refused() -> (MockPods, Vec<MockStream>) {
+async fn one_pod_reports_client_refused() -> (MockPods, Vec<MockStream>) {
     let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     streams[0].send_finding("Reachable");
     streams[1].send_finding("ClientRefused");
@@ -716,9 +716,9 @@ async fn one_client_is_refused() -> (MockPods, Vec<MockStream>) {
     (mock, streams)
 }
 
-/// Like [`one_client_is_refused`], but the second pod has another stream, on which it has only sent its hello.
-async fn one_says_hello_again() -> (MockPods, MockStream, MockStream) {
-    let (mut mock, mut streams) = one_client_is_refused().await;
+/// Like [`one_pod_reports_client_refused`], but the second pod has another stream, on which it has only sent its hello.
+async fn one_pod_says_hello_again() -> (MockPods, MockStream, MockStream) {
+    let (mut mock, mut streams) = one_pod_reports_client_refused().await;
     drop(streams.pop());
     let again = mock.next_stream(2).await;
     again.send_hello(2, revision(1));
@@ -729,7 +729,7 @@ async fn one_says_hello_again() -> (MockPods, MockStream, MockStream) {
 
 #[tokio::test(start_paused = true)]
 async fn a_container_that_reports_again_on_another_stream_changes_nothing() {
-    let (mut mock, _first, stream) = one_says_hello_again().await;
+    let (mut mock, _first, stream) = one_pod_says_hello_again().await;
     stream.send_finding("ClientRefused");
     stream.send_heartbeat();
     settle_tasks().await;
@@ -737,9 +737,9 @@ async fn a_container_that_reports_again_on_another_stream_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn findings_of_a_container_end_with_it() {
+async fn findings_of_a_container_end_when_the_next_container_has_reported() {
     for ends_with_a_change in [false, true] {
-        let (mut mock, _first, next) = one_says_hello_again().await;
+        let (mut mock, _first, next) = one_pod_says_hello_again().await;
         // The new container has checked no provider yet.
         if ends_with_a_change {
             next.send_change(revision(1))
@@ -755,10 +755,10 @@ async fn findings_of_a_container_end_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn findings_of_a_container_do_not_come_back_with_the_next() {
+async fn findings_of_a_container_do_not_come_back_with_the_next_container() {
     // The stream of the container ends before or after the pod stops serving.
     for is_cut_first in [false, true] {
-        let (mut mock, mut streams) = one_client_is_refused().await;
+        let (mut mock, mut streams) = one_pod_reports_client_refused().await;
         let stream = streams.pop().unwrap();
         if is_cut_first {
             drop(stream);
@@ -782,9 +782,9 @@ async fn findings_of_a_container_do_not_come_back_with_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn findings_of_a_container_end_with_a_pod_that_is_removed_before_the_next_reports() {
+async fn findings_of_a_container_end_when_its_pod_stops_serving_before_the_next_container_has_reported() {
     for is_gone in [false, true] {
-        let (mut mock, _first, next) = one_says_hello_again().await;
+        let (mut mock, _first, next) = one_pod_says_hello_again().await;
         mock.set_pods(&[1], if is_gone { &[] } else { &[2] });
         drop(next);
         settle_tasks().await;

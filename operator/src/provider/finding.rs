@@ -26,7 +26,7 @@ impl Finding {
         Self::ALL.into_iter().find(|finding| finding.reason() == reason)
     }
 
-    /// The finding that the condition reports now; `None` if nothing was found yet.
+    /// The finding that the condition `Reachable` reports now; `None` if it reports none.
     pub(super) fn reported(status: &ProviderStatus) -> Option<Self> {
         let condition = status.conditions.iter().find(|one| one.type_ == ConditionType::Reachable.as_str())?;
         let finding = Self::ALL.into_iter().find(|finding| finding.reason().as_str() == condition.reason)?;

@@ -23,8 +23,8 @@ use crate::{
     watch::Guarded,
 };
 
-/// The wait if nothing is due. Watch events report every change, so this is only a safety net, as kube advises for
-/// `Action`.
+/// The time until the next reconcile if no watch event comes earlier. Watch events report every change, so this is only
+/// a safety net, as kube advises for `Action`.
 const RESYNC: Duration = Duration::from_secs(10 * 60 * 60);
 
 pub(crate) async fn reconcile(guarded: Arc<Guarded<Provider>>, context: Arc<Context>) -> Result<Action, Error> {
@@ -44,7 +44,7 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<Provider>>, context: Arc<Cont
     if is_same_but_for_times(&old, &new) {
         return Ok(Action::requeue(RESYNC));
     }
-    // An edit of the Provider itself does not wait: somebody expects its result.
+    // The result of an edit of the Provider itself does not wait for the rate limiter, because somebody expects it.
     if old.observed_generation == Some(generation)
         && let Err(wait) = context.rate_limiter.try_acquire(&format!("Provider {namespace}/{name}"))
     {

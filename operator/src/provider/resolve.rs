@@ -7,7 +7,7 @@ use crate::facts::{ObjectSource, SecretKeyLookup};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ProviderFacts {
     pub(crate) provider: Provider,
-    /// The client's secret, or Apple's private key.
+    /// The client's secret or, for Apple, the client's private key.
     pub(crate) secret: SecretKeyLookup,
 }
 

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn findings_of_servers_are_reported_and_never_part_of_ready() {
+    fn findings_of_servers_are_reported_but_do_not_affect_ready() {
         use ConditionStatus::{False, True, Unknown};
         let none = ProviderStatus::default();
         let fresh = status(&validated(None), &none, None, 1, NOW);

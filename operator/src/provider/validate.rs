@@ -20,13 +20,14 @@ use crate::{
 /// Providers with secrets of this size.
 const MAX_SECRET_BYTES: usize = 4 * 1024;
 
-/// A Provider that can be served. If its secret is missing, servers respond with 503 to requests for it.
+/// A Provider that can be served. If its secret is missing or invalid, servers respond with 503 to requests for this
+/// Provider.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ValidatedProvider {
     pub(crate) settings: ProviderSettings,
     /// See [`ProviderClient::links_by_email_by_default`].
     pub(crate) links_by_email: bool,
-    /// Why the secret is missing.
+    /// Why the secret cannot be used; `None` if it can.
     pub(crate) field_error: Option<FieldError>,
 }
 
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn every_member_has_its_options_with_defaults_filled_in() {
+    fn options_that_a_spec_leaves_out_get_their_defaults() {
         assert_eq!(options(json!({ "google": client(json!({})) })), json!({}));
         assert_eq!(options(json!({ "gitlab": client(json!({})) })), json!({ "baseURL": "https://gitlab.com" }));
         assert_eq!(

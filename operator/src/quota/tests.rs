@@ -54,7 +54,7 @@ fn an_app_id_that_is_handed_over_counts_in_its_new_namespace() {
 }
 
 #[test]
-fn apps_that_are_admitted_at_once_do_not_exceed_the_quota_together() {
+fn apps_that_are_admitted_before_the_watch_reports_them_do_not_exceed_the_quota_together() {
     let quotas = Quotas::new(LIMITS);
     let admitted = |name: &str| quotas.admit_app(&id(name), &owner("shop", name), &secret(name), size(300, 10), 0);
     assert!(["a", "b", "c"].into_iter().all(|name| admitted(name).is_ok()));
@@ -67,7 +67,7 @@ fn apps_that_are_admitted_at_once_do_not_exceed_the_quota_together() {
 }
 
 #[test]
-fn older_apps_come_first() {
+fn older_apps_have_precedence() {
     let quotas = Quotas::new(LIMITS);
     let admitted = |ahead| quotas.admit_app(&id("a"), &owner("shop", "a"), &secret("a"), size(1, 0), ahead);
     assert_eq!(admitted(3).unwrap_err().exceeded, QuotaExceeded::Apps(3));
@@ -106,14 +106,14 @@ fn a_document_that_is_reserved_twice_counts_once() {
 }
 
 #[test]
-fn rotated_keys_are_never_delayed_but_count() {
+fn rotated_keys_are_never_delayed_but_are_counted() {
     let quotas = Quotas::new(LIMITS);
     admit(&quotas, "shop", "a", 1000).unwrap();
     assert!(quotas.is_byte_quota_reached("shop"));
     assert!(quotas.admit_document(&secret("a"), "shop", size(1300, 310)).is_ok());
     quotas.record_document(&secret("a"), Some(("shop", size(1300, 310))));
     assert_eq!(admit(&quotas, "shop", "b", 1), Err(QuotaExceeded::Bytes(1000)));
-    // Fewer bytes of the author, more of the keys.
+    // The part of the author is smaller, the keys are larger.
     assert!(quotas.admit_document(&secret("a"), "shop", size(1400, 500)).is_ok());
     assert!(quotas.admit_document(&secret("a"), "shop", size(1301, 310)).is_err());
 }

@@ -28,8 +28,8 @@ pub(super) struct Namespaces {
 
 pub(super) struct CountedAppId {
     pub(super) owner: AppIdOwner,
-    /// The key Secret exists: the watch has reported it, or the operator has written it. Otherwise it may be created
-    /// soon.
+    /// Whether the key Secret exists: the watch has reported it, or the operator has written it. If not, the appID is
+    /// reserved for an App whose keys may be created soon.
     pub(super) is_reported: bool,
 }
 
@@ -62,7 +62,7 @@ impl Namespaces {
         self.usage.get(namespace).copied().unwrap_or_default()
     }
 
-    /// The usage without what is reserved for this document.
+    /// The usage of the namespace, without the bytes that are only reserved for this document.
     pub(super) fn used_without(&self, secret: &str, namespace: &str) -> Amount {
         let mut used = self.used(namespace);
         if let Some(document) = self.document(secret, namespace) {

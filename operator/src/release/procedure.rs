@@ -44,7 +44,7 @@ pub(super) enum ReleaseOutcome {
     Unanswered,
 }
 
-/// The appID of a deleted App, and the owner according to the key Secret.
+/// The release of one appID. `owner` is the owner according to the key Secret.
 pub(super) struct Release<'a> {
     context: &'a Context,
     id: &'a AppId,
@@ -58,7 +58,7 @@ struct PublishedRelease {
     revision: Revision,
 }
 
-/// Frees the appID of a deleted App, starting from its key Secret.
+/// Frees the appID if its App is deleted and has no users.
 pub(super) async fn release(
     context: &Context,
     id: &AppId,
@@ -75,8 +75,8 @@ pub(super) async fn release(
     };
     let response = context.monitor.wait_released(id, &published.revision, RESPONSE_TIMEOUT).await;
     drop(slot);
-    // Until the last requests of the App have ended, Postgres must reject their writes. It would accept them once
-    // another App owns the appID.
+    // Until the last requests of the App have ended, Postgres must reject their writes. Postgres would accept these
+    // writes once another App owns the appID.
     if response == ReleaseResponse::Freed && !release.wait_for_requests(&published.revision).await {
         return Ok(ReleaseOutcome::Done);
     }
@@ -158,12 +158,12 @@ impl<'a> Release<'a> {
         if !key_secret::delete(key_secrets, &release.keys).await? {
             return Ok(ReleaseOutcome::Unanswered);
         }
-        info!(app = %id, holder.namespace = owner.namespace, "the App is deleted and left no users; its appID is free");
+        info!(app = %id, owner.namespace = owner.namespace, "the App is deleted and left no users; its appID is free");
         Ok(ReleaseOutcome::Done)
     }
 
-    /// Waits until every request has ended that began while the App's document was served. Returns false immediately if
-    /// an App claims the appID or the document of the release is no longer published.
+    /// Waits for the end of every request that began while the App's document was served. Returns false as soon as an
+    /// App claims the appID or the document of the release is no longer published.
     pub(super) async fn wait_for_requests(&self, revision: &Revision) -> bool {
         let secret = rendered_app_secret(self.id);
         let end = Instant::now() + self.context.request_drain;
@@ -180,7 +180,7 @@ impl<'a> Release<'a> {
         }
     }
 
-    /// The keys, if the API server says that their App is deleted and no other App of its namespace claims the appID.
+    /// The keys, if their App is deleted according to the API server, and no App of its namespace claims the appID.
     async fn retained_keys(&self) -> Result<Option<Box<Stored>>, Error> {
         let keys = match key_secret::read(&self.key_secrets, self.id).await? {
             // Keys that were handed over wait for an App of their new namespace.

@@ -1,4 +1,4 @@
-//! Which appIDs are being released, and the locks that keep the reconciles of their Apps apart from the releases.
+//! The state of the releases, and their locks.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,7 +13,8 @@ use tokio::{
     time::Instant,
 };
 
-/// Which appIDs are being released, and the locks that keep the reconciles of their Apps apart from the releases.
+/// Which appIDs are being released, and the locks that prevent a reconcile from running during a step of a release of
+/// the same appID.
 #[derive(Default)]
 pub(crate) struct Releases {
     /// Reconciles share the lock of an appID. The steps of a release lock it exclusively.
@@ -36,13 +37,13 @@ pub(super) enum Retry {
 /// The progress of a release.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ReleaseProgress {
-    /// The servers are being asked, so the document of the release can exist.
+    /// Whether the servers are being asked. If so, the document of the release can exist.
     pub(super) asking: bool,
-    /// The appID was queued again during the release.
+    /// Whether the appID was queued again during the release.
     pub(super) requeued: bool,
 }
 
-/// An appID that is being released, until this is dropped.
+/// An appID that is being released, until this guard is dropped.
 pub(super) struct ReleaseGuard<'a> {
     releases: &'a Releases,
     id: AppId,
@@ -63,8 +64,8 @@ impl Releases {
         self.under_way.lock().get(id).is_some_and(|progress| progress.asking)
     }
 
-    /// How long requests that began before the users of their App were deleted can still run. The time `drain` begins
-    /// with the first call for this document. Returns `None` once the requests have ended.
+    /// How long requests that began before the users of their App were deleted can still run. They can run for `drain`
+    /// after the first call with this revision. Returns `None` when this time is over.
     pub(crate) fn request_drain_left(&self, id: &AppId, revision: &Revision, drain: Duration) -> Option<Duration> {
         let mut deleted = self.deleted.lock();
         let (known, since) = deleted.entry(id.clone()).or_insert_with(|| (revision.clone(), Instant::now()));

@@ -56,8 +56,9 @@ fn keys() -> Value {
     })
 }
 
-/// Checks the keys that App `shop/store` left or owns. The script must contain every call.
-async fn check_keys(script: &MockApi, stored: Option<Value>) -> ReleaseOutcome {
+/// Runs the release of the appID `shop`, whose key Secret names the App `shop/store`. The script must contain every
+/// call.
+async fn run_release(script: &MockApi, stored: Option<Value>) -> ReleaseOutcome {
     let (context, mut apps) = context(script.client());
     apps.apply_watcher_event(&Event::Init);
     if let Some(stored) = stored {
@@ -71,16 +72,16 @@ async fn check_keys(script: &MockApi, stored: Option<Value>) -> ReleaseOutcome {
 }
 
 #[tokio::test]
-async fn keys_of_an_existing_app_are_left_alone() {
+async fn keys_of_an_existing_app_are_not_deleted() {
     let known = MockApi::default();
-    assert!(matches!(check_keys(&known, Some(app("store"))).await, ReleaseOutcome::Done));
+    assert!(matches!(run_release(&known, Some(app("store"))).await, ReleaseOutcome::Done));
     known.finish();
-    // The watch is behind.
+    // The watch has not reported the App yet.
     let there =
         MockApi::default()
             .expect(Method::GET, KEYS, |_| (StatusCode::OK, keys()))
             .expect(Method::GET, APP, |_| (StatusCode::OK, app("store")));
-    assert!(matches!(check_keys(&there, None).await, ReleaseOutcome::Done));
+    assert!(matches!(run_release(&there, None).await, ReleaseOutcome::Done));
     there.finish();
 }
 
@@ -90,7 +91,7 @@ async fn without_a_serving_pod_nothing_is_written() {
         MockApi::default()
             .expect(Method::GET, KEYS, |_| (StatusCode::OK, keys()))
             .expect(Method::GET, APP, |_| not_found("store"));
-    assert!(matches!(check_keys(&gone, None).await, ReleaseOutcome::Unanswered));
+    assert!(matches!(run_release(&gone, None).await, ReleaseOutcome::Unanswered));
     gone.finish();
 }
 
@@ -164,7 +165,7 @@ async fn a_step_of_a_release_and_a_reconcile_of_its_app_id_do_not_overlap() {
 }
 
 #[test]
-fn an_app_id_is_released_once_at_a_time_and_its_document_is_no_orphan_meanwhile() {
+fn during_a_release_no_other_release_of_the_app_id_begins_and_its_document_is_no_orphan() {
     let releases = Releases::default();
     let under_way = releases.try_begin(&shop()).unwrap();
     assert!(releases.try_begin(&shop()).is_none() && !releases.is_asking_servers(&shop()));

@@ -29,8 +29,7 @@ pub(crate) fn create_private_folder(folder: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
-/// A temporary file in this folder, completely written and synced, with mode 0600. Readers ignore files with such a
-/// name.
+/// Writes and syncs a temporary file in this folder, with mode 0600. Readers ignore files with such a name.
 fn write_temporary(folder: &Path, bytes: &[u8]) -> io::Result<NamedTempFile> {
     let mut file = tempfile::Builder::new().prefix(".latchkey-").suffix(".tmp").tempfile_in(folder)?;
     file.write_all(bytes)?;
@@ -68,7 +67,7 @@ pub(crate) fn read_document(folder: &Path, app_id: &AppId) -> Option<RenderedApp
     (document.app_id == *app_id).then_some(document)
 }
 
-/// Removes the documents of all Apps but `owned`, and returns their appIDs. Other files stay.
+/// Removes the documents of all Apps except `owned`, and returns the appIDs of the removed documents. Other files stay.
 pub(crate) fn remove_others(folder: &Path, owned: &BTreeSet<AppId>) -> io::Result<Vec<AppId>> {
     let mut removed = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -101,13 +100,13 @@ pub(crate) fn read_keys(folder: &Path, app_id: &AppId) -> Result<Option<KeyDocum
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(KeyFileError::Io(error)),
     };
-    // The parser's error may quote the input, so it is dropped.
+    // The parser's error is dropped, because it may quote the input.
     let keys: KeyDocument = serde_json::from_slice(&bytes).map_err(|_| KeyFileError::NotKeyDocument)?;
     keys.validate(app_id).map_err(KeyFileError::Invalid)?;
     Ok(Some(keys))
 }
 
-/// Stores the first keys of an App. If another process was faster, returns its keys.
+/// Stores the first keys of an App. If another process has already stored keys, returns those.
 pub(crate) fn store_first_keys(folder: &Path, keys: KeyDocument) -> Result<KeyDocument, KeyFileError> {
     let path = keys_path(folder, &keys.app_id);
     let file = write_temporary(folder, &to_json(&keys)).map_err(KeyFileError::Io)?;

@@ -33,16 +33,17 @@ pub(crate) struct Renderer {
     pub(super) args: RenderArgs,
     settings: Settings,
     schemas: Schemas,
-    parsed: Arc<ParseCache>,
-    /// The results by App. An App that has not changed since the last run is neither validated nor rendered again.
+    parse_cache: Arc<ParseCache>,
+    /// The results of the last run, by App. An App with the same input as in the last run is neither validated nor
+    /// rendered again.
     validated: RunCache<AppFacts, Result<ValidatedApp, Rejection>>,
     rendered: RunCache<(ValidatedApp, KeyDocument), Result<Rendered, TooLarge>>,
-    /// For tests of panics.
+    /// Called before each validation. Tests panic in it.
     #[cfg(test)]
     before_validate: fn(&AppFacts),
 }
 
-/// The outcome of a run. Each line is for a person.
+/// The outcome of a run, as lines to print.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RenderSummary {
     /// Each App that is served, and each that was removed.
@@ -91,7 +92,7 @@ impl Renderer {
             args,
             settings,
             schemas,
-            parsed: Arc::default(),
+            parse_cache: Arc::default(),
             validated: RunCache::default(),
             rendered: RunCache::default(),
             #[cfg(test)]
@@ -99,14 +100,14 @@ impl Renderer {
         })
     }
 
-    /// Renders every App once. Fails if a folder cannot be used. If that is the folder of the manifests, no document is
-    /// removed.
+    /// Renders every App once. Fails if a folder cannot be used. If the folder of the manifests cannot be read, no
+    /// document is removed.
     pub(crate) fn run(&self, now: OffsetDateTime) -> anyhow::Result<RenderSummary> {
-        self.parsed.begin();
+        self.parse_cache.begin();
         self.validated.begin_run();
         self.rendered.begin_run();
         let from = &self.args.from;
-        let mut manifests = Manifests::read(from, &self.schemas, &self.parsed)
+        let mut manifests = Manifests::read(from, &self.schemas, &self.parse_cache)
             .with_context(|| format!("cannot read the folder {}", from.display()))?;
         let mut rejected = std::mem::take(&mut manifests.rejected);
         let mut summary = RenderSummary::default();
@@ -213,7 +214,8 @@ impl Renderer {
         }
     }
 
-    /// The keys of the served document if there is no key file, or new ones if there is no document either.
+    /// The keys of an App without a key file: those of the served document if they are valid, otherwise new ones. The
+    /// keys are stored, except with `--check`.
     fn create_first_keys(
         &self,
         folder: &Path,
@@ -261,8 +263,8 @@ fn rejected_manifest(manifest: &AppManifest, field: &str, reason: &str) -> Rejec
     }
 }
 
-/// Whether a reference names an object that may be defined elsewhere. People who store Apps in git often store Secrets
-/// elsewhere. An object that exists and is invalid is rejected.
+/// Whether the error is a reference to an object that may be defined elsewhere: people who store Apps in git often
+/// store Secrets elsewhere. An object that exists and is invalid is rejected.
 fn can_be_defined_elsewhere(error: &FieldError) -> bool {
     matches!(
         error.reason,

@@ -35,9 +35,9 @@ async fn watch(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Resu
     let mut interrupted = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
     let mut terminated = signal(SignalKind::terminate()).context("cannot listen for signals")?;
     let (sender, mut events) = mpsc::channel(1);
-    // Without events (for example with too many watches) the poll is enough.
+    // If there are no events (for example because there are too many watches on this machine), polling is enough.
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Reading is also an event, so each run would trigger another run.
+        // Reading a file is an event too. It is ignored, because otherwise each run would trigger another run.
         let is_change = event.map_or(true, |event| !matches!(event.kind, EventKind::Access(_)));
         if is_change {
             // If the channel is full, a notification is already pending.

@@ -20,7 +20,7 @@ where
 {
     let resource = ApiResource::erase::<K>(&());
     let namespace = object.namespace().unwrap_or_default();
-    // Dynamic, because an object that does not decode needs a status as well.
+    // A dynamic object, because an App or Provider that cannot be decoded needs a status too.
     let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), &namespace, &resource);
     let body = json!({
         "apiVersion": resource.api_version,

@@ -14,7 +14,7 @@ use tracing::warn;
 use super::streams::Watch;
 use crate::admin::{Health, error_message};
 
-/// The kinds that are watched, by the names in `/readyz` and in the log.
+/// The kinds that are watched. Their names appear in `/readyz` and in the log.
 #[derive(Clone, Copy, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "lowercase")]
 pub(super) enum WatchName {
@@ -33,7 +33,7 @@ pub(super) enum WatchEvent<K> {
     Deleted {
         namespace: String,
         name: String,
-        /// `None`: a new list revealed the deletion.
+        /// The version of the deletion; `None` if a new list revealed it.
         version: Option<u64>,
     },
     /// Every watch has reported its first complete list.
@@ -46,7 +46,7 @@ type ObjectKey = (String, String);
 /// What one watch has reported.
 #[derive(Default)]
 struct WatchedObjects {
-    /// For each object a hash of its uid and version.
+    /// For each object, a hash of its uid and version.
     versions: HashMap<ObjectKey, u64>,
     hasher: RandomState,
     /// The objects of the list that is being read.
@@ -54,7 +54,7 @@ struct WatchedObjects {
     synced: bool,
 }
 
-/// Passes every change that the watches report to the callback. Objects that a new list shows unchanged are skipped.
+/// Calls `handle` with every change that the watches report. Objects that are unchanged in a new list are skipped.
 pub(super) async fn follow_watches<K>(
     name: WatchName,
     watches: Vec<Watch<K>>,
@@ -103,7 +103,8 @@ pub(super) async fn follow_watches<K>(
     }
 }
 
-/// The versions of one resource increase. A version that is not a number is older than all others.
+/// Parses a version to compare it: a newer version of an object is greater. A version that is not a number counts as
+/// older than all others.
 pub(super) fn parse_version(resource_version: &str) -> u64 {
     resource_version.parse().unwrap_or(0)
 }
@@ -121,7 +122,7 @@ impl WatchedObjects {
         self.record(object)
     }
 
-    /// Removes the objects that are not in the list, and returns them.
+    /// Removes the objects that are not in the new list, and returns their keys.
     fn end_list(&mut self) -> Vec<ObjectKey> {
         let listed = std::mem::take(&mut self.listed);
         let gone: Vec<_> = self.versions.keys().filter(|key| !listed.contains(*key)).cloned().collect();

@@ -122,7 +122,7 @@ impl Handlers {
                 if !objects.is_reconciled(&id, &secret.resource_version().unwrap_or_default()) {
                     queue.enqueue_apps_with_id(&objects, &id);
                 }
-                // The platform team assigned the appID to another namespace.
+                // If the appID no longer belongs to its previous namespace, that namespace has room for a waiting App.
                 if let Some(before) =
                     owner_before.filter(|before| owner.is_none_or(|owner| owner.namespace != before.namespace))
                 {

@@ -1,5 +1,5 @@
-//! Finds what references an object without a scan of all objects. Otherwise every change would cost a scan of thousands
-//! of Apps.
+//! An index that finds the Apps and Providers that reference an object. Without the index, every change would cost a
+//! scan of thousands of Apps.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ pub(crate) struct NamespacedName {
     name: String,
 }
 
-/// What an App references, and its own appID and namespace.
+/// What an App references. Its own appID and namespace also count as references.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Reference {
     AppId(AppId),
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_found_by_a_reference_until_it_drops_it() {
+    fn an_object_is_found_by_each_of_its_current_references() {
         let index = ReferenceIndex::default();
         let spec = |secret: &str| {
             json!({

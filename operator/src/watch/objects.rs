@@ -10,14 +10,14 @@ use latchkey_crds::{app::App, types::AppId};
 /// The prefix of our annotations (`latchkey_crds::names`).
 const ANNOTATION_PREFIX: &str = "latchkey.dev/";
 
-/// An App or a Provider, or why it cannot be decoded. One bad object does not stop the others.
+/// An App or a Provider, or the error if it cannot be decoded. Such an object does not stop the watch of the others.
 pub(crate) type Guarded<K> = DeserializeGuard<K>;
 
 /// The metadata of a Secret or ConfigMap. Its values are read when they are needed.
 pub(super) type Metadata<K> = PartialObjectMeta<K>;
 
-/// Removes metadata that nothing here reads. Other annotations and labels can have 256 KiB and more per object, and
-/// a change of them is no reason to reconcile.
+/// Removes the metadata that the operator does not read. The removed annotations and labels can have 256 KiB and more
+/// per object, and a change of them is no reason to reconcile.
 pub(super) fn strip_metadata<K: Resource>(event: watcher::Result<Event<K>>) -> watcher::Result<Event<K>> {
     event.map(|event| {
         event.modify(|object| {

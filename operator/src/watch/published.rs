@@ -29,12 +29,14 @@ pub(crate) struct PublishedDocuments {
 #[derive(Default)]
 struct PublishedIndex {
     apps: HashMap<String, PublishedApp>,
-    /// The Secrets by their App.
+    /// The names of the Secrets, by their App.
     secrets: ReferenceIndex<NamespacedName, String>,
     /// The newest version that the watch has reported for any Secret.
     newest_version: u64,
 }
 
+/// What is known of one published document: the App that it belongs to (`namespace`, `name`), and the version and uid
+/// of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PublishedApp {
     /// The revision of the bytes in the Secret, whoever wrote them. `None` if the Secret contains no document.
@@ -74,7 +76,7 @@ impl PublishedDocuments {
         }
     }
 
-    /// Records what the watch reports, unless this operator wrote something newer. Returns whether it changed anything.
+    /// Records what the watch reports, unless this operator wrote something newer. Returns whether the record changed.
     pub(super) fn record_watched(&self, secret: &str, app: PublishedApp) -> bool {
         let version = parse_version(&app.resource_version);
         let mut index = self.lock();
@@ -85,7 +87,8 @@ impl PublishedDocuments {
         self.put(&mut index, secret, Some(app.clone())) != Some(app)
     }
 
-    /// Records that the watch reports the Secret as deleted in this version.
+    /// Records a deletion that the watch reports, unless this operator wrote the Secret after the deletion. `version`
+    /// is the version of the deletion, if known.
     pub(super) fn record_deletion(&self, secret: &str, version: Option<u64>) {
         let mut index = self.lock();
         index.newest_version = index.newest_version.max(version.unwrap_or(0));
@@ -129,7 +132,7 @@ impl PublishedIndex {
 // === impl PublishedApp ===
 
 impl PublishedApp {
-    /// Returns `None` for a Secret that is not stored: it has no version or no uid.
+    /// Returns `None` if the Secret has no version or no uid, because it does not come from the API server.
     pub(crate) fn from_secret(secret: &Secret) -> Option<Self> {
         let annotation = |name: &str| secret.annotations().get(name).cloned().unwrap_or_default();
         let document = secret.data.as_ref().and_then(|data| data.get(RENDERED_APP_KEY));

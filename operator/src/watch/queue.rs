@@ -17,9 +17,9 @@ use super::{
 pub(crate) struct ReconcileQueue {
     pub(crate) apps: mpsc::UnboundedSender<ObjectRef<Guarded<App>>>,
     pub(crate) providers: mpsc::UnboundedSender<ObjectRef<Guarded<Provider>>>,
-    /// The names of rendered Secrets. Their App may be deleted.
+    /// The names of rendered Secrets whose App may be deleted.
     pub(crate) orphans: mpsc::UnboundedSender<String>,
-    /// The appIDs with keys. Their App may be deleted.
+    /// AppIDs with keys, whose App may be deleted.
     pub(crate) releases: mpsc::UnboundedSender<AppId>,
 }
 
@@ -69,7 +69,7 @@ impl ReconcileQueue {
         let _ = self.releases.send(id);
     }
 
-    /// Queues every appID with stored keys. Its App may be deleted.
+    /// Queues every appID with stored keys, because its App may be deleted.
     pub(crate) fn enqueue_all_releases(&self, objects: &ClusterState) {
         objects.quotas.app_ids().into_iter().for_each(|id| self.enqueue_release(id));
     }

@@ -24,13 +24,13 @@ pub(crate) struct ClusterState {
     pub(crate) published: Arc<PublishedDocuments>,
     pub(crate) key_versions: Arc<ReconciledKeyVersions>,
     pub(crate) quotas: Arc<Quotas>,
-    /// The Apps by what they reference.
+    /// The names of the Apps, by what they reference.
     pub(super) apps_by_reference: Arc<ReferenceIndex<Reference, NamespacedName>>,
-    /// The Providers by their Secret.
+    /// The names of the Providers, by their Secret.
     pub(super) providers_by_secret: Arc<ReferenceIndex<NamespacedName, NamespacedName>>,
 }
 
-/// The version of each App's keys that its last reconcile used. See [`ClusterState::is_reconciled`].
+/// For each App, the version of the keys that the last reconcile used. See [`ClusterState::is_reconciled`].
 #[derive(Default)]
 pub(crate) struct ReconciledKeyVersions(Mutex<HashMap<AppId, String>>);
 
@@ -85,8 +85,8 @@ impl ClusterState {
         apps.iter().filter_map(|app| self.apps.get(&app.object_ref())).collect()
     }
 
-    /// Whether a watch event for these keys changes nothing: their App has used this version, and no other App claims
-    /// the appID.
+    /// Whether a watch event for these keys changes nothing: the App has already been reconciled with this version, and
+    /// no other App claims the appID.
     pub(super) fn is_reconciled(&self, id: &AppId, version: &str) -> bool {
         self.key_versions.lock().get(id).is_some_and(|reconciled| reconciled == version)
             && self.apps_by_reference.get(&Reference::AppId(id.clone())).len() == 1

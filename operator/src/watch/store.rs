@@ -16,8 +16,8 @@ use super::changes::WatchEvent;
 pub(super) struct StoreWriter<K: Resource<DynamicType = ()> + Clone + 'static> {
     writer: Writer<K>,
     store: Store<K>,
-    /// The objects until all watches are synced, then `None`. An object that is deleted before all are synced must not
-    /// enter the store.
+    /// The objects that are reported before all watches are synced; `None` afterwards. They enter the store when all
+    /// watches are synced, so that an object that is deleted earlier never enters it.
     before_sync: Option<HashMap<ObjectRef<K>, Arc<K>>>,
 }
 

@@ -16,10 +16,10 @@ use kube::{
 use super::objects::strip_metadata;
 use crate::backoff;
 
-/// The events of one watch. It retries forever.
+/// The events of one watch. The watch retries forever.
 pub(super) type Watch<K> = BoxStream<'static, watcher::Result<Event<K>>>;
 
-/// Opens one watch for each namespace, or one for all namespaces if none is named.
+/// Opens one watch for each of these namespaces. An empty list means one watch for all namespaces.
 pub(super) fn watches<K>(client: &Client, namespaces: &[String], config: watcher::Config) -> Vec<Watch<K>>
 where
     K: Resource<Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug + Send + 'static,

@@ -1,4 +1,4 @@
-//! The handlers of the watches, over scripted events.
+//! Tests of the watch handlers with scripted events.
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Secret;
@@ -56,7 +56,7 @@ fn published(version: &str, document: &[u8]) -> PublishedApp {
     }
 }
 
-/// Runs the handler of Apps over these events, one watch per namespace.
+/// Runs the handler of Apps with one watch for each list of events.
 async fn follow_app_events(watches: Vec<Vec<Event<Guarded<App>>>>) -> (ClusterState, QueueReceivers) {
     let (objects, writer) = objects();
     objects.published.record_write("latchkey-app-shop", published("1", b"1"));
@@ -92,7 +92,7 @@ async fn an_app_deleted_before_the_first_sync_does_not_come_back() {
 }
 
 #[tokio::test]
-async fn an_app_recreated_with_another_app_id_leaves_its_document() {
+async fn the_document_of_an_app_that_is_recreated_with_another_app_id_may_be_an_orphan() {
     let events = vec![
         Event::Init,
         Event::InitApply(app("shop", "shop", "3")),
@@ -109,7 +109,7 @@ async fn an_app_recreated_with_another_app_id_leaves_its_document() {
     assert_eq!(enqueued, ["shop", "waiting", "shop", "waiting"], "its appID may be free for another App");
 }
 
-fn created(name: &str, second: u32) -> Guarded<App> {
+fn app_created(name: &str, second: u32) -> Guarded<App> {
     let app = json!({
         "apiVersion": "latchkey.dev/v1alpha1", "kind": "App",
         "metadata": {
@@ -123,7 +123,7 @@ fn created(name: &str, second: u32) -> Guarded<App> {
 
 #[tokio::test]
 async fn if_not_all_apps_of_a_namespace_fit_older_ones_have_precedence() {
-    let apps = [created("young", 3), created("held", 0), created("old", 1), created("middle", 2)];
+    let apps = [app_created("young", 3), app_created("held", 0), app_created("old", 1), app_created("middle", 2)];
     let claims = apps.clone().map(|app| Claim::from_app(app.0.as_ref().unwrap()));
     let ahead = async |limit| {
         let (apps_store, writer) = store();
@@ -143,7 +143,7 @@ async fn if_not_all_apps_of_a_namespace_fit_older_ones_have_precedence() {
 }
 
 #[test]
-fn metadata_of_others_is_neither_stored_nor_a_change() {
+fn labels_and_annotations_of_other_programs_are_neither_stored_nor_a_change() {
     let edited = |note: &str| {
         let mut app = app("shop", "shop", "3");
         let annotations = [("example.com/note", note), ("latchkey.dev/rotate-keys", "1")];
@@ -198,7 +198,7 @@ async fn the_app_of_a_deleted_document_is_enqueued_even_if_the_operator_deleted_
 }
 
 #[tokio::test]
-async fn changed_keys_enqueue_their_app_unless_it_used_them_and_nobody_else_claims_its_app_id() {
+async fn changed_keys_enqueue_all_apps_with_the_app_id_unless_the_only_one_has_already_used_them() {
     let keys = |version: &str| {
         let secret = json!({
             "apiVersion": "v1", "kind": "Secret",
@@ -238,7 +238,7 @@ async fn a_standby_keeps_no_queue() {
         () = tokio::task::yield_now() => {}
     }
     assert!(receivers.apps.is_empty() && receivers.orphans.is_empty());
-    // When it becomes the leader, it starts with everything.
+    // When the standby becomes the leader, it queues everything.
     queue.enqueue_everything(&objects);
     assert_eq!(receivers.apps.try_recv().unwrap().name, "store");
     assert_eq!(receivers.orphans.try_recv().unwrap(), "latchkey-app-shop");

@@ -1,4 +1,5 @@
-//! Keys from the cluster's API server: the issuer from its discovery document, and its JWKS, cached.
+//! Fetches and caches the API server's keys for ServiceAccount tokens: its JWKS, and the issuer from its discovery
+//! document.
 
 use std::{
     future::Future,
@@ -16,23 +17,23 @@ use tracing::{info, warn};
 
 use super::keys::{KeySet, KeySetError};
 
-/// How long keys are used without another fetch. Tokens of a key that the cluster has removed are rejected after at
-/// most this time, unless the API server is unavailable: then the cached keys stay in use.
+/// How long keys are used without another fetch. Tokens that were signed with a removed key are rejected after at most
+/// this time. If the API server is unavailable, however, the cached keys stay in use.
 const CACHE_TTL: Duration = Duration::from_secs(300);
-/// Anybody can invent key ids, so unknown ones cause at most one fetch in this time.
+/// Anybody can invent key ids, so unknown key ids cause at most one fetch in this time.
 const UNKNOWN_KEY_INTERVAL: Duration = Duration::from_secs(60);
 /// Delay after a failed fetch if there are cached keys.
 const RETRY_DELAY: Duration = Duration::from_secs(30);
-/// Delay after a failed fetch if there are none.
+/// Delay after a failed fetch if there are no cached keys.
 const RETRY_DELAY_WITHOUT_KEYS: Duration = Duration::from_secs(2);
-/// Timeout for fetching the discovery document and the JWKS together. A caller waits for both.
+/// Timeout for fetching the discovery document and the JWKS together. The request of a caller can wait for both.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The document that names the issuer of ServiceAccount tokens. The API server serves this document and the JWKS
 /// itself, whatever the issuer URL is. The ClusterRole `system:service-account-issuer-discovery` lets all
 /// ServiceAccounts read both.
 const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
-/// The keys of this issuer.
+/// The JWKS with the keys for ServiceAccount tokens.
 const JWKS_PATH: &str = "/openid/v1/jwks";
 
 /// The keys that the API server publishes, cached.
@@ -50,7 +51,7 @@ struct CachedKeys {
 
 #[derive(Default)]
 struct FetchLimiter {
-    /// When keys were last fetched only because of an unknown key id.
+    /// The time of the last fetch whose only reason was an unknown key id.
     last_unknown: Option<Instant>,
     /// When the last fetch failed; `None` if it succeeded.
     last_failure: Option<Instant>,
@@ -87,7 +88,7 @@ struct Discovery {
 // === impl ClusterKeys ===
 
 impl ClusterKeys {
-    /// Fetches keys on demand. Needs a running Tokio runtime.
+    /// A cache that fetches keys on demand. Needs a running Tokio runtime.
     pub fn new(mut config: kube::Config) -> Result<Self, kube::Error> {
         config.connect_timeout = Some(FETCH_TIMEOUT);
         config.read_timeout = Some(FETCH_TIMEOUT);
@@ -101,8 +102,8 @@ impl ClusterKeys {
         Self { source: Box::new(source), cached: ArcSwapOption::empty(), limiter: Mutex::default() }
     }
 
-    /// The keys to verify a token with this key id. If they do not contain the id, the cluster does not know it. `None`
-    /// if the keys cannot be fetched: the token may be valid.
+    /// The keys to verify a token with this key id. If the keys do not contain the id, the cluster has no such key.
+    /// `None` if the keys cannot be fetched: the token may then be valid.
     pub async fn keys(&self, id: &str, now: Instant) -> Option<Arc<KeySet>> {
         if let Some(known) = &*self.cached.load()
             && known.is_fresh(now)
@@ -128,8 +129,8 @@ impl ClusterKeys {
         {
             return Some(keys);
         }
-        // If the last fetch was successful, it was at most `UNKNOWN_KEY_INTERVAL` ago. The cluster is then assumed to
-        // have no key with an id that is missing here.
+        // If the last fetch succeeded, it was at most `UNKNOWN_KEY_INTERVAL` ago. In this case, the cluster is assumed
+        // to have no other keys than the cached ones.
         known
             .filter(|known| known.keys.contains(id) || limiter.last_failure.is_none())
             .map(|known| Arc::clone(&known.keys))
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_are_cached_and_a_dropped_one_is_rejected_after_five_minutes() {
+    async fn keys_are_cached_and_a_removed_key_is_rejected_after_five_minutes() {
         let fixture = Fixture::new(Some(&["a"]));
         assert_eq!(fixture.look_up("a", 0).await, (Some(true), 1));
         assert_eq!(fixture.look_up("a", 299).await, (Some(true), 1));
@@ -293,7 +294,7 @@ mod tests {
         assert_eq!(fixture.look_up("a", 300).await, (Some(true), 2));
         assert_eq!(fixture.look_up("a", 329).await, (Some(true), 2), "not every call fetches again");
         assert_eq!(fixture.look_up("a", 330).await, (Some(true), 3));
-        // `b` can be a new key.
+        // Unknown: `b` can be a new key.
         assert_eq!(fixture.look_up("b", 331).await, (None, 3));
         assert_eq!(fixture.look_up("a", 100_000).await, (Some(true), 4));
         fixture.api.set_keys(Some(&["b"]));

@@ -16,7 +16,7 @@ use super::keys::{KeySet, KeySetError};
 
 /// The shortest time between two reads of the file.
 const REREAD_INTERVAL: Duration = Duration::from_secs(1);
-/// Larger than any JWKS.
+/// The most bytes that are read from the file. A JWKS is much smaller.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// A JWK Set in a file.

@@ -10,12 +10,13 @@ use std::{
 use latchkey_crds::{rendered::Revision, types::AppId};
 use tracing::warn;
 
-/// This file marks a complete set. If the first list was interrupted, the set is incomplete and the file is missing.
+/// The name of the file that marks the cached documents as a complete set. The file is missing if the first list was
+/// interrupted.
 const COMPLETE_MARKER: &str = "complete";
 const EXTENSION: &str = "app";
 
-/// A folder of documents; each file starts with the revision. The documents contain secrets, so the folder must be in
-/// memory.
+/// A folder of documents. Each file starts with the revision of its document. The documents contain secrets, so the
+/// folder must be on a memory-backed volume.
 #[derive(Debug)]
 pub struct Cache {
     folder: PathBuf,
@@ -63,7 +64,7 @@ impl Cache {
         let header = [revision.as_str().as_bytes(), b"\n"].concat();
         if let Err(error) = write_atomically(&self.path(id), &[&header, document]) {
             warn!(app = %id, error = &error as &dyn std::error::Error, "a document cannot be written to --cache-dir");
-            // If the previous document stayed in the cache, a restart would serve it.
+            // If the previous document stayed in the cache, a restarted server would serve it.
             self.remove(id);
         }
     }
@@ -127,7 +128,7 @@ fn read_document(path: &Path) -> io::Result<Vec<u8>> {
 /// Replaces a file atomically.
 fn write_atomically(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let new = path.with_extension("new");
-    // A file that an earlier process left behind can have another mode.
+    // A file that an earlier process left behind can have other permissions.
     if let Err(error) = fs::remove_file(&new)
         && error.kind() != io::ErrorKind::NotFound
     {
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn to_complete_a_set_removes_the_documents_outside_it() {
+    fn mark_complete_removes_the_documents_outside_the_set() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::open(folder.path().to_owned()).unwrap();
         store(&cache, "stays", b"a document");

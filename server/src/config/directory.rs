@@ -29,13 +29,13 @@ pub struct DirectoryError {
     source: io::Error,
 }
 
-/// Ends the watch when dropped.
+/// The watch ends when this value is dropped.
 pub struct WatchGuard {
     _stop: mpsc::Sender<ChangeSignal>,
     _watcher: Option<RecommendedWatcher>,
 }
 
-/// Something may have changed.
+/// The signal that a file of the directory may have changed.
 struct ChangeSignal;
 
 /// Identifies a version of a file without reading it.
@@ -63,7 +63,7 @@ pub fn watch(path: PathBuf, apps: Arc<Apps>) -> Result<WatchGuard, DirectoryErro
         .name("config-dir".to_owned())
         .spawn(move || {
             while let Ok(ChangeSignal) | Err(mpsc::RecvTimeoutError::Timeout) = signals.recv_timeout(POLL_INTERVAL) {
-                // Files often change together: read them once.
+                // Several files often change together, and are then read once.
                 while signals.recv_timeout(Duration::from_millis(20)).is_ok() {}
                 if let Err(error) = directory.poll() {
                     warn!(error = &error as &dyn std::error::Error, "the directory of rendered Apps cannot be read");
@@ -157,7 +157,7 @@ impl DirectorySource {
         if self.versions.get(id) == Some(&version) {
             return Ok(None);
         }
-        // One byte more than the maximum size is enough to reject the document.
+        // At most one byte more than the maximum size is read, which is enough to reject a larger document.
         let mut document = Vec::new();
         fs::File::open(path)?.take(MAX_DOCUMENT_SIZE as u64 + 1).read_to_end(&mut document)?;
         self.versions.insert(id.clone(), version);

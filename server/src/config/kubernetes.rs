@@ -29,8 +29,8 @@ use crate::domain::clock::Env;
 const PAGE_SIZE: u32 = 25;
 /// Seconds after which the API server ends a watch. A watch that is silent for longer has lost its connection.
 const WATCH_SECONDS: u32 = 30;
-/// `read`: longer than a working watch can be silent. Including a retry delay and a new connection, the documents are
-/// current again within 40 s after a watch was silently dropped. `list`: timeout for a page of the list.
+/// `read` is longer than a working watch can be silent. If a watch is silently dropped, the documents are current again
+/// within 40 s, including a retry delay and a new connection.
 const TIMEOUTS: Timeouts = Timeouts { read: Duration::from_secs(33), list: Duration::from_secs(20) };
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,14 +39,16 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// After this time without a failure, retry delays start again from the first.
 const BACKOFF_RESET: Duration = Duration::from_secs(60);
 
-/// Timeouts for the API server.
+/// Timeouts of calls to the API server.
 #[derive(Clone, Copy)]
 struct Timeouts {
+    /// How long a connection can be silent.
     read: Duration,
+    /// How long a page of the list can take.
     list: Duration,
 }
 
-/// Ends the watch when dropped.
+/// The watch ends when this value is dropped.
 pub struct WatchGuard {
     _stop: DropGuard,
 }
@@ -63,7 +65,7 @@ pub enum WatchError {
 /// Why the list or the watch failed. The texts contain no secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum ListWatchError {
-    /// The message of the API server, for example about a missing permission.
+    /// `message`: the text from the API server, for example about a missing permission.
     #[error("the API server refused the request: {message}")]
     Refused { code: u16, message: String },
     #[error("the API server cannot be reached")]
@@ -86,7 +88,7 @@ struct SecretWatcher<T> {
 }
 
 /// Watches until the returned value is dropped. A separate thread does this, so that thousands of documents delay no
-/// request. `on_result` is called when the full set was read, and with the reason after each failure.
+/// request. `on_result` is called with `Ok` when the full set was read, and with the reason after each failure.
 pub fn watch<T>(config: kube::Config, namespace: &str, apps: Arc<Apps>, on_result: T) -> Result<WatchGuard, WatchError>
 where
     T: FnMut(Result<(), String>) + Send + 'static,
@@ -247,7 +249,8 @@ fn document_of(secret: &Secret) -> Option<&[u8]> {
 // === impl ListWatchError ===
 
 impl ListWatchError {
-    /// True for a resourceVersion that the API server does not have: 410 for an old one, 400 or 504 for a future one.
+    /// True if the API server does not have the resourceVersion (410: too old, 400 or 504: in the future), or sent
+    /// none.
     fn needs_new_list(&self) -> bool {
         matches!(self, Self::Refused { code: 400 | 410 | 504, .. } | Self::NoResourceVersion)
     }

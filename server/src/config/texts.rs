@@ -8,8 +8,8 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// With fewer entries there is no sweep, because the entries need only 64 KiB of memory.
-const MIN_SWEEP: usize = 1024;
+/// With fewer entries there is no sweep, because the entries need at most 64 KiB of memory.
+const MIN_SWEEP_ENTRIES: usize = 1024;
 
 /// The texts of all documents. A text is freed with the last document that has it.
 #[derive(Default)]
@@ -20,7 +20,7 @@ pub(super) struct SharedTexts {
 
 #[derive(Default)]
 struct KnownTexts {
-    /// By hash. A `Weak` does not keep its text in memory, only 40 bytes until the next sweep.
+    /// The texts by their hash. Of a freed text, a `Weak` keeps only 40 bytes in memory, until the next sweep.
     texts: HashMap<u64, Vec<Weak<String>>>,
     /// The number of entries at which the next sweep happens.
     sweep_at: usize,
@@ -29,7 +29,7 @@ struct KnownTexts {
 // === impl SharedTexts ===
 
 impl SharedTexts {
-    /// Returns the shared copy of this text, or registers this one as the shared copy.
+    /// Returns the shared copy of this text. If there is none, this text becomes the shared copy.
     pub(super) fn share(&self, text: Arc<String>) -> Arc<String> {
         let hash = self.hasher.hash_one(&*text);
         let mut known = self.known.lock();
@@ -60,7 +60,7 @@ impl KnownTexts {
             same_hash.retain(|text| text.strong_count() > 0);
             !same_hash.is_empty()
         });
-        self.sweep_at = (2 * self.texts.len()).max(MIN_SWEEP);
+        self.sweep_at = (2 * self.texts.len()).max(MIN_SWEEP_ENTRIES);
     }
 }
 
@@ -78,14 +78,14 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_freed_with_its_last_user_and_its_entry_with_a_sweep() {
+    fn a_text_is_freed_with_its_last_reference_and_its_entry_with_a_sweep() {
         let texts = SharedTexts::default();
         let kept = texts.share(Arc::new("kept".to_owned()));
-        for number in 0..10 * MIN_SWEEP {
+        for number in 0..10 * MIN_SWEEP_ENTRIES {
             let gone = Arc::downgrade(&texts.share(Arc::new(number.to_string())));
             assert!(gone.upgrade().is_none());
         }
-        assert!(texts.len() <= MIN_SWEEP, "{}", texts.len());
+        assert!(texts.len() <= MIN_SWEEP_ENTRIES, "{}", texts.len());
         assert!(Arc::ptr_eq(&kept, &texts.share(Arc::new("kept".to_owned()))));
     }
 }

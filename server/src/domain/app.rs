@@ -1,4 +1,4 @@
-//! An App as requests see it: its rendered document and its parsed keys.
+//! A loaded App: its rendered document and its parsed keys.
 
 use latchkey_crds::{
     rendered::{LimitName, RenderedApp, Revision, Window},
@@ -10,7 +10,7 @@ use super::{
     keys::{AppKeys, KeyError},
 };
 
-/// A loaded App. Immutable: a new document replaces the whole value.
+/// A loaded App. It never changes: for a new document, the server loads a new `App`.
 #[derive(Debug)]
 pub struct App {
     pub doc: RenderedApp,
@@ -30,7 +30,7 @@ impl App {
         &self.doc.app_id
     }
 
-    /// The windows of a rate limit. A document of an older operator may lack a newer limit; the default then applies.
+    /// The windows of a rate limit: the default windows if an older operator wrote the document without this limit.
     pub fn windows(&self, limit: LimitName) -> Vec<Window> {
         match self.doc.limits.get(&limit) {
             Some(windows) => windows.clone(),

@@ -1,4 +1,4 @@
-//! The audit log: one row per event, and one row for many refusals.
+//! The audit log: one row for each event, and one row that counts many refusals.
 
 use std::net::IpAddr;
 
@@ -15,13 +15,13 @@ use super::{
     user::UserId,
 };
 
-/// What happened. The name is the kind of the row; docs/audit.md lists all of them.
+/// What happened. Each row of the audit log contains the name of its kind. docs/audit.md lists all names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
     Registered,
     /// Somebody registered the email address of the account again.
     RegisteredAgain,
-    /// The logged-in user requested the confirmation code again.
+    /// The logged-in user requested a new confirmation code.
     ConfirmationRequested,
     Confirmed,
     /// A session was opened; the detail says how the user authenticated.
@@ -33,9 +33,10 @@ pub enum EventKind {
     AddressChangeRequested,
     AddressChanged,
     Renamed,
-    /// A session was ended from the list of sessions, or its token was revoked. The detail names the ended session.
+    /// A session was ended from the list of sessions, or by the revocation of one of its tokens. The detail names the
+    /// ended session.
     SessionEnded,
-    /// All other sessions were ended together.
+    /// All sessions except the session of the request were ended together.
     SessionsEnded,
     /// The previous refresh token was used after its grace period.
     RefreshLate,
@@ -57,13 +58,13 @@ pub enum EventKind {
 /// quarter of an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RefusalKind {
-    /// The password was wrong, or the user cannot log in.
+    /// At *login*, the email address or the password was wrong, or the user is disabled or unverified.
     Login,
-    /// A rate limit was reached before the password was checked.
+    /// A rate limit was reached, so the password was not checked.
     LoginLimit,
-    /// A logged-in user sent a wrong password where the password is required again.
+    /// A logged-in user had to send the password again, and the password was wrong.
     PasswordCheck,
-    /// The code of a reset was wrong.
+    /// The code for a reset of the password was wrong.
     PasswordReset,
 }
 
@@ -73,16 +74,16 @@ pub struct Event {
     pub id: Uuid,
     pub kind: EventKind,
     /// `None` if no row is written. Events without a user exist so that a request for an unknown email address costs
-    /// the same as for a known one.
+    /// the same as a request for a known email address.
     pub user: Option<UserId>,
-    /// The session that caused the event, or that was opened.
+    /// The session that the request used or opened.
     pub session: Option<SessionId>,
     pub ip: Option<IpAddr>,
     pub at: OffsetDateTime,
     pub detail: Detail,
 }
 
-/// More about an event. A closed set of values: no text of a client, no email or IP address, no secret.
+/// More about an event. Contains no text from a client, no email address, no IP address and no secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Detail {
     /// How the user authenticated.
@@ -91,7 +92,7 @@ pub struct Detail {
     /// The name of the Provider in the App.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider: Option<ProviderName>,
-    /// The session that was ended from the list of sessions or by the revocation of its token.
+    /// The session that was ended from the list of sessions or by the revocation of one of its tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<SessionId>,
     /// The number of sessions that were ended together.
@@ -103,22 +104,22 @@ pub struct Detail {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub kind: RefusalKind,
-    /// The account that the client named, whether it exists or not.
+    /// The account that the request names, whether this account exists or not.
     pub account: Option<AccountKey>,
     /// Set if the account was looked up and exists.
     pub user: Option<UserId>,
     pub client: ClientAddress,
 }
 
-/// An event, as it is shown to its user.
+/// A row of the audit log, as it is shown to the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActivityEntry {
     pub at: OffsetDateTime,
     pub kind: EventKind,
-    /// For refusals, an IPv6 client address is its /64.
+    /// The IP address of the client. For refusals, an IPv6 address is shortened to its /64.
     pub ip: Option<String>,
     pub session: Option<SessionId>,
-    /// The number of refusals in the row; 1 for an event.
+    /// The number of refusals that the row counts; 1 for any other event.
     pub count: u64,
 }
 
@@ -192,7 +193,7 @@ impl EventKind {
 impl RefusalKind {
     pub const ALL: [Self; 4] = [Self::Login, Self::LoginLimit, Self::PasswordCheck, Self::PasswordReset];
 
-    /// The kind of the row for these refusals.
+    /// The kind of the row that counts these refusals.
     pub const fn event_kind(self) -> EventKind {
         match self {
             Self::Login => EventKind::LoginRefused,
@@ -206,7 +207,7 @@ impl RefusalKind {
 // === impl Event ===
 
 impl Event {
-    /// An event at this time, caused by this client.
+    /// A new event with the current time, caused by this client.
     pub fn new(env: &Env, client: &ClientInfo, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
         Self {
             id: env.new_uuid(),

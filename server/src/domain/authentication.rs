@@ -12,7 +12,7 @@ use super::{
     user::{User, UserId},
 };
 
-/// For how long after a login some calls need no password (specification: Accounts, Change of password).
+/// The time after a login in which some calls need no password (specification: Accounts, Change of password).
 const RECENT_LOGIN: Duration = Duration::minutes(5);
 
 /// The proof that a request comes from a logged-in user: a valid token of a live session.
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_is_recent_for_less_than_five_minutes_by_the_clocks_of_two_servers() {
+    fn a_login_less_than_five_minutes_in_the_past_or_future_is_recent() {
         let env = Env { clock: Box::new(FixedClock(NOW)), ..Env::system() };
         let is_recent = |age: Duration| {
             let session = Session {

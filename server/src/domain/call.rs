@@ -14,7 +14,7 @@ use super::{
 /// What every use case needs: the ports, time and randomness, the App, and the client that sent the request. A use case
 /// passes this context on to its steps.
 pub struct Call<'a, S> {
-    /// The implementation of the ports that the use case names in its bounds.
+    /// The implementation of the ports that the use case names in its trait bounds.
     pub stores: &'a S,
     pub env: &'a Env,
     pub app: &'a App,
@@ -41,17 +41,17 @@ impl<'a, S> Call<'a, S> {
         self.client.client_address()
     }
 
-    /// The account of an email address, as rate limits and refusals name it.
+    /// The key of an email address in rate limits and refusals.
     pub fn account_key(self, email: &Email) -> AccountKey {
         email.account_key(self.app.id())
     }
 
-    /// An event at this time, caused by this client.
+    /// A new event with the current time, caused by this client.
     pub fn event(self, kind: EventKind, user: impl Into<Option<UserId>>) -> Event {
         Event::new(self.env, self.client, kind, user)
     }
 
-    /// A refusal of this client.
+    /// A refused attempt of this client.
     pub fn refusal(self, kind: RefusalKind, account: Option<AccountKey>, user: Option<UserId>) -> Refusal {
         Refusal::new(kind, self.client, account, user)
     }

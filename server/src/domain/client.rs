@@ -1,18 +1,18 @@
-//! The HTTP client of a request, as far as the network identifies it.
+//! The HTTP client of a request: its IP address and its user agent.
 
 use std::{
     fmt,
     net::{IpAddr, Ipv6Addr},
 };
 
-/// The client address, by which clients are counted: an IPv4 address, or the /64 of an IPv6 address.
+/// The address that identifies a client: an IPv4 address, or the /64 of an IPv6 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientAddress(IpAddr);
 
 /// The HTTP client of a request.
 #[derive(Clone, Debug)]
 pub struct ClientInfo {
-    /// The full IP address, for the user's list of sessions.
+    /// The full IP address, for the user's list of sessions and for audit events.
     pub ip: IpAddr,
     pub user_agent: Option<String>,
 }
@@ -27,7 +27,7 @@ impl ClientAddress {
         }
     }
 
-    /// The /48 of an IPv6 address, which has rate limits of its own (specification: Limits, Rate limits).
+    /// The /48 of an IPv6 address. A /48 has rate limits of its own (specification: Limits, Rate limits).
     pub fn ipv6_site(self) -> Option<Ipv6Site> {
         match self.0 {
             IpAddr::V4(_) => None,
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ipv6_address_counts_by_its_64() {
+    fn ipv6_addresses_in_one_64_are_one_client_address() {
         let of = |text: &str| ClientAddress::from_ip(text.parse().unwrap());
         assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
         assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));

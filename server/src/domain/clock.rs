@@ -19,7 +19,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// The two sources of non-determinism.
+/// The sources of time and randomness.
 pub struct Env {
     pub clock: Box<dyn Clock>,
     pub random: Box<dyn SecureRandom + Send + Sync>,
@@ -37,7 +37,7 @@ impl Env {
         self.clock.now()
     }
 
-    /// Random bytes. The system's generator cannot fail on the systems that the server runs on.
+    /// Random bytes. The generator cannot fail on the operating systems on which the server runs.
     pub fn random_bytes<const N: usize>(&self) -> [u8; N] {
         let mut bytes = [0; N];
         self.random.fill(&mut bytes).expect("the system's random number generator works");

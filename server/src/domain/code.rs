@@ -14,8 +14,8 @@ use super::{
     user::{Epoch, UserId},
 };
 
-/// 50 bits: at the default limit of ten wrong codes per minute and client, nobody can guess a code (specification:
-/// Sessions and tokens, Codes).
+/// Ten symbols are 50 random bits. With the default limit of ten wrong codes per minute and client, nobody can guess a
+/// code (specification: Sessions and tokens, Codes).
 const CODE_SYMBOLS: usize = 10;
 /// Crockford's alphabet: no I, L, O or U.
 const ALPHABET: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
@@ -24,7 +24,7 @@ const ALPHABET: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 #[derive(Clone, PartialEq, Eq)]
 pub struct Code([u8; CODE_SYMBOLS]);
 
-/// The input does not have the format of a code. To the client it is a wrong code like any other.
+/// The input does not have the format of a code. The client gets the same response as for a wrong code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is not a code")]
 pub struct MalformedCode;

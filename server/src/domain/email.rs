@@ -10,7 +10,7 @@ use super::user::UserId;
 
 /// The longest email address, in bytes (RFC 5321, 4.5.3.1.3, without the brackets).
 pub const MAX_ADDRESS_BYTES: usize = 254;
-/// The longest local part, in bytes (RFC 5321, 4.5.3.1.1). No mail server accepts a longer one.
+/// The longest local part, in bytes (RFC 5321, 4.5.3.1.1).
 pub const MAX_LOCAL_PART_BYTES: usize = 64;
 
 /// An email address as given, and its canonical form for matching (domain and local part in lower case).
@@ -20,13 +20,13 @@ pub struct Email {
     canonical: Box<str>,
 }
 
-/// The input is not an email address: a dot-atom in ASCII, `@`, a host name of two labels or more.
+/// The input is not an email address. The format is: a dot-atom in ASCII, `@`, a host name of two labels or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is not an email address")]
 pub struct InvalidEmail;
 
-/// The key of an account in rate limits and refusals: a hash of the App and an email address, known or not. For an
-/// account without an email address, a hash of the App and the user id.
+/// The key of an account in rate limits and refusals: a hash of the appID and the email address, known or not. For an
+/// account without an email address, it is a hash of the appID and the user id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AccountKey(String);
 
@@ -45,7 +45,7 @@ impl Email {
         Ok(Self { given: input.into(), canonical: input.to_ascii_lowercase().into() })
     }
 
-    /// The email address as it was given. Mails go to this form.
+    /// The email address as it was given. Mails are sent to this form.
     pub fn as_str(&self) -> &str {
         &self.given
     }
@@ -54,7 +54,7 @@ impl Email {
         &self.canonical
     }
 
-    /// The host name, in lower case.
+    /// The part after the `@`, in lower case.
     pub fn domain(&self) -> &str {
         self.canonical.rsplit_once('@').map_or("", |(_, domain)| domain)
     }
@@ -91,7 +91,7 @@ impl AccountKey {
     }
 }
 
-/// RFC 5322, 3.2.3, without comments and white space.
+/// Whether the text is a dot-atom (RFC 5322, 3.2.3) without comments and white space.
 fn is_dot_atom(text: &str) -> bool {
     let atom = |part: &str| {
         !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-/=?^_`{|}~".contains(&b))
@@ -99,7 +99,8 @@ fn is_dot_atom(text: &str) -> bool {
     text.split('.').all(atom)
 }
 
-/// A host name of two labels or more (RFC 1123, 2.1). The last label is not a number, so no IP address matches.
+/// Whether the text is a host name of two labels or more (RFC 1123, 2.1). The last label must not be a number, so no IP
+/// address passes.
 fn is_host_name(text: &str) -> bool {
     let label = |part: &str| {
         !part.is_empty()

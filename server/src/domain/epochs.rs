@@ -10,8 +10,8 @@ use super::{
     user::User,
 };
 
-/// Writes the raised epoch of a user to Redis. If that fails, or if no replica confirms it, the outbox worker writes
-/// the epoch later: the transaction that raised it has added an outbox row.
+/// Writes the raised epoch of a user to Redis. If that fails, or if no replica acknowledges the epoch, the outbox
+/// worker writes it later: the transaction that raised the epoch has added an outbox row.
 pub(super) async fn propagate_epoch<S: Sessions + Outbox>(call: Call<'_, S>, user: &User, keep: Option<SessionId>) {
     let change = EpochChange { user: user.id, epoch: user.epoch, kept_session: keep };
     propagate_epoch_change(call, &change, Some(&user.profile())).await;

@@ -39,12 +39,12 @@ pub struct FlowState(String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowId(String);
 
-/// Who stores the flow.
+/// Where the flow is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowBinding {
-    /// The browser that started it, in a cookie.
+    /// In a cookie of the browser that started the flow.
     Browser,
-    /// Redis: any client that sends the state can continue the flow.
+    /// In Redis: any client that sends the state can continue the flow.
     Unbound,
 }
 
@@ -57,14 +57,14 @@ pub struct Flow {
     /// OpenID Connect Core, 3.1.2.1.
     #[serde(rename = "n")]
     pub nonce: String,
-    /// The redirect URL to which the browser goes in the end. `None` if the App has no redirect URLs: *callback* then
+    /// The redirect URL to which *callback* sends the browser. `None` if the App has no redirect URLs: *callback* then
     /// returns JSON.
     #[serde(rename = "t", skip_serializing_if = "Option::is_none", default)]
     pub target: Option<RedirectReference>,
-    /// The application's own `state`.
+    /// The `state` that the application sent to *redirect*. The application gets it back with the result.
     #[serde(rename = "s", skip_serializing_if = "Option::is_none", default)]
     pub app_state: Option<String>,
-    /// The application's own `code_challenge`. If it is set, the flow ends with a one-time code.
+    /// The `code_challenge` that the application sent to *redirect*. If it is set, the flow ends with a one-time code.
     #[serde(rename = "c", skip_serializing_if = "Option::is_none", default)]
     pub code_challenge: Option<CodeChallenge>,
     /// Unix seconds.
@@ -101,13 +101,13 @@ pub struct LoginCode(Zeroizing<String>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoginCodeKey(String);
 
-/// What is stored for a one-time code: the session that it opens.
+/// What is stored for a one-time code: the login for which the code exchange opens a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingLogin {
     pub user: UserId,
     pub epoch: Epoch,
     pub profile: Profile,
-    /// The redirect URL that got the code. `None` if the code was returned as JSON.
+    /// The redirect URL to which the code was sent. `None` if the code was returned as JSON.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub redirect_url: Option<String>,
     pub challenge: CodeChallenge,
@@ -121,7 +121,7 @@ pub struct PendingLogin {
     pub expires_at: i64,
 }
 
-/// A stored login, and the session for which its code was exchanged, if it was exchanged already.
+/// A stored login and, if its one-time code was already exchanged, the session of the first exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredLogin {
     pub login: PendingLogin,
@@ -233,7 +233,7 @@ fn associated_data(app: &AppId, provider: &ProviderName, state: &FlowState, bind
         FlowBinding::Browser => "browser",
         FlowBinding::Unbound => "none",
     };
-    // Names contain no newline.
+    // The appID and the name of the Provider contain no newline.
     format!("{app}\n{provider}\n{binding}\n{}", state.0).into_bytes()
 }
 
@@ -255,7 +255,8 @@ impl CodeChallenge {
         Self(URL_SAFE_NO_PAD.encode(digest(&SHA256, verifier.as_bytes())))
     }
 
-    /// Whether the challenge belongs to this verifier (RFC 7636, 4.6), which has 43 to 128 unreserved characters (4.1).
+    /// Whether the challenge belongs to this verifier (RFC 7636, 4.6). A valid verifier has 43 to 128
+    /// unreserved characters (4.1).
     pub fn is_satisfied_by(&self, verifier: &str) -> bool {
         let unreserved = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
         (43..=128).contains(&verifier.len()) && verifier.bytes().all(unreserved) && Self::of(verifier) == *self
@@ -286,7 +287,7 @@ impl LoginCode {
         &self.0
     }
 
-    /// The SHA-256 of the code. 256 random bits need no secret key.
+    /// The SHA-256 of the code. A secret key is not necessary, because the code has 256 random bits.
     pub fn key(&self) -> LoginCodeKey {
         LoginCodeKey(URL_SAFE_NO_PAD.encode(digest(&SHA256, self.0.as_bytes())))
     }
@@ -375,13 +376,13 @@ mod tests {
             ..Flow::start(&env)
         };
         let sealed = flow.seal(&env, &app, &provider("github"), &FlowState::generate(&env), FlowBinding::Browser);
-        // Browsers accept at least 4096 bytes of name, value and attributes (RFC 6265, 6.1).
+        // Browsers accept a cookie if its name, value and attributes together have at most 4096 bytes (RFC 6265, 6.1).
         assert!(sealed.len() < 3500, "{}", sealed.len());
     }
 
     #[test]
     fn a_challenge_accepts_only_its_verifier() {
-        // RFC 7636, appendix B.
+        // The example of RFC 7636, appendix B.
         let challenge = CodeChallenge::parse("E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM").unwrap();
         let verifier = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
         assert!(challenge.is_satisfied_by(verifier));
@@ -398,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_codes_and_states_are_rejected_and_valid_ones_never_printed() {
+    fn one_time_codes_and_states_are_never_printed_and_malformed_ones_are_rejected() {
         let env = Env::system();
         let (state, code) = (FlowState::generate(&env), LoginCode::generate(&env));
         assert_eq!(FlowState::parse(state.as_str()), Some(state.clone()));

@@ -15,13 +15,13 @@ pub struct Identity {
     pub linked_at: OffsetDateTime,
 }
 
-/// An identity that a provider has verified. An identity is the pair (authority, subject). The Provider's name
-/// is only a label (specification: Social login, Identities).
+/// An identity that a provider has verified. An identity is the pair (authority, subject). The Provider's name is not
+/// part of the identity (specification: Social login, Identities).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedIdentity {
     /// `iss` of the ID token. Without an ID token: the preset with its base URL or, for `oauth2`, the `userInfoURL`.
     pub authority: String,
-    /// Never changes, and the authority never assigns it to another user.
+    /// The user's id at the authority. It never changes, and the authority never assigns it to another user.
     pub subject: String,
     /// `None` if the provider sends no email address, or one that we do not accept.
     pub email: Option<ProviderEmail>,
@@ -32,20 +32,22 @@ pub struct VerifiedIdentity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderEmail {
     pub email: Email,
-    /// Whether the provider has verified the email address, by the rule of the preset or the mapping.
+    /// Whether the provider has verified the email address. The preset or the claim mapping of the Provider
+    /// decides this.
     pub is_verified: bool,
 }
 
 /// What a flow must know about a provider before the flow calls the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProviderCapabilities {
-    /// Whether the provider supports OpenID Connect: the flow has a nonce, which the ID token repeats.
+    /// Whether the flow has a nonce, which the ID token must repeat.
     pub has_nonce: bool,
-    /// Whether the callback is a cross-site POST (`response_mode=form_post`), so that a cookie must be `SameSite=None`.
+    /// Whether the callback is a cross-site POST (`response_mode=form_post`). If so, the cookie of the flow must be
+    /// `SameSite=None`.
     pub uses_form_post: bool,
 }
 
-/// The authorization request that the browser takes to a provider.
+/// The authorization request that the browser sends to a provider.
 #[derive(Clone, Copy, Debug)]
 pub struct AuthorizationRequest<'a> {
     /// Our callback URL for this App and Provider.
@@ -61,16 +63,16 @@ pub struct AuthorizationRequest<'a> {
     pub login_hint: Option<&'a str>,
 }
 
-/// The parameters of the callback and of its flow.
+/// What a code exchange needs from the callback and from the flow.
 #[derive(Clone, Copy)]
 pub struct AuthorizationCodeGrant<'a> {
-    /// As in the authorization request.
+    /// The same `redirect_uri` as in the authorization request.
     pub redirect_uri: &'a str,
     pub code: &'a str,
     pub code_verifier: &'a str,
-    /// The nonce of the flow, if it has one.
+    /// The nonce of the flow, if the flow has one.
     pub nonce: Option<&'a str>,
-    /// `iss` of the callback (RFC 9207), if it was sent.
+    /// `iss` of the callback (RFC 9207), if the provider sent one.
     pub iss: Option<&'a str>,
     /// The form field `user`, which Apple sends: JSON, of which only the name is used.
     pub posted_user: Option<&'a str>,
@@ -91,11 +93,11 @@ pub enum AuthorizationError {
 /// Why a provider is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProviderOperation {
-    /// The authorization URL for a browser.
+    /// To make the authorization URL for a browser.
     Redirect,
-    /// The identity for the code of a callback.
+    /// To get the identity for the code of a callback.
     Callback,
-    /// The identity of a token: to log in, or to link it.
+    /// To get the identity of a provider's token, for *login* or to link the identity.
     Login,
 }
 
@@ -110,7 +112,7 @@ pub enum ProviderEndpoint {
     TokenCheck,
 }
 
-/// Why a provider call failed. Contains no text of the provider.
+/// Why a provider call failed. Contains no text from the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProviderError {
     /// 503: the provider cannot be called now.
@@ -128,7 +130,7 @@ pub enum ProviderError {
     /// 400: the provider cannot show for which client a token was issued.
     #[error("this provider cannot check for which client a token was issued")]
     NoTokenCheck,
-    /// 503: the provider's configuration needs correction.
+    /// 503: the configuration of the Provider must be corrected.
     #[error("the provider cannot be used: {0}")]
     Unusable(UnusableReason),
 }
@@ -136,7 +138,7 @@ pub enum ProviderError {
 /// Why the provider cannot be called now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum UnavailableReason {
-    /// A limit on concurrent calls is reached: of the Provider, its namespace, the client or the whole server.
+    /// The limit on concurrent calls of the client, the Provider, its namespace or the whole server is reached.
     #[error("the limit of concurrent calls is reached")]
     TooManyCalls,
     #[error("its name does not resolve")]
@@ -153,7 +155,7 @@ pub enum UnavailableReason {
     ConnectionClosed,
     #[error("it took longer than 10 s")]
     Timeout,
-    /// 429 or 5xx.
+    /// The status is 429 or 5xx.
     #[error("it answered with status {0}")]
     Status(u16),
 }
@@ -229,7 +231,7 @@ pub enum InvalidProviderToken {
     Unknown,
 }
 
-/// Why a provider's configuration cannot be used.
+/// Why the configuration of a Provider cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum UnusableReason {
     #[error("its secret does not resolve")]
@@ -290,7 +292,7 @@ impl AuthorizationError {
         }
     }
 
-    /// Returns `None` for any other value, which is not passed on.
+    /// Returns `None` for a value that is not in [`Self::ALL`]. Such a value is not passed on.
     pub fn parse(input: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|error| error.as_str() == input)
     }
@@ -316,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_errors_of_the_rfc_are_passed_on() {
+    fn only_errors_of_rfc_6749_are_passed_on() {
         for error in AuthorizationError::ALL {
             assert_eq!(AuthorizationError::parse(error.as_str()), Some(error));
         }

@@ -22,9 +22,10 @@ use jsonwebtoken::{
 use latchkey_crds::rendered::{KeyState, RenderedApp, SigningAlgorithm};
 use serde::Serialize;
 
-/// `typ` of access tokens (RFC 9068, 2.1).
+/// `typ` in the header of access tokens (RFC 9068, 2.1).
 pub const ACCESS_TOKEN_TYP: &str = "at+jwt";
-/// Bytes of an elliptic-curve signature. An RSA signature is longer and costs another allocation.
+/// Bytes reserved for the signature of an access token: the length of an elliptic-curve signature. An RSA signature is
+/// longer and costs another allocation.
 const SIGNATURE_CAPACITY: usize = 64;
 /// Bytes reserved for the claims of an access token.
 const CLAIMS_CAPACITY: usize = 512;
@@ -37,9 +38,9 @@ pub struct AppKeys {
     active_hmac: usize,
 }
 
-/// A signing key with the header of its tokens.
+/// A signing key with the header of the tokens that it signs.
 pub struct TokenSigner {
-    /// `kid` of its tokens.
+    /// `kid` of the tokens that the key signs.
     pub id: String,
     pub algorithm: Algorithm,
     pub decoding: DecodingKey,
@@ -49,7 +50,7 @@ pub struct TokenSigner {
     pair: KeyPair,
 }
 
-/// A private key, parsed once: to parse and check it takes as long as to sign.
+/// A private key. It is parsed only once, because parsing and checking a key takes as long as signing a token.
 enum KeyPair {
     Ec(EcdsaKeyPair),
     Ed(Ed25519KeyPair),
@@ -75,7 +76,7 @@ pub struct DerivedHmacKeys {
     pub flows: LessSafeKey,
 }
 
-/// Why the keys of a document cannot be used. The text names the key, never its value.
+/// Why the keys of a document cannot be used. The text can contain the id of a key, but never the key itself.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     #[error("key {id} is not usable for {algorithm:?}")]
@@ -96,7 +97,7 @@ pub enum KeyError {
 impl AppKeys {
     pub fn new(doc: &RenderedApp) -> Result<Self, KeyError> {
         let signing = doc.keys.signing.iter().map(token_signer).collect::<Result<Vec<_>, _>>()?;
-        let hmac = doc.keys.hmac.iter().map(hmac_key).collect::<Result<Vec<_>, _>>()?;
+        let hmac = doc.keys.hmac.iter().map(derive_hmac_keys).collect::<Result<Vec<_>, _>>()?;
         let active_signing = single_active_index(doc.keys.signing.iter().map(|key| key.state))
             .ok_or(KeyError::WrongActiveCount("signing"))?;
         let active_hmac =
@@ -113,7 +114,7 @@ impl AppKeys {
         self.signing.iter().find(|key| key.id == id)
     }
 
-    /// The key of new codes and refresh tokens.
+    /// The keys for new codes, refresh tokens and flows.
     pub fn active_hmac(&self) -> &DerivedHmacKeys {
         &self.hmac[self.active_hmac]
     }
@@ -216,7 +217,7 @@ fn token_signer(key: &latchkey_crds::rendered::SigningKey) -> Result<TokenSigner
     build().map_err(|source| KeyError::Signing { id: key.id.clone(), algorithm, source })
 }
 
-fn hmac_key(key: &latchkey_crds::rendered::HmacKey) -> Result<DerivedHmacKeys, KeyError> {
+fn derive_hmac_keys(key: &latchkey_crds::rendered::HmacKey) -> Result<DerivedHmacKeys, KeyError> {
     let invalid_key = || KeyError::Hmac { id: key.id.clone() };
     let number = key.id.strip_prefix('h').and_then(|number| number.parse().ok()).ok_or_else(invalid_key)?;
     let secret = STANDARD.decode(key.secret.expose()).map_err(|_| invalid_key())?;

@@ -10,26 +10,26 @@ use super::{
     user::{User, UserId},
 };
 
-/// Acquires the rate limits of a login. Must be called before hashing. Returns the permit of the limit of wrong
-/// passwords, which the use case releases if the password was right.
+/// Acquires the rate limits of a login. Must be called before hashing. Returns the permit of the limits on wrong
+/// passwords. The use case releases this permit if the password was right or was not checked.
 pub(super) async fn acquire_login_limits<S: RateLimits + PasswordHasher + AuditLog>(
     call: Call<'_, S>,
     account: &AccountKey,
     user: Option<UserId>,
 ) -> Result<RateLimitPermit, CommonError> {
-    let attempt = acquire_login_attempt(call, account, user).await?;
-    match acquire_login_failure(call, account, user).await {
+    let attempt = acquire_login_attempt_limit(call, account, user).await?;
+    match acquire_login_failure_limits(call, account, user).await {
         Ok(permit) => Ok(permit),
         Err(error) => {
-            // A request that a limit rejects consumes nothing.
+            // A request that one limit rejects does not count toward the other limits.
             call.stores.release(call.app_id(), attempt).await;
             Err(error)
         }
     }
 }
 
-/// Acquires the rate limit of calls that hash a password. It is not released once the work has started.
-pub(super) async fn acquire_login_attempt<S: RateLimits + PasswordHasher + AuditLog>(
+/// Acquires the rate limit of calls that hash a password. Its permit is not released after the hashing has started.
+pub(super) async fn acquire_login_attempt_limit<S: RateLimits + PasswordHasher + AuditLog>(
     call: Call<'_, S>,
     account: &AccountKey,
     user: Option<UserId>,
@@ -39,8 +39,9 @@ pub(super) async fn acquire_login_attempt<S: RateLimits + PasswordHasher + Audit
     call.stores.acquire(call.app_id(), checks).await.map_err(|error| count_limited_login(call, account, user, error))
 }
 
-/// Acquires the rate limit of wrong passwords. The use case releases the permit if the password was right.
-pub(super) async fn acquire_login_failure<S: RateLimits + AuditLog>(
+/// Acquires the rate limits on wrong passwords. The use case releases the permit if the password was right or was not
+/// checked.
+pub(super) async fn acquire_login_failure_limits<S: RateLimits + AuditLog>(
     call: Call<'_, S>,
     account: &AccountKey,
     user: Option<UserId>,
@@ -50,7 +51,7 @@ pub(super) async fn acquire_login_failure<S: RateLimits + AuditLog>(
     call.stores.acquire(call.app_id(), checks).await.map_err(|error| count_limited_login(call, account, user, error))
 }
 
-/// Converts the error. If the reason is a reached rate limit, also counts a refusal.
+/// Converts the error. If the error is a reached rate limit, also counts a refusal.
 fn count_limited_login<S: AuditLog>(
     call: Call<'_, S>,
     account: &AccountKey,

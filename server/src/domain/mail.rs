@@ -4,7 +4,7 @@ use time::OffsetDateTime;
 
 use super::user::{Epoch, UserId};
 
-/// The kinds of mail; the name of a kind is the name of its template.
+/// The kinds of mail. The name of a kind is also the name of its template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MailKind {
     Confirm,
@@ -13,12 +13,12 @@ pub enum MailKind {
     PasswordChanged,
     /// A change of the email address was requested. Goes to the current email address.
     AddressChanging,
-    /// The email address has changed. Goes to the former one.
+    /// The email address has changed. Goes to the former email address.
     AddressChanged,
     NewSignIn,
 }
 
-/// A mail for the outbox. The deliverer reads the email address and makes the code when it sends the mail.
+/// A mail for the outbox. The outbox worker reads the email address and makes the code when it sends the mail.
 #[derive(Clone, Debug)]
 pub struct Mail {
     pub kind: MailKind,
@@ -29,8 +29,8 @@ pub struct Mail {
     pub requested_at: OffsetDateTime,
 }
 
-/// A raised epoch to propagate to Redis. If the request cannot do so, the outbox worker does: the transaction that
-/// raised the epoch has added an outbox row.
+/// A raised epoch to propagate to Redis. If the request cannot propagate the epoch, the outbox worker does: the
+/// transaction that raised the epoch has added an outbox row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EpochChange {
     pub user: UserId,

@@ -1,4 +1,5 @@
-//! Passwords: their length, and the words that make one easy to guess. `PasswordHasher` hashes and scores them.
+//! Passwords: their length, and the words that make a password easy to guess. `PasswordHasher` hashes and scores
+//! passwords.
 
 use std::{fmt, time::Duration};
 

@@ -12,7 +12,7 @@ pub(super) enum PasswordPolicyError {
     Common(CommonError),
 }
 
-/// Checks the length, and then the strength given the words that an attacker would try first.
+/// Checks the length, and then the strength. `guesses` are the words that an attacker would try first.
 pub(super) async fn check_password_policy<S: PasswordHasher>(
     call: Call<'_, S>,
     password: &Password,

@@ -1,4 +1,4 @@
-//! Rate limits: which ones apply to a request, and what each counts (specification: Limits, Rate limits).
+//! Rate limits: which limits apply to a request, and what each limit counts (specification: Limits, Rate limits).
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ const IPV6_SITE_FACTOR: u32 = 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateLimitCheck {
     pub limit: LimitName,
-    /// What is counted. Unique among the subjects of the limit in the App. Contains no email address in clear text.
+    /// The subject whose uses are counted, for example a client address. Unique among the subjects of the limit in the
+    /// App. Contains no email address in clear text.
     pub subject: String,
     /// All windows apply.
     pub windows: Vec<Window>,
@@ -28,10 +29,11 @@ pub struct RateLimited {
     pub retry_after: Duration,
 }
 
-/// Mails that share a rate limit: those that a client cannot distinguish.
+/// The purpose of a mail. Mails of one purpose share a rate limit, so that a client cannot distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MailPurpose {
-    /// Mails with a code that confirms an email address, and the notice that the owner of a known address gets instead.
+    /// Mails with a code that confirms an email address, and the notice that the owner of a known email address gets
+    /// instead.
     Confirm,
     Reset,
 }
@@ -47,7 +49,7 @@ impl MailPurpose {
     }
 }
 
-/// A limit per client address, and per /48 for an IPv6 address.
+/// The checks of a limit per client address. An IPv6 address is also checked by its /48.
 fn per_client(app: &App, limit: LimitName, client: ClientAddress, suffix: &str) -> Vec<RateLimitCheck> {
     let windows = app.windows(limit);
     let mut checks = vec![RateLimitCheck { limit, subject: format!("{client}{suffix}"), windows: windows.clone() }];
@@ -61,14 +63,15 @@ fn per_client(app: &App, limit: LimitName, client: ClientAddress, suffix: &str) 
     checks
 }
 
-/// The rate limits for every call that checks a password or sets one in a session, calls the provider for a login, or
-/// changes an account in another way. They are acquired before the work, and not released.
+/// The rate limits for every call that checks a password, sets a password in a session, calls the provider for a login,
+/// or changes an account in another way. They are acquired before the work, and not released after the work has
+/// started.
 pub fn logins(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::LoginsPerClient, client, "")
 }
 
-/// The rate limits for every call that checks a password. They are acquired before hashing, and released if the
-/// password was right. `is_known`: see
+/// The rate limits on wrong passwords, for every call that checks a password. They are acquired before hashing, and
+/// released if the password was right or was not checked. `is_known`: see
 /// [`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client).
 pub fn login_failures(app: &App, client: ClientAddress, account: &AccountKey, is_known: bool) -> Vec<RateLimitCheck> {
     let mut failures = per_client(app, LimitName::LoginFailuresPerClient, client, &format!(" {}", account.as_str()));
@@ -88,14 +91,14 @@ pub fn registrations(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
 }
 
 /// The rate limits for every call with a code, or with a code and a new password. They are acquired before the code is
-/// checked, and released unless the code is invalid or the password weak.
+/// checked, and released unless the code is invalid or the password is weak.
 pub fn codes(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::CodesPerClient, client, "")
 }
 
 /// The rate limits for a mail to an email address. `is_known`: see
-/// [`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client). Mails that a known client
-/// address requests are counted separately, so that a stranger cannot use up the owner's limit.
+/// [`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client). Mails that are
+/// requested from a known client address are counted separately, so that a stranger cannot use up the owner's limit.
 pub fn mails(
     app: &App,
     client: ClientAddress,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// every decoder can read.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// A redirect URL that is on the App's list now. It can only be made from the list.
+/// A redirect URL that was found on the App's current list. It cannot be made in another way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedirectTarget {
     url: String,
@@ -29,7 +29,7 @@ pub struct RedirectReference {
 
 /// The redirect URL is not on the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the redirect address is not on the App's list")]
+#[error("the redirect URL is not on the App's list")]
 pub struct RedirectNotAllowed;
 
 /// The part of a redirect URL to which parameters are added.
@@ -47,7 +47,8 @@ struct LoopbackUrl<'a> {
     rest: &'a str,
 }
 
-/// The requested redirect URL, or the first of the list. `None` if the list is empty and none was requested.
+/// The requested redirect URL or, if none was requested, the first on the list. `None` if none was requested and the
+/// list is empty.
 pub fn choose_target(
     list: &[RedirectUrl],
     requested: Option<&str>,
@@ -102,7 +103,7 @@ impl RedirectTarget {
         &self.reference
     }
 
-    /// The redirect URL with the parameters appended. The existing part is not changed.
+    /// The redirect URL with the parameters appended. The redirect URL itself is not changed.
     pub fn with_parameters<'a>(
         &self,
         location: ParameterLocation,
@@ -110,10 +111,10 @@ impl RedirectTarget {
     ) -> String {
         let mut url = self.url.clone();
         let mut separator = match location {
-            // An entry has no fragment.
+            // An entry of the list has no fragment.
             ParameterLocation::Fragment => "#",
-            // The first `?` starts the query. Before it an `&` is part of the path or host; a second `?` is part of a
-            // value.
+            // The first `?` starts the query. An `&` before the query is part of the host or the path. A second `?` is
+            // part of the query.
             ParameterLocation::Query => match url.split_once('?') {
                 None => "?",
                 Some((_, query)) if query.is_empty() || query.ends_with('&') => "",
@@ -134,8 +135,8 @@ impl RedirectTarget {
 // === impl LoopbackUrl ===
 
 impl<'a> LoopbackUrl<'a> {
-    /// Returns `None` if the scheme is not `http` or the port is invalid. The list has `http` only with
-    /// loopback hosts, so the host is not checked here: a requested URL must equal an entry except for the port.
+    /// Returns `None` if the scheme is not `http` or the port is invalid. Does not check that the host is a loopback
+    /// host: `http` entries of the list have only such hosts, and a requested URL must have the host of an entry.
     fn parse(url: &'a str) -> Option<Self> {
         let authority = url.strip_prefix("http://")?;
         let end = authority.find(['/', '?', '#']).unwrap_or(authority.len());

@@ -33,7 +33,7 @@ pub enum Amr {
 pub struct NewSession {
     pub id: SessionId,
     pub user: UserId,
-    /// The epoch that was read together with what authenticated the user, for example the password hash.
+    /// The epoch that was read together with the data that authenticated the user, for example the password hash.
     pub epoch: Epoch,
     pub profile: Profile,
     pub amr: Amr,
@@ -58,7 +58,7 @@ pub struct Session {
     pub auth_time: OffsetDateTime,
 }
 
-/// The claims about a user. Stored next to the sessions, so that a refresh needs no other store.
+/// The claims about a user. They are stored in Redis next to the sessions, so that a refresh does not need Postgres.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
     /// See [`User::version`](super::user::User::version). An older profile never replaces a newer one.
@@ -91,7 +91,7 @@ pub struct SessionInfo {
 /// The App's settings for a refresh.
 #[derive(Clone, Debug)]
 pub struct RefreshRules {
-    /// How long after its replacement a token still gets the same response (the grace period).
+    /// The grace period: how long the previous refresh token is still accepted and not counted as late.
     pub grace_seconds: u32,
     /// The windows of the rate limit on new generations; all apply.
     pub windows: Vec<Window>,
@@ -100,9 +100,9 @@ pub struct RefreshRules {
 /// The outcome of a refresh (specification: Sessions and tokens, Refresh).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RefreshOutcome {
-    /// The session continues, at the generation of the token to return.
+    /// The session continues. Its generation is the generation of the refresh token to return.
     Renewed(RefreshKind, LiveSession),
-    /// The rate limit on new generations is reached; nothing was consumed.
+    /// The rate limit on new generations is reached; nothing was changed.
     Limited { window: Window, retry_after: Duration },
     /// The token is older than the previous one, or the previous one was used late too often: two clients have tokens
     /// of the session. The session has ended.
@@ -116,12 +116,12 @@ pub enum RefreshOutcome {
 pub enum RefreshKind {
     /// The token was the current one.
     Rotated,
-    /// The token was the previous one, within the grace period: the same response again.
+    /// The token was the previous one, within the grace period. The response has the current token again.
     Repeated,
     /// The token was the previous one, after the grace period, but the current token was never used: the response with
-    /// the current token may have been lost.
+    /// the current token may have been lost. The response has the current token again.
     Late,
-    /// The generation of the token was newer than the stored one: Redis has lost newer data.
+    /// The generation of the token was newer than the stored generation: Redis has lost data.
     Adopted,
 }
 

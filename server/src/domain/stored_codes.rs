@@ -9,7 +9,7 @@ use super::{
     ports::Codes,
 };
 
-/// Finds a code of one of these purposes. Returns `None` for a malformed, unknown or expired code, and for one of
+/// Finds a code of one of these purposes. Returns `None` for a malformed, unknown or expired code, and for a code of
 /// another purpose.
 pub(super) async fn find_code<S: Codes>(
     call: Call<'_, S>,

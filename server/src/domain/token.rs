@@ -19,7 +19,7 @@ use super::{
 pub const REFRESH_PREFIX: &str = "lkr_";
 /// Bytes of the truncated HMAC-SHA-256 (specification: Sessions and tokens, Refresh tokens).
 const MAC_BYTES: usize = 16;
-/// Bytes of the key number, user, session and generation.
+/// Bytes of the key number, user id, session id and generation.
 const BODY_BYTES: usize = 4 + 16 + 16 + 8;
 
 /// The claims that are read from an access token.
@@ -75,9 +75,9 @@ pub struct Tokens {
     pub access_token: String,
     pub refresh_token: String,
     pub session_id: SessionId,
-    /// Seconds.
+    /// The lifetime of the access token in seconds.
     pub expires_in: i64,
-    /// Unix seconds: now + `expires_in`.
+    /// The time at which the access token expires, in Unix seconds.
     pub expires_at: i64,
 }
 
@@ -94,7 +94,7 @@ pub struct RefreshToken {
 pub enum RefreshTokenError {
     #[error("is not a refresh token of this App")]
     Invalid,
-    /// The key is newer than those of this server: the client must try again after a short time.
+    /// The key of the token is newer than the keys of this server: the client must try again after a short time.
     #[error("was made with a newer key than this server has")]
     UnknownKey,
 }

@@ -1,4 +1,4 @@
-//! A user of an App, the id and the epoch.
+//! The users of an App, their ids and their epochs.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use super::{
     session::{Profile, SessionId},
 };
 
-/// `local_id` and `id` of the API: one value, a UUIDv7.
+/// The id of a user, a UUIDv7. The API calls it `local_id` or `id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UserId(pub Uuid);
@@ -31,7 +31,7 @@ pub struct User {
     /// users.
     pub email: Option<Email>,
     pub email_verified: bool,
-    /// An email address that waits for its code: of a requested change, or from a provider.
+    /// An email address that is not confirmed yet. The user has requested a change to it, or a provider has sent it.
     pub pending_email: Option<Email>,
     pub name: String,
     pub password_hash: Option<PasswordHash>,

@@ -53,7 +53,8 @@ impl Argon2Engine {
         PasswordHash::new(phc.expect("fixed parameters are valid").to_string())
     }
 
-    /// Whether the password matches the hash. A hash that is malformed or requires too much matches no password.
+    /// Whether the password matches the hash. A hash that is malformed, or requires too much memory or too many
+    /// iterations, matches no password.
     pub(super) fn verify(&mut self, password: &Password, hash: &PasswordHash) -> bool {
         let mut check = || -> Option<()> {
             let phc = Phc::new(hash.expose()).ok()?;

@@ -15,20 +15,22 @@ pub(super) struct JobOwner<N, A, C> {
     pub(super) client: C,
 }
 
-/// Queues that take turns by the time that they used (start-time fair queueing; Goyal, Vin and Cheng, 1996).
+/// Queues that take turns according to the time that their jobs used (start-time fair queueing; Goyal, Vin and Cheng,
+/// 1996).
 struct FairScheduler<K, V> {
     /// The virtual time: when the queue of the last turn was due. It advances with the time that jobs use, not with a
     /// clock.
     virtual_time: Duration,
     next_sequence: u64,
-    /// The queues that have jobs, by when they are due. Queues that are due at the same time are in order of arrival.
+    /// The queues that have jobs, in the order in which they are due. Queues that are due at the same time are in order
+    /// of arrival.
     schedule: BTreeMap<(Duration, u64), K>,
     queues: HashMap<K, SubQueue<V>>,
 }
 
 struct SubQueue<V> {
-    /// The virtual time at which the queue's used time ends. An idle queue starts at the current virtual time: it gains
-    /// no credit.
+    /// The virtual time at which the last turn of the queue ends. A queue that was idle starts again at the current
+    /// virtual time, so idle time gives no credit.
     finish_time: Duration,
     /// The queue's position in the schedule. `None` if no job waits.
     position: Option<(Duration, u64)>,
@@ -36,7 +38,7 @@ struct SubQueue<V> {
     content: V,
 }
 
-/// A queue of jobs `T` with owners of namespace `N`, App `A` and client address `C`.
+/// A queue of jobs of type `T`. The types of an owner's namespace, App and client address are `N`, `A` and `C`.
 pub(super) struct FairQueue<N, A, C, T> {
     capacity: usize,
     length: usize,
@@ -59,7 +61,7 @@ struct ClientLoad {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PushOutcome<T> {
     Queued,
-    /// Queued. Another job was displaced: see [`FairQueue::displaced_owner`].
+    /// The new job is queued and has displaced this other job: see [`FairQueue::displaced_owner`].
     Displaced(T),
     /// No slot: the queue is full and no other owner has more jobs, or it is half full and the client has two slots.
     Refused(T),
@@ -73,19 +75,20 @@ pub(super) struct ScheduledJob<N, A, C, T> {
     pub(super) charge: Charge<N, A, C>,
 }
 
-/// The expected time of a job, by which its owner was charged. It is corrected when the job has ended.
+/// The expected time of a job, which was charged to the owner of the job. It is corrected when the job has ended.
 #[derive(Debug)]
 pub(super) struct Charge<N, A, C> {
     owner: JobOwner<N, A, C>,
     expected: Duration,
 }
 
-/// The most slots of a client address over all Apps once the queue is half full.
+/// The maximum number of slots of a client address, over all Apps, while the queue is at least half full.
 const MAX_CLIENT_SLOTS_WHEN_CROWDED: usize = 2;
 /// How many turns a namespace gets for one turn of a client that waits in many Apps. A user logs in to one App at a
 /// time, so such a client is a program, which must not get as much as a namespace.
-const TURNS_PER_SCATTERED_TURN: u32 = 4;
-/// Clients' queues per slot, including queues that only record used time. A queue takes about 150 bytes.
+const TURNS_PER_MULTI_APP_TURN: u32 = 4;
+/// The maximum number of clients' queues per slot, including queues that only record used time. A queue takes about 150
+/// bytes.
 const CLIENT_QUEUES_PER_SLOT: usize = 4;
 
 // === impl FairScheduler ===
@@ -104,7 +107,8 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
         self.queues.iter().filter(|(_, queue)| queue.waiting > 0).max_by_key(|(_, queue)| queue.waiting)
     }
 
-    /// Counts one more job of a queue. The job is due `delay` after the queue's used time.
+    /// Counts one more job of a queue. The job is due `delay` after the last turn of the queue or, if the current
+    /// virtual time is later, `delay` after that time.
     fn enqueue(&mut self, key: &K, delay: Duration, new: impl FnOnce() -> V) -> &mut V {
         let queue = self.queues.entry(key.clone()).or_insert_with(|| SubQueue {
             finish_time: Duration::ZERO,
@@ -201,7 +205,7 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
             && (self.length < self.capacity || self.displaced_owner(owner).is_some())
     }
 
-    /// `expected`: the average time of a job.
+    /// Queues a job if there is a slot for it. `expected`: the average time of a job.
     pub(super) fn push(&mut self, owner: &JobOwner<N, A, C>, expected: Duration, job: T) -> PushOutcome<T> {
         if self.is_client_limit_reached(&owner.client) {
             return PushOutcome::Refused(job);
@@ -246,7 +250,7 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         let load = self.waiting_per_client.entry(owner.client.clone()).or_default();
         // A client gains little by waiting in many Apps: each other App in which it waits delays the new job.
         let other_apps = load.apps - usize::from(!is_first_in_app);
-        let delay = expected * TURNS_PER_SCATTERED_TURN * u32::try_from(other_apps).unwrap_or(u32::MAX);
+        let delay = expected * TURNS_PER_MULTI_APP_TURN * u32::try_from(other_apps).unwrap_or(u32::MAX);
         load.jobs += 1;
         load.apps += usize::from(is_first_in_app);
         self.length += 1;
@@ -287,7 +291,7 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         }
     }
 
-    /// Bounds memory. The used time of the dropped queues is lost.
+    /// Drops the queues without jobs, to bound memory. The time that these queues used is forgotten.
     fn drop_idle_queues(&mut self) {
         let mut left = 0;
         self.namespaces.queues.retain(|_, namespace| {
@@ -306,9 +310,10 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         self.length * 2 >= self.capacity && slots >= MAX_CLIENT_SLOTS_WHEN_CROWDED
     }
 
-    /// The owner whose newest job must leave the full queue for a new job of `owner`: the client with the most waiting
-    /// jobs in the App with the most, in the namespace with the most. `None` if this is `owner` itself, or if it has no
-    /// more jobs than `owner` would have with the new one. The numbers are compared at the first level (namespace, App,
+    /// The owner whose newest job must leave the full queue for a new job of `owner`. The number of waiting jobs
+    /// decides: first the namespace with the most jobs, then the App with the most jobs in this namespace, then the
+    /// client with the most jobs in this App. `None` if the owner found in this way is `owner` itself, or has no more
+    /// jobs than `owner` would have with the new job. The numbers are compared at the first level (namespace, App,
     /// client) at which the two owners differ.
     fn displaced_owner(&self, owner: &JobOwner<N, A, C>) -> Option<JobOwner<N, A, C>> {
         let (namespace, apps) = self.namespaces.longest()?;
@@ -358,12 +363,12 @@ mod tests {
             self.push(&owner, JOB, item)
         }
 
-        /// Takes a job that takes as long as expected.
+        /// Removes the next job, which runs as long as expected.
         fn next(&mut self) -> Option<u32> {
             self.pop(JOB).map(|turn| turn.job)
         }
 
-        /// Takes a job that takes this long.
+        /// Removes the next job, which runs for `took`.
         fn next_taking(&mut self, took: Duration) -> Option<u32> {
             let turn = self.pop(JOB)?;
             self.correct_charge(&turn.charge, took);
@@ -376,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn apps_take_turns_and_inside_one_its_clients() {
+    fn apps_take_turns_and_so_do_the_clients_of_an_app() {
         let mut queue = Queue::new(100);
         for item in 0..4 {
             assert_eq!(queue.add(only_app_owner("a", 1), item), PushOutcome::Queued);
@@ -389,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_take_turns_and_inside_one_its_apps() {
+    fn namespaces_take_turns_and_so_do_the_apps_of_a_namespace() {
         let mut queue = Queue::new(100);
         for client in 0..4 {
             queue.add(owner("tenant", name(client), client), client.into());
@@ -407,7 +412,7 @@ mod tests {
             queue.add(owner("tenant", name(number), number), number.into());
         }
         assert_eq!(queue.len(), 128);
-        // The new job displaces one of the tenant's, and is second in the order.
+        // The new job displaces a job of the tenant, and is second in the order.
         assert!(matches!(queue.add(owner("other", "shop", 200), 1000), PushOutcome::Displaced(_)));
         let order = drain(&mut queue);
         assert_eq!(order.len(), 128);
@@ -435,7 +440,7 @@ mod tests {
             .filter(|app| queue.add(only_app_owner(name(*app), 1), (*app).into()) == PushOutcome::Queued)
             .count();
         assert_eq!(queued, 64);
-        // Another client in an App where the first one waits too, and another client in another App.
+        // Client 2 is in an App in which client 1 waits, too. Client 3 is in an App in which nobody waits.
         assert_eq!(queue.add(only_app_owner(name(60), 2), 1000), PushOutcome::Queued);
         assert_eq!(queue.add(only_app_owner(name(200), 3), 1001), PushOutcome::Queued);
         let order = drain(&mut queue);

@@ -4,21 +4,22 @@ use zxcvbn::{Entropy, zxcvbn};
 
 use crate::domain::password::MAX_PASSWORD_CHARS;
 
-/// The most characters that zxcvbn scores at once. Its time grows with the square of the length. It also raises 4, the
-/// average number of neighbours of a key, to the number of turns of a keyboard pattern. A pattern of 32 characters has
-/// at most 31 turns: 4^31 fits in 64 bits, 4^32 does not.
+/// The most characters that zxcvbn scores at once. Its time grows with the square of the length. zxcvbn also computes a
+/// power of 4, the average number of neighbours of a key; the exponent is the number of turns of a keyboard pattern. A
+/// pattern of 32 characters has at most 31 turns: 4^31 fits in 64 bits, 4^32 does not.
 const MAX_SCORED_CHARS: usize = 32;
 /// The most keypad keys in a row. A keypad key has 5 neighbours: 5^27 fits in 64 bits, 5^28 does not.
 const MAX_KEYPAD_RUN: usize = 28;
 /// The keys of the two keypads of zxcvbn.
 const KEYPAD: &str = "0123456789*+-./=";
-/// How many guess words are used at most, from the first. An ordinary address and name give fewer than 15.
+/// The maximum number of guess words; further ones are ignored. An ordinary address and name give fewer than 15.
 const MAX_GUESSES: usize = 24;
 /// zxcvbn searches its dictionaries once per reading of the l33t symbols, and the time of a search grows with the
-/// square of the length. This is the cost of the longest scored part if its symbols are all digits, which have at most
-/// 8 readings.
+/// square of the length. The limit is the cost of the longest scored part if all its symbols are digits: digits have at
+/// most 8 readings.
 const MAX_SEARCH_COST: usize = 8 * MAX_SCORED_CHARS * MAX_SCORED_CHARS;
-/// The shortest guess word, and the shortest repetition, that is removed from a long password before it is split.
+/// The shortest guess word, and the shortest repetition, that is removed from a long password before the password is
+/// split.
 const MIN_REMOVED_CHARS: usize = 8;
 /// The longest pattern that is scored with the next part if the split may have broken it.
 const MAX_BROKEN_CHARS: usize = 12;
@@ -28,8 +29,8 @@ const SCORE_THRESHOLDS: [u64; 4] = [1_005, 1_000_005, 100_000_005, 10_000_000_00
 /// For each of the letters `a`, `b`, `c`, `e`, `g`, `o`, `s`, `x` and `z`: the symbols that zxcvbn reads as this
 /// letter. `i`, `l` and `t` share symbols, which [`count_readings`] handles separately.
 const LETTER_SYMBOLS: [&str; 9] = ["4@", "8", "({[<", "3", "69", "0", "$5", "%", "2"];
-/// Symbols and their replacements of a similar meaning, the rarest first. They are applied while a password has too
-/// many readings. Digits stay, because dates and sequences consist of them.
+/// Symbols and their replacements of a similar meaning, the rarest first. They are applied in this order while a
+/// password has too many readings. Digits stay, because dates and sequences consist of them.
 const REPLACEMENTS: [(char, char); 8] =
     [('<', '('), ('{', '('), ('[', '('), ('|', '!'), ('+', '7'), ('@', '4'), ('$', '5'), ('!', '1')];
 
@@ -46,8 +47,8 @@ pub fn score(password: &str, guesses: &[String]) -> u8 {
         chars = without_repeats(chars);
     }
     for guess in &mut guesses {
-        // The guess is longer than a part, so no part can contain it. It is emptied rather than removed, so that the
-        // other guesses keep their rank.
+        // No part can contain a guess that is longer than a part. Such a guess is emptied rather than removed, so that
+        // the other guesses keep their rank.
         if guess.chars().count() > MAX_SCORED_CHARS {
             guess.clear();
         }
@@ -58,8 +59,8 @@ pub fn score(password: &str, guesses: &[String]) -> u8 {
     while !rest.is_empty() && attempts < strongest {
         let part = &rest[..rest.len().min(MAX_SCORED_CHARS)];
         let mut estimated = estimate(part, &guesses);
-        // What the split may have broken is scored with the next part: a part of a word would pass for random
-        // characters.
+        // A pattern that the split may have broken is scored with the next part, because half of a word would look like
+        // random characters.
         let end = start_near_the_end(&estimated);
         rest = match end {
             Some(end) if part.len() < rest.len() => {
@@ -75,7 +76,7 @@ pub fn score(password: &str, guesses: &[String]) -> u8 {
     u8::try_from(reached).unwrap_or(u8::MAX)
 }
 
-/// The estimate of zxcvbn for a part that it can score.
+/// The estimate of zxcvbn for a part, after its readings and keypad runs were limited.
 fn estimate(part: &[char], guesses: &[String]) -> Entropy {
     let (mut part, mut guesses) = (part.to_vec(), guesses.to_vec());
     limit_readings(&mut part, &mut guesses);
@@ -84,13 +85,14 @@ fn estimate(part: &[char], guesses: &[String]) -> Entropy {
     zxcvbn(&part.iter().collect::<String>(), &guesses)
 }
 
-/// The start of the first pattern that a split after the longest scored part may have broken.
+/// The start of the first pattern that the split at the end of a part of maximum length may have broken.
 fn start_near_the_end(estimated: &Entropy) -> Option<usize> {
     let mut starts = estimated.sequence().iter().map(|pattern| pattern.i);
     starts.find(|start| *start >= MAX_SCORED_CHARS - MAX_BROKEN_CHARS)
 }
 
-/// Removes whole guess words, in any case, in l33t and reversed, so that the split breaks none.
+/// Removes complete guess words, so that the split breaks none of them. Also finds guess words with other upper- and
+/// lower-case letters, in l33t, and reversed.
 fn remove_guesses(chars: &mut Vec<char>, guesses: &[String]) {
     for guess in guesses {
         let mut word: Vec<char> = guess.chars().map(fold_lookalikes).collect();
@@ -112,7 +114,7 @@ fn remove_guesses(chars: &mut Vec<char>, guesses: &[String]) {
     }
 }
 
-/// One character for all that look alike, in lower case.
+/// Maps characters that look alike to one character, in lower case.
 fn fold_lookalikes(char: char) -> char {
     match char {
         '4' | '@' => 'a',
@@ -158,8 +160,8 @@ fn without_repeats(mut chars: Vec<char>) -> Vec<char> {
     chars
 }
 
-/// Replaces symbols until the readings of the password can be searched in bounded time. Replaces them in the guess
-/// words too, so that these are still found.
+/// Replaces symbols until the readings of the password can be searched in bounded time. Replaces the same symbols in
+/// the guess words, so that the guess words are still found.
 fn limit_readings(chars: &mut [char], guesses: &mut [String]) {
     for (symbol, replacement) in REPLACEMENTS {
         if count_readings(chars) * chars.len() * chars.len() <= MAX_SEARCH_COST {
@@ -174,10 +176,12 @@ fn limit_readings(chars: &mut [char], guesses: &mut [String]) {
     }
 }
 
-/// The number of l33t searches of zxcvbn: one per combination of one symbol of the password for each letter.
+/// The number of l33t searches of zxcvbn: one for each combination that chooses, for each letter, one of the password's
+/// symbols.
 fn count_readings(chars: &[char]) -> usize {
     let count = |symbols: &str| symbols.chars().filter(|symbol| chars.contains(symbol)).count();
-    // `1` and `|` are i or l: if one is both at once, zxcvbn tries either. The same holds for `7`, which is l or t.
+    // `1` and `|` can stand for i and for l. If a combination uses one of them for both letters, zxcvbn tries each
+    // letter. The same holds for `7`, which can stand for l and for t.
     let (i, l, t) = (count("1!|"), count("1|7"), count("+7"));
     let either = if i > 0 && l > 0 { count("1|") } else { 0 };
     let mut readings = (i.max(1) * l.max(1) + either) * t.max(1) + count("7") * i.max(1);
@@ -282,7 +286,7 @@ mod tests {
 
     impl Numbers {
         fn below(&mut self, bound: usize) -> usize {
-            // Knuth's MMIX generator; its high bits are the good ones.
+            // Knuth's MMIX generator. Its high bits are used, because its low bits are less random.
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             usize::try_from(self.0 >> 33).unwrap() % bound
         }
@@ -298,7 +302,7 @@ mod tests {
     }
 
     /// The score of zxcvbn without our limits.
-    fn plain(password: &str, guesses: &[String]) -> u8 {
+    fn plain_score(password: &str, guesses: &[String]) -> u8 {
         let guesses: Vec<&str> = guesses.iter().map(String::as_str).collect();
         u8::from(zxcvbn(password, &guesses).score())
     }
@@ -307,7 +311,7 @@ mod tests {
         password::likely_guesses(Some(&Email::parse(email).unwrap()), Some(&Name::parse(name).unwrap()))
     }
 
-    fn ada() -> Vec<String> {
+    fn guesses_of_ada() -> Vec<String> {
         guesses_of("ada.lovelace+shop@mail.example-company.co.uk", "Ada Augusta King, Countess of Lovelace")
     }
 
@@ -353,11 +357,11 @@ mod tests {
     fn ordinary_passwords_score_as_in_plain_zxcvbn() {
         let passwords = ordinary_passwords();
         assert_eq!(passwords.len(), 1000);
-        let guesses = ada();
+        let guesses = guesses_of_ada();
         let mut scores = [0; 5];
         let mut differ = Vec::new();
         for password in &passwords {
-            let expected = plain(password, &guesses);
+            let expected = plain_score(password, &guesses);
             scores[usize::from(expected)] += 1;
             let found = score(password, &guesses);
             if found != expected {
@@ -372,7 +376,7 @@ mod tests {
     #[test]
     fn a_long_password_of_a_few_easy_parts_scores_no_higher_than_in_plain_zxcvbn() {
         let mut numbers = Numbers(2);
-        let guesses = ada();
+        let guesses = guesses_of_ada();
         let own: &[&str] =
             &["ada.lovelace+shop@mail.example-company.co.uk", "ku.oc.ynapmoc-elpmaxe.liam@pohs+ecalevol.ada"];
         let walks: &[&str] = &["qwertyuiopasdfghjklzxcvbnm", "1234567890qwertyuiop", "zaq12wsxcde34rfvbgt56yhnmju78ik"];
@@ -396,7 +400,7 @@ mod tests {
             }
             judged += 1;
             // A repeated part scores like one copy, which plain zxcvbn may rate higher than the repetition.
-            let expected = plain(&password, &guesses).max(plain(&once, &guesses));
+            let expected = plain_score(&password, &guesses).max(plain_score(&once, &guesses));
             let found = score(&password, &guesses);
             if found > expected {
                 raised.push((password, expected, found));
@@ -407,7 +411,7 @@ mod tests {
 
     #[test]
     fn known_user_data_makes_a_weak_password() {
-        let guesses = ada();
+        let guesses = guesses_of_ada();
         let address = "ada.lovelace+shop@mail.example-company.co.uk";
         let reversed: String = address.chars().rev().collect();
         for weak in [
@@ -425,8 +429,8 @@ mod tests {
         assert_eq!(score(&strong, &guesses), 4, "what follows the address counts");
     }
 
-    /// The slowest known passwords, and those that overflow in zxcvbn.
-    fn hostile() -> Vec<(String, Vec<String>)> {
+    /// The slowest known passwords, and passwords that overflow in zxcvbn, each with guess words.
+    fn hostile_passwords() -> Vec<(String, Vec<String>)> {
         let cycle = |text: &str, length: usize| text.chars().cycle().take(length).collect::<String>();
         let symbols = "4@8({[<3691!|70$5+%2";
         let mut passwords = vec!["@12.34.5x([<".to_owned(), "\u{301}".repeat(128), "İ".repeat(128)];
@@ -481,7 +485,7 @@ mod tests {
     }
 
     /// The shortest of three times: other load on the machine only adds to it.
-    fn time(mut work: impl FnMut()) -> Duration {
+    fn shortest_time(mut work: impl FnMut()) -> Duration {
         let times = (0..3).map(|_| {
             let started = Instant::now();
             work();
@@ -494,9 +498,9 @@ mod tests {
     fn no_password_takes_as_long_to_score_as_to_hash() {
         score("The first call reads the dictionaries.", &[]);
         let mut engine = Argon2Engine::default();
-        let hash = time(|| drop(engine.hash(&Password::new("x"), &[7; 16])));
-        for (password, guesses) in hostile() {
-            let took = time(|| assert!(score(&password, &guesses) <= 4));
+        let hash = shortest_time(|| drop(engine.hash(&Password::new("x"), &[7; 16])));
+        for (password, guesses) in hostile_passwords() {
+            let took = shortest_time(|| assert!(score(&password, &guesses) <= 4));
             assert!(took < hash, "{took:?}, a hash {hash:?}: {password} {guesses:?}");
         }
     }

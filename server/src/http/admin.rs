@@ -1,4 +1,4 @@
-//! The administration listener. It has no endpoints yet: every path is `not_found`.
+//! The administration listener. It has no endpoints yet: every request gets `not_found`.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -20,7 +20,7 @@ impl Endpoints for AdminEndpoints {
     type Route = Infallible;
 
     const LISTENER: &'static str = "admin";
-    /// The callers are programs in the cluster, which can be trusted to choose the traces that are sampled.
+    /// The callers are programs in the cluster. They are trusted to decide which traces are sampled.
     const TRUSTS_SAMPLING: bool = true;
 
     fn find(&self, _: &Method, _: &str) -> Lookup<Infallible> {

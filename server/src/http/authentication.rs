@@ -1,5 +1,5 @@
-//! Authentication of users and callers. An [`AuthenticatedSession`] or [`Administrator`] proves that the check was
-//! done.
+//! Authentication of users and callers. An [`AuthenticatedSession`] proves that a user is authenticated, and an
+//! [`Administrator`] proves that a caller is authenticated.
 
 use std::{
     sync::Arc,
@@ -24,13 +24,13 @@ use crate::{
     state::State,
 };
 
-/// `Retry-After` while the keys of the cluster are unavailable.
+/// `Retry-After` while the keys for ServiceAccount tokens are unavailable.
 const KEYS_RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// The content of `Authorization` (RFC 6750, 2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bearer<'a> {
-    /// No token was sent. Credentials of another scheme are ignored.
+    /// No bearer token was sent. Credentials of another scheme are ignored.
     None,
     Token(&'a str),
     /// More than one `Authorization` field, or a field that cannot be parsed. Treated as a wrong token, except by
@@ -80,7 +80,7 @@ impl<'a> Bearer<'a> {
 }
 
 /// Authenticates the user by the access token of the request. A handler calls this before it reads a body, so that no
-/// body is read without a valid token, and [`authenticate_again`] afterwards.
+/// body is read without a valid token. After the body is read, the handler calls [`authenticate_again`].
 pub async fn authenticate<S: Ports>(
     state: &State<S>,
     app: &App,
@@ -102,7 +102,7 @@ pub async fn authenticate_again<S: Ports>(
     authenticate(state, app, request).await
 }
 
-/// The session of the request's token, for forward auth, which caches sessions for up to a second.
+/// The session of the request's token, for forward auth. Forward auth caches sessions for up to a second.
 pub async fn forward_auth_session<S: Ports>(
     state: &State<S>,
     app: &App,
@@ -166,7 +166,7 @@ fn strongest_role(app: &App, account: &ServiceAccount) -> Option<AdministratorRo
 }
 
 /// A 401 with the challenge for a bearer token (RFC 7662, 2.3). If a token was sent, the challenge contains the error
-/// `invalid_token` of RFC 6750, although the error of the body is `invalid_client`.
+/// `invalid_token` of RFC 6750, although the error in the body is `invalid_client`.
 fn invalid_client(app: &App, has_token: bool) -> Problem {
     let error = if has_token { Some(ErrorCode::InvalidToken) } else { None };
     Problem::unauthorized(
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_in_one_field_with_any_case_of_the_scheme() {
+    fn a_token_is_in_one_field_and_the_case_of_its_scheme_is_ignored() {
         assert_eq!(parsed(&["Bearer abc"]), "Token(\"abc\")");
         assert_eq!(parsed(&["bearer abc"]), "Token(\"abc\")");
         assert_eq!(parsed(&["BEARER  abc "]), "Token(\"abc\")");

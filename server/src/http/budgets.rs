@@ -1,8 +1,8 @@
-//! Budgets for the memory that connections and requests from outside can hold. They derive from the process's memory
-//! limit, and are checked before a connection is served, and before a large header block or a body is read. One client
-//! address can hold only a part of each budget.
+//! Budgets for the memory that connections and requests from outside can hold. They are calculated from the memory
+//! limit of the process. They are checked before a connection is served, and before a large header block or a body is
+//! read. One client address can hold only a part of each budget.
 //!
-//! The constants `*_SHARE` are divisors: the value *n* stands for one *n*-th.
+//! A constant `*_DIVISOR` with the value *n* stands for one *n*-th of a whole.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -19,25 +19,28 @@ use crate::domain::client::ClientAddress;
 /// Connections get a quarter of the memory limit and request bytes an eighth. With a limit of 256 MiB, a server with
 /// two CPUs needs 80 MiB for itself and 64 MiB for its copies of the Apps' documents. Of the remaining 112 MiB, these
 /// budgets use 96.
-const CONNECTIONS_SHARE: u64 = 4;
-const REQUEST_BYTES_SHARE: u64 = 8;
-/// One client address can hold at most an eighth of each budget: it takes eight client addresses to exhaust a budget.
-const CLIENT_SHARE: usize = 8;
-/// The /48 of an IPv6 address can hold at most half of each budget. The other half stays for other clients.
-const SITE_SHARE: usize = 2;
+const CONNECTIONS_DIVISOR: u64 = 4;
+const REQUEST_BYTES_DIVISOR: u64 = 8;
+/// One client address can hold at most an eighth of each budget: it takes at least eight client addresses to exhaust a
+/// budget.
+const CLIENT_DIVISOR: usize = 8;
+/// The client addresses of one IPv6 /48 can together hold at most half of each budget. The other half stays for other
+/// clients.
+const SITE_DIVISOR: usize = 2;
 /// Half of the request bytes are for additional concurrent requests on HTTP/2 connections. Slow bodies cannot use this
 /// half. Otherwise slow bodies could block all logins behind a proxy that sends many requests over one connection.
-const FURTHER_REQUESTS_SHARE: usize = 2;
-/// Large header blocks from trusted proxies can use at most half of the other half of the request bytes. While such a
-/// block is read, its client is not known. The block is counted for as long as the connection of the proxy lives.
-const PROXY_HEADS_SHARE: usize = 2;
-/// Callers in the cluster have an eighth of the connections for themselves. Clients from outside cannot use these
-/// connections.
-const ADMIN_SHARE: usize = 8;
-/// Held refusals can use half of the public connections, because over HTTP/1 a held refusal occupies its connection.
-/// The other half stays for requests that are not refused, even behind proxies, whose connections are not limited per
-/// address.
-const HELD_REFUSALS_SHARE: usize = 2;
+const FURTHER_REQUESTS_DIVISOR: usize = 2;
+/// Large header blocks from trusted proxies can use at most half of the request bytes that are not for additional
+/// requests. No limit per client applies to such a block, because the client is not known while the block is read. The
+/// block is counted until the connection of the proxy ends.
+const PROXY_HEADS_DIVISOR: usize = 2;
+/// An eighth of the connections is reserved for the administration listener, whose callers are in the cluster. Clients
+/// from outside the cluster cannot use these connections.
+const ADMIN_DIVISOR: usize = 8;
+/// Held refusals can use at most half of the public connections, because over HTTP/1 a held refusal occupies its
+/// connection. The other half stays for requests that are not refused, even behind proxies, whose connections are not
+/// limited per address.
+const HELD_REFUSALS_DIVISOR: usize = 2;
 /// A smaller memory limit is replaced by this number of bytes. Only tests have a smaller limit.
 const MIN_MEMORY: u64 = 64 << 20;
 /// A larger memory limit is replaced by this number of bytes, because a server does not need more connections.
@@ -46,25 +49,26 @@ const MAX_MEMORY: u64 = 4 << 30;
 /// Cost of an HTTP/1 connection with a request, in bytes: hyper's two buffers of 8 KiB each, tasks and state, and
 /// [`ALLOWANCE`]. Measured: 27 KB when idle after a request, in a debug build.
 const CONNECTION_COST: usize = 40 * 1024;
-/// Maximum connections of a listener, whatever the memory: each connection is also a file descriptor.
+/// Maximum number of connections of a listener, whatever the memory: each connection is also a file descriptor.
 const MAX_CONNECTIONS: usize = 10_000;
 /// Cost of an HTTP/2 connection in connection slots (200 KiB together): its window of 64 KiB of unread bodies, a header
 /// block of 32 KiB that is being read and its decoded form, frames of 16 KiB each way, the header compression table.
 const HTTP2_CONNECTION_SLOTS: u32 = 5;
 
-/// Bytes of a request that its connection pays for: header fields and body together. An ordinary login is smaller than
-/// 2 KiB, so it needs nothing from the budget of request bytes, which an attacker can exhaust.
+/// Bytes of a request (header fields and body together) that the cost of its connection includes. An ordinary login is
+/// smaller than 2 KiB, so it needs nothing from the budget of request bytes, which an attacker can exhaust.
 const ALLOWANCE: usize = 8 * 1024;
 /// Cost of each additional concurrent request on an HTTP/2 connection, in bytes: its tasks and [`ALLOWANCE`].
 const FURTHER_REQUEST_COST: usize = 16 * 1024;
-/// Bytes of an HTTP/1 header block that its connection pays for: hyper's buffer starts with 8 KiB.
+/// Bytes of an HTTP/1 header block that the cost of its connection includes: hyper's buffer starts with 8 KiB.
 pub(super) const FREE_HEAD: usize = 8 * 1024;
-/// Cost of a larger header block, in bytes. The buffer grows to twice the largest block and does not shrink.
+/// Additional cost of a header block that is larger than [`FREE_HEAD`], in bytes. hyper's buffer can grow to twice
+/// [`MAX_HEADER_BYTES`], and does not shrink.
 const LARGE_HEAD_COST: usize = 2 * MAX_HEADER_BYTES - FREE_HEAD;
 
-/// Connections of the operations listener. Kubelet, Prometheus and the operators need less than ten.
+/// Maximum number of connections of the operations listener. Kubelet, Prometheus and the operators need fewer than ten.
 const OPS_CONNECTIONS: usize = 64;
-/// Connections of one client address on the operations listener. Each caller needs only a few.
+/// Maximum number of connections of one client address on the operations listener. Each client needs only a few.
 const OPS_CONNECTIONS_PER_CLIENT: usize = 16;
 
 /// The budgets of one process.
@@ -82,16 +86,17 @@ pub struct Budgets {
     connections_per_client: usize,
 }
 
-/// The connection slots of a listener. One slot pays for [`CONNECTION_COST`].
+/// The connection slots of a listener. One slot stands for [`CONNECTION_COST`] bytes.
 #[derive(Debug)]
 pub struct ConnectionSlots {
     semaphore: Arc<Semaphore>,
     clients: Arc<Quota>,
-    /// Whether trusted proxies are exempt from the limit per client: they carry the connections of many clients.
+    /// Whether trusted proxies are exempt from the limit per client: their connections carry the requests of many
+    /// clients.
     exempts_proxies: bool,
 }
 
-/// The slots and budgets that one connection holds.
+/// The slots and the request bytes that one connection holds.
 #[derive(Debug)]
 pub struct ConnectionPermit {
     semaphore: Arc<Semaphore>,
@@ -102,12 +107,12 @@ pub struct ConnectionPermit {
     http2_slots: Option<SlotPermit>,
     /// Request bytes for a large header block.
     head: QuotaPermit,
-    /// The same bytes in `Budgets::proxy_heads`, if the peer is a proxy.
+    /// The same bytes in `Budgets::proxy_heads`, if the peer is a trusted proxy.
     proxy_head: Option<QuotaPermit>,
     has_large_head: bool,
 }
 
-/// Slots of a listener, and the client address's permit for them. Both are released when this is dropped.
+/// Slots of a listener, which are also counted for the client address. Dropping the permit releases the slots.
 #[derive(Debug)]
 pub struct SlotPermit {
     _slot: OwnedSemaphorePermit,
@@ -117,7 +122,7 @@ pub struct SlotPermit {
 /// The memory that one request holds.
 #[derive(Debug)]
 pub struct RequestMemory {
-    /// The unused rest of [`ALLOWANCE`], for which the connection pays.
+    /// The part of [`ALLOWANCE`] that is not used yet.
     allowance: usize,
     permit: QuotaPermit,
     /// A permit of `Budgets::further_requests`, if the request is not alone on its connection.
@@ -130,38 +135,39 @@ impl Budgets {
     /// Budgets for a process with a memory limit of `memory` bytes.
     pub fn new(memory: u64, connections_per_client: usize) -> Arc<Self> {
         let memory = memory.clamp(MIN_MEMORY, MAX_MEMORY);
-        let part = |share: u64| usize::try_from(memory / share).unwrap_or(usize::MAX);
-        let (bytes, connections) = (part(REQUEST_BYTES_SHARE), part(CONNECTIONS_SHARE) / CONNECTION_COST);
-        let public = (connections - connections / ADMIN_SHARE).min(MAX_CONNECTIONS);
-        let admin = (connections / ADMIN_SHARE).min(MAX_CONNECTIONS);
-        let further = bytes / FURTHER_REQUESTS_SHARE;
-        let larger = bytes - further;
+        let part = |divisor: u64| usize::try_from(memory / divisor).unwrap_or(usize::MAX);
+        let (bytes, connections) = (part(REQUEST_BYTES_DIVISOR), part(CONNECTIONS_DIVISOR) / CONNECTION_COST);
+        let public = (connections - connections / ADMIN_DIVISOR).min(MAX_CONNECTIONS);
+        let admin = (connections / ADMIN_DIVISOR).min(MAX_CONNECTIONS);
+        let further = bytes / FURTHER_REQUESTS_DIVISOR;
+        let remaining = bytes - further;
         Arc::new(Self {
-            request_bytes: Quota::new(larger, larger / CLIENT_SHARE, larger / SITE_SHARE),
-            further_requests: Quota::new(further, further / CLIENT_SHARE, further / SITE_SHARE),
-            proxy_heads: Quota::new(larger / PROXY_HEADS_SHARE, 0, 0),
-            refusals: Refusals::new(public / HELD_REFUSALS_SHARE),
+            request_bytes: Quota::new(remaining, remaining / CLIENT_DIVISOR, remaining / SITE_DIVISOR),
+            further_requests: Quota::new(further, further / CLIENT_DIVISOR, further / SITE_DIVISOR),
+            proxy_heads: Quota::new(remaining / PROXY_HEADS_DIVISOR, 0, 0),
+            refusals: Refusals::new(public / HELD_REFUSALS_DIVISOR),
             public,
             admin,
             connections_per_client,
         })
     }
 
-    /// The connections of the public listener.
+    /// The connection slots of the public listener.
     pub fn public_connections(&self) -> Arc<ConnectionSlots> {
-        self.shared_connections(self.public)
+        self.proxied_connections(self.public)
     }
 
-    /// The connections of the administration listener, whose callers are in the cluster.
+    /// The connection slots of the administration listener, whose callers are in the cluster.
     pub fn admin_connections(&self) -> Arc<ConnectionSlots> {
-        self.shared_connections(self.admin)
+        self.proxied_connections(self.admin)
     }
 
-    fn shared_connections(&self, total: usize) -> Arc<ConnectionSlots> {
-        ConnectionSlots::new(total, self.connections_per_client.min(total / CLIENT_SHARE), true)
+    /// The connection slots of a listener that can be behind trusted proxies.
+    fn proxied_connections(&self, total: usize) -> Arc<ConnectionSlots> {
+        ConnectionSlots::new(total, self.connections_per_client.min(total / CLIENT_DIVISOR), true)
     }
 
-    /// The connections of the operations listener. Its callers are not behind proxies.
+    /// The connection slots of the operations listener. Its clients are not behind proxies.
     pub fn ops_connections(&self) -> Arc<ConnectionSlots> {
         ConnectionSlots::new(OPS_CONNECTIONS, OPS_CONNECTIONS_PER_CLIENT, false)
     }
@@ -170,22 +176,22 @@ impl Budgets {
         &self.refusals
     }
 
-    /// The request bytes beyond what connections pay for.
+    /// The quota of the request bytes, without those of additional requests.
     #[cfg(test)]
     pub(super) fn request_bytes(&self) -> &Arc<Quota> {
         &self.request_bytes
     }
 
-    /// All request bytes that are counted.
+    /// The request bytes that are in use, including those of additional requests.
     pub(super) fn counted_bytes(&self) -> usize {
         self.request_bytes.used() + self.further_requests.used()
     }
 
-    /// Starts to count a request. `alone`: it is the only request on its connection at this time.
+    /// Starts to count a request. `alone`: no other request of its connection is running.
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] if the request or its header fields do not fit the budget.
+    /// [`Exhausted`] if the cost of the request does not fit a budget.
     pub(super) fn begin_request(
         &self,
         client: ClientAddress,
@@ -203,7 +209,7 @@ impl Budgets {
     }
 }
 
-/// Size of a request's head as RFC 9113, 10.5.1 counts it: 32 bytes are added to each field.
+/// Size of the path and the header fields of a request. Each field counts 32 additional bytes, as in RFC 9113, 6.5.2.
 fn head_bytes(parts: &Parts) -> usize {
     let path = parts.uri.path_and_query().map_or(0, |path| path.as_str().len());
     parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum::<usize>() + path
@@ -216,7 +222,7 @@ impl RequestMemory {
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] if they do not fit the budget.
+    /// [`Exhausted`] if the bytes do not fit the budget.
     pub fn try_acquire(&mut self, bytes: usize) -> Result<(), Exhausted> {
         let free = bytes.min(self.allowance);
         self.permit.try_grow(bytes - free)?;
@@ -231,17 +237,17 @@ impl ConnectionSlots {
     pub(super) fn new(total: usize, per_client: usize, exempts_proxies: bool) -> Arc<Self> {
         Arc::new(Self {
             semaphore: Arc::new(Semaphore::new(total)),
-            clients: Quota::new(usize::MAX, per_client, (total / SITE_SHARE).max(per_client)),
+            clients: Quota::new(usize::MAX, per_client, (total / SITE_DIVISOR).max(per_client)),
             exempts_proxies,
         })
     }
 
-    /// Waits for a connection slot. Until then, connections wait in the kernel's queue.
+    /// Waits until a connection slot is free. While this function waits, new connections stay in the kernel's queue.
     pub(super) async fn acquire_slot(&self) -> OwnedSemaphorePermit {
         Arc::clone(&self.semaphore).acquire_owned().await.expect("the semaphore is never closed")
     }
 
-    /// Assigns the slot to a connection of that peer.
+    /// Assigns the slot to a connection of the peer.
     ///
     /// # Errors
     ///
@@ -289,11 +295,11 @@ impl ConnectionPermit {
         Arc::clone(&self.slot)
     }
 
-    /// Acquires the cost of an HTTP/1 header block over [`FREE_HEAD`], once per connection.
+    /// Acquires the additional cost of an HTTP/1 header block that is larger than [`FREE_HEAD`], once per connection.
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] if it does not fit the budget.
+    /// [`Exhausted`] if the cost does not fit the budget.
     pub(super) fn allow_large_head(&mut self) -> Result<(), Exhausted> {
         if !self.has_large_head {
             if let Some(head) = &mut self.proxy_head {
@@ -351,7 +357,7 @@ mod tests {
             let mut held = Vec::new();
             let mut most_of_client = 0;
             for last in 0..=u8::MAX {
-                // The first refusal and the first three early returns are not held.
+                // The first refusal, and those of the first three early returns, are not held.
                 for _ in 0..4 {
                     assert!(hold(client(last)).is_none());
                 }
@@ -365,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_of_early_clients_at_256_addresses_are_all_held() {
+    fn refusals_of_256_clients_that_return_early_are_all_held() {
         let now = tokio::time::Instant::now();
         let budgets = Budgets::new(256 << 20, 256);
         let hold = |last| budgets.refusals().hold(client(last), now, now, std::time::Duration::from_secs(5));
@@ -453,7 +459,7 @@ mod tests {
             let mut body = budgets.begin_request(client(last), true, &parts()).unwrap();
             body.try_acquire(64 * 1024).unwrap();
         }
-        // A connection that ends releases its share.
+        // A connection that ends releases the bytes of its large head.
         connections.pop();
         let mut next = slots.admit(slots.acquire_slot().await, [10, 0, 0, 1].into(), true, &budgets).unwrap();
         next.allow_large_head().unwrap();

@@ -1,4 +1,4 @@
-//! The cookies that bind social logins to a browser. Each flow has its own, so that two tabs do not interfere.
+//! The cookies that bind social logins to a browser. Each flow has its own cookie, so that two tabs do not interfere.
 
 use http::{
     HeaderMap, HeaderValue,
@@ -11,18 +11,20 @@ use crate::domain::flow::FlowId;
 
 /// The maximum number of flows that one browser can have at a time (specification: Social login, Redirect).
 const MAX_FLOWS: usize = 4;
-/// The name of a cookie is [`HOST_PREFIX`] (over TLS), this prefix, the start of the flow in Unix milliseconds, a dot
-/// and the flow's id.
+/// The name of a cookie consists of [`HOST_PREFIX`] (only over TLS), this prefix, the start time of the flow in Unix
+/// milliseconds, a dot, and the flow's id.
 const NAME_PREFIX: &str = "latchkey-flow.";
-/// With `__Host-`, only this host can set the cookie, only over TLS and for all paths (RFC 6265bis, 4.1.3.2).
+/// With the prefix `__Host-`, a browser accepts the cookie only from this host, over TLS, and for all paths (RFC
+/// 6265bis, 4.1.3.2).
 const HOST_PREFIX: &str = "__Host-";
 
-/// How cookies are written for a base URL.
+/// How cookies are written, which depends on the scheme of the base URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowCookies {
-    /// `SameSite=None`, because some providers return by a POST from their own site.
+    /// Over `https`. The cookies have `SameSite=None`, because some providers send the user back by a POST from their
+    /// own site.
     Secure,
-    /// Over `http`, in development, where browsers accept neither the prefix nor `SameSite=None`.
+    /// Over `http`, for development. Over `http`, browsers accept neither the prefix `__Host-` nor `SameSite=None`.
     Plain,
 }
 
@@ -89,7 +91,7 @@ impl FlowCookies {
         headers
     }
 
-    /// The headers that end a flow in the browser.
+    /// The headers that clear the cookie of a flow.
     pub fn remove(self, sent: &[FlowCookie<'_>], id: &FlowId) -> Vec<(HeaderName, HeaderValue)> {
         sent.iter().filter(|cookie| cookie.belongs_to(id)).map(|cookie| self.clear(cookie)).collect()
     }

@@ -1,4 +1,4 @@
-//! CORS: origins on the App's list, compared exactly (Fetch standard, 3.2).
+//! CORS for the origins on an App's list. Origins are compared exactly (Fetch standard, 3.2).
 
 use http::{
     HeaderMap, HeaderValue, StatusCode,
@@ -14,7 +14,7 @@ use super::response::{self, Response};
 
 const ALLOWED_HEADERS: HeaderValue = HeaderValue::from_static("content-type, authorization, x-request-id");
 const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static("X-Request-Id, Retry-After, RateLimit, RateLimit-Policy");
-/// Browsers can use the response to a preflight for ten minutes, even if its origin is removed from the list in that
+/// Browsers can use the response to a preflight for ten minutes, even if the origin is removed from the list in that
 /// time.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 const TRUE: HeaderValue = HeaderValue::from_static("true");
@@ -24,7 +24,7 @@ const VARY_PREFLIGHT: HeaderValue =
 /// Whether the call comes from an origin on the App's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cors {
-    /// The path belongs to no App, so there is no list of origins.
+    /// The path belongs to no App, or its route has no CORS headers.
     NoApp,
     /// No origin, several origins, or one that is not listed: the response has no CORS headers except `Vary`.
     Unlisted,
@@ -83,13 +83,13 @@ mod tests {
         vec!["https://shop.example.com".parse().unwrap(), "http://localhost:3000".parse().unwrap()]
     }
 
-    fn from(origins: &[&'static str]) -> HeaderMap {
+    fn origin_headers(origins: &[&'static str]) -> HeaderMap {
         origins.iter().map(|origin| (ORIGIN, HeaderValue::from_static(origin))).collect()
     }
 
     #[test]
     fn an_origin_must_match_exactly() {
-        let of = |origins: &[&'static str]| Cors::from_request(&from(origins), &listed());
+        let of = |origins: &[&'static str]| Cors::from_request(&origin_headers(origins), &listed());
         assert_eq!(of(&["https://shop.example.com"]), Cors::Listed("https://shop.example.com".parse().unwrap()));
         assert_eq!(of(&["http://localhost:3000"]), Cors::Listed("http://localhost:3000".parse().unwrap()));
         for origins in [
@@ -109,9 +109,9 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_origin_is_echoed_with_credentials() {
+    fn a_listed_origin_gets_all_cors_headers() {
         let mut headers = HeaderMap::new();
-        Cors::from_request(&from(&["https://shop.example.com"]), &listed()).apply(&mut headers);
+        Cors::from_request(&origin_headers(&["https://shop.example.com"]), &listed()).apply(&mut headers);
         assert_eq!(headers[ACCESS_CONTROL_ALLOW_ORIGIN], "https://shop.example.com");
         assert_eq!(headers[ACCESS_CONTROL_ALLOW_CREDENTIALS], "true");
         assert_eq!(headers[VARY], "Origin");
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn an_unlisted_origin_gets_only_a_vary_header() {
         let mut headers = HeaderMap::new();
-        Cors::from_request(&from(&["https://evil.example"]), &listed()).apply(&mut headers);
+        Cors::from_request(&origin_headers(&["https://evil.example"]), &listed()).apply(&mut headers);
         assert_eq!(headers.len(), 1);
         assert_eq!(headers[VARY], "Origin");
         let mut headers = HeaderMap::new();
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_preflight_allows_methods_for_listed_origins_only() {
-        let mut request = from(&["https://shop.example.com"]);
+        let mut request = origin_headers(&["https://shop.example.com"]);
         request.insert(ACCESS_CONTROL_REQUEST_METHOD, HeaderValue::from_static("POST"));
         let response = Cors::from_request(&request, &listed()).options(&request, "POST, OPTIONS");
         assert_eq!(response.status(), StatusCode::NO_CONTENT);

@@ -1,5 +1,5 @@
-//! Documentation pages that are generated from the code. A test compares the pages with the code. If `UPDATE_DOCS` is
-//! set, the test writes the pages instead.
+//! Documentation pages that are generated from the code. Tests compare the stored pages with the generated pages. If
+//! the environment variable `UPDATE_DOCS` is set, the tests first store the generated pages.
 
 use std::{fs, path::Path};
 

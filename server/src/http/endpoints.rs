@@ -1,4 +1,4 @@
-//! Joins each route of the public listener with the functions of its handler's file.
+//! Connects each route of the public listener to the functions `operation` and `handle` of its module in `handlers`.
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};

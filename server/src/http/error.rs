@@ -139,23 +139,23 @@ pub struct Problem {
     pub description: Cow<'static, str>,
     pub fields: Vec<FieldProblem>,
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// The time in `Retry-After`, if the reason is a limit, lack of capacity or an outage. Such errors can come in
-    /// large numbers, so the pipeline limits their log lines and can hold the response.
+    /// The time in `Retry-After`, if the reason for the error is a limit, lack of capacity or an outage. Such errors
+    /// can come in large numbers, so the pipeline limits their log lines and can hold the response.
     pub refusal_retry_after: Option<Duration>,
-    /// Whether the connection closes, because the body was not read completely.
+    /// Whether the connection closes, because the rest of the request is not read.
     pub closes_connection: bool,
     /// What caused the error, for the log only.
     pub cause: Option<Box<dyn Error + Send + Sync>>,
 }
 
-/// `Retry-After` of a request that does not fit the memory budget. Most requests release their memory in less than a
-/// second, a request with a slow body in up to 30 s.
+/// `Retry-After` if a request does not fit the memory budget. Most requests release their memory in less than a second,
+/// a request with a slow body in up to 30 s.
 const OVER_BUDGET_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// `Retry-After` during an outage of a store.
 const STORE_RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// The error that a redirect reports to the browser. A handler puts it into the extensions of the response, so that the
-/// pipeline logs and holds the redirect like a response that is an error.
+/// The error that a redirect reports in the parameters of its URL. A handler puts it into the extensions of the
+/// response, so that the pipeline logs and holds the redirect like a response that is an error.
 #[derive(Clone, Debug)]
 pub struct RedirectedProblem(pub Arc<Problem>);
 
@@ -182,7 +182,7 @@ impl Problem {
         Self::new(ErrorCode::InvalidRequest, description)
     }
 
-    /// `invalid_request` with the invalid fields, at least one.
+    /// `invalid_request` with the invalid fields. `fields` must not be empty.
     pub fn invalid_fields(fields: Vec<FieldProblem>) -> Self {
         Self::from_fields(ErrorCode::InvalidRequest, fields)
     }
@@ -228,14 +228,14 @@ impl Problem {
         Self::rate_limited(limited.limit.as_str(), limited.window, limited.retry_after)
     }
 
-    /// 429 because of the limit with that name.
+    /// 429 because the limit `name` is reached.
     pub fn rate_limited(name: &'static str, window: Window, retry_after: Duration) -> Self {
         let seconds = round_up_seconds(retry_after);
-        let (policy, now) = rate_limit_fields(name, window, seconds);
+        let (policy, rate_limit) = rate_limit_fields(name, window, seconds);
         let problem = Self::new(ErrorCode::RateLimited, "too many requests; try again after the time in Retry-After")
             .with_header(RETRY_AFTER, seconds.into())
             .with_header(HeaderName::from_static("ratelimit-policy"), policy)
-            .with_header(HeaderName::from_static("ratelimit"), now);
+            .with_header(HeaderName::from_static("ratelimit"), rate_limit);
         Self { refusal_retry_after: Some(retry_after), ..problem }
     }
 
@@ -314,9 +314,9 @@ fn round_up_seconds(duration: Duration) -> u64 {
 /// Values of `RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10, sections 3 and 4).
 fn rate_limit_fields(name: &str, window: Window, seconds: u64) -> (HeaderValue, HeaderValue) {
     let policy = format!("\"{name}\";q={};w={}", window.count, window.window_seconds);
-    let now = format!("\"{name}\";r=0;t={seconds}");
+    let rate_limit = format!("\"{name}\";r=0;t={seconds}");
     let value = |text: String| HeaderValue::try_from(text).expect("the name and the numbers of a limit are ASCII");
-    (value(policy), value(now))
+    (value(policy), value(rate_limit))
 }
 
 // === impl ErrorChain ===
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_in_the_docs_matches_the_code() {
+    fn the_table_in_the_docs_is_up_to_date() {
         let mut page = String::from(
             "# Errors\n\n\
              Every error has one body: `error` and `error_description`, `fields` if fields of the request are\n\
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_limit_names_itself_and_when_to_retry() {
+    fn a_429_has_the_name_of_the_limit_and_the_time_to_retry() {
         let problem = Problem::limited(RateLimited {
             limit: LimitName::LoginsPerClient,
             window: Window { count: 60, window_seconds: 60 },
@@ -398,6 +398,6 @@ mod tests {
         let body = String::from_utf8(problem.to_json("id")).unwrap();
         assert!(!body.contains("postgres") && !body.contains("10.0.0.7"), "{body}");
         let chain = ErrorChain(problem.cause.as_deref().unwrap()).to_string();
-        assert_eq!(chain, "postgres answered something unexpected: connection to 10.0.0.7 refused");
+        assert_eq!(chain, "postgres returned an unexpected response: connection to 10.0.0.7 refused");
     }
 }

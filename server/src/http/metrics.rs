@@ -18,7 +18,8 @@ use prometheus_client::{
 
 use super::budgets::Budgets;
 
-/// Upper bounds in seconds: from the time for a JWKS in memory to the time for a login that waits in the hashing queue.
+/// Upper bounds of the buckets for durations, in seconds. The smallest is for the JWKS from memory, and the largest for
+/// a login that waits in the hashing queue.
 const BUCKETS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// The metrics of every listener.
@@ -62,7 +63,7 @@ struct ReasonLabels {
 #[derive(Debug)]
 struct BudgetGauges(Arc<Budgets>);
 
-/// Adds one to a gauge until it is dropped.
+/// Adds one to a gauge until this guard is dropped.
 pub struct GaugeGuard(Gauge);
 
 // === impl HttpMetrics ===
@@ -153,7 +154,7 @@ impl HttpMetrics {
     }
 }
 
-/// The name of a method as a label. All other methods share the label `other`, because clients can invent methods.
+/// The label of a method. Methods that are not listed here share the label `other`, because clients can invent methods.
 pub fn method_label(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

@@ -54,7 +54,7 @@ pub trait AccountPorts: Users + ports::OwnAccounts + RateLimits + PasswordHasher
 
 impl<S: Users + ports::OwnAccounts + RateLimits + PasswordHasher + Sessions + Codes> AccountPorts for S {}
 
-/// The ports that social login needs in addition.
+/// The ports that social login needs in addition to [`AccountPorts`].
 pub trait SocialPorts: Identities + Flows + Providers {}
 
 impl<S: Identities + Flows + Providers> SocialPorts for S {}

@@ -6,11 +6,11 @@ use percent_encoding::percent_decode;
 
 use super::error::Problem;
 
-/// The names and values, decoded, in the order sent.
+/// The decoded names and values, in the order in which they were sent.
 #[derive(Debug, Default)]
 pub struct Parameters<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
-/// A parameter occurs more than once (RFC 6749, 3.1).
+/// A parameter occurs more than once, which RFC 6749, 3.1 forbids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is given more than once")]
 pub struct RepeatedParameter(pub &'static str);
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_occurs_once_in_any_spelling() {
+    fn a_repeated_parameter_is_detected_in_any_spelling() {
         let parameters = Parameters::parse("a=1&%61=1&b=2").unwrap();
         assert_eq!(parameters.get_once("a"), Err(RepeatedParameter("a")));
         assert_eq!(parameters.get_once("b"), Ok(Some("2")));

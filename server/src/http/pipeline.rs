@@ -34,9 +34,9 @@ use crate::{
     state::State,
 };
 
-/// Maximum number of characters of `User-Agent` that a request keeps. The session store cuts them to 512 bytes.
+/// Maximum number of characters of `User-Agent` that a request keeps. The session store cuts this text to 512 bytes.
 const MAX_USER_AGENT_CHARS: usize = 512;
-/// The longest incoming request id that is used (specification: HTTP API, Conventions).
+/// The maximum length of an incoming request id. A longer id is replaced (specification: HTTP API, Conventions).
 const MAX_REQUEST_ID_CHARS: usize = 128;
 
 /// The endpoints of a listener with everything they need to serve connections.
@@ -55,7 +55,7 @@ pub enum Lookup<R> {
     Route {
         route: R,
         app: Option<Arc<App>>,
-        /// The part of the path that names the object of the request, apart from the App.
+        /// The provider's name or the session's id in the path, if the route has one.
         path_parameter: Option<String>,
     },
     /// The route does not support the method.
@@ -70,7 +70,7 @@ pub enum Lookup<R> {
         app: Option<Arc<App>>,
         allow: &'static str,
     },
-    /// The path belongs to an endpoint, but no App has this appID.
+    /// The path belongs to an endpoint, but no App has the appID in the path.
     AppNotFound {
         route: R,
     },
@@ -83,21 +83,23 @@ pub trait Endpoints: Send + Sync + 'static {
 
     /// The name of the listener in metrics and logs.
     const LISTENER: &'static str;
-    /// Whether its requests get spans, if spans are exported.
+    /// Whether the requests of the listener get spans, if spans are exported.
     const TRACED: bool = true;
-    /// Whether its callers can decide that a trace is sampled.
+    /// Whether every client of the listener can decide which traces are sampled. If false, the settings decide which
+    /// clients can.
     const TRUSTS_SAMPLING: bool = false;
 
     fn find(&self, method: &Method, path: &str) -> Lookup<Self::Route>;
 
     fn name(route: Self::Route) -> &'static str;
 
-    /// The path with placeholders.
+    /// The path of the route with its placeholders.
     fn path_template(_: Self::Route) -> Option<&'static str> {
         None
     }
 
-    /// Whether the platform calls the route every few seconds: such requests are logged only at level debug.
+    /// Whether the platform (a probe, a scrape or the ingress) calls the route so often that its requests are logged
+    /// only at level debug.
     fn is_logged_at_debug(route: Self::Route) -> bool;
 
     /// Whether a refusal of the route can be held. A held refusal occupies a connection, and only the public listener
@@ -130,16 +132,17 @@ trait DynPipeline: Send + Sync {
         body_timeout: Duration,
     ) -> Pin<Box<dyn Future<Output = PipelineResponse> + Send>>;
 
-    /// The bytes of the response if the headers of a request are not received in time.
+    /// The bytes of the response to a request whose headers are not received in time.
     fn head_timeout_response(&self) -> Vec<u8>;
 
-    /// The bytes of the response if the headers of a request do not fit the budget.
+    /// The bytes of the response to a request whose headers do not fit the budget.
     fn head_refused_response(&self) -> Vec<u8>;
 
     fn budgets(&self) -> &Budgets;
 
     fn is_proxy(&self, peer: IpAddr) -> bool;
 
+    /// The metrics and the name of the listener.
     fn metrics(&self) -> (&HttpMetrics, &'static str);
 }
 
@@ -194,8 +197,8 @@ impl Service {
         Self { pipeline, slots, running: TaskTracker::new(), timeouts: Timeouts::DEFAULT }
     }
 
-    /// Handles a request in its own task, which keeps the slot of its connection. `alone`: it is the only request on
-    /// its connection.
+    /// Handles a request in its own task. The task keeps the slot of the connection. `alone`: no other request of the
+    /// connection was running when this request arrived.
     pub(super) async fn handle(
         &self,
         request: Request<Incoming>,
@@ -205,7 +208,7 @@ impl Service {
     ) -> PipelineResponse {
         let response = Arc::clone(&self.pipeline).handle(request, peer, alone, self.timeouts.body);
         let response = response.inspect(move |_| drop(slot));
-        // Panics are caught inside; the task ends without a response only when the runtime shuts down.
+        // The pipeline catches panics of handlers. The task ends without a response only when the runtime shuts down.
         let no_response = |_| PipelineResponse { response: Problem::server_error().to_response(""), held: None };
         self.running.spawn(response).await.unwrap_or_else(no_response)
     }
@@ -220,8 +223,8 @@ impl Service {
     /// # Errors
     ///
     /// [`Exhausted`] if the peer has its maximum number of connections.
-    pub(super) fn admit(&self, free: OwnedSemaphorePermit, peer: IpAddr) -> Result<ConnectionPermit, Exhausted> {
-        let admitted = self.slots.admit(free, peer, self.pipeline.is_proxy(peer), self.pipeline.budgets());
+    pub(super) fn admit(&self, slot: OwnedSemaphorePermit, peer: IpAddr) -> Result<ConnectionPermit, Exhausted> {
+        let admitted = self.slots.admit(slot, peer, self.pipeline.is_proxy(peer), self.pipeline.budgets());
         if admitted.is_err() {
             let (metrics, listener) = self.pipeline.metrics();
             metrics.record_connection_refused(listener, "client");
@@ -403,7 +406,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
         }
     }
 
-    /// Adds the headers of every response, and records the response in spans, metrics and log.
+    /// Adds the headers that every response has, and records the response in spans, metrics and log.
     fn complete(&self, context: &RequestContext<E::Route>, result: Result<Response, Problem>) -> PipelineResponse {
         let (mut response, problem) = match result {
             Ok(mut response) => {
@@ -456,7 +459,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
     }
 
     fn client(&self, headers: &HeaderMap, peer: IpAddr) -> ClientInfo {
-        // A field that is not text ends the search for the client, as any other field that cannot be parsed does.
+        // A field that is not text is replaced by an empty field. `client_ip` ends its search at an empty field.
         let forwarded = headers.get_all("x-forwarded-for").iter().map(|field| field.to_str().unwrap_or(""));
         let user_agent = headers.get(USER_AGENT).map(|agent| {
             String::from_utf8_lossy(agent.as_bytes()).chars().take(MAX_USER_AGENT_CHARS).collect::<String>()
@@ -479,7 +482,7 @@ fn request_id(headers: &HeaderMap) -> Option<String> {
     only.to_str().ok().filter(|id| well_formed(id)).map(str::to_owned)
 }
 
-/// Logs an error with its cause, once. Only errors of the service and its dependencies are above level debug.
+/// Logs an error with its cause. Only errors with a 5xx status are logged above level debug.
 fn log_problem(problem: &Problem) {
     let cause = problem.cause.as_deref().map(|cause| ErrorChain(cause).to_string());
     let code = problem.code.as_str();
@@ -514,14 +517,15 @@ fn log_response<E: Endpoints>(context: &RequestContext<E::Route>, status: Status
     if context.route.is_some_and(E::is_logged_at_debug) { line!(debug) } else { line!(info) }
 }
 
-/// Adds the headers that every response carries, and what the method and the protocol require.
+/// Adds the headers that every response has, and applies what HEAD and the version of HTTP require.
 fn set_common_headers(response: &mut Response, method: &Method, version: Version, closes: bool, id: &str) {
     let exact = response.body().size_hint().exact();
     let closes = closes || matches!(response.status(), StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE);
     let headers = response.headers_mut();
     headers.insert(X_REQUEST_ID, HeaderValue::try_from(id).expect("a request id is ASCII"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    // The rest of the body is not read (RFC 9112, 9.3). HTTP/2 has no such header.
+    // The rest of the request is not read, so the connection must close (RFC 9112, 9.3). HTTP/2 has no `Connection`
+    // header.
     if closes && version <= Version::HTTP_11 {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }

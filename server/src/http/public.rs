@@ -65,14 +65,14 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
         matches!(route, Route::Authorize | Route::AuthorizeBelow)
     }
 
-    /// The ingress waits for forward auth before each request of a page. A held refusal would block a connection of the
-    /// ingress, which all clients share.
+    /// The ingress waits for forward auth before it lets a request through. A held refusal would block a connection
+    /// that the ingress uses for all clients.
     fn can_hold_refusal(route: Route) -> bool {
         !matches!(route, Route::Authorize | Route::AuthorizeBelow)
     }
 
-    /// No page calls forward auth itself. If its response had CORS headers, the ingress would copy them into its own
-    /// response.
+    /// No page calls forward auth itself. If the response of forward auth had CORS headers, the ingress would copy them
+    /// into the response that the page gets.
     fn has_cors(route: Route) -> bool {
         !matches!(route, Route::Authorize | Route::AuthorizeBelow)
     }

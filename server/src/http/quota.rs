@@ -1,4 +1,4 @@
-//! A number of units that all clients share, with a limit per client address and per IPv6 site.
+//! A number of units that all clients share, with a limit per client address and per IPv6 site (/48).
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -16,7 +16,7 @@ use crate::domain::client::{ClientAddress, Ipv6Site};
 pub struct Quota {
     total: usize,
     per_client: usize,
-    /// For the /48 of an IPv6 address: the owner of a /48 has 65,536 client addresses.
+    /// The limit for an IPv6 /48: the owner of a /48 has 65,536 client addresses.
     per_site: usize,
     state: Mutex<QuotaState>,
 }
@@ -36,7 +36,7 @@ pub struct QuotaPermit {
     units: usize,
 }
 
-/// No units are left, or the client address or its site holds its maximum.
+/// Not enough units are left: in total, for the client address, or for its IPv6 site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no units are left")]
 pub struct Exhausted;
@@ -53,6 +53,8 @@ impl Quota {
         QuotaPermit { quota: Arc::clone(self), client, units: 0 }
     }
 
+    /// Acquires units: all of them or none. Without a client address, only the total applies.
+    ///
     /// # Errors
     ///
     /// [`Exhausted`] if not enough units are left: in total, for the client address, or for its IPv6 site.

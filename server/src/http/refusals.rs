@@ -1,6 +1,6 @@
-//! Slows down clients that return before `Retry-After`: refusals of their requests are held for a while before they are
-//! sent. A held refusal costs a timer, but no slot in a queue. This module also keeps a flood of refusals from flooding
-//! the log.
+//! Slows down clients that return early, which means before the time in `Retry-After` is over. Refusals of their
+//! requests are held for a while before they are sent. A held refusal needs a timer, but no place in the hashing queue.
+//! This module also limits the number of log lines for refusals.
 
 use std::{
     collections::HashMap,
@@ -20,8 +20,8 @@ use tracing::info;
 use super::quota::{Quota, QuotaPermit};
 use crate::domain::client::ClientAddress;
 
-/// How often a client can return early before its refusals are held. A page that sends a few requests at once, or a
-/// person who tries again, is not slowed down.
+/// How many early returns a client can make before its refusals are held. A page that sends a few requests at once, or
+/// a person who tries again, is not slowed down.
 const FREE_RETURNS: u32 = 3;
 /// How long the first held refusal is held. Each further early return doubles this time, up to [`MAX_HOLD`].
 const FIRST_HOLD: Duration = Duration::from_millis(500);
@@ -32,12 +32,12 @@ const MAX_HOLD: Duration = Duration::from_secs(4);
 const MAX_REMEMBERED: Duration = Duration::from_secs(60);
 /// Maximum number of remembered client addresses, which take at most 1 MiB. Refusals of further clients are not held.
 const MAX_CLIENTS: usize = 8192;
-/// How often expired clients are removed while the list is full.
+/// If the map of clients is full, clients whose time in `Retry-After` is over are removed, at most once per interval.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// One client address can have an eighth of all held refusals.
-const CLIENT_SHARE: usize = 8;
-/// The /48 of an IPv6 address can have half of all held refusals.
-const SITE_SHARE: usize = 2;
+/// At most an eighth of the refusals that can be held are for one client address.
+const CLIENT_DIVISOR: usize = 8;
+/// At most half of the refusals that can be held are for one IPv6 /48.
+const SITE_DIVISOR: usize = 2;
 /// Maximum number of refusals that get a log line of their own in one [`LOG_WINDOW`].
 const MAX_LOGGED: u32 = 10;
 const LOG_WINDOW: Duration = Duration::from_secs(1);
@@ -60,10 +60,10 @@ struct ReturningClients {
 #[derive(Clone, Copy, Debug)]
 struct EarlyReturns {
     count: u32,
-    /// When the refusal that was counted last is sent. A request that began before this time was concurrent with the
-    /// refused request, so it is not counted.
-    counted_at: Instant,
-    /// A request that begins from this time on is no early return.
+    /// When the last counted refusal is sent. A request that began before this time was concurrent with the refused
+    /// request, so it is not counted.
+    sent_at: Instant,
+    /// A request that begins at or after this time is no early return.
     retry_at: Instant,
 }
 
@@ -85,18 +85,19 @@ struct RefusalLog {
 struct LogWindow {
     began: Instant,
     logged: u32,
-    /// Bounded by the numbers of route names and statuses.
+    /// The number of refusals without a log line of their own, by route and status. The map is small, because there are
+    /// few routes and statuses.
     omitted: HashMap<(&'static str, StatusCode), u64>,
 }
 
 // === impl Refusals ===
 
 impl Refusals {
-    /// Holds at most this many refusals at a time.
+    /// Holds at most `max_held` refusals at a time.
     pub(super) fn new(max_held: usize) -> Self {
         let now = Instant::now();
         Self {
-            held_quota: Quota::new(max_held, max_held / CLIENT_SHARE, max_held / SITE_SHARE),
+            held_quota: Quota::new(max_held, max_held / CLIENT_DIVISOR, max_held / SITE_DIVISOR),
             returning_clients: Mutex::new(ReturningClients { clients: HashMap::new(), next_sweep: now }),
             log: RefusalLog {
                 window: Mutex::new(LogWindow { began: now, logged: 0, omitted: HashMap::new() }),
@@ -105,8 +106,9 @@ impl Refusals {
         }
     }
 
-    /// Counts a refusal, made at `now`, of a request that started at `began`. `None` if the refusal must be sent at
-    /// once: the client has not returned early more than [`FREE_RETURNS`] times, or no more refusals can be held.
+    /// Counts a refusal, made at `now`, of a request that started at `began`. `None` if the refusal must be sent
+    /// immediately: the client has not returned early more than [`FREE_RETURNS`] times, or no more refusals can be
+    /// held.
     pub(super) fn hold(
         &self,
         client: ClientAddress,
@@ -136,8 +138,8 @@ impl Refusals {
         false
     }
 
-    /// Logs the counted refusals if the log window is over. Every request calls this, so that the last refusals of a
-    /// flood are logged too.
+    /// Logs the numbers of refusals without a log line of their own, if the log window is over. Every request calls
+    /// this, so that the last refusals of a flood are logged too.
     pub(super) fn log_omitted(&self, now: Instant) {
         if self.log.has_omitted.load(Ordering::Relaxed) {
             let mut window = self.log.window.lock();
@@ -165,12 +167,12 @@ impl ReturningClients {
         let wait = retry_after.min(MAX_REMEMBERED);
         if let Some(known) = self.clients.get_mut(&client) {
             if began >= known.retry_at {
-                *known = EarlyReturns { count: 0, counted_at: now, retry_at: now + wait };
+                *known = EarlyReturns { count: 0, sent_at: now, retry_at: now + wait };
                 return Duration::ZERO;
             }
-            if began >= known.counted_at {
+            if began >= known.sent_at {
                 known.count = known.count.saturating_add(1);
-                known.counted_at = now + hold_duration(known.count);
+                known.sent_at = now + hold_duration(known.count);
             }
             let hold = hold_duration(known.count);
             known.retry_at = now + hold + wait;
@@ -181,7 +183,7 @@ impl ReturningClients {
             self.next_sweep = now + SWEEP_INTERVAL;
         }
         if self.clients.len() < MAX_CLIENTS {
-            self.clients.insert(client, EarlyReturns { count: 0, counted_at: now, retry_at: now + wait });
+            self.clients.insert(client, EarlyReturns { count: 0, sent_at: now, retry_at: now + wait });
         }
         Duration::ZERO
     }
@@ -234,7 +236,7 @@ mod tests {
         ClientAddress::from_ip([192, 0, high, low].into())
     }
 
-    fn held(refusals: &Refusals, number: u16, now: Instant) -> Option<Duration> {
+    fn hold_time(refusals: &Refusals, number: u16, now: Instant) -> Option<Duration> {
         refusals.hold(client(number), now, now, RETRY_AFTER).map(|held| held.until - now)
     }
 
@@ -244,14 +246,14 @@ mod tests {
         let mut now = Instant::now();
         let mut holds = Vec::new();
         for _ in 0..10 {
-            let hold = held(&refusals, 1, now).unwrap_or_default();
+            let hold = hold_time(&refusals, 1, now).unwrap_or_default();
             holds.push(hold.as_millis());
             now += hold;
         }
         assert_eq!(holds, [0, 0, 0, 0, 500, 1000, 2000, 4000, 4000, 4000]);
-        assert_eq!(held(&refusals, 2, now), None, "another client is not held");
+        assert_eq!(hold_time(&refusals, 2, now), None, "another client is not held");
         now += RETRY_AFTER;
-        assert_eq!(held(&refusals, 1, now), None, "a client that waits as asked is not held");
+        assert_eq!(hold_time(&refusals, 1, now), None, "a client that waits as asked is not held");
     }
 
     #[test]
@@ -272,7 +274,7 @@ mod tests {
         let mut all = Vec::new();
         for number in 0..20 {
             for _ in 0..=FREE_RETURNS {
-                assert!(held(&refusals, number, now).is_none());
+                assert!(hold_time(&refusals, number, now).is_none());
             }
             let mut of_client = 0;
             while let Some(held) = refusals.hold(client(number), now, now, RETRY_AFTER) {
@@ -286,11 +288,11 @@ mod tests {
         assert_eq!(refusals.held_count(), 0);
 
         for number in 0..=u16::MAX {
-            held(&refusals, number, now);
+            hold_time(&refusals, number, now);
         }
         let remembered = || refusals.returning_clients.lock().clients.len();
         assert_eq!(remembered(), MAX_CLIENTS);
-        held(&refusals, u16::MAX, now + MAX_REMEMBERED);
+        hold_time(&refusals, u16::MAX, now + MAX_REMEMBERED);
         assert_eq!(remembered(), 1, "expired clients make room");
     }
 

@@ -29,14 +29,14 @@ use crate::{
 
 /// Maximum size of a body in bytes (specification: HTTP API, Request bodies).
 pub const MAX_BODY: usize = 64 * 1024;
-/// Maximum depth of arrays and objects; the outermost object is 1 (specification: HTTP API, Request bodies).
+/// Maximum depth of arrays and objects; the outermost object has depth 1 (specification: HTTP API, Request bodies).
 pub const MAX_DEPTH: usize = 16;
-/// Maximum number of values in a body. The largest body of our API has five fields; 64 KiB of `[0,0,…` would be 1 MiB
-/// as a tree.
+/// Maximum number of values in a body. The largest body of our API has five fields. A body of 64 KiB such as `[0,0,…`
+/// would take 1 MiB as a tree of values.
 pub const MAX_VALUES: usize = 1000;
 const BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: MAX_VALUES };
 
-/// Bytes of memory that are first acquired for a body of unknown length; each further step doubles them.
+/// Bytes that are acquired first for a body of unknown length. Each further step doubles the number of acquired bytes.
 const FIRST_RESERVATION: usize = 4 * 1024;
 
 /// The media type of forms (RFC 6749, appendix B).
@@ -46,7 +46,7 @@ const FORM_MEDIA_TYPE: &str = "application/x-www-form-urlencoded";
 pub struct InboundRequest {
     pub headers: HeaderMap,
     pub uri: Uri,
-    /// The part of the path that names the object of the request, apart from the App.
+    /// The provider's name or the session's id in the path, if the route has one.
     pub path_parameter: Option<String>,
     pub body: Incoming,
     /// The memory that the request occupies until the response.
@@ -58,13 +58,13 @@ pub struct InboundRequest {
 
 /// The body of an operation: an object with known fields.
 pub trait RequestBody: Sized + JsonSchema {
-    /// `None` if a field is invalid; `fields` has then recorded all invalid fields.
+    /// `None` if a field is invalid. All invalid fields are recorded in `fields`.
     fn read(fields: &mut Fields) -> Option<Self>;
 }
 
 /// A type that is parsed from one field of a request.
 pub trait FromField: Sized {
-    /// Parses the text that was sent, which is not empty.
+    /// Parses the text of the field, which is not empty.
     fn from_text(text: &str) -> Result<Self, InvalidField>;
 
     fn schema() -> Schema;
@@ -74,7 +74,7 @@ pub trait FromField: Sized {
 pub trait Field: Sized {
     const REQUIRED: bool;
 
-    /// `None` if the field is invalid, which `fields` has then recorded.
+    /// `None` if the field is invalid. The error is recorded in `fields`.
     fn take(fields: &mut Fields, name: &'static str) -> Option<Self>;
 
     fn schema() -> Schema;
@@ -128,7 +128,7 @@ macro_rules! request_body {
 }
 pub(crate) use request_body;
 
-/// The schema of an object with these fields.
+/// The schema of an object. A field has a name, a description and a schema, and is required or not.
 pub fn object_schema<const N: usize>(fields: [(&'static str, &'static str, Schema, bool); N]) -> Schema {
     let required: Vec<_> = fields.iter().filter(|(.., required)| *required).map(|(name, ..)| *name).collect();
     let mut properties = Map::new();
@@ -212,7 +212,7 @@ impl InboundRequest {
         if declared.is_some_and(|length| length > MAX_BODY as u64) {
             return Err(payload_too_large());
         }
-        // Acquire the declared length before any of the body is read.
+        // The memory for the declared length is acquired before any of the body is read.
         let declared = declared.and_then(|length| usize::try_from(length).ok());
         let too_late =
             || Problem::invalid_request("the body was not received in time").with_status(StatusCode::REQUEST_TIMEOUT);
@@ -240,11 +240,12 @@ fn media_type(headers: &HeaderMap) -> Option<&str> {
 /// a missing parameter.
 pub fn parse_form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     let not_utf8 = || Problem::invalid_request("the body is not UTF-8");
-    // The parser joins raw and percent-encoded bytes, so it could make valid text of an invalid body.
+    // The parser joins raw and decoded bytes, so it could turn a body that is not UTF-8 into valid text.
     let text = str::from_utf8(bytes).map_err(|_| not_utf8())?;
     let mut object = Map::new();
     for (name, value) in url::form_urlencoded::parse(text.as_bytes()) {
-        // The parser replaces what is not UTF-8 with this character; no value of our forms contains it.
+        // The parser replaces bytes that are not UTF-8 with this character. No valid value of our forms contains this
+        // character.
         if name.contains(char::REPLACEMENT_CHARACTER) || value.contains(char::REPLACEMENT_CHARACTER) {
             return Err(not_utf8());
         }
@@ -291,7 +292,8 @@ fn payload_too_large() -> Problem {
     Problem::new(ErrorCode::PayloadTooLarge, "the body is larger than 64 KiB")
 }
 
-/// Requires one `application/json` with any parameters; a `charset` must be UTF-8. No content coding.
+/// Requires exactly one `Content-Type`, which must be `application/json`. A `charset` must be UTF-8; other parameters
+/// are ignored. A content coding is not allowed.
 fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     let unsupported = |why| Err(Problem::new(ErrorCode::UnsupportedMediaType, why));
     let mut types = headers.get_all(CONTENT_TYPE).iter();
@@ -348,8 +350,8 @@ pub fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
 // === impl Fields ===
 
 impl Fields {
-    /// The value of the field. `None`, with the error recorded, if it is missing, empty, of the wrong type or
-    /// malformed.
+    /// The value of the field. `None` if the field is missing, empty, of the wrong type or malformed; the error is
+    /// recorded.
     pub fn take<T: FromField>(&mut self, field: &'static str) -> Option<T> {
         let read = match self.object.get(field) {
             None => Err(InvalidField::new(FieldCode::Missing, "is missing")),
@@ -391,7 +393,7 @@ impl InvalidField {
     }
 }
 
-// === the values ===
+// === impl FromField ===
 
 impl FromField for Email {
     fn from_text(text: &str) -> Result<Self, InvalidField> {
@@ -467,7 +469,7 @@ mod tests {
     }
 
     fn nested(depth: usize) -> String {
-        // The outermost object is 1.
+        // The outermost object has depth 1.
         format!("{{\"a\":{}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1))
     }
 

@@ -1,4 +1,5 @@
-//! The span of a request, by the HTTP semantic conventions of OpenTelemetry. docs/operations.md lists its attributes.
+//! The span of a request, according to the HTTP semantic conventions of OpenTelemetry. docs/operations.md lists its
+//! attributes.
 
 use http::{HeaderMap, Method, StatusCode, Version};
 use tracing::Span;
@@ -6,11 +7,12 @@ use tracing::Span;
 use super::metrics::method_label;
 use crate::domain::app::App;
 
-/// Starts the span of a request, as a child of the caller's span if the headers name one. Returns a disabled span if
-/// spans are not exported.
+/// Starts the span of a request, as a child of the client's span if the headers name such a span. Returns a disabled
+/// span if spans are not exported.
 ///
-/// `trusted`: the caller decides whether the trace is sampled; otherwise the sampler decides, as if the trace began
-/// here. `template` is the path of the route with its placeholders: the path itself can contain secrets.
+/// `trusted`: the client can decide whether the trace is sampled. If `trusted` is false, the sampler decides as for a
+/// new trace. `template` is the path of the route with its placeholders, because the path of the request can contain
+/// secrets.
 pub(super) fn start_span(
     method: &Method,
     version: Version,
@@ -35,7 +37,7 @@ pub(super) fn start_span(
         return span;
     }
     latchkey_telemetry::set_parent(&span, headers, trusted);
-    // The conventions' name for an unknown method.
+    // In the semantic conventions, the name for an unknown method is `_OTHER`.
     let method = match method_label(method) {
         "other" => "_OTHER",
         known => known,
@@ -47,7 +49,7 @@ pub(super) fn start_span(
     span
 }
 
-/// Records the status. A client error is not a failure of the server span.
+/// Records the status. A 4xx status is not an error of a server span.
 pub(super) fn record_status(span: &Span, status: StatusCode) {
     if span.is_disabled() {
         return;

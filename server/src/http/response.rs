@@ -24,7 +24,7 @@ pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
-/// Initial size of the buffer in bytes: enough for the response of *login* or *token*.
+/// Initial size of the buffer for a JSON body, in bytes: enough for the response of *login* or *token*.
 const JSON_CAPACITY: usize = 1024;
 /// Clients can use a public document for five minutes before they validate it. In that time they do not see a new key
 /// (specification: Sessions and tokens, Discovery and JWKS).
@@ -61,7 +61,7 @@ pub fn empty(status: StatusCode) -> Response {
     response
 }
 
-/// A response without a body that must not be cached.
+/// A response without a body. The response must not be cached.
 pub fn private_empty(status: StatusCode) -> Response {
     let mut response = empty(status);
     response.headers_mut().insert(CACHE_CONTROL, NO_STORE);

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 use http::Method;
 use latchkey_crds::types::{AppId, IssuerUrl, ProviderName};
 
-/// Passes the table of the endpoints to the macro `$define`. A row has the route, the verb, the name in metrics, logs
-/// and the OpenAPI document, the path, and the module in `handlers`. The module has the functions `operation` and
+/// Passes the table of the endpoints to the macro `$define`. A row has the route, the verb, the name (in metrics, logs
+/// and the OpenAPI document), the path, and the module in `handlers`. The module has the functions `operation` and
 /// `handle`.
 macro_rules! endpoints {
     ($define:ident) => {
@@ -38,7 +38,7 @@ macro_rules! endpoints {
                     => identities::unlink;
                 SocialRedirect = GetOnly "social-redirect" "/{APPID}/{PROVIDER}/redirect" => social::redirect;
                 SocialCallback = GetOnly "social-callback" "/{APPID}/{PROVIDER}/callback" => social::callback;
-                /// For providers that return their users with a form post.
+                /// For providers that send the user back with a form.
                 SocialCallbackForm = Post "social-callback-form" "/{APPID}/{PROVIDER}/callback"
                     => social::callback_form;
                 SocialLogin = Post "social-login" "/{APPID}/{PROVIDER}/login" => social::login;
@@ -50,11 +50,11 @@ macro_rules! endpoints {
                 Jwks = Get "jwks" "/{APPID}/.well-known/jwks.json" => jwks;
                 OpenIdConfiguration = Get "openid-configuration" "/{APPID}/.well-known/openid-configuration"
                     => discovery::openid_configuration;
-                /// The path of RFC 8414, 3.1: the well-known prefix before the issuer's path.
+                /// The path of RFC 8414, 3.1: the well-known part is before the issuer's path.
                 AuthorizationServer = Get "oauth-authorization-server" "/.well-known/oauth-authorization-server/{APPID}"
                     => discovery::authorization_server;
-                /// Like `AuthorizationServer`, but with the well-known part after the issuer's path, where many clients
-                /// look for it.
+                /// Like `AuthorizationServer`, but the well-known part is after the issuer's path. Many clients request
+                /// this path.
                 AuthorizationServerOfApp = Get "oauth-authorization-server-of-app"
                     "/{APPID}/.well-known/oauth-authorization-server" => discovery::authorization_server;
             }
@@ -111,7 +111,7 @@ endpoints!(declare_routes);
 pub enum Verb {
     /// GET and HEAD.
     Get,
-    /// GET only: a link scanner that sends HEAD must not use up a code or a flow.
+    /// GET only: a link scanner that sends HEAD must not start or finish a flow.
     GetOnly,
     Post,
     Patch,
@@ -131,11 +131,11 @@ struct PathPattern {
 enum Segment {
     Literal(&'static str),
     App,
-    /// `{PROVIDER}`: a provider name, which excludes the reserved `email`.
+    /// `{PROVIDER}`: the name of a provider. The reserved name `email` does not match.
     Provider,
-    /// The object that the route works on.
+    /// Another placeholder, such as `{SESSION}`: any text that is not empty.
     Parameter,
-    /// The rest of the path, which can be empty.
+    /// `{SUFFIX}`: the rest of the path, which can be empty.
     Rest,
 }
 
@@ -155,20 +155,21 @@ static PATHS: LazyLock<Vec<PathPattern>> = LazyLock::new(|| {
     paths
 });
 
-/// The path of a request that matches a pattern, with the values of the placeholders.
+/// A pattern that matches the path of a request, with the values of the placeholders.
 #[derive(Clone, Copy)]
 pub struct MatchedPath<'a> {
     path: &'static PathPattern,
-    /// The text at `{APPID}`. It may be the appID of no App.
+    /// The text at `{APPID}`. There may be no App with this appID.
     pub app: Option<&'a str>,
-    /// The text at the path's other placeholder, except `{SUFFIX}`.
+    /// The text at `{PROVIDER}` or `{SESSION}`.
     pub path_parameter: Option<&'a str>,
 }
 
 // === impl Route ===
 
 impl Route {
-    /// The routes of a path. Nothing is decoded or normalized: every path has exactly one spelling.
+    /// The routes of the path of a request; `None` if there are none. Nothing is decoded or normalized: every path has
+    /// exactly one spelling.
     pub fn find(path: &str) -> Option<MatchedPath<'_>> {
         PATHS.iter().find_map(|known| known.matches(path))
     }

@@ -1,5 +1,5 @@
 //! Tests of the listeners over in-memory connections: how the request pipeline handles good and bad HTTP. The stores
-//! fail in the way that the test chooses ([`FailingStores`]). Other tests use real stores.
+//! fail in the way that the test chooses ([`FailingStores`]). The end-to-end tests use real stores.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
@@ -117,7 +117,7 @@ impl TestServer {
         self.connect_from(service, 1)
     }
 
-    /// Like `connect`, from the client address 192.0.2.`last`.
+    /// Like `connect`, but from the client address 192.0.2.`last`.
     fn connect_from(&self, service: Service, last: u8) -> DuplexStream {
         let (client, server) = duplex(1 << 20);
         let peer = IpAddr::from([192, 0, 2, last]);
@@ -186,10 +186,12 @@ impl Reply {
     }
 }
 
-fn get(path: &str, headers: &str) -> String {
+/// The text of a GET request.
+fn get_request(path: &str, headers: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{headers}\r\n")
 }
 
+/// The email endpoints that need no token, each with a valid body.
 const EMAIL_ENDPOINTS: [(&str, &str); 5] = [
     ("login", r#"{"email": "ada@example.com", "password": "correct horse"}"#),
     ("register", r#"{"name": "Ada", "email": "ada@example.com", "password": "correct horse"}"#),
@@ -208,7 +210,8 @@ async fn wait_until(what: &str, condition: impl Fn() -> bool) {
     timeout(Duration::from_secs(20), soon).await.unwrap_or_else(|_| panic!("timed out: {what}"));
 }
 
-fn login() -> String {
+/// The text of a login request.
+fn login_request() -> String {
     let (_, body) = EMAIL_ENDPOINTS[0];
     let length = body.len();
     format!(

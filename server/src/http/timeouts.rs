@@ -1,8 +1,8 @@
 //! Timeouts of a connection: for the headers of a request, for the next request, and for the writing of a response.
 //!
-//! hyper's own header timeout closes without a response, covers the time between requests too, and does not run while
-//! hyper-util detects the HTTP version. The stream here is below hyper and hyper-util. It enforces the timeouts, and it
-//! limits what a connection can buffer before there is a request.
+//! hyper's own header timeout closes the connection without a response, also covers the time between requests, and does
+//! not run while hyper-util detects the HTTP version. [`TimeoutStream`] is below hyper and hyper-util. It enforces the
+//! timeouts, and it limits what a connection can buffer before there is a request.
 
 use std::{
     future::Future,
@@ -59,25 +59,26 @@ const MAX_LINGER_READ_BYTES: usize = 32 * 1024;
 /// The connection preface of HTTP/2 (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// State that the stream below hyper and the requests above it share.
+/// The state of a connection that its [`TimeoutStream`] (below hyper) and its requests (above hyper) share.
 #[derive(Default)]
 pub struct ConnectionState {
-    /// Requests with a response that is not completely written.
+    /// The number of requests whose response is not completely written.
     unfinished: AtomicUsize,
-    /// Requests that have no response yet. They are also counted as unfinished.
+    /// The number of requests that have no response yet. They are also counted as unfinished.
     unanswered: AtomicUsize,
-    /// Changes when a request arrives, gets its response, or a part of the response is written.
+    /// A counter that changes when a request arrives, when it gets its response, and when a part of a response is
+    /// written.
     activity: AtomicU64,
     http2: AtomicBool,
     has_served: AtomicBool,
-    /// The idle timeout of an HTTP/2 connection has expired.
+    /// Whether the idle timeout of an HTTP/2 connection has expired.
     is_idle_expired: AtomicBool,
     /// Wakes the task of the connection when a response is ready or completely written, so that the timeouts are
-    /// checked again: hyper itself waits for bytes only.
+    /// checked again. hyper itself waits only for bytes.
     connection_waker: AtomicWaker,
 }
 
-/// A request counts as running until this is dropped.
+/// A request that runs: it counts as running until this value is dropped.
 pub struct ActiveRequest {
     shared: Arc<ConnectionState>,
     alone: bool,
@@ -93,7 +94,7 @@ pub struct TimeoutStream<T> {
     permit: ConnectionPermit,
     http_version: HttpVersion,
     read_state: ReadState,
-    /// The value of the shared activity at the last check.
+    /// The value of `ConnectionState::activity` at the last check.
     seen_activity: u64,
     /// Bytes read of the current HTTP/1 header block.
     head_bytes: usize,
@@ -112,7 +113,7 @@ enum HttpVersion {
     Http2,
 }
 
-/// What the next bytes are expected to be.
+/// What the next bytes are expected to be, and the deadline for them.
 #[derive(Clone, Copy)]
 enum ReadState {
     /// No deadline: a request is running.
@@ -135,14 +136,14 @@ struct Linger {
 // === impl Timeouts ===
 
 impl Timeouts {
-    /// Headers and body as in the specification (HTTP API, Request bodies). The idle timeout is longer than the time
-    /// that proxies keep connections to their upstreams (NGINX: 60 s), so that the proxies close connections first, and
-    /// no request meets a closed connection.
+    /// The timeouts for headers and body are those of the specification (HTTP API, Request bodies). The idle timeout is
+    /// longer than the time for which proxies keep idle connections to their upstreams (NGINX: 60 s). So the proxies
+    /// close idle connections first, and no request is sent on a connection that the server has closed.
     pub const DEFAULT: Self = Self {
         head: Duration::from_secs(10),
         body: Duration::from_secs(30),
         idle: Duration::from_secs(75),
-        // The same time for which a drain waits for running requests.
+        // A drain waits the same time for running requests.
         goaway: Duration::from_secs(35),
         write: Duration::from_secs(30),
         linger: Duration::from_secs(1),
@@ -176,7 +177,7 @@ impl ConnectionState {
 // === impl ActiveRequest ===
 
 impl ActiveRequest {
-    /// Whether no other request of the connection was running when this one arrived.
+    /// Whether no other request of the connection was running when this request arrived.
     pub fn is_alone(&self) -> bool {
         self.alone
     }
@@ -227,11 +228,11 @@ impl<T> TimeoutStream<T> {
         }
     }
 
-    /// Updates the deadline after what happened in the layer above.
+    /// Updates the read state and its deadline after requests have arrived, got their response, or ended.
     fn update_read_state(&mut self) {
         let activity = self.shared.activity.load(Ordering::Relaxed);
-        // In HTTP/2, a response that the client does not read blocks only its stream, and nothing here would notice
-        // that. Therefore only requests without a response count as running.
+        // In HTTP/2, a response that the client does not read blocks no write on the connection, so the write timeout
+        // does not run. Therefore only requests without a response count as running.
         let busy = match self.http_version {
             HttpVersion::Http2 => &self.shared.unanswered,
             HttpVersion::Preface(_) | HttpVersion::Http1 => &self.shared.unfinished,
@@ -247,7 +248,7 @@ impl<T> TimeoutStream<T> {
         self.seen_activity = activity;
     }
 
-    /// Records the received bytes and acquires what they cost.
+    /// Records the received bytes, and acquires the slots or request bytes that they need.
     fn record_read(&mut self, bytes: &[u8]) -> Result<(), Exhausted> {
         if let HttpVersion::Preface(matched) = self.http_version {
             let expected = &PREFACE[matched..];
@@ -256,7 +257,7 @@ impl<T> TimeoutStream<T> {
                 HttpVersion::Http1
             } else if common == expected.len() {
                 self.shared.http2.store(true, Ordering::Relaxed);
-                // HTTP/2 has no HTTP/1 header block to wait for. From now on, the idle timeout applies until a request
+                // An HTTP/2 connection has no HTTP/1 header block to wait for. The idle timeout applies until a request
                 // arrives.
                 self.read_state = ReadState::NextRequest(Instant::now() + self.timeouts.idle);
                 self.permit.become_http2()?;
@@ -269,7 +270,7 @@ impl<T> TimeoutStream<T> {
             return Ok(());
         }
         self.read_state = match self.read_state {
-            // The deadline was set at the start of the connection.
+            // Keep the deadline that was set at the start of the connection, or by the first byte of this header block.
             ReadState::FirstRequest(deadline) | ReadState::Headers(deadline) => ReadState::Headers(deadline),
             ReadState::NextRequest(_) => ReadState::Headers(Instant::now() + self.timeouts.head),
             ReadState::RequestRunning => ReadState::RequestRunning,
@@ -284,7 +285,8 @@ impl<T> TimeoutStream<T> {
         Ok(())
     }
 
-    /// Ends the connection: over HTTP/1 with a 503, over HTTP/2 without a response.
+    /// Ends a connection that does not get the slots or request bytes that it needs: over HTTP/1 with a 503, over
+    /// HTTP/2 without a response.
     fn refuse(&mut self, cx: &mut Context<'_>) -> io::Error
     where
         T: AsyncWrite + Unpin,
@@ -333,7 +335,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimeoutStream<T> {
             return Poll::Ready(Ok(()));
         }
         this.update_read_state();
-        // Read in steps that never fill hyper's buffer, so that hyper does not allocate a larger one.
+        // Read in steps that never fill hyper's buffer, so that hyper does not allocate a larger buffer.
         let before = buf.filled().len();
         let mut step = ReadBuf::new(buf.initialize_unfilled_to(MAX_READ_BYTES.min(buf.remaining())));
         match Pin::new(&mut this.io).poll_read(cx, &mut step) {
@@ -355,7 +357,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimeoutStream<T> {
                 }
                 ready!(if this.is_timed_out(cx) { Poll::Ready(()) } else { Poll::Pending });
                 if matches!(this.http_version, HttpVersion::Http2) {
-                    // `serve_connection` then ends the connection with a GOAWAY.
+                    // `serve_connection` checks `is_idle_expired`, and ends the connection with a GOAWAY.
                     this.read_state = ReadState::Ending;
                     this.shared.is_idle_expired.store(true, Ordering::Relaxed);
                     return Poll::Pending;

@@ -18,7 +18,7 @@ const DELAYS: [Duration; 7] = [
 /// possible.
 pub(super) const MAX_ATTEMPTS: u32 = 54;
 
-/// The delay after a failure, with `attempts` failures before it. `None` if it was the last attempt.
+/// The delay after a failure. `attempts` is the number of failures before this one. `None` after the last attempt.
 /// `unit` (0 to 1) varies the delay by ±20 %, so that rows that failed together are not retried together.
 pub(super) fn after_failure(attempts: u32, unit: f64) -> Option<Duration> {
     if attempts.saturating_add(1) >= MAX_ATTEMPTS {

@@ -8,7 +8,6 @@ use crate::domain::ports::{ClaimedRow, DeliveryOutcome};
 pub(super) trait Deliverer: Send + Sync + 'static {
     fn deliver(&self, claimed: &ClaimedRow) -> impl Future<Output = DeliveryOutcome> + Send;
 
-    /// Closes connections that were idle for too long. The worker calls this after each of its turns, about once a
-    /// second or more often.
+    /// Closes connections that were idle for too long. The worker calls this in each turn of its loop.
     fn close_idle(&self) {}
 }

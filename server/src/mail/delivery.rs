@@ -51,7 +51,8 @@ pub(super) struct OutboxDeliverer<S> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Recipient {
     address: Email,
-    /// Empty if the email address is not verified: such a mail contains nothing that a client wrote.
+    /// Empty if the email address is not verified: a mail to an unverified address contains nothing that a client
+    /// wrote.
     name: String,
     code: Option<CodePurpose>,
 }
@@ -130,9 +131,9 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
         })
     }
 
-    /// The user and the kind of the mail. If another user has verified the pending email address, that user gets the
-    /// "you already have an account" mail instead of a code. This is decided at delivery, so that the response to the
-    /// request does not depend on it.
+    /// The user who gets the mail, and the kind of the mail. If another user has verified the pending email address,
+    /// that user gets the "you already have an account" mail instead of a code. This is decided at delivery, so that
+    /// the response to the request does not depend on it.
     async fn recipient_and_kind(&self, app: &App, user: User, kind: MailKind) -> Result<(User, MailKind), StoreError> {
         let pending = user.pending_email.as_ref().filter(|_| kind == MailKind::Confirm && !user.disabled);
         let Some(pending) = pending else { return Ok((user, kind)) };
@@ -273,7 +274,7 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
         }
     }
 
-    /// The profile of the user that tokens contain from now on. `None` if the user was deleted.
+    /// The current profile of the user, which new tokens contain. `None` if the user was deleted.
     async fn profile(&self, claimed: &ClaimedRow, user: UserId) -> Result<Option<Profile>, StoreError> {
         Ok(self.stores.user(&claimed.app, user).await?.map(|user| user.profile()))
     }
@@ -539,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn over_the_relay_of_the_installation_the_sender_is_the_installation_with_the_name_of_the_app() {
+    fn the_relay_of_the_installation_sends_as_the_installation_with_the_name_of_the_app() {
         let route = |from| routed(&mail(from, RenderedSmtp::Install), true);
         let expected = |name: &str, reply_to: Option<&str>| {
             let from = format!("{name} <noreply@auth.example.net>");
@@ -554,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn over_its_own_relay_the_sender_is_the_app() {
+    fn the_own_relay_of_an_app_sends_as_the_app() {
         let route = |from| routed(&mail(from, RenderedSmtp::Own(relay("own"))), true);
         let expected = |from: &str| Some(("own".to_owned(), from.to_owned(), None, true));
         assert_eq!(route(Some("hello@shop.example.com")), expected("The Shop <hello@shop.example.com>"));
@@ -690,8 +691,8 @@ mod tests {
         }
     }
 
-    /// A delivery for two Apps: `shop` with its own relay on this loopback port, and `unresolved` without a relay.
-    fn delivery(stores: FakeStores, port: u16) -> OutboxDeliverer<FakeStores> {
+    /// A deliverer for two Apps: `shop` with its own relay on this loopback port, and `unresolved` without a relay.
+    fn deliverer(stores: FakeStores, port: u16) -> OutboxDeliverer<FakeStores> {
         let mut doc = fixtures::rendered("shop");
         doc.mail.from = Some("hello@shop.example.com".parse().unwrap());
         doc.mail.reset_url = Some("https://shop.example.com/reset?code={code}&email={email}".parse().unwrap());
@@ -721,7 +722,7 @@ mod tests {
     async fn the_code_in_the_mail_is_the_stored_one() {
         let (port, received) = listener(&[]).await;
         let stores = FakeStores { user: Some(user()), codes: Some(Mutex::default()), replication: None };
-        let delivery = delivery(stores, port);
+        let delivery = deliverer(stores, port);
         let now = delivery.env.now();
         assert!(matches!(delivery.deliver(&row("shop", reset(now))).await, DeliveryOutcome::Done));
         let stores = delivery.stores.clone();
@@ -748,7 +749,7 @@ mod tests {
         let deliver = async |replies: &'static [(&'static str, &'static str)]| {
             let (port, _received) = listener(replies).await;
             let stores = FakeStores { user: Some(user()), codes: Some(Mutex::default()), replication: None };
-            let delivery = delivery(stores, port);
+            let delivery = deliverer(stores, port);
             let now = delivery.env.now();
             delivery.deliver(&row("shop", reset(now))).await
         };
@@ -767,7 +768,7 @@ mod tests {
     #[tokio::test]
     async fn a_mail_that_cannot_be_attempted_waits_and_is_not_counted() {
         // Nothing listens on port 9, but no delivery connects to it.
-        let delivery = delivery(FakeStores { user: Some(user()), codes: None, replication: None }, 9);
+        let delivery = deliverer(FakeStores { user: Some(user()), codes: None, replication: None }, 9);
         let now = delivery.env.now();
         for app in ["shop", "unresolved", "not-served"] {
             let outcome = delivery.deliver(&row(app, reset(now))).await;
@@ -777,7 +778,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_reset_mail_older_than_the_lifetime_of_its_code_becomes_a_dead_letter() {
-        let delivery = delivery(FakeStores::default(), 9);
+        let delivery = deliverer(FakeStores::default(), 9);
         let old = delivery.env.now() - Duration::from_secs(1_801);
         let outcome = delivery.deliver(&row("shop", reset(old))).await;
         assert!(matches!(&outcome, DeliveryOutcome::Dead { error } if error.contains("older")), "{outcome:?}");
@@ -785,7 +786,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_row_without_a_user_sends_nothing() {
-        let delivery = delivery(FakeStores::default(), 9);
+        let delivery = deliverer(FakeStores::default(), 9);
         let now = delivery.env.now();
         let mail = Mail { kind: MailKind::Reset, recipient: None, requested_at: now };
         assert!(matches!(delivery.deliver(&row("shop", OutboxTask::Mail(mail))).await, DeliveryOutcome::Done));
@@ -799,7 +800,7 @@ mod tests {
     async fn an_epoch_is_propagated_until_a_replica_has_it() {
         let change = EpochChange { user: user().id, epoch: Epoch(4), kept_session: None };
         let propagate = async |replication| {
-            let delivery = delivery(FakeStores { replication, ..FakeStores::default() }, 9);
+            let delivery = deliverer(FakeStores { replication, ..FakeStores::default() }, 9);
             let row = ClaimedRow { attempts: 1_000, ..row("not-served", OutboxTask::PropagateEpoch(change.clone())) };
             let soon = delivery.env.now() + Duration::from_secs(60);
             (delivery.deliver(&row).await, soon)

@@ -10,7 +10,7 @@ const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b
 /// alone changes nothing, because link scanners open it before the user does.
 pub(super) fn fill_template(template: &LinkTemplate, code: &str, email: &str) -> String {
     let encoded = |text| utf8_percent_encode(text, RESERVED).to_string();
-    // The encoded values contain no braces, so the order does not matter.
+    // The encoded values contain no braces, so the order of the two replacements does not matter.
     template.as_str().replace("{code}", &encoded(code)).replace("{email}", &encoded(email))
 }
 

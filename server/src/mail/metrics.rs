@@ -55,7 +55,7 @@ impl MailMetrics {
         let metrics = Self {
             mails: Family::default(),
             propagations: Family::default(),
-            // From a relay in the same network to the timeout of ten seconds.
+            // The buckets range from the time of a relay in the same network to the timeout of ten seconds.
             send_seconds: Histogram::new([0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]),
             in_flight: Gauge::default(),
             due: Gauge::default(),

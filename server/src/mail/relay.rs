@@ -35,7 +35,8 @@ use crate::outbound::{ResolveError, lookup_host, tls_roots::TlsRoots};
 
 /// Timeout of one mail: DNS lookup, connection, TLS, authentication and SMTP.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// Relays close idle connections: Postfix after 300 s, some after 30 s.
+/// How long a connection can be idle before it is closed. Relays also close idle connections: Postfix after 300 s, some
+/// after 30 s.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(20);
 /// Many relays accept a hundred mails per connection, some fewer.
 const MAX_MAILS_PER_CONNECTION: u32 = 50;
@@ -54,7 +55,8 @@ pub(super) struct Route {
 
 /// A mail, ready to be sent.
 pub(super) struct OutgoingMail {
-    /// The id of the outbox row: a second attempt has the same Message-ID, so that most mail clients show one mail.
+    /// The id of the outbox row, which becomes part of the Message-ID. A second attempt has the same Message-ID, so
+    /// that most mail clients show only one mail.
     pub(super) id: Uuid,
     pub(super) to: Mailbox,
     pub(super) date: OffsetDateTime,
@@ -173,13 +175,15 @@ impl RelayPool {
     }
 }
 
-/// The host as an IP address or a name, without brackets and without a final dot, which certificates never have.
+/// The host as an IP address or a name, without brackets and without a final dot: names in certificates have no final
+/// dot.
 fn host(relay: &SmtpRelay) -> &str {
     let host = relay.host.strip_suffix('.').unwrap_or(&relay.host);
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// A relay with a changed Secret has another key. The key contains a hash, so that the pool does not keep credentials.
+/// The key of the connections of a route. A relay with a changed Secret has another key. The key contains a hash, so
+/// that the pool does not keep credentials.
 fn connection_key(route: &Route) -> ConnectionKey {
     let relay = serde_json::to_vec(&route.relay).expect("a relay is strings and a number");
     let mut hash = [0; SHA256_OUTPUT_LEN];
@@ -194,8 +198,8 @@ pub(super) fn build_message(route: &Route, mail: OutgoingMail) -> Result<Message
     let mut message = Message::builder()
         .from(route.from.clone())
         .to(to)
-        // Mail clients decode text that looks like an encoded word (RFC 2047, section 2). Somebody could use the
-        // name of an account to show text there that was not checked.
+        // Mail clients decode text that looks like an encoded word (RFC 2047, section 2). Without this replacement, the
+        // name of an account could put unchecked text into the subject.
         .subject(content.subject.replace("=?", "= ?"))
         .date(date.into())
         .message_id(Some(format!("<{id}@{}>", route.from.email.domain())))
@@ -210,7 +214,7 @@ pub(super) fn build_message(route: &Route, mail: OutgoingMail) -> Result<Message
         .map_err(|_| SendError::InvalidMessage)
 }
 
-/// Makes LF the only line end, which lettre sends as CR LF, and removes NUL. A CR alone and NUL are not allowed in a
+/// Makes LF the only line end, and removes NUL. lettre sends each LF as CR LF. A CR alone and NUL are not allowed in a
 /// message (RFC 5322, sections 2.3 and 4): a relay that reads a CR as a line end could find an SMTP command in a
 /// template.
 fn body_text(text: &str) -> String {

@@ -2,7 +2,8 @@
 
 use super::settings::MailSettings;
 
-/// Ports for mail: relay (RFC 5321), submission with and without implicit TLS (RFC 8314), and the common alternative.
+/// Ports for mail: relay (RFC 5321), submission with and without implicit TLS (RFC 8314), and the common alternative
+/// 2525.
 const MAIL_PORTS: [u16; 4] = [25, 465, 587, 2525];
 
 /// Whether an App's own relay can have this port. An allowed private network does not allow other ports, because the

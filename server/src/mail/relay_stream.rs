@@ -25,8 +25,8 @@ use tokio_rustls::TlsConnector;
 use super::send_error::{SendError, Stage};
 use crate::outbound::tls_roots::TlsRoots;
 
-/// Bytes that a peer can send on one connection. lettre reads lines of any length, and the peer is untrusted. Fifty
-/// mails need a hundredth of this limit.
+/// The maximum number of bytes that a peer can send on one connection. lettre reads lines of any length, and the peer
+/// is untrusted. The responses to fifty mails need a hundredth of this limit.
 const MAX_READ_BYTES: usize = 1024 * 1024;
 /// Timeout per IP address, so that an address that does not respond leaves time for the next one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
@@ -39,7 +39,7 @@ struct RelayStream<T> {
     greeting: io::Cursor<Vec<u8>>,
 }
 
-/// Fails when the peer has sent more than its limit.
+/// A stream that fails when the peer has sent more bytes than its limit.
 struct LimitedStream {
     stream: TcpStream,
     remaining: usize,

@@ -58,7 +58,7 @@ impl Stage {
 // === impl SendError ===
 
 impl SendError {
-    /// The error of lettre at a stage.
+    /// Converts an error of lettre that happened at this stage.
     pub(super) fn from_smtp(stage: Stage, error: &lettre::transport::smtp::Error) -> Self {
         if let Some(code) = error.status() {
             Self::Rejected { stage, code: code.into() }
@@ -72,8 +72,9 @@ impl SendError {
     }
 
     /// Whether a retry is useless: this recipient or this message is rejected permanently (RFC 5321, section 4.2.1).
-    /// Errors that the operator of the App or of the relay can fix (authentication, sender, TLS, network) are retried,
-    /// and so is a recipient that is rejected only for missing authentication (530) or a bad command sequence (503).
+    /// After an error that the application team or the administrator of the relay can fix (authentication, sender, TLS,
+    /// network), the mail is retried. It is also retried if a recipient or message is rejected only for missing
+    /// authentication (530) or a bad command sequence (503).
     pub(super) fn is_permanent(self) -> bool {
         match self {
             Self::Rejected { stage: Stage::Recipient | Stage::Content, code } => {

@@ -9,9 +9,10 @@ use parking_lot::Mutex;
 
 use super::templates::AppTemplates;
 
-/// Bytes of source in the cache: four sets of the largest ConfigMap. Compiled, a source needs up to ten times its size.
+/// The maximum size of all sources in the cache: four of the largest ConfigMaps. A compiled template needs up to ten
+/// times the size of its source.
 const MAX_SOURCE_BYTES: usize = 1024 * 1024;
-/// Sets in the cache. Each also contains the layout, about 20 KiB.
+/// The maximum number of sets in the cache. Each set also contains the layout, about 20 KiB.
 const MAX_SETS: usize = 128;
 
 /// The templates of an App by name, as in its document.
@@ -37,7 +38,7 @@ impl TemplateCache {
         if let Some(templates) = self.find(sources) {
             return templates;
         }
-        // Compile without the lock, because it takes milliseconds.
+        // Compile without the lock, because compiling takes milliseconds.
         let templates = Arc::new(AppTemplates::new(app, sources));
         let set = CompiledSet {
             sources: sources.iter().map(|(name, source)| (name.clone(), Arc::downgrade(source))).collect(),

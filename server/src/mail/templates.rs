@@ -93,18 +93,18 @@ impl AppTemplates {
             let start: String = to_one_line(&text).chars().take(MAX_SUBJECT_CHARS).collect();
             start.trim_end().to_owned()
         };
-        let mut subject_line = subject(self.part(app, mail, MailPart::Subject, values)?);
+        let mut subject_line = subject(self.render_part(app, mail, MailPart::Subject, values)?);
         if subject_line.is_empty() {
             subject_line = subject(BUILT_IN.render(mail, MailPart::Subject, values)?);
         }
         Ok(MailContent {
             subject: subject_line,
-            text: self.part(app, mail, MailPart::Text, values)?,
-            html: self.part(app, mail, MailPart::Html, values)?,
+            text: self.render_part(app, mail, MailPart::Text, values)?,
+            html: self.render_part(app, mail, MailPart::Html, values)?,
         })
     }
 
-    fn part(
+    fn render_part(
         &self,
         app: &str,
         mail: MailTemplate,
@@ -148,13 +148,13 @@ mod tests {
         expires_at: "2 February 2026, 10:31 UTC",
     };
 
-    fn with(own: &[(&str, &str)]) -> AppTemplates {
+    fn app_templates(own: &[(&str, &str)]) -> AppTemplates {
         let own = own.iter().map(|(name, source)| ((*name).to_owned(), Arc::new((*source).to_owned()))).collect();
         AppTemplates::new("shop", &own)
     }
 
     fn rendered(own: &[(&str, &str)], kind: MailKind, values: TemplateValues<'_>) -> MailContent {
-        with(own).render("shop", kind, values).unwrap()
+        app_templates(own).render("shop", kind, values).unwrap()
     }
 
     #[test]
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn templates_that_the_operator_publishes_are_accepted_and_no_others() {
         let accepted = |name: &str, source: &str| {
-            let own = with(&[(name, source)]).own;
+            let own = app_templates(&[(name, source)]).own;
             let parts = MailTemplate::ALL.into_iter().flat_map(|mail| MailPart::ALL.map(|part| (mail, part)));
             parts
                 .filter(|(mail, part)| own.contains(*mail, *part))

@@ -18,14 +18,16 @@ use crate::{
     },
 };
 
-/// Rows in delivery at a time. Each needs a connection and a few buffers.
+/// The maximum number of rows in delivery at the same time. Each needs a connection and a few buffers.
 const MAX_IN_FLIGHT: usize = 16;
-/// Rows of one App in delivery, over all servers: a hanging relay occupies at most a quarter of [`MAX_IN_FLIGHT`].
+/// The maximum number of rows of one App in delivery, over all servers: a hanging relay occupies at most a quarter of
+/// [`MAX_IN_FLIGHT`].
 const MAX_IN_FLIGHT_PER_APP: usize = 4;
-/// How long a claimed row belongs to its server: at least twice the time that the stores, the DNS lookup and SMTP (ten
-/// seconds) need. After this time, other servers can claim the rows of a dead server.
+/// How long a claimed row belongs to the server that claimed it: at least twice the time that a delivery needs (ten
+/// seconds for DNS lookup and SMTP, and some for the stores). After this time, other servers can claim the rows of a
+/// dead server.
 const LEASE: Duration = Duration::from_secs(60);
-/// Timeout of the delivery of a row, so that it cannot outlive its lease.
+/// Timeout of the delivery of a row. It is shorter than [`LEASE`], so that a delivery ends before the lease of its row.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(40);
 /// How often the outbox is polled if there is no notification.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -127,7 +129,8 @@ async fn schedule<O, D>(
     metrics.set_in_flight(0);
 }
 
-/// A separate trace, linked to the request that created the row, because that request has ended.
+/// The span of a delivery. It starts a new trace, because the request that created the row has ended. The span has a
+/// link to that request.
 fn row_span(row: &ClaimedRow) -> Span {
     let (name, mail) = match &row.task {
         OutboxTask::Mail(mail) | OutboxTask::MailToFormerAddress(mail, _) => ("deliver mail", Some(mail.kind.as_str())),
@@ -180,7 +183,8 @@ async fn deliver_row<O: Outbox, D: Deliverer>(outbox: Arc<O>, deliverer: Arc<D>,
 }
 
 fn log_panic(ended: Result<(), tokio::task::JoinError>) {
-    // The panic hook has logged the location. The text of the error can quote a value, such as a code.
+    // The panic hook has logged the location. The text of the error is not logged, because it can quote a value such as
+    // a code.
     if ended.is_err() {
         error!("the delivery of a mail panicked; it is retried when its lease ends");
     }
@@ -192,7 +196,7 @@ async fn report_backlog<O: Outbox>(outbox: &O, metrics: &MailMetrics, shutdown: 
             backlog = outbox.backlog() => backlog,
             () = shutdown.cancelled() => return,
         };
-        // If this fails, claiming fails, too, and logs the error.
+        // If the backlog cannot be read, rows cannot be claimed either, and `schedule` logs that error.
         if let Ok(backlog) = backlog {
             metrics.set_backlog(backlog);
         }

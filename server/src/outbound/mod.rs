@@ -26,11 +26,11 @@ pub(crate) enum ResolveError {
 
 /// IPv4 networks outside the public Internet (IANA special-purpose address registry, RFC 6890, and multicast).
 const RESERVED_V4: [Ipv4Net; 15] = [
-    v4(0, 0, 0, 0, 8),       // this network
+    v4(0, 0, 0, 0, 8),       // "this network" (RFC 791)
     v4(10, 0, 0, 0, 8),      // private
-    v4(100, 64, 0, 0, 10),   // shared by carriers
+    v4(100, 64, 0, 0, 10),   // shared address space of carriers
     v4(127, 0, 0, 0, 8),     // loopback
-    v4(169, 254, 0, 0, 16),  // link-local, metadata of clouds
+    v4(169, 254, 0, 0, 16),  // link-local, metadata services of clouds
     v4(172, 16, 0, 0, 12),   // private
     v4(192, 0, 0, 0, 24),    // protocol assignments
     v4(192, 0, 2, 0, 24),    // documentation
@@ -43,7 +43,7 @@ const RESERVED_V4: [Ipv4Net; 15] = [
     v4(240, 0, 0, 0, 4),     // reserved, broadcast
 ];
 
-/// Global unicast (RFC 4291, 2.4): the public part of IPv6, without [`RESERVED_V6`].
+/// Global unicast (RFC 4291, section 2.4): the only public IPv6 network, except for its parts in [`RESERVED_V6`].
 const GLOBAL_V6: Ipv6Net = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
 /// Networks of [`GLOBAL_V6`] that are not public.
 const RESERVED_V6: [Ipv6Net; 4] = [
@@ -84,7 +84,7 @@ impl OutboundPolicy {
             || (self.allow_insecure && address.is_loopback())
     }
 
-    /// The IP addresses of a host to which a connection is allowed.
+    /// Those IP addresses of a host to which connections are allowed.
     pub(crate) async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, ResolveError> {
         let mut addresses = lookup_host(host, port).await?;
         addresses.retain(|address| self.allows(address.ip()));

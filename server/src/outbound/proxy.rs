@@ -9,7 +9,8 @@ use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 #[derive(Clone, Default)]
 pub struct OutboundProxy(Option<Arc<Matcher>>);
 
-/// The value is not the URL of a proxy. The text does not quote it, since it may contain credentials.
+/// The value of `HTTPS_PROXY` is not the URL of a proxy. The text of the error does not quote the value, because it can
+/// contain credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("HTTPS_PROXY is not a URL such as http://proxy.example.com:3128")]
 pub struct InvalidProxyUrl;
@@ -23,13 +24,14 @@ impl OutboundProxy {
         Self::new(&get(["HTTPS_PROXY", "https_proxy"]), &get(["NO_PROXY", "no_proxy"]))
     }
 
-    /// `no_proxy`: host names, which include their subdomains, IP addresses and networks, separated by commas. An empty
-    /// `url` means no proxy.
+    /// `no_proxy`: IP addresses, networks and host names, separated by commas. A host name includes its subdomains. An
+    /// empty `url` means no proxy.
     pub fn new(url: &str, no_proxy: &str) -> Result<Self, InvalidProxyUrl> {
         if url.is_empty() {
             return Ok(Self(None));
         }
-        // With a URL that does not parse, the matcher would intercept nothing, without an error.
+        // A matcher with a URL that does not parse reports no error and intercepts nothing. Therefore an example is
+        // tried.
         let example = Uri::from_static("https://provider.example");
         let proxy = Matcher::builder().https(url.to_owned()).build().intercept(&example);
         if proxy.is_none_or(|proxy| proxy.uri().scheme_str() != Some("http")) {

@@ -15,7 +15,8 @@ use crate::domain::identity::UnusableReason;
 /// Lifetime of a client secret. Apple accepts up to six months, but a short lifetime costs nothing, because the server
 /// signs the secret itself.
 const LIFETIME: Duration = Duration::HOUR;
-/// A secret is renewed this long before it expires, for clock differences and the time of a request.
+/// A secret is renewed this long before it expires. This allows for clock differences and for the duration of a
+/// request.
 const RENEWAL_MARGIN: Duration = Duration::minutes(10);
 /// Maximum number of cached secrets. When it is reached, the cache is cleared.
 const MAX_CACHED_SECRETS: usize = 1024;
@@ -32,6 +33,7 @@ struct CachedSecret {
     expires_at: OffsetDateTime,
 }
 
+/// The claims of a client secret:
 /// https://developer.apple.com/documentation/accountorganizationaldatasharing/creating-a-client-secret
 #[derive(Serialize)]
 struct Claims<'a> {

@@ -18,10 +18,11 @@ use crate::domain::{
 
 /// A copy younger than this is used without a fetch.
 const MAX_AGE: time::Duration = time::Duration::HOUR;
-/// How long a stale copy is used without a fetch after a fetch failed; also the shortest time between two fetches for
-/// something that a copy lacks (specification: Social login, Provider documents).
+/// After a failed fetch, a stale copy is used for this time without another fetch. Also the shortest time between two
+/// fetches that are started because a copy lacks something (specification: Social login, Provider documents).
 const RETRY_INTERVAL: time::Duration = time::Duration::MINUTE;
-/// How long a caller that has a stale copy waits for a newer one. The fetch continues without the caller.
+/// How long a caller waits for a newer copy if there is a stale one. After that, the fetch continues without the
+/// caller.
 const REFRESH_WAIT: Duration = Duration::from_secs(1);
 /// Maximum number of copies. Most have a few KiB.
 const MAX_ENTRIES: usize = 2048;
@@ -95,8 +96,8 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
         }
     }
 
-    /// A newer document than `stale`, which lacks something that the caller needs. `None` if the fetch fails, or if the
-    /// last such fetch began less than [`RETRY_INTERVAL`] ago and is over.
+    /// A newer document than `stale`, because `stale` lacks something that the caller needs. `None` if the fetch fails,
+    /// or if the last fetch for this reason began less than [`RETRY_INTERVAL`] ago and has ended.
     pub(super) async fn get_newer(
         &self,
         url: &str,
@@ -143,7 +144,8 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
         entry
     }
 
-    /// Joins the running fetch or starts one. The fetch is a task of its own, so that it survives its first caller.
+    /// Joins the running fetch or starts one. The fetch runs in its own task, so that it continues if a caller is
+    /// cancelled.
     fn start_fetch(
         &self,
         entry: &Arc<Entry<T>>,
@@ -191,9 +193,10 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
 // === impl Entries ===
 
 impl<T> Entries<T> {
-    /// Updates the sum after a copy changed, and evicts the least recently used copies to stay within the bound.
+    /// Updates `footprint` after a copy changed, and evicts the least recently used copies while `footprint` is over
+    /// [`MAX_CACHE_BYTES`].
     fn update_footprint(&mut self, changed: &Arc<Entry<T>>, before: usize, after: usize) {
-        // If the entry was evicted during the fetch, it is not in the sum.
+        // If the entry was evicted during the fetch, `footprint` does not include it.
         if !self.by_url.values().any(|entry| Arc::ptr_eq(entry, changed)) {
             return;
         }
@@ -246,7 +249,7 @@ mod tests {
     struct Fixture {
         cache: DocumentCache<usize>,
         clock: TestClock,
-        /// The number of fetches. Each fetch returns its number.
+        /// The number of fetches so far. The first fetch returns 1, the second one 2, and so on.
         fetched: Arc<AtomicUsize>,
     }
 
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn with_a_stale_copy_a_hanging_provider_delays_only_briefly() {
+    async fn with_a_stale_copy_a_hanging_provider_delays_callers_only_briefly() {
         let fixture = Fixture::new();
         assert_eq!(fixture.get(true).await, Ok(1));
         fixture.advance(100_000);
@@ -383,7 +386,7 @@ mod tests {
         assert_eq!(cached(), ("a b".to_owned(), MAX_CACHE_BYTES));
         put("c", 1).await;
         assert_eq!(cached(), ("a c".to_owned(), half + 1));
-        // A newer document replaces the older one in the sum.
+        // In the sum, the size of the newer document replaces the size of the older one.
         fixture.advance(3600);
         put("a", 2).await;
         assert_eq!(cached(), ("a c".to_owned(), 3));

@@ -33,10 +33,10 @@ use crate::{
 
 /// How often due checks are started and changes of Apps are read.
 const TICK: Duration = Duration::from_secs(1);
-/// If a provider is reachable, it is checked again after this time, plus or minus 25 %, so that servers do not check at
-/// the same time.
+/// After a check with the result `Reachable`, the next check follows after this time, plus or minus 25 %, so that
+/// servers do not check at the same time.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
-/// After any other result, the provider is checked again after this time, plus or minus 25 %.
+/// After a check with any other result, the next check follows after this time, plus or minus 25 %.
 const RETRY_INTERVAL: Duration = Duration::from_secs(300);
 /// The first check of a new or changed Provider is due within this time.
 const FIRST_CHECK_WITHIN: Duration = Duration::from_secs(5);
@@ -49,13 +49,13 @@ const INVALID_CODE: &str = "latchkey-asks-whether-this-client-is-known";
 struct WatchedProvider {
     settings: Arc<ProviderSettings>,
     callback: String,
-    /// Fingerprint of the checked settings. A change causes a new check.
+    /// Fingerprint of the settings. If it changes, the Provider is checked again.
     fingerprint: Vec<u8>,
     next_check: Instant,
 }
 
 impl SocialProviders {
-    /// Checks every Provider of every App and reports the results, until dropped.
+    /// Checks every Provider of every App and reports the results, until the future is dropped.
     pub async fn run_checks(self, apps: Arc<Apps>, reports: Arc<ProviderReports>) {
         let env = Env::system();
         let mut changes = apps.subscribe_changes();
@@ -96,7 +96,7 @@ impl SocialProviders {
                 }
                 // If no permit is free, the check stays due and is tried again at the next tick.
                 let Ok(permit) = self.0.permits.try_acquire_for_check(&Arc::new(key.clone())) else { continue };
-                // Prevents a second start while the check runs, which takes at most ten seconds.
+                // Prevents a second start of this check while it runs. A check takes at most ten seconds.
                 provider.next_check = now + CHECK_INTERVAL;
                 let (providers, key, fingerprint) = (self.clone(), key.clone(), provider.fingerprint.clone());
                 let (settings, callback) = (Arc::clone(&provider.settings), provider.callback.clone());
@@ -108,7 +108,7 @@ impl SocialProviders {
         }
     }
 
-    /// Runs one check. `None` if the settings or the secret cannot be used.
+    /// Runs one check. `None` if the preset is unknown, its option `claims` is invalid, or the secret is missing.
     async fn run_check(&self, permit: &Permit, settings: &ProviderSettings, callback: &str) -> Option<Reason> {
         let client = ProviderConfig::new(settings, permit).ok()?;
         client.secret().ok()?;
@@ -116,7 +116,7 @@ impl SocialProviders {
     }
 
     /// Checks now whether the provider can be reached and accepts the client. `None` if it cannot be checked: the
-    /// secret is missing, the preset or its options cannot be used, or no permit is free.
+    /// preset is unknown, its option `claims` is invalid, the secret is missing, or no permit is free.
     pub async fn check(&self, namespace: &str, provider: &RenderedProvider, callback: &str) -> Option<Reason> {
         let key = Arc::new((namespace.to_owned(), provider.resource.clone()));
         let permit = self.0.permits.try_acquire_for_check(&key).ok()?;
@@ -175,7 +175,7 @@ impl Inner {
     }
 
     async fn check_provider(&self, client: &ProviderConfig<'_>, callback: &str) -> Reason {
-        // A cached document does not show that the provider is available now.
+        // Fetches the document, because a cached one does not show that the provider is available now.
         if let EndpointSource::Discovered { issuer, .. } = &client.preset.endpoints {
             match client.discovery_url(*issuer) {
                 Ok((_, url)) if self.fetch_metadata(client, &url).await.is_ok() => {}

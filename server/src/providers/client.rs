@@ -15,7 +15,7 @@ use crate::domain::identity::{ProviderEndpoint, UnusableReason};
 
 /// The base URL of Microsoft's issuers; a tenant and `/v2.0` follow.
 pub(super) const MICROSOFT_BASE_URL: &str = "https://login.microsoftonline.com/";
-/// Microsoft's tenant of all personal accounts.
+/// The ID of the tenant of all personal Microsoft accounts.
 pub(super) const MICROSOFT_CONSUMERS_TENANT: &str = "9188040d-6c67-4c5b-b112-36a304b66dad";
 
 pub(super) struct ProviderConfig<'a> {
@@ -68,22 +68,23 @@ impl<'a> ProviderConfig<'a> {
         CallTarget { preset: self.preset.name, endpoint }
     }
 
-    /// The client secret, or Apple's private key.
+    /// The client's secret or, for Apple, the client's private key.
     pub(super) fn secret(&self) -> Result<&'a SecretString, UnusableReason> {
         self.settings.secret.as_ref().ok_or(UnusableReason::MissingSecret)
     }
 
-    /// A text option of the Provider.
+    /// The value of this option of the Provider, if the value is text.
     pub(super) fn option(&self, name: &str) -> Option<&'a str> {
         self.settings.options.get(name).and_then(Value::as_str)
     }
 
-    /// A text option that the preset requires.
+    /// The value of an option that the preset requires. It must be text.
     pub(super) fn required_option(&self, name: &str) -> Result<&'a str, UnusableReason> {
         self.option(name).ok_or(UnusableReason::InvalidOptions)
     }
 
-    /// The issuer by the preset and the Provider's options, and the URL of its discovery document.
+    /// Determines the issuer from the preset and the Provider's options. Returns the issuer and the URL of its
+    /// discovery document.
     pub(super) fn discovery_url(&self, issuer: IssuerSource) -> Result<(Cow<'static, str>, String), UnusableReason> {
         let issuer: Cow<'static, str> = match issuer {
             IssuerSource::Fixed(issuer) => issuer.into(),
@@ -93,7 +94,7 @@ impl<'a> ProviderConfig<'a> {
                 format!("{MICROSOFT_BASE_URL}{}/v2.0", self.required_option("tenant")?).into()
             }
         };
-        // OpenID Connect Discovery 1.0, 4.1: a trailing slash is removed first.
+        // The URL begins with the issuer without a trailing slash (OpenID Connect Discovery 1.0, 4.1).
         let url = format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'));
         Ok((issuer, url))
     }
@@ -114,7 +115,7 @@ impl<'a> ProviderConfig<'a> {
         client == self.settings.client_id || self.settings.additional_client_ids.iter().any(|other| other == client)
     }
 
-    /// The authority of identities that come without an ID token.
+    /// The authority of identities that are not read from an ID token.
     pub(super) fn authority(&self) -> Result<String, UnusableReason> {
         match &self.preset.endpoints {
             EndpointSource::Fixed { base_url, .. } => Ok(format!("{}:{base_url}", self.preset.name)),
@@ -243,7 +244,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn scopes_are_requested_once() {
+    fn each_scope_is_requested_once() {
         let settings = test_settings("google", json!({}));
         assert_eq!(test_client(&settings).unwrap().scopes(), ["openid", "email", "profile", "more"]);
     }

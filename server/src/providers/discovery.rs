@@ -1,4 +1,4 @@
-//! Discovery documents (OpenID Connect Discovery 1.0), key sets, and the endpoints of a client's provider.
+//! Discovery documents (OpenID Connect Discovery 1.0), key sets, and the endpoints of a provider.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ struct Document {
     authorization_response_iss_parameter_supported: bool,
 }
 
-/// The endpoints of a client's provider.
+/// The endpoints of a provider, for one Provider resource.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoints {
     pub(super) authorization_endpoint: String,
@@ -56,14 +56,14 @@ pub(super) struct Endpoints {
     pub(super) authentication: AuthType,
     pub(super) userinfo_endpoint: Option<String>,
     pub(super) introspection_endpoint: Option<String>,
-    /// `None` if the provider issues no ID tokens.
+    /// `None` if no ID token of the provider is used.
     pub(super) keys: Option<KeySetSource>,
     pub(super) issuers: AcceptedIssuers,
-    /// The provider announces that every callback has `iss` (RFC 9207, 3).
+    /// Whether the provider announces that every callback has `iss` (RFC 9207, 3).
     pub(super) announces_iss: bool,
 }
 
-/// The key set and algorithms for ID tokens.
+/// The URL of the key set that verifies ID tokens, and the allowed algorithms.
 #[derive(Clone, Debug)]
 pub(super) struct KeySetSource {
     pub(super) url: String,
@@ -77,14 +77,14 @@ pub(super) enum AcceptedIssuers {
     Unknown,
     /// The issuer, and other names for it.
     Known { issuer: String, aliases: &'static [&'static str] },
-    /// Microsoft, for more than one tenant: the token's `tid` replaces `{tenantid}`.
+    /// Microsoft, for more than one tenant: the token's `tid` replaces `{tenantid}` in `template`.
     MicrosoftTenants { template: String, allows_consumers: bool },
 }
 
 // === impl Metadata ===
 
 impl Metadata {
-    /// Parses a document within [`super::RESPONSE_BOUNDS`]. Makes only checks that do not depend on the client.
+    /// Parses a document within [`super::RESPONSE_BOUNDS`]. Makes only checks that do not depend on the Provider.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidResponse> {
         let document = Document::deserialize(super::parse(body)?).map_err(|_| InvalidResponse::Incomplete)?;
         let metadata = Self {
@@ -152,7 +152,7 @@ impl AcceptedIssuers {
     }
 }
 
-/// A tenant ID is a UUID in lower case.
+/// Whether `tenant` is a tenant ID: a UUID in lower case.
 fn is_tenant_id(tenant: &str) -> bool {
     uuid::Uuid::try_parse(tenant).is_ok_and(|uuid| uuid.to_string() == tenant)
 }
@@ -175,7 +175,7 @@ impl Endpoints {
 // === impl Inner ===
 
 impl Inner {
-    /// The endpoints of this client's provider. Reads the discovery document if the preset uses one.
+    /// The endpoints of the provider. Reads the discovery document if the preset uses one.
     pub(super) async fn endpoints(&self, client: &ProviderConfig<'_>) -> Result<Endpoints, ProviderError> {
         match &client.preset.endpoints {
             EndpointSource::Discovered { issuer, aliases } => self.discovered_endpoints(client, *issuer, aliases).await,
@@ -317,8 +317,9 @@ fn client_authentication(client: &ProviderConfig<'_>, metadata: Option<&Metadata
     })
 }
 
-/// The accepted issuers by the `issuer` of Microsoft's document. For the tenants `common` and `organizations` this is a
-/// template. For any other tenant it contains the tenant ID, even if the Provider names the tenant by its domain.
+/// The accepted issuers, from the `issuer` in Microsoft's discovery document. For the tenants `common` and
+/// `organizations`, `issuer` is a template. For any other tenant, `issuer` contains the tenant ID, even if the Provider
+/// names the tenant by its domain.
 fn microsoft_issuers(client: &ProviderConfig<'_>, issuer: &str) -> Option<AcceptedIssuers> {
     let tenant = issuer.strip_prefix(MICROSOFT_BASE_URL)?.strip_suffix("/v2.0")?;
     if tenant == "{tenantid}" {

@@ -1,4 +1,4 @@
-//! Exchanges an authorization code for tokens, and the tokens for an identity.
+//! Exchanges an authorization code for tokens, and gets the user's identity with the tokens.
 
 use std::{future::Future, pin::Pin};
 
@@ -29,8 +29,8 @@ use crate::domain::identity::{
     AuthorizationCodeGrant, InvalidResponse, ProviderEndpoint, ProviderError, UnusableReason, VerifiedIdentity,
 };
 
-/// The response of a token endpoint (RFC 6749, 5.1; OpenID Connect Core 1.0, 3.1.3.3). Other members are not read;
-/// providers differ, for example, in the format of `scope`.
+/// The response of a token endpoint (RFC 6749, 5.1; OpenID Connect Core 1.0, 3.1.3.3). Other members are not read,
+/// because their format can differ between providers: for example, that of `scope`.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct ProviderTokens {
     access_token: AccessToken,
@@ -218,8 +218,8 @@ fn token_endpoint_error(
         RequestTokenError::ServerResponse(response) => reason_of_error_code(client, response.error().as_ref()),
         // Some providers send errors with status 200.
         RequestTokenError::Parse(_, body) => match parse(&body) {
-            // `error` is a code (RFC 6749, 5.2). At Facebook it is an object with the number `code`. Twitch sends only
-            // `message`.
+            // `error` is an error code (RFC 6749, 5.2). Facebook sends an object with the number `code` as `error`.
+            // Twitch sends `message` instead of `error`.
             Ok(claims) => {
                 let error_code =
                     ["error", "/error/code", "message"].into_iter().find_map(|name| find_claim_text(&claims, name));
@@ -233,7 +233,7 @@ fn token_endpoint_error(
     ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Token, reason }
 }
 
-/// The meaning of an error code, which is one of RFC 6749, 5.2, or one of the provider's own.
+/// The meaning of an error code: one from RFC 6749, 5.2, or one of the provider's own.
 fn reason_of_error_code(client: &ProviderConfig<'_>, error: &str) -> InvalidResponse {
     let codes = &client.preset.error_codes;
     let is = |kind: BasicErrorResponseType| error == kind.as_ref();

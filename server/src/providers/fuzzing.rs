@@ -20,7 +20,7 @@ pub struct KeySet(id_token::KeySet);
 pub struct Expectation<'a> {
     pub issuer: &'a str,
     pub client: &'a ProviderSettings,
-    /// True for a login with a provider token, false for a login flow.
+    /// True: an application sent the token to *login*. False: the token comes from a flow.
     pub is_login: bool,
     pub nonce: Option<&'a str>,
 }
@@ -86,6 +86,6 @@ impl KeySet {
     /// Whether a signature over `message` is valid under one of the keys. Test vectors need this, because what they
     /// sign is not a token.
     pub fn verifies(&self, algorithm: &str, message: &[u8], signature: &[u8]) -> bool {
-        self.0.verifies_any_key(algorithm, message, signature)
+        self.0.verifies_with_any_key(algorithm, message, signature)
     }
 }

@@ -1,5 +1,5 @@
-//! The HTTP client for providers. It bounds time and size, and connects only to IP addresses that the installation
-//! allows, and only over TLS except in development.
+//! The HTTP client for providers. It bounds the time and the size of responses. It connects only to IP addresses that
+//! the installation allows, and only over TLS, except in development.
 
 use std::{
     collections::HashMap,
@@ -44,18 +44,19 @@ use crate::{
 
 /// Timeout of one operation with all its calls, and of one call (specification: Limits, Provider calls).
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum size of a response body, in bytes. Enforced by `Content-Length` and while the body is read.
-/// docs/decisions/0024 lists what providers send.
+/// Maximum size of a response body, in bytes. Checked against `Content-Length`, and again while the body is read.
+/// docs/decisions/0024 lists the sizes of the largest responses of providers.
 pub(super) const MAX_RESPONSE_BODY: usize = 64 * 1024;
-/// Maximum size of a response head, in bytes. GitHub's has about 4 KiB. The default of hyper is 400 KiB.
+/// Maximum size of a response head, in bytes. The head of GitHub's responses has about 4 KiB. The default maximum of
+/// hyper is 400 KiB.
 pub(super) const MAX_RESPONSE_HEAD: usize = 32 * 1024;
 /// Timeout of a connection attempt to one IP address. Leaves time to try the host's next IP address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-/// Timeout of a name lookup if there is a proxy. In a cluster with a proxy, the DNS may know only the names of the
-/// cluster, and may be slow to report that it does not know a name.
+/// Timeout of a name lookup if there is a proxy. A cluster with a proxy can have a DNS server that knows only the names
+/// of the cluster, and that is slow to report that a name is unknown.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Timeout of idle connections. Short, because providers close idle connections, too: a request on a connection that
-/// the provider has just closed is lost, and with it the authorization code in the request.
+/// Timeout of idle connections. It is short, because providers also close idle connections: a request on a connection
+/// that the provider has just closed is lost, together with the authorization code in the request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum number of idle connections per host.
 const MAX_IDLE_PER_HOST: usize = 16;
@@ -122,7 +123,7 @@ impl ProviderHttp {
         }
     }
 
-    /// Whether a URL can be called: `https`, and in development `http`.
+    /// Whether a URL can be called: its scheme is `https`, or `http` in development.
     pub(super) fn allows_url(&self, url: &str) -> bool {
         url.starts_with("https://") || (self.connector.reach.allow_insecure && url.starts_with("http://"))
     }
@@ -206,7 +207,7 @@ impl fmt::Debug for ProviderHttp {
     }
 }
 
-/// Reads a body of at most [`MAX_RESPONSE_BODY`] bytes. Copies the frames, because each small frame of a chunked body
+/// Reads a body of at most [`MAX_RESPONSE_BODY`] bytes. Copies the frames, because even a small frame of a chunked body
 /// would keep a large read buffer in memory.
 async fn read_body(mut body: Incoming) -> Result<Vec<u8>, HttpCallError> {
     let too_large = HttpCallError::InvalidResponse(InvalidResponse::TooLarge);
@@ -279,8 +280,8 @@ impl ProviderConnector {
         Err(UnavailableReason::Unreachable)
     }
 
-    /// Connects through the installation's proxy, which looks up the name itself. If this server can look up the name,
-    /// too, all IP addresses of the name must be allowed. Otherwise only the proxy can check the IP address
+    /// Connects through the installation's proxy, which looks up the name itself. This server looks up the name, too.
+    /// If it finds IP addresses, all of them must be allowed. If it finds none, only the proxy can check the IP address
     /// (docs/decisions/0019).
     async fn tunnel(
         &self,
@@ -334,7 +335,7 @@ mod tests {
         ProviderHttp::new(reach, OutboundProxy::default(), HashMap::new(), Vec::new(), Metrics::new())
     }
 
-    fn insecure() -> ProviderHttp {
+    fn insecure_http() -> ProviderHttp {
         http(OutboundPolicy { allow_insecure: true, ..OutboundPolicy::default() })
     }
 
@@ -389,11 +390,11 @@ mod tests {
         let listed =
             OutboundPolicy { private_cidrs: vec!["127.0.0.0/8".parse().unwrap()], ..OutboundPolicy::default() };
         assert_eq!(get(&http(listed), &url).await, Err(HttpCallError::InvalidResponse(InvalidResponse::NotHttps)));
-        assert_eq!(get(&insecure(), &url).await, Ok((200, 2)));
+        assert_eq!(get(&insecure_http(), &url).await, Ok((200, 2)));
     }
 
     #[tokio::test]
-    async fn a_listed_network_is_reached_and_its_certificate_is_still_verified() {
+    async fn a_host_in_a_listed_network_is_reached_and_its_certificate_is_verified() {
         let url = run_server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi".to_vec()).await;
         let listed =
             OutboundPolicy { private_cidrs: vec!["127.0.0.0/8".parse().unwrap()], ..OutboundPolicy::default() };
@@ -403,15 +404,15 @@ mod tests {
 
     #[tokio::test]
     async fn oversized_responses_and_redirects_are_errors() {
-        let http = insecure();
+        let http = insecure_http();
         let too_large = Err(HttpCallError::InvalidResponse(InvalidResponse::TooLarge));
-        // Refused by its `Content-Length`, before the body arrives.
+        // Rejected because of its `Content-Length`, before the body arrives.
         let declared = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", MAX_RESPONSE_BODY + 1);
         assert_eq!(get(&http, &run_server(declared.into_bytes()).await).await, too_large);
         let fits = format!("HTTP/1.1 200 OK\r\ncontent-length: {MAX_RESPONSE_BODY}\r\n\r\n").into_bytes();
         let fits = fits.into_iter().chain(std::iter::repeat_n(b'x', MAX_RESPONSE_BODY)).collect();
         assert_eq!(get(&http, &run_server(fits).await).await, Ok((200, MAX_RESPONSE_BODY)));
-        // In chunks, without a `Content-Length`.
+        // A body in chunks, without a `Content-Length`.
         let pieces = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".iter().copied();
         let pieces = pieces.chain(b"1\r\nx\r\n".repeat(MAX_RESPONSE_BODY + 1)).collect();
         assert_eq!(get(&http, &run_server(pieces).await).await, too_large);
@@ -460,7 +461,7 @@ mod tests {
         }
         let nobody_came = timeout(Duration::from_millis(200), listener.accept()).await.is_err();
         assert!(nobody_came);
-        // A name that the server cannot look up is left to the proxy; this proxy closes the connection.
+        // The proxy looks up a name that the server cannot look up. This proxy closes the connection.
         let elsewhere = get(&http, "https://no-such-host.invalid/x");
         let (result, accepted) = tokio::join!(elsewhere, async { drop(listener.accept().await) });
         assert_eq!((result, accepted), (Err(HttpCallError::Unavailable(UnavailableReason::Proxy)), ()));

@@ -23,11 +23,13 @@ const MAX_KEYS: usize = 64;
 const MAX_KEY_ID_LENGTH: usize = 255;
 /// Maximum length of one number of a key, in bytes: 8,192 bits in base64url, the largest RSA modulus that is supported.
 const MAX_KEY_NUMBER_LENGTH: usize = 1366;
-/// Maximum length of an ID token or access token, in bytes. Microsoft's have about 4 KiB, with 200 groups about 12 KiB.
+/// Maximum length of an ID token or access token, in bytes. Tokens of Microsoft have about 4 KiB, with 200 groups about
+/// 12 KiB.
 pub(super) const MAX_TOKEN_LENGTH: usize = 32 * 1024;
-/// Maximum length of a token's encoded header, in bytes. Most have 100 bytes; with a certificate chain, about 4 KiB.
+/// Maximum length of a token's encoded header, in bytes. Most headers have about 100 bytes, headers with a certificate
+/// chain about 4 KiB.
 const MAX_HEADER_LENGTH: usize = 8 * 1024;
-/// Estimated memory of a key in addition to its texts, in bytes, with its share of the set.
+/// Estimated memory that a key and its place in the set take, in bytes, without the texts of the key.
 const KEY_OVERHEAD: usize = 256;
 /// Maximum length of a subject, in bytes (OpenID Connect Core 1.0, 2).
 pub(super) const MAX_SUBJECT_LENGTH: usize = 255;
@@ -80,7 +82,7 @@ pub struct VerifiedSignature<'a> {
 /// The parts of a token (RFC 7515, 7.1).
 struct TokenParts<'a> {
     header: Header,
-    /// The signed text.
+    /// The text that is signed: the encoded header and claims.
     message: &'a str,
     claims: &'a str,
     signature: &'a str,
@@ -92,20 +94,20 @@ pub(super) struct IdToken {
     pub(super) authority: String,
     pub(super) subject: String,
     pub(super) statement: SourceClaims,
-    /// `at_hash`, if present. The inner value is `None` if it is not text.
+    /// The claim `at_hash`. `None` if it is missing, `Some(None)` if it is not text.
     access_token_hash: Option<Option<String>>,
     hash: &'static digest::Algorithm,
 }
 
-/// Where a token comes from, which determines its audience and nonce.
+/// Where a token comes from. This determines the audience and the nonce that the token must have.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TokenOrigin<'a> {
-    /// From the token endpoint: the audience is our client. `nonce` is the nonce of the flow, if the provider supports
+    /// From the token endpoint: the audience is `clientID`. `nonce` is the nonce of the flow, if the provider supports
     /// nonces.
     Flow { nonce: Option<&'a str> },
-    /// From a client that logs in with the token: the audience is any of our clients. `nonce` is the nonce of the
-    /// request, if sent. The token contains it plain or as lower-case hexadecimal SHA-256 (the form that apps pass to
-    /// Apple).
+    /// From a request to *login*: the audience is `clientID` or one of `additionalClientIDs`. `nonce` is the nonce of
+    /// the request, if it has one. The token contains either the nonce itself or its SHA-256 in lower-case hexadecimal
+    /// (the form that apps pass to Apple).
     Login { nonce: Option<&'a str> },
 }
 
@@ -118,7 +120,7 @@ struct Header {
     crit: Option<IgnoredAny>,
 }
 
-/// The supported algorithms among those that a provider lists. RS256 if it lists none.
+/// The algorithms in a provider's list that this server supports. RS256 if the list is empty.
 pub(super) fn allowed_algorithms(supported: &[String]) -> Vec<Algorithm> {
     if supported.is_empty() {
         return vec![Algorithm::RS256];
@@ -130,8 +132,8 @@ pub(super) fn allowed_algorithms(supported: &[String]) -> Vec<Algorithm> {
 // === impl KeySet ===
 
 impl KeySet {
-    /// Parses a key set within [`super::RESPONSE_BOUNDS`]. Skips keys that are not for signatures, shared secrets, keys
-    /// of an unknown type, and keys with members that are too long.
+    /// Parses a key set within [`super::RESPONSE_BOUNDS`]. Skips shared secrets, keys for another use than signatures,
+    /// keys of an unknown type, and keys with members that are too long.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidResponse> {
         Self::from_document(&super::parse(body)?).ok_or(InvalidResponse::Incomplete)
     }
@@ -146,7 +148,7 @@ impl KeySet {
     }
 
     /// Whether one of the keys for this algorithm verifies the signature over `message`.
-    pub(super) fn verifies_any_key(&self, algorithm: &str, message: &[u8], signature: &[u8]) -> bool {
+    pub(super) fn verifies_with_any_key(&self, algorithm: &str, message: &[u8], signature: &[u8]) -> bool {
         let Some((name, algorithm, _)) = ALGORITHMS.into_iter().find(|(name, ..)| *name == algorithm) else {
             return false;
         };
@@ -234,7 +236,8 @@ impl IdToken {
         Ok(Self { authority, subject, statement, access_token_hash, hash })
     }
 
-    /// Checks that the access token of the same response matches `at_hash`, if the ID token has it (3.1.3.8).
+    /// Checks that the hash of the access token, which came with this ID token, matches the claim `at_hash`. Accepts
+    /// any access token if the claim is missing (OpenID Connect Core 1.0, 3.1.3.8).
     pub(super) fn validate_access_token_hash(&self, access_token: &str) -> Result<(), InvalidProviderToken> {
         let Some(at_hash) = &self.access_token_hash else { return Ok(()) };
         let hash = digest(self.hash, access_token.as_bytes());
@@ -287,21 +290,21 @@ impl<'a> TokenParts<'a> {
     }
 }
 
-/// Whether this has the form of a signed token: three parts, of which header and claims can be parsed. The signature is
-/// not verified.
+/// Whether `token` has the form of a signed token: three parts, and its header and claims can be parsed. Does not
+/// verify the signature.
 pub fn is_well_formed(token: &str) -> bool {
     TokenParts::parse(token).and_then(|parts| UnvalidatedClaims::parse(parts.claims)).is_ok()
 }
 
-/// Verifies a token's signature and parses its claims, without validating them.
+/// Verifies a token's signature and parses its claims. Does not validate the claims.
 pub fn verify_signature<'a>(
     token: &str,
     keys: &'a KeySet,
     algorithms: &[Algorithm],
 ) -> Result<VerifiedSignature<'a>, InvalidProviderToken> {
     let TokenParts { header, message, claims, signature } = TokenParts::parse(token)?;
-    // A header with `crit` must be rejected, because no extension is supported (RFC 7515, 4.1.11). An access token is
-    // not an ID token (RFC 9068, 2.1).
+    // A header with `crit` must be rejected, because no extension is supported (RFC 7515, 4.1.11). The type `at+jwt`
+    // marks an access token (RFC 9068, 2.1), which is not accepted as an ID token.
     let is_access_token = header.typ.as_deref().is_some_and(|typ| {
         let typ = typ.to_ascii_lowercase();
         typ == "at+jwt" || typ == "application/at+jwt"
@@ -433,7 +436,7 @@ mod tests {
         }
     }
 
-    fn es256() -> Signer {
+    fn es256_signer() -> Signer {
         Signer::new("k1", SigningAlgorithm::ES256)
     }
 
@@ -470,7 +473,7 @@ mod tests {
     }
 
     fn validate(change: Value, expected: TokenOrigin<'_>) -> Option<InvalidProviderToken> {
-        let signer = es256();
+        let signer = es256_signer();
         verify_with(&signer.sign(&claims(change)), &key_set(&[&signer]), &[Algorithm::ES256], expected)
     }
 
@@ -492,9 +495,9 @@ mod tests {
     }
 
     #[test]
-    fn a_token_without_a_signature_is_rejected() {
+    fn a_token_with_algorithm_none_or_without_a_signature_is_rejected() {
         let body = URL_SAFE_NO_PAD.encode(claims(json!({})).to_string());
-        let signer = es256();
+        let signer = es256_signer();
         for alg in ["none", "None", "NONE", "nOnE", ""] {
             let header = URL_SAFE_NO_PAD.encode(json!({ "alg": alg, "kid": "k1" }).to_string());
             for token in [format!("{header}.{body}."), format!("{header}.{body}.AAAA")] {
@@ -538,7 +541,7 @@ mod tests {
         assert_eq!(allowed_algorithms(&[]), [Algorithm::RS256]);
         let named = ["ES256", "HS256", "none", "ES512", "RS256"].map(str::to_owned);
         assert_eq!(allowed_algorithms(&named), [Algorithm::RS256, Algorithm::ES256]);
-        let signer = es256();
+        let signer = es256_signer();
         let token = signer.sign(&claims(json!({})));
         assert_eq!(
             verify_with(&token, &key_set(&[&signer]), &[Algorithm::RS256], FLOW),
@@ -549,7 +552,7 @@ mod tests {
 
     #[test]
     fn another_key_or_a_changed_token_is_rejected() {
-        let (signer, other, unknown) = (es256(), es256(), Signer::new("k2", SigningAlgorithm::ES256));
+        let (signer, other, unknown) = (es256_signer(), es256_signer(), Signer::new("k2", SigningAlgorithm::ES256));
         let token = signer.sign(&claims(json!({})));
         let error_with = |keys: &KeySet| verify_with(&token, keys, &[Algorithm::ES256], FLOW);
         assert_eq!(
@@ -582,7 +585,7 @@ mod tests {
 
     #[test]
     fn text_that_is_not_an_id_token_is_rejected() {
-        let signer = es256();
+        let signer = es256_signer();
         let keys = key_set(&[&signer]);
         let error_of = |token: &str| verify_with(token, &keys, &[Algorithm::ES256], FLOW);
         for token in ["", ".", "..", "a.b.c", "a.b", "a.b.c.d", "gho_16C7e42F292c6912E7710c838347Ae178B4a"] {
@@ -711,7 +714,7 @@ mod tests {
 
     #[test]
     fn at_hash_must_match_the_access_token() {
-        let signer = es256();
+        let signer = es256_signer();
         let validate_hash = |at_hash: Value| {
             let token = signer.sign(&claims(json!({ "at_hash": at_hash })));
             let settings = test_settings("google", json!({}));
@@ -738,7 +741,7 @@ mod tests {
         let settings = test_settings("microsoft", json!({ "tenant": "common" }));
         let client = test_client(&settings).unwrap();
         let verify_with_issuer = |key_issuer: Value| {
-            let mut signer = es256();
+            let mut signer = es256_signer();
             signer.jwk["issuer"] = key_issuer;
             let token = signer.sign(&claims(json!({ "iss": iss(ours), "tid": ours })));
             let keys = key_set(&[&signer]);

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::domain::identity::{InvalidResponse, ProviderEndpoint, ProviderError, ProviderOperation, UnavailableReason};
 
-/// The buckets of the call duration, in seconds. The last one is [`super::http::CALL_TIMEOUT`].
+/// The buckets of the call duration, in seconds. The last bucket ends at [`super::http::CALL_TIMEOUT`].
 const BUCKETS: [f64; 9] = [0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// Handles to the metrics. Clones share their counters.
@@ -66,7 +66,7 @@ impl Metrics {
         metrics
     }
 
-    /// Registers the metrics without a prefix: `registry` must be a sub-registry for providers.
+    /// Registers the metrics under names without a prefix. `registry` must add the prefix `provider`.
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("calls", "Calls to providers, by outcome", self.calls.clone());
         registry.register_with_unit(
@@ -130,7 +130,7 @@ fn call_outcome(result: Result<StatusCode, HttpCallError>) -> &'static str {
         },
         Err(HttpCallError::InvalidResponse(InvalidResponse::TooLarge)) => "too_large",
         Err(HttpCallError::InvalidResponse(InvalidResponse::NotHttps)) => "not_https",
-        // The only other reason is a redirect.
+        // All other invalid responses of a call are redirects.
         Err(HttpCallError::InvalidResponse(_)) => "redirect",
     }
 }

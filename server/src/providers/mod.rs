@@ -53,9 +53,9 @@ use metrics::Metrics;
 use permits::{Permits, SharedProviderKey};
 
 /// Bounds on the JSON of a provider's response and of a token's claims. Regular documents are smaller: a list of 100
-/// email addresses has about 900 values, a discovery document 400, and the claims of a user of 500 groups 600. Within
-/// these bounds the parsed tree takes less than 2 MiB in addition to the bytes. No tree is kept across an `await`, so
-/// there are at most as many trees as threads.
+/// email addresses has about 900 values, a discovery document 400, and the claims of a user in 500 groups 600. Within
+/// these bounds, the parsed JSON takes less than 2 MiB in addition to its text. No parsed JSON is kept across an
+/// `await`, so each thread has at most one such value at a time.
 pub const RESPONSE_BOUNDS: Bounds = Bounds { depth: 16, values: 2000 };
 
 /// Settings of the installation that apply to the providers of all Apps.
@@ -65,7 +65,8 @@ pub struct ProviderOptions {
     pub reach: OutboundPolicy,
     /// The proxy for calls to providers.
     pub proxy: OutboundProxy,
-    /// For tests: hosts that resolve to an IP address of this machine. Their certificates must still match their names.
+    /// For tests: hosts that resolve to an IP address of this machine. A host's certificate must still match the host's
+    /// name.
     pub test_hosts: HashMap<String, SocketAddr>,
     /// For tests: root certificates that are trusted in addition to those of the machine.
     pub test_roots: Vec<CertificateDer<'static>>,
@@ -107,7 +108,7 @@ impl SocialProviders {
         }))
     }
 
-    /// Registers the metrics without a prefix: `registry` must be a sub-registry for providers.
+    /// Registers the metrics under names without a prefix. `registry` must add the prefix `provider`.
     pub fn register(&self, registry: &mut Registry) {
         self.0.metrics.register(registry);
     }
@@ -145,7 +146,7 @@ impl SocialProviders {
         request: &AuthorizationRequest<'_>,
     ) -> Result<String, ProviderError> {
         let client = ProviderConfig::new(&provider.settings, permit)?;
-        // Fails now, because without the secret the callback of this flow would fail.
+        // A missing secret is already an error here, because the callback of this flow would fail without the secret.
         client.secret()?;
         let endpoints = self.0.run_operation(&client, self.0.endpoints(&client)).await?;
         authorization_url(&client, endpoints, request)
@@ -204,7 +205,8 @@ impl fmt::Debug for SocialProviders {
 // === impl Inner ===
 
 impl Inner {
-    /// Runs `work` within [`CALL_TIMEOUT`] and counts its outcome. The outcome of a check is not counted.
+    /// Runs `work` with the timeout [`CALL_TIMEOUT`]. Counts the outcome of a client's operation, but not that of a
+    /// check ([`checks`]).
     async fn run_operation<T>(
         &self,
         client: &ProviderConfig<'_>,
@@ -217,8 +219,8 @@ impl Inner {
         result
     }
 
-    /// Validates an ID token. If its key is unknown, fetches newer keys and tries again. The outer error is a failed
-    /// call; the inner one is what is wrong with the token.
+    /// Validates an ID token. If its key is unknown, fetches newer keys and validates the token with them. The outer
+    /// error is a failed call of the provider; the inner error is what is wrong with the token.
     async fn validate_id_token(
         &self,
         client: &ProviderConfig<'_>,
@@ -273,8 +275,8 @@ fn authorization_url(
     for (name, value) in preset.parameters {
         url = url.add_extra_param(*name, *value);
     }
-    // `prompt` is a list of values, separated by spaces (OpenID Connect Core 1.0, 3.1.2.1). If the provider does not
-    // support one of them, `prompt` is left out, because the other values alone can have a different meaning.
+    // `prompt` is a list of values, separated by spaces (OpenID Connect Core 1.0, 3.1.2.1). It is sent only if the
+    // provider supports all values, because some of the values alone can have a different meaning.
     let is_supported = |prompt: &&str| prompt.split(' ').all(|value| preset.prompts.contains(&value));
     if let Some(prompt) = request.prompt.filter(is_supported) {
         url = url.add_extra_param("prompt", prompt);
@@ -297,7 +299,7 @@ async fn send_request(
     request: ::http::request::Builder,
 ) -> Result<http::ProviderResponse, ProviderError> {
     let endpoint = target.endpoint;
-    // The URL can come from a discovery document or from a Provider, so it can be one that no request can have.
+    // The URL can be invalid, because it can come from a discovery document or from a Provider.
     let incomplete = |_| ProviderError::InvalidResponse { endpoint, reason: InvalidResponse::Incomplete };
     let accepts = request.headers_ref().is_some_and(|headers| headers.contains_key(ACCEPT));
     let request = if accepts { request } else { request.header(ACCEPT, "application/json") };

@@ -9,9 +9,9 @@ use crate::domain::{
     identity::{ProviderOperation, UnavailableReason},
 };
 
-/// All permits of a server. An operation reads one response at a time: a body of at most 64 KiB
-/// ([`super::http::MAX_RESPONSE_BODY`]) after a head of at most 32 KiB ([`super::http::MAX_RESPONSE_HEAD`]). Growing
-/// buffers take up to twice that, so the responses that operations read take at most 24 MiB together.
+/// Maximum number of permits in use on a server. An operation reads one response at a time: a body of at most 64 KiB
+/// ([`super::http::MAX_RESPONSE_BODY`]) after a head of at most 32 KiB ([`super::http::MAX_RESPONSE_HEAD`]). A growing
+/// buffer takes up to twice the size of its content, so the responses of all operations take at most 24 MiB in total.
 const MAX_PER_SERVER: usize = 128;
 /// One namespace gets at most half of all permits, in case all its Providers hang. A namespace also never gets more
 /// permits than are still free: when the Providers of seven namespaces hang, an eighth namespace still gets a permit.
@@ -32,30 +32,30 @@ const MAX_PER_CLIENT: usize = 16;
 /// The maximum of the /48 of an IPv6 address at all Providers.
 const MAX_PER_SITE: usize = 32;
 
-/// The maximum of concurrent checks of one namespace, of the eight that a server runs at the same time. So other
+/// Maximum number of concurrent checks of one namespace. A server runs at most eight checks at a time, so other
 /// namespaces are still checked while all Providers of one namespace hang.
 const MAX_CHECKS_PER_NAMESPACE: usize = 2;
 
 /// Namespace and name of a Provider.
 pub(super) type SharedProviderKey = Arc<(String, String)>;
 
-/// The number of permits in use, by scope. A scope without permits in use has no entry.
+/// The number of permits in use at each level. A level without permits in use has no entry.
 #[derive(Default)]
-pub(super) struct Permits(Arc<Mutex<HashMap<Scope, usize>>>);
+pub(super) struct Permits(Arc<Mutex<HashMap<LimitLevel, usize>>>);
 
-/// The right to call a provider, one call at a time. Clones share the permit; dropping the last one releases it.
+/// The right to call a provider, one call at a time. Clones share the permit; dropping the last clone releases it.
 #[derive(Clone)]
 pub struct Permit(Arc<PermitInner>);
 
 struct PermitInner {
-    counts: Arc<Mutex<HashMap<Scope, usize>>>,
-    scopes: Vec<Scope>,
+    counts: Arc<Mutex<HashMap<LimitLevel, usize>>>,
+    levels: Vec<LimitLevel>,
     operation: Option<ProviderOperation>,
 }
 
-/// A scope with its own limit; see [`Scope::limit`].
+/// What a limit applies to; see [`LimitLevel::limit`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Scope {
+enum LimitLevel {
     Server,
     Namespace(String),
     Provider(SharedProviderKey),
@@ -66,9 +66,9 @@ enum Scope {
     NamespaceChecks(String),
 }
 
-// === impl Scope ===
+// === impl LimitLevel ===
 
-impl Scope {
+impl LimitLevel {
     const fn limit(&self) -> usize {
         match self {
             Self::Server => MAX_PER_SERVER,
@@ -93,50 +93,50 @@ impl Permits {
         client: ClientAddress,
         operation: ProviderOperation,
     ) -> Result<Permit, UnavailableReason> {
-        let mut scopes = Self::scopes(provider);
-        scopes.extend([Scope::Client(client), Scope::ClientAndProvider(Arc::clone(provider), client)]);
+        let mut levels = Self::levels(provider);
+        levels.extend([LimitLevel::Client(client), LimitLevel::ClientAndProvider(Arc::clone(provider), client)]);
         if let Some(site) = client.ipv6_site() {
-            scopes.extend([Scope::Site(site), Scope::SiteAndProvider(Arc::clone(provider), site)]);
+            levels.extend([LimitLevel::Site(site), LimitLevel::SiteAndProvider(Arc::clone(provider), site)]);
         }
-        self.acquire_scopes(scopes, Some(operation))
+        self.acquire_in(levels, Some(operation))
     }
 
     /// Acquires a permit for a check ([`super::checks`]).
     pub(super) fn try_acquire_for_check(&self, provider: &SharedProviderKey) -> Result<Permit, UnavailableReason> {
-        let mut scopes = Self::scopes(provider);
-        scopes.push(Scope::NamespaceChecks(provider.0.clone()));
-        self.acquire_scopes(scopes, None)
+        let mut levels = Self::levels(provider);
+        levels.push(LimitLevel::NamespaceChecks(provider.0.clone()));
+        self.acquire_in(levels, None)
     }
 
-    fn scopes(provider: &SharedProviderKey) -> Vec<Scope> {
-        vec![Scope::Server, Scope::Namespace(provider.0.clone()), Scope::Provider(Arc::clone(provider))]
+    fn levels(provider: &SharedProviderKey) -> Vec<LimitLevel> {
+        vec![LimitLevel::Server, LimitLevel::Namespace(provider.0.clone()), LimitLevel::Provider(Arc::clone(provider))]
     }
 
-    /// Acquires one permit in each scope, or in none of them if a limit is reached.
-    fn acquire_scopes(
+    /// Acquires a permit that counts at each of these levels. Fails if the limit of one level is reached.
+    fn acquire_in(
         &self,
-        scopes: Vec<Scope>,
+        levels: Vec<LimitLevel>,
         operation: Option<ProviderOperation>,
     ) -> Result<Permit, UnavailableReason> {
         let mut counts = self.0.lock();
-        let count = |scope| counts.get(scope).copied().unwrap_or(0);
+        let count = |level| counts.get(level).copied().unwrap_or(0);
         let mut free_in_parent = usize::MAX;
-        for scope in &scopes {
-            if count(scope) >= scope.limit().min(free_in_parent) {
+        for level in &levels {
+            if count(level) >= level.limit().min(free_in_parent) {
                 return Err(UnavailableReason::TooManyCalls);
             }
             // The namespace is bounded by the free permits of the server, the Provider by the free permits of the
-            // namespace. The scopes after the Provider have only their own limits.
-            free_in_parent = match scope {
-                Scope::Server | Scope::Namespace(_) => scope.limit() - count(scope),
+            // namespace. The levels after the Provider have only their own limits.
+            free_in_parent = match level {
+                LimitLevel::Server | LimitLevel::Namespace(_) => level.limit() - count(level),
                 _ => usize::MAX,
             };
         }
-        for scope in &scopes {
-            *counts.entry(scope.clone()).or_default() += 1;
+        for level in &levels {
+            *counts.entry(level.clone()).or_default() += 1;
         }
         drop(counts);
-        Ok(Permit(Arc::new(PermitInner { counts: Arc::clone(&self.0), scopes, operation })))
+        Ok(Permit(Arc::new(PermitInner { counts: Arc::clone(&self.0), levels, operation })))
     }
 }
 
@@ -151,18 +151,18 @@ impl Permit {
 
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Permit").field(&self.0.scopes).finish()
+        f.debug_tuple("Permit").field(&self.0.levels).finish()
     }
 }
 
 impl Drop for PermitInner {
     fn drop(&mut self) {
         let mut counts = self.counts.lock();
-        for scope in &self.scopes {
-            if let Some(count) = counts.get_mut(scope) {
+        for level in &self.levels {
+            if let Some(count) = counts.get_mut(level) {
                 *count -= 1;
                 if *count == 0 {
-                    counts.remove(scope);
+                    counts.remove(level);
                 }
             }
         }

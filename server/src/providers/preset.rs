@@ -1,6 +1,6 @@
 //! Presets: one table entry for each known provider, from the provider's own documentation.
 //!
-//! A claim name that begins with `/` is a JSON pointer (RFC 6901). Otherwise it is a member of the response.
+//! A claim name that begins with `/` is a JSON pointer (RFC 6901). Any other claim name is the name of a member.
 
 /// The properties of a provider.
 #[derive(Debug)]
@@ -9,17 +9,17 @@ pub(super) struct Preset {
     pub(super) endpoints: EndpointSource,
     pub(super) scopes: &'static [&'static str],
     pub(super) authentication: ClientAuthenticationMethod,
-    /// PKCE (RFC 7636). Off only if the provider's flow fails with it (docs/decisions/0020).
+    /// Whether flows use PKCE (RFC 7636). False only if flows with PKCE fail at the provider (docs/decisions/0020).
     pub(super) uses_pkce: bool,
-    /// The ID token contains the nonce of the authorization request.
+    /// Whether the ID token contains the nonce of the authorization request.
     pub(super) supports_nonce: bool,
-    /// The callback is a POST (`response_mode=form_post`).
+    /// Whether the callback is a POST (`response_mode=form_post`).
     pub(super) uses_form_post: bool,
     /// Additional parameters of the authorization URL.
     pub(super) parameters: &'static [(&'static str, &'static str)],
     /// The supported values of `prompt`.
     pub(super) prompts: &'static [&'static str],
-    /// The parameter for `login_hint`, if the provider supports one.
+    /// The name of the provider's parameter for `login_hint`, if it has one.
     pub(super) login_hint: Option<&'static str>,
     pub(super) profile: ProfileSource,
     pub(super) claims: ClaimNames,
@@ -34,14 +34,14 @@ pub(super) enum EndpointSource {
     /// The issuer's discovery document (OpenID Connect Discovery 1.0).
     Discovered {
         issuer: IssuerSource,
-        /// Other names of the issuer, in the discovery document and as `iss`. The authority of identities is still the
-        /// issuer.
+        /// Other names of the issuer: the discovery document and `iss` can contain them. The authority of an identity
+        /// is always the issuer, never an alias.
         aliases: &'static [&'static str],
     },
     Fixed {
-        /// Together with the preset's name, the authority of the identities.
+        /// The authority of the identities consists of the preset's name and this URL.
         base_url: &'static str,
-        /// The `iss` of callbacks (RFC 9207), if documented.
+        /// The `iss` of callbacks (RFC 9207), if the provider documents it.
         issuer: Option<&'static str>,
         authorization: &'static str,
         token: &'static str,
@@ -55,7 +55,7 @@ pub(super) enum IssuerSource {
     Fixed(&'static str),
     /// The value of this option of the Provider.
     Option(&'static str),
-    /// Microsoft: depends on the option `tenant`. For some tenants the issuer in the document is a template.
+    /// Microsoft: depends on the option `tenant`. For some tenants, the issuer in the discovery document is a template.
     MicrosoftTenant,
 }
 
@@ -68,7 +68,7 @@ pub(super) enum ClientAuthenticationMethod {
     Discovered,
     /// The Provider's `clientAuthentication`.
     Configured,
-    /// Post. The secret is a JWT signed with the private key from Apple.
+    /// As [`Self::Post`]. The client secret is a JWT that the server signs with the private key from Apple.
     AppleKey,
 }
 
@@ -87,17 +87,17 @@ pub(super) enum ProfileSource {
     Configured,
 }
 
-/// What a profile endpoint requires in addition to the token.
+/// What a profile endpoint requires in addition to the access token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProfileCredential {
     None,
-    /// Facebook: `appsecret_proof`, an HMAC-SHA-256 of the token under the client secret.
+    /// Facebook: `appsecret_proof`, an HMAC-SHA-256 of the access token, with the client secret as the key.
     AppSecret,
     /// Twitch: the client ID in the header `Client-Id`.
     ClientId,
 }
 
-/// An endpoint with a list of the user's email addresses. The primary one is used.
+/// An endpoint with a list of the user's email addresses. Only the primary email address is used.
 #[derive(Debug)]
 pub(super) struct AddressList {
     pub(super) url: &'static str,
@@ -112,11 +112,11 @@ pub(super) struct AddressList {
 #[derive(Debug)]
 pub(super) enum ClaimNames {
     Fixed {
-        /// Several values are joined with hyphens, because one alone is not unique.
+        /// The values of several claims are joined with hyphens, because one value alone is not unique.
         subject: &'static [&'static str],
         email: Option<&'static str>,
         verified: EmailVerificationSource,
-        /// The first one with a valid name is used.
+        /// The first of these claims with a valid name is used.
         name: &'static [&'static str],
     },
     /// The Provider's `claims`.
@@ -126,7 +126,7 @@ pub(super) enum ClaimNames {
 /// How the provider shows that an email address is verified (specification: Social login, Identities).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EmailVerificationSource {
-    /// The provider does not show it: no email address is verified.
+    /// The provider does not show this, so no email address counts as verified.
     Never,
     /// The documentation of the provider says that it returns verified email addresses only.
     Documented,
@@ -145,19 +145,20 @@ pub(super) enum TokenCheck {
     None,
     Endpoint {
         method: CheckMethod,
-        /// `{client_id}` is replaced.
+        /// The client ID replaces `{client_id}`.
         url: &'static str,
         token: TokenLocation,
         authentication: CheckAuthentication,
-        /// A member that must be `true`.
+        /// A member of the response that must be `true`.
         valid_member: Option<&'static str>,
-        /// Members with a client ID. At least one must be present, and all present ones must be ours.
+        /// Members of the response with a client ID. At least one must be present. All that are present must be one of
+        /// our client IDs.
         client_id_members: &'static [&'static str],
-        /// A member that must equal the profile's subject.
+        /// A member of the response that must equal the profile's subject.
         subject: Option<&'static str>,
         /// Statuses that mean that the token is not valid.
         invalid_token_statuses: &'static [u16],
-        /// The endpoint accepts only tokens of the calling client, and none of `additionalClientIDs`.
+        /// Whether the endpoint accepts only tokens of `clientID`, and no tokens of `additionalClientIDs`.
         own_tokens_only: bool,
     },
     /// Introspection (RFC 7662) at the `introspection_endpoint` of the discovery document, if it has one.
@@ -172,7 +173,7 @@ pub(super) enum CheckMethod {
     Post,
 }
 
-/// Where the request contains the token.
+/// The part of the request that contains the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenLocation {
     Query(&'static str),
@@ -182,7 +183,7 @@ pub(super) enum TokenLocation {
     Header(&'static str),
 }
 
-/// Client authentication of the check.
+/// Client authentication of the request that checks a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CheckAuthentication {
     /// No authentication.
@@ -193,11 +194,13 @@ pub(super) enum CheckAuthentication {
     AppToken,
 }
 
-/// A provider's own error codes at the token endpoint: for a wrong code, in addition to `invalid_grant`, and for an
-/// unknown client or a wrong secret, in addition to `invalid_client` and `unauthorized_client`.
+/// A provider's own error codes at the token endpoint.
 #[derive(Debug)]
 pub(super) struct ErrorCodes {
+    /// The error codes for a wrong authorization code, in addition to `invalid_grant`.
     pub(super) invalid_code: &'static [&'static str],
+    /// The error codes for an unknown client or a wrong secret, in addition to `invalid_client` and
+    /// `unauthorized_client`.
     pub(super) invalid_client: &'static [&'static str],
 }
 
@@ -366,11 +369,12 @@ pub(super) static PRESETS: [Preset; 15] = [
         error_codes: STANDARD_ERROR_CODES,
     },
     // https://developers.facebook.com/docs/facebook-login/guides/advanced/manual-flow (flow, debug_token);
-    // https://developers.facebook.com/docs/facebook-login/guides/advanced/oidc-token (PKCE: with the scope `openid`,
-    // without it the dialog drops the challenge and the token endpoint rejects the verifier);
+    // https://developers.facebook.com/docs/facebook-login/guides/advanced/oidc-token (PKCE needs the scope `openid`:
+    // without this scope, the dialog drops the challenge, and the token endpoint rejects the verifier);
     // https://developers.facebook.com/docs/graph-api/reference/user (`email`: not documented as verified);
     // https://developers.facebook.com/docs/graph-api/guides/secure-requests (`appsecret_proof`).
-    // Its ID token is ignored: the profile, read with the access token of the same response, has more claims.
+    // Facebook's ID token is ignored, because the profile has more claims. The profile is read with the access token of
+    // the same response.
     Preset {
         name: "facebook",
         endpoints: EndpointSource::Fixed {
@@ -713,13 +717,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_member_of_the_resource_has_an_entry() {
+    fn every_member_of_the_provider_resource_has_a_preset() {
         assert_eq!(PRESETS.each_ref().map(|preset| preset.name), ProviderClient::MEMBER_NAMES);
         assert!(find_preset("yahoo").is_none());
     }
 
     #[test]
-    fn every_entry_is_consistent() {
+    fn every_preset_is_consistent() {
         for preset in &PRESETS {
             let name = preset.name;
             let is_oidc = matches!(preset.endpoints, EndpointSource::Discovered { .. });

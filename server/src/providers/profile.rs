@@ -28,7 +28,7 @@ pub(super) struct SourceClaims {
     /// The member `sub`, the subject in OpenID Connect, if it is text of an allowed length.
     pub(super) sub: Option<String>,
     email: ClaimValue<Email>,
-    /// Whether the claim says that the email address is verified. `None` if the claim is missing.
+    /// Whether the source states that the email address is verified. `None` if it has no such claim.
     verified: Option<bool>,
     name: ClaimValue<Name>,
 }
@@ -43,13 +43,14 @@ enum ClaimValue<T> {
     Valid(T),
 }
 
-/// A member of a response or token. [`super::preset`] describes the names. `None` if the member is missing or null.
+/// The member `name` of a response or token, or `None` if it is missing or null. The module [`super::preset`] explains
+/// the form of `name`.
 pub(super) fn find_claim<'a>(source: &'a Value, name: &str) -> Option<&'a Value> {
     let found = if name.starts_with('/') { source.pointer(name) } else { source.get(name) };
     found.filter(|value| !value.is_null())
 }
 
-/// A non-empty string, or an integer as text.
+/// The value as text, if it is a non-empty string or an integer.
 pub(super) fn claim_text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) if !text.is_empty() => Some(text.clone()),
@@ -65,7 +66,7 @@ pub(super) fn find_claim_text(source: &Value, name: &str) -> Option<String> {
 // === impl SourceClaims ===
 
 impl SourceClaims {
-    /// A statement that contains only the name.
+    /// Claims that contain only a name.
     fn with_name(name: Name) -> Self {
         Self { name: ClaimValue::Valid(name), ..Self::default() }
     }
@@ -82,7 +83,7 @@ impl<T> ClaimValue<T> {
 // === impl ClaimMapping ===
 
 impl ClaimMapping {
-    /// Reads a source by the claim names of this mapping.
+    /// Reads the mapped claims of a source.
     pub(super) fn read_claims(&self, source: &Value) -> SourceClaims {
         let email = match self.email.as_deref().and_then(|name| find_claim(source, name)) {
             None => ClaimValue::Missing,
@@ -110,14 +111,14 @@ impl ClaimMapping {
         SourceClaims { subject: self.subject(source), sub, email, verified, name }
     }
 
-    /// The subject. `None` if a part of it is missing or it is too long.
+    /// The subject. `None` if a part of the subject is missing, or if the subject is too long.
     fn subject(&self, source: &Value) -> Option<String> {
         let parts: Option<Vec<String>> = self.subject.iter().map(|name| find_claim_text(source, name)).collect();
         let subject = parts?.join("-");
         (!subject.is_empty() && subject.len() <= MAX_SUBJECT_LENGTH).then_some(subject)
     }
 
-    /// Whether a claim is missing that another source can have.
+    /// Whether the statement lacks a claim that another source can have.
     pub(super) fn has_missing_claims(&self, statement: &SourceClaims) -> bool {
         let has_claim = matches!(self.verified, EmailVerification::Claim { .. });
         self.email.is_some() && statement.email.is_missing()
@@ -169,8 +170,8 @@ fn is_true(claim: &Value, accepts_one: bool) -> bool {
     }
 }
 
-/// The name in the form field `user`. Apple posts it with the code, at the user's first login only. It is the name that
-/// the user confirmed on Apple's page.
+/// The name in the form field `user`. Apple posts the field with the code, but only at the user's first login. The user
+/// has confirmed this name on Apple's page.
 pub(super) fn posted_name(posted_user: &str) -> Option<SourceClaims> {
     let posted = parse(posted_user.as_bytes()).ok()?;
     let part = |name| posted.pointer(name).and_then(Value::as_str).map(str::trim).unwrap_or_default();
@@ -241,7 +242,7 @@ impl Inner {
         }))
     }
 
-    /// The owner of this access token, from the profile endpoint and, if the preset has it, the list of email
+    /// The owner of this access token, from the profile endpoint and, if the preset has one, from the list of email
     /// addresses.
     pub(super) async fn fetch_identity(
         &self,
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn only_true_is_verified() {
+    fn only_the_value_true_means_verified() {
         let google = |claim: Value| {
             is_email_verified("google", json!({ "sub": "1", "email": "ada@example.com", "email_verified": claim }))
         };

@@ -32,7 +32,7 @@ struct TokenCheckRequest<'a> {
     valid_member: Option<&'a str>,
     client_id_members: &'a [&'a str],
     subject: Option<&'a str>,
-    /// The response must contain the subject.
+    /// Whether the response must contain the subject.
     requires_subject: bool,
     invalid_token_statuses: &'a [u16],
     own_tokens_only: bool,
@@ -63,7 +63,7 @@ impl Inner {
             Err(error) => error,
         };
         match error {
-            // The token is not an ID token, or not one for our clients. It can be an access token.
+            // The token is not an ID token for one of our clients. It can be an access token.
             InvalidProviderToken::Malformed
             | InvalidProviderToken::Audience
             | InvalidProviderToken::AuthorizedParty
@@ -78,7 +78,8 @@ impl Inner {
             | InvalidProviderToken::Unknown => return Err(ProviderError::InvalidToken(error)),
         }
         let Some(check) = token_check_request(client, &endpoints)? else {
-            // If the provider has ID tokens, the token is invalid. Otherwise the provider has no check at all.
+            // If ID tokens of the provider are accepted, this token is an invalid one. If not, no token of the provider
+            // can be checked.
             return Err(if endpoints.keys.is_some() {
                 ProviderError::InvalidToken(error)
             } else {
@@ -89,7 +90,7 @@ impl Inner {
             // An access token has no nonce.
             return Err(ProviderError::InvalidToken(InvalidProviderToken::Nonce));
         }
-        let subject = self.check_client(client, check, token).await?;
+        let subject = self.check_token_client(client, check, token).await?;
         self.token_owner(client, &endpoints, token, subject).await
     }
 
@@ -124,7 +125,7 @@ impl Inner {
     }
 
     /// Checks that the token was issued to one of our clients. Returns the token's subject, if the response has one.
-    async fn check_client(
+    async fn check_token_client(
         &self,
         client: &ProviderConfig<'_>,
         check: TokenCheckRequest<'_>,
@@ -179,7 +180,7 @@ fn token_check_request<'a>(
             token: TokenLocation::Form("token"),
             authentication: match endpoints.authentication {
                 AuthType::RequestBody => CheckAuthentication::Form,
-                // The enum is non-exhaustive; every server must support Basic (RFC 6749, 2.3.1).
+                // `AuthType` is non-exhaustive. Every authorization server must support Basic (RFC 6749, 2.3.1).
                 _ => CheckAuthentication::Basic,
             },
             valid_member: Some("active"),
@@ -270,8 +271,8 @@ fn http_request(
     request.uri(url.as_str()).body(body).map_err(|_| incomplete)
 }
 
-/// HTTP Basic (RFC 7617). For OAuth endpoints both parts are form-encoded first (RFC 6749, 2.3.1); IDs and secrets of
-/// letters and digits do not change.
+/// HTTP Basic (RFC 7617). OAuth endpoints require form-encoding of both parts (RFC 6749, 2.3.1). The encoding does not
+/// change IDs and secrets of letters and digits.
 fn basic_authorization(id: &str, secret: &str) -> Result<http::HeaderValue, ProviderError> {
     let encoded = |part: &str| form_urlencoded::byte_serialize(part.as_bytes()).collect::<String>();
     authorization_header("Basic", &STANDARD.encode(format!("{}:{}", encoded(id), encoded(secret))))

@@ -1,5 +1,5 @@
-//! The `AuditLog` port over both stores. Events go to Postgres. Redis counts refusals, and the counts go to Postgres
-//! when their quarter of an hour is over.
+//! The `AuditLog` port over Postgres and Redis. Events go to Postgres. Redis counts refusals for each quarter of an
+//! hour. When the quarter is over, its counts go to Postgres.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use latchkey_crds::types::AppId;
@@ -46,9 +46,9 @@ impl AuditLog for Stores {
 }
 
 impl Stores {
-    /// Writes the refusals of every finished quarter of an hour of the Apps that are served. Returns the number of
-    /// quarters that it wrote. Several servers can do this at the same time, and if a server dies, another server
-    /// finishes its work. The id of a row derives from what the row counts, so that each row is written once.
+    /// Writes the refusals of the Apps that are served, for every finished quarter of an hour. Returns the number of
+    /// quarters that it wrote. Several servers can do this at the same time. If a server dies, another server finishes
+    /// its work. The id of a row derives from what the row counts, so each row is written only once.
     pub async fn write_refusals(&self, is_served: impl Fn(&AppId) -> bool + Send + Sync) -> Result<usize, StoreError> {
         let (mut written, mut skipped) = (0, 0);
         loop {
@@ -70,7 +70,7 @@ impl Stores {
 
     async fn write_quarter(&self, quarter: &QuarterHour) -> Result<(), StoreError> {
         let mut counted = self.redis.quarter_refusals(quarter).await?;
-        // In a fixed order, so that two servers do not deadlock.
+        // Rows are inserted in a fixed order, so that two servers do not deadlock.
         counted.sort_by(|a, b| a.name.cmp(&b.name));
         let start_nanos = i128::from(quarter.number) * i128::from(QUARTER_MILLIS) * 1_000_000;
         let started_at = OffsetDateTime::from_unix_timestamp_nanos(start_nanos).unwrap_or(OffsetDateTime::UNIX_EPOCH);

@@ -1,4 +1,4 @@
-//! The `PasswordHasher` port: forwards to the hashing threads.
+//! The `PasswordHasher` port: forwards to `HashingPool`.
 
 use super::stores::Stores;
 use crate::domain::{

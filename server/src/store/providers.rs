@@ -1,4 +1,4 @@
-//! The `Providers` port: forwards to the client of the providers.
+//! The `Providers` port: forwards to `SocialProviders`.
 
 use latchkey_crds::rendered::RenderedProvider;
 

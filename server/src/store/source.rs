@@ -7,13 +7,13 @@ use zeroize::Zeroizing;
 /// Where a URL with a password comes from. `Debug` never prints the URL.
 #[derive(Clone)]
 pub enum UrlSource {
-    /// A mounted Secret. Its content can change while the server runs.
+    /// A file of a mounted Secret. Its content can change while the server runs.
     File(PathBuf),
-    /// From an environment variable.
+    /// The URL itself, from an environment variable.
     Value(Zeroizing<String>),
 }
 
-/// The URL cannot be read. The message names the file, never its content.
+/// The URL cannot be read. The message contains the path of the file, never its content.
 #[derive(Debug, thiserror::Error)]
 #[error("the URL of the store cannot be read from {path}")]
 pub struct UrlReadError {

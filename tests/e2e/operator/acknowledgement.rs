@@ -151,7 +151,7 @@ async fn rollouts_scaling_and_a_change_of_leader_write_nothing() {
         .iter()
         .filter(|event| event.is_write() && by_operators(&event.credential) && event.name.contains(app.id()))
         // Leaves out Events: the Event about the first Ready can come after `mark`, and every other Event would follow
-        // a write of the status, which this list would contain.
+        // a write of the status, and this list would contain that write.
         .filter(|event| event.resource != "events")
         .collect();
     assert!(written.is_empty(), "{written:#?}");

@@ -184,7 +184,8 @@ async fn the_platform_team_can_hand_over_an_appid_with_its_users() {
     assert!(status.signing_keys.is_empty() && status.hmac_keys.is_empty());
 }
 
-/// Changes the CRDs so that they accept any spec. A cluster can contain such objects after an upgrade or a downgrade.
+/// Changes the CRDs so that they accept any spec. After an upgrade or a downgrade, a cluster can contain objects with
+/// an invalid spec.
 async fn accept_any_spec(install: &Installation<'_>) {
     let api: Api<CustomResourceDefinition> = Api::all(install.admin());
     for name in ["apps.latchkey.dev", "providers.latchkey.dev"] {
@@ -200,7 +201,7 @@ async fn accept_any_spec(install: &Installation<'_>) {
     }
 }
 
-fn with_spec(app: &App, namespace: &str, edit: impl FnOnce(&mut Value)) -> Value {
+fn with_edited_spec(app: &App, namespace: &str, edit: impl FnOnce(&mut Value)) -> Value {
     let mut object = app.objects(namespace).swap_remove(0);
     edit(&mut object["spec"]);
     object
@@ -220,7 +221,7 @@ async fn an_unreadable_app_is_reported_and_others_are_still_reconciled() {
     let before = install.get(&served_before).await.unwrap().status.unwrap();
     accept_any_spec(&install).await;
     let (here, client) = (install.tenant(), install.admin());
-    let wrong = |app: &App| with_spec(app, here, |spec| spec["tokens"] = json!("often"));
+    let wrong = |app: &App| with_edited_spec(app, here, |spec| spec["tokens"] = json!("often"));
     let provider = json!({
         "apiVersion": "latchkey.dev/v1alpha1",
         "kind": "Provider",
@@ -265,7 +266,8 @@ async fn an_unreadable_app_is_reported_and_others_are_still_reconciled() {
     wait_until_served(&install, &servers, &served_before, true).await;
 
     // The operator itself also rejects what the schema would have rejected.
-    let twice = with_spec(&good, here, |spec| spec["providerRefs"] = json!([{ "name": "same" }, { "name": "same" }]));
+    let twice =
+        with_edited_spec(&good, here, |spec| spec["providerRefs"] = json!([{ "name": "same" }, { "name": "same" }]));
     apply(&client, &twice).await.unwrap();
     let message =
         install.wait_for_condition(&good, ConditionType::Accepted, ConditionStatus::False, "InvalidSpec").await;

@@ -25,7 +25,7 @@ use super::helpers::{
 /// A document is restored within two seconds; a loaded machine takes longer.
 const RESTORE_LIMIT: Duration = Duration::from_secs(20);
 
-/// The fields of a Secret that the operator writes.
+/// The fields that the operator writes to a Secret.
 fn written_parts(secret: &Secret) -> Value {
     json!({ "data": secret.data, "type": secret.type_, "labels": secret.labels(), "annotations": secret.annotations() })
 }

@@ -147,8 +147,8 @@ async fn cut_watches_continue_at_once() {
     }
 }
 
-/// Reconciliation is level-based: after a kill at any step, the next operator reaches the state that an undisturbed one
-/// reaches.
+/// Reconciliation is level-based: after a kill at any step, the next operator reaches the same state as without the
+/// kill.
 #[tokio::test]
 async fn an_operator_killed_at_any_step_reaches_the_same_state() {
     let install = TestCluster::shared().await.install().await;

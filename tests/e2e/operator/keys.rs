@@ -280,7 +280,7 @@ async fn no_key_is_active_before_every_serving_pod_has_it() {
     let (type_, status) = (ConditionType::Programmed, ConditionStatus::False);
     let message = test.install.wait_for_condition(&test.app, type_, status, "WaitingForServers").await;
     assert!(message.contains(&name), "{message}");
-    // One pod does not have the new keys. Its codes are valid at the other pod, and the other way round.
+    // One pod does not have the new keys. The codes of each pod are valid at the other pod.
     for (from, to) in [(0, 1), (1, 0)] {
         let code = test.register_for_code(from, &format!("from-{from}@example.com")).await;
         test.client(to).confirm(test.id(), &code).await.expect(StatusCode::OK);
@@ -396,7 +396,7 @@ async fn lost_keys_are_rebuilt_from_the_rendered_secret_and_without_it_the_app_i
     test.client(0).with_token(test.id(), after.token()).verify().await.expect(StatusCode::OK);
     before.verify().await.expect(StatusCode::UNAUTHORIZED);
 
-    // The annotation requests new keys only once: after a restart, the operator keeps them.
+    // The annotation requests new keys only once: after a restart, the operator keeps the new keys.
     let requested_keys = secrets.get(&app_keys_secret(&id)).await.unwrap();
     test.operator.terminate().await.expect("the operator ends");
     test.operator.start().unwrap();

@@ -32,8 +32,8 @@ async fn the_operator_needs_each_permission_and_logs_a_missing_one() {
     }
     let permissions = installs[0].permissions("operator");
     assert!(permissions.len() > 20, "{permissions:?}");
-    // All installations have the same permissions, but in roles with different names. So each installation can test a
-    // part of the permissions.
+    // Each installation has the same permissions, in its own roles. So each installation can test a part of the
+    // permissions.
     let tries = installs.iter().enumerate().map(|(number, install)| async move {
         let mut unneeded = Vec::new();
         let own = install.permissions("operator");
@@ -67,7 +67,7 @@ async fn is_needed(install: &Installation<'_>, permission: &Permission) -> bool 
     let operator = install.start_operator().await;
     let missed = tokio::select! {
         () = wait_until_logged(&operator, permission) => true,
-        // The lifecycle can be over before the operator renews the Lease, which it does every two seconds.
+        // The operator renews the Lease every two seconds. The lifecycle can end before the next renewal.
         () = run_lifecycle(install, &app) => tokio::time::timeout(LEASE_DURATION, wait_until_logged(&operator, permission)).await.is_ok(),
     };
     operator.terminate().await;

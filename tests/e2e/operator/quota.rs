@@ -51,7 +51,7 @@ async fn a_namespace_at_its_quota_accepts_the_next_app_when_another_is_deleted()
     for app in [&third, &fourth] {
         assert!(key_secret(&install, app).await.is_none() && rendered_secret(&install, app).await.is_none());
     }
-    // Another namespace has its own quota. An edit of an accepted App does not use the quota up further.
+    // Another namespace has its own quota. An edit of an accepted App is not counted again.
     let elsewhere = App::new("elsewhere");
     let there = install.tenants()[1].as_str();
     install.apply_all(&elsewhere.objects(there)).await.unwrap();

@@ -94,7 +94,7 @@ impl RestartingServers<'_> {
     }
 }
 
-/// The operator's writes to this resource, for example `apps/status`.
+/// The operator's writes to this resource (for example `apps/status`) in the tenant's namespace.
 fn status_writes<'a>(
     install: &Installation<'_>,
     requests: &'a [audit::AuditEvent],
@@ -153,7 +153,7 @@ async fn reachable_follows_the_provider_and_the_app_stays_ready() {
     let of_apps: Vec<_> = of_apps.into_iter().filter(|event| event.name == app.id()).collect();
     assert!(of_apps.is_empty(), "{of_apps:#?}");
     // There is one write for each of the three results, although both servers report each result. While the reports
-    // differ, the status contains the worse one.
+    // differ, the status contains the worse result.
     let written = status_writes(&install, &requests, "providers/status");
     assert_eq!(written.len(), 3, "{written:#?}");
     install.wait_until_ready(&app).await;

@@ -31,11 +31,11 @@ struct BrokenProvider {
     correction: Vec<Value>,
 }
 
-fn github(namespace: &str, name: &str) -> Value {
+fn github_provider(namespace: &str, name: &str) -> Value {
     Provider::new(name, "github").object(namespace)
 }
 
-fn client_secret(namespace: &str, name: &str, value: &str) -> Value {
+fn client_secret_object(namespace: &str, name: &str, value: &str) -> Value {
     secret_object(namespace, name, &[("client-secret", value)])
 }
 
@@ -60,27 +60,27 @@ fn broken_providers(here: &str, elsewhere: &str) -> Vec<BrokenProvider> {
     vec![
         BrokenProvider {
             name: "no-secret",
-            objects: vec![github(here, "no-secret")],
+            objects: vec![github_provider(here, "no-secret")],
             reason: "SecretNotFound",
             message: "Secret no-secret does not exist in this namespace; create it, with the key client-secret",
             has_provider: true,
-            correction: vec![client_secret(here, "no-secret", "mended")],
+            correction: vec![client_secret_object(here, "no-secret", "mended")],
         },
         BrokenProvider {
             name: "no-key",
-            objects: vec![github(here, "no-key"), secret_object(here, "no-key", &[("secret", "x")])],
+            objects: vec![github_provider(here, "no-key"), secret_object(here, "no-key", &[("secret", "x")])],
             reason: "SecretKeyNotFound",
             message: "Secret no-key has no key client-secret; add it",
             has_provider: true,
-            correction: vec![client_secret(here, "no-key", "mended")],
+            correction: vec![client_secret_object(here, "no-key", "mended")],
         },
         BrokenProvider {
             name: "empty",
-            objects: vec![github(here, "empty"), client_secret(here, "empty", "\n")],
+            objects: vec![github_provider(here, "empty"), client_secret_object(here, "empty", "\n")],
             reason: "SecretKeyInvalid",
             message: "Secret empty, key client-secret: is empty",
             has_provider: true,
-            correction: vec![client_secret(here, "empty", "mended")],
+            correction: vec![client_secret_object(here, "empty", "mended")],
         },
         BrokenProvider {
             name: "invalid-pem",
@@ -92,11 +92,14 @@ fn broken_providers(here: &str, elsewhere: &str) -> Vec<BrokenProvider> {
         },
         BrokenProvider {
             name: "a-mebibyte",
-            objects: vec![github(here, "a-mebibyte"), client_secret(here, "a-mebibyte", &"x".repeat(MIB))],
+            objects: vec![
+                github_provider(here, "a-mebibyte"),
+                client_secret_object(here, "a-mebibyte", &"x".repeat(MIB)),
+            ],
             reason: "SecretKeyInvalid",
             message: "Secret a-mebibyte, key client-secret: is over 4 KiB",
             has_provider: true,
-            correction: vec![client_secret(here, "a-mebibyte", "mended")],
+            correction: vec![client_secret_object(here, "a-mebibyte", "mended")],
         },
         BrokenProvider {
             name: "no-provider",
@@ -104,15 +107,18 @@ fn broken_providers(here: &str, elsewhere: &str) -> Vec<BrokenProvider> {
             reason: "ProviderNotFound",
             message: "spec.providerRefs[0]: Provider no-provider does not exist in this namespace; create it",
             has_provider: false,
-            correction: vec![client_secret(here, "no-provider", "mended"), github(here, "no-provider")],
+            correction: vec![client_secret_object(here, "no-provider", "mended"), github_provider(here, "no-provider")],
         },
         BrokenProvider {
             name: "elsewhere",
-            objects: vec![client_secret(elsewhere, "elsewhere", "theirs"), github(elsewhere, "elsewhere")],
+            objects: vec![
+                client_secret_object(elsewhere, "elsewhere", "theirs"),
+                github_provider(elsewhere, "elsewhere"),
+            ],
             reason: "ProviderNotFound",
             message: "spec.providerRefs[0]: Provider elsewhere does not exist in this namespace; create it",
             has_provider: false,
-            correction: vec![client_secret(here, "elsewhere", "ours"), github(here, "elsewhere")],
+            correction: vec![client_secret_object(here, "elsewhere", "ours"), github_provider(here, "elsewhere")],
         },
     ]
 }
@@ -165,7 +171,7 @@ async fn an_unresolved_provider_is_reported_and_used_once_corrected() {
 }
 
 #[tokio::test]
-async fn mail_references_can_disappear_and_return() {
+async fn an_app_recovers_from_missing_and_invalid_references() {
     let install = TestCluster::shared().await.install().await;
     let servers = install.start_servers(2).await;
     let _operator = install.start_operator().await;
@@ -240,6 +246,11 @@ async fn an_invalid_template_is_replaced_by_the_default(install: &Installation<'
     assert!(message.contains("does not exist in this namespace; create it"), "{message}");
     install.wait_for_condition(&own, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
     assert!(!text("third").await.contains("Ihr Code"));
+
+    install.apply(&own).await.unwrap();
+    install.wait_for_condition(&own, ConditionType::ResolvedRefs, ConditionStatus::True, "Resolved").await;
+    install.wait_until_ready(&own).await;
+    assert!(text("fourth").await.contains("Ihr Code"));
 }
 
 #[tokio::test]
@@ -331,7 +342,7 @@ fn with_enormous_template(app: &App) -> App {
 }
 
 #[tokio::test]
-async fn a_document_over_the_limit_is_rejected_and_gets_no_appid() {
+async fn an_app_with_a_document_over_the_limit_is_rejected_and_gets_no_appid() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let servers = install.start_servers(2).await;
     let _operator = install.start_operator().await;
@@ -359,7 +370,7 @@ async fn a_document_over_the_limit_is_rejected_and_gets_no_appid() {
     // A new App that is too large does not get its appID, so another App can take the appID.
     let (here, there) = (install.tenant(), install.tenants()[1].as_str());
     let new = App::new("new");
-    // The ConfigMap with the templates is created before the App. Without it the App would be small enough.
+    // The ConfigMap with the templates is created before the App. Without the ConfigMap, the App would be small enough.
     let too_large: Vec<_> = with_enormous_template(&new).objects(here).into_iter().rev().collect();
     install.apply_all(&too_large).await.unwrap();
     install.wait_for_condition(&new, ConditionType::Accepted, ConditionStatus::False, "TooLarge").await;
@@ -367,7 +378,7 @@ async fn a_document_over_the_limit_is_rejected_and_gets_no_appid() {
     install.apply_all(&objects_named(&new, "another", there)).await.unwrap();
     wait_for_condition(&install, ("App", there, "another"), ConditionType::Ready, ConditionStatus::True, "Ready").await;
 
-    // Both Apps are corrected. The first one is Ready again; the new one is not, because another App has its appID now.
+    // Both Apps are corrected. `large` is Ready again. `new` is not, because another App has its appID now.
     install.apply(&app).await.unwrap();
     install.apply_all(&new.objects(here)).await.unwrap();
     install.wait_until_ready(&app).await;

@@ -16,7 +16,7 @@ use super::helpers::{
     rendered_secret_name, secret_values, wait_for_condition, wait_until_served,
 };
 
-const APPS: usize = 20;
+const APP_COUNT: usize = 20;
 
 async fn wait_until_nothing_is_left(install: &Installation<'_>, app: &App) {
     eventually(&format!("nothing is left of {}", app.id()), LIMIT, || async {
@@ -30,7 +30,7 @@ async fn apps_without_users_leave_no_keys_and_free_their_app_ids() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let servers = install.start_servers(2).await;
     let _operator = install.start_operator().await;
-    let apps: Vec<_> = (0..APPS).map(|number| App::new(&format!("app{number}"))).collect();
+    let apps: Vec<_> = (0..APP_COUNT).map(|number| App::new(&format!("app{number}"))).collect();
     let used = App::new("used");
     for app in apps.iter().chain([&used]) {
         install.apply(app).await.unwrap();
@@ -154,7 +154,7 @@ async fn an_app_that_is_recreated_at_once_can_be_used() {
 }
 
 #[tokio::test]
-async fn keys_left_while_no_operator_ran_are_handled_when_one_starts() {
+async fn apps_deleted_while_no_operator_runs_are_handled_when_an_operator_starts() {
     let install = TestCluster::shared().await.install().await;
     let servers = install.start_servers(1).await;
     let operator = install.start_operator().await;
@@ -168,7 +168,7 @@ async fn keys_left_while_no_operator_ran_are_handled_when_one_starts() {
     for app in [&unused, &used] {
         install.delete(app).await.unwrap();
     }
-    // The state after an operator that ended between the two steps of the deletion.
+    // An operator that ends in the middle of the deletion has deleted only the rendered Secret, and not the key Secret.
     own_secrets(&install).delete(&rendered_secret_name(&unused), &Default::default()).await.unwrap();
     operator.start().unwrap();
     wait_until_nothing_is_left(&install, &unused).await;

@@ -1,5 +1,5 @@
-//! Every preset with a scripted provider that behaves like the real one. The result is a table in which every cell must
-//! be filled.
+//! Tests every preset against a scripted provider that behaves like the real one. Each preset fills one row of a table,
+//! in which no cell may stay empty.
 
 use std::{collections::HashMap, io::Write};
 
@@ -12,7 +12,7 @@ use url::Url;
 
 use super::{CHALLENGE, Fixture, NONCE, STATE, VERIFIER, client_id, other_client_id};
 
-/// The expected behaviour of a preset, from the provider's documentation and not from the server's table.
+/// The expected behaviour of a preset, from the provider's documentation and not from the presets in the server's code.
 struct Expected {
     preset: &'static str,
     scope: &'static str,
@@ -38,7 +38,7 @@ enum AccessTokens {
 }
 
 const STANDARD_PROMPTS: &str = "none login consent select_account";
-const MICROSOFT: &str = "https://login.microsoftonline.com/72f988bf-86f1-41af-91ab-2d7cd011db47/v2.0";
+const MICROSOFT_AUTHORITY: &str = "https://login.microsoftonline.com/72f988bf-86f1-41af-91ab-2d7cd011db47/v2.0";
 
 #[rustfmt::skip]
 const EXPECTED: [Expected; 15] = {
@@ -48,7 +48,7 @@ const EXPECTED: [Expected; 15] = {
         Expected { preset: "apple", scope: "openid email name", authority: "https://appleid.apple.com", prompts: "", login_hint: "", reports_verified: true, access_tokens: Rejected },
         Expected { preset: "github", scope: "read:user user:email", authority: "github:https://github.com", prompts: "select_account", login_hint: "login", reports_verified: true, access_tokens: OwnClient },
         Expected { preset: "gitlab", scope: "openid email profile", authority: "https://gitlab.com", prompts: "", login_hint: "", reports_verified: true, access_tokens: AllClients },
-        Expected { preset: "microsoft", scope: "openid email profile", authority: MICROSOFT, prompts: STANDARD_PROMPTS, login_hint: "login_hint", reports_verified: true, access_tokens: Rejected },
+        Expected { preset: "microsoft", scope: "openid email profile", authority: MICROSOFT_AUTHORITY, prompts: STANDARD_PROMPTS, login_hint: "login_hint", reports_verified: true, access_tokens: Rejected },
         Expected { preset: "facebook", scope: "openid email public_profile", authority: "facebook:https://www.facebook.com", prompts: "", login_hint: "", reports_verified: false, access_tokens: OwnClient },
         Expected { preset: "discord", scope: "identify email", authority: "discord:https://discord.com", prompts: "none consent", login_hint: "", reports_verified: true, access_tokens: AllClients },
         Expected { preset: "linkedin", scope: "openid email profile", authority: "https://www.linkedin.com/oauth", prompts: "", login_hint: "", reports_verified: true, access_tokens: OwnClient },
@@ -69,13 +69,13 @@ struct PresetRow {
     cells: Vec<(&'static str, String)>,
 }
 
-/// A person with a subject in this provider's format.
+/// A person with a subject in the format of the preset's provider.
 fn person(preset: &str) -> ProviderUser {
     let subject = if preset == "bitbucket" { "{d301aafa-d676-4ee0-88be-962be7417567}" } else { "5278442198" };
     ProviderUser::new(subject)
 }
 
-fn query(url: &str) -> HashMap<String, String> {
+fn query_parameters(url: &str) -> HashMap<String, String> {
     Url::parse(url).unwrap().query_pairs().into_owned().collect()
 }
 
@@ -96,7 +96,7 @@ impl PresetRow {
 
     async fn check_authorization_request(&mut self) {
         let url = self.fixture.authorization_url(None, None).await;
-        let query = query(&url);
+        let query = query_parameters(&url);
         assert_eq!(query["client_id"], client_id(self.expected.preset));
         assert_eq!(query["redirect_uri"], self.fixture.redirect_uri());
         assert_eq!((query["response_type"].as_str(), query["state"].as_str()), ("code", STATE));
@@ -110,11 +110,11 @@ impl PresetRow {
         self.add_cell("callback", if has_form_post { "POST" } else { "GET" });
     }
 
-    async fn check_hints(&mut self) {
+    async fn check_prompt_and_login_hint(&mut self) {
         let mut passed = Vec::new();
         for prompt in ["none", "login", "consent", "select_account", "nonsense", "login nonsense"] {
             let url = self.fixture.authorization_url(Some(prompt), None).await;
-            if query(&url).get("prompt").is_some_and(|sent| sent == prompt) {
+            if query_parameters(&url).get("prompt").is_some_and(|sent| sent == prompt) {
                 passed.push(prompt);
             } else {
                 assert!(!url.contains("prompt"), "{url}");
@@ -124,7 +124,7 @@ impl PresetRow {
         self.add_cell("prompt", if passed.is_empty() { "left out".to_owned() } else { passed.join(" ") });
 
         let url = self.fixture.authorization_url(None, Some("ada@example.com&scope=evil")).await;
-        let parameters = query(&url);
+        let parameters = query_parameters(&url);
         let hint_name =
             parameters.iter().find(|(_, value)| *value == "ada@example.com&scope=evil").map(|(name, _)| name.as_str());
         assert_eq!(hint_name.unwrap_or_default(), self.expected.login_hint, "{url}");
@@ -133,7 +133,7 @@ impl PresetRow {
 
     async fn check_pkce_and_nonce(&mut self) {
         let pkce = self.fixture.upstream.profile().pkce;
-        let query = query(&self.fixture.authorization_url(None, None).await);
+        let query = query_parameters(&self.fixture.authorization_url(None, None).await);
         let challenge = query.get("code_challenge").map(String::as_str);
         assert_eq!(challenge, pkce.then_some(CHALLENGE));
         assert_eq!(query.get("code_challenge_method").map(String::as_str), pkce.then_some("S256"));
@@ -177,12 +177,12 @@ impl PresetRow {
         let id = client_id(right);
         self.fixture.upstream.set_client(RegisteredClient { id, secret: ClientSecret::Shared("another".to_owned()) });
         assert_refused_at(self.fixture.log_in().await, At::Token);
-        self.restart_provider().await;
+        self.replace_fixture().await;
         self.add_cell("client secret", authentication);
     }
 
-    /// Replaces the fixture: the new provider knows the client, and the server has nothing in its caches.
-    async fn restart_provider(&mut self) {
+    /// Replaces the fixture. The new provider knows the client, and the new server has nothing in its caches.
+    async fn replace_fixture(&mut self) {
         self.fixture = Fixture::new(self.expected.preset).await;
         self.fixture.upstream.set_user(person(self.expected.preset).verified("Ada@example.com").named("Ada Lovelace"));
     }
@@ -335,8 +335,8 @@ impl PresetRow {
             ProviderEndpoint::Emails,
         ] {
             for response in replies.iter().filter(|_| profile.has(endpoint)) {
-                // A new provider, so that nothing is cached.
-                self.restart_provider().await;
+                // A new fixture, so that nothing is cached.
+                self.replace_fixture().await;
                 let outcome = if endpoint == ProviderEndpoint::Discovery {
                     self.fixture.upstream.script(endpoint, response.clone());
                     self.fixture.exchange_code("code", VERIFIER, None).await
@@ -359,7 +359,7 @@ impl PresetRow {
                 refused += 1;
             }
         }
-        self.restart_provider().await;
+        self.replace_fixture().await;
         self.add_cell("invalid responses", format!("{refused} refused"));
     }
 }
@@ -392,7 +392,7 @@ async fn every_preset_conforms_to_its_providers_documentation() {
     for expected in &EXPECTED {
         let mut row = PresetRow::new(expected).await;
         row.check_authorization_request().await;
-        row.check_hints().await;
+        row.check_prompt_and_login_hint().await;
         row.check_pkce_and_nonce().await;
         row.check_client_secret().await;
         row.check_code_reuse().await;

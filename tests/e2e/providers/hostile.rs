@@ -69,7 +69,7 @@ async fn a_hanging_provider_times_out_after_ten_seconds_and_delays_no_other() {
 }
 
 #[tokio::test]
-async fn more_than_thirty_two_concurrent_calls_are_refused_at_once() {
+async fn a_thirty_third_concurrent_call_at_one_provider_is_refused() {
     let fixture = Fixture::new("github").await;
     fixture.upstream.script(ProviderEndpoint::UserInfo, ScriptedResponse::silent());
     let mut logins = Vec::new();
@@ -112,7 +112,7 @@ async fn a_provider_needs_an_allowed_address_and_a_certificate_for_its_name() {
 }
 
 #[tokio::test]
-async fn a_document_with_a_private_address_is_not_followed() {
+async fn urls_in_a_document_with_a_private_address_or_without_tls_are_not_called() {
     for address in
         ["https://169.254.169.254/latest/meta-data", "https://[::ffff:10.0.0.1]/token", "https://localhost/token"]
     {
@@ -200,7 +200,7 @@ async fn an_id_token_that_is_not_for_this_login_is_rejected() {
 }
 
 #[tokio::test]
-async fn a_response_without_an_id_token_is_rejected() {
+async fn a_response_without_a_valid_id_token_is_rejected() {
     let fixture = Fixture::new("oidc").await;
     let script_token_response = |id_token: Value| {
         let body = json!({ "access_token": "t", "token_type": "Bearer", "id_token": id_token });
@@ -269,7 +269,7 @@ async fn a_token_check_for_another_user_is_rejected() {
 }
 
 #[tokio::test]
-async fn a_token_check_without_a_client_is_rejected() {
+async fn an_incomplete_token_check_or_one_for_another_client_is_rejected() {
     for preset in ["google", "github", "discord", "linkedin", "twitch", "facebook", "oidc", "oauth2", "gitlab"] {
         let fixture = Fixture::new(preset).await;
         let token = fixture.upstream.access_token(&client_id(preset));
@@ -393,8 +393,8 @@ async fn hostile_tokens_are_rejected_without_a_request_for_keys() {
     let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
     let (header, claims) = (part(r#"{"alg":"RS256","kid":"k1"}"#), part(r#"{"sub":"1"}"#));
     let long = "x".repeat(256);
-    // In base64, documents of this size have nearly the maximum length of a token. Leaves out the long text, because it
-    // is no reason to reject a token.
+    // In base64, documents of 22,000 bytes have nearly the maximum length of a token. The document with a long text is
+    // left out, because a token is not rejected for a long text.
     let documents: Vec<String> = hostile_documents(22_000)
         .into_iter()
         .filter(|(.., fault)| *fault != InvalidResponse::Incomplete)
@@ -412,7 +412,7 @@ async fn hostile_tokens_are_rejected_without_a_request_for_keys() {
 }
 
 #[tokio::test]
-async fn a_fifth_concurrent_call_of_one_client_is_refused_at_once() {
+async fn a_fifth_concurrent_call_of_one_client_is_refused_immediately() {
     let fixture = Fixture::new("github").await;
     fixture.upstream.script(ProviderEndpoint::TokenCheck, ScriptedResponse::silent());
     let client = new_client_address();
@@ -448,7 +448,7 @@ async fn a_provider_without_its_secret_is_not_called() {
 }
 
 #[tokio::test]
-async fn a_preset_of_a_later_version_is_reported() {
+async fn a_preset_of_a_later_version_is_unusable() {
     let fixture = Fixture::new("oidc").await;
     let mut provider = fixture.provider().clone();
     provider.settings.preset = "mastodon".to_owned();

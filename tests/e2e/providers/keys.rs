@@ -1,4 +1,4 @@
-//! Providers that change their keys and documents, or are unavailable.
+//! Providers that change their keys, or are unavailable.
 
 use latchkey_server::domain::identity::{
     InvalidProviderToken, InvalidResponse, ProviderEndpoint as At, ProviderError, UnavailableReason,
@@ -27,7 +27,7 @@ async fn documents_and_keys_are_read_once_for_many_logins() {
 }
 
 #[tokio::test]
-async fn an_unknown_key_is_requested_once_a_minute_and_accepted_when_found() {
+async fn keys_are_requested_again_for_an_unknown_key_at_most_once_a_minute() {
     let fixture = Fixture::new("oidc").await;
     fixture.log_in().await.unwrap();
     fixture.upstream.rotate_key("k2", true);

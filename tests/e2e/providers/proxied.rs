@@ -22,8 +22,8 @@ use serde_json::json;
 
 use super::{Fixture, provider_options};
 
-/// The providers of a server with an outbound proxy at `url`, which resolves the host names. Hosts in `no` are called
-/// directly.
+/// The providers of a server with an outbound proxy at `url`. The proxy resolves the host names. Hosts in `no` are
+/// called without the proxy.
 fn providers_via(fixture: &Fixture, url: &str, no: &str) -> SocialProviders {
     let hosts = if no.is_empty() { HashMap::new() } else { fixture.upstream.hosts() };
     let proxy = OutboundProxy::new(url, no).unwrap();
@@ -48,7 +48,7 @@ async fn a_provider_is_reached_through_a_tunnel_and_its_certificate_is_verified(
         // `someone:h@sh` in base64.
         assert_eq!(connect.headers["proxy-authorization"], "Basic c29tZW9uZTpoQHNo");
     }
-    // Through the tunnel, the server still checks the provider's certificate, which it rejects without the CA.
+    // The server verifies the provider's certificate through the tunnel. Without the CA, it rejects the certificate.
     let untrusted = ProviderOptions {
         proxy: OutboundProxy::new(&format!("http://{}", proxy.addr()), "").unwrap(),
         test_hosts: HashMap::new(),
@@ -60,7 +60,7 @@ async fn a_provider_is_reached_through_a_tunnel_and_its_certificate_is_verified(
 }
 
 #[tokio::test]
-async fn hosts_that_need_no_proxy_are_reached_directly() {
+async fn hosts_on_the_no_proxy_list_are_reached_directly() {
     let mut fixture = Fixture::new("github").await;
     let proxy = TunnelProxy::start(HashMap::new()).await.unwrap();
     let no: Vec<String> = fixture.upstream.hosts().into_keys().collect();
@@ -70,7 +70,7 @@ async fn hosts_that_need_no_proxy_are_reached_directly() {
 }
 
 #[tokio::test]
-async fn an_unavailable_or_refusing_proxy_is_named() {
+async fn an_unavailable_or_refusing_proxy_is_reported_as_the_cause() {
     let mut fixture = Fixture::new("github").await;
     let refusing = TunnelProxy::start(HashMap::new()).await.unwrap();
     for proxy in [refusing.addr(), process::free_addr()] {
@@ -81,7 +81,7 @@ async fn an_unavailable_or_refusing_proxy_is_named() {
 }
 
 #[tokio::test]
-async fn a_server_reads_its_proxy_from_the_usual_variable() {
+async fn a_server_reads_its_proxy_from_the_variable_https_proxy() {
     let provider = builders::Provider::new("github", "github");
     let secret = ClientSecret::Shared(provider.secret().to_owned());
     let upstream =

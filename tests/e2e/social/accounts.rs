@@ -16,13 +16,13 @@ fn owner() -> Person {
 }
 
 impl SocialTest {
-    /// Registers [`EMAIL`] with a password, and does not confirm it.
+    /// Registers [`EMAIL`] and logs in with the password. Does not confirm the email address.
     async fn register_without_confirming(&self) -> ApiResponse {
         self.test_app.register(EMAIL).await;
         self.test_app.client().login(self.test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK)
     }
 
-    /// Asserts that both kinds of login are rejected with this error, and that nothing is created.
+    /// Asserts that a flow and a login with a provider token are rejected with this error, and that nothing is created.
     async fn assert_refused(&self, person: &Person, status: StatusCode, error: &str) {
         let before = self.counts().await;
         let mails = self.test_app.query_number("SELECT count(*) FROM outbox").await;
@@ -67,7 +67,7 @@ async fn pre_hijacking_a_planted_session_ends_when_the_owner_logs_in() {
 #[tokio::test]
 async fn pre_hijacking_an_unverified_provider_address_gets_no_existing_account() {
     let social = SocialTest::start().await;
-    // The owner's account exists first.
+    // First case: the owner's account is older than the attacker's account.
     social.test_app.register_and_confirm(EMAIL).await;
     let attacker = AppRedirect::expect_session(&social.log_in(&Person::unverified("attacker", EMAIL)).await);
     assert_eq!(attacker.parameter("email_verified"), "false");
@@ -79,7 +79,7 @@ async fn pre_hijacking_an_unverified_provider_address_gets_no_existing_account()
     let mail = social.test_app.mail(EMAIL, 2).await;
     assert!(!mail.text.contains("Grace Hopper"), "{}", mail.text);
 
-    // In the other order, the attacker's account exists first.
+    // Second case: the attacker's account is older than the owner's account.
     let other = "ada@example.com";
     let attacker = AppRedirect::expect_session(&social.log_in(&Person::unverified("attacker-2", other)).await);
     let owner = AppRedirect::expect_session(&social.log_in(&Person::verified("owner-2", other)).await);
@@ -146,7 +146,7 @@ async fn a_provider_that_anybody_can_run_links_by_address_only_if_the_app_allows
 }
 
 #[tokio::test]
-async fn an_unverified_address_stays_pending_and_known_and_unknown_responses_do_not_differ() {
+async fn an_unverified_address_stays_pending_and_responses_do_not_show_whether_it_is_known() {
     let social = SocialTest::start().await;
     social.test_app.register_and_confirm(EMAIL).await;
     let unknown = AppRedirect::expect_session(&social.log_in(&Person::unverified("1", "new@example.com")).await);
@@ -229,7 +229,7 @@ async fn only_addresses_of_allowed_domains_are_accepted() {
 }
 
 #[tokio::test]
-async fn a_disabled_user_gets_no_session_by_any_provider() {
+async fn a_disabled_user_gets_no_session_with_any_identity() {
     let social = SocialTest::start().await;
     social.test_app.register_and_confirm(EMAIL).await;
     AppRedirect::expect_session(&social.log_in(&owner()).await);

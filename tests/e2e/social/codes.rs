@@ -1,4 +1,5 @@
-//! `callbackMode: Code`: the application gets a one-time code instead of tokens, and exchanges it with a verifier.
+//! `callbackMode: Code`: the application gets a one-time code instead of tokens. It exchanges the code for tokens, and
+//! must send the PKCE verifier.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -129,7 +130,7 @@ async fn a_code_is_invalid_after_the_users_epoch_rises() {
 }
 
 #[tokio::test]
-async fn code_mode_requires_a_challenge_and_a_challenge_gives_a_code() {
+async fn code_mode_requires_a_challenge_and_a_challenge_gives_a_code_in_other_modes() {
     let social = SocialTest::with_code_mode().await;
     for query in ["", "?code_challenge=x", &format!("?code_challenge={}&code_challenge_method=plain", challenge())] {
         let response = social.new_client().get(&format!("{}{query}", social.path("redirect"))).await;

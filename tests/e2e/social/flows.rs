@@ -1,5 +1,5 @@
-//! A flow from *redirect* to *callback*: it can be used once, for one App and Provider, and a bound flow only by the
-//! browser that started it.
+//! A flow from *redirect* to *callback*: it can be used once, and only at one App and Provider. A bound flow can be
+//! used only by the browser that started it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -28,7 +28,7 @@ fn assert_invalid_state(response: ApiResponse) {
 }
 
 #[tokio::test]
-async fn a_user_returns_from_the_provider_with_the_seven_parameters() {
+async fn a_user_returns_from_the_provider_with_a_session() {
     let social = SocialTest::start().await;
     let mut browser = social.new_client();
     let state = "the app's own é&=?#+%20\"'";
@@ -61,7 +61,7 @@ async fn a_user_returns_from_the_provider_with_the_seven_parameters() {
 }
 
 #[tokio::test]
-async fn format_json_returns_the_address_of_the_provider() {
+async fn format_json_returns_the_authorization_url_and_invalid_parameters_are_rejected() {
     let social = SocialTest::start().await;
     let response = social.new_client().get(&format!("{}?format=json", social.path("redirect"))).await;
     let response = response.expect(StatusCode::OK);
@@ -238,7 +238,7 @@ async fn only_the_error_code_of_the_provider_is_reported_to_the_app() {
         assert!(redirect.location.contains("error_description=") && !redirect.location.contains(' '));
         assert_invalid_state(browser.get(&format!("{}?{query}", social.path("callback"))).await);
     }
-    // No code, an empty code and a wrong code. Below, a broken provider.
+    // Callbacks without a code, with an empty code, and with a wrong code.
     for query in ["", "&code=", "&code=wrong"] {
         let authorization = browser.start_flow(&social.path("redirect")).await;
         let response =
@@ -278,7 +278,7 @@ async fn link_scanners_get_405_and_consume_nothing() {
 }
 
 #[tokio::test]
-async fn a_provider_can_return_by_post() {
+async fn a_provider_can_return_the_browser_by_post() {
     let social = SocialTest::start().await;
     let mut browser = social.new_client();
     let authorization = browser.start_flow(&social.path("redirect")).await;
@@ -302,7 +302,7 @@ async fn tabs_have_separate_flows_and_the_fifth_replaces_the_oldest() {
     let mut flows = Vec::new();
     for _ in 0..5 {
         flows.push(browser.start_flow(&social.path("redirect")).await);
-        // Waits, so that the next flow has a later start time, by which flows are ordered.
+        // Flows are ordered by their start times, so the next flow must start at least a millisecond later.
         tokio::time::sleep(std::time::Duration::from_millis(2)).await;
     }
     assert_eq!(browser.cookies.len(), 4);
@@ -401,7 +401,7 @@ async fn a_page_of_a_foreign_origin_cannot_start_a_bound_flow() {
 }
 
 #[tokio::test]
-async fn an_app_can_get_its_parameters_in_the_fragment() {
+async fn callback_mode_fragment_puts_the_parameters_into_the_fragment() {
     let social = SocialTest::with_app(app().set("/callbackMode", "Fragment")).await;
     let redirect = AppRedirect::expect_session(&social.log_in(&grace()).await);
     assert!(redirect.location.starts_with(&format!("{REDIRECT_URL}#access_token=")), "{}", redirect.location);
@@ -428,7 +428,7 @@ async fn a_provider_without_its_secret_is_unavailable() {
 }
 
 #[tokio::test]
-async fn a_login_with_a_provider_token_returns_the_seven_fields() {
+async fn a_login_with_a_provider_token_returns_a_session() {
     let social = SocialTest::start().await;
     let response = social.log_in_by_token(&grace()).await.expect(StatusCode::OK);
     assert_session_fields(&response.body);
@@ -452,7 +452,8 @@ async fn a_login_with_a_provider_token_returns_the_seven_fields() {
     assert_eq!(social.counts().await, (1, 1, 2));
 }
 
-/// RFC 9207, section 2.4: without this check, an attacker's server could send an error in the name of the provider.
+/// RFC 9207, section 2.4: without the check of `iss`, an attacker's server could send an error in the name of the
+/// provider.
 #[tokio::test]
 async fn an_error_of_another_issuer_is_not_accepted() {
     let github = Provider::new("github", "github");

@@ -81,7 +81,7 @@ async fn a_user_links_lists_and_removes_a_provider() {
 }
 
 #[tokio::test]
-async fn linking_needs_a_recent_login_and_an_identity_without_another_user() {
+async fn linking_needs_a_recent_login_and_an_identity_that_no_other_user_has() {
     let social = SocialTest::start().await;
     let ada = social.log_in_ada().await;
     let taken = Person::verified("1", "grace@example.com");
@@ -139,7 +139,7 @@ async fn the_last_way_to_log_in_is_never_removed() {
 
 #[tokio::test]
 async fn unlinking_counts_as_a_login() {
-    // The login of log_in_ada is the first one.
+    // The first of the three allowed logins is the one in `log_in_ada`.
     let social = SocialTest::with_app(app().limit("loginsPerClient", &[(3, 600)])).await;
     let ada = social.log_in_ada().await;
     for _ in 0..2 {

@@ -1,4 +1,5 @@
-//! Redirect URLs: users are redirected only to URLs on the App's list, compared byte for byte.
+//! Redirect URLs: users are redirected only to URLs on the App's list. URLs are compared byte for byte, except for the
+//! ports of loopback URLs.
 
 use http::StatusCode;
 use serde_json::json;
@@ -187,7 +188,7 @@ async fn a_redirect_url_that_was_removed_from_the_list_gets_nothing_not_even_an_
 }
 
 #[tokio::test]
-async fn an_app_without_redirect_urls_gets_json_and_accepts_none() {
+async fn without_redirect_urls_callback_responds_with_json_and_redirect_accepts_no_url() {
     let social = SocialTest::with_app(app().set("/redirectURLs", json!([]))).await;
     let response = social.new_client().get(&format!("{}?redirect_url={REDIRECT_URL}", social.path("redirect"))).await;
     response.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");

@@ -42,7 +42,7 @@ pub(crate) struct ScriptedProvider {
 
 #[derive(Default)]
 struct Script {
-    /// The logins that were not exchanged yet, by authorization code.
+    /// The approved logins, by authorization code. The exchange of the code removes the login.
     logins_by_code: HashMap<String, PendingLogin>,
     /// Persons by access token.
     persons_by_token: HashMap<String, Person>,
@@ -60,7 +60,7 @@ struct PendingLogin {
     redirect_uri: String,
 }
 
-/// The authorization request that *redirect* sends to the provider.
+/// The authorization request: the URL of the provider to which *redirect* sends the browser.
 pub(crate) struct AuthorizationRequest {
     pub(crate) url: Url,
     parameters: HashMap<String, String>,
@@ -174,7 +174,7 @@ impl ScriptedProvider {
         self.lock().fixed_responses.insert(path, body.into());
     }
 
-    /// Delays the token responses for this subject, until the next call with another subject or `None`.
+    /// Delays the token responses for this subject, until this function is called with another subject or `None`.
     pub(crate) fn delay_subject(&self, subject: Option<&str>) {
         self.delayed.send_replace(subject.map(str::to_owned));
     }

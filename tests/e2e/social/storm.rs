@@ -63,7 +63,7 @@ async fn a_storm_of_callbacks_by_one_client_does_not_block_others() {
     assert_eq!(social.counts().await, (0, 0, 0));
     AppRedirect::expect_session(&social.log_in(&grace()).await);
 
-    // A rejected callback has used nothing up: the same one succeeds later.
+    // A rejected callback has used nothing up: the same callback succeeds later.
     social.upstream.delay_subject(None);
     while let Some((response, ..)) = storm.next().await {
         AppRedirect::expect_session(&response);
@@ -80,7 +80,7 @@ async fn callbacks_count_as_logins() {
     let social = SocialTest::with_app(app().limit("loginsPerClient", &[(2, HOUR)])).await;
     let mut browser = social.new_client();
     for _ in 0..2 {
-        // Even with a made-up code, the server must call the provider.
+        // The code is made up, but only the provider can detect this. So the server calls the provider.
         let authorization = browser.start_flow(&social.path("redirect")).await;
         let response = browser.callback(&social.path("callback"), &authorization, "code-of-nobody").await;
         AppRedirect::expect_error(&response, "provider_error");
@@ -106,9 +106,11 @@ async fn hostile_responses_cost_little_memory() {
     let ada = Person::verified("2", "ada@example.com");
     let before = peak_memory_kib(social.test_app.stack.server());
     let of_kibibytes = |size: usize| format!("[{}0]", "{\"\":{}},".repeat(size * 1024 / 8 - 1));
-    // One response is far larger than the limit. The other one is a few bytes below it, so it is parsed.
+    // One response is far larger than the limit. The other response is a few bytes smaller than the limit, so it is
+    // parsed.
     let (one_mebibyte, readable) = (of_kibibytes(1024), of_kibibytes(64));
-    // The server calls introspection first, so its response must be valid when the profile's is not.
+    // The server calls `/introspect` before `/userinfo`. So `/userinfo` is scripted first, while `/introspect` still
+    // sends valid responses.
     for path in ["/userinfo", "/introspect"] {
         for body in [&one_mebibyte, &readable] {
             social.upstream.set_response(path, body.clone());

@@ -75,7 +75,7 @@ fn an_address_change(user: UserId, epoch: i64, address: &str) -> AddressChange {
     }
 }
 
-fn a_removal(user: UserId, epoch: i64) -> UserDeletion {
+fn a_user_deletion(user: UserId, epoch: i64) -> UserDeletion {
     UserDeletion { user, epoch: Epoch(epoch), event: an_event(EventKind::UserDeleted, user) }
 }
 
@@ -133,7 +133,7 @@ async fn a_session_is_valid_at_its_epoch_or_if_a_pending_epoch_change_keeps_it()
 async fn a_rename_leaves_a_row_that_propagates_the_profile_if_the_request_does_not() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
-    // The account is unverified, and can be renamed.
+    // An unverified account can be renamed, too.
     let user = create_user(&fixture, "ada@example.com").await.id;
     let first = stores.rename(app, a_rename(user, 1)).await.unwrap().unwrap();
     let Renamed { user: renamed, outbox_row } = stores.rename(app, a_rename(user, 1)).await.unwrap().unwrap();
@@ -152,7 +152,7 @@ async fn a_rename_leaves_a_row_that_propagates_the_profile_if_the_request_does_n
 }
 
 #[tokio::test]
-async fn no_change_applies_at_another_epoch_or_to_a_disabled_or_unverified_user() {
+async fn no_change_applies_at_another_epoch_or_to_a_disabled_user_and_most_do_not_apply_to_an_unverified_one() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     let user = create_verified_user(&fixture, "ada@example.com").await;
@@ -173,7 +173,7 @@ async fn no_change_applies_at_another_epoch_or_to_a_disabled_or_unverified_user(
                 .unwrap()
                 .is_none()
         );
-        assert!(stores.delete_user(app, a_removal(user, epoch)).await.unwrap().is_none());
+        assert!(stores.delete_user(app, a_user_deletion(user, epoch)).await.unwrap().is_none());
     };
     for epoch in [0, 2] {
         let users = before().await;
@@ -288,8 +288,7 @@ async fn only_one_of_many_concurrent_users_gets_an_address() {
             let (stores, app, prize) = (stores.clone(), app.clone(), prize.clone());
             tasks.spawn(async move {
                 if who % 4 == 3 {
-                    // Registers the address. If a change of address comes later, it takes the address from this
-                    // account.
+                    // Registers the address. A later change of address takes the address from this account.
                     let user = a_new_user(&prize);
                     stores.create_user(&app, user, None).await.unwrap();
                     return false;
@@ -341,8 +340,8 @@ async fn a_deleted_user_leaves_one_row_that_ends_the_sessions() {
             ))
             .await;
     }
-    assert_eq!(stores.delete_user(app, a_removal(user, 1)).await.unwrap(), Some(Epoch(2)));
-    assert_eq!(stores.delete_user(app, a_removal(user, 1)).await.unwrap(), None);
+    assert_eq!(stores.delete_user(app, a_user_deletion(user, 1)).await.unwrap(), Some(Epoch(2)));
+    assert_eq!(stores.delete_user(app, a_user_deletion(user, 1)).await.unwrap(), None);
     assert!(stores.user(app, user).await.unwrap().is_none());
     assert_eq!(fixture.count("SELECT count(*) FROM identities").await, 1);
     let rows = format!("SELECT count(*) FROM outbox WHERE user_id = '{user}'");

@@ -298,7 +298,7 @@ async fn a_deletion_can_be_cancelled_only_before_its_end() {
 }
 
 #[tokio::test]
-async fn the_epoch_of_a_deleted_user_is_forgotten() {
+async fn the_epochs_of_a_deleted_apps_users_are_forgotten() {
     let fixture = Fixture::new().await;
     let claim = a_claim(&fixture, "shop");
     claim_app(&fixture, &claim).await;
@@ -321,7 +321,7 @@ async fn an_app_without_users_is_released_and_free_for_every_namespace() {
     claim_app(&fixture, &claim).await;
     let cancelled = fixture.stores.postgres.release_app(&claim, || false).await.unwrap();
     assert_eq!(cancelled, ReleaseOutcome::Contended);
-    // Refusals without a user and mails without a recipient do not reserve the appID.
+    // Audit events without a user, and mails without a recipient, do not reserve the appID.
     fixture
         .execute(&format!(
             "INSERT INTO audit_events (app_id, id, at, kind) VALUES ('{app}', gen_random_uuid(), now(), 'login_failed');
@@ -348,7 +348,7 @@ async fn an_app_without_users_is_released_and_free_for_every_namespace() {
 }
 
 #[tokio::test]
-async fn an_app_with_a_user_or_events_of_one_stays_reserved() {
+async fn an_app_with_a_user_or_with_events_of_a_user_stays_reserved() {
     let fixture = Fixture::new().await;
     let claim = a_claim(&fixture, "shop");
     claim_app(&fixture, &claim).await;
@@ -379,7 +379,7 @@ async fn an_old_document_does_not_release_a_recreated_app() {
     register_user(&fixture, 0).await.unwrap();
     fixture.execute("DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events").await;
 
-    // Now the release comes first. Then the recreated App gets the appID again.
+    // Now the App is released before it is recreated: its next claim gets the appID.
     assert_eq!(release_app(&fixture.stores, &again).await, ReleaseOutcome::Freed);
     let next = OwnershipClaim { handover: 2, ..before.clone() };
     assert_eq!(claim_app(&fixture, &next).await, ClaimOutcome::Held);
@@ -490,7 +490,8 @@ async fn every_server_reports_whether_a_released_app_has_users_and_deletes_none(
     let fixture = Fixture::new().await;
     claim_app(&fixture, &a_claim(&fixture, "shop")).await;
     register_user(&fixture, 0).await.unwrap();
-    let mut document: DeletedApp = std::str::from_utf8(&a_deleted_document(&fixture)).unwrap().parse().unwrap();
+    let mut document: DeletedApp =
+        std::str::from_utf8(&a_document_of_a_deleted_app(&fixture)).unwrap().parse().unwrap();
     document.state = AppState::Released;
     let document = document.to_bytes();
     let mut servers = Vec::new();
@@ -547,7 +548,7 @@ async fn wait_for_change(
     timeout(LIMIT, fitting).await.expect("the change was not reported in time")
 }
 
-fn a_deleted_document(fixture: &Fixture) -> Vec<u8> {
+fn a_document_of_a_deleted_app(fixture: &Fixture) -> Vec<u8> {
     let doc = DeletedApp {
         format: FORMAT,
         app_id: fixture.app.clone(),
@@ -561,7 +562,7 @@ fn a_deleted_document(fixture: &Fixture) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn an_app_of_another_namespace_is_suspended_until_the_first_users_are_deleted() {
+async fn an_app_is_suspended_while_another_namespace_owns_its_app_id() {
     let fixture = Fixture::new().await;
     let holder = a_claim(&fixture, "holder");
     claim_app(&fixture, &holder).await;
@@ -630,7 +631,7 @@ async fn every_server_reports_the_progress_of_a_deletion() {
     for number in 0..3 {
         register_user(&fixture, number).await.unwrap();
     }
-    let document = a_deleted_document(&fixture);
+    let document = a_document_of_a_deleted_app(&fixture);
     let current = watch::Sender::new(false);
     let mut servers = Vec::new();
     for _ in 0..2 {
@@ -659,7 +660,7 @@ async fn a_deletion_that_the_database_rejects_is_reported() {
     claim_app(&fixture, &a_claim(&fixture, "holder")).await;
     register_user(&fixture, 0).await.unwrap();
     let apps = Arc::new(Apps::default());
-    apps.put(&fixture.app, &a_deleted_document(&fixture));
+    apps.put(&fixture.app, &a_document_of_a_deleted_app(&fixture));
     let mut changes = apps.subscribe_changes();
     let current = watch::Sender::new(true);
     tokio::spawn(deletion::run(Arc::clone(&apps), fixture.stores.clone(), current.subscribe()));

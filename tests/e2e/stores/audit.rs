@@ -53,12 +53,12 @@ fn account(app: &AppId, email: &str) -> AccountKey {
     an_email(email).account_key(app)
 }
 
-/// The refusal of a wrong password: for this user, or for an unknown account.
+/// The refusal of a wrong password: for this user, or for an unknown account if `user` is `None`.
 fn wrong_password(user: Option<UserId>, from: &str) -> Refusal {
     Refusal { kind: RefusalKind::Login, account: None, user, client: client(from) }
 }
 
-/// The numbers of the App's refusals that are not written to Postgres yet, by row.
+/// The App's refusals that are not written to Postgres yet: the number of refusals for each row that will be written.
 async fn pending_refusals(fixture: &Fixture) -> BTreeMap<String, i64> {
     let mut redis = RedisServer::shared().await.connect().await.unwrap();
     let keys: Vec<String> = redis::cmd("KEYS")
@@ -84,12 +84,14 @@ async fn wait_until_counted(fixture: &Fixture, refusals: i64) {
     eventually(&format!("{refusals} refusals"), LIMIT, all).await;
 }
 
-/// Writes the refusals that are due by a clock that is ahead by this time. Returns the number of rows.
+/// Writes the refusals that are due by a clock that is ahead by this time. Returns the number of quarters of an hour
+/// that were written.
 async fn write_refusals(fixture: &Fixture, by: time::Duration) -> usize {
     let app = fixture.app.clone();
     fixture.with_later_clock(by).await.write_refusals(move |of| *of == app).await.unwrap()
 }
 
+/// Kind, user, session, IP address, count and detail of an audit event.
 type Row = (String, Option<Uuid>, Option<Uuid>, Option<String>, i64, Option<String>);
 
 async fn event_rows(fixture: &Fixture) -> Vec<Row> {

@@ -31,12 +31,12 @@ use prometheus_client::{encoding::text::encode, registry::Registry};
 
 use super::{Fixture, LIMIT, a_mail, a_user_id, an_app, assert_unavailable, stores};
 
-/// Limit for a call to return that Postgres is unavailable, on a loaded machine.
+/// Maximum time until a call returns that Postgres is unavailable, on a loaded machine.
 const POSTGRES_LIMIT: Duration = Duration::from_secs(6);
-/// Limit for a call to return that Redis is unavailable, on a loaded machine.
+/// Maximum time until a call returns that Redis is unavailable, on a loaded machine.
 const REDIS_LIMIT: Duration = Duration::from_secs(4);
-/// Limit for the median time of a call that fails in a known outage. Such a call waits for nothing, but the machine can
-/// be loaded.
+/// Maximum median time of the calls that fail in a known outage. Such a call waits for nothing, but the machine can be
+/// loaded.
 const MAX_MEDIAN_FAILURE_TIME: Duration = Duration::from_millis(100);
 /// How long a call waits for a connection if the outage is not known yet.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(3);
@@ -47,14 +47,14 @@ pub(super) fn stores_via(fixture: &Fixture, proxy: &Proxy) -> Stores {
     Stores { postgres: PostgresStore::connect(options).unwrap(), ..fixture.stores.clone() }
 }
 
-fn checks() -> Vec<RateLimitCheck> {
+fn rate_limit_checks() -> Vec<RateLimitCheck> {
     let windows = vec![Window { count: 1_000_000, window_seconds: 60 }];
     vec![RateLimitCheck { limit: LimitName::LoginsPerClient, subject: "192.0.2.1".to_owned(), windows }]
 }
 
 async fn assert_redis_unavailable(stores: &Stores) {
     let started = Instant::now();
-    match stores.acquire(&an_app(), checks()).await {
+    match stores.acquire(&an_app(), rate_limit_checks()).await {
         Err(latchkey_server::domain::ports::AcquireError::Store(error)) => assert_unavailable::<()>(Err(error)),
         other => panic!("{other:?}"),
     }
@@ -63,7 +63,7 @@ async fn assert_redis_unavailable(stores: &Stores) {
 
 async fn wait_for_redis(stores: &Stores) {
     let app = an_app();
-    eventually_ok("Redis is used again", LIMIT, async || stores.acquire(&app, checks()).await).await;
+    eventually_ok("Redis is used again", LIMIT, async || stores.acquire(&app, rate_limit_checks()).await).await;
 }
 
 async fn assert_postgres_unavailable(stores: &Stores) {
@@ -165,7 +165,7 @@ async fn calls_that_wait_for_a_connection_are_bounded() {
     wait_for_postgres(&stores).await;
 }
 
-/// This happens when a password is rotated: first in Postgres, and a moment later in the file.
+/// New connections fail while a password is rotated: it changes in Postgres a moment before it changes in the file.
 #[tokio::test]
 async fn open_connections_are_used_while_new_ones_fail() {
     let fixture = Fixture::new().await;
@@ -216,7 +216,7 @@ async fn a_stalled_postgres_does_not_exhaust_the_pool() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_of_postgres_is_unavailable_until_the_file_has_the_right_one() {
+async fn postgres_with_a_wrong_password_is_unavailable_until_the_file_has_the_right_one() {
     let fixture = Fixture::new().await;
     let file = process::fresh_dir("url").join("url");
     let right = fixture.database.url.clone();
@@ -236,7 +236,7 @@ async fn a_wrong_password_of_postgres_is_unavailable_until_the_file_has_the_righ
 }
 
 #[tokio::test]
-async fn postgres_tls_trusts_only_the_authority_of_the_url() {
+async fn postgres_tls_trusts_only_the_ca_in_the_url() {
     let options = PostgresOptions { tls: Some(ServerTls::new().unwrap()), ..PostgresOptions::for_tests() };
     let server = PostgresServer::start(options).await.unwrap();
     let database = server.empty_database().await.unwrap();
@@ -285,7 +285,7 @@ async fn a_redis_that_stalls_is_unavailable_and_then_used_again() {
     wait_for_redis(&stores).await;
     proxy.stall();
     let started = Instant::now();
-    // Concurrent calls fail as fast, because there is no queue.
+    // Concurrent calls fail as fast as a single call, because there is no queue.
     futures::future::join_all((0..20).map(|_| assert_redis_unavailable(&stores))).await;
     assert!(started.elapsed() < REDIS_LIMIT);
     proxy.restore().unwrap();
@@ -301,11 +301,11 @@ async fn a_redis_without_its_scripts_gets_them_again() {
     wait_for_redis(&stores).await;
     let mut connection = server.connect().await.unwrap();
     let _: () = ::redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut connection).await.unwrap();
-    stores.acquire(&an_app(), checks()).await.unwrap();
+    stores.acquire(&an_app(), rate_limit_checks()).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_wrong_password_of_redis_is_unavailable_until_the_file_has_the_right_one() {
+async fn redis_with_a_wrong_password_is_unavailable_until_the_file_has_the_right_one() {
     let options = redis::Options { password: Some("right".to_owned()), ..redis::Options::for_tests() };
     let server = RedisServer::start(options).await.unwrap();
     let file = process::fresh_dir("url").join("url");

@@ -102,8 +102,8 @@ async fn clients_that_fill_the_flow_limit_displace_only_their_own_flows() {
     }
     assert_eq!(stored_sizes(app).await.1, [9_900, 9_900, 360], "used flows are no longer counted");
 
-    // The client with the most flows loses its oldest ones. An IPv6 client is a /48 here, although each /64 has few
-    // flows.
+    // The client with the most flows loses its oldest flows. All flows of an IPv6 /48 count as those of one client,
+    // although each /64 has few flows.
     let mut site = Vec::new();
     for net in 0..300 {
         site.push(store_flow(stores, app, ipv6_client(7, net)).await.unwrap());

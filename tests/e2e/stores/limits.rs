@@ -80,7 +80,7 @@ async fn a_released_permit_can_be_acquired_again() {
 }
 
 #[tokio::test]
-async fn a_refusing_check_consumes_nothing_of_the_others() {
+async fn a_check_that_refuses_consumes_nothing_of_other_checks() {
     let fixture = Fixture::new().await;
     let (wide, narrow) = (a_check("wide", &[(2, 600)]), a_check("narrow", &[(1, 600)]));
     acquire(&fixture.stores, &fixture, &[wide.clone(), narrow.clone()]).await.unwrap();
@@ -93,14 +93,14 @@ async fn a_refusing_check_consumes_nothing_of_the_others() {
 }
 
 #[tokio::test]
-async fn a_refusing_window_consumes_nothing_of_the_others() {
+async fn a_window_that_refuses_consumes_nothing_of_other_windows() {
     let fixture = Fixture::new().await;
     let check = [a_check("ada", &[(1, 60), (8, 3600)])];
     acquire(&fixture.stores, &fixture, &check).await.unwrap();
     for _ in 0..20 {
         acquire(&fixture.stores, &fixture, &check).await.unwrap_err();
     }
-    // The window of an hour still allows seven.
+    // The window of an hour still allows seven calls.
     for number in 1..8 {
         let later = fixture.with_later_clock(time::Duration::seconds(62 * number)).await;
         acquire(&later, &fixture, &check).await.unwrap();
@@ -127,8 +127,8 @@ async fn a_retry_succeeds_after_the_retry_time_and_not_before() {
         let early = half + wait - time::Duration::seconds(2);
         acquire(&fixture.with_later_clock(early).await, &fixture, &check).await.unwrap_err();
         acquire(&fixture.with_later_clock(half + wait).await, &fixture, &check).await.unwrap();
-        // A window consists of fiftieths, so the wait is up to a fiftieth of the window too long. So there are never
-        // more calls than the limit allows, and seldom fewer.
+        // Calls are counted per fiftieth of a window, so the wait can be too long by up to a fiftieth of the window. A
+        // limit never allows more calls than its count, and seldom fewer.
         assert!(half + wait >= time::Duration::seconds(seconds.into()) - time::Duration::seconds(1));
         assert!(half + wait <= time::Duration::seconds(seconds.into()) * 1.02 + time::Duration::seconds(1));
     }
@@ -148,7 +148,7 @@ async fn a_clock_that_goes_back_blocks_no_client() {
 }
 
 #[tokio::test]
-async fn limit_keys_contain_no_client_and_expire() {
+async fn limit_keys_contain_no_client_address_and_expire() {
     let fixture = Fixture::new().await;
     acquire(&fixture.stores, &fixture, &[a_check("192.0.2.77", &[(1, 60)])]).await.unwrap();
     let account = an_email("ada@example.com").account_key(&fixture.app);

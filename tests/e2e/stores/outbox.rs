@@ -40,7 +40,7 @@ async fn apps_take_turns_however_long_their_queues_are() {
     let rows = fixture.stores.claim(6, 4, LEASE).await.unwrap();
     let expected = BTreeMap::from([(busy.clone(), 3), (second.clone(), 2), (third, 1)]);
     assert_eq!(rows_per_app(&rows), expected);
-    // The busy App has three rows in flight, and may have four.
+    // The busy App has three rows in flight, and its maximum is four.
     let rows = fixture.stores.claim(6, 4, LEASE).await.unwrap();
     assert_eq!(rows_per_app(&rows), BTreeMap::from([(busy, 1)]));
     assert!(fixture.stores.claim(6, 4, LEASE).await.unwrap().is_empty());
@@ -153,7 +153,7 @@ async fn each_outcome_updates_its_row() {
 }
 
 #[tokio::test]
-async fn rows_of_a_kind_of_a_newer_server_are_left_to_it() {
+async fn rows_of_an_unknown_kind_are_left_to_newer_servers() {
     let fixture = Fixture::new().await;
     fixture.enqueue_mails(&fixture.app, 2).await;
     fixture.execute("UPDATE outbox SET kind = 'of-tomorrow' WHERE id = (SELECT id FROM outbox LIMIT 1)").await;
@@ -162,7 +162,7 @@ async fn rows_of_a_kind_of_a_newer_server_are_left_to_it() {
 }
 
 #[tokio::test]
-async fn a_propagated_epoch_deletes_its_row_and_earlier_ones() {
+async fn a_propagated_epoch_deletes_its_row_and_the_rows_of_earlier_epochs() {
     let fixture = Fixture::new().await;
     let (user, other) = (a_user_id(), a_user_id());
     let keep = Uuid::from_u128(9);
@@ -210,7 +210,7 @@ async fn the_backlog_counts_due_rows_and_dead_letters() {
 }
 
 #[tokio::test]
-async fn a_listening_server_is_notified_of_rows_of_others_also_after_a_cut() {
+async fn a_listening_server_is_notified_of_rows_of_other_servers_also_after_a_cut_connection() {
     let fixture = Fixture::new().await;
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     let url = fixture.database.url.replace(&fixture.database.addr.to_string(), &proxy.addr().to_string());

@@ -45,7 +45,7 @@ fn retention_rule(fixture: &Fixture) -> UnverifiedExpiry {
     UnverifiedExpiry { claim: claim(fixture), created_before: now - RETENTION, code_sent_before: now - DAY, now }
 }
 
-/// An unverified account of this age.
+/// Creates an unverified account of this age.
 async fn register_aged(fixture: &Fixture, email: &str, ago: Duration) -> User {
     let created_at = now() - ago;
     let mut user = a_new_user(email);
@@ -289,7 +289,7 @@ async fn a_concurrently_opened_session_keeps_the_account_or_is_not_opened() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_cut_in_the_middle_leaves_complete_accounts() {
+async fn a_deletion_that_is_cut_off_in_the_middle_leaves_complete_accounts() {
     let fixture = claimed_fixture().await;
     for number in 0..10 {
         register_aged(&fixture, &format!("ada{number}@x.test"), RETENTION + DAY).await;
@@ -307,14 +307,14 @@ async fn a_store_that_is_cut_in_the_middle_leaves_complete_accounts() {
         assert_unavailable(cut.delete_unverified(&rule, None, 100).await);
         proxy.trap_triggered().await;
         assert_eq!(remaining_users(&fixture).await.len(), 10, "cut before {text}");
-        // Waits for the end of the cut transaction, because the next deletion skips locked rows.
+        // Waits for the end of the transaction that was cut off, because the next deletion skips locked rows.
         let open = "SELECT count(*) FROM pg_stat_activity
                     WHERE datname = current_database() AND xact_start IS NOT NULL AND pid <> pg_backend_pid()";
         let ended = || async { (fixture.count(open).await == 0).then_some(()) };
         eventually("the end of the transaction", LIMIT, ended).await;
     }
     assert_eq!(fixture.count("SELECT count(*) FROM audit_events WHERE kind = 'user_expired'").await, 0);
-    // The cut deletions have already changed Redis. The next one finishes them.
+    // The deletions that were cut off have already changed Redis. The next deletion finishes them.
     assert_eq!(sweep(&fixture.stores, &rule, 100).await, 10);
 }
 

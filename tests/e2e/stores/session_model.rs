@@ -1,5 +1,5 @@
-//! Compares the session store with a small model of the rules: for random operations, also concurrent ones, both decide
-//! the same.
+//! Compares the session store with a small model of the rules: for random operations, also concurrent ones, both must
+//! decide the same.
 
 use std::time::{Duration as Elapsed, Instant};
 
@@ -23,9 +23,9 @@ use super::{Fixture, a_user_id, now};
 
 /// The total number of operations.
 const STEPS: usize = 100_000;
-/// Operations of one episode. Each episode has a new user.
+/// The number of operations of one episode. Each episode has a new user.
 const STEPS_PER_EPISODE: usize = 50;
-/// Concurrent episodes.
+/// The number of concurrent episodes.
 const CONCURRENT_EPISODES: usize = 16;
 /// Maximum duration of an episode. The model counts whole seconds, so a longer episode proves nothing and is repeated.
 const MAX_EPISODE_TIME: Elapsed = Elapsed::from_millis(900);
@@ -37,7 +37,7 @@ const MAX_LATE_RESPONSES: usize = 5;
 const LATENESS_STEP: u64 = 2;
 const MAX_LATENESS: u64 = 14;
 const DAY_SECONDS: i64 = 24 * 3600;
-/// The pauses between two operations, in seconds; one is drawn.
+/// The possible pauses between two operations, in seconds. Each pause is drawn at random.
 const PAUSES: [i64; 9] = [1, 7, 29, 31, 61, 301, 3600, 13 * 3600, 4 * DAY_SECONDS];
 
 /// The state of a session in the model. Times are seconds since the start of the episode.
@@ -94,7 +94,7 @@ struct Episode {
     holders: Vec<Holder>,
     thieves: Vec<Holder>,
     snapshot: Option<Snapshot>,
-    /// The operations so far, which a failure prints.
+    /// The operations so far. A failed test prints them.
     trace: Vec<String>,
 }
 

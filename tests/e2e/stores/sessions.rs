@@ -209,7 +209,7 @@ async fn all_session_keys_expire_in_redis() {
 }
 
 #[tokio::test]
-async fn an_epoch_change_is_safe_only_when_a_replica_has_it() {
+async fn an_epoch_change_is_complete_only_when_a_replica_has_it() {
     let primary = redis::Redis::start(redis::Options::for_tests()).await.unwrap();
     let options = redis::Options { replica_of: Some(primary.addr()), ..redis::Options::for_tests() };
     let replica = redis::Redis::start(options).await.unwrap();
@@ -238,7 +238,7 @@ async fn an_epoch_change_is_safe_only_when_a_replica_has_it() {
 }
 
 #[tokio::test]
-async fn an_epoch_change_is_safe_only_when_a_replica_of_its_node_has_it() {
+async fn an_epoch_change_in_a_cluster_is_complete_only_when_a_replica_of_its_node_has_it() {
     let cluster = redis::RedisCluster::start_with(&redis::Options::for_tests(), true).await.unwrap();
     let stores = stores("postgres://nobody@127.0.0.1:1/none", &cluster.url());
     let app = an_app();
@@ -328,8 +328,8 @@ async fn a_user_lists_the_live_sessions_and_ends_them() {
     assert!(later.sessions(&fixture.app, user).await.unwrap().is_empty());
 }
 
-/// Refreshes at the time of the clock of `stores`. Returns the result and the generation of the next token, or 0 if
-/// there is no next token.
+/// Refreshes the session at the time of the clock of `stores`. Returns the result and the generation of the next token,
+/// or 0 if there is no next token.
 async fn refresh_session(
     stores: &Stores,
     fixture: &Fixture,
@@ -346,8 +346,8 @@ async fn refresh_session(
     (outcome, next)
 }
 
-/// Uses of a session update the session index and the TTL of the session's key at most once per minute. But every
-/// refresh counts for the idle time and for the order of sessions.
+/// The session index and the TTL of the session's key are updated at most once per minute. But every new refresh token
+/// counts as a use, for the idle time and for the order of sessions.
 #[tokio::test]
 async fn a_refresh_within_the_minute_counts_as_a_use() {
     let fixture = Fixture::new().await;
@@ -356,7 +356,7 @@ async fn a_refresh_within_the_minute_counts_as_a_use() {
     let at = async |seconds: i64| fixture.with_later_clock(Duration::seconds(seconds)).await;
     let second = a_session(user, 1);
     at(10).await.open_session(&fixture.app, &second).await.unwrap();
-    assert_eq!(refresh_live(&at(50).await, &fixture, &first, 1).await, (RefreshKind::Rotated, 2));
+    assert_eq!(expect_renewal(&at(50).await, &fixture, &first, 1).await, (RefreshKind::Rotated, 2));
 
     let listed = at(51).await.sessions(&fixture.app, user).await.unwrap();
     assert_eq!(listed.iter().map(|session| session.id).collect::<Vec<_>>(), [first.id, second.id]);
@@ -373,7 +373,12 @@ async fn a_refresh_within_the_minute_counts_as_a_use() {
     assert!(session_epoch(&at(53).await, &fixture, &second).await.is_none(), "the least recently used");
 }
 
-async fn refresh_live(stores: &Stores, fixture: &Fixture, session: &NewSession, generation: u64) -> (RefreshKind, u64) {
+async fn expect_renewal(
+    stores: &Stores,
+    fixture: &Fixture,
+    session: &NewSession,
+    generation: u64,
+) -> (RefreshKind, u64) {
     match refresh_session(stores, fixture, session, generation).await {
         (RefreshOutcome::Renewed(renewal, _), next) => (renewal, next),
         (other, _) => panic!("generation {generation}: {other:?}"),
@@ -385,24 +390,24 @@ async fn a_token_and_its_predecessor_give_one_result_within_the_grace_period() {
     let fixture = Fixture::new().await;
     let session = open_session(&fixture, a_user_id(), 1).await;
     let stores = &fixture.stores;
-    assert_eq!(refresh_live(stores, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
+    assert_eq!(expect_renewal(stores, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
     for _ in 0..3 {
-        assert_eq!(refresh_live(stores, &fixture, &session, 1).await, (RefreshKind::Repeated, 2));
+        assert_eq!(expect_renewal(stores, &fixture, &session, 1).await, (RefreshKind::Repeated, 2));
     }
-    assert_eq!(refresh_live(stores, &fixture, &session, 2).await, (RefreshKind::Rotated, 3));
+    assert_eq!(expect_renewal(stores, &fixture, &session, 2).await, (RefreshKind::Rotated, 3));
     let soon = fixture.with_later_clock(Duration::seconds(29)).await;
-    assert_eq!(refresh_live(&soon, &fixture, &session, 2).await, (RefreshKind::Repeated, 3));
+    assert_eq!(expect_renewal(&soon, &fixture, &session, 2).await, (RefreshKind::Repeated, 3));
 }
 
 #[tokio::test]
 async fn a_lost_response_is_repeated_five_times_a_day_even_for_racing_tabs() {
     let fixture = Fixture::new().await;
     let session = open_session(&fixture, a_user_id(), 1).await;
-    assert_eq!(refresh_live(&fixture.stores, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
+    assert_eq!(expect_renewal(&fixture.stores, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
     for time in 1..=5 {
         let later = fixture.with_later_clock(Duration::minutes(10 * time)).await;
-        assert_eq!(refresh_live(&later, &fixture, &session, 1).await, (RefreshKind::Late, 2), "time {time}");
-        assert_eq!(refresh_live(&later, &fixture, &session, 1).await, (RefreshKind::Repeated, 2), "time {time}");
+        assert_eq!(expect_renewal(&later, &fixture, &session, 1).await, (RefreshKind::Late, 2), "time {time}");
+        assert_eq!(expect_renewal(&later, &fixture, &session, 1).await, (RefreshKind::Repeated, 2), "time {time}");
     }
     let sixth = fixture.with_later_clock(Duration::minutes(70)).await;
     assert_eq!(refresh_session(&sixth, &fixture, &session, 1).await.0, RefreshOutcome::ReuseDetected);
@@ -421,12 +426,13 @@ async fn open_session_for_a_year(fixture: &Fixture) -> NewSession {
     session
 }
 
-/// The owner refreshes at noon and a thief at midnight, each day. Returns the night in which the session ends.
+/// Each day, the owner refreshes at noon and a thief at midnight. Returns the night in which the session ends, or
+/// `None` if it does not end.
 async fn night_of_detection(fixture: &Fixture, session: &NewSession, nights: i64) -> Option<i64> {
     let (mut owner, mut thief) = (1, 1);
     for night in 1..=nights {
         let noon = fixture.with_later_clock(Duration::days(night)).await;
-        (_, owner) = refresh_live(&noon, fixture, session, owner).await;
+        (_, owner) = expect_renewal(&noon, fixture, session, owner).await;
         let midnight = fixture.with_later_clock(Duration::days(night) + Duration::hours(12)).await;
         match refresh_session(&midnight, fixture, session, thief).await {
             (RefreshOutcome::Renewed(renewal, _), next) => {
@@ -457,7 +463,7 @@ async fn a_client_that_often_loses_responses_keeps_its_session() {
     let (mut token, mut late) = (1, 0);
     for day in 1..365 {
         let then = fixture.with_later_clock(Duration::days(day)).await;
-        let (renewal, next) = refresh_live(&then, &fixture, &session, token).await;
+        let (renewal, next) = expect_renewal(&then, &fixture, &session, token).await;
         late += u32::from(renewal == RefreshKind::Late);
         if day % 3 != 0 {
             token = next;
@@ -475,16 +481,16 @@ async fn lateness_counts_for_a_session_that_old_servers_refresh_too() {
     let key = format!("lk:{{{}:{}}}:session:{}", fixture.app, session.user, session.id);
     let mut redis = redis::Redis::shared().await.connect().await.unwrap();
     let at = async |day: i64| fixture.with_later_clock(Duration::days(day)).await;
-    assert_eq!(refresh_live(&at(1).await, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
+    assert_eq!(expect_renewal(&at(1).await, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
     // An older server has given a late response, and stored only its time.
     let _: i64 = ::redis::cmd("HSET").arg(&key).arg("late").arg("1").query_async(&mut redis).await.unwrap();
     for day in 2..=8 {
-        assert_eq!(refresh_live(&at(day).await, &fixture, &session, 1).await, (RefreshKind::Late, 2), "day {day}");
+        assert_eq!(expect_renewal(&at(day).await, &fixture, &session, 1).await, (RefreshKind::Late, 2), "day {day}");
     }
     // Twelve new tokens from older servers lower the lateness so far that six late responses are possible.
     let _: i64 = ::redis::cmd("HINCRBY").arg(&key).arg("n").arg(12).query_async(&mut redis).await.unwrap();
     for day in 9..=14 {
-        assert_eq!(refresh_live(&at(day).await, &fixture, &session, 13).await, (RefreshKind::Late, 14), "day {day}");
+        assert_eq!(expect_renewal(&at(day).await, &fixture, &session, 13).await, (RefreshKind::Late, 14), "day {day}");
     }
     assert_eq!(refresh_session(&at(15).await, &fixture, &session, 13).await.0, RefreshOutcome::ReuseDetected);
 }
@@ -494,8 +500,8 @@ async fn an_older_token_ends_the_session_and_a_newer_one_is_adopted() {
     let fixture = Fixture::new().await;
     let session = open_session(&fixture, a_user_id(), 1).await;
     let stores = &fixture.stores;
-    assert_eq!(refresh_live(stores, &fixture, &session, 7).await, (RefreshKind::Adopted, 8));
-    assert_eq!(refresh_live(stores, &fixture, &session, 7).await, (RefreshKind::Repeated, 8));
+    assert_eq!(expect_renewal(stores, &fixture, &session, 7).await, (RefreshKind::Adopted, 8));
+    assert_eq!(expect_renewal(stores, &fixture, &session, 7).await, (RefreshKind::Repeated, 8));
     assert_eq!(refresh_session(stores, &fixture, &session, 6).await.0, RefreshOutcome::ReuseDetected);
     assert_eq!(session_epoch(stores, &fixture, &session).await, None);
 }
@@ -556,7 +562,8 @@ impl LimitedSession {
 /// Refreshes are counted in the session's key, other limits in counters. Both must implement the same rule.
 #[tokio::test]
 async fn new_generations_are_counted_like_any_other_limit() {
-    // The windows are so long that two consecutive calls are in the same fiftieth, except once in a million times.
+    // The windows are so long that two consecutive calls are nearly always (except once in a million times) in the same
+    // fiftieth of a window.
     let mut limited = LimitedSession::with_windows(&[(4, 50_000), (6, 86_400)]).await;
     let check = [RateLimitCheck {
         limit: LimitName::LoginsPerClient,
@@ -623,9 +630,9 @@ async fn a_session_at_an_older_epoch_or_past_its_end_is_not_refreshed() {
     let session = open_session(&fixture, a_user_id(), 1).await;
     let idle = Duration::seconds(IDLE_SECONDS.into());
     let half = fixture.with_later_clock(idle / 2).await;
-    assert_eq!(refresh_live(&half, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
+    assert_eq!(expect_renewal(&half, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
     let then = fixture.with_later_clock(idle + Duration::minutes(20)).await;
-    assert_eq!(refresh_live(&then, &fixture, &session, 2).await, (RefreshKind::Rotated, 3));
+    assert_eq!(expect_renewal(&then, &fixture, &session, 2).await, (RefreshKind::Rotated, 3));
     let end = fixture.with_later_clock(Duration::minutes(181)).await;
     assert_eq!(refresh_session(&end, &fixture, &session, 3).await.0, RefreshOutcome::NotFound);
     let session = open_session(&fixture, a_user_id(), 1).await;

@@ -1,4 +1,4 @@
-//! Users: one account per email address, and changes that apply only if the epoch is still that of the decision.
+//! Users: one account per email address, and changes that apply only if the epoch has not changed since the decision.
 
 use std::time::{Duration, Instant};
 
@@ -63,7 +63,7 @@ async fn count_identities(fixture: &Fixture) -> i64 {
 }
 
 #[tokio::test]
-async fn a_created_user_is_found_by_id_and_by_address_in_any_case() {
+async fn a_created_user_is_found_by_id_and_by_address_in_upper_or_lower_case() {
     let fixture = Fixture::new().await;
     let new = a_new_user("Ada@Example.com");
     let mail = a_mail(Some(new.id));
@@ -173,7 +173,7 @@ async fn registering_again_contests_only_an_unverified_account_at_its_epoch() {
 }
 
 #[tokio::test]
-async fn a_hash_is_renewed_only_if_it_is_unchanged() {
+async fn a_hash_is_replaced_only_if_it_has_not_changed() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     let (stores, app) = (&fixture.stores, &fixture.app);
@@ -319,7 +319,7 @@ async fn only_one_of_many_changes_at_one_epoch_applies() {
     assert_eq!(fixture.count("SELECT count(*) FROM outbox WHERE kind = 'epoch'").await, 1);
 }
 
-/// The response times for known and unknown email addresses do not differ (specification: Accounts, Equal response
+/// The response times for known and unknown email addresses must not differ (specification: Accounts, Equal response
 /// times). Each of ten rounds compares the medians of both calls. If the calls take the same time, a median is wrong by
 /// about 0.02 ms, so it is practically impossible that all ten differences exceed the bound.
 #[tokio::test]

@@ -12,8 +12,8 @@ use serde_json::Value;
 use super::objects;
 use crate::{control_plane, process};
 
-/// Helm renders within a second; a loaded machine takes longer.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Limit for Helm to render the chart. It takes a second, on a loaded machine longer.
+const RENDER_LIMIT: Duration = Duration::from_secs(60);
 
 pub fn folder() -> PathBuf {
     process::root().join("charts/latchkey")
@@ -27,8 +27,8 @@ pub fn value_files() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Runs `helm template` with additional arguments, and returns the objects without those of `helm test`. The error
-/// contains Helm's output.
+/// Runs `helm template` with additional arguments, and returns the objects without those of `helm test`. If Helm fails,
+/// the error contains Helm's output.
 pub async fn template<I>(release: &str, namespace: &str, args: I) -> Result<Vec<Value>>
 where
     I: IntoIterator<Item: AsRef<Path>>,
@@ -45,7 +45,7 @@ where
     let mut helm = tokio::process::Command::new(control_plane::helm()?);
     helm.args(["template", release, "--namespace", namespace]).arg(folder());
     helm.args(args.into_iter().map(|arg| arg.as_ref().as_os_str().to_owned()));
-    let output = tokio::time::timeout(LIMIT, helm.kill_on_drop(true).output()).await.context("helm")??;
+    let output = tokio::time::timeout(RENDER_LIMIT, helm.kill_on_drop(true).output()).await.context("helm")??;
     ensure!(output.status.success(), "helm ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
     objects::parse(&String::from_utf8(output.stdout)?)
 }

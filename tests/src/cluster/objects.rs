@@ -29,7 +29,7 @@ pub async fn apply(client: &Client, object: &Value) -> Result<DynamicObject> {
     let types = object.types.clone().context("an object has a kind")?;
     let kind = GroupVersionKind::try_from(&types)?;
     let name = object.metadata.name.clone().context("an object has a name")?;
-    // Guesses the plural, which is right for all kinds that tests use.
+    // `from_gvk` guesses the plural of the kind. The guess is right for all kinds that tests use.
     let resource = ApiResource::from_gvk(&kind);
     let api: Api<DynamicObject> = match &object.metadata.namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),

@@ -47,7 +47,7 @@ impl Installation<'_> {
         permissions
     }
 
-    /// Revokes a permission. Open watches continue. If the program must lose them too, restart it afterwards.
+    /// Revokes a permission. Open watches continue; a restart of the program ends them.
     pub async fn revoke(&self, permission: &Permission) -> Result<()> {
         let mut role = self.role(permission)?;
         let before = role["rules"].clone();
@@ -77,7 +77,7 @@ impl Installation<'_> {
 // === impl Permission ===
 
 impl Permission {
-    /// Splits the rule into one rule per resource, and removes this verb on this resource.
+    /// Splits a rule into one rule for each resource, and removes the permission's verb from the rule for its resource.
     fn remove_from(&self, rule: &Value) -> Vec<Value> {
         let groups = texts(&rule["apiGroups"]);
         let rules = texts(&rule["resources"]).into_iter().filter_map(|resource| {

@@ -1,4 +1,5 @@
-//! A Pod of the servers' Service in which no server runs: the test scripts the revision stream that the operator reads.
+//! Pods without a server, in the servers' Service. The test scripts the revision stream that the operator reads from
+//! such a Pod.
 
 use std::{convert::Infallible, sync::atomic::Ordering, time::Duration};
 
@@ -21,10 +22,10 @@ use tokio::{
 
 use super::{Endpoint, Installation, ServerPod};
 
-/// Interval of heartbeats, the same as a server's.
+/// Interval of heartbeats, the same as that of a real server.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
-/// A Pod with a scripted revision stream, which ends when this value is dropped.
+/// A Pod with a scripted revision stream. When this value is dropped, the stream ends and the Pod stays.
 pub struct ScriptedServer {
     pod: ServerPod,
     script: watch::Sender<RevisionScript>,
@@ -41,7 +42,7 @@ pub struct RevisionScript {
 impl Installation<'_> {
     /// Adds a serving Pod with this scripted revision stream.
     pub async fn scripted_server(&self, script: RevisionScript) -> Result<ScriptedServer> {
-        let index = self.servers.fetch_add(1, Ordering::Relaxed);
+        let index = self.server_count.fetch_add(1, Ordering::Relaxed);
         let pod = self.create_server_pod(&format!("{}-scripted-{index}", self.release)).await?;
         let listener = TcpListener::bind(pod.ops()).await?;
         let script = watch::Sender::new(script);
@@ -58,7 +59,7 @@ impl ScriptedServer {
         &self.pod
     }
 
-    /// Replaces the script: open streams are closed, and new ones report the new state.
+    /// Replaces the script. Open streams are closed, and new streams report the new script.
     pub fn set_script(&self, script: RevisionScript) {
         self.script.send_replace(script);
     }
@@ -102,7 +103,7 @@ async fn respond(socket: TcpStream, script: watch::Receiver<RevisionScript>, uid
         let lines = lines(script.clone(), uid.clone());
         async move { Ok::<_, Infallible>(http::Response::new(StreamBody::new(lines))) }
     });
-    // Not an error: the operator can close the stream at any time.
+    // A closed connection is not an error, because the operator can close the stream at any time.
     drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), service).await);
 }
 

@@ -74,11 +74,11 @@ impl Installation<'_> {
         started
     }
 
-    /// Creates a Pod without an endpoint. Its server is not started yet. The ServiceAccount can be one that reaches the
-    /// API server through a proxy (see [`crate::control_plane::ControlPlane::account_at`]). `more` are additional
-    /// flags.
+    /// Creates a Pod without an endpoint. The server in the Pod is not started yet. With an account from
+    /// [`crate::control_plane::ControlPlane::account_at`], the server reaches the API server through a proxy. `more`
+    /// are additional flags.
     pub async fn create_server(&self, account: &ServiceAccountToken, more: &[&str]) -> Result<PodServer> {
-        let index = self.servers.fetch_add(1, Ordering::Relaxed);
+        let index = self.server_count.fetch_add(1, Ordering::Relaxed);
         let public = if index == 0 { self.public } else { process::free_addr() };
         let pod = self.create_server_pod(&format!("{}-server-{index}", self.release)).await?;
         let cache = self.dir().join(format!("cache-{index}"));
@@ -95,7 +95,7 @@ impl Installation<'_> {
         args.extend(more.iter().map(|arg| (*arg).to_owned()));
         let mut envs = vec![
             ("KUBECONFIG".to_owned(), account.kubeconfig().display().to_string()),
-            // Without a load balancer, a drain has nothing to wait for. A flag of a test overrides this variable.
+            // Without a load balancer, a drain has nothing to wait for. A test can override this variable with a flag.
             ("LATCHKEY_DRAIN_SECONDS".to_owned(), "0".to_owned()),
         ];
         envs.extend(self.server_envs.iter().cloned());
@@ -144,7 +144,7 @@ impl PodServer {
         &self.pod.name
     }
 
-    /// The Pod's UID, which the server reports on its stream.
+    /// The Pod's UID, which the server reports on its revision stream.
     pub fn uid(&self) -> &str {
         &self.pod.uid
     }
@@ -175,7 +175,7 @@ impl ServerPod {
         &self.name
     }
 
-    /// The Pod's UID, which a server reports on its stream.
+    /// The Pod's UID, which a server reports on its revision stream.
     pub fn uid(&self) -> &str {
         &self.uid
     }
@@ -231,7 +231,7 @@ impl ServerPod {
         Ok(())
     }
 
-    /// Removes endpoint and Pod.
+    /// Removes the endpoint and the Pod.
     pub async fn remove(&self) -> Result<()> {
         self.remove_endpoint().await?;
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
@@ -247,7 +247,7 @@ impl Endpoint {
     pub const SERVING: Self = Self { ready: true, serving: true, terminating: false };
     /// A Pod that is not ready.
     pub const NOT_READY: Self = Self { ready: false, serving: false, terminating: false };
-    /// A Pod that drains: it still serves.
+    /// A Pod that drains and still serves.
     pub const TERMINATING: Self = Self { ready: false, serving: true, terminating: true };
 }
 
@@ -257,8 +257,8 @@ fn machine_address() -> Result<IpAddr> {
     find_address(&table).context("this machine has no address except loopback, which an endpoint cannot have: add one")
 }
 
-/// The first IPv4 address of the machine in the kernel's routing table that is neither loopback nor link-local. A line
-/// with the address is followed by one with `host LOCAL`.
+/// The first IPv4 address of the machine that is neither loopback nor link-local. `table` is `/proc/net/fib_trie`, in
+/// which a line with `host LOCAL` follows the line of each such address.
 fn find_address(table: &str) -> Option<IpAddr> {
     let mut before = "";
     for line in table.lines() {

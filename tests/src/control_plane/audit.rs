@@ -13,7 +13,7 @@ use serde::Deserialize;
 /// The field of the log in which the API server writes the id of a token.
 const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
-/// An offset in the log: its end at a moment of the test.
+/// An offset in the log: the end of the log at a moment of the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(u64);
 
@@ -118,7 +118,7 @@ fn event(line: LogLine) -> Option<AuditEvent> {
 // === impl AuditEvent ===
 
 impl AuditEvent {
-    /// Whether the request would write if it is allowed.
+    /// Whether the request creates, changes or deletes objects. This is also true for a denied request.
     pub fn is_write(&self) -> bool {
         !matches!(self.verb.as_str(), "get" | "list" | "watch")
     }

@@ -28,13 +28,13 @@ pub(super) struct Manifests {
 // === impl Manifests ===
 
 impl Manifests {
-    /// `addresses` are pairs of a default and a configured socket address. If the addresses of each pair are equal,
-    /// makes no copy and uses the folder itself.
+    /// `addresses` are pairs of a default and a configured socket address. If the two addresses of every pair are
+    /// equal, makes no copy and uses the folder `from` itself.
     pub(super) fn new(from: &Path, to: PathBuf, addresses: &[(&str, SocketAddr)]) -> Result<Self> {
         let addresses: Vec<(String, String)> = addresses
             .iter()
-            .map(|(usual, set)| (format!("http://{usual}"), format!("http://{set}")))
-            .filter(|(usual, set)| usual != set)
+            .map(|(default, configured)| (format!("http://{default}"), format!("http://{configured}")))
+            .filter(|(default, configured)| default != configured)
             .collect();
         let to = if addresses.is_empty() { from.to_owned() } else { to };
         let mut this = Self { from: from.to_owned(), to, addresses, written: BTreeMap::new() };
@@ -61,12 +61,12 @@ impl Manifests {
         }
         let mut found = BTreeMap::new();
         // A file or folder can disappear for a moment while an editor or git writes. The next call tries again.
-        if read(&self.from, Path::new(""), &mut found).is_err() {
+        if read_manifests(&self.from, Path::new(""), &mut found).is_err() {
             return Ok(());
         }
         for text in found.values_mut() {
-            for (usual, set) in &self.addresses {
-                *text = replace(text, usual, set);
+            for (default, configured) in &self.addresses {
+                *text = replace(text, default, configured);
             }
         }
         for (path, text) in &found {
@@ -88,14 +88,14 @@ impl Manifests {
     }
 }
 
-fn read(from: &Path, below: &Path, found: &mut BTreeMap<PathBuf, String>) -> io::Result<()> {
+fn read_manifests(from: &Path, below: &Path, found: &mut BTreeMap<PathBuf, String>) -> io::Result<()> {
     for entry in fs::read_dir(from.join(below))? {
         let entry = entry?;
         let path = below.join(entry.file_name());
         // `metadata` follows symbolic links.
         let kind = fs::metadata(entry.path())?;
         if kind.is_dir() {
-            read(from, &path, found)?;
+            read_manifests(from, &path, found)?;
         } else if path.extension().is_some_and(|ending| EXTENSIONS.iter().any(|known| ending == *known)) {
             found.insert(path, fs::read_to_string(entry.path())?);
         }
@@ -103,13 +103,13 @@ fn read(from: &Path, below: &Path, found: &mut BTreeMap<PathBuf, String>) -> io:
     Ok(())
 }
 
-/// Replaces the default URL, unless a digit follows, which makes it another port.
-fn replace(text: &str, usual: &str, set: &str) -> String {
-    let mut parts = text.split(usual);
+/// Replaces the default URL. A URL with a longer port number, such as 55560 instead of 5556, stays.
+fn replace(text: &str, default: &str, configured: &str) -> String {
+    let mut parts = text.split(default);
     let mut replaced = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let is_another = part.starts_with(|first: char| first.is_ascii_digit());
-        replaced += if is_another { usual } else { set };
+        replaced += if is_another { default } else { configured };
         replaced += part;
     }
     replaced
@@ -121,7 +121,7 @@ mod tests {
     use crate::process;
 
     #[test]
-    fn the_copy_follows_its_folder_with_other_addresses() {
+    fn the_copy_follows_the_original_with_replaced_addresses() {
         let (from, to) = (process::fresh_dir("from"), process::fresh_dir("to").join("copy"));
         let set: SocketAddr = "127.0.0.1:9999".parse().unwrap();
         let write = |name: &str, text: &str| {

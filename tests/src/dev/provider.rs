@@ -17,15 +17,15 @@ use crate::{
 };
 
 /// A user whose email address the provider reports as verified.
-pub(super) const PERSON: &str = "ada@example.com";
+pub(super) const VERIFIED_USER: &str = "ada@example.com";
 /// A user whose email address the provider does not report as verified.
-pub(super) const UNVERIFIED: &str = "grace@example.com";
-/// Time in which Dex must end before a restart. Short, so that the user does not wait.
+pub(super) const UNVERIFIED_USER: &str = "grace@example.com";
+/// Time in which Dex must end before a restart. The time is short, so that the user does not wait.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
 /// The running provider. It restarts if changed manifests change its clients.
 pub(super) struct LocalProvider {
-    // `None` during a restart, and after a failed one.
+    /// `None` during a restart, and after a failed restart.
     dex: Option<Dex>,
     rendered: PathBuf,
     seen: FileMarks,
@@ -52,7 +52,10 @@ impl LocalProvider {
             log,
             addr,
             base_url: None,
-            users: vec![User::new("Ada Lovelace", PERSON), User::new("Grace Hopper", UNVERIFIED).unverified()],
+            users: vec![
+                User::new("Ada Lovelace", VERIFIED_USER),
+                User::new("Grace Hopper", UNVERIFIED_USER).unverified(),
+            ],
             clients: clients(rendered, addr),
             requires_consent: false,
         };
@@ -110,7 +113,7 @@ fn without_port(url: &str) -> Option<url::Url> {
 fn clients(rendered: &Path, provider: SocketAddr) -> Vec<Client> {
     let mut clients: BTreeMap<String, Client> = BTreeMap::new();
     for SocialLogin { client, .. } in logins(rendered, provider) {
-        // Several Apps can use the same client. It gets the callback URLs of all of them.
+        // Several Apps can use the same client. The client gets the callback URLs of all these Apps.
         clients
             .entry(client.id.clone())
             .and_modify(|known| known.callbacks.extend(client.callbacks.iter().cloned()))
@@ -124,14 +127,14 @@ fn logins(rendered: &Path, provider: SocketAddr) -> Vec<SocialLogin> {
     let issuer = dex::issuer(provider);
     let mut logins = Vec::new();
     for path in file_marks(rendered).into_keys() {
-        // Skips a document that is just being written. The next call reads it.
+        // Skips a document that the operator is still writing. The next call reads it.
         let Some(app) = fs::read(path).ok().and_then(|text| serde_json::from_slice::<RenderedApp>(&text).ok()) else {
             continue;
         };
         for of_app in &app.providers {
             let settings = &of_app.settings;
-            let (Some(secret), Some(its)) = (&settings.secret, settings.options.get("issuer")) else { continue };
-            if its.as_str() == Some(&issuer) {
+            let (Some(secret), Some(configured)) = (&settings.secret, settings.options.get("issuer")) else { continue };
+            if configured.as_str() == Some(&issuer) {
                 let client = Client {
                     id: settings.client_id.clone(),
                     secret: secret.expose().to_owned(),

@@ -1,5 +1,5 @@
-//! How each provider responds: its endpoints and its documents. Written from the providers' documentation and not from
-//! the server's table of presets, so that a test finds a mistake in either.
+//! How each provider responds: its endpoints and its documents. This module was written from the providers'
+//! documentation and not from the server's table of presets, so that a mistake in one of the two fails a test.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
@@ -7,19 +7,19 @@ use url::form_urlencoded;
 
 use super::{ProviderEndpoint, ProviderUser, RecordedRequest, ScriptedResponse, State};
 
-/// The visible properties of a provider.
+/// The properties of a provider that its clients see.
 #[derive(Debug)]
 pub struct ProviderProfile {
     pub preset: &'static str,
     /// The issuer in its ID tokens, for an OpenID provider.
     pub issuer: Option<&'static str>,
     pub authorization: &'static str,
-    /// `host/path`; `{client_id}` is replaced.
+    /// Each endpoint with its `host/path`, in which `{client_id}` stands for the client's id.
     pub(super) endpoints: &'static [(ProviderEndpoint, &'static str)],
     pub(super) authentication: Authentication,
     pub pkce: bool,
     pub nonce: bool,
-    /// Only ID tokens contain the email address; there is no userinfo endpoint.
+    /// Whether only ID tokens contain the email address, because the provider has no userinfo endpoint.
     pub(super) id_token_only: bool,
 }
 
@@ -29,6 +29,7 @@ pub(super) enum Authentication {
     Post,
 }
 
+/// What is wrong with a request to the token endpoint: the client's credentials, or the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenError {
     Client,
@@ -297,11 +298,11 @@ pub(super) fn add_claims(profile: &ProviderProfile, person: &ProviderUser, claim
         "apple" => {
             if let Some((email, verified)) = email {
                 claims["email"] = json!(email);
-                // Apple has sent both strings and booleans.
+                // Apple has sent both strings and booleans for this claim.
                 claims["email_verified"] = json!(verified.to_string());
             }
         }
-        // The userinfo endpoint returns the other claims.
+        // GitLab's userinfo endpoint returns the other claims.
         "gitlab" => {
             claims["sub_legacy"] = json!("x");
             if let Some((email, verified)) = email {

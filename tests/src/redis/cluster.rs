@@ -8,7 +8,7 @@ use redis::aio::MultiplexedConnection;
 use super::{Options, Redis, poll_until};
 
 /// Limit for the nodes to agree, and for the replicas to connect. Both take a few seconds, on a loaded machine longer.
-const LIMIT: Duration = Duration::from_secs(60);
+const SETUP_LIMIT: Duration = Duration::from_secs(60);
 /// Number of slots of a Redis Cluster.
 const SLOTS: u16 = 16_384;
 const MASTERS: usize = 3;
@@ -56,13 +56,13 @@ impl RedisCluster {
             redis::cmd("CLUSTER").arg(&meet).query_async::<()>(&mut connection).await?;
         }
         let this = Self { masters, replicas, password: options.password.clone() };
-        poll_until("the nodes of the Redis Cluster agree", LIMIT, async || this.has_agreed().await).await?;
+        poll_until("the nodes of the Redis Cluster agree", SETUP_LIMIT, async || this.do_nodes_agree().await).await?;
         for (master, replica) in this.masters.iter().zip(&this.replicas) {
             let id: String = redis::cmd("CLUSTER").arg("MYID").query_async(&mut master.connect().await?).await?;
             let follow = ["REPLICATE", &id];
             redis::cmd("CLUSTER").arg(&follow).query_async::<()>(&mut replica.connect().await?).await?;
         }
-        poll_until("the replicas are connected", LIMIT, async || this.are_replicas_connected().await).await?;
+        poll_until("the replicas are connected", SETUP_LIMIT, async || this.are_replicas_connected().await).await?;
         Ok(this)
     }
 
@@ -133,7 +133,7 @@ impl RedisCluster {
             if let Some(password) = &self.password {
                 migrate.arg(&["AUTH", password]);
             }
-            // MIGRATE replies NOKEY if the key has expired in the meantime.
+            // MIGRATE replies NOKEY if the key has expired after GETKEYSINSLOT.
             migrate.arg(&["KEYS", key]).query_async::<String>(&mut source).await?;
             moved += 1;
         }
@@ -149,7 +149,7 @@ impl RedisCluster {
         Ok(moved)
     }
 
-    async fn has_agreed(&self) -> Result<bool> {
+    async fn do_nodes_agree(&self) -> Result<bool> {
         let known = format!("cluster_known_nodes:{}", self.nodes().count());
         for node in self.nodes() {
             let info: String = redis::cmd("CLUSTER").arg("INFO").query_async(&mut node.connect().await?).await?;

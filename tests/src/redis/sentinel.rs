@@ -20,9 +20,9 @@ use crate::{
 /// The sentinels' name for the primary.
 const PRIMARY_NAME: &str = "main";
 const SENTINELS: usize = 3;
-/// Sentinels discover each other and the replicas within a few seconds, and a failover takes as long. A loaded machine
-/// takes longer.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Limit for the sentinels to discover each other and the replicas, for a failover, and for a replication. Each takes a
+/// few seconds, on a loaded machine longer.
+const CHANGE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Settings of a primary with sentinels.
 pub struct SentinelOptions {
@@ -31,7 +31,7 @@ pub struct SentinelOptions {
     pub replicas: usize,
     /// Password of the sentinels.
     pub password: Option<String>,
-    /// A sentinel considers a primary down if it does not respond for this long.
+    /// A sentinel considers the primary down if the primary does not respond for this long.
     pub down_after: Duration,
 }
 
@@ -88,7 +88,7 @@ impl SentinelSetup {
         let query = options.password.map(|password| format!("?sentinel_password={password}")).unwrap_or_default();
         let url = format!("{scheme}://{login}{}/{PRIMARY_NAME}/0{query}", hosts.join(","));
         let this = Self { servers, sentinels, url };
-        poll_until("the sentinels know all", LIMIT, async || {
+        poll_until("the sentinels know all", CHANGE_LIMIT, async || {
             for sentinel in &this.sentinels {
                 let known = sentinel.ask("MASTER").await?;
                 let count = |name: &str| known.get(name).and_then(|count| count.parse::<usize>().ok());
@@ -148,7 +148,7 @@ impl SentinelSetup {
     /// socket address.
     pub async fn wait_for_failover(&self, from: SocketAddr) -> Result<SocketAddr> {
         let mut to = from;
-        poll_until("the failover", LIMIT, async || {
+        poll_until("the failover", CHANGE_LIMIT, async || {
             for sentinel in &self.sentinels {
                 to = sentinel.primary().await?;
                 // A sentinel that has not reached the new primary yet considers it down.
@@ -169,7 +169,7 @@ impl SentinelSetup {
     /// Restarts a killed server as a replica of the current primary, and waits until it replicates.
     pub async fn restart(&self, addr: SocketAddr) -> Result<()> {
         let primary = self.primary().await?;
-        ensure!(primary != addr, "the sentinels still consider it the primary");
+        ensure!(primary != addr, "the sentinels still consider the killed server the primary");
         let server = self.server(addr)?;
         let mut options = Options { replica_of: Some(primary), ..server.options.clone() };
         // A server that is not durable restarts without data. If it became the primary before it has replicated
@@ -177,16 +177,16 @@ impl SentinelSetup {
         options.settings.push(("replica-priority".to_owned(), "0".to_owned()));
         let redis = Arc::new(Redis::start(options).await?);
         *process::lock(&server.redis) = Some(Arc::clone(&redis));
-        poll_until("the restarted server has replicated", LIMIT, async || is_replicating(&redis, primary).await)
+        poll_until("the restarted server has replicated", CHANGE_LIMIT, async || is_replicating(&redis, primary).await)
             .await?;
         let allow_promotion = ["SET", "replica-priority", "100"];
         redis::cmd("CONFIG").arg(&allow_promotion).query_async::<()>(&mut redis.connect().await?).await?;
         self.wait_until_replicated().await
     }
 
-    /// Waits until every running replica has replicated the primary's data and the sentinels know that.
+    /// Waits until every running replica has replicated the primary's data and the sentinels know about it.
     async fn wait_until_replicated(&self) -> Result<()> {
-        poll_until("the replicas replicate", LIMIT, async || {
+        poll_until("the replicas replicate", CHANGE_LIMIT, async || {
             let primary = self.primary().await?;
             let mut replicas = 0;
             for server in self.servers.iter().filter(|server| server.options.addr != primary) {

@@ -1,4 +1,4 @@
-//! Where the deletion of an App's users starts from: who owns the appID, and what identifies its users.
+//! Prepares the deletion of an App's users: finds out who owns the appID, and what identifies the users.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -16,11 +16,11 @@ use crate::{
     error::Error,
 };
 
-/// Where the deletion of an App's users starts from.
+/// Whether an App's users can be deleted.
 pub(super) enum DeletionState {
     /// This App owns the appID. Contains the document for the servers, and the keys unless they are lost.
     Owned(DeletedApp, Option<Box<Stored>>),
-    /// The appID, and so its users, belong to another App or to none.
+    /// The appID and its users belong to another App, or to no App.
     NotOwned,
     /// The keys changed since they were read.
     KeysChanged,
@@ -28,8 +28,8 @@ pub(super) enum DeletionState {
     KeysUnusable(UnusableReason),
 }
 
-/// Checks that this App owns the appID, and collects what distinguishes its users from those of other Apps with the
-/// same appID.
+/// Checks whether the App `us` owns the appID. If so, creates the document that tells the servers which users to
+/// delete.
 pub(super) async fn prepare_deletion(
     secrets: &Api<Secret>,
     app_id: &AppId,
@@ -37,8 +37,8 @@ pub(super) async fn prepare_deletion(
 ) -> Result<DeletionState, Error> {
     let state = match key_secret::read(secrets, app_id).await? {
         KeyLookup::Stored(stored) if stored.owner != *us => DeletionState::NotOwned,
-        // The servers must learn of the change of owner. Otherwise they do not accept that the users belong to this
-        // App.
+        // The keys are written again, which raises `handover`. Otherwise the servers would not accept that the users
+        // belong to this App.
         KeyLookup::Stored(stored) if stored.is_handed_over() => {
             match key_secret::replace(secrets, &stored, &stored.document, us).await? {
                 Some(stored) => DeletionState::Owned(document_from_keys(us, &stored.document), Some(Box::new(stored))),
@@ -72,7 +72,7 @@ fn document_from_keys(us: &AppIdOwner, keys: &KeyDocument) -> DeletedApp {
     }
 }
 
-/// The document from the rendered Secret of this App, if the keys are lost.
+/// Creates the document from the rendered Secret. `None`: no rendered Secret of the App `us` can be read.
 async fn document_from_rendered(
     secrets: &Api<Secret>,
     app_id: &AppId,

@@ -1,13 +1,13 @@
-//! The message of the status while the users of an App are being deleted.
+//! The condition messages while the users of an App are being deleted.
 
 use crate::{
     app::{keys::secret::UnusableReason, status::pod_names},
     monitor::RolloutState,
 };
 
-/// The condition message while users are being deleted.
-pub(super) fn progress_message(rollout: &RolloutState, left: Option<u64>) -> String {
-    let progress = match (rollout, left) {
+/// The condition message about the progress of the deletion. `users_left` is `None` until a server reports a number.
+pub(super) fn progress_message(rollout: &RolloutState, users_left: Option<u64>) -> String {
+    let progress = match (rollout, users_left) {
         (RolloutState::NoServers, _) => "no server pod is running that could delete the users".to_owned(),
         (RolloutState::Complete { .. }, Some(left)) => format!("{left} left"),
         (RolloutState::Complete { .. }, None) => {
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_names_the_way_out() {
+    fn each_message_says_how_to_keep_the_remaining_users() {
         for rollout in [
             RolloutState::NoServers,
             RolloutState::Complete { servers: 2 },

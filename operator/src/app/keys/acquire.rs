@@ -24,7 +24,8 @@ use crate::{
     error::Error,
 };
 
-/// Returns the stored keys of an App that owns its appID. Takes the appID if the decision allows it.
+/// Returns the stored keys of an App that owns its appID. If the App does not own the appID yet and the decision allows
+/// it, takes the appID first.
 pub(crate) async fn acquire(
     facts: OwnershipFacts,
     decision: OwnershipDecision,
@@ -69,7 +70,7 @@ async fn take(
             let rebuilt = rebuild(secrets, app_id, policy, context).await?;
             key_secret::create(secrets, &rebuilt, owner).await?
         }
-        (OwnershipDecision::KeysUnusable(why), _) => return Err(unusable(why).into()),
+        (OwnershipDecision::KeysUnusable(why), _) => return Err(reject_unusable(why).into()),
         // Never reached: with `Ours`, `Inherit` and `HandedOver`, keys are stored; with the other decisions, the
         // reconcile has stopped before this step.
         (
@@ -85,7 +86,7 @@ async fn take(
     Ok(written)
 }
 
-fn unusable(why: UnusableReason) -> Rejection {
+fn reject_unusable(why: UnusableReason) -> Rejection {
     let message =
         format!("the key Secret of the App cannot be used: {why}; it is never overwritten: restore it from a backup");
     Rejection::new(Reason::KeysInvalid, "", message)

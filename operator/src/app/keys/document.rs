@@ -15,22 +15,23 @@ use super::material::{KeyGenerationError, generate_hmac_secret, generate_private
 pub(crate) struct KeyDocument {
     #[serde(rename = "appID")]
     pub(crate) app_id: AppId,
-    /// Generated with the first keys of an App in a cluster. Distinguishes the App from an earlier one with the same
-    /// appID.
+    /// A random value, generated with the first keys of an App in a cluster and with new keys. Distinguishes the App
+    /// from an earlier App with the same appID.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) incarnation: Option<String>,
     /// The namespace that the keys were last written for. If the Secret's annotation names another namespace, the keys
-    /// were handed over to it.
+    /// were handed over to that other namespace.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) namespace: Option<String>,
     /// Increases when the appID and its users are handed over to another namespace, when new keys replace all keys, and
-    /// when the operator tries to release the appID. If two owners claim the appID, the greater number wins.
+    /// when the operator tries to release the appID. If two owners claim the appID, the owner with the greater number
+    /// wins.
     #[serde(skip_serializing_if = "is_zero", default)]
     pub(crate) handover: u32,
     pub(crate) signing: Vec<StoredSigningKey>,
     pub(crate) hmac: Vec<StoredHmacKey>,
-    /// The highest numbers that were assigned; zero in documents that were stored without this field. Read them with
-    /// [`KeyDocument::last_numbers`].
+    /// The highest key numbers that were assigned. Zero in documents that were stored without this field, so use
+    /// [`KeyDocument::last_numbers`] to read them.
     #[serde(default)]
     pub(crate) last: LastNumbers,
     /// The value of the rotation annotation that was handled last.
@@ -39,7 +40,7 @@ pub(crate) struct KeyDocument {
     /// The value of the new-keys annotation that was handled last.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) new_keys: Option<String>,
-    /// The ids that were revoked last. If a key with such an id appears again, it is dropped.
+    /// The ids of the keys that were revoked most recently. If a key with such an id appears again, the key is dropped.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) revoked: Vec<String>,
 }
@@ -74,12 +75,13 @@ pub(crate) struct StoredHmacKey {
     pub(crate) lifecycle: KeyLifecycle,
 }
 
-/// The life cycle of a key. `latchkey-operator render` sets only `activated_at` and `retired_at`, because no server
-/// acknowledges its keys.
+/// The life cycle of a key. `latchkey-operator render` sets only `activated_at` and `retired_at`: no server
+/// acknowledges the keys that this command creates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct KeyLifecycle {
-    /// Since when every serving pod knows the key. `None`: not yet, or the key was Active from the start.
+    /// Since when every serving pod knows the key. `None`: some pod may not know the key yet, or the key was Active
+    /// from the start.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) published_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
@@ -87,14 +89,14 @@ pub(crate) struct KeyLifecycle {
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) retired_at: Option<OffsetDateTime>,
     /// The time by which every token and session that was created with the key has ended. `None`: some pod may still
-    /// create more.
+    /// create tokens or sessions with the key.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) not_after: Option<OffsetDateTime>,
-    /// The longest lifetime of anything created with the key. `None`: unknown, so the longest that the schema allows is
-    /// assumed.
+    /// The longest lifetime of anything created with the key. `None`: unknown, so the longest lifetime that the schema
+    /// allows is assumed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) longest_seconds: Option<u32>,
-    /// Somebody requested this key, so it becomes Active earlier than a scheduled one.
+    /// Somebody requested this key, so it becomes Active earlier than the key of a scheduled rotation.
     #[serde(rename = "asked", skip_serializing_if = "std::ops::Not::not")]
     pub(crate) is_requested: bool,
 }
@@ -147,8 +149,8 @@ impl KeyDocument {
         })
     }
 
-    /// The keys after a change of the signing algorithm, or `None` if the Active key already uses it. The new key is
-    /// Active immediately: this is for documents that no server has to acknowledge.
+    /// The keys after a change of the signing algorithm, or `None` if the Active key already has this algorithm. The
+    /// new key is Active immediately: this function is for documents that no server has to acknowledge.
     pub(crate) fn changed_to_algorithm(
         &self,
         algorithm: SigningAlgorithm,
@@ -318,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_differ_each_time() {
+    fn generated_keys_always_differ() {
         let (one, other) = (first(SigningAlgorithm::ES256), first(SigningAlgorithm::ES256));
         assert_ne!(one.signing[0].key.private_key, other.signing[0].key.private_key);
         assert_ne!(one.hmac[0].key.secret, other.hmac[0].key.secret);
@@ -341,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_keys_are_distinguished() {
+    fn the_check_says_why_keys_cannot_be_used() {
         let error_after = |change: fn(&mut KeyDocument)| {
             let mut keys = first(SigningAlgorithm::ES256);
             change(&mut keys);

@@ -1,7 +1,7 @@
 //! The life cycle of an App's keys: Published, Active, Retired, dropped. Pure except for the generation of keys.
 //!
 //! Every step depends only on the stored keys, what the App asks for, the time, and whether every serving pod serves
-//! exactly those keys. Nothing else is remembered, so a step that was lost is repeated.
+//! exactly those keys. Nothing else is remembered, so a step whose result was not stored is repeated.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use latchkey_crds::{
@@ -23,10 +23,10 @@ use super::{
 mod tests;
 
 /// How long a retired key is stored after everything created with it has expired. Covers clock differences, and a pod
-/// that still responds although it is no serving pod any more.
+/// that still creates tokens although it is not a serving pod any more.
 const RETIREMENT_MARGIN: Duration = Duration::HOUR;
 /// The maximum number of keys of one kind. A status can list 64 keys, so there is always room for the new key that a
-/// revocation needs. If there are this many keys, a rotation waits until one expires.
+/// revocation needs. If there are this many keys, a rotation waits until a key expires.
 const MAX_KEYS: usize = 60;
 /// How many revoked ids are remembered.
 const MAX_REVOKED_IDS: usize = 64;
@@ -80,8 +80,8 @@ impl KeyDocument {
         Ok(keys)
     }
 
-    /// Completes keys that were read from a rendered document. Requests by annotation meant the lost keys, so they
-    /// count as handled. Numbers continue after a gap.
+    /// Completes keys that were read from a rendered document. The requests by annotation count as handled, because
+    /// they were about the lost keys. The numbers of new keys continue after a gap.
     pub(crate) fn restored(mut self, policy: &KeyPolicy) -> Self {
         let last = self.last_numbers();
         self.last = LastNumbers {
@@ -113,7 +113,7 @@ impl KeyDocument {
             advance_states(&mut next.signing, &mut last.signing, policy, revoked, now, acknowledged)?;
         let hmac_requested = advance_states(&mut next.hmac, &mut last.hmac, policy, revoked, now, acknowledged)?;
 
-        // Either both kinds of keys rotate or none, so that each value of the annotation is handled once.
+        // Either both kinds of keys rotate or neither, so that each value of the annotation is handled once.
         let requested = next.is_rotation_requested(policy) && next.has_room();
         if requested {
             next.rotation.clone_from(&policy.rotate_request);
@@ -169,7 +169,7 @@ impl KeyDocument {
         has_room(&self.signing) && has_room(&self.hmac)
     }
 
-    /// Records the key that the App wants revoked.
+    /// Records the id in the revocation annotation as revoked, if there is a key with this id.
     fn record_revocation(&mut self, policy: &KeyPolicy) {
         let Some(id) = &policy.revoke_id else { return };
         let is_there = self.signing.iter().any(|stored| stored.key.id == *id)
@@ -181,11 +181,12 @@ impl KeyDocument {
         }
     }
 
-    /// Replaces all keys. Perhaps nobody knows which ids were assigned before. So the numbers continue at the number of
-    /// minutes since 1970, which is greater than any assigned number, even if keys were generated once a minute. With a
-    /// smaller number, a lost key could have a greater number than every known key. Servers would then take it for a
-    /// key that they do not have yet, and respond with 503 to its refresh tokens forever, although the users must log
-    /// in again. `handover`, by which servers replace the previous incarnation, continues in the same way.
+    /// Replaces all keys. Perhaps nobody knows which numbers were assigned to lost keys. So the numbers of the new keys
+    /// begin at the number of minutes since 1970. This is greater than every assigned number, even if a key was
+    /// generated every minute. If a lost key had a greater number than the new keys, servers would take the lost key
+    /// for a key that they do not have yet. They would respond with 503 to its refresh tokens forever, although the
+    /// users must log in again. `handover` is also at least the number of minutes since 1970, because servers replace
+    /// the previous incarnation only if `handover` is greater.
     fn replace_all(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyGenerationError> {
         let minutes = u32::try_from(now.unix_timestamp() / 60).unwrap_or_default();
         let last = self.last_numbers();
@@ -198,8 +199,8 @@ impl KeyDocument {
     }
 }
 
-/// The number of the next key. Skips the number in the revocation annotation, because the annotation cannot mean a key
-/// that does not exist yet.
+/// The number of the next key. Skips the number in the revocation annotation, because the annotation cannot refer to a
+/// key that does not exist yet.
 fn next_number<K: StoredKey>(last: u32, policy: &KeyPolicy) -> Result<u32, KeyGenerationError> {
     let next = last.checked_add(1).ok_or(KeyGenerationError)?;
     match &policy.revoke_id {
@@ -231,7 +232,7 @@ fn has_room<K: StoredKey>(keys: &[K]) -> bool {
     keys.len() < MAX_KEYS || position(keys, KeyState::Published).is_some()
 }
 
-/// Drops, retires and activates the keys for which that is due. Returns whether a requested key was dropped before it
+/// Drops, retires and activates the keys for which this is due. Returns whether a requested key was dropped before it
 /// became Active, and must still be replaced.
 fn advance_states<K: StoredKey>(
     keys: &mut Vec<K>,
@@ -248,7 +249,7 @@ fn advance_states<K: StoredKey>(
     }
 
     // Tokens of a revoked key are rejected, but a session that was opened with the key can continue and get tokens of
-    // later keys.
+    // later keys. `sessions_end` is the latest end of such sessions.
     let mut sessions_end = now;
     let mut requested = false;
     keys.retain(|key| {
@@ -267,7 +268,7 @@ fn advance_states<K: StoredKey>(
             return false;
         }
         match key.state() {
-            // Nothing was ever created with it.
+            // Nothing was ever created with a Published key, so it can be dropped.
             KeyState::Published if !key.matches_policy(policy) => {
                 requested |= lifecycle.is_requested;
                 false
@@ -307,7 +308,8 @@ fn advance_states<K: StoredKey>(
     Ok(requested)
 }
 
-/// Raises the longest lifetime to at least `seconds` for keys with which a pod may still create something.
+/// Raises the recorded longest lifetime to at least `seconds`, for each key with which a pod may still create
+/// something.
 fn extend_lifetimes<K: StoredKey>(keys: &mut [K], seconds: u32) {
     for key in keys {
         let can_create = match key.state() {
@@ -323,8 +325,9 @@ fn extend_lifetimes<K: StoredKey>(keys: &mut [K], seconds: u32) {
 
 /// Records that every serving pod knows these keys: from now on nothing is created with retired keys.
 fn record_acknowledgement<K: StoredKey>(keys: &mut [K], timing: &KeyTiming, now: OffsetDateTime) {
-    // A session that was opened with a key can get a token of each later key. So no key may end before an older one.
-    let mut before = now;
+    // A session that was opened with one key can get tokens of each later key. So a key never ends before an earlier
+    // key.
+    let mut earlier_keys_end = now;
     for key in keys {
         let longest = timing.max_lifetime(key.lifecycle());
         let state = key.state();
@@ -333,8 +336,8 @@ fn record_acknowledgement<K: StoredKey>(keys: &mut [K], timing: &KeyTiming, now:
             KeyState::Published => _ = lifecycle.published_at.get_or_insert(now),
             KeyState::Active => {}
             KeyState::Retired => {
-                let end = saturating_add(now, longest + RETIREMENT_MARGIN).max(before);
-                before = before.max(*lifecycle.not_after.get_or_insert(end));
+                let end = saturating_add(now, longest + RETIREMENT_MARGIN).max(earlier_keys_end);
+                earlier_keys_end = earlier_keys_end.max(*lifecycle.not_after.get_or_insert(end));
             }
         }
     }
@@ -347,7 +350,7 @@ fn activate(key: &mut impl StoredKey, timing: &KeyTiming, now: OffsetDateTime) {
     lifecycle.longest_seconds = Some(timing.max_lifetime_seconds);
 }
 
-/// Publishes the next key if one is due and none is published yet. If one is published, records only the request.
+/// Publishes the next key if it is due. If a key is Published already, only records whether this key is requested.
 fn publish_next_key<K: StoredKey>(
     keys: &mut Vec<K>,
     last: &mut u32,
@@ -370,7 +373,7 @@ fn publish_next_key<K: StoredKey>(
     Ok(())
 }
 
-/// The times at which something is due for these keys, if every serving pod has acknowledged them.
+/// The times at which steps become due for these keys, if every serving pod has acknowledged the keys.
 fn due_times<'a, K: StoredKey>(keys: &'a [K], policy: &'a KeyPolicy) -> impl Iterator<Item = OffsetDateTime> + 'a {
     let timing = K::timing(policy);
     let rotates = position(keys, KeyState::Published).is_none() && has_room(keys);

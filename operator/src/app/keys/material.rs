@@ -1,4 +1,4 @@
-//! Generates the secret values of keys, and checks those that were stored.
+//! Generates the secret values of keys, and checks stored values.
 
 use aws_lc_rs::{
     encoding::AsDer,
@@ -15,7 +15,7 @@ const PEM_END: &str = "-----END PRIVATE KEY-----";
 /// The length of an HMAC key, in bytes.
 const HMAC_KEY_LENGTH: usize = 32;
 
-/// The system returned no random bytes, or no key could be generated from them.
+/// No key could be generated, for example because the system returned no random bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no key could be generated")]
 pub(crate) struct KeyGenerationError;

@@ -16,13 +16,13 @@ pub(crate) struct KeyPolicy {
     pub(crate) algorithm: SigningAlgorithm,
     /// Lifetime of an access token, in seconds.
     pub(crate) access_lifetime_seconds: u32,
-    /// The longest lifetime of sessions and mailed codes, in seconds. A refresh token is valid while its session lives.
-    /// Each call in the session moves its idle end, but nothing moves its absolute end.
+    /// The longest lifetime of sessions and emailed codes, in seconds. A refresh token is valid until the absolute end
+    /// of its session at the latest. Nothing moves this absolute end.
     pub(crate) session_lifetime_seconds: u32,
     pub(crate) rotation_days: u32,
     /// The value of the rotation annotation.
     pub(crate) rotate_request: Option<String>,
-    /// The id of the key to revoke.
+    /// The id of the key to revoke: the value of the revocation annotation.
     pub(crate) revoke_id: Option<String>,
     /// The value of the new-keys annotation.
     pub(crate) new_keys_request: Option<String>,
@@ -46,7 +46,7 @@ impl KeyPolicy {
     }
 }
 
-/// An annotation's value as it is stored: itself, or its SHA-256 if it is long.
+/// An annotation's value as it is stored: unchanged or, if the value is long, its SHA-256.
 fn digest_if_long(value: &str) -> String {
     if value.len() <= 64 {
         return value.to_owned();

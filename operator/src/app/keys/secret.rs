@@ -102,7 +102,7 @@ impl KeyLookup {
         Self::Stored(Box::new(Stored { document, owner, metadata: ObjectMeta::default() }))
     }
 
-    /// The owner of the appID that the Secret names.
+    /// The owner that the Secret names.
     pub(crate) fn owner(&self) -> Option<&AppIdOwner> {
         match self {
             Self::Missing => None,
@@ -138,7 +138,7 @@ fn parse_document(secret: &Secret, app_id: &AppId) -> Result<KeyDocument, Unusab
         return Err(UnusableReason::WrongType);
     }
     let bytes = secret.data.as_ref().and_then(|data| data.get(APP_KEYS_KEY)).ok_or(UnusableReason::MissingEntry)?;
-    // The parser's error may quote the input, so it is dropped.
+    // The parser's error is dropped, because it may quote the input.
     let document: KeyDocument = serde_json::from_slice(&bytes.0).map_err(|_| UnusableReason::NotKeyDocument)?;
     document.validate(app_id).map_err(UnusableReason::Invalid)?;
     Ok(document)
@@ -148,7 +148,8 @@ fn parse_document(secret: &Secret, app_id: &AppId) -> Result<KeyDocument, Unusab
 fn build_secret(document: &KeyDocument, owner: &AppIdOwner, metadata: Option<&ObjectMeta>) -> Secret {
     let mut metadata = metadata.cloned().unwrap_or_default();
     metadata.name = Some(app_keys_secret(&document.app_id));
-    // The API server keeps its own managed fields, and rejects some of the values that it returned itself.
+    // If a request has no `managedFields`, the API server keeps the stored ones. It rejects some `managedFields` that
+    // it returned itself.
     metadata.managed_fields = None;
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert(NAMESPACE_ANNOTATION.to_owned(), owner.namespace.clone());
@@ -162,7 +163,7 @@ fn build_secret(document: &KeyDocument, owner: &AppIdOwner, metadata: Option<&Ob
     }
 }
 
-/// Reads the keys of an App. Here and below, `secrets` are those of the installation's namespace.
+/// Reads the keys of an App. Here and below, `secrets` is the API for Secrets of the installation's namespace.
 pub(crate) async fn read(secrets: &Api<Secret>, app_id: &AppId) -> Result<KeyLookup, KeySecretError> {
     match secrets.get_opt(&app_keys_secret(app_id)).await {
         Ok(None) => Ok(KeyLookup::Missing),
@@ -171,7 +172,7 @@ pub(crate) async fn read(secrets: &Api<Secret>, app_id: &AppId) -> Result<KeyLoo
     }
 }
 
-/// Creates the Secret. Returns `None` if it exists already; then everything must be read and decided again.
+/// Creates the Secret. Returns `None` if the Secret exists already; then everything must be read and decided again.
 pub(crate) async fn create(
     secrets: &Api<Secret>,
     document: &KeyDocument,
@@ -202,7 +203,8 @@ pub(crate) async fn replace(
     }
 }
 
-/// Deletes the keys, which frees the appID. Deletes only the version that was read. Returns whether they are deleted.
+/// Deletes the keys, which frees the appID. Returns `false` if the Secret has changed since it was read; then nothing
+/// is deleted.
 pub(crate) async fn delete(secrets: &Api<Secret>, stored: &Stored) -> Result<bool, KeySecretError> {
     let name = app_keys_secret(&stored.document.app_id);
     let preconditions =

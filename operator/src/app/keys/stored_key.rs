@@ -9,24 +9,25 @@ use super::{
     policy::KeyPolicy,
 };
 
-/// How long a new signing key is published before it signs. Verifiers that fetch the keys once a day know it by then.
+/// How long a new signing key is published before it signs. So a verifier that fetches the keys once a day knows the
+/// key in time.
 pub(super) const PUBLICATION_DELAY: Duration = Duration::DAY;
-/// How long a new signing key is published if the rotation was requested: the `max-age` of the JWKS
+/// How long a new signing key is published before it signs, if the rotation was requested: the `max-age` of the JWKS
 /// (`PUBLIC_CACHE_CONTROL` in the server's `http/response.rs`), plus a minute for delivery.
 pub(super) const REQUESTED_PUBLICATION_DELAY: Duration = Duration::seconds(300 + 60);
 /// The longest lifetime of an access token that the schema allows, in seconds.
 const MAX_ACCESS_LIFETIME_SECONDS: u32 = 86_400;
-/// The longest lifetime of a session that the schema allows, in seconds. No code lives as long.
+/// The longest lifetime of a session that the schema allows, in seconds. No code lives that long.
 pub(super) const MAX_SESSION_LIFETIME_SECONDS: u32 = 63_072_000;
 
-/// The times in the life cycle of the keys of one kind: signing keys or HMAC keys.
+/// The durations in the life cycle of the keys of one kind: signing keys or HMAC keys.
 pub(super) struct KeyTiming {
     /// How long a key of a scheduled rotation is published before it is Active.
     publication_delay: Duration,
     /// How long a key of a requested rotation is published before it is Active.
     requested_publication_delay: Duration,
     pub(super) rotation_period: Duration,
-    /// The longest lifetime of anything created with a key of this kind from now on, in seconds.
+    /// The longest lifetime that the App's current spec gives to anything created with a key of this kind, in seconds.
     pub(super) max_lifetime_seconds: u32,
     /// The longest lifetime of anything created with a key of unknown history, in seconds.
     pub(super) max_lifetime_if_unknown_seconds: u32,
@@ -42,7 +43,7 @@ pub(super) trait StoredKey: Sized {
     fn created_at(&self) -> OffsetDateTime;
     fn lifecycle(&self) -> &KeyLifecycle;
     fn lifecycle_mut(&mut self) -> &mut KeyLifecycle;
-    /// Whether the key can be the Active one, because it has the algorithm that the App asks for.
+    /// Whether the key has the algorithm that the App asks for. True for every HMAC key.
     fn matches_policy(&self, policy: &KeyPolicy) -> bool;
     fn timing(policy: &KeyPolicy) -> KeyTiming;
     /// A new key, which is Active.
@@ -155,8 +156,8 @@ impl KeyTiming {
         Duration::seconds(lifecycle.longest_seconds.unwrap_or(self.max_lifetime_if_unknown_seconds).into())
     }
 
-    /// When the key after this Active key must be published, so that it takes over when the rotation period of the
-    /// Active key ends.
+    /// When the next key must be published, so that it can become Active when the rotation period of this Active key
+    /// ends.
     pub(super) fn next_key_due(&self, active: &impl StoredKey) -> OffsetDateTime {
         saturating_add(active_since(active), self.rotation_period - self.publication_delay)
     }

@@ -1,5 +1,5 @@
-//! Collects the facts that decide who owns an appID. The key Secret and the owner are read live, because a cache can be
-//! outdated.
+//! Collects the facts that decide who owns an appID. The key Secret and the owner are read from the API server, because
+//! a cache can be outdated.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, core::Status};
@@ -19,7 +19,7 @@ pub(crate) async fn for_app(app: &App, app_id: &AppId, context: &Context) -> Res
     OwnershipFacts::gather(&context.client, &context.install_secrets(), app, app_id, others).await
 }
 
-/// The other Apps in the store that claim the same appID.
+/// The claims of the other Apps with the same appID, as the watch reports them.
 fn other_claims(app: &App, app_id: &AppId, context: &Context) -> Vec<Claim> {
     let others = context.objects.apps_with_id(app_id);
     others
@@ -33,8 +33,7 @@ fn other_claims(app: &App, app_id: &AppId, context: &Context) -> Vec<Claim> {
 // === impl OwnershipFacts ===
 
 impl OwnershipFacts {
-    /// `secrets` are those of the installation's namespace. `other_claims` are the other Apps in the store that claim
-    /// the appID.
+    /// Reads the keys and the state of their owner. `secrets` is the API for Secrets of the installation's namespace.
     pub(crate) async fn gather(
         client: &Client,
         secrets: &Api<Secret>,
@@ -64,23 +63,24 @@ async fn rendered_secret_owner(secrets: &Api<Secret>, app_id: &AppId) -> Result<
     }
 }
 
-/// Checks by a live GET whether the owner exists: absence from a cache proves nothing.
+/// Finds out by a GET whether the owner exists. An owner that is missing in a cache may still exist.
 async fn find_owner(client: &Client, owner: &AppIdOwner, app_id: &AppId) -> Result<OwnerState, KeySecretError> {
     let apps: Api<App> = Api::namespaced(client.clone(), &owner.namespace);
     match apps.get(&owner.name).await {
-        // The App was created again under the same name, with another appID.
+        // The App with the name of the owner has another appID.
         Ok(app) if app.app_id().is_ok_and(|other| other != *app_id) => Ok(OwnerState::Deleted),
         Ok(_) => Ok(OwnerState::Exists),
         Err(kube::Error::Api(status)) if proves_absence(&status, &owner.name) => Ok(OwnerState::Deleted),
-        // An App that does not decode exists. An App in a namespace that this operator cannot read may exist.
+        // The owner exists, but its object cannot be decoded.
         Err(kube::Error::SerdeError(_)) => Ok(OwnerState::Exists),
+        // This operator cannot read the owner's namespace, so nothing proves that the owner is deleted.
         Err(kube::Error::Api(status)) if status.code == 403 => Ok(OwnerState::Exists),
         Err(source) => Err(KeySecretError::new("get", format!("App that holds the appID {app_id}"), source)),
     }
 }
 
-/// Whether this status of the API server proves that no object of this name exists. If the whole resource is missing
-/// (no CRD), the status is also 404 but without a name, which proves nothing.
+/// Whether this error status of the API server proves that no object of this name exists. A 404 without a name proves
+/// nothing, because the API server also returns such a 404 if the CRD is missing.
 pub(crate) fn proves_absence(status: &Status, name: &str) -> bool {
     status.code == 404 && status.details.as_ref().is_some_and(|details| details.name == name)
 }

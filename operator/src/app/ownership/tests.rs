@@ -17,12 +17,12 @@ fn owner(namespace: &str, name: &str) -> AppIdOwner {
     AppIdOwner { namespace: namespace.into(), name: name.into() }
 }
 
-/// A claim of an App that was created in this second.
+/// A claim of the App `namespace/name`, which was created `second` seconds after 1970.
 fn claim(namespace: &str, name: &str, second: i64, validity: ClaimValidity) -> Claim {
     Claim { owner: owner(namespace, name), created: Some(Timestamp::from_second(second).unwrap()), validity }
 }
 
-/// Stored keys with this owner, last written for this namespace.
+/// Stored keys with the owner `namespace/name`, last written for the namespace `written_for`.
 fn stored(namespace: &str, name: &str, written_for: &str) -> KeyLookup {
     let app_id = "shop".parse().unwrap();
     let mut document = KeyDocument::first(&app_id, SigningAlgorithm::ES256, OffsetDateTime::UNIX_EPOCH).unwrap();
@@ -30,7 +30,7 @@ fn stored(namespace: &str, name: &str, written_for: &str) -> KeyLookup {
     KeyLookup::stored(document, owner(namespace, name))
 }
 
-/// The App `shop/store`, created in second 10. Nothing else exists.
+/// The facts of the App `shop/store`, created in second 10, if neither keys nor other Apps exist.
 fn facts() -> OwnershipFacts {
     OwnershipFacts {
         claim: claim("shop", "store", 10, ClaimValidity::Pending),
@@ -59,21 +59,21 @@ fn the_oldest_valid_app_takes_a_free_app_id() {
 }
 
 #[test]
-fn the_owner_keeps_the_app_id_whatever_the_age_of_others() {
+fn the_owner_keeps_the_app_id_even_if_other_apps_are_older() {
     let older = vec![claim("shop", "older", 1, ClaimValidity::Valid), claim("other", "older", 1, ClaimValidity::Valid)];
     let facts = OwnershipFacts { keys: stored("shop", "store", "shop"), other_claims: older, ..facts() };
     assert_eq!(facts.decide(), OwnershipDecision::Ours);
-    // An older App that was invalid until now comes too late.
+    // An older App that becomes valid after this does not get the appID.
     let late = OwnershipFacts { claim: claim("other", "older", 1, ClaimValidity::Valid), ..facts };
     assert_eq!(late.decide(), OwnershipDecision::OwnedByOther);
 }
 
 #[test]
-fn only_the_namespace_of_a_deleted_owner_can_succeed_it() {
+fn only_an_app_in_the_namespace_of_a_deleted_owner_can_inherit_the_app_id() {
     let deleted = |keys: KeyLookup| OwnershipFacts { keys, owner_state: OwnerState::Deleted, ..facts() };
     assert_eq!(deleted(stored("shop", "before", "shop")).decide(), OwnershipDecision::Inherit);
     assert_eq!(deleted(stored("other", "before", "other")).decide(), OwnershipDecision::Reserved);
-    // Of several Apps in that namespace, the oldest takes the appID.
+    // If the deleted owner's namespace has several Apps with this appID, the oldest takes the appID.
     let others =
         vec![claim("shop", "older", 1, ClaimValidity::Valid), claim("other", "older", 1, ClaimValidity::Valid)];
     let facts = OwnershipFacts { other_claims: others, ..deleted(stored("shop", "before", "shop")) };
@@ -128,7 +128,7 @@ fn unusable_keys_still_name_their_owner() {
 }
 
 #[test]
-fn an_app_that_may_take_the_app_id_is_validated_as_its_owner() {
+fn an_app_that_can_take_the_app_id_is_validated_as_the_owner() {
     for decision in [
         OwnershipDecision::Ours,
         OwnershipDecision::Free,
@@ -181,7 +181,7 @@ fn the_validity_of_a_claim_follows_from_the_status_of_its_current_generation() {
 
 fn secret_of(namespace: &str, name: &str) -> impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send + 'static {
     let annotations = json!({ "latchkey.dev/namespace": namespace, "latchkey.dev/name": name });
-    // A Secret whose keys cannot be used still names the owner.
+    // The Secret contains no keys, but it names the owner.
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "type": "latchkey.dev/app-keys",
         "metadata": { "name": "latchkey-keys-shop", "annotations": annotations },
@@ -216,12 +216,12 @@ async fn only_the_api_server_proves_that_an_owner_is_deleted() {
         gathered(&script).await.map(|facts| facts.owner_state)
     };
     assert_eq!(with(|_| not_found("before")).await.unwrap(), OwnerState::Deleted);
-    // The owner was created again, with another appID.
+    // An App with the name of the owner exists, but has another appID.
     let another = |_: &ReceivedCall| (StatusCode::OK, serde_json::to_value(app("other", "before", "another")).unwrap());
     assert_eq!(with(another).await.unwrap(), OwnerState::Deleted);
     let there = |_: &ReceivedCall| (StatusCode::OK, serde_json::to_value(app("other", "before", "shop")).unwrap());
     assert_eq!(with(there).await.unwrap(), OwnerState::Exists);
-    // The CRD is missing: no App can be found, but none is deleted.
+    // If the CRD is missing, the 404 does not prove that the owner is deleted.
     let no_crd = |_: &ReceivedCall| {
         let (status, mut body) = not_found("");
         body["details"] = json!({});

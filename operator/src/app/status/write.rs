@@ -22,7 +22,7 @@ use crate::{
     status::write::write_status,
 };
 
-/// Reports a finished reconcile.
+/// Reports the outcome of a finished reconcile.
 pub(crate) async fn write_outcome(
     app: &App,
     old: &AppStatus,

@@ -1,4 +1,4 @@
-//! The App's own SMTP relay, from the Secret that it references.
+//! The App's own SMTP relay, from the Secret that the App references.
 
 use std::net::IpAddr;
 
@@ -12,13 +12,13 @@ use crate::{
     facts::{FieldError, Lookup, SecretValues, Settings},
 };
 
-/// The ports of mail submission and relay. Other ports are rejected, so that no App can make the servers connect to
-/// other services (specification: Limits, Outgoing connections).
+/// The ports of mail submission and relay. Other ports are rejected (except in development mode), so that no App can
+/// make the servers connect to other services (specification: Limits, Outgoing connections).
 const SMTP_PORTS: [u16; 4] = [25, 465, 587, 2525];
 /// The maximum length of a user name or password, in bytes.
 const MAX_CREDENTIAL_BYTES: usize = 1024;
 
-/// Why the relay cannot be used. Names keys, never values.
+/// Why the relay cannot be used. Names keys of the Secret, never their values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RelayError {
     NoSecret,

@@ -12,7 +12,7 @@ fn settings() -> Settings {
     Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false }
 }
 
-fn development() -> Settings {
+fn development_settings() -> Settings {
     Settings { base_url: "http://127.0.0.1:8080".parse().unwrap(), allow_insecure: true }
 }
 
@@ -67,7 +67,7 @@ fn valid(spec: Value) -> ValidatedApp {
     validate(&facts(spec), &settings()).unwrap()
 }
 
-/// Asserts that there is exactly one field error. Returns the App without it, and the error.
+/// Asserts that there is exactly one field error. Returns the App without the error, and the error.
 #[track_caller]
 fn only_error(facts: &AppFacts) -> (ValidatedApp, FieldError) {
     let mut app = validate(facts, &settings()).unwrap();
@@ -127,7 +127,7 @@ fn what_an_app_sets_is_served() {
 }
 
 #[test]
-fn a_domain_implies_a_verified_email_address() {
+fn allowed_email_domains_imply_that_email_addresses_must_be_verified() {
     assert!(valid(json!({ "allowedEmailDomains": ["example.com"] })).require_verified_email);
     assert!(valid(json!({ "requireVerifiedEmail": true })).require_verified_email);
 }
@@ -238,7 +238,7 @@ fn an_invalid_provider_is_left_out() {
 }
 
 #[test]
-fn a_provider_without_its_secret_is_served_without_it() {
+fn a_provider_whose_secret_cannot_be_used_is_served_without_a_secret() {
     let (app, error) = only_error(&facts(json!({ "providerRefs": [{ "name": "corp" }] })));
     assert_eq!(error.reason, Reason::SecretNotFound);
     assert!(error.message.contains("Secret corp does not exist"), "{}", error.message);
@@ -259,12 +259,12 @@ fn a_provider_without_its_secret_is_served_without_it() {
 }
 
 #[test]
-fn http_providers_are_for_development() {
+fn http_providers_are_valid_only_in_development_mode() {
     let refs = json!({ "providerRefs": [{ "name": "local" }] });
     let (app, error) = only_error(&facts(refs.clone()));
     assert_eq!((error.reason, app.providers.len()), (Reason::ProviderInvalid, 0));
     assert!(error.message.contains("spec.oidc.issuer: use https"), "{}", error.message);
-    assert_eq!(validate(&facts(refs), &development()).unwrap().field_errors, []);
+    assert_eq!(validate(&facts(refs), &development_settings()).unwrap().field_errors, []);
 }
 
 #[test]
@@ -321,8 +321,8 @@ fn each_key_of_a_relay_secret_is_checked_and_no_value_is_reported() {
     for (key, value) in [("host", "192.0.2.1\n"), ("host", "2001:db8::1"), ("port", " 465 "), ("tls", "implicit")] {
         assert_eq!(validate(&with(key, Some(value)), &settings()).unwrap().field_errors, [], "{key} {value:?}");
     }
-    assert_eq!(validate(&with("port", Some("1025")), &development()).unwrap().field_errors, []);
-    assert_eq!(validate(&with("tls", Some("none")), &development()).unwrap().field_errors, []);
+    assert_eq!(validate(&with("port", Some("1025")), &development_settings()).unwrap().field_errors, []);
+    assert_eq!(validate(&with("tls", Some("none")), &development_settings()).unwrap().field_errors, []);
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn broken_templates_are_left_out_and_the_valid_ones_stay() {
 }
 
 #[test]
-fn missing_templates_leave_the_defaults() {
+fn if_the_config_map_of_templates_is_missing_the_default_templates_are_used() {
     let (app, error) = only_error(&facts(json!({ "mail": { "templatesRef": { "name": "gone" } } })));
     assert_eq!(error.reason, Reason::ConfigMapNotFound);
     assert!(app.mail.templates.is_empty());

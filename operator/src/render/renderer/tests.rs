@@ -59,7 +59,7 @@ impl Folders {
         Some(text.parse().unwrap())
     }
 
-    fn documents(&self) -> Vec<String> {
+    fn document_files(&self) -> Vec<String> {
         let names =
             fs::read_dir(self.path("to")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut names = names.collect::<Vec<_>>();
@@ -106,7 +106,7 @@ fn documents_and_keys_are_readable_only_by_their_owner() {
     let mode = |name: &str| fs::metadata(folders.path(name)).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode("to/shop.json"), mode("keys/latchkey-keys-shop.json")), (0o600, 0o600));
     assert_eq!((mode("to"), mode("keys")), (0o700, 0o700));
-    assert_eq!(folders.documents(), ["shop.json"], "nothing is left beside it");
+    assert_eq!(folders.document_files(), ["shop.json"], "nothing is left beside it");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn manifests_are_found_in_subfolders_and_in_every_format() {
     let summary = folders.run();
     // An anchor must be in the same document as its aliases, so the schema sees the field with the anchor, too.
     assert_eq!(summary.rejected, ["merge.yaml (document 1): App a/six: field x-all: unknown field"]);
-    assert_eq!(folders.documents(), ["five.json", "four.json", "one.json", "three.json", "two.json"]);
+    assert_eq!(folders.document_files(), ["five.json", "four.json", "one.json", "three.json", "two.json"]);
     assert_eq!(folders.document("two").unwrap().namespace, "default");
 }
 
@@ -177,7 +177,7 @@ fn a_bad_object_is_reported_by_file_object_field_and_reason_and_affects_no_other
         summary.rejected
     );
     assert_eq!(summary.rejected[1], format!("{start}spec.sginUp: unknown field"));
-    assert_eq!(folders.documents(), ["one.json", "two.json"]);
+    assert_eq!(folders.document_files(), ["one.json", "two.json"]);
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn a_broken_document_affects_no_other() {
     folders.write("broken.json", "{");
     folders.write("text.yaml", "only text\n");
     let summary = folders.run();
-    assert_eq!(folders.documents(), ["one.json", "three.json"]);
+    assert_eq!(folders.document_files(), ["one.json", "three.json"]);
     assert_eq!(summary.rejected.len(), 4, "{:?}", summary.rejected);
     assert!(summary.rejected[0].starts_with("broken.json (document 1): is not JSON: "));
     assert_eq!(summary.rejected[1], "bytes.yaml: is not UTF-8 at byte 12");
@@ -249,12 +249,12 @@ fn a_deleted_app_is_removed_and_other_files_stay() {
     folders.remove("other.yaml");
     let summary = folders.run();
     assert_eq!(summary.apps[1..], ["other: removed".to_owned()]);
-    assert_eq!(folders.documents(), ["package.json", "shop.json"]);
+    assert_eq!(folders.document_files(), ["package.json", "shop.json"]);
     assert!(fs::exists(folders.path("keys/latchkey-keys-other.json")).unwrap(), "keys are never removed");
 }
 
 #[test]
-fn a_broken_manifest_leaves_the_served_document() {
+fn a_broken_manifest_does_not_change_the_served_document() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     folders.run();
@@ -273,10 +273,10 @@ fn a_broken_manifest_leaves_the_served_document() {
         assert_eq!(fs::read(folders.path("to/shop.json")).unwrap(), good, "{manifest}");
     }
     folders.write("shop.yaml", b"\xff");
-    assert_eq!((folders.run().rejected.len(), folders.documents().len()), (1, 1));
+    assert_eq!((folders.run().rejected.len(), folders.document_files().len()), (1, 1));
     folders.remove("shop.yaml");
     folders.run();
-    assert!(folders.documents().is_empty());
+    assert!(folders.document_files().is_empty());
 }
 
 #[test]
@@ -378,7 +378,7 @@ fn lost_keys_are_recovered_from_the_document() {
 }
 
 #[test]
-fn another_algorithm_adds_a_key_to_the_old_one() {
+fn a_new_algorithm_adds_a_key_and_retires_the_old_one() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     folders.run();
@@ -428,11 +428,11 @@ fn a_document_over_the_limit_is_rejected() {
             "shop.yaml (document 1): App shop/shop: the rendered document is over 512 KiB; shorten the templates and lists"
         ]
     );
-    assert!(folders.documents().is_empty());
+    assert!(folders.document_files().is_empty());
 }
 
 #[test]
-fn http_is_for_development() {
+fn http_is_allowed_only_in_development() {
     let folders = Folders::new();
     folders.write(
         "shop.yaml",
@@ -454,7 +454,7 @@ fn a_missing_folder_removes_nothing() {
     renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
     fs::rename(folders.path("from"), folders.path("away")).unwrap();
     assert!(renderer.run(OffsetDateTime::UNIX_EPOCH).is_err());
-    assert_eq!(folders.documents(), ["shop.json"]);
+    assert_eq!(folders.document_files(), ["shop.json"]);
 }
 
 #[test]
@@ -472,15 +472,15 @@ fn the_examples_are_served_in_development() {
 }
 
 /// Fifty Apps, each in its own file together with its Provider and its templates.
-fn fifty() -> Folders {
+fn fifty_apps() -> Folders {
     let folders = Folders::new();
     for number in 0..50 {
-        folders.write(&format!("a{number}.yaml"), numbered(number, "One"));
+        folders.write(&format!("a{number}.yaml"), numbered_app(number, "One"));
     }
     folders
 }
 
-fn numbered(number: usize, display_name: &str) -> String {
+fn numbered_app(number: usize, display_name: &str) -> String {
     let name = format!("a{number}");
     let spec = format!(
         "{{ displayName: {display_name}, providerRefs: [{{ name: {name} }}], mail: {{ templatesRef: {{ name: {name} }} }} }}"
@@ -496,20 +496,20 @@ fn numbered(number: usize, display_name: &str) -> String {
 
 /// How many Apps and Providers the last run parsed, how many Apps it validated, and how many Apps it rendered.
 fn work(renderer: &Renderer) -> (usize, usize, usize) {
-    (renderer.parsed.parsed_count(), renderer.validated.computed(), renderer.rendered.computed())
+    (renderer.parse_cache.parsed_count(), renderer.validated.computed(), renderer.rendered.computed())
 }
 
 #[test]
 fn an_edit_renders_what_it_changes_and_nothing_else() {
-    let folders = fifty();
+    let folders = fifty_apps();
     let renderer = folders.renderer(&[]).unwrap();
     let run = || renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
     let first = run();
     assert_eq!((first.apps.len(), first.rejected.len()), (50, 0), "{first:?}");
     assert_eq!(work(&renderer), (100, 50, 50));
-    folders.write("a7.yaml", numbered(7, "Another"));
+    folders.write("a7.yaml", numbered_app(7, "Another"));
     run();
-    folders.write("a7.yaml", numbered(7, "Other"));
+    folders.write("a7.yaml", numbered_app(7, "Other"));
     let stamps = || {
         let stamp = |number| fs::metadata(folders.path(&format!("to/a{number}.json"))).unwrap().modified().unwrap();
         (0..50).map(stamp).collect::<Vec<_>>()
@@ -525,7 +525,7 @@ fn an_edit_renders_what_it_changes_and_nothing_else() {
 
 #[test]
 fn a_change_of_a_referenced_object_is_rendered() {
-    let folders = fifty();
+    let folders = fifty_apps();
     let renderer = folders.renderer(&[]).unwrap();
     let run = || renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
     run();
@@ -534,7 +534,7 @@ fn a_change_of_a_referenced_object_is_rendered() {
             "apiVersion: v1\nkind: ConfigMap\nmetadata: {{ name: a3, namespace: shop }}\ndata: {{ confirm.txt: {source:?} }}\n"
         )
     };
-    let rest = numbered(3, "One").replace("ConfigMap", "Unknown");
+    let rest = numbered_app(3, "One").replace("ConfigMap", "Unknown");
     folders.write("a3.yaml", format!("{rest}---\n{}", template("Code: {{ code }}")));
     run();
     assert_eq!(work(&renderer), (0, 1, 1));
@@ -542,7 +542,7 @@ fn a_change_of_a_referenced_object_is_rendered() {
     folders.remove("a3.yaml");
     run();
     assert!(folders.document("a3").is_none());
-    folders.write("a3.yaml", numbered(3, "One"));
+    folders.write("a3.yaml", numbered_app(3, "One"));
     run();
     assert_eq!(folders.document("a3").unwrap().mail.templates["confirm.txt"].as_str(), "{{ code }}");
 }
@@ -558,12 +558,12 @@ fn an_app_with_a_panicking_step_is_rejected_and_the_others_are_rendered() {
     assert_eq!(summary.rejected.len(), 1);
     let start = "a.yaml (document 1): App shop/bomb: the operator failed on this object: a panic at ";
     assert!(summary.rejected[0].starts_with(start) && !summary.rejected[0].contains("hush"), "{:?}", summary.rejected);
-    assert_eq!(folders.documents(), ["good.json"]);
-    // The document that was served stays.
+    assert_eq!(folders.document_files(), ["good.json"]);
+    // If a later run panics, the document that is served stays.
     renderer.before_validate = |_| {};
     renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
     folders.write("a.yaml", app("shop", "bomb", "{ displayName: Two }"));
     renderer.before_validate = |_| panic!("again");
     renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
-    assert_eq!(folders.documents(), ["bomb.json", "good.json"]);
+    assert_eq!(folders.document_files(), ["bomb.json", "good.json"]);
 }

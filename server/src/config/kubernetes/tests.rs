@@ -27,13 +27,14 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The next call that the API server expects, and its response.
 enum ExpectedCall {
-    /// A page of the list: its `continue` token, its Secrets, and the token of the next page.
+    /// A call with this `continue` token for a page of the list. The response has the Secrets and the token of the next
+    /// page.
     List {
         continue_token: Option<&'static str>,
         secrets: Vec<Value>,
         next_token: Option<&'static str>,
     },
-    /// A watch from this resourceVersion: its lines, and whether it then stays open.
+    /// A watch from this resourceVersion. The response has the lines, and then stays open or not.
     Watch {
         resource_version: &'static str,
         lines: Vec<Value>,
@@ -154,8 +155,8 @@ impl TestApiServer {
 }
 
 impl Drop for TestApiServer {
-    /// Fails if there was an unexpected call. After the last call of the script, further watches are allowed: they get
-    /// status 500.
+    /// Fails the test if there was an unexpected call. After the last call of the script, further watches are allowed:
+    /// they get status 500.
     fn drop(&mut self) {
         while let Ok(call) = self.unexpected.try_recv() {
             assert!(std::thread::panicking(), "unexpected: {call}");

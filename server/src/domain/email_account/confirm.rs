@@ -23,7 +23,8 @@ use crate::domain::{
 pub struct Confirmed {
     pub user: User,
     pub tokens: Tokens,
-    /// The account was contested: its password was removed, and this session can set one.
+    /// Whether the account was contested. If so, its password was removed, and the session of `tokens` can set a
+    /// new password.
     pub password_required: bool,
 }
 
@@ -140,8 +141,8 @@ async fn change_address<S: OwnAccounts + Sessions + Outbox>(
     Ok(Some(ChangedUser { user, was_contested: false }))
 }
 
-/// The session of the Bearer token, if it is a session of this user. An invalid token or a token of another user is no
-/// error but `None`, because *confirm* needs no session.
+/// The session of the Bearer token, if it is a session of `user`. Returns `None` for an invalid token and for a token
+/// of another user, because *confirm* needs no session.
 async fn own_session<S: Sessions>(
     call: Call<'_, S>,
     bearer: Option<&str>,

@@ -77,8 +77,8 @@ pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog
     };
     let unverified = call.app.doc.require_verified_email && !user.email_verified;
     if unverified && !user.disabled && call.app.doc.enumeration_protection == EnumerationProtection::Strict {
-        // Any other response would reveal, by *register* followed by *login*, whether the email address was known. For
-        // the same reason the rate limit of wrong passwords is not released.
+        // A client can call *register* and then *login*. Any other response would then reveal whether the email address
+        // was known. For the same reason the permit of the limits on wrong passwords is not released.
         count_refusal(RefusalKind::Login, Some(&user));
         return Err(LoginError::InvalidCredentials);
     }
@@ -102,7 +102,7 @@ pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog
 }
 
 /// If the password is right, the inner `Ok` has the user. Otherwise the inner `Err` has the user of the email address,
-/// if there is one. Unknown email addresses cost the same.
+/// if there is one. An unknown email address costs the same as a known email address.
 async fn check_password<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &LoginInput,
@@ -116,7 +116,8 @@ async fn check_password<S: Users + PasswordHasher>(
     })
 }
 
-/// Replaces a hash with old parameters while the password is available. After a failure the next login tries again.
+/// Hashes the password again if its stored hash was made with old parameters. If this fails, the next login tries it
+/// again.
 async fn renew_hash<S: Users + PasswordHasher>(call: Call<'_, S>, user: &User, password: &Password) {
     let Some(old) = user.password_hash.as_ref().filter(|hash| call.stores.is_outdated(hash)) else { return };
     let renewed = match call.stores.hash(call.app, call.client_address(), password).await {

@@ -1,4 +1,4 @@
-//! The account with an email address and a password: register, log in, verify, confirm, forgot and reset a password
+//! The account with an email address and a password: register, verify, confirm, log in, and reset a forgotten password
 //! (specification: Accounts).
 
 mod confirm;

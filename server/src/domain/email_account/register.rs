@@ -23,8 +23,8 @@ pub struct RegisterInput {
 }
 
 pub struct Registered {
-    /// The id of the new user. For a known email address, a new id that belongs to no user. Therefore clients store the
-    /// id that *confirm* or *login* returns.
+    /// The id of the new user. For a known email address, a new id that belongs to no user. Therefore clients must
+    /// store the id that *confirm* or *login* returns, not this id.
     pub local_id: UserId,
     /// Minimum lifetime of the confirmation code in seconds. The lifetime starts when the mail is sent.
     pub expires_in: i64,
@@ -132,7 +132,8 @@ async fn create_or_contest_user<S: Users + PasswordHasher>(
     }
 }
 
-/// Queues a mail to the owner of a known email address. An unverified account with another password becomes contested.
+/// Queues a mail to the owner of a known email address. An unverified account becomes contested if the password of the
+/// request is not the password of the account.
 async fn register_known_address<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &RegisterInput,

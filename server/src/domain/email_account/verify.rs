@@ -25,8 +25,8 @@ impl<E: Into<CommonError>> From<E> for VerifyError {
     }
 }
 
-/// Queues the confirmation mail again for the user of the session. Returns the email address of the mail, or the
-/// verified one if there is nothing to verify.
+/// Queues a mail with a new confirmation code for the user of the session. Returns the email address of the mail, or
+/// the verified email address if there is nothing to verify.
 pub async fn verify<S: OwnAccounts + RateLimits + Outbox + Sessions + AuditLog>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,

@@ -16,7 +16,7 @@ pub enum OwnAccountError {
     InvalidToken,
     #[error("the email address is not verified")]
     EmailNotVerified,
-    /// The request lacks the password, and a recent login is missing or not enough.
+    /// The request has no password, and there is no recent login, or a recent login is not enough.
     #[error("the password or a recent login is required")]
     ReauthenticationRequired,
     #[error("the password is wrong")]
@@ -31,7 +31,7 @@ impl<E: Into<CommonError>> From<E> for OwnAccountError {
     }
 }
 
-/// The user of the session, as Postgres has it now.
+/// Reads the user of the session from Postgres.
 pub async fn load_user<S: OwnAccounts + Sessions>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,

@@ -47,9 +47,9 @@ impl<E: Into<OwnAccountError>> From<E> for ChangeAddressError {
     }
 }
 
-/// Makes an email address pending until its code is confirmed. With enumeration protection, this does not check whether
-/// the email address has an account, so that known and unknown ones cost the same: the content of the mail is decided
-/// when it is sent.
+/// Makes an email address pending until it is confirmed with its code. With enumeration protection, this does not check
+/// whether the email address has an account, so that known and unknown email addresses cost the same. The content of
+/// the mail is decided when the mail is sent.
 pub async fn request_address_change<S: Users + OwnAccounts + RateLimits + PasswordHasher + Sessions + AuditLog>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,

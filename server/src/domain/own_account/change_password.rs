@@ -9,7 +9,7 @@ use crate::domain::{
     authentication::{AuthenticatedSession, is_recent_login},
     call::Call,
     epochs::propagate_epoch,
-    login_limits::{acquire_login_attempt, acquire_login_failure},
+    login_limits::{acquire_login_attempt_limit, acquire_login_failure_limits},
     password::{self, Password, WeakPassword},
     password_policy::{PasswordPolicyError, check_password_policy},
     ports::{AuditLog, Outbox, OwnAccounts, PasswordChange, PasswordHasher, RateLimits, Sessions},
@@ -63,13 +63,14 @@ pub async fn change_password<S: OwnAccounts + RateLimits + PasswordHasher + Sess
             return Err(OwnAccountError::ReauthenticationRequired.into());
         }
         if !is_limit_acquired {
-            // Scoring and hashing are work even if the request has no current password.
-            acquire_login_attempt(call, &account_key(call, &user), Some(user.id)).await?;
+            // The limit also applies to a request without a current password, because its new password is scored and
+            // hashed.
+            acquire_login_attempt_limit(call, &account_key(call, &user), Some(user.id)).await?;
             is_limit_acquired = true;
         }
         check_password_policy(call, &request.password, likely_guesses(&user)).await?;
         if let Some(current) = &request.current {
-            let failure = acquire_login_failure(call, &account_key(call, &user), Some(user.id)).await?;
+            let failure = acquire_login_failure_limits(call, &account_key(call, &user), Some(user.id)).await?;
             verify_password(call, &user, current, failure).await?;
         }
         let password_hash = call.stores.hash(call.app, call.client_address(), &request.password).await?;

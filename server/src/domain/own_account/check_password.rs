@@ -21,7 +21,7 @@ pub(super) async fn check_password<S: RateLimits + PasswordHasher + AuditLog>(
     verify_password(call, user, password, failure).await
 }
 
-/// Checks the password. Releases `failure`, the acquired rate limit of wrong passwords, unless the password is wrong.
+/// Checks the password. Releases `failure`, the permit of the limits on wrong passwords, unless the password is wrong.
 pub(super) async fn verify_password<S: RateLimits + PasswordHasher + AuditLog>(
     call: Call<'_, S>,
     user: &User,
@@ -40,7 +40,7 @@ pub(super) async fn verify_password<S: RateLimits + PasswordHasher + AuditLog>(
     Ok(())
 }
 
-/// The account, as rate limits and refusals name it.
+/// The key of the account in rate limits and refusals.
 pub(super) fn account_key<S>(call: Call<'_, S>, user: &User) -> AccountKey {
     match &user.email {
         Some(email) => call.account_key(email),

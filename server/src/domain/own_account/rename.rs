@@ -32,8 +32,8 @@ pub async fn rename_user<S: OwnAccounts + Sessions + RateLimits>(
     }
 }
 
-/// Writes the profile with the new name to Redis before the response. If that fails, the outbox worker writes it later,
-/// because the transaction has added an outbox row.
+/// Writes the profile with the new name to Redis before the response. If that fails, the outbox worker writes the
+/// profile later, because the transaction that renamed the user has added an outbox row.
 async fn propagate_profile<S: OwnAccounts + Sessions>(call: Call<'_, S>, user: &User, outbox_row: Uuid) {
     let propagated = async {
         call.stores.store_profile(call.app_id(), user.id, &user.profile()).await?;

@@ -12,10 +12,10 @@ use crate::domain::{
 };
 
 /// The audit log: events in Postgres, and refusals that are counted in Redis until they become a row in Postgres. No
-/// request fails because something cannot be recorded: it is then lost, and a metric counts it.
+/// request fails because an event or a refusal cannot be recorded. A metric counts the lost events and
+/// refusals.
 pub trait AuditLog: Sync {
-    /// Writes an event, which is then durable or lost. Waits for at most one second; a longer write continues in the
-    /// background.
+    /// Writes an event. Waits for at most one second; a longer write continues in the background.
     fn record(&self, app: &AppId, event: Event) -> impl Future<Output = ()> + Send;
 
     /// Like [`Self::record`], but does not wait. For requests that also work without Postgres, or that must take the
@@ -25,7 +25,7 @@ pub trait AuditLog: Sync {
     /// Counts a refusal after the response.
     fn count_refusal(&self, app: &AppId, refusal: Refusal);
 
-    /// The newest 100 events of a user since that time, refusals included, the newest first.
+    /// The newest 100 events of a user, refusals included, the newest first. Events before `since` are left out.
     fn activity(
         &self,
         app: &AppId,

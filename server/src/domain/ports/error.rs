@@ -11,7 +11,7 @@ pub enum StoreError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The store returned something that it must not return: a bug (500).
-    #[error("{store} answered something unexpected")]
+    #[error("{store} returned an unexpected response")]
     Unexpected {
         store: &'static str,
         #[source]

@@ -33,7 +33,7 @@ pub trait Flows: Sync {
     /// Finds a flow that is not bound to a browser. Does not mark the flow as used.
     fn find_flow(&self, app: &AppId, id: &FlowId) -> impl Future<Output = StoreResult<Option<String>>> + Send;
 
-    /// Marks a flow as used. Returns true for the first call for a flow, and false for any other.
+    /// Marks a flow as used. The first call for a flow returns true, each later call false.
     fn consume_flow(
         &self,
         app: &AppId,
@@ -41,7 +41,7 @@ pub trait Flows: Sync {
         binding: FlowBinding,
     ) -> impl Future<Output = StoreResult<bool>> + Send;
 
-    /// Stores a login whose code is to be exchanged, until the code expires.
+    /// Stores a login until its one-time code expires.
     fn store_login(
         &self,
         app: &AppId,
@@ -49,15 +49,15 @@ pub trait Flows: Sync {
         login: &PendingLogin,
     ) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Finds a login by its code. Does not redeem the code. A redeemed code can still be found for a while.
+    /// Finds a login by its one-time code. Does not redeem the code. A redeemed code is still found for a while.
     fn find_login(
         &self,
         app: &AppId,
         key: &LoginCodeKey,
     ) -> impl Future<Output = StoreResult<Option<StoredLogin>>> + Send;
 
-    /// Records that the code was exchanged for an open session. Returns `None` for the first exchange. For each later
-    /// exchange, returns the session of the first exchange.
+    /// Records that the one-time code was exchanged for this open session. Returns `None` for the first exchange. For
+    /// each later exchange, returns the session of the first exchange.
     fn redeem_login(
         &self,
         app: &AppId,

@@ -19,7 +19,7 @@ use crate::domain::{
 pub struct NewIdentity {
     pub authority: String,
     pub subject: String,
-    /// The Provider's name, which is only a label.
+    /// The Provider's name. It is not part of the identity.
     pub provider: ProviderName,
     pub email: Option<Email>,
     pub at: OffsetDateTime,
@@ -31,9 +31,9 @@ pub struct NewFederatedUser {
     pub id: UserId,
     /// The email address, if the provider has verified it and the App lets this Provider link by email address.
     pub email: Option<Email>,
-    /// The email address, if it does not count as verified: it then waits for its code.
+    /// The email address, if it does not count as verified: it is then pending until the user confirms it.
     pub pending_email: Option<Email>,
-    /// Empty if the provider sends none.
+    /// Empty if the provider sends no name.
     pub name: String,
     pub created_at: OffsetDateTime,
     pub event: Event,
@@ -90,7 +90,7 @@ pub enum UnlinkOutcome {
     Done,
     /// The user has no identity of that Provider.
     NotLinked,
-    /// Without the identity the user could no longer log in; nothing was written.
+    /// Without these identities the user could no longer log in; nothing was written.
     LastLoginMethod,
 }
 
@@ -104,7 +104,8 @@ pub trait Identities: Sync {
     ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
     /// Creates the user, the identity and the mail. Returns false and writes nothing if the identity or the email
-    /// address already belongs to a user. Of concurrent calls for one identity, one creates it.
+    /// address already belongs to a user. Of concurrent calls for one identity, only one creates
+    /// the user.
     fn create_federated_user(
         &self,
         app: &AppId,
@@ -119,7 +120,8 @@ pub trait Identities: Sync {
 
     /// Returns `None` and writes nothing if the user has changed or the identity already belongs to a user. Otherwise
     /// removes the password, the pending email address and other identities, replaces the name, ends a contest, marks
-    /// the email address verified, links the identity, raises the epoch, and adds an outbox row that propagates it.
+    /// the email address verified, links the identity, raises the epoch, and adds an outbox row that propagates the
+    /// epoch.
     fn transfer_account(
         &self,
         app: &AppId,
@@ -129,8 +131,8 @@ pub trait Identities: Sync {
     /// The user's identities, the oldest first.
     fn identities(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Vec<Identity>>> + Send;
 
-    /// Removes the identities, unless the user would have neither a password nor an identity of the Providers in
-    /// `usable` left. Concurrent calls cannot together remove the last way to log in.
+    /// Removes the user's identities of the Provider. Writes nothing if the user would then have neither a password nor
+    /// an identity of a Provider in `usable`. Concurrent calls cannot together remove the last way to log in.
     fn unlink_identity(
         &self,
         app: &AppId,

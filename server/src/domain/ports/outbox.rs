@@ -18,7 +18,7 @@ use crate::domain::{
 pub struct ClaimedRow {
     pub id: Uuid,
     pub app: AppId,
-    /// Failed attempts before this one.
+    /// The number of failed attempts before this claim.
     pub attempts: u32,
     pub task: OutboxTask,
     pub lease_until: OffsetDateTime,
@@ -29,14 +29,14 @@ pub struct ClaimedRow {
 #[derive(Clone, Debug)]
 pub enum OutboxTask {
     Mail(Mail),
-    /// A mail to the email address that the user had before the change that the mail reports.
+    /// A mail about a change of the email address, and the former email address, to which the mail goes.
     MailToFormerAddress(Mail, Email),
     PropagateEpoch(EpochChange),
-    /// The user's name has changed, and Redis may not have it.
+    /// The user's name has changed, and Redis may not have the new name.
     PropagateProfile(UserId),
 }
 
-/// What a worker does with its row.
+/// What a worker does with a claimed row after an attempt.
 #[derive(Clone, Debug)]
 pub enum DeliveryOutcome {
     /// Removes the row.
@@ -54,8 +54,8 @@ pub trait Outbox: Sync {
     /// Queues one mail in a transaction of its own.
     fn enqueue(&self, app: &AppId, mail: Mail) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Claims up to `most` due rows for `lease`. Claims round-robin over Apps, and the oldest rows of an App first. All
-    /// servers together claim at most `per_app` rows of one App at a time.
+    /// Claims up to `most` due rows. The claim ends after the time `lease`. Claims round-robin over Apps, and the
+    /// oldest rows of an App first. All servers together claim at most `per_app` rows of one App at a time.
     fn claim(
         &self,
         most: usize,
@@ -66,11 +66,11 @@ pub trait Outbox: Sync {
     /// Ends the claim. Does nothing if the lease has expired and another worker has claimed the row.
     fn finish(&self, claimed: &ClaimedRow, outcome: DeliveryOutcome) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Removes the row of this epoch. Call it when Redis has the epoch and, if there are replicas, a replica has it
-    /// too.
+    /// Removes the row of this epoch. Must not be called before Redis has the epoch and, if there are replicas, one of
+    /// the replicas has it too.
     fn remove_epoch_row(&self, app: &AppId, change: &EpochChange) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Returns when there may be new rows, or never. Polling alone is sufficient.
+    /// Returns when there may be new rows. An implementation may never return, because the workers also poll.
     fn wait_for_notification(&self) -> impl Future<Output = ()> + Send;
 
     /// For metrics: how many rows are due, how long the oldest of them has waited, and how many rows are dead letters.

@@ -16,7 +16,7 @@ use crate::domain::{
     user::{Epoch, Name, User, UserId},
 };
 
-/// A new name of a user.
+/// A new name for a user.
 #[derive(Clone, Debug)]
 pub struct Rename {
     pub user: UserId,
@@ -48,7 +48,7 @@ pub struct PasswordChange {
     pub event: Event,
 }
 
-/// A new email address that waits for its code.
+/// A new email address that is pending until the user confirms it.
 #[derive(Clone, Debug)]
 pub struct AddressChangeRequest {
     pub user: UserId,
@@ -64,7 +64,7 @@ pub struct AddressChangeRequest {
 #[derive(Clone, Debug)]
 pub struct AddressChange {
     pub user: UserId,
-    /// The epoch of the code.
+    /// The epoch of the code. The change applies only if the user has this epoch.
     pub epoch: Epoch,
     /// The canonical email address to which the code was sent. The change applies only if this address is the pending
     /// one.
@@ -87,7 +87,8 @@ pub struct UserDeletion {
 #[derive(Clone, Debug)]
 pub struct AddressChanged {
     pub user: User,
-    /// The last epoch of the unverified account that had the email address, if there was one. That account was deleted.
+    /// Set if an unverified account had the email address: the change has deleted that account, and this is the last
+    /// epoch of that account.
     pub removed: Option<EpochChange>,
 }
 
@@ -95,8 +96,9 @@ pub struct AddressChanged {
 /// returns `None` and writes nothing if the user is deleted or disabled, or the epoch has risen. `set_password`,
 /// `request_address_change` and `delete_user` do the same for an account with an unverified email address.
 pub trait OwnAccounts: Sync {
-    /// The user of the session, if enabled. The user must have the epoch of the session, or a later epoch that Redis
-    /// does not have yet and at which this session continues. Otherwise `None`.
+    /// The user of the session. `None` if the user is deleted or disabled, or the session has ended. The session has
+    /// ended unless the user has the epoch of the session, or a later epoch that Redis does not have yet and at which
+    /// the session continues.
     fn user_of_session(&self, app: &AppId, session: &Session)
     -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
@@ -131,7 +133,8 @@ pub trait OwnAccounts: Sync {
         change: AddressChange,
     ) -> impl Future<Output = StoreResult<Option<AddressChanged>>> + Send;
 
-    /// Deletes the user with identities and outbox rows, and returns the last epoch. An outbox row propagates it.
+    /// Deletes the user with the user's identities and outbox rows, and adds an outbox row that propagates the last
+    /// epoch. Returns this epoch.
     fn delete_user(
         &self,
         app: &AppId,

@@ -11,8 +11,8 @@ use crate::domain::{
 /// Password hashing with a bounded queue, which is fair to namespaces, to the Apps of a namespace, and to the client
 /// addresses of an App.
 pub trait PasswordHasher: Sync {
-    /// Fails if the queue has no slot for this client now. Must be called first, so that a flood of logins costs only
-    /// this check.
+    /// Fails if the queue has no slot for this client now. Must be called before the rate limits are acquired, so
+    /// that a flood of logins costs only this check.
     fn check_capacity(&self, app: &App, client: ClientAddress) -> Result<(), Overloaded>;
 
     fn hash(
@@ -34,7 +34,8 @@ pub trait PasswordHasher: Sync {
     /// Whether the hash was made with other parameters than new hashes have.
     fn is_outdated(&self, hash: &PasswordHash) -> bool;
 
-    /// Whether the password has the App's minimum strength (zxcvbn), given the words that an attacker tries first.
+    /// Whether the password has the App's minimum strength (zxcvbn). `guesses` are the words that an attacker would try
+    /// first.
     fn is_strong_enough(
         &self,
         app: &App,

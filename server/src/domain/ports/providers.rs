@@ -16,7 +16,7 @@ use crate::domain::{
 /// Calls to the social providers of an App, and the validation of their responses.
 pub trait Providers: Sync {
     /// What a flow must know before it calls the provider. An unknown preset has no capabilities; the methods below
-    /// reject it.
+    /// reject an unknown preset.
     fn capabilities(&self, provider: &RenderedProvider) -> ProviderCapabilities;
 
     /// The permit to call a provider, released when it is dropped.
@@ -49,8 +49,8 @@ pub trait Providers: Sync {
         iss: Option<&str>,
     ) -> impl Future<Output = Result<(), ProviderError>> + Send;
 
-    /// Exchanges a code for an identity: code exchange, full validation of the ID token, `iss` of the callback (RFC
-    /// 9207), userinfo, email addresses.
+    /// Exchanges a code for an identity. Fully validates the ID token and `iss` of the callback (RFC 9207). Also
+    /// gets userinfo and email addresses, if they are necessary.
     fn exchange_code(
         &self,
         permit: &Self::Permit,
@@ -58,8 +58,8 @@ pub trait Providers: Sync {
         grant: &AuthorizationCodeGrant<'_>,
     ) -> impl Future<Output = Result<VerifiedIdentity, ProviderError>> + Send;
 
-    /// Validates a provider's token, an ID token or access token, that was issued for one of our clients. A nonce must
-    /// equal that of the ID token, in plain text or as lower-case hexadecimal SHA-256.
+    /// Validates a provider's token: an ID token or an access token that was issued for one of our clients. If `nonce`
+    /// is set, the ID token must contain it in plain text or as its SHA-256 in lower-case hexadecimal.
     fn validate_token(
         &self,
         permit: &Self::Permit,

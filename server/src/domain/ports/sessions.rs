@@ -15,9 +15,9 @@ use crate::domain::{
 /// Whether a replica of Redis has the written data, if there are replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replication {
-    /// A replica has it, or there are none.
+    /// A replica has the data, or there are no replicas.
     Complete,
-    /// No replica acknowledged it in time.
+    /// No replica acknowledged the data in time.
     Unconfirmed,
 }
 
@@ -38,7 +38,7 @@ pub trait Sessions: Sync {
     /// The live sessions of a user, the most recently used first.
     fn sessions(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Vec<SessionInfo>>> + Send;
 
-    /// Decides a refresh with a token that has a valid HMAC. Always one round trip.
+    /// Decides a refresh with a token that has a valid HMAC. Always takes one round trip to Redis.
     fn refresh(
         &self,
         app: &AppId,
@@ -54,7 +54,7 @@ pub trait Sessions: Sync {
         session: SessionId,
     ) -> impl Future<Output = StoreResult<bool>> + Send;
 
-    /// Ends every session of the user except one. Returns the sessions that were live.
+    /// Ends every session of the user except `keep`. Returns the ended sessions that were live.
     fn end_other_sessions(
         &self,
         app: &AppId,

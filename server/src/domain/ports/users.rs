@@ -55,7 +55,7 @@ pub struct Confirmation {
 /// The result of a confirmation or a reset.
 #[derive(Clone, Debug)]
 pub struct ChangedUser {
-    /// After the change, with the raised epoch.
+    /// The user after the change, with the raised epoch.
     pub user: User,
     /// Whether the account was contested. If so, its earlier password was removed.
     pub was_contested: bool,
@@ -82,7 +82,7 @@ pub trait Users: Sync {
     fn user_by_email(&self, app: &AppId, email: &Email) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
     /// Creates the user and queues the mail. Writes nothing if another account has the email address. Of concurrent
-    /// calls for one email address, one creates the user.
+    /// calls for one email address, only one creates the user.
     fn create_user(
         &self,
         app: &AppId,

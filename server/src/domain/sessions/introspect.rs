@@ -22,15 +22,15 @@ pub enum TokenKind {
 
 #[derive(Debug, thiserror::Error)]
 pub enum IntrospectError {
-    /// A server with a newer key made the token. It may be valid, so it is not reported as inactive.
+    /// A server with a newer key made the token. The token may be valid, so it is not reported as inactive.
     #[error("the refresh token was made with a newer key than this server has")]
     UnknownKey,
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// Returns `None` unless this is a valid token of a live session of this App. A refresh token that a newer one has
-/// replaced counts as invalid. Changes nothing.
+/// Returns `None` unless this is a valid token of a live session of this App. A refresh token that was replaced by a
+/// newer one counts as invalid. Changes nothing.
 pub async fn introspect<S: Sessions>(call: Call<'_, S>, token: &str) -> Result<Option<ActiveToken>, IntrospectError> {
     if token.starts_with(REFRESH_PREFIX) {
         let token = match RefreshToken::decode(call.app, token) {
@@ -39,9 +39,9 @@ pub async fn introspect<S: Sessions>(call: Call<'_, S>, token: &str) -> Result<O
             Err(RefreshTokenError::UnknownKey) => return Err(IntrospectError::UnknownKey),
         };
         let live = call.stores.session(call.app_id(), token.user, token.session).await?;
-        // A token of the previous generation has been replaced, although the refresh endpoint may still accept it from
-        // a client that lost the response. A token of a generation newer than the stored one is active, because the
-        // refresh endpoint would adopt it (specification: Sessions and tokens, Refresh).
+        // A token of an earlier generation has been replaced and is not active, although the refresh endpoint may still
+        // accept it from a client that did not get the response. A token of a generation newer than the stored one is
+        // active, because the refresh endpoint would adopt it (specification: Sessions and tokens, Refresh).
         let live = live.filter(|live| token.generation >= live.session.generation);
         return Ok(live.map(|live| ActiveToken { kind: TokenKind::Refresh, live_session: live }));
     }

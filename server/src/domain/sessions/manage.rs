@@ -30,7 +30,7 @@ pub async fn end_session<S: Sessions + AuditLog>(
     Ok(was_live)
 }
 
-/// Ends all sessions of the user except this one.
+/// Ends all sessions of the user except the session of the request.
 pub async fn end_other_sessions<S: Sessions + AuditLog>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
@@ -42,7 +42,7 @@ pub async fn end_other_sessions<S: Sessions + AuditLog>(
     Ok(())
 }
 
-/// Ends this session.
+/// Ends the session of the request.
 pub async fn log_out<S: Sessions + AuditLog>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,

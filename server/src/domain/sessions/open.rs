@@ -50,7 +50,7 @@ pub(in crate::domain) async fn open_prepared_session<S: Sessions + AuditLog>(
     call: Call<'_, S>,
     new: &NewSession,
 ) -> Result<Option<Tokens>, CommonError> {
-    // The tokens are signed first: if that fails, no session is opened.
+    // The tokens are signed before the session is opened: if the signing fails, no session is opened.
     let tokens = token::issue_tokens(call.app, call.env, &new.profile, &Session::opened(new))?;
     match call.stores.open_session(call.app_id(), new).await? {
         OpenOutcome::Opened => {}

@@ -17,7 +17,8 @@ use crate::domain::{
     user::UserId,
 };
 
-/// The time until a retry if other servers have a newer key than this server: configuration arrives within two seconds.
+/// The time until a retry if another server has a newer key than this server. A new document arrives within two
+/// seconds.
 pub const UNKNOWN_KEY_RETRY: Duration = Duration::from_secs(2);
 
 /// The result of a refresh.
@@ -31,7 +32,7 @@ pub enum RefreshError {
     /// The same error for unknown, expired, revoked and reused tokens.
     #[error("the refresh token is not valid")]
     InvalidGrant,
-    /// A server with a newer key made the token. It may be valid, so the client must try again.
+    /// A server with a newer key made the token. The token may be valid, so the client must try again.
     #[error("the refresh token was made with a newer key than this server has")]
     UnknownKey,
     #[error(transparent)]
@@ -53,7 +54,7 @@ impl From<RefreshTokenError> for RefreshError {
     }
 }
 
-/// Exchanges a refresh token, with one call of Redis (two if reuse is detected) and none of Postgres. Events are
+/// Exchanges a refresh token, with one call to Redis (two if reuse is detected) and no call to Postgres. Events are
 /// written after the response.
 pub async fn refresh<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> Result<RefreshedSession, RefreshError> {
     let token = RefreshToken::decode(call.app, token)?;
@@ -63,7 +64,7 @@ pub async fn refresh<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> 
     };
     let live = match call.stores.refresh(call.app_id(), &token, &rules).await? {
         RefreshOutcome::Renewed(renewal, live) => {
-            log_renewal(call, &token, renewal);
+            report_renewal(call, &token, renewal);
             live
         }
         RefreshOutcome::Limited { window, retry_after } => {
@@ -74,8 +75,8 @@ pub async fn refresh<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> 
             warn!(app = %call.app_id(), session = %token.session, "a replaced refresh token was used: its session ended");
             let event = call.event(EventKind::RefreshStolen, token.user).in_session(token.session);
             call.stores.record_later(call.app_id(), event);
-            // The session has already ended. This call waits for a replica to acknowledge the end, so that a fail-over
-            // does not restore the session. Boxed because this future is rarer and larger than that of a refresh.
+            // The session has already ended. This call waits for a replica to acknowledge the end, so that a failover
+            // does not restore the session. The future is boxed because it is large and rarely needed.
             if let Err(error) = Box::pin(call.stores.end_session(call.app_id(), token.user, token.session)).await {
                 warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a session's end was not replicated");
             }
@@ -88,7 +89,7 @@ pub async fn refresh<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> 
     Ok(RefreshedSession { user: session.user, tokens })
 }
 
-fn log_renewal<S: AuditLog>(call: Call<'_, S>, token: &RefreshToken, renewal: RefreshKind) {
+fn report_renewal<S: AuditLog>(call: Call<'_, S>, token: &RefreshToken, renewal: RefreshKind) {
     match renewal {
         RefreshKind::Rotated | RefreshKind::Repeated => {}
         RefreshKind::Late => {

@@ -24,7 +24,7 @@ pub struct CallbackInput<'a> {
     pub iss: Option<&'a str>,
     pub error: Option<&'a str>,
     pub posted_user: Option<&'a str>,
-    /// The sealed flows in the browser's cookies for that state.
+    /// The sealed flows in the browser's cookies for this state.
     pub sealed: Vec<&'a str>,
 }
 
@@ -66,7 +66,7 @@ impl<E: Into<CommonError>> From<E> for CallbackError {
     }
 }
 
-/// Finishes a flow. Once the callback has a permit to call the provider, it uses the state, whatever the outcome.
+/// Finishes a flow. After the permit to call the provider is acquired, the state is used up, whatever the outcome.
 pub async fn finish_flow<S>(
     call: Call<'_, S>,
     provider: &RenderedProvider,

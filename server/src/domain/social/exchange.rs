@@ -43,7 +43,8 @@ impl<E: Into<CommonError>> From<E> for CodeExchangeError {
     }
 }
 
-/// Exchanges a one-time code for a session. A second use ends the session of the first (RFC 6749, 4.1.2).
+/// Exchanges a one-time code for a session. A second exchange of the code fails and ends the session of the first
+/// exchange (RFC 6749, 4.1.2).
 pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
     call: Call<'_, S>,
     exchange: CodeExchangeInput<'_>,
@@ -79,7 +80,7 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
         ends_at: logged_in_at + Duration::seconds(i64::from(tokens.session_lifetime_seconds)),
         idle_seconds: tokens.refresh_idle_seconds,
     };
-    // The session is opened before the exchange is recorded: a second exchange then finds a session that it can end.
+    // The session is opened before the exchange is recorded, so that a second exchange finds a session that it can end.
     let tokens = match open_prepared_session(Call { client: &client, ..call }, &new).await? {
         Some(tokens) => tokens,
         // The epoch has risen since the login, for example because the password was reset.

@@ -29,8 +29,8 @@ use crate::domain::{
     user::{Epoch, User, UserId},
 };
 
-/// How often a login is tried if the user changes concurrently. Each repetition means that another request has
-/// succeeded.
+/// The maximum number of attempts at a login while concurrent requests change the user. Each new attempt means that
+/// another request has succeeded.
 const MAX_ATTEMPTS: u32 = 5;
 
 /// A user with a new session.
@@ -54,7 +54,7 @@ pub(super) async fn acquire_provider_permit<S: RateLimits + Providers>(
     Ok(permit)
 }
 
-/// A login with a provider: the parameters of its steps.
+/// A login with a provider: the parameters that its steps share.
 pub(super) struct LoginAttempt<'a, S> {
     pub(super) call: Call<'a, S>,
     pub(super) provider: &'a RenderedProvider,
@@ -149,7 +149,7 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
         if let Some(address) = &pending {
             mail_permit = acquire_mail_limit(self.call, address, MailPurpose::Confirm).await?;
             if mail_permit.is_some() {
-                mail = Some(self.mail_to_pending(address, id, now).await?);
+                mail = Some(self.mail_to_pending_address(address, id, now).await?);
             }
         }
         let user = NewFederatedUser {
@@ -185,8 +185,13 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
     }
 
     /// The mail to a pending email address: the confirmation code or, if another account has verified the address, the
-    /// notice that this account exists.
-    async fn mail_to_pending(&self, address: &Email, id: UserId, now: OffsetDateTime) -> Result<Mail, CommonError> {
+    /// notice that there is such an account.
+    async fn mail_to_pending_address(
+        &self,
+        address: &Email,
+        id: UserId,
+        now: OffsetDateTime,
+    ) -> Result<Mail, CommonError> {
         let owner =
             self.call.stores.user_by_email(self.call.app_id(), address).await?.filter(|owner| owner.email_verified);
         Ok(match owner {
@@ -209,7 +214,7 @@ fn name_or_empty(verified: &VerifiedIdentity) -> String {
     verified.name.as_ref().map_or_else(String::new, |name| name.as_str().to_owned())
 }
 
-/// Concurrent requests changed the user each time.
+/// The error after the last attempt, if concurrent requests changed the user during each attempt.
 fn contention_error() -> StoreError {
     StoreError::Unavailable { store: "Postgres", source: "the account is being changed".into() }
 }

@@ -10,9 +10,10 @@ use crate::domain::{app::App, email::Email, identity::VerifiedIdentity, ports::S
 pub(super) enum Plan {
     /// Link the identity to this account, which has verified the email address.
     Link(User),
-    /// Give this account to the user of the provider, because the account has not verified the email address.
+    /// Give this account to the user of the provider, because the account has not verified the email address, but the
+    /// provider has.
     Transfer(User, Email),
-    /// Create a user.
+    /// Create a user with a verified email address (`email`), with a pending email address, or without one.
     Create { email: Option<Email>, pending: Option<Email> },
 }
 
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_no_match_if_the_app_forbids_linking() {
+    fn a_verified_address_is_not_looked_up_if_the_app_forbids_linking() {
         for (known, identity) in [
             (None, verified_identity(Some(EMAIL), true)),
             (Some(account(true, false)), verified_identity(Some(EMAIL), true)),

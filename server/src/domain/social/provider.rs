@@ -15,7 +15,7 @@ pub(super) fn callback_url(app: &App, provider: &RenderedProvider) -> String {
     format!("{}/{}/callback", app.doc.issuer, provider.name)
 }
 
-/// The detail of an event that names the Provider.
+/// The detail with the name of the Provider, for an event.
 pub(super) fn provider_detail(provider: &ProviderName) -> Detail {
     Detail { provider: Some(provider.clone()), ..Detail::default() }
 }

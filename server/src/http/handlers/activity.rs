@@ -42,7 +42,7 @@ pub struct ActivityEvent {
     /// The IP address of the client. For refusals from IPv6, the /64; null if they came from too many addresses to
     /// list.
     pub ip: Option<String>,
-    /// The session that caused the event or that it opened.
+    /// The session that caused the event, or that the event opened.
     pub session_id: Option<String>,
     /// The number of refusals; 1 for other events.
     pub count: u64,
@@ -93,7 +93,7 @@ pub fn operation() -> Operation {
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
     let signed_in = authentication::authenticate(state, app, &request).await?;
-    // Events that are older than the retention are not shown, even if they are not deleted yet.
+    // Events that are older than the retention time are not shown, even if they are not deleted yet.
     let since = state.env.now() - Duration::days(i64::from(app.doc.audit_retention_days));
     let events = state.stores.activity(app.id(), signed_in.user_id(), since).await?;
     response::json(&ActivityResponse { events: events.into_iter().map(ActivityEvent::from).collect() })

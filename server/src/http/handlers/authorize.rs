@@ -20,8 +20,8 @@ use crate::{
 /// Everything except the unreserved characters of RFC 3986, 2.3.
 const PERCENT_ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// The headers that an ingress passes to the application. A header without a value is empty instead of missing, because
-/// some ingresses (Envoy) replace a header of the client only if it is in the response.
+/// The headers that an ingress passes to the application. A header without a value is sent empty, not left out.
+/// Otherwise some ingresses (Envoy) would pass on a header of this name that the client sent.
 pub const HEADERS: [HeaderName; 5] = [
     HeaderName::from_static("x-auth-user-id"),
     HeaderName::from_static("x-auth-email"),
@@ -33,7 +33,7 @@ pub const HEADERS: [HeaderName; 5] = [
 pub fn operation() -> Operation {
     Operation::new(
         "Forward auth for ingresses: whether the token belongs to a live session",
-        "Accepts any method and ignores the body. Without CORS: OPTIONS needs a token too. A session that ends is \
+        "Accepts any method and ignores the body. Responses have no CORS headers, and OPTIONS needs a token too. A session that ends is \
          refused within a second.",
     )
     .requires_access_token()

@@ -1,4 +1,4 @@
-//! The three endpoints of the identities of a user (docs/specification/social-login.md).
+//! The three endpoints for the identities of a user (docs/specification/social-login.md).
 
 pub mod link;
 pub mod list;

@@ -1,4 +1,4 @@
-//! The four endpoints of sessions (docs/specification/sessions.md).
+//! The four endpoints for sessions (docs/specification/sessions.md).
 
 pub mod end;
 pub mod end_others;

@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// The response of social flows.
+/// The session that a social login opens.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "SessionResponse")]
 pub struct SessionResponse {
@@ -62,7 +62,7 @@ pub fn requested_provider<'a>(app: &'a App, request: &InboundRequest) -> Result<
         .ok_or_else(Problem::provider_not_found)
 }
 
-/// A 302 to a URL that must not be cached and must not leak in a `Referer`.
+/// A 302 that must not be cached, and whose URL must not leak in a `Referer`.
 fn redirect_to(url: &str) -> Result<Response, Problem> {
     let location = HeaderValue::try_from(url).map_err(|error| Problem::server_error().with_cause(error))?;
     let mut response = response::empty(StatusCode::FOUND);
@@ -125,11 +125,11 @@ fn redirect_error(app: &App, error: ProviderLoginError) -> (&'static str, Redire
         | ProviderLoginError::Disabled
         | ProviderLoginError::Common(_) => None,
     };
-    let problem = sign_in_problem(app, error);
+    let problem = provider_login_problem(app, error);
     (provider_code.unwrap_or(problem.code.as_str()), RedirectedProblem(Arc::new(problem)))
 }
 
-fn sign_in_problem(app: &App, error: ProviderLoginError) -> Problem {
+fn provider_login_problem(app: &App, error: ProviderLoginError) -> Problem {
     match error {
         ProviderLoginError::ProviderReported(reported) => authorization_problem(reported),
         ProviderLoginError::Provider(error) => provider_problem(app, error),

@@ -1,4 +1,5 @@
-//! `POST /v1/{APPID}/token`: refresh (RFC 6749, 6), and the exchange of a code from a social login (4.1.3).
+//! `POST /v1/{APPID}/token`: refresh (RFC 6749, 6), and the exchange of the one-time code of a social login (RFC 6749,
+//! 4.1.3).
 
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -1,5 +1,5 @@
-//! The endpoints of the account of the user who is logged in (docs/specification/accounts.md), and what their responses
-//! have in common.
+//! The endpoints for the account of the logged-in user (docs/specification/accounts.md), and what their responses have
+//! in common.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -68,7 +68,7 @@ impl From<User> for UserResponse {
     }
 }
 
-/// The errors of any call on the user's own account.
+/// The response to an error of any call on the user's own account.
 pub(super) fn account_problem(app: &App, error: OwnAccountError) -> Problem {
     match error {
         OwnAccountError::InvalidToken => authentication::invalid_token(app, true),

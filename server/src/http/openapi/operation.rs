@@ -25,7 +25,7 @@ pub struct Operation {
     response_headers: &'static [&'static str],
     /// Whether clients can cache the response and validate it by its ETag.
     is_public_document: bool,
-    /// The target of the redirect, if the response can be one.
+    /// The description of the target, if the response can be a redirect.
     redirect: Option<&'static str>,
     errors: &'static [ErrorCode],
 }
@@ -57,7 +57,7 @@ const FORM: &str = "application/x-www-form-urlencoded";
 // === impl Operation ===
 
 impl Operation {
-    /// An operation without authentication, query, request body, response body and errors of its own.
+    /// An operation without authentication, query and bodies, and without errors of its own.
     pub fn new(summary: &'static str, description: &'static str) -> Self {
         Self {
             summary,
@@ -88,7 +88,7 @@ impl Operation {
         Self { security: Security::ServiceAccount, ..self }
     }
 
-    /// The parameters of the query, which are optional text.
+    /// The parameters of the query. Each is optional text.
     pub fn query(self, query: &'static [Parameter]) -> Self {
         Self { query, ..self }
     }
@@ -116,7 +116,8 @@ impl Operation {
         Self { redirect: Some(target), ..self }
     }
 
-    /// The operation's own errors. Those that follow from authentication, request, response and route are added.
+    /// The operation's own errors. [`Operation::render`] adds the errors that follow from authentication, request,
+    /// response and route.
     pub fn errors(self, errors: &'static [ErrorCode]) -> Self {
         Self { errors, ..self }
     }
@@ -230,7 +231,7 @@ impl Content {
         Self { schema, example: Some(example), required: true, media_types: &[JSON] }
     }
 
-    /// JSON that can be left out.
+    /// A JSON body that can be left out.
     pub fn optional_json<T: JsonSchema>(example: Value) -> Self {
         Self { required: false, ..Self::json::<T>(example) }
     }
@@ -245,7 +246,7 @@ impl Content {
         Self { schema, example: None, required: true, media_types: &[FORM] }
     }
 
-    /// `{}`: a response without data, or a request without data, whose body can be left out.
+    /// `{}`: a response without data, or a request without data. The body of the request can be left out.
     pub fn empty_object() -> Self {
         let schema = |_: &mut SchemaGenerator| json_schema!({ "type": "object", "maxProperties": 0 });
         Self { required: false, ..Self::json_with_schema(schema, json!({})) }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{FailingStores, TestServer, access_token, get};
+use super::{FailingStores, TestServer, access_token, get_request};
 use crate::http::{
     openapi,
     routes::{Route, Verb},
@@ -51,7 +51,7 @@ async fn forward_auth_requires_a_token_with_any_method_and_sends_no_cors_headers
             assert_eq!(reply.header("retry-after"), Some("5"));
         }
     }
-    server.send_request(get("/v1/nobody/authorize", "")).await.assert_refused(404, "app_not_found");
+    server.send_request(get_request("/v1/nobody/authorize", "")).await.assert_refused(404, "app_not_found");
 }
 
 /// Whether a call needs a token, according to the OpenAPI document.

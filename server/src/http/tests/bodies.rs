@@ -37,7 +37,7 @@ async fn bad_bodies_are_refused_before_any_store_is_called() {
 }
 
 #[tokio::test]
-async fn a_body_is_bounded_as_declared_and_as_sent() {
+async fn the_declared_and_the_sent_length_of_a_body_are_bounded() {
     let server = TestServer::new(FailingStores::Panicking);
     let head = "POST /v1/shop/email/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n";
     // Refused immediately: the body never arrives.
@@ -49,7 +49,7 @@ async fn a_body_is_bounded_as_declared_and_as_sent() {
         .send_request(format!("{head}Transfer-Encoding: chunked\r\n\r\n{chunk}{chunk}{chunk}0\r\n\r\n"))
         .await
         .assert_refused(413, "payload_too_large");
-    // At the limit, the body is read and is not JSON.
+    // A body of the maximum size is read. It is refused because it is not JSON.
     let reply = server.post("/v1/shop/email/login", "", &" ".repeat(65_536)).await;
     reply.assert_refused(400, "invalid_request");
 }

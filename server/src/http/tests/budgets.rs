@@ -1,4 +1,4 @@
-//! Memory of requests: what does not fit the budget is rejected before it is read.
+//! Memory of requests: a request that does not fit the budget is refused before it is read.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{FailingStores, Reply, TestServer, exchange, get, login, wait_until};
+use super::{FailingStores, Reply, TestServer, exchange, get_request, login_request, wait_until};
 
 /// Sends an incomplete request, and waits until the server acquires memory for it or refuses it. Returns whether it was
 /// refused.
@@ -52,9 +52,10 @@ async fn bodies_that_do_not_fit_the_budget_are_refused_before_they_are_read() {
 
     // An ordinary login still works, from a new client address and from one with incomplete requests.
     for last in [1, 10] {
-        let reply = exchange(server.connect_from(server.public(), last), login().as_bytes()).await;
+        let reply = exchange(server.connect_from(server.public(), last), login_request().as_bytes()).await;
         assert_eq!(reply.header("retry-after"), Some("3"), "the login reaches the hashing queue: {}", reply.body);
-        let document = exchange(server.connect_from(server.public(), last), get("/openapi.json", "").as_bytes()).await;
+        let document =
+            exchange(server.connect_from(server.public(), last), get_request("/openapi.json", "").as_bytes()).await;
         assert_eq!(document.status, 200);
     }
     // A client that disconnects releases its memory.
@@ -99,7 +100,7 @@ async fn a_body_of_unknown_length_is_counted_as_it_arrives() {
         wait_until("the body counts against the budget", || used() > step).await;
         assert!(used() <= 64 << 10);
     }
-    // Nothing is left for the rest of another body.
+    // The rest of the budget is used up, so another body does not fit.
     let _all = server.budgets.request_bytes().try_acquire(None, (16 << 20) - used()).unwrap();
     let mut other = server.connect_from(server.public(), 2);
     other.write_all(format!("{head}{chunk}{chunk}").as_bytes()).await.unwrap();
@@ -121,11 +122,11 @@ async fn large_heads_that_do_not_fit_the_budget_are_refused_while_they_arrive() 
         refused += usize::from(is_refused(&server, &mut client, half.as_bytes()).await);
         clients.push(client);
     }
-    // 56 KiB for each: the buffer grows to twice the limit of a head, minus what every connection has.
+    // Each head costs 56 KiB: a buffer of twice the maximum head, minus the 8 KiB that every connection has.
     assert_eq!(refused, 700 - 292);
     assert!(server.budgets.request_bytes().used() <= 16 << 20);
-    // A small head is read.
-    assert_eq!(server.send_request(get("/openapi.json", "")).await.status, 200);
+    // A request with a small head is served.
+    assert_eq!(server.send_request(get_request("/openapi.json", "")).await.status, 200);
     drop(clients);
     wait_until("the memory is released", || server.budgets.request_bytes().used() == 0).await;
 }

@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::{
-    FailingStores, Reply, TestServer, get,
+    FailingStores, Reply, TestServer, get_request,
     http2::{PREFACE, openapi_request_frame},
     slow_endpoint::{SlowEndpoint, wait_for},
     wait_until,
@@ -31,7 +31,7 @@ async fn a_drain_finishes_running_requests_and_closes_the_rest() {
     assert_eq!(Reply::parse(&buffer[..read]).header("connection"), None);
 
     drain.begin();
-    // A connection from before the drain and a new one: both get a response that closes them.
+    // The connection from before the drain and a new connection both get a response that closes them.
     let fresh = tokio::net::TcpStream::connect(address).await.unwrap();
     for mut stream in [kept, fresh] {
         stream.write_all(b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
@@ -49,7 +49,7 @@ async fn a_request_finishes_even_if_its_client_disconnects() {
     let server = TestServer::new(FailingStores::Panicking);
     let slow = SlowEndpoint::default();
     let mut client = server.connect(server.service_for(slow.clone()));
-    client.write_all(get("/", "").as_bytes()).await.unwrap();
+    client.write_all(get_request("/", "").as_bytes()).await.unwrap();
     wait_for(&slow.began).await;
     drop(client);
     slow.may_end.notify_one();
@@ -65,7 +65,7 @@ async fn a_client_that_disconnects_keeps_its_slot_while_its_requests_run() {
     let mut client = server.connect(service.clone());
     client.write_all(&[PREFACE, &openapi_request_frame(1)].concat()).await.unwrap();
     wait_for(&slow.began).await;
-    // How many more connections its address can open.
+    // How many more connections the address of the client can open.
     let free_slots = || {
         let admit = || service.admit(service.acquire_slot().now_or_never()?, [192, 0, 2, 1].into()).ok();
         std::iter::from_fn(admit).collect::<Vec<_>>().len()

@@ -1,4 +1,4 @@
-//! Responses to failing stores, limits and what the App forbids.
+//! Responses if a store fails, if a limit is reached, and if the App forbids a request.
 
 use latchkey_crds::rendered::SignUp;
 

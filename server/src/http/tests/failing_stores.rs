@@ -1,5 +1,5 @@
-//! All ports in one value. Stores, limits and hashing fail in the way that the test chooses; providers always fail in
-//! the same way.
+//! One type that implements all ports. Stores, limits and hashing fail in the way that the test chooses. Providers
+//! always fail in the same way.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ use crate::domain::{
     user::{Epoch, User, UserId},
 };
 
-/// How the stores fail.
+/// How the stores fail. `Limited`: a rate limit is reached. `Overloaded`: hashing is at capacity.
 #[derive(Clone, Copy)]
 pub(super) enum FailingStores {
     Unavailable,

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::http::Budgets;
 
-/// Types and a flag of HTTP/2 frames (RFC 9113, 6).
+/// Types of HTTP/2 frames, and the flag `ACK` (RFC 9113, 6).
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const PING: u8 = 6;
@@ -23,7 +23,7 @@ const ACK: u8 = 1;
 /// The preface and empty SETTINGS (RFC 9113, 3.4 and 6.5).
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// HEADERS of a complete request: GET, http, /openapi.json, authority `a` (RFC 7541, 6.1 and 6.2.2).
+/// The HEADERS frame of a complete request: GET, http, /openapi.json, authority `a` (RFC 7541, 6.1 and 6.2.2).
 pub(super) fn openapi_request_frame(stream: u8) -> Vec<u8> {
     let mut block = vec![0x82, 0x86, 0x04, 13];
     block.extend_from_slice(b"/openapi.json");

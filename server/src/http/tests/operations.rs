@@ -13,7 +13,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{FailingStores, TestServer, exchange, get};
+use super::{FailingStores, TestServer, exchange, get_request};
 use crate::{
     http::{Readiness, ops_service},
     providers::ProviderReports,
@@ -22,9 +22,9 @@ use crate::{
 #[tokio::test]
 async fn metrics_name_routes_and_never_paths() {
     let server = TestServer::new(FailingStores::Unavailable);
-    server.send_request(get("/secret-path?code=ABCDE", "")).await;
-    server.send_request(get("/shop/.well-known/jwks.json", "")).await;
-    server.send_request(get("/shop/.well-known/jwks.json", "").replacen("GET", "MADEUP", 1)).await;
+    server.send_request(get_request("/secret-path?code=ABCDE", "")).await;
+    server.send_request(get_request("/shop/.well-known/jwks.json", "")).await;
+    server.send_request(get_request("/shop/.well-known/jwks.json", "").replacen("GET", "MADEUP", 1)).await;
     let mut page = String::new();
     text::encode(&mut page, &server.registry).unwrap();
     for line in [
@@ -53,7 +53,7 @@ async fn readyz_lists_what_is_missing() {
         Arc::default(),
         &server.drain,
     );
-    let asked = async |path: &str| exchange(server.connect(ops.clone()), get(path, "").as_bytes()).await;
+    let asked = async |path: &str| exchange(server.connect(ops.clone()), get_request(path, "").as_bytes()).await;
     assert_eq!(asked("/livez").await.status, 200);
     let reply = asked("/readyz").await;
     assert_eq!(reply.status, 503);
@@ -73,7 +73,7 @@ async fn readyz_lists_what_is_missing() {
     readiness.set_draining();
     assert_eq!(asked("/readyz").await.status, 503);
     assert!(asked("/metrics").await.body.ends_with("# EOF\n"));
-    exchange(server.connect(ops.clone()), get("/livez", "").replacen("GET", "POST", 1).as_bytes())
+    exchange(server.connect(ops.clone()), get_request("/livez", "").replacen("GET", "POST", 1).as_bytes())
         .await
         .assert_refused(405, "method_not_allowed");
 }
@@ -95,7 +95,7 @@ async fn revisions_are_streamed_as_they_change() {
         &server.drain,
     );
     let mut client = server.connect(ops);
-    client.write_all(get("/revisions", "").as_bytes()).await.unwrap();
+    client.write_all(get_request("/revisions", "").as_bytes()).await.unwrap();
     let mut output = String::new();
     async fn read_until(client: &mut DuplexStream, output: &mut String, what: &str) {
         let mut buffer = [0; 4096];
@@ -191,6 +191,6 @@ async fn the_log_has_the_request_id_but_no_secret_that_was_sent() {
     // The cause of a 500 is logged once, with the request ID.
     let causes: Vec<_> = ours.iter().filter(|line| line["level"] == "ERROR" && line["cause"].is_string()).collect();
     assert_eq!(causes.len(), 4, "{causes:?}");
-    assert_eq!(causes[0]["cause"], "postgres answered something unexpected: secret-host:5432 refused");
+    assert_eq!(causes[0]["cause"], "postgres returned an unexpected response: secret-host:5432 refused");
     assert_eq!(causes[0]["span"]["request_id"], "the-request");
 }

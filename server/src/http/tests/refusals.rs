@@ -1,23 +1,23 @@
-//! Refusals are held for clients that return before `Retry-After`.
+//! Refusals are held for clients that return before the time in `Retry-After` is over.
 
 use std::time::Duration;
 
 use latchkey_crds::rendered::RenderedApp;
 use serde_json::json;
 
-use super::{FailingStores, TestServer, access_token, exchange, get, login, wait_until};
+use super::{FailingStores, TestServer, access_token, exchange, get_request, login_request, wait_until};
 use crate::domain::client::ClientAddress;
 
 /// Sends a login that must be refused. Returns how long the refusal takes.
 async fn refused_login(server: &TestServer, last: u8) -> Duration {
     let began = tokio::time::Instant::now();
-    let reply = exchange(server.connect_from(server.public(), last), login().as_bytes()).await;
+    let reply = exchange(server.connect_from(server.public(), last), login_request().as_bytes()).await;
     assert!(matches!(reply.status, 429 | 503), "{}", reply.status);
     assert!(reply.header("retry-after").is_some());
     began.elapsed()
 }
 
-/// Records that the client 192.0.2.`last` has returned early this often.
+/// Records that the client 192.0.2.`last` has returned early `returns` times.
 fn return_early(server: &TestServer, last: u8, returns: u32) {
     let client = ClientAddress::from_ip([192, 0, 2, last].into());
     let mut now = tokio::time::Instant::now();
@@ -42,7 +42,7 @@ async fn a_client_that_ignores_retry_after_waits_for_its_refusals() {
     }
 }
 
-/// Configures an App that has GitHub logins and a redirect URL.
+/// Adds a GitHub provider and a redirect URL to an App.
 fn with_github(document: &mut RenderedApp) {
     document.redirect_urls = vec!["https://shop.example.com/done".parse().unwrap()];
     let settings = json!({ "preset": "github", "clientID": "x", "secret": "s" });
@@ -53,12 +53,12 @@ fn with_github(document: &mut RenderedApp) {
 /// A callback request of a flow that has begun.
 async fn github_callback() -> String {
     let begun = TestServer::with_app(FailingStores::Overloaded, with_github)
-        .send_request(get("/shop/github/redirect", ""))
+        .send_request(get_request("/shop/github/redirect", ""))
         .await;
     assert_eq!(begun.status, 302, "{}", begun.body);
     let (_, state) = begun.header("location").unwrap().split_once("state=").unwrap();
     let (cookie, _) = begun.header("set-cookie").unwrap().split_once(';').unwrap();
-    get(&format!("/shop/github/callback?state={state}&code=c"), &format!("Cookie: {cookie}\r\n"))
+    get_request(&format!("/shop/github/callback?state={state}&code=c"), &format!("Cookie: {cookie}\r\n"))
 }
 
 #[tokio::test]
@@ -94,7 +94,7 @@ async fn a_refusal_of_forward_auth_is_sent_immediately() {
     let token = access_token(&server);
     for path in ["/v1/shop/authorize", "/v1/shop/authorize/page"] {
         let began = tokio::time::Instant::now();
-        let request = get(path, &format!("Authorization: Bearer {token}\r\n"));
+        let request = get_request(path, &format!("Authorization: Bearer {token}\r\n"));
         let reply = exchange(server.connect_from(server.public(), 1), request.as_bytes()).await;
         reply.assert_refused(503, "temporarily_unavailable");
         assert!(began.elapsed() < Duration::from_millis(500), "{path}: {:?}", began.elapsed());
@@ -102,7 +102,7 @@ async fn a_refusal_of_forward_auth_is_sent_immediately() {
 }
 
 #[tokio::test]
-async fn a_drain_ends_held_refusals() {
+async fn a_drain_sends_held_refusals_immediately() {
     let server = TestServer::new(FailingStores::Overloaded);
     return_early(&server, 1, 10);
     let refused = refused_login(&server, 1);

@@ -5,26 +5,26 @@ use std::sync::Arc;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{EMAIL_ENDPOINTS, FailingStores, TestServer, exchange, get};
+use super::{EMAIL_ENDPOINTS, FailingStores, TestServer, exchange, get_request};
 use crate::http::admin_service;
 
 #[tokio::test]
 async fn unknown_paths_and_unknown_apps_have_different_errors() {
     let server = TestServer::new(FailingStores::Panicking);
     for path in ["/", "/nothing", "/v1/shop/email/login/", "/v1/shop/nothing", "/shop/nothing"] {
-        server.send_request(get(path, "")).await.assert_refused(404, "not_found");
+        server.send_request(get_request(path, "")).await.assert_refused(404, "not_found");
     }
     server.post("/v1/nobody/email/login", "", "{}").await.assert_refused(404, "app_not_found");
     server.post("/v1/sh%6Fp/email/login", "", "{}").await.assert_refused(404, "app_not_found");
-    server.send_request(get("/nobody/.well-known/jwks.json", "")).await.assert_refused(404, "app_not_found");
+    server.send_request(get_request("/nobody/.well-known/jwks.json", "")).await.assert_refused(404, "app_not_found");
     let admin = admin_service(Arc::clone(&server.state), server.metrics.clone(), Arc::clone(&server.budgets));
-    exchange(server.connect(admin), get("/users", "").as_bytes()).await.assert_refused(404, "not_found");
+    exchange(server.connect(admin), get_request("/users", "").as_bytes()).await.assert_refused(404, "not_found");
 }
 
 #[tokio::test]
-async fn a_wrong_method_gets_the_allowed_ones() {
+async fn a_wrong_method_gets_the_list_of_allowed_methods() {
     let server = TestServer::new(FailingStores::Panicking);
-    let reply = server.send_request(get("/v1/shop/email/login", "")).await;
+    let reply = server.send_request(get_request("/v1/shop/email/login", "")).await;
     reply.assert_refused(405, "method_not_allowed");
     assert_eq!(reply.header("allow"), Some("POST, OPTIONS"));
     let reply = server.post("/shop/.well-known/jwks.json", "", "{}").await;
@@ -35,8 +35,8 @@ async fn a_wrong_method_gets_the_allowed_ones() {
 #[tokio::test]
 async fn head_is_get_without_the_body() {
     let server = TestServer::new(FailingStores::Panicking);
-    let got = server.send_request(get("/shop/.well-known/jwks.json", "")).await;
-    let head = server.send_request(get("/shop/.well-known/jwks.json", "").replacen("GET", "HEAD", 1)).await;
+    let got = server.send_request(get_request("/shop/.well-known/jwks.json", "")).await;
+    let head = server.send_request(get_request("/shop/.well-known/jwks.json", "").replacen("GET", "HEAD", 1)).await;
     assert_eq!((head.status, head.body.as_str()), (200, ""));
     for same in ["content-length", "etag", "content-type", "cache-control"] {
         assert_eq!(head.header(same), got.header(same), "{same}");
@@ -54,21 +54,22 @@ async fn public_documents_can_be_cached_and_revalidated() {
         "/shop/.well-known/oauth-authorization-server",
         "/openapi.json",
     ] {
-        let reply = server.send_request(get(path, "")).await;
+        let reply = server.send_request(get_request(path, "")).await;
         assert_eq!(reply.status, 200, "{path}");
         assert_eq!(reply.header("cache-control"), Some("public, max-age=300"));
         assert_eq!(reply.header("x-content-type-options"), Some("nosniff"));
-        let again =
-            server.send_request(get(path, &format!("If-None-Match: {}\r\n", reply.header("etag").unwrap()))).await;
+        let again = server
+            .send_request(get_request(path, &format!("If-None-Match: {}\r\n", reply.header("etag").unwrap())))
+            .await;
         assert_eq!((again.status, again.body.as_str()), (304, ""), "{path}");
         assert_eq!(again.header("etag"), reply.header("etag"));
     }
-    let keys = server.send_request(get("/shop/.well-known/jwks.json", "")).await.json();
+    let keys = server.send_request(get_request("/shop/.well-known/jwks.json", "")).await.json();
     assert_eq!(keys["keys"][0]["kid"], "s1");
     assert_eq!(keys["keys"][0]["alg"], "ES256");
     assert!(keys["keys"][0].get("d").is_none(), "the private part stays");
     assert_eq!(
-        server.send_request(get("/shop/.well-known/openid-configuration", "")).await.json(),
+        server.send_request(get_request("/shop/.well-known/openid-configuration", "")).await.json(),
         json!({
             "issuer": "https://auth.example.com/shop",
             "jwks_uri": "https://auth.example.com/shop/.well-known/jwks.json",
@@ -95,7 +96,8 @@ async fn public_documents_can_be_cached_and_revalidated() {
 #[tokio::test]
 async fn a_well_formed_request_id_is_kept() {
     let server = TestServer::new(FailingStores::Panicking);
-    let id = async |sent: &str| server.send_request(get("/", sent)).await.header("x-request-id").unwrap().to_owned();
+    let id =
+        async |sent: &str| server.send_request(get_request("/", sent)).await.header("x-request-id").unwrap().to_owned();
     assert_eq!(id("X-Request-Id: Trace.1_2-3\r\n").await, "Trace.1_2-3");
     assert_eq!(id(&format!("X-Request-Id: {}\r\n", "a".repeat(128))).await, "a".repeat(128));
     let too_long = format!("X-Request-Id: {}\r\n", "a".repeat(129));
@@ -129,19 +131,19 @@ async fn cors_follows_the_apps_list() {
         .await
         .assert_refused(404, "app_not_found");
 
-    // Errors have the headers, too: the App's page must be able to read errors.
+    // Errors have the CORS headers, too: a page of the App must be able to read errors.
     let (_, body) = EMAIL_ENDPOINTS[0];
     for (body, status) in [(body, 503), ("{}", 400)] {
         let reply = server.post(login, "Origin: https://shop.example.com\r\n", body).await;
         assert_eq!(reply.status, status);
         assert_eq!(reply.header("access-control-allow-origin"), Some("https://shop.example.com"));
         assert_eq!(reply.header("vary"), Some("Origin"));
-        // An origin that is not listed is no reason to refuse: no cookie is used.
+        // A request is not refused because of its origin: login uses no cookie.
         let reply = server.post(login, "Origin: https://evil.example\r\n", body).await;
         assert_eq!(reply.status, status);
         assert_eq!(reply.header("access-control-allow-origin"), None);
         assert_eq!(reply.header("vary"), Some("Origin"));
     }
-    let reply = server.send_request(get("/openapi.json", "Origin: https://shop.example.com\r\n")).await;
+    let reply = server.send_request(get_request("/openapi.json", "Origin: https://shop.example.com\r\n")).await;
     assert_eq!(reply.header("access-control-allow-origin"), None);
 }

@@ -7,7 +7,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{FailingStores, TestServer, exchange, get};
+use super::{FailingStores, TestServer, exchange, get_request};
 
 #[tokio::test]
 async fn a_body_that_does_not_arrive_times_out() {
@@ -42,7 +42,7 @@ async fn headers_that_do_not_arrive_time_out() {
     assert!(first.starts_with(b"HTTP/1.1 404"));
     assert!(rest.contains("HTTP/1.1 408"), "{rest}");
 
-    // A client that sends nothing, or does not get past the HTTP/2 preface, gets no response.
+    // A client that sends nothing, or only a part of the HTTP/2 preface, gets no response.
     for silent in ["", "PRI * HTTP/2.0\r\n"] {
         let mut client = server.connect(server.public());
         client.write_all(silent.as_bytes()).await.unwrap();
@@ -67,11 +67,11 @@ async fn an_idle_connection_is_closed_without_a_response() {
 #[tokio::test]
 async fn headers_are_bounded() {
     let server = TestServer::new(FailingStores::Panicking);
-    let with = |size: usize| get("/openapi.json", &format!("X-Filler: {}\r\n", "x".repeat(size)));
+    let with = |size: usize| get_request("/openapi.json", &format!("X-Filler: {}\r\n", "x".repeat(size)));
     assert_eq!(server.send_request(with(30 * 1024)).await.status, 200);
     assert_eq!(server.send_request(with(33 * 1024)).await.status, 431);
     let many: String = (0..150).map(|n| format!("X-{n}: y\r\n")).collect();
-    assert_eq!(server.send_request(get("/openapi.json", &many)).await.status, 431);
+    assert_eq!(server.send_request(get_request("/openapi.json", &many)).await.status, 431);
     // A client that sends 200 KiB of headers gets a response too, not a reset.
     assert_eq!(server.send_request(with(200 * 1024)).await.status, 431);
     assert_eq!(server.send_request("nonsense\r\n\r\n").await.status, 400);

@@ -15,7 +15,7 @@ pub use delete_users::DeleteOutcome;
 pub use release::ReleaseOutcome;
 pub(super) use row::is_active;
 
-/// The owner of an appID according to a document: the document of an App, or that of a deleted App.
+/// The owner of an appID according to a document: the document of an App or of a deleted App.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnershipClaim {
     pub app: AppId,

@@ -1,4 +1,5 @@
-//! Audit events in Postgres: written with the change that they record or in batches, read by users, deleted when old.
+//! Audit events in Postgres: written in the transaction of the change that they record, or in batches; read by users;
+//! deleted when they are old.
 
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 
@@ -12,7 +13,7 @@ pub(super) use insert::{EventColumns, insert, insert_for_removed_users};
 pub(crate) use refusals::RefusalColumns;
 pub(super) use writer::EventWriter;
 
-/// Metrics of audit. Clones share their counters.
+/// Metrics of audit events. Clones share their counters.
 #[derive(Clone, Debug)]
 pub struct AuditMetrics {
     events: Counter,
@@ -26,7 +27,7 @@ impl AuditMetrics {
         Self { events: Counter::default(), lost: Counter::default() }
     }
 
-    /// Registers metrics under names without a prefix; the caller passes the registry of audit, which has the prefix.
+    /// Registers metrics under names without a prefix. The caller's registry adds the prefix of audit.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("events", "Audit events that were written", self.events.clone());
         registry.register("lost", "Audit events that could not be written", self.lost.clone());

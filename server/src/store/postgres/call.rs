@@ -1,4 +1,4 @@
-//! A call to Postgres: one connection with one deadline, its span and its errors in the metrics.
+//! A call to Postgres: one connection, one deadline and one trace span. The metrics count its errors.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ impl PostgresStore {
     }
 
     pub(super) fn record_error(&self, error: CallError) -> StoreError {
-        if error.breaks_the_connection() {
+        if error.makes_connections_suspect() {
             *self.shared.last_broken.lock() = Some(Instant::now());
         }
         self.shared.metrics.count_error(error.kind);

@@ -1,10 +1,10 @@
-//! Errors of Postgres by kind, without any value of a statement.
+//! Errors of calls to Postgres, by kind. They contain no value of a statement.
 
 use std::io;
 
 use crate::domain::ports::StoreError;
 
-/// The kinds of errors. `as_str` is the metric's label.
+/// The kinds of errors. `as_str` is the value of the metric label `kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CallErrorKind {
     /// The connection could not be opened, or broke.
@@ -18,17 +18,17 @@ pub enum CallErrorKind {
     PoolTimeout,
     /// The result did not arrive in time.
     Deadline,
-    /// Too many connections, or out of memory or disk space.
+    /// Postgres has too many connections, or has no memory or disk space left.
     Overloaded,
-    /// The server is starting up, shutting down, or a standby.
+    /// Postgres is starting up, shutting down, or a standby.
     Unavailable,
     /// Serialization failure or deadlock: the transaction was rolled back and can be retried.
     Conflict,
-    /// Anything else: a bug of this server.
+    /// Everything else: a bug of Latchkey.
     Unexpected,
 }
 
-/// An error. Messages of Postgres quote values (`Key (email)=(…)`), so only the SQLSTATE is kept.
+/// Why a call failed. Messages of Postgres quote values (`Key (email)=(…)`), so only the SQLSTATE is kept.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{}", .kind.as_str(), .code.as_deref().map(|code| format!(", SQLSTATE {code}")).unwrap_or_default())]
 pub struct CallError {
@@ -107,12 +107,12 @@ impl CallError {
         Self { kind: self.kind, code: self.code.clone(), source: self.source.as_ref().map(copy_io_error) }
     }
 
-    /// A row contains a value that this server never writes.
+    /// A row contains a value that Latchkey never writes.
     pub(super) const fn unexpected_row() -> Self {
         Self { kind: CallErrorKind::Unexpected, code: None, source: None }
     }
 
-    /// Whether a new URL can help.
+    /// Whether the call may succeed with a new URL.
     pub(super) fn is_about_the_url(&self) -> bool {
         matches!(
             self.kind,
@@ -121,7 +121,7 @@ impl CallError {
     }
 
     /// Whether other connections may be broken too.
-    pub(super) fn breaks_the_connection(&self) -> bool {
+    pub(super) fn makes_connections_suspect(&self) -> bool {
         matches!(self.kind, CallErrorKind::Connection | CallErrorKind::Unavailable | CallErrorKind::Deadline)
     }
 }
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_of_an_unavailable_or_full_server_mean_unavailable() {
+    fn a_code_that_is_no_bug_means_unavailable() {
         for (code, kind) in [
             ("57P01", CallErrorKind::Unavailable),
             ("57P03", CallErrorKind::Unavailable),

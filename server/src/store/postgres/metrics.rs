@@ -1,4 +1,4 @@
-//! Metrics of the connection pool.
+//! Metrics of the connection pool, and of the errors of calls.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ impl Metrics {
         for kind in CallErrorKind::ALL {
             drop(errors.get_or_create(&KindLabel { kind: kind.as_str() }));
         }
-        // 50 µs to 3.3 s.
+        // Buckets from 50 µs to 3.3 s.
         Self { pool: pool.clone(), waits: Histogram::new(exponential_buckets(0.000_05, 4.0, 9)), errors }
     }
 

@@ -14,15 +14,16 @@ use crate::store::UrlSource;
 
 static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 
-/// The newest migration that this server's statements need. A newer schema works too: migrations only expand it.
+/// The newest migration that this server's statements need. A newer schema works too, because migrations only expand
+/// the schema.
 pub const REQUIRED_SCHEMA: i64 = 20_261_122_000_000;
 
-/// Partitions to create ahead, in months. A server whose role cannot create partitions has the partitions that it needs
-/// for this long after an upgrade, and then uses the default partition.
+/// How many months ahead partitions are created. A server whose role cannot create partitions has the partitions that
+/// it needs for this long after an upgrade, and then uses the default partition.
 const MONTHS_AHEAD: i32 = 12;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Attempts to create the lock's table. If two programs create it at the same time, one fails and finds it on the next
-/// attempt.
+/// Maximum number of attempts to create the lock's table. If two programs create the table at the same time, one of
+/// them fails, and finds the table at its next attempt.
 const LOCK_TABLE_ATTEMPTS: u32 = 5;
 
 /// Why a migration failed. The message contains no data of the database.
@@ -42,8 +43,8 @@ pub enum MigrationError {
     Other(String),
 }
 
-/// Applies missing migrations in order. A concurrent call waits and finds nothing to do. Needs a role that can create
-/// tables, and a connection that no pooler shares between transactions.
+/// Applies missing migrations in order. A concurrent call waits, and then finds nothing to do. Needs a role that can
+/// create tables, and a connection that no pooler shares between transactions.
 pub async fn migrate(url: &UrlSource) -> Result<(), MigrationError> {
     let options = parse_url(&url.read().map_err(ConnectError::from)?)?;
     let connect = async || -> Result<PgConnection, MigrationError> {
@@ -70,7 +71,7 @@ pub async fn migrate(url: &UrlSource) -> Result<(), MigrationError> {
         Ok(()) => create_audit_partitions(&mut connection).await,
         Err(error) => Err(error),
     };
-    // The transaction wrote nothing, and closing the connection releases the lock, too, so errors do not matter here.
+    // Errors do not matter here: the transaction wrote nothing, and closing the connection releases the lock, too.
     drop(transaction.rollback().await);
     drop(lock.close().await);
     drop(connection.close().await);
@@ -92,8 +93,8 @@ async fn create_lock_table(connection: &mut PgConnection) -> Result<(), sqlx::Er
     }
 }
 
-/// IF NOT EXISTS does not prevent a race to create the table: it fails with unique_violation in the catalog,
-/// duplicate_table or duplicate_object.
+/// Whether another program created the table at the same time. IF NOT EXISTS does not prevent this race: the statement
+/// fails with unique_violation in the catalog, duplicate_table or duplicate_object.
 fn is_race(error: &sqlx::Error) -> bool {
     let code = CallError::from(error).code;
     matches!(code.as_deref(), Some("23505" | "42P07" | "42710"))
@@ -114,7 +115,7 @@ async fn apply(connection: &mut PgConnection) -> Result<(), MigrationError> {
     for migration in MIGRATOR.iter().filter(|migration| missing.contains(&migration.version)) {
         info!(version = migration.version, description = %migration.description, "applying a migration");
     }
-    // The row lock replaces sqlx's session lock. Migrations of a newer server are ignored.
+    // The row lock replaces sqlx's session lock. Migrations that a newer version of the server has applied are ignored.
     let mut migrator = Migrator { migrations: MIGRATOR.migrations.clone(), ..Migrator::DEFAULT };
     migrator.set_locking(false).set_ignore_missing(true);
     migrator.run_direct(None, connection, false).await.map_err(migration_error)?;
@@ -124,7 +125,7 @@ async fn apply(connection: &mut PgConnection) -> Result<(), MigrationError> {
     Ok(())
 }
 
-/// Creates the partitions of audit events ahead of time. Servers do this too if their role can.
+/// Creates the partitions of audit events ahead of time. Servers do this too if their role permits it.
 async fn create_audit_partitions(connection: &mut PgConnection) -> Result<(), MigrationError> {
     let made: i32 = sqlx::query_scalar("SELECT latchkey_audit_make_months($1)")
         .bind(MONTHS_AHEAD)

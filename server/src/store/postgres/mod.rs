@@ -1,29 +1,29 @@
 //! Users, identities, the outbox, audit events and the ownership of Apps in Postgres.
 //!
-//! `store` has the handle, `call` what every call does, and the folders have the calls by subject. What every login and
-//! registration needs is one statement. Rare changes are transactions of small statements (docs/decisions/0032), which
-//! lock rows in the order apps, users, identities, outbox, audit events.
+//! `handle` contains the handle, `call` the code that all calls share, and each folder the calls for one kind of data.
+//! A call that every login or registration needs is one statement. Rare changes are transactions of small statements
+//! (docs/decisions/0032). Transactions lock rows in this order: apps, users, identities, outbox, audit events.
 
 mod apps;
 mod audit;
 mod call;
 mod errors;
+mod handle;
 mod identities;
 mod metrics;
 pub mod migrate;
 mod outage;
 mod outbox;
 mod pool;
-mod store;
 mod users;
 
 pub use apps::{ClaimOutcome, DeleteOutcome, OwnershipClaim, ReleaseOutcome};
 pub use audit::AuditMetrics;
 pub(crate) use audit::RefusalColumns;
 pub use errors::{CallError, CallErrorKind};
+pub use handle::{Options, PostgresStore};
 pub use outbox::DeadLetter;
 pub use pool::ConnectError;
-pub use store::{Options, PostgresStore};
 pub use users::{UnverifiedBatch, UnverifiedExpiry, UnverifiedPosition};
 
-use store::Shared;
+use handle::Shared;

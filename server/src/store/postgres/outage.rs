@@ -1,7 +1,7 @@
 //! Detects an outage of Postgres, so that calls fail immediately instead of waiting for a connection.
 //!
-//! sqlx retries a refused connection until its time limit. Here one task tries to open a connection of its own. While
-//! that fails, no call waits for a connection.
+//! sqlx retries a refused connection until the pool's time limit. Therefore one task, the probe, tries to open its own
+//! connection. While the probe fails, no call waits for a connection.
 
 use std::{
     future::pending,
@@ -25,8 +25,8 @@ use super::{
     errors::{CallError, CallErrorKind},
 };
 
-/// Calls that can wait for a connection at the same time. Further calls fail. A waiting call costs about 14 KiB, so all
-/// of them cost 14 MiB. With 8 connections and 2 ms per call, the last of these calls waits 0.3 s.
+/// Maximum number of calls that wait for a connection at the same time. Further calls fail. A waiting call costs about
+/// 14 KiB, so all of them cost 14 MiB. With 8 connections and 2 ms per call, the last of these calls waits 0.3 s.
 const MAX_WAITING_CALLS: usize = 1024;
 /// A call that waits longer than this while no other call succeeds starts the probe. While a busy pool still serves
 /// calls, the probe does not start.
@@ -34,8 +34,8 @@ const PROBE_AFTER: Duration = Duration::from_millis(50);
 /// How often the probe connects during an outage. The end of the outage is detected within this time plus the time to
 /// connect.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
-/// A connection that is not open after this time is an outage, too. Longer than `ACQUIRE_TIMEOUT` (3 s): if
-/// connecting is slow but calls still get connections, there is no outage.
+/// If the probe cannot open a connection within this time, there is an outage, too. This is longer than
+/// `ACQUIRE_TIMEOUT` (3 s): if connecting is slow but calls still get connections, there is no outage.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Whether Postgres accepts connections.
@@ -46,9 +46,9 @@ pub(super) struct Availability {
     waiting_permits: Semaphore,
 }
 
-/// A connection could not be opened.
+/// A failed attempt of the probe to open a connection.
 struct Outage {
-    /// When the attempt began. A call that succeeds after this disproves the outage.
+    /// When the attempt began. A call that succeeds after this time disproves the outage.
     since: Instant,
     error: CallError,
 }
@@ -101,8 +101,8 @@ impl Availability {
 }
 
 impl Shared {
-    /// Acquires a connection within the pool's time limit. Fails immediately during an outage or if too many calls
-    /// wait.
+    /// Acquires a connection within the pool's time limit. Fails immediately if too many calls wait, or if there is an
+    /// outage and no connection is idle.
     pub(super) async fn acquire(&self) -> Result<PoolConnection<Driver>, CallError> {
         let Ok(_permit) = self.availability.waiting_permits.try_acquire() else {
             return Err(CallError::pool_timeout());
@@ -147,7 +147,7 @@ impl Shared {
     }
 }
 
-/// Opens connections until one succeeds. Reports an outage until then.
+/// Tries to open a connection until an attempt succeeds. Until then, reports an outage.
 async fn probe(shared: Weak<Shared>) {
     let mut reported = false;
     loop {
@@ -163,7 +163,7 @@ async fn probe(shared: Weak<Shared>) {
                 }
                 availability.outage.send_replace(Some(Outage { since, error }));
             }
-            // Too many connections is no outage: one may become free at any moment.
+            // The error "too many connections" is no outage: a connection may become free at any moment.
             Ok(()) | Err(_) => {
                 if reported {
                     info!("Postgres accepts connections again");
@@ -184,7 +184,7 @@ async fn try_connect(pool: &PgPool) -> Result<(), CallError> {
         Ok(connected) => connected.map_err(|error| CallError::from(&error))?,
         Err(_) => return Err(CallError::deadline()),
     };
-    // Postgres accepts connections. How this one closes does not matter.
+    // Postgres accepts connections. Whether this connection closes without an error does not matter.
     drop(timeout(PROBE_TIMEOUT, connection.close()).await);
     Ok(())
 }

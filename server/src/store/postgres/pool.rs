@@ -41,7 +41,7 @@ pub enum ConnectError {
     InvalidUrl,
 }
 
-/// The source of the URL, and its content when it was last read.
+/// The source of the URL, and the URL as it was last read.
 pub(super) struct UrlState {
     source: UrlSource,
     current: Mutex<CurrentUrl>,
@@ -112,12 +112,12 @@ impl UrlState {
 // === impl PostgresStore ===
 
 impl PostgresStore {
-    /// Reads the URL again, unless that was done recently and `now` is false. Returns whether the URL changed. New
-    /// connections then use the new URL.
-    pub(super) fn reread_url(&self, now: bool) -> bool {
+    /// Reads the URL again, unless it was read recently and `force` is false. Returns whether the URL has changed. If
+    /// so, new connections use the new URL.
+    pub(super) fn reread_url(&self, force: bool) -> bool {
         let state = &self.shared.url;
         let mut current = state.current.lock();
-        if !now && current.read_at.elapsed() < URL_READ_INTERVAL {
+        if !force && current.read_at.elapsed() < URL_READ_INTERVAL {
             return false;
         }
         current.read_at = Instant::now();

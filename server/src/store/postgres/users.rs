@@ -1,4 +1,4 @@
-//! Users. What every login and registration needs is one statement; the rare changes are transactions.
+//! Users. A call that every login or registration needs is one statement. Rare changes are transactions.
 
 use latchkey_crds::types::AppId;
 use uuid::Uuid;

@@ -1,4 +1,4 @@
-//! Connects to Redis, and starts the tasks that belong to the connection.
+//! Creates the handle to Redis, and starts its background tasks.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use super::{
         url::{ConnectError, check_url},
     },
     eviction::watch_eviction_policy,
+    handle::{RedisStore, Shared},
     metrics::Metrics,
     scripts::Scripts,
-    store::{RedisStore, Shared},
-    stores::{refusal_queue::RefusalQueue, refusals::run_counter},
+    stores::{refusal_queue::RefusalQueue, refusals::count_queued_refusals},
 };
 use crate::store::source::UrlSource;
 
@@ -36,8 +36,8 @@ impl Options {
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// Checks the URL, and starts the tasks that watch the eviction policy and count refusals. The first call opens a
-    /// connection. Must be called in a tokio runtime.
+    /// Checks the URL, and starts the tasks that watch the eviction policy and count refusals. The first command opens
+    /// a connection. Must be called in a tokio runtime.
     pub fn connect(options: Options) -> Result<Self, ConnectError> {
         check_url(&options.url)?;
         let scripts = Arc::new(Scripts::new());
@@ -47,7 +47,7 @@ impl RedisStore {
         let (refusal_queue, refusals) = RefusalQueue::new();
         let lost_refusals = refusal_queue.lost().clone();
         let store = Self::new(Shared { client, scripts, metrics, policy_watch, refusal_queue }, options.clock_offset);
-        tokio::spawn(run_counter(store.downgrade(), refusals, lost_refusals));
+        tokio::spawn(count_queued_refusals(store.downgrade(), refusals, lost_refusals));
         Ok(store)
     }
 }

@@ -1,4 +1,5 @@
-//! Watches Redis's eviction policy. If Redis evicts keys when its memory is full, sessions end and limits are lost.
+//! Watches Redis's eviction policy. If Redis evicts keys when its memory is full, sessions and the counters of limits
+//! are lost.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,8 +23,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The policy that never evicts.
 const NO_EVICTION: &str = "noeviction";
 
-/// Checks at intervals whether Redis may evict keys. Sets a metric at each check, and logs once per change of the
-/// result. Never ends.
+/// Checks at intervals whether Redis evicts keys when its memory is full. Sets a metric at each check, and logs when
+/// the result changes. Runs until the task is aborted.
 pub(super) async fn watch_eviction_policy(client: Arc<RedisClient>, metrics: Metrics) {
     let mut reported = false;
     loop {
@@ -46,8 +47,8 @@ pub(super) async fn watch_eviction_policy(client: Arc<RedisClient>, metrics: Met
     }
 }
 
-/// The policy of Redis. In a cluster, a policy that evicts, if any primary has one. `None` if a call fails or no server
-/// reports a policy.
+/// The eviction policy of Redis. If the primaries of a cluster have different policies, returns a policy that evicts.
+/// `None` if a call fails or no server reports a policy.
 async fn eviction_policy(client: &RedisClient) -> Option<String> {
     let mut commands = Pipeline::new();
     commands.cmd("INFO").arg("memory");
@@ -57,7 +58,7 @@ async fn eviction_policy(client: &RedisClient) -> Option<String> {
     (evicting < policies.len()).then(|| policies.swap_remove(evicting))
 }
 
-/// Parses the reply to INFO.
+/// Returns the eviction policy from the reply to INFO.
 fn parse_policy(values: Vec<Value>) -> Option<String> {
     let info = values.into_iter().next().and_then(text)?;
     info_field(&info, "maxmemory_policy").map(str::to_owned)

@@ -15,7 +15,7 @@ use prometheus_client::{
 
 use super::client::error::CallErrorKind;
 
-/// The operations that calls perform. `as_str` is the metric's label.
+/// The operations that calls perform. `as_str` is the value of the metric label `operation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     StoreCode,
@@ -32,8 +32,8 @@ pub(super) enum Operation {
     RetireUsers,
     AcquireLimits,
     ReleaseLimits,
-    IsKnown,
-    Remember,
+    IsKnownClient,
+    RememberClient,
     StoreFlow,
     FindFlow,
     ConsumeFlow,
@@ -80,8 +80,8 @@ impl Operation {
             Self::RetireUsers => "retire_users",
             Self::AcquireLimits => "take_limits",
             Self::ReleaseLimits => "give_back",
-            Self::IsKnown => "is_known",
-            Self::Remember => "remember",
+            Self::IsKnownClient => "is_known",
+            Self::RememberClient => "remember",
             Self::StoreFlow => "keep_flow",
             Self::FindFlow => "find_flow",
             Self::ConsumeFlow => "use_flow",
@@ -102,7 +102,7 @@ impl Metrics {
         for kind in CallErrorKind::ALL {
             drop(errors.get_or_create(&KindLabel { kind: kind.as_str() }));
         }
-        // 100 µs to 3.3 s.
+        // Buckets from 100 µs to 3.3 s.
         let seconds = Family::new_with_constructor((|| Histogram::new(exponential_buckets(0.000_1, 2.0, 16))) as _);
         Self { seconds, errors, evicts: Gauge::default() }
     }

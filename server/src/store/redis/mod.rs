@@ -3,9 +3,9 @@
 mod client;
 mod connect;
 mod eviction;
+mod handle;
 mod metrics;
 mod scripts;
-mod store;
 mod stores;
 
 pub use client::{
@@ -13,5 +13,5 @@ pub use client::{
     url::{ConnectError, RedisUrlError},
 };
 pub use connect::Options;
-pub use store::RedisStore;
+pub use handle::RedisStore;
 pub(crate) use stores::refusals;

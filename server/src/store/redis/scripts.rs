@@ -1,9 +1,9 @@
-//! The Lua scripts. A script runs atomically and touches the keys of one slot.
+//! The Lua scripts. A script runs atomically, and all its keys are in one slot.
 
 use redis::{Cmd, Pipeline, Script};
 
-/// The code of a script: the shared parts from `scripts/lib`, then `scripts/NAME.lua`.
-macro_rules! code {
+/// The source text of a script: the shared parts from `scripts/lib`, then `scripts/NAME.lua`.
+macro_rules! script_source {
     ($name:ident $($part:ident)*) => {
         concat!(
             $(include_str!(concat!("scripts/lib/", stringify!($part), ".lua")),)*
@@ -20,10 +20,10 @@ macro_rules! scripts {
         }
 
         impl Scripts {
-            const CODES: &[&str] = &[$(code!($name $($part)*)),+];
+            const SOURCES: &[&str] = &[$(script_source!($name $($part)*)),+];
 
             pub(super) fn new() -> Self {
-                Self { $($name: Script::new(code!($name $($part)*)),)+ }
+                Self { $($name: Script::new(script_source!($name $($part)*)),)+ }
             }
         }
     };
@@ -53,8 +53,8 @@ impl Scripts {
     /// Commands that load all scripts, so that calls can use EVALSHA.
     pub(super) fn load(&self) -> Pipeline {
         let mut pipeline = Pipeline::new();
-        for code in Self::CODES {
-            pipeline.cmd("SCRIPT").arg("LOAD").arg(*code);
+        for source in Self::SOURCES {
+            pipeline.cmd("SCRIPT").arg("LOAD").arg(*source);
         }
         pipeline
     }

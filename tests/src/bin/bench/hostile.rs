@@ -1,9 +1,9 @@
 //! The service under attack: one attacker at a time, next to ordinary users or ordinary Apps.
 //!
-//! Attacks on the servers: eight users of another App log in continuously, first without and then with the attacker.
-//! The server has the memory limit of the chart's default, enforced by the kernel. The attacker runs at full speed on
-//! one thread of low priority. It shares the machine with the server, and must not slow the users down by its own CPU
-//! time.
+//! Attacks on the servers: eight users log in continuously to an App that is not attacked, first without the attacker
+//! and then next to it. The server has the chart's default memory limit, enforced by the kernel. The attacker runs at
+//! full speed on one thread. The priority of this thread is low, because the attacker shares the machine with the
+//! server, and must not slow down the users by its own CPU time.
 //!
 //! Attacks on the operator: a tenant applies objects to a real API server. Two operators must stay Ready, and edits of
 //! another tenant's App must take effect.
@@ -47,7 +47,8 @@ pub(crate) struct HostileArgs {
     attack_seconds: u64,
 }
 
-/// The attackers. The documentation of an attacker's file or function states what it does and which bound it attacks.
+/// The attackers. The comment of an attacker's file or function states what the attacker does and which bound it
+/// attacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Attacker {
     /// Passwords that are expensive to validate.
@@ -64,7 +65,7 @@ enum Attacker {
     OneAddress,
     /// One client address with one request in each of 128 Apps.
     ClientOfManyApps,
-    /// A namespace with 130 Apps that raised their limits, and many clients.
+    /// A namespace with 130 Apps that raised their limits, and two clients of each App.
     TenantOfManyApps,
     /// One client that keeps a shared provider busy with callbacks.
     Callbacks,
@@ -109,10 +110,10 @@ impl Attacker {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Runs one attacker. If the attack cannot be completed, the returned bound is not met, and the next attacker runs.
+    /// Runs one attacker. If the attack cannot be completed, returns a bound that is not met.
     async fn run(self, lasts: Duration) -> Vec<Bound> {
         println!("{}", self.name());
-        // A task of its own catches the panic of the harness if a service does not start.
+        // If a service does not start, the harness panics. The separate task catches the panic.
         let bounds = match tokio::spawn(async move { self.bounds(lasts).await }).await {
             Ok(Ok(bounds)) => bounds,
             Ok(Err(error)) => vec![Bound::new(format!("the attack completes: {error:#}"), false)],

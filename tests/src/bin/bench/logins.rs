@@ -1,5 +1,5 @@
-//! Compares the rate of password logins with that of a plain argon2 loop on the same cores in the same run. Measures
-//! the server's memory, and the time that a server needs to start.
+//! Compares the rate of password logins with the rate of a bare argon2 loop, on the same cores in the same run. Also
+//! measures the server's memory, and the time that a server needs to start.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -29,8 +29,8 @@ use tokio::net::TcpSocket;
 
 use crate::measurements::{Bound, MIB, format_millis, histogram, micros_of, resident_bytes};
 
-/// Rounds of each [`Step`]. A round runs the bare loop and then logins, because the speed of the machine can change
-/// between rounds. The results of all rounds are added up.
+/// Rounds of each [`Step`]. A round runs the bare argon2 loop and then logins, because the speed of the machine can
+/// change between rounds. The results of all rounds are added up.
 const ROUNDS: u32 = 5;
 /// Duration of the logins of one round.
 const ROUND_TIME: Duration = Duration::from_secs(4);
@@ -41,9 +41,9 @@ const BARE_TIME: Duration = Duration::from_secs(2);
 const IN_FLIGHT: [u32; 4] = [1, 8, 64, 256];
 /// Number of clients that retry immediately.
 const IMPATIENT_CLIENTS: u32 = 256;
-/// Number of the patient clients that the impatient ones are compared with.
+/// Number of patient clients, for the comparison with the impatient clients.
 const PATIENT_CLIENTS: u32 = 64;
-/// Minimum rate of admitted logins with impatient clients, relative to that with patient clients.
+/// Minimum rate of admitted logins with impatient clients, relative to the rate with patient clients.
 const MIN_ADMITTED_RATIO: f64 = 0.85;
 
 /// What clients do after a refusal.
@@ -59,8 +59,8 @@ enum RetryBehavior {
 struct Step {
     in_flight: u32,
     behavior: RetryBehavior,
-    /// Number of logins that ended within the measured time. The server can delay a 503 response beyond the measured
-    /// time; such a request must not lengthen that time.
+    /// Number of logins that succeeded within [`ROUND_TIME`]. The login rate is based on this time, and not on the time
+    /// of the last response, because the server can delay a 503 response.
     in_time: u32,
     bare_rate: f64,
     login_rate: f64,
@@ -169,7 +169,7 @@ impl Step {
 }
 
 fn bounds(steps: &[Step], peak: f64, threads: usize) -> Vec<Bound> {
-    // One login at a time leaves most cores idle. From eight on, the cores are the limit.
+    // One login at a time leaves most cores idle. With eight or more at a time, the cores limit the rate.
     let full = steps.iter().filter(|step| step.in_flight >= 8);
     let min_share = full.map(|step| step.login_rate / step.bare_rate).fold(f64::INFINITY, f64::min);
     let last_step = steps.last().expect("there are steps");
@@ -212,7 +212,7 @@ fn bounds(steps: &[Step], peak: f64, threads: usize) -> Vec<Bound> {
     ]
 }
 
-/// Runs the rounds of the steps. Alternates between several steps, so that they can be compared.
+/// Runs the rounds of the steps. Each round runs all steps, so that the results of the steps can be compared.
 async fn run_steps<const N: usize>(server: &ServerProcess, app: &str, mut steps: [Step; N]) -> Result<[Step; N]> {
     let mut bare = 0.0;
     for _ in 0..ROUNDS {
@@ -425,7 +425,7 @@ async fn sample_memory(pid: u32, done: Arc<AtomicBool>, peak: Arc<AtomicU64>) ->
     Ok(())
 }
 
-/// Resident memory in MiB.
+/// Resident memory of the server in MiB.
 fn server_memory(server: &ServerProcess) -> Result<f64> {
     crate::measurements::resident_mib(server.pid().context("the server runs")?)
 }

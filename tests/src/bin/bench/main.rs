@@ -37,7 +37,7 @@ enum Benchmark {
     Logins,
     /// Sessions while servers restart and the Redis primary is killed.
     Chaos,
-    /// Refreshes, compared with plain reads of a document.
+    /// Refreshes, compared with plain reads of the JWKS document.
     Refresh,
     /// Logins, refreshes and other providers while a provider is down.
     ProviderDown,

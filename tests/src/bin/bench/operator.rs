@@ -1,8 +1,8 @@
-//! The operator and its servers on a real control plane: how fast an App and its edits take effect, and what many Apps
+//! The operator and its servers on a real control plane: how fast a new App and an edit take effect, and what many Apps
 //! cost.
 //!
-//! Each number of Apps gets its own control plane, so that earlier runs do not influence it. The API server's audit log
-//! counts every request.
+//! For each number of Apps the benchmark starts a new control plane, so that earlier measurements do not influence the
+//! next ones. The API server's audit log counts every request.
 
 mod app_set;
 mod revisions;
@@ -46,7 +46,7 @@ const REPAIR_COUNT: usize = 10;
 const APPLY_LIMIT: Duration = Duration::from_secs(2);
 const EDIT_LIMIT: Duration = Duration::from_secs(1);
 const REPAIR_LIMIT: Duration = Duration::from_secs(2);
-/// Upper limit for the median edit time with many Apps, relative to the median with few Apps, which is measured first.
+/// Upper limit for the median edit time with many Apps, relative to the median edit time with few Apps.
 const MAX_EDIT_RATIO: f64 = 1.5;
 /// Limit for one operation, for example an edit.
 const STEP_LIMIT: Duration = Duration::from_secs(60);
@@ -63,7 +63,7 @@ pub(crate) struct OperatorArgs {
     idle_seconds: u64,
 }
 
-/// The measurements at one number of Apps.
+/// The measurements with one number of Apps.
 struct Measurements {
     apps: usize,
     applied: Histogram<u64>,
@@ -168,7 +168,7 @@ impl Measurements {
         bounds
     }
 
-    /// The bound on the time of an edit, relative to that with few Apps.
+    /// The bound on the time of an edit, relative to the time of an edit with few Apps.
     fn bound_against(&self, few: &Self) -> Bound {
         #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark are far below 2^52")]
         let at = |figures: &Self, quantile| figures.edited.value_at_quantile(quantile) as f64;
@@ -209,7 +209,7 @@ impl<'a> BenchCluster<'a> {
         Ok(bench)
     }
 
-    /// Restarts the operator, which has nothing to change. Returns its writes.
+    /// Restarts the operator while no object needs a change. Returns the operator's writes, except those of the Lease.
     async fn restart_operator(&self) -> Result<Vec<AuditEvent>> {
         self.operator.terminate().await.context("the operator ends after SIGTERM")?;
         let mark = self.audit_mark();
@@ -220,7 +220,7 @@ impl<'a> BenchCluster<'a> {
         self.print_requests("until then it sent", mark)?;
         tokio::time::sleep(Duration::from_secs(2)).await;
         self.print_memory("after the operator's restart")?;
-        self.writes(mark)
+        self.operator_writes(mark)
     }
 
     /// Waits until the operator has reconciled every App.
@@ -261,7 +261,7 @@ impl<'a> BenchCluster<'a> {
         server.remove().await
     }
 
-    /// Edits [`FEW_APPS`] Apps from all parts of the list, in turn.
+    /// Edits [`FEW_APPS`] Apps in turn, which are spread over the whole list of Apps.
     async fn measure_edits(&self, times: &mut Histogram<u64>) -> Result<()> {
         let mut streams = RevisionStreams::connect(&self.servers).await?;
         let step = (self.app_set.len() / FEW_APPS).max(1);
@@ -320,7 +320,7 @@ impl<'a> BenchCluster<'a> {
                 secrets.delete(&name, &DeleteParams::default()).await?;
             }
             let began = Instant::now();
-            let back = await_condition(secrets.clone(), &name, publishes(document));
+            let back = await_condition(secrets.clone(), &name, contains_document(document));
             let back = tokio::time::timeout(STEP_LIMIT, back).await;
             back.with_context(|| format!("{name} is not repaired"))??;
             times.record(micros_of(began.elapsed()))?;
@@ -332,7 +332,7 @@ impl<'a> BenchCluster<'a> {
         let mark = self.audit_mark();
         tokio::time::sleep(time).await;
         self.print_requests("while idle the operator sent", mark)?;
-        self.writes(mark)
+        self.operator_writes(mark)
     }
 
     /// Starts and stops servers and operators while no App changes. Returns the unexpected writes.
@@ -347,7 +347,7 @@ impl<'a> BenchCluster<'a> {
             server.remove().await?;
         }
         tokio::time::sleep(SETTLE_TIME).await;
-        writes.push(("a rolling restart of 3 servers".to_owned(), self.writes(mark)?));
+        writes.push(("a rolling restart of 3 servers".to_owned(), self.operator_writes(mark)?));
 
         let mark = self.audit_mark();
         let more = self.install.start_servers(3).await;
@@ -355,7 +355,7 @@ impl<'a> BenchCluster<'a> {
             server.remove().await?;
         }
         tokio::time::sleep(SETTLE_TIME).await;
-        writes.push(("scaling 3 → 6 → 3".to_owned(), self.writes(mark)?));
+        writes.push(("scaling 3 → 6 → 3".to_owned(), self.operator_writes(mark)?));
 
         let mark = self.audit_mark();
         let standby = self.install.start_operator().await;
@@ -368,7 +368,7 @@ impl<'a> BenchCluster<'a> {
             began.elapsed().as_secs_f64()
         );
         tokio::time::sleep(SETTLE_TIME).await;
-        writes.push(("a change of leader".to_owned(), self.writes(mark)?));
+        writes.push(("a change of leader".to_owned(), self.operator_writes(mark)?));
         self.operator = standby;
         Ok(writes)
     }
@@ -387,7 +387,7 @@ impl<'a> BenchCluster<'a> {
         Ok(events)
     }
 
-    fn writes(&self, since: Mark) -> Result<Vec<AuditEvent>> {
+    fn operator_writes(&self, since: Mark) -> Result<Vec<AuditEvent>> {
         let mut events = self.operator_requests(since)?;
         events.retain(|event| event.is_write() && event.resource != "leases");
         Ok(events)
@@ -420,12 +420,13 @@ impl<'a> BenchCluster<'a> {
     }
 }
 
-/// A kube condition: this condition is true for the current generation of the App.
+/// For [`await_condition`]: whether this condition of an App is true for the App's current generation.
 fn is_condition_true(type_: ConditionType) -> impl Condition<app::App> {
     move |app: Option<&app::App>| app.is_some_and(|app| app_set::has_condition(app, type_, ConditionStatus::True))
 }
 
-fn publishes(document: ByteString) -> impl Condition<Secret> {
+/// For [`await_condition`]: whether a Secret contains this rendered document.
+fn contains_document(document: ByteString) -> impl Condition<Secret> {
     move |secret: Option<&Secret>| {
         let data = secret.and_then(|secret| secret.data.as_ref());
         data.and_then(|data| data.get(RENDERED_APP_KEY)) == Some(&document)

@@ -7,7 +7,7 @@ use latchkey_tests::provider_down::{self, Options};
 
 use crate::measurements::Bound;
 
-/// Upper limit of the median with a failing provider, relative to the median without.
+/// Upper limit of the median latency while a provider is down, relative to the median latency while it works.
 const MAX_RATIO: f64 = 1.2;
 
 /// Runs the benchmark, prints the measurements, and returns the bounds.

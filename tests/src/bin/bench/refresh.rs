@@ -25,12 +25,12 @@ use crate::{
 };
 
 const IN_FLIGHT: [u32; 3] = [1, 8, 64];
-/// Rounds for each number of requests in flight. A round measures everything that is compared, because the speed of the
+/// Rounds for each number of requests in flight. Each round measures all four operations, because the speed of the
 /// machine can change between rounds.
 const ROUNDS: u32 = 4;
-/// Duration of the JWKS reads, and of the refreshes, in one round.
+/// Duration of the JWKS reads in one round, and also of the refreshes.
 const ROUND_TIME: Duration = Duration::from_secs(3);
-/// Duration of the script calls, and of the signatures, in one round.
+/// Duration of the script calls in one round, and also of the signatures.
 const BARE_TIME: Duration = Duration::from_secs(1);
 
 /// The latencies of one operation, and for how long it was measured.
@@ -151,7 +151,7 @@ async fn log_in(server: SocketAddr, app: &str, number: u32) -> Result<Client> {
     Ok(Client { server, connection: connect(server, from).await?, refresh_token })
 }
 
-/// Waits for all clients. Returns them and their measurements.
+/// Waits until all clients have ended. Returns the clients and their measurements.
 async fn join_clients<T>(
     running: impl Iterator<Item = JoinHandle<Result<(T, Histogram<u64>)>>>,
 ) -> Result<(Vec<T>, Vec<Histogram<u64>>)> {
@@ -207,7 +207,7 @@ async fn call_script_until(
     Ok(((), seen))
 }
 
-/// ES256 signatures of one core per second.
+/// ES256 signatures per second on one core.
 fn signature_rate() -> Result<f64> {
     let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?;
     let key = EncodingKey::from_ec_pem(key.serialize_pem().as_bytes())?;

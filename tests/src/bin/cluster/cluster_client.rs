@@ -1,4 +1,4 @@
-//! How the test changes the cluster: Helm, kubectl, and objects of any kind.
+//! Access to the cluster: Helm, kubectl, and objects of any kind.
 
 use std::{
     path::{Path, PathBuf},
@@ -26,7 +26,7 @@ pub(crate) struct ClusterClient {
     helm: PathBuf,
 }
 
-/// Calls `attempt` until it succeeds. After `limit`, returns an error that contains the last one.
+/// Calls `attempt` until it succeeds. After `limit`, returns an error that contains the error of the last attempt.
 pub(crate) async fn retry_until_ok<T, F>(what: &str, limit: Duration, mut attempt: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
@@ -91,7 +91,7 @@ impl ClusterClient {
         process::root().join("charts/latchkey").display().to_string()
     }
 
-    /// Replaces words in a manifest and applies its objects in this namespace.
+    /// Replaces words in a manifest, and applies the objects of the manifest in this namespace.
     pub(crate) async fn apply_file(&self, path: &Path, namespace: &str, replaced: &[(&str, &str)]) -> Result<()> {
         let mut text = std::fs::read_to_string(process::root().join(path))?;
         for (word, by) in replaced {
@@ -183,7 +183,8 @@ impl ClusterClient {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Sends a GET request for any path to the API server, for example to a pod's port or for a node's statistics.
+    /// Sends a GET request to the API server. The path can be any, for example that of a pod's port or of a node's
+    /// statistics.
     pub(crate) async fn get_path(&self, path: &str) -> Result<Value> {
         let request = Request::builder().method(Method::GET).uri(path).body(Vec::new())?;
         Ok(serde_json::from_str(&self.client.request_text(request).await?)?)

@@ -56,7 +56,7 @@ pub(crate) struct Counts {
     /// The newest failures.
     pub(crate) failures: Vec<String>,
     pub(crate) slowest_ms: BTreeMap<String, u128>,
-    /// Seconds since the load started, as in the times of the failures.
+    /// Seconds since the load started. The times in `failures` count from the same moment.
     pub(crate) seconds: u64,
 }
 
@@ -68,7 +68,7 @@ const MAX_FAILURES: usize = 20;
 /// How a client sends its requests. `Login` and `FrontLogin` log in; the others read the JWKS.
 #[derive(Clone, Copy, Debug)]
 enum LoadClient {
-    /// Sends all requests over one connection, while the server keeps it open.
+    /// Sends all requests over one connection, as long as the server keeps it open.
     Kept,
     /// Opens a new connection for each request.
     Fresh,
@@ -155,8 +155,8 @@ async fn run_client(client: LoadClient, every: Duration, options: Arc<LoadArgs>,
     }
 }
 
-/// Sends one request. Opens a new connection if the last one is known to be closed: that is not a failure, because
-/// nothing was sent.
+/// Sends one request. Opens a new connection if the last one is known to be closed. This does not count as a failure,
+/// because the request had not been sent.
 async fn send_request(client: LoadClient, options: &LoadArgs, kept: &mut Option<Connection>) -> Result<()> {
     let url = match client {
         LoadClient::Front | LoadClient::FrontLogin => &options.front,
@@ -182,7 +182,8 @@ async fn send_request(client: LoadClient, options: &LoadArgs, kept: &mut Option<
         }
     };
     let response = match sender.send(request.clone()).await {
-        // The server closed this connection without processing the request (RFC 9113, 6.8), as if it was never sent.
+        // The server closed this connection without processing the request (RFC 9113, section 6.8), so the request
+        // counts as not sent.
         Err(error) if is_not_processed(&error) => {
             sender = Connection::connect(client, url).await.context("connecting")?;
             sender.send(request).await

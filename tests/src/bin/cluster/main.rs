@@ -1,5 +1,5 @@
-//! `make cluster-test`: the chart in a real cluster, with real pods. The same program also runs in pods of the test.
-//! There it is the inbox, or it plays users, who call the Service by its name, as an application does.
+//! `make cluster-test`: the chart in a real cluster, with real pods. The same program also runs in pods of the test. In
+//! such a pod it is the inbox, or it calls the Service by name, as an application does.
 
 mod cluster_client;
 mod inbox;

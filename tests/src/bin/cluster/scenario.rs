@@ -22,16 +22,16 @@ use crate::cluster_client::retry_until_ok;
 
 #[derive(clap::Args)]
 pub(crate) struct ScenarioArgs {
-    /// The public API: the URL of the Service, or of the proxy's host name.
+    /// URL of the public API, with the name of the Service or the host name of the proxy.
     #[arg(long)]
     url: Url,
     #[arg(long)]
     app: String,
-    /// URL of the inbox, with an IP address. Without it the scenario skips the steps that need a mail.
+    /// URL of the inbox, with an IP address. Without an inbox, the scenario skips the steps that need a mail.
     #[arg(long)]
     inbox: Option<Url>,
-    /// IP address of the proxy in front of the Service. With it the scenario also covers forward auth and a social
-    /// login.
+    /// IP address of the proxy in front of the Service. With a proxy, the scenario calls forward auth through the
+    /// proxy, and also covers a social login.
     #[arg(long)]
     front: Option<IpAddr>,
 }
@@ -90,7 +90,7 @@ fn http_client(options: &ScenarioArgs) -> Result<reqwest::Client> {
     Ok(http.build()?)
 }
 
-fn location(response: &Response) -> Result<&str> {
+fn redirect_location(response: &Response) -> Result<&str> {
     ensure!(response.status() == StatusCode::FOUND, "it returned {}", response.status());
     Ok(response.headers().get(LOCATION).context("a redirect has a Location")?.to_str()?)
 }
@@ -100,7 +100,7 @@ fn without_tls(url: &str) -> String {
     url.replacen("https://", "http://", 1)
 }
 
-fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str> {
+fn string_field<'a>(value: &'a Value, field: &str) -> Result<&'a str> {
     value[field].as_str().with_context(|| format!("no {field}: {value}"))
 }
 
@@ -112,10 +112,10 @@ impl Scenario<'_> {
         self.post("email/register", &json!({ "name": "Ada", "email": email, "password": PASSWORD }), None).await?;
         let login = self.post("email/login", &json!({ "email": email, "password": PASSWORD }), None).await?;
         ensure!(login["user"]["email"] == *email, "the login belongs to {}", login["user"]);
-        let refresh = json!({ "refresh_token": text(&login, "refresh_token")? });
+        let refresh = json!({ "refresh_token": string_field(&login, "refresh_token")? });
         let refreshed = self.post("token", &refresh, None).await?;
-        let token = text(&refreshed, "access_token")?;
-        ensure!(token != text(&login, "token")?, "the refreshed token is the old one");
+        let token = string_field(&refreshed, "access_token")?;
+        ensure!(token != string_field(&login, "token")?, "the refreshed token is the old one");
 
         let jwks = self
             .send_for_json(self.http.get(self.url(&format!("{}/.well-known/jwks.json", self.options.app))?))
@@ -125,7 +125,7 @@ impl Scenario<'_> {
         let own = self.own_address()?.to_string();
         ensure!(sessions["sessions"][0]["ip"] == own, "the client is {own}, the sessions are {sessions}");
 
-        let user = text(&login["user"], "id")?;
+        let user = string_field(&login["user"], "id")?;
         let (status, reported) = self.forward_auth(token).await?;
         ensure!(
             (status, &*reported) == (StatusCode::OK, user),
@@ -145,7 +145,7 @@ impl Scenario<'_> {
         let email = &self.email;
         let (code, mail) = self.wait_for_code(0).await?;
         let confirmed = self.post("email/confirm", &json!({ "code": code }), None).await?;
-        let token = text(&confirmed, "access_token")?;
+        let token = string_field(&confirmed, "access_token")?;
         self.post("email/verify", &Value::Null, Some(token)).await?;
         self.post("email/forgot-password", &json!({ "email": email }), None).await?;
         let (code, _) = self.wait_for_code(mail).await?;
@@ -165,13 +165,13 @@ impl Scenario<'_> {
         let begun = self.http.get(begin).send().await.context("redirect")?;
         let cookie = begun.headers().get(SET_COOKIE).context("a flow has a cookie")?.to_str()?;
         let cookie = cookie.split(';').next().unwrap_or_default();
-        let back = dex::callback_url(&self.http, &without_tls(location(&begun)?), PROVIDER_USER)
+        let back = dex::callback_url(&self.http, &without_tls(redirect_location(&begun)?), PROVIDER_USER)
             .await
             .context("at the provider")?;
         let (back, callback) = (without_tls(back.as_str()), at("callback")?);
         ensure!(back.starts_with(callback.as_str()), "the provider does not redirect to {callback}");
-        let came = self.http.get(back).header(COOKIE, cookie).send().await.context("callback")?;
-        let done = Url::parse(location(&came)?)?;
+        let response = self.http.get(back).header(COOKIE, cookie).send().await.context("callback")?;
+        let done = Url::parse(redirect_location(&response)?)?;
         ensure!(done.as_str().starts_with(REDIRECT_URL), "the callback redirects to {}", done.path());
         let token = done.query_pairs().find(|(name, _)| name == "access_token").context("no access token")?.1;
         let (status, reported) = self.forward_auth(&token).await?;
@@ -189,8 +189,8 @@ impl Scenario<'_> {
         self.url(&format!("v1/{}/{name}", self.options.app))
     }
 
-    /// The status of a request with this token, and the user that forward auth reports. With a proxy, requests the
-    /// application behind it; without one, calls the endpoint *authorize* directly.
+    /// Sends a request with this token. Returns the status, and the user that forward auth reports. With a proxy, the
+    /// request is for the application behind the proxy. Without a proxy, it is for the endpoint *authorize*.
     async fn forward_auth(&self, token: &str) -> Result<(StatusCode, String)> {
         let behind = self.options.front.is_some();
         let url = if behind { Url::parse(PROTECTED_URL)? } else { self.app_url("authorize")? };
@@ -234,7 +234,7 @@ impl Scenario<'_> {
         let (after, wait) = (after.to_string(), MAIL_SECONDS.to_string());
         url.query_pairs_mut().extend_pairs([("to", &self.email), ("after", &after), ("wait", &wait)]);
         let mail = self.send_for_json(self.http.get(url)).await.context("the mail")?;
-        Ok((text(&mail, "code")?.to_owned(), mail["id"].as_u64().context("a mail has an id")?))
+        Ok((string_field(&mail, "code")?.to_owned(), mail["id"].as_u64().context("a mail has an id")?))
     }
 
     /// The IP address from which this pod's requests reach the service.

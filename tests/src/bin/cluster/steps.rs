@@ -1,4 +1,4 @@
-//! The steps of the test, in order. Each step ends with a line that reports its result.
+//! The steps of the cluster test, in order. Each step prints its result.
 
 use std::{
     cell::Cell,
@@ -32,20 +32,19 @@ pub(crate) struct RunArgs {
     image_prefix: String,
     #[arg(long)]
     version: String,
-    /// Version to install first, for which images exist too. The first upgrade starts from it.
+    /// Older version, which the test installs first and then upgrades. Its images must exist too.
     #[arg(long, requires = "from_chart")]
     from_version: Option<String>,
-    /// The chart of that version.
+    /// The chart of the version in `--from-version`.
     #[arg(long)]
     from_chart: Option<PathBuf>,
-    /// Version of the last upgrade, which has one more migration.
+    /// Version that the last upgrade installs. This version has one more migration.
     #[arg(long)]
     next_version: Option<String>,
-    /// For Postgres, Redis and the other programs, use images with the same prefix and version instead of public
-    /// images.
+    /// Use images with this prefix and version, instead of public images, also for Postgres, Redis, NGINX and Dex.
     #[arg(long)]
     own_stores: bool,
-    /// Folder with the archives of the images. The test prints their sizes.
+    /// Folder with the archives of the images. The test prints the sizes of the archives.
     #[arg(long)]
     archives: Option<PathBuf>,
     /// Run only this step after the installation.
@@ -53,7 +52,7 @@ pub(crate) struct RunArgs {
     only: Option<Step>,
 }
 
-/// The steps under load in their order, and the final step.
+/// The steps that run under load, in order, and then [`Step::Reinstall`], which stops the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Step {
     Scale,
@@ -83,9 +82,11 @@ const POD_LIMIT: Duration = Duration::from_secs(180);
 /// How long the load continues after a change before the failed requests are counted.
 const SETTLE_TIME: Duration = Duration::from_secs(3);
 
-/// The proxy in front of the Service: the IP address of the proxy's own Service, and the network of its pod.
+/// The proxy in front of the servers' Service.
 struct Proxy {
+    /// IP address of the proxy's own Service.
     address: String,
+    /// CIDR that contains only the IP address of the proxy's pod.
     network: String,
 }
 
@@ -110,7 +111,7 @@ pub(crate) async fn run(options: &RunArgs) -> Result<()> {
         .limit("codesPerClient", &[(100, 60)]);
     let mut test = ClusterTest { options, cluster, app, notes: String::new(), failed: 0 };
     test.clean_up().await?;
-    let outcome = test.steps().await;
+    let outcome = test.run_steps().await;
     if let Err(error) = &outcome {
         println!("FAILED {error:#}");
         test.print_state().await;
@@ -122,7 +123,7 @@ pub(crate) async fn run(options: &RunArgs) -> Result<()> {
 // === impl ClusterTest ===
 
 impl ClusterTest<'_> {
-    async fn steps(&mut self) -> Result<()> {
+    async fn run_steps(&mut self) -> Result<()> {
         let only = self.options.only;
         self.print_image_sizes()?;
         self.install_stores().await?;
@@ -146,13 +147,13 @@ impl ClusterTest<'_> {
         }
         for step in Step::value_variants() {
             if only.is_none_or(|only| only == *step) {
-                self.step(*step).await?;
+                self.run_step(*step).await?;
             }
         }
         Ok(())
     }
 
-    async fn step(&mut self, step: Step) -> Result<()> {
+    async fn run_step(&mut self, step: Step) -> Result<()> {
         match step {
             Step::Scale => self.scale_servers().await,
             Step::Deletion => self.delete_pod().await,
@@ -170,7 +171,7 @@ impl ClusterTest<'_> {
     /// Removes everything that this run or an earlier one has created.
     async fn clean_up(&self) -> Result<()> {
         for release in [RELEASE, OTHER_RELEASE] {
-            // An error is ignored, because the next install reports what a failed uninstall leaves.
+            // An error is ignored: if the uninstall leaves something, the next install fails and reports it.
             drop(
                 self.cluster
                     .helm(["uninstall", release, "--namespace", INSTALL_NAMESPACE, "--wait", "--ignore-not-found"])
@@ -258,7 +259,7 @@ impl ClusterTest<'_> {
         Ok(())
     }
 
-    async fn rolled_out(&self, replicas: Option<i64>) -> Result<()> {
+    async fn wait_for_server_rollout(&self, replicas: Option<i64>) -> Result<()> {
         self.cluster.wait_for_rollout(INSTALL_NAMESPACE, &format!("{RELEASE}-server"), replicas).await
     }
 
@@ -281,7 +282,7 @@ impl ClusterTest<'_> {
     async fn wait_until_app_ready(&self) -> Result<Value> {
         retry_until_ok("the App is Ready", READY_LIMIT, || async {
             let app = self.app_object().await?;
-            ensure!(condition(&app, "Ready") == "True", "{}", app["status"]);
+            ensure!(condition_status(&app, "Ready") == "True", "{}", app["status"]);
             ensure!(app["status"]["observedGeneration"] == app["metadata"]["generation"], "not observed yet");
             Ok(app)
         })
@@ -294,7 +295,7 @@ impl ClusterTest<'_> {
         Ok(app)
     }
 
-    // --- Our own pods
+    // --- Pods of the test
 
     /// Creates a pod that runs this program, under the Pod Security Standard `restricted`.
     async fn run_pod(&self, name: &str, args: &[&str]) -> Result<()> {
@@ -335,7 +336,7 @@ impl ClusterTest<'_> {
         Ok((phase == "Succeeded", log))
     }
 
-    /// Runs the user scenario through the Service or, with `--front`, through the proxy in front of it.
+    /// Runs the user scenario through the Service or, with `--front`, through the proxy in front of the Service.
     async fn run_scenario(&self, name: &str, release: &str, more: &[&str]) -> Result<()> {
         let pod = format!("journey-{name}");
         let front = more.contains(&"--front");
@@ -357,7 +358,7 @@ impl ClusterTest<'_> {
     }
 
     /// Installs a proxy in front of the Service, and a provider behind the same proxy. The proxy has a certificate of a
-    /// new CA. `change_settings` makes the servers trust proxy and CA.
+    /// new CA. `change_settings` makes the servers trust the proxy and the CA.
     async fn install_front(&mut self) -> Result<Proxy> {
         let own = format!("front.{TOOLS_NAMESPACE}.svc");
         let authority = CertificateAuthority::new()?;
@@ -439,7 +440,7 @@ impl ClusterTest<'_> {
         Ok(serde_json::from_value(self.cluster.get_path(&path).await?)?)
     }
 
-    /// Asserts that no request has failed, except those of an earlier kill.
+    /// Asserts that no request has failed, except those that [`Step::Kill`] has counted.
     async fn assert_no_failures(&mut self, what: &str) -> Result<()> {
         sleep(SETTLE_TIME).await;
         let counts = self.counts().await?;
@@ -459,21 +460,21 @@ impl ClusterTest<'_> {
         Ok(pods)
     }
 
-    /// Upgrades to the version under test, with the values so far and those that later steps need.
+    /// Upgrades to the version under test. Keeps the values of the install, and sets those that later steps need.
     async fn change_settings(&mut self, front: &Proxy) -> Result<()> {
         let values = [
             // The inbox and the provider have private addresses.
             "privateCIDRs={10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,fc00::/7}",
             "caBundle.configMap=authority",
             &*format!("trustedProxies={{{}}}", front.network),
-            // Five servers must fit on a small node.
+            // With this request, five servers fit on a small node.
             "server.resources.requests.cpu=100m",
             "networkPolicy.egress.enabled=true",
         ];
         let values = values.iter().flat_map(|value| ["--set".to_owned(), (*value).to_owned()]);
         let nobody = ["--set-json", "networkPolicy.metricsFrom=[]"].map(String::from);
         self.helm_upgrade(&values.chain(nobody).chain(image_tags(&self.options.version)).collect::<Vec<_>>()).await?;
-        self.rolled_out(Some(2)).await?;
+        self.wait_for_server_rollout(Some(2)).await?;
         let from = self.options.from_version.as_ref().map_or(String::new(), |from| format!("upgraded from {from}, "));
         self.assert_no_failures(&format!("{from}new settings, all pods replaced")).await
     }
@@ -491,46 +492,46 @@ impl ClusterTest<'_> {
     async fn scale_servers(&mut self) -> Result<()> {
         for (from, to) in [(2, 4), (4, 2)] {
             self.helm_upgrade(&["--set", &format!("server.replicas={to}")]).await?;
-            self.rolled_out(Some(to)).await?;
+            self.wait_for_server_rollout(Some(to)).await?;
             self.assert_no_failures(&format!("scaled from {from} to {to}")).await?;
         }
         Ok(())
     }
 
     async fn delete_pod(&mut self) -> Result<()> {
-        let before: Vec<String> = self.servers(RELEASE).await?.iter().map(name).collect();
+        let before: Vec<String> = self.servers(RELEASE).await?.iter().map(pod_name).collect();
         self.cluster.pods(INSTALL_NAMESPACE).delete(&before[0], &DeleteParams::default()).await?;
         let made = Cell::new(None);
         let took = retry_until_ok("a new server is ready", POD_LIMIT, || async {
             let pods = self.servers(RELEASE).await?;
-            let new = pods.iter().find(|pod| !before.contains(&name(pod))).context("it does not exist yet")?;
+            let new = pods.iter().find(|pod| !before.contains(&pod_name(pod))).context("it does not exist yet")?;
             let since = made.get().unwrap_or_else(Instant::now);
             made.set(Some(since));
             let new = serde_json::to_value(new)?;
-            ensure!(condition(&new, "Ready") == "True", "{}", new["status"]);
+            ensure!(condition_status(&new, "Ready") == "True", "{}", new["status"]);
             Ok(since.elapsed())
         })
         .await?;
         println!("figure a server under load: ready {:.1} s after its pod was created", took.as_secs_f32());
-        self.rolled_out(Some(2)).await?;
+        self.wait_for_server_rollout(Some(2)).await?;
         self.assert_no_failures("a pod deleted").await
     }
 
     async fn evict_pods(&mut self) -> Result<()> {
         let pods = self.servers(RELEASE).await?;
         let api = self.cluster.pods(INSTALL_NAMESPACE);
-        api.evict(&name(&pods[0]), &EvictParams::default()).await?;
-        match api.evict(&name(&pods[1]), &EvictParams::default()).await {
+        api.evict(&pod_name(&pods[0]), &EvictParams::default()).await?;
+        match api.evict(&pod_name(&pods[1]), &EvictParams::default()).await {
             Err(kube::Error::Api(status)) if status.code == 429 => {}
             other => bail!("a second concurrent eviction is not refused: {other:?}"),
         }
-        self.rolled_out(Some(2)).await?;
+        self.wait_for_server_rollout(Some(2)).await?;
         retry_until_ok("the second eviction", POD_LIMIT, || async {
-            api.evict(&name(&pods[1]), &EvictParams::default()).await?;
+            api.evict(&pod_name(&pods[1]), &EvictParams::default()).await?;
             Ok(())
         })
         .await?;
-        self.rolled_out(Some(2)).await?;
+        self.wait_for_server_rollout(Some(2)).await?;
         self.assert_no_failures("servers evicted one after the other; a second concurrent eviction is refused").await
     }
 
@@ -542,11 +543,11 @@ impl ClusterTest<'_> {
         self.cluster.wait_for_rollout(INSTALL_NAMESPACE, &operator, Some(0)).await?;
         self.run_scenario("alone", RELEASE, &[]).await?;
         let before = self.app_object().await?;
-        // A new server serves even if the operator is down.
+        // A new server must become ready without the operator.
         let pods = self.servers(RELEASE).await?;
-        self.cluster.pods(INSTALL_NAMESPACE).delete(&name(&pods[0]), &DeleteParams::default()).await?;
-        self.rolled_out(Some(2)).await?;
-        ensure!(condition(&before, "Ready") == "True", "{}", before["status"]);
+        self.cluster.pods(INSTALL_NAMESPACE).delete(&pod_name(&pods[0]), &DeleteParams::default()).await?;
+        self.wait_for_server_rollout(Some(2)).await?;
+        ensure!(condition_status(&before, "Ready") == "True", "{}", before["status"]);
         self.cluster
             .merge_patch("apps/v1", "Deployment", (INSTALL_NAMESPACE, &operator), &json!({ "spec": { "replicas": 2 } }))
             .await?;
@@ -559,7 +560,7 @@ impl ClusterTest<'_> {
     async fn upgrade_with_migration(&mut self) -> Result<()> {
         let Some(version) = &self.options.next_version else { return Ok(()) };
         self.helm_upgrade(&image_tags(version).collect::<Vec<_>>()).await?;
-        self.rolled_out(Some(2)).await?;
+        self.wait_for_server_rollout(Some(2)).await?;
         self.cluster.wait_for_rollout(INSTALL_NAMESPACE, &format!("{RELEASE}-operator"), None).await?;
         let image = format!("{}/latchkey-server:{version}", self.options.image_prefix);
         for pod in self.servers(RELEASE).await? {
@@ -589,10 +590,10 @@ impl ClusterTest<'_> {
                 "server.autoscaling.minReplicas=3",
             ])
             .await?;
-            self.rolled_out(Some(3)).await?;
-            // The autoscaler sets the number of replicas now. Another upgrade must not change it.
+            self.wait_for_server_rollout(Some(3)).await?;
+            // The autoscaler has set the number of replicas. An upgrade must not change this number.
             self.helm_upgrade::<&str>(&[]).await?;
-            self.rolled_out(Some(3)).await
+            self.wait_for_server_rollout(Some(3)).await
         };
         tokio::select! {
             never = watch => never,
@@ -601,12 +602,13 @@ impl ClusterTest<'_> {
         self.assert_no_failures("an autoscaler instead of a fixed number, never fewer than 2").await
     }
 
-    /// Deletes a server's pod without a grace period. Prints how many requests fail. Afterwards no request may fail.
+    /// Deletes a server's pod without a grace period, and prints how many requests fail. Once a new pod has replaced
+    /// it, no request may fail.
     async fn kill_pod(&mut self) -> Result<()> {
         let pods = self.servers(RELEASE).await?;
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-        self.cluster.pods(INSTALL_NAMESPACE).delete(&name(&pods[0]), &at_once).await?;
-        self.rolled_out(None).await?;
+        self.cluster.pods(INSTALL_NAMESPACE).delete(&pod_name(&pods[0]), &at_once).await?;
+        self.wait_for_server_rollout(None).await?;
         sleep(SETTLE_TIME).await;
         let counts = self.counts().await?;
         println!("figure a pod killed with SIGKILL: {} requests failed", counts.failed - self.failed);
@@ -619,7 +621,7 @@ impl ClusterTest<'_> {
 
     async fn reinstall(&mut self) -> Result<()> {
         self.cluster.delete_and_wait("v1", "Pod", Some(TOOLS_NAMESPACE), "load").await?;
-        let jwks = self.keys().await?;
+        let keys_before = self.key_secret_data().await?;
         self.cluster.helm(["uninstall", RELEASE, "--namespace", INSTALL_NAMESPACE, "--wait"]).await?;
         for definition in ["apps.latchkey.dev", "providers.latchkey.dev"] {
             let (version, kind) = ("apiextensions.k8s.io/v1", "CustomResourceDefinition");
@@ -627,7 +629,7 @@ impl ClusterTest<'_> {
             ensure!(left.is_object(), "{definition} was removed with the install");
         }
         self.app_object().await?;
-        ensure!(self.keys().await? == jwks, "the keys changed");
+        ensure!(self.key_secret_data().await? == keys_before, "the keys changed");
         let rendered = self.cluster.list("v1", "Secret", INSTALL_NAMESPACE, "type=latchkey.dev/rendered-app").await?;
         ensure!(rendered.len() == 1, "{} rendered Apps are left", rendered.len());
         let lease = format!("{RELEASE}-operator");
@@ -647,7 +649,7 @@ impl ClusterTest<'_> {
         let version = self.options.next_version.as_ref().unwrap_or(&self.options.version);
         let notes = self.cluster.helm(args.map(String::from).into_iter().chain(self.required_values(version))).await?;
         self.wait_until_app_ready().await?;
-        ensure!(self.keys().await? == jwks, "the keys changed");
+        ensure!(self.key_secret_data().await? == keys_before, "the keys changed");
         self.run_scenario("again", OTHER_RELEASE, &[]).await?;
         self.helm_test(OTHER_RELEASE).await?;
         println!("ok     installed again under another name, with the same keys");
@@ -697,7 +699,7 @@ impl ClusterTest<'_> {
     }
 
     /// The data of the key Secret.
-    async fn keys(&self) -> Result<Value> {
+    async fn key_secret_data(&self) -> Result<Value> {
         let keys = self.cluster.list("v1", "Secret", INSTALL_NAMESPACE, "type=latchkey.dev/app-keys").await?;
         ensure!(keys.len() == 1, "{} key Secrets exist", keys.len());
         Ok(keys[0]["data"].clone())
@@ -724,7 +726,7 @@ impl ClusterTest<'_> {
         Ok(())
     }
 
-    /// Memory as the kubelet measures it.
+    /// Memory of a pod's container, as the kubelet measures it.
     async fn memory(&self, pod: &Value, name: &str, container: &str) -> Result<String> {
         let node = pod["spec"]["nodeName"].as_str().context("a pod is on a node")?;
         let summary = self.cluster.get_path(&format!("/api/v1/nodes/{node}/proxy/stats/summary")).await?;
@@ -741,7 +743,7 @@ impl ClusterTest<'_> {
         for namespace in [INSTALL_NAMESPACE, TOOLS_NAMESPACE] {
             let Ok(pods) = self.cluster.pods(namespace).list(&ListParams::default()).await else { continue };
             for pod in pods.items {
-                println!("--- {namespace}/{}: {}", name(&pod), json!(pod.status));
+                println!("--- {namespace}/{}: {}", pod_name(&pod), json!(pod.status));
                 let mut params = LogParams { tail_lines: Some(15), ..LogParams::default() };
                 for container in pod
                     .spec
@@ -778,11 +780,11 @@ fn delete_commands(notes: &str) -> impl Iterator<Item = &str> {
     notes.lines().map(str::trim).filter(|line| line.starts_with("kubectl ") && line.contains(" delete "))
 }
 
-fn name(pod: &Pod) -> String {
+fn pod_name(pod: &Pod) -> String {
     pod.metadata.name.clone().unwrap_or_default()
 }
 
-fn condition(object: &Value, type_: &str) -> String {
+fn condition_status(object: &Value, type_: &str) -> String {
     let conditions = object["status"]["conditions"].as_array();
     let found = conditions.into_iter().flatten().find(|condition| condition["type"] == type_);
     found.and_then(|condition| condition["status"].as_str()).unwrap_or_default().to_owned()

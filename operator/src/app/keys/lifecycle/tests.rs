@@ -37,7 +37,7 @@ fn advanced(keys: &KeyDocument, policy: &KeyPolicy, now: OffsetDateTime) -> KeyD
     panic!("the steps do not end: {keys:?}");
 }
 
-/// The ids and states, such as `s1 Active`.
+/// The ids and states of the signing keys and of the HMAC keys, such as `s1 Active`.
 fn states(keys: &KeyDocument) -> (Vec<String>, Vec<String>) {
     let show = |id: &str, state: KeyState| format!("{id} {state:?}");
     (
@@ -49,11 +49,11 @@ fn states(keys: &KeyDocument) -> (Vec<String>, Vec<String>) {
 #[track_caller]
 fn assert_states(keys: &KeyDocument, signing: &[&str], hmac: &[&str]) {
     let (found_signing, found_hmac) = states(keys);
-    assert_eq!((found_signing, found_hmac), (owned(signing), owned(hmac)));
+    assert_eq!((found_signing, found_hmac), (to_strings(signing), to_strings(hmac)));
     assert_eq!(keys.validate(&shop()), Ok(()));
 }
 
-fn owned(texts: &[&str]) -> Vec<String> {
+fn to_strings(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|text| (*text).to_owned()).collect()
 }
 
@@ -70,7 +70,7 @@ fn revoking(id: &str) -> KeyPolicy {
 }
 
 #[test]
-fn first_keys_are_active_at_once_and_have_their_own_incarnation() {
+fn first_keys_are_active_immediately_and_have_a_new_incarnation() {
     let keys = first();
     assert_states(&keys, &["s1 Active"], &["h1 Active"]);
     assert!(keys.incarnation.is_some() && keys.incarnation != first().incarnation && keys.handover == 0);
@@ -105,11 +105,12 @@ fn a_key_is_not_used_before_every_pod_knows_it() {
     let policy = rotation_requested("leak");
     let keys = first().advance(&policy, NOW, true).unwrap().unwrap();
     assert_states(&keys, &["s1 Active", "s2 Published"], &["h1 Active", "h2 Published"]);
-    // For days, one pod serves the previous revision.
+    // One pod serves the previous revision for three days.
     let later = NOW + Duration::days(3);
     assert_eq!(keys.advance(&policy, later, false), Ok(None));
-    // Now all pods serve the new revision. The HMAC key is used immediately, because only servers read what it creates.
-    // The signing key waits, because others also fetch the signing keys, at intervals.
+    // After three days, all pods serve the new revision. The HMAC key becomes Active immediately, because only servers
+    // read what is created with it. The signing key waits, because applications fetch the signing keys only at
+    // intervals.
     let keys = keys.advance(&policy, later, true).unwrap().unwrap();
     assert_states(&keys, &["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]);
     assert_eq!(keys.hmac[0].lifecycle.not_after, None, "a pod with the previous revision still creates tokens with it");
@@ -123,10 +124,10 @@ fn a_key_is_not_used_before_every_pod_knows_it() {
 }
 
 #[test]
-fn a_value_of_the_annotation_rotates_once() {
+fn each_value_of_the_annotation_causes_one_rotation() {
     let keys = advanced(&first(), &rotation_requested("1"), NOW);
     assert_eq!(keys.rotation.as_deref(), Some("1"));
-    // While the annotation stays, nothing more is requested, nor when it is removed.
+    // No second rotation is requested while the annotation stays, or when it is removed.
     let later = NOW + Duration::days(1);
     let keys = advanced(&keys, &rotation_requested("1"), later);
     assert_states(&keys, &["s1 Retired", "s2 Active"], &["h1 Retired", "h2 Active"]);
@@ -137,7 +138,7 @@ fn a_value_of_the_annotation_rotates_once() {
 }
 
 #[test]
-fn annotations_older_than_the_first_keys_count_as_done() {
+fn annotations_that_are_older_than_the_first_keys_count_as_handled() {
     let policy = KeyPolicy {
         rotate_request: Some("1".to_owned()),
         revoke_id: Some("s1".to_owned()),
@@ -151,7 +152,7 @@ fn annotations_older_than_the_first_keys_count_as_done() {
 }
 
 #[test]
-fn a_requested_rotation_accelerates_the_scheduled_one() {
+fn a_request_accelerates_a_scheduled_rotation() {
     let published = NOW + Duration::days(89);
     let keys = advanced(&first(), &policy(), published);
     let keys = advanced(&keys, &rotation_requested("now"), published);
@@ -162,14 +163,14 @@ fn a_requested_rotation_accelerates_the_scheduled_one() {
 }
 
 #[test]
-fn another_algorithm_is_a_rotation_and_can_be_reverted() {
+fn a_change_of_algorithm_is_a_rotation_and_can_be_reverted() {
     let other = KeyPolicy { algorithm: EdDSA, ..policy() };
     let keys = advanced(&first(), &other, NOW);
     assert_states(&keys, &["s1 Active", "s2 Published"], &["h1 Active"]);
     assert_eq!(keys.next_due(&other, NOW), Some(NOW + PUBLICATION_DELAY));
     let back = advanced(&keys, &policy(), NOW);
     assert_states(&back, &["s1 Active"], &["h1 Active"]);
-    // The id is not reused.
+    // The id `s2` is not reused.
     assert_states(&advanced(&back, &other, NOW), &["s1 Active", "s3 Published"], &["h1 Active"]);
     let changed = advanced(&keys, &other, NOW + PUBLICATION_DELAY);
     assert_states(&changed, &["s1 Retired", "s2 Active"], &["h1 Active"]);
@@ -177,8 +178,8 @@ fn another_algorithm_is_a_rotation_and_can_be_reverted() {
 }
 
 #[test]
-fn a_revoked_key_is_dropped_at_once_and_replaced() {
-    // A revocation waits for no pod: nothing must be created with the leaked key any more.
+fn a_revoked_key_is_dropped_immediately_and_replaced() {
+    // A revocation does not wait for the pods, because the key may have leaked.
     let keys = first().advance(&revoking("s1"), NOW, false).unwrap().unwrap();
     assert_states(&keys, &["s2 Active"], &["h1 Active"]);
     assert_eq!(keys.advance(&revoking("s1"), NOW, true), Ok(None));
@@ -186,13 +187,13 @@ fn a_revoked_key_is_dropped_at_once_and_replaced() {
     assert_states(&keys, &["s2 Active"], &["h2 Active"]);
     assert_eq!(keys.revoked, ["s1", "h1"]);
 
-    // A published key takes over.
+    // If the Active key is revoked, the Published key becomes Active.
     let rotating = first().advance(&rotation_requested("1"), NOW, false).unwrap().unwrap();
     let policy = KeyPolicy { revoke_id: Some("s1".to_owned()), ..rotation_requested("1") };
     let keys = rotating.advance(&policy, NOW, false).unwrap().unwrap();
     assert_states(&keys, &["s2 Active"], &["h1 Active", "h2 Published"]);
 
-    // A requested key that is revoked is replaced by a new one.
+    // If the Published key is revoked and the rotation was requested, a new key is published.
     let policy = KeyPolicy { revoke_id: Some("s2".to_owned()), ..rotation_requested("1") };
     let keys = rotating.advance(&policy, NOW, false).unwrap().unwrap();
     assert_states(&keys, &["s1 Active", "s3 Published"], &["h1 Active", "h2 Published"]);
@@ -210,7 +211,7 @@ fn a_revoked_key_that_appears_again_is_dropped() {
 }
 
 #[test]
-fn an_unknown_id_is_reported_and_not_assigned_later() {
+fn an_unknown_id_in_the_revocation_annotation_is_reported_and_never_assigned() {
     let keys = first();
     for bad in ["s2", "h7", "x", "s", "s01"] {
         assert_eq!(keys.advance(&revoking(bad), NOW, true), Ok(None), "{bad}");
@@ -224,9 +225,9 @@ fn an_unknown_id_is_reported_and_not_assigned_later() {
 }
 
 #[test]
-fn a_session_that_outlives_its_key_finds_the_later_keys() {
-    // A session of two years is opened. Then the App shortens its sessions, and rotates or revokes the key of that
-    // session.
+fn later_keys_are_kept_for_a_session_that_outlives_its_own_key() {
+    // A session of two years is opened. Then the session lifetime of the App is shortened, and the HMAC key of the
+    // session is rotated twice, or revoked.
     let long = KeyPolicy { session_lifetime_seconds: MAX_SESSION_LIFETIME_SECONDS, ..policy() };
     let short = KeyPolicy { session_lifetime_seconds: 300, ..policy() };
     let keys = KeyDocument::first_with_policy(&shop(), &long, NOW).unwrap();
@@ -241,12 +242,12 @@ fn a_session_that_outlives_its_key_finds_the_later_keys() {
 }
 
 #[test]
-fn a_session_continues_under_a_key_with_unknown_end_when_its_own_is_revoked() {
+fn if_the_key_of_a_session_is_revoked_a_retired_key_without_end_is_kept_for_the_session() {
     let short = |value: &str| KeyPolicy { session_lifetime_seconds: 300, ..rotation_requested(value) };
     let long = KeyPolicy { session_lifetime_seconds: MAX_SESSION_LIFETIME_SECONDS, ..policy() };
     let keys = advanced(&KeyDocument::first_with_policy(&shop(), &long, NOW).unwrap(), &short("1"), NOW);
     let end = keys.hmac[0].lifecycle.not_after.unwrap();
-    // h3 has replaced h2, and no pod has acknowledged this yet.
+    // Continues until h3 has replaced h2. The pods have not acknowledged the replacement yet.
     let mut keys = keys;
     while keys.hmac.len() < 3 || keys.hmac[2].key.state != KeyState::Active {
         keys = keys.advance(&short("2"), NOW, true).unwrap().unwrap();
@@ -260,7 +261,7 @@ fn a_session_continues_under_a_key_with_unknown_end_when_its_own_is_revoked() {
 }
 
 #[test]
-fn new_keys_are_generated_once_with_ids_above_all_earlier_ones() {
+fn new_keys_are_generated_once_with_greater_numbers_than_all_earlier_keys() {
     let policy = KeyPolicy { new_keys_request: Some("lost".to_owned()), ..policy() };
     let old = first();
     let keys = old.advance(&policy, NOW, false).unwrap().unwrap();
@@ -276,7 +277,7 @@ fn new_keys_are_generated_once_with_ids_above_all_earlier_ones() {
 }
 
 #[test]
-fn keys_from_a_document_are_kept_for_the_longest_possible_lifetime() {
+fn keys_restored_from_a_rendered_document_are_kept_for_the_longest_possible_lifetime() {
     let mut keys = advanced(&first(), &rotation_requested("1"), NOW);
     // Removes what a rendered document does not contain.
     keys.last = LastNumbers::default();
@@ -346,7 +347,7 @@ fn keys_written_by_earlier_versions_are_read() {
     assert_eq!(serde_json::from_str::<KeyDocument>(&text).unwrap(), rotated);
 }
 
-/// A server pod's document: the keys and the App's policy when it was rendered.
+/// A document that pods serve: its keys, and the App's policy when the document was rendered.
 #[derive(Clone)]
 struct Served {
     keys: KeyDocument,
@@ -359,7 +360,7 @@ struct Session {
     keys: Vec<String>,
 }
 
-/// Random months of an App. Its pods can serve earlier revisions.
+/// A random history of an App. Some pods can serve earlier revisions of the document.
 struct RandomHistory {
     random: StdRng,
     now: OffsetDateTime,
@@ -367,10 +368,10 @@ struct RandomHistory {
     /// Every document that some pod may still serve, the newest last.
     served: Vec<Served>,
     /// The signing key and the end of each access token.
-    access: Vec<(String, OffsetDateTime)>,
+    access_tokens: Vec<(String, OffsetDateTime)>,
     sessions: Vec<Session>,
     /// The secret of every key that was published, by id.
-    ids: std::collections::BTreeMap<String, String>,
+    secrets_by_id: std::collections::BTreeMap<String, String>,
     revoked: Vec<String>,
 }
 
@@ -381,9 +382,9 @@ impl RandomHistory {
             now: NOW,
             policy: KeyPolicy { rotation_days: 7, session_lifetime_seconds: 20 * 86_400, ..policy() },
             served: Vec::new(),
-            access: Vec::new(),
+            access_tokens: Vec::new(),
             sessions: Vec::new(),
-            ids: std::collections::BTreeMap::new(),
+            secrets_by_id: std::collections::BTreeMap::new(),
             revoked: Vec::new(),
         };
         let keys = KeyDocument::first_with_policy(&shop(), &history.policy, NOW).unwrap();
@@ -398,7 +399,7 @@ impl RandomHistory {
     fn publish(&mut self, keys: KeyDocument, after_revocation: bool) {
         assert_eq!(keys.validate(&shop()), Ok(()), "exactly one is Active, no id occurs twice");
         for (id, secret) in secrets(&keys) {
-            let known = self.ids.entry(id.clone()).or_insert_with(|| secret.clone());
+            let known = self.secrets_by_id.entry(id.clone()).or_insert_with(|| secret.clone());
             assert_eq!(*known, secret, "{id} is another key");
             assert!(!self.revoked.contains(&id), "{id} came back");
         }
@@ -423,7 +424,7 @@ impl RandomHistory {
         let (signing, hmac) = (active(&keys.signing), active(&keys.hmac));
         // Other pods reject what a pod with an earlier revision creates with a revoked key, as they should.
         if !self.revoked.contains(&signing) {
-            self.access.push((signing, access_end));
+            self.access_tokens.push((signing, access_end));
         }
         if self.revoked.contains(&hmac) {
             return;
@@ -464,7 +465,7 @@ impl RandomHistory {
             && secrets(&before.keys).any(|(known, _)| known == *id)
         {
             self.revoked.push(id.clone());
-            self.access.retain(|(key, _)| key != id);
+            self.access_tokens.retain(|(key, _)| key != id);
             for session in &mut self.sessions {
                 session.keys.retain(|key| key != id);
             }
@@ -483,11 +484,11 @@ impl RandomHistory {
 
     fn check(&mut self) {
         let now = self.now;
-        self.access.retain(|(_, ends)| *ends > now);
+        self.access_tokens.retain(|(_, ends)| *ends > now);
         self.sessions.retain(|session| session.ends > now);
         for served in &self.served[self.served.len() - 1..] {
             let known = secrets(&served.keys).map(|(id, _)| id).collect::<Vec<_>>();
-            for (key, ends) in &self.access {
+            for (key, ends) in &self.access_tokens {
                 assert!(known.contains(key), "an access token of {key} until {ends} finds no key at {now}");
             }
             for session in &self.sessions {
@@ -498,7 +499,7 @@ impl RandomHistory {
         }
     }
 
-    /// Checks that nothing is due before `due`, and something is due then.
+    /// Checks that nothing is due before the time that `next_due` returns, and that something is due at that time.
     fn check_due(&mut self) {
         let keys = advanced(&self.newest().keys, &self.policy, self.now);
         let Some(due) = keys.next_due(&self.policy, self.now) else {
@@ -516,7 +517,7 @@ impl RandomHistory {
         if self.random.random_bool(0.1) {
             self.change_policy();
         }
-        // All pods catch up with the newest document, or only some do.
+        // Either all pods serve the newest document now, or some pods still serve earlier documents.
         let still_served =
             if self.random.random_bool(0.6) { 1 } else { self.random.random_range(1..=self.served.len()) };
         self.served.drain(..self.served.len() - still_served);
@@ -544,12 +545,12 @@ fn is_same_for_servers(one: &KeyDocument, other: &KeyDocument) -> bool {
 }
 
 #[test]
-fn every_token_finds_its_key_until_it_expires_whatever_happens() {
+fn every_token_finds_its_key_until_the_token_expires() {
     for seed in 0..100 {
         let mut history = RandomHistory::new(seed);
         for _ in 0..400 {
             history.step();
         }
-        assert!(history.ids.len() > 10, "keys were generated");
+        assert!(history.secrets_by_id.len() > 10, "keys were generated");
     }
 }

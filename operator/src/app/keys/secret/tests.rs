@@ -36,7 +36,7 @@ fn returned(document: &KeyDocument, owner: &AppIdOwner, version: &str) -> Value 
     serde_json::to_value(stored).unwrap()
 }
 
-/// A response of the API server to a write: it stores the object at a new version.
+/// The response of the API server to a write: the written object, with a new `resourceVersion`.
 fn written(version: &'static str) -> impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send + 'static {
     move |call| {
         let mut body = call.body.clone();
@@ -57,7 +57,7 @@ fn stored(found: KeyLookup) -> Stored {
 }
 
 #[tokio::test]
-async fn the_first_keys_are_posted_and_read_back_as_they_were() {
+async fn the_first_keys_are_created_and_read_back_unchanged() {
     let script = MockApi::default().expect(Method::POST, SECRETS, written("1"));
     let document = keys().written_for("shop");
     let created = create(&secrets(&script), &document, &us()).await.unwrap().unwrap();
@@ -74,7 +74,7 @@ async fn the_first_keys_are_posted_and_read_back_as_they_were() {
 }
 
 #[tokio::test]
-async fn of_two_concurrent_creations_of_the_first_keys_one_wins() {
+async fn one_of_two_concurrent_creations_of_the_first_keys_wins() {
     let (theirs, them) = (keys(), AppIdOwner { namespace: "other".into(), name: "shop".into() });
     let script = MockApi::default()
         .expect(Method::POST, SECRETS, |_| api_error(StatusCode::CONFLICT, "AlreadyExists", "latchkey-keys-shop"))
@@ -200,7 +200,7 @@ async fn an_unusable_secret_is_never_overwritten() {
         let api = secrets(&script);
         let first = read(&api, &shop()).await.unwrap();
         let owner = (why != UnusableReason::NoOwner).then(us);
-        // `replace` needs the keys that were read, and there are none.
+        // The Secret cannot be overwritten: `replace` needs keys that were read, and there are none.
         assert_eq!(first, KeyLookup::Unusable(why, owner));
         script.finish();
     }

@@ -1,4 +1,5 @@
-//! `GET /.well-known/oauth-authorization-server/{APPID}`, and the same path after the issuer (RFC 8414).
+//! `GET /.well-known/oauth-authorization-server/{APPID}` (RFC 8414), and
+//! `GET /{APPID}/.well-known/oauth-authorization-server`.
 
 use super::{AuthorizationServerMetadata, metadata_response};
 use crate::{

@@ -19,7 +19,7 @@ use crate::{
     state::State,
 };
 
-/// The same, with the members that OpenID Connect Discovery 1.0, 3 requires in addition.
+/// The metadata of RFC 8414, with the members that OpenID Connect Discovery 1.0, 3 requires in addition.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OpenIdConfiguration")]
 pub struct OpenIdConfiguration<'a> {

@@ -29,7 +29,7 @@ pub struct VerifyResponse {
 
 pub fn operation() -> Operation {
     Operation::new(
-        "Send the confirmation code again",
+        "Send a new confirmation code",
         "Sends it to the user of the token, unless the email address is already verified.",
     )
     .requires_access_token()

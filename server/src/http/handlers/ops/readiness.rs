@@ -1,10 +1,11 @@
-//! Whether this process can serve requests, and why not.
+//! Whether this process can serve requests, and if not, why.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// The state behind `readyz`. It never asks the stores: a short outage of Redis must not empty the Service.
+/// The state that `readyz` returns. `readyz` never asks the stores: a short outage of Redis must not remove all pods
+/// from the Kubernetes Service.
 #[derive(Debug, Default)]
 pub struct Readiness {
     configuration_loaded: AtomicBool,

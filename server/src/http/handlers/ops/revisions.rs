@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{config::Apps, http::response::Response, providers::ProviderReports};
 
-/// Lets an operator distinguish a silent stream from a broken one (specification: Delivery of configuration, Revisions
-/// and acknowledgement).
+/// The time between two heartbeats. They let an operator distinguish a silent stream from a broken stream
+/// (specification: Delivery of configuration, Revisions and acknowledgement).
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The state of a revision stream between two lines.
@@ -37,7 +37,7 @@ struct RevisionStream {
     closing: CancellationToken,
 }
 
-/// A response without an end: the stream ends when `closing` is cancelled.
+/// A response with the stream of revisions as its body. The stream ends when `closing` is cancelled.
 pub(super) fn stream_response(
     apps: Arc<Apps>,
     reports: Arc<ProviderReports>,
@@ -60,7 +60,7 @@ pub(super) fn stream_response(
 // === impl RevisionStream ===
 
 impl RevisionStream {
-    /// Starts with the hello, followed by the known state of providers.
+    /// Starts a stream. The first line is the hello, and the next lines are the known states of the providers.
     fn start(apps: Arc<Apps>, reports: Arc<ProviderReports>, pod_uid: String, closing: CancellationToken) -> Self {
         let (hello, changes) = apps.subscribe(pod_uid.clone());
         let (known, provider_updates) = reports.subscribe();
@@ -81,7 +81,8 @@ impl RevisionStream {
                 () = self.closing.cancelled() => return None,
                 change = self.changes.recv() => match change {
                     Ok(change) => return Some(RevisionsMessage::Change(change)),
-                    // Too slow to receive every change: send the whole set again and continue from there.
+                    // This stream was too slow to receive every change: send all revisions again, then the later
+                    // changes.
                     Err(broadcast::error::RecvError::Lagged(_)) => {
                         let (hello, changes) = self.apps.subscribe(self.pod_uid.clone());
                         self.changes = changes;

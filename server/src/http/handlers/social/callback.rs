@@ -23,7 +23,7 @@ use crate::{
     state::State,
 };
 
-/// The response of *callback* if the App has no redirect addresses.
+/// The response of *callback* if the App has no redirect URLs.
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(rename = "CallbackResponse")]
@@ -60,10 +60,10 @@ pub fn operation() -> Operation {
 /// What the operations of the GET callback (with a query) and of the POST callback (with a form) have in common.
 pub(super) fn operation_without_parameters() -> Operation {
     Operation::new(
-        "The address to which the provider returns the user",
+        "The address to which the provider sends the user back",
         "Not for the application itself: register this address at the provider. The response is a redirect to the \
          `redirect_url` of the flow, with a session, a `code` or an `error`. It is JSON only if the App has no \
-         redirect addresses, or if the address of the flow is unknown or no longer allowed.",
+         redirect URLs, or if the `redirect_url` of the flow is unknown or no longer allowed.",
     )
     .response(Content::json::<CallbackResponse>(SessionResponse::example()))
     .redirect(
@@ -112,8 +112,8 @@ pub(super) async fn finish_flow<S: Ports>(
         sealed: sent_cookies.iter().filter(|cookie| cookie.belongs_to(&id)).map(|cookie| cookie.value).collect(),
     };
     let finished = social::finish_flow(state.call(app, &request.client), provider, input).await;
-    // A callback with an invalid state, or one that was refused before it used the state, clears no cookie: the flow
-    // may still complete.
+    // A callback with an invalid state, or a callback that was refused before it used the state, clears no cookie: the
+    // flow may still complete.
     let cleared = match &finished {
         Err(CallbackError::InvalidState) | Ok(FinishedFlow { is_state_used: false, .. }) => Vec::new(),
         Ok(FinishedFlow { is_state_used: true, .. })
@@ -137,7 +137,7 @@ fn callback_response(app: &App, finished: FinishedFlow) -> Result<Response, Prob
             Ok(FlowResult::Code(code)) => {
                 response::json(&CallbackResponse::Code { code: code.expose().to_owned(), state: app_state })
             }
-            Err(error) => Err(super::sign_in_problem(app, error)),
+            Err(error) => Err(super::provider_login_problem(app, error)),
         };
     };
     let mut problem = None;
@@ -181,7 +181,7 @@ fn callback_problem(error: CallbackError) -> Problem {
         CallbackError::InvalidState => invalid_state(),
         CallbackError::RedirectUrl(_) => Problem::new(
             ErrorCode::RedirectUrlNotAllowed,
-            "the redirect address of this login is no longer on the App's list",
+            "the redirect URL of this login is no longer on the App's list",
         ),
         CallbackError::Common(error) => error.into(),
     }

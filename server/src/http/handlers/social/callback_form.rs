@@ -1,4 +1,4 @@
-//! `POST /{APPID}/{PROVIDER}/callback`, for providers that return the user with a form.
+//! `POST /{APPID}/{PROVIDER}/callback`, for providers that send the user back with a form.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, json};

@@ -61,6 +61,6 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     let outcome = social::log_in_with_token(state.call(app, &request.client), provider, &token.0, nonce).await;
     match outcome {
         Ok(login) => response::json(&SessionResponse::from(login)),
-        Err(error) => Err(super::sign_in_problem(app, error)),
+        Err(error) => Err(super::provider_login_problem(app, error)),
     }
 }

@@ -120,13 +120,13 @@ fn json_binding(request: &HeaderMap) -> FlowBinding {
     if matches!(site, Some(b"same-origin" | b"same-site")) { FlowBinding::Browser } else { FlowBinding::Unbound }
 }
 
-/// A navigation by GET sends no `Origin`. If there is one, a script of a page made the call.
+/// A navigation by GET sends no `Origin`. If there is an `Origin`, a script of a page made the call.
 fn has_unlisted_origin(request: &HeaderMap, app: &App) -> bool {
     request.contains_key(ORIGIN) && !matches!(Cors::from_request(request, &app.doc.allowed_origins), Cors::Listed(_))
 }
 
 fn redirect_url_not_allowed() -> Problem {
-    Problem::new(ErrorCode::RedirectUrlNotAllowed, "redirect_url is not on the App's list of redirect addresses")
+    Problem::new(ErrorCode::RedirectUrlNotAllowed, "redirect_url is not on the App's list of redirect URLs")
 }
 
 fn redirect_problem(app: &App, error: StartFlowError) -> Problem {

@@ -52,7 +52,7 @@ pub fn operation() -> Operation {
     ])
 }
 
-/// The response is the one of *register*.
+/// The response has the same fields as the response of *register*.
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     authentication::authenticate(state, app, &request).await?;
     let ChangeAddressRequest { email, password } = request.read_json().await?;

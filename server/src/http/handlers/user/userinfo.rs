@@ -1,4 +1,4 @@
-//! `GET /v1/{APPID}/userinfo`: the same account as claims of OpenID Connect.
+//! `GET /v1/{APPID}/userinfo`: the user's account as claims of OpenID Connect.
 
 use schemars::JsonSchema;
 use serde::Serialize;

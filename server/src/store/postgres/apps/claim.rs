@@ -25,14 +25,14 @@ pub enum ClaimOutcome {
 /// The decision on a claim.
 enum ClaimDecision {
     Decided(ClaimOutcome),
-    /// The claim is valid once it is written to the row.
+    /// The claim is valid once it is written to the App's row.
     Write,
 }
 
 // === impl AppRow ===
 
 impl AppRow {
-    /// `write_claims` contains the same rule in SQL.
+    /// Decides on a claim by the App's row. `write_claims` contains the same rule in SQL.
     fn decide(&self, claim: &OwnershipClaim) -> ClaimDecision {
         let is_new_incarnation = claim.incarnation.is_some() && claim.incarnation != self.incarnation;
         match self.state() {
@@ -57,8 +57,8 @@ impl AppRow {
 // === impl PostgresStore ===
 
 impl PostgresStore {
-    /// Records claims that are valid and not recorded yet, and returns the outcome of each claim in order. Writes
-    /// nothing if all valid claims are recorded already.
+    /// Records claims that are valid and not recorded yet, and returns the outcome of each claim, in the order of
+    /// `claims`. Writes nothing if all valid claims are recorded already.
     pub async fn claim_apps(&self, claims: &[OwnershipClaim]) -> Result<Vec<ClaimOutcome>, StoreError> {
         let mut call = self.begin_call("claim_apps").await?;
         let (connection, deadline) = call.parts();
@@ -113,7 +113,8 @@ async fn write_claims(connection: &mut PgConnection, claims: &[OwnershipClaim]) 
     let namespaces: Vec<String> = claims.iter().map(|claim| claim.namespace.clone()).collect();
     let incarnations: Vec<Option<String>> = claims.iter().map(|claim| claim.incarnation.clone()).collect();
     let handovers: Vec<i64> = claims.iter().map(|claim| i64::from(claim.handover)).collect();
-    // In a fixed order, so that two servers do not deadlock. The rule is that of `AppRow::decide`.
+    // Rows are written in a fixed order, so that two servers do not deadlock. The condition is the rule of
+    // `AppRow::decide`.
     sqlx::query!(
         r#"
         INSERT INTO apps AS known (app_id, namespace, incarnation, handover)

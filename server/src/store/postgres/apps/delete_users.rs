@@ -95,7 +95,7 @@ impl Stores {
         call.end_call(outcome)?
     }
 
-    /// The outer error is of Postgres, the inner one of Redis.
+    /// The outer error is an error of Postgres, the inner error is an error of Redis.
     async fn delete_users_in_transaction(
         &self,
         connection: &mut PgConnection,
@@ -162,8 +162,8 @@ async fn insert_deleting_app(connection: &mut PgConnection, claim: &OwnershipCla
     .map(drop)
 }
 
-/// Deletes users, mails and events of an App. Returns whether anything was deleted. Identities are deleted with their
-/// users.
+/// Deletes these users of an App, up to `most` of its mails and up to `most` of its events. Returns whether anything
+/// was deleted. Identities are deleted with their users.
 pub(super) async fn delete_batch(
     connection: &mut PgConnection,
     app: &AppId,

@@ -18,8 +18,8 @@ const RELEASE_BATCH: u32 = 500;
 pub enum ReleaseOutcome {
     /// The App had no users. The appID is free.
     Freed,
-    /// The appID stays reserved: the App has `users` users, or has events of deleted users, or the database does not
-    /// know the App. `users` is at least 1.
+    /// The appID stays reserved: the App has users, or has events of deleted users, or the database does not know the
+    /// App. `users` is the number of users, but at least 1.
     Reserved { users: u64 },
     /// The appID is not free yet: another transaction has locked the App's row, the release is no longer wanted, or
     /// mails and events are left to delete. Try again.
@@ -45,8 +45,8 @@ impl AppRow {
                 Some(ReleaseOutcome::OtherNamespace)
             }
             // The document of the release is outdated: the App was published again later. The operator raises
-            // `handover` in the App's keys before it publishes the release, so every later document of the App has a
-            // greater `handover` than the release.
+            // `handover` in the App's key Secret before it publishes the release, so every later document of the App
+            // has a greater `handover` than the release.
             AppRowState::Active | AppRowState::Deleting
                 if self.handover > i64::from(claim.handover) || self.has_other_keys(claim) =>
             {
@@ -61,8 +61,9 @@ impl AppRow {
 
 impl PostgresStore {
     /// Frees the appID of a deleted App if it has no users. Deletes no user. The App's row is locked: a registration
-    /// that began before is seen here, and a later one fails because of the row's state. An App that the database does
-    /// not know is not freed. `wanted` is called when the row is locked, because the App may be served again by then.
+    /// that began before is seen here, and a later registration fails because of the row's state. An App that the
+    /// database does not know is not freed. `wanted` is called when the row is locked, because the App may be served
+    /// again by then.
     pub async fn release_app(
         &self,
         claim: &OwnershipClaim,

@@ -24,7 +24,7 @@ pub(super) struct AppRow {
 // === impl AppRow ===
 
 impl AppRow {
-    /// The table allows no other states.
+    /// The row's state. The table allows no states except these three.
     pub(super) fn state(&self) -> AppRowState {
         match self.state.as_str() {
             "active" => AppRowState::Active,
@@ -34,8 +34,8 @@ impl AppRow {
     }
 
     /// Whether the claim's namespace owns the row, or the appID was handed over to this namespace after the row was
-    /// written. A handover keeps the keys. A claim with other keys belongs to an App that had the appID before the
-    /// appID became free. The `handover` of such a claim can be greater, too.
+    /// written. A handover keeps the keys. Therefore a claim with other keys is not a handover, even if its `handover`
+    /// is greater: it belongs to an App that had the appID before the appID became free.
     pub(super) fn is_owned_by(&self, claim: &OwnershipClaim) -> bool {
         let same_keys = self.incarnation.is_none() || self.incarnation == claim.incarnation;
         self.namespace == claim.namespace || same_keys && i64::from(claim.handover) > self.handover
@@ -52,9 +52,9 @@ impl AppRow {
     }
 }
 
-/// Whether users can be written: the App's users are not being deleted. Locks the App's row, so that the deletion of
-/// the users comes before this transaction and is seen here, or comes after its commit and sees what it wrote. An App
-/// that no server has claimed has no row, and is active.
+/// Whether users can be written: the App's users are not being deleted. Locks the App's row. Therefore the deletion of
+/// the users either comes first, and this transaction sees it, or comes after the commit of this transaction, and
+/// deletes what the transaction wrote. An App that no server has claimed has no row, and is active.
 pub(in crate::store::postgres) async fn is_active(
     connection: &mut PgConnection,
     app: &AppId,

@@ -1,4 +1,4 @@
-//! Events that are part of the transaction of the change that they record.
+//! Inserts events in the transaction of the change that they record.
 
 use latchkey_crds::types::AppId;
 use sqlx::PgConnection;
@@ -7,14 +7,14 @@ use uuid::Uuid;
 
 use crate::domain::audit::{Event, EventKind};
 
-/// One event by column.
+/// The columns of one event.
 pub(in crate::store::postgres) struct EventColumns {
     pub(in crate::store::postgres) id: Uuid,
     pub(in crate::store::postgres) at: OffsetDateTime,
     pub(in crate::store::postgres) kind: &'static str,
     pub(in crate::store::postgres) session: Option<Uuid>,
     pub(in crate::store::postgres) ip: Option<String>,
-    /// JSON. `None` if there are no details.
+    /// The details as JSON. `None` if there are no details.
     pub(in crate::store::postgres) detail: Option<String>,
 }
 
@@ -42,7 +42,7 @@ pub(in crate::store::postgres) async fn insert(
     .map(drop)
 }
 
-/// Inserts an event for each of the users, who were removed without a request of their own.
+/// Inserts an event for each of these users. The users were removed, but did not request it.
 pub(in crate::store::postgres) async fn insert_for_removed_users(
     connection: &mut PgConnection,
     app: &AppId,

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
 
-/// Refusals of a quarter of an hour of an App, by column.
+/// Rows that count an App's refusals in a quarter of an hour, by column.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RefusalColumns {
     pub(crate) ids: Vec<Uuid>,

@@ -1,4 +1,4 @@
-//! Maintenance of the table: partitions by month, and deletion of old events.
+//! Maintenance of the table of audit events: partitions by month, and deletion of old events.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
 // === impl PostgresStore ===
 
 impl PostgresStore {
-    /// Returns whether this server must do the maintenance now. `true` reserves the interval `every`, so at most one
-    /// server does the maintenance in an interval.
+    /// Returns whether this server must do the maintenance now. If so, reserves the interval `every`, so that no other
+    /// server does the maintenance in this interval.
     pub(crate) async fn try_start_audit_upkeep(&self, every: Duration) -> Result<bool, StoreError> {
         let mut call = self.begin_call("audit_turn").await?;
         let (connection, deadline) = call.parts();
@@ -24,8 +24,8 @@ impl PostgresStore {
         Ok(call.end_call(updated)?.rows_affected() > 0)
     }
 
-    /// Creates the missing partitions of this month and of the `ahead` months after it. Returns how many it created.
-    /// `None` if this server's role is not permitted to.
+    /// Creates the missing partitions of this month and of the `ahead` months after it. Returns how many it created, or
+    /// `None` if this server's role is not permitted to create partitions.
     pub(crate) async fn create_audit_partitions(&self, ahead: i32) -> Result<Option<i32>, StoreError> {
         let mut call = self.begin_call("make_audit_months").await?;
         let (connection, deadline) = call.parts();
@@ -34,8 +34,8 @@ impl PostgresStore {
         call.end_call(result.map(if_permitted))
     }
 
-    /// Drops the partitions of months that ended by `before` and contain rows of these Apps only. Returns how many it
-    /// dropped. `None` if this server's role is not permitted to.
+    /// Drops the partitions of months that ended by `before`, if they contain only rows of these Apps. Returns how many
+    /// it dropped, or `None` if this server's role is not permitted to drop partitions.
     pub(crate) async fn drop_audit_partitions(
         &self,
         before: OffsetDateTime,
@@ -48,7 +48,8 @@ impl PostgresStore {
         call.end_call(result.map(if_permitted))
     }
 
-    /// Deletes up to `most` events of each App that are older than the App's time in `before`. Returns how many.
+    /// For each App, deletes up to `most` events that are older than the App's time in `before`. Returns how many it
+    /// deleted.
     pub(crate) async fn delete_audit_events(
         &self,
         apps: &[String],
@@ -82,11 +83,11 @@ impl PostgresStore {
 
 /// The result of a function of the schema. `None` if this server's role is not permitted to call it.
 fn if_permitted(result: Result<i32, sqlx::Error>) -> Result<Option<i32>, sqlx::Error> {
-    /// insufficient_privilege
-    const NOT_ALLOWED: &str = "42501";
+    /// SQLSTATE `insufficient_privilege`.
+    const INSUFFICIENT_PRIVILEGE: &str = "42501";
     match result {
         Ok(count) => Ok(Some(count)),
-        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(NOT_ALLOWED) => Ok(None),
+        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(INSUFFICIENT_PRIVILEGE) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -47,7 +47,7 @@ enum Job {
         event: Box<Event>,
         written: Option<oneshot::Sender<()>>,
     },
-    /// Completed when all earlier jobs are done.
+    /// Reports through the channel that all earlier jobs are done.
     Flush(oneshot::Sender<()>),
 }
 
@@ -67,7 +67,7 @@ struct EventBatch {
 // === impl EventWriter ===
 
 impl EventWriter {
-    /// Starts the task that writes. It ends when the last handle to Postgres is dropped.
+    /// Starts the task that writes. The task ends when the last handle to Postgres is dropped.
     pub(in crate::store::postgres) fn start(postgres: Weak<Shared>) -> Self {
         let (queue, jobs) = mpsc::channel(QUEUE_CAPACITY);
         let metrics = AuditMetrics::new();
@@ -77,7 +77,8 @@ impl EventWriter {
 
     fn push(&self, job: Job) {
         if self.queue.try_send(job).is_err() {
-            // Only counted here. The task logs the number after the next batch that it writes.
+            // The lost event is only counted here. The task logs the number of lost events after the next batch that it
+            // writes.
             self.metrics.count_lost(1);
         }
     }
@@ -116,7 +117,8 @@ async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metri
         let retry_until = Instant::now() + RETRY_TIME;
         let mut pause = Duration::ZERO;
         while matches!(written, Err(StoreError::Unavailable { .. })) && Instant::now() + pause < retry_until {
-            // A broken idle connection, or a failover. The events have ids, so writing them twice is harmless.
+            // The cause may be a broken idle connection or a failover. The events have ids, so writing them twice is
+            // harmless.
             sleep(pause).await;
             pause = RETRY_PAUSE;
             written = postgres.insert_events(&columns).await;
@@ -174,7 +176,7 @@ impl PostgresStore {
         &self.shared.audit.metrics
     }
 
-    /// Waits until all events recorded before are written or lost, but at most `FLUSH_TIMEOUT`.
+    /// Waits until all events that were recorded before this call are written or lost, but at most `FLUSH_TIMEOUT`.
     pub async fn flush_audit(&self) {
         let (flushed, done) = oneshot::channel();
         let flushing = async {
@@ -204,7 +206,8 @@ impl PostgresStore {
 }
 
 async fn insert_batch(connection: &mut PgConnection, columns: &EventBatch) -> Result<u64, sqlx::Error> {
-    // The lock orders this with the deletion of an App, as in `create_user`. Events without a user are not written.
+    // The lock on an App's row prevents a concurrent deletion of the App's users, as in `create_user`. Events without a
+    // user are not written.
     let query = sqlx::query!(
         r#"
         WITH gate AS (

@@ -11,9 +11,9 @@ use crate::{
 
 /// How many identities a user has.
 struct IdentityCounts {
-    /// Those of the provider to unlink.
+    /// Identities of the provider to unlink.
     of_provider: i64,
-    /// Those of other providers with which the user can log in.
+    /// Identities of other providers, if the user can log in with these providers.
     others: i64,
 }
 

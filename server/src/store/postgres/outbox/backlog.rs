@@ -7,7 +7,7 @@ use crate::{
     store::postgres::PostgresStore,
 };
 
-/// The maximum of each count: above this, the exact number does not matter.
+/// Each count stops at this number, because the exact number does not matter above it.
 const MAX_COUNTED: i64 = 100_000;
 
 impl PostgresStore {

@@ -1,4 +1,4 @@
-//! Dead letters: mails that failed for good, for operators.
+//! Dead letters: lists them, and makes a dead letter due again.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
 /// Maximum number of dead letters in a list. A list contains the newest dead letters.
 const MAX_LISTED: i64 = 10_000;
 
-/// A row that is not attempted any more.
+/// A mail whose delivery was given up.
 #[derive(Clone, Debug)]
 pub struct DeadLetter {
     pub app: String,
@@ -21,7 +21,7 @@ pub struct DeadLetter {
     pub attempts: i32,
     pub created_at: OffsetDateTime,
     pub dead_at: OffsetDateTime,
-    /// A message of this server, never text of a peer.
+    /// Why the last attempt failed: a message of Latchkey, never text of the relay.
     pub error: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl PostgresStore {
         call.end_call(letters)
     }
 
-    /// Makes a dead letter due again and resets its attempts. Returns whether there was one with this id.
+    /// Makes a dead letter due again and resets its attempts. Returns whether there was a dead letter with this id.
     pub async fn retry_dead_letter(&self, id: Uuid) -> Result<bool, StoreError> {
         let mut call = self.begin_call("retry_dead_letter").await?;
         let (connection, deadline) = call.parts();

@@ -1,4 +1,4 @@
-//! Queues a mail that is not part of another change, for example of *forgot-password*: one statement.
+//! Queues a mail that is not part of another change, for example the mail of *forgot-password*. This is one statement.
 
 use latchkey_crds::types::AppId;
 use tokio::time::timeout_at;

@@ -12,7 +12,7 @@ use crate::{
     store::postgres::PostgresStore,
 };
 
-/// The maximum length of a stored error, as in the table.
+/// The maximum length of a stored error. A constraint of the table contains the same number.
 const MAX_ERROR_CHARS: usize = 500;
 
 impl PostgresStore {

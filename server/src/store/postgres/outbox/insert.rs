@@ -1,4 +1,4 @@
-//! Outbox rows that are part of the transaction of a change.
+//! Inserts and deletes outbox rows in the transaction of a change.
 
 use latchkey_crds::types::AppId;
 use serde_json::{Map, Value};
@@ -85,7 +85,8 @@ pub(in crate::store::postgres) async fn insert_epoch_change(
     .map(drop)
 }
 
-/// Deletes the rows of deleted users. Call it before `insert_epoch_change`, because it deletes rows of every kind.
+/// Deletes the rows of deleted users. The deletion includes epoch rows, so `insert_epoch_change` must be called after
+/// this.
 pub(in crate::store::postgres) async fn delete_rows_of(
     connection: &mut PgConnection,
     app: &AppId,

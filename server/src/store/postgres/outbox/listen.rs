@@ -19,25 +19,25 @@ const LISTENER_IDLE_LIMIT: Duration = Duration::from_secs(30);
 const LISTENER_TIMEOUT: Duration = Duration::from_secs(3);
 const LISTENER_PAUSE: Duration = Duration::from_secs(5);
 
-/// Notifies when other servers enqueue rows. While this fails, the outbox is only polled.
+/// Signals `notify` when other servers enqueue rows. While listening fails, the outbox is only polled.
 pub(in crate::store::postgres) async fn listen(pool: PgPool, notify: Arc<Notify>) {
-    let mut was_listening = true;
+    let mut is_first_failure = true;
     loop {
-        let error = match listen_once(&pool, &notify).await {
+        let error = match listen_until_error(&pool, &notify).await {
             Ok(never) => match never {},
             Err(error) => error,
         };
-        // Only the first failure is logged. The calls log an outage of Postgres.
-        if was_listening {
+        // Only the first failure is logged. An outage of Postgres is logged by the module `outage`.
+        if is_first_failure {
             let error = CallError::from(&error);
             warn!(error = &error as &dyn std::error::Error, "cannot listen for new outbox rows; polling only");
         }
-        was_listening = false;
+        is_first_failure = false;
         sleep(LISTENER_PAUSE).await;
     }
 }
 
-async fn listen_once(pool: &PgPool, notify: &Notify) -> Result<std::convert::Infallible, sqlx::Error> {
+async fn listen_until_error(pool: &PgPool, notify: &Notify) -> Result<std::convert::Infallible, sqlx::Error> {
     // A separate pool: calls cannot use a connection that listens.
     let own = PgPoolOptions::new()
         .max_connections(1)

@@ -25,12 +25,13 @@ const ADDRESS_ATTEMPTS: u32 = 5;
 struct AddressContended;
 
 enum ChangeOutcome {
-    /// The user after the change, and the unverified account that the change removed.
+    /// The user after the change, and the raised epoch of the unverified account that the change removed, if there was
+    /// one.
     Changed(Box<UserRow>, Option<EpochChange>),
     /// The user has changed since the code was sent, or another account has verified the address.
     Rejected,
-    /// Another request took the address after the transaction had looked for its owner. The next attempt sees who has
-    /// it.
+    /// Another request took the address after this transaction had looked for an owner of the address. The next attempt
+    /// sees the new owner.
     Contended,
 }
 
@@ -90,12 +91,13 @@ async fn change_address(
         outbox::insert_epoch_change(&mut transaction, app, removed).await?;
         audit::insert_for_removed_users(&mut transaction, app, EventKind::UserDeleted, change.event.at, &users).await?;
     }
-    report(&mut transaction, app, change, &before, &changed, notify).await?;
+    record_change(&mut transaction, app, change, &before, &changed, notify).await?;
     transaction.commit().await?;
     Ok(ChangeOutcome::Changed(Box::new(changed), removed))
 }
 
-/// Deletes an unverified account with the address, with its identities.
+/// Deletes the unverified account that has the address, if there is one. The identities of this account are deleted,
+/// too.
 async fn delete_unverified_owner(
     connection: &mut PgConnection,
     app: &AppId,
@@ -155,7 +157,7 @@ async fn update_user(
 }
 
 /// Inserts the outbox rows and the event of the change.
-async fn report(
+async fn record_change(
     connection: &mut PgConnection,
     app: &AppId,
     change: &AddressChange,

@@ -1,4 +1,4 @@
-//! Sets a password in a session.
+//! Sets the password of a user who is logged in.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};
@@ -47,9 +47,9 @@ async fn set_password(
     Ok(Some(changed))
 }
 
-/// Also ends a pending change of the email address and its codes: a user who gets the notice that somebody else
-/// requested this change can stop the change with a new password. If the pending address is the account's only one, it
-/// stays pending.
+/// Also cancels a pending change of the email address: a user who gets the notice of a change that somebody else
+/// requested can stop this change with a new password. If the pending address is the account's only address, it stays
+/// pending.
 async fn update_user(
     connection: &mut PgConnection,
     app: &AppId,

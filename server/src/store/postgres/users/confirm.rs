@@ -1,4 +1,4 @@
-//! Confirms a user's own email address.
+//! Confirms the email address that a user has, in contrast to a pending address.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};

@@ -52,7 +52,7 @@ impl LockedUser {
         self.email_canonical.as_deref() == Some(canonical)
     }
 
-    /// Whether this canonical email address waits for its code.
+    /// Whether this canonical email address is the user's pending address.
     pub(super) fn has_pending_address(&self, canonical: &str) -> bool {
         self.pending_email_canonical.as_deref() == Some(canonical)
     }

@@ -1,4 +1,4 @@
-//! Reads a user: one statement each, for logins and for calls with a session.
+//! Reads a user with one statement, for a login or for a request with a session.
 
 use latchkey_crds::types::AppId;
 use tokio::time::timeout_at;

@@ -13,7 +13,7 @@ use crate::{
     store::postgres::{PostgresStore, audit::EventColumns, outbox},
 };
 
-/// The users of an App are being deleted, and this server does not know it yet.
+/// The users of an App are being deleted, and this server does not know that yet.
 #[derive(Debug, thiserror::Error)]
 #[error("the users of the App are being deleted")]
 struct AppBeingDeleted;
@@ -33,8 +33,9 @@ impl PostgresStore {
         let event = EventColumns::from_event(&user.event);
         let mut call = self.begin_call("create_user").await?;
         let (connection, deadline) = call.parts();
-        // The lock on the App's row orders this with the deletion of the App's users: the deletion sees what is written
-        // here, or nothing is written. `apps::is_active` does the same in a transaction.
+        // The lock on the App's row prevents a concurrent deletion of the App's users. A later deletion sees what is
+        // written here. After an earlier deletion, nothing is written here. `apps::is_active` does the same in a
+        // transaction.
         let query = sqlx::query!(
             r#"
             WITH gate AS (

@@ -1,4 +1,4 @@
-//! Sets the name.
+//! Sets a user's name.
 
 use latchkey_crds::types::AppId;
 use sqlx::PgConnection;

@@ -27,7 +27,8 @@ const LOOKAHEAD: u32 = 1000;
 /// Which unverified accounts of an App have expired.
 #[derive(Clone, Debug)]
 pub struct UnverifiedExpiry {
-    /// The App and its owner, by the rendered document. Nothing is deleted if the database knows another owner.
+    /// The App and its owner, according to the rendered document. Nothing is deleted if the database knows another
+    /// owner.
     pub claim: OwnershipClaim,
     /// Accounts created before this time have expired.
     pub created_before: OffsetDateTime,
@@ -58,7 +59,7 @@ struct Candidate {
 }
 
 impl PostgresStore {
-    /// Returns the Apps that have unverified accounts from before their time in `created_before`.
+    /// Returns the Apps with unverified accounts that were created before the App's time in `created_before`.
     pub(crate) async fn apps_with_unverified(
         &self,
         apps: &[String],
@@ -86,8 +87,8 @@ impl PostgresStore {
 impl Stores {
     /// Locks up to `most` expired accounts that have no identity, starting after a position, and deletes the accounts
     /// among them that have no live session. Disabled accounts stay. The rows stay locked from the check in Redis to
-    /// the commit: a concurrent confirmation comes before, and the account stays, or after, and finds no account.
-    /// Several servers can call this at the same time.
+    /// the commit: a concurrent confirmation comes either before the check, and the account stays, or after the commit,
+    /// and finds no account. Several servers can call this at the same time.
     pub async fn delete_unverified(
         &self,
         unverified: &UnverifiedExpiry,
@@ -108,8 +109,8 @@ impl Stores {
             } else {
                 None
             };
-            // Redis comes first. If a later step fails, the next run repeats all steps. In the meantime nobody can log
-            // in to these accounts, for at most some minutes.
+            // Redis is changed first. If a later step fails, the next run repeats all steps. After such a failure,
+            // nobody can log in to these accounts for some minutes.
             let users: Vec<_> = candidates.iter().map(|user| (UserId(user.id), Epoch(user.epoch + 1))).collect();
             let retired = match self.redis.retire_users(app, &users).await {
                 Ok(retired) => retired,
@@ -128,8 +129,8 @@ impl Stores {
     }
 }
 
-/// The next accounts without a verified email address, by age. `LOOKAHEAD` bounds the statement, however many of the
-/// accounts stay for other reasons.
+/// The next accounts without a verified email address, oldest first. `LOOKAHEAD` bounds the work of the statement, even
+/// if most of these accounts stay for other reasons.
 async fn look_ahead(
     connection: &mut PgConnection,
     unverified: &UnverifiedExpiry,
@@ -155,9 +156,9 @@ async fn look_ahead(
     .await
 }
 
-/// Locks expired accounts. The lock on the App's row orders this with the deletion of the App's users, as in
-/// `create_user`. The earlier of the server's and the database's time decides, so that a wrong clock deletes nothing
-/// too early.
+/// Locks expired accounts. The lock on the App's row prevents a concurrent deletion of the App's users, as in
+/// `create_user`. If the clocks of the server and the database differ, the clock that is behind decides, so that no
+/// account is deleted too early.
 async fn lock_candidates(
     connection: &mut PgConnection,
     unverified: &UnverifiedExpiry,

@@ -1,4 +1,4 @@
-//! The address of a Redis server, which sentinels and cluster nodes name.
+//! The address of a Redis server, as sentinels and cluster nodes report it.
 
 use redis::{ConnectionAddr, ConnectionInfo};
 
@@ -29,7 +29,7 @@ impl ServerAddress {
         }
     }
 
-    /// The settings of `server` with this address.
+    /// The settings of `server`, but with this address.
     pub(super) fn with_settings_of(&self, server: &ConnectionInfo) -> ConnectionInfo {
         let (host, port) = (self.host.clone(), self.port);
         let addr = match server.addr() {

@@ -22,7 +22,7 @@ pub(super) enum Backend {
 // === impl Backend ===
 
 impl Backend {
-    /// Must be called in a tokio runtime.
+    /// The backend that a URL names. Must be called in a tokio runtime.
     pub(super) fn from_url(url: RedisUrl, scripts: &Arc<Scripts>) -> Self {
         match url {
             RedisUrl::Single(server) => {
@@ -37,7 +37,7 @@ impl Backend {
         }
     }
 
-    /// Sends commands as one pipeline. Returns a value for each, or the first error.
+    /// Sends commands as one pipeline. Returns a value for each command, or the first error.
     pub(super) async fn send(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Value>, CallError> {
         match self {
             Self::Single(node) => values(node.send(commands, until).await?),
@@ -46,7 +46,7 @@ impl Backend {
         }
     }
 
-    /// Sends one command. If the server has replicas, waits up to 100 ms for one to acknowledge the write.
+    /// Sends one command. If the server has replicas, waits up to 100 ms for one of them to acknowledge the write.
     pub(super) async fn send_replicated(
         &self,
         command: Cmd,

@@ -47,16 +47,16 @@ pub(super) struct Cluster {
 struct ClusterState {
     slots: SlotMap,
     nodes: HashMap<ServerAddress, Arc<Node>>,
-    /// A call has failed since the slot map was queried, or a slot has moved.
+    /// Whether a call has failed, or a slot has moved, since the slot map was last queried.
     stale: bool,
-    /// Counts queries for the slot map, so that each starts with another node.
+    /// Counts queries for the slot map, so that each query starts with another node.
     queries: usize,
 }
 
 /// A call of one or more commands: what is still to be sent, and the results so far.
 struct RoutedCall {
     pending: Vec<RoutedCommand>,
-    /// By the command's index.
+    /// The results so far, by the command's index.
     results: Vec<Option<Result<Value, CallError>>>,
     replication: Replication,
 }
@@ -72,13 +72,13 @@ struct RoutedCommand {
 
 /// A redirection by a node.
 enum Redirect {
-    /// MOVED: for all commands from now on.
+    /// MOVED: from now on, all commands for the slot go to this node.
     Moved(ServerAddress),
-    /// ASK: for this command only, while its slot migrates.
+    /// ASK: only this command goes to this node, because its slot is being migrated.
     Ask(ServerAddress),
 }
 
-/// The node for a command, and whether the command needs ASKING.
+/// The node for a command, and whether ASKING must be sent before the command.
 type Route = (ServerAddress, bool);
 
 // === impl Cluster ===
@@ -94,13 +94,14 @@ impl Cluster {
         }
     }
 
-    /// Sends each command to its node. Returns a value for each, or the first error.
+    /// Sends each command to its node. Returns a value for each command, or the first error.
     pub(super) async fn send(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Value>, CallError> {
         let call = RoutedCall::new(commands.cmd_iter().cloned());
         self.send_routed(call, false, until).await.map(|(values, _)| values)
     }
 
-    /// Like `send`, for one command. If its node has replicas, waits up to 100 ms for one to acknowledge the write.
+    /// Like `send`, for one command. If its node has replicas, waits up to 100 ms for one of them to acknowledge the
+    /// write.
     pub(super) async fn send_replicated(
         &self,
         command: Cmd,
@@ -111,7 +112,7 @@ impl Cluster {
         Ok((values.pop().ok_or_else(CallError::unexpected_reply)?, replication))
     }
 
-    /// Sends the same commands to every primary, one after the other. Returns the replies of each.
+    /// Sends the same commands to every primary, one after the other. Returns the replies of each primary.
     pub(super) async fn send_to_all(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Vec<Reply>>, CallError> {
         self.rediscover_if_stale(until).await?;
         let primaries: Vec<_> = {
@@ -125,8 +126,8 @@ impl Cluster {
         Ok(replies)
     }
 
-    /// Sends the commands of a call. Sends a command again only if its node reports that it has not executed the
-    /// command, or that a key of a script migrated while the script ran ([`is_key_migrated`]).
+    /// Sends the commands of a call. Sends a command again only if its node reports that the command was not executed,
+    /// or that a key of a script migrated while the script ran ([`is_key_migrated`]).
     async fn send_routed(
         &self,
         mut call: RoutedCall,
@@ -160,7 +161,8 @@ impl Cluster {
         call.into_values()
     }
 
-    /// Takes the pending commands out of the call. Commands to the same node share a pipeline.
+    /// Takes the pending commands out of the call, and groups them. The commands of a group have the same route and
+    /// share a pipeline.
     fn group_by_route(&self, call: &mut RoutedCall) -> HashMap<Route, Vec<RoutedCommand>> {
         let mut groups: HashMap<Route, Vec<RoutedCommand>> = HashMap::new();
         for command in std::mem::take(&mut call.pending) {
@@ -229,7 +231,7 @@ impl Cluster {
                 for (command, reply) in group.into_iter().zip(replies) {
                     match reply {
                         Ok(value) => call.results[command.index] = Some(Ok(value)),
-                        Err(error) => match self.retry(node, command, &error) {
+                        Err(error) => match self.prepare_retry(node, command, &error) {
                             Ok(command) => call.pending.push(command),
                             Err(index) => call.results[index] = Some(Err(CallError::from(&error))),
                         },
@@ -239,8 +241,8 @@ impl Cluster {
         }
     }
 
-    /// The command to send again, if a retry is harmless and can succeed. Otherwise the index of the command.
-    fn retry(
+    /// Returns the command if a retry is harmless and can succeed. Otherwise returns the index of the command.
+    fn prepare_retry(
         &self,
         node: &ServerAddress,
         mut command: RoutedCommand,
@@ -299,7 +301,8 @@ impl Cluster {
         if is_known { Ok(()) } else { outcome }
     }
 
-    /// Queries the slot map. One call does this; others use the known map, or wait if there is none.
+    /// Queries the slot map. Only one call at a time does this. In the meantime, other calls use the known map, or wait
+    /// if no map is known.
     async fn rediscover(&self, is_known: bool, until: Instant) -> Result<(), CallError> {
         let mut last_query = match self.last_query.try_lock() {
             Ok(last_query) => last_query,
@@ -323,7 +326,8 @@ impl Cluster {
         outcome
     }
 
-    /// Queries nodes for the slot map, a few at a time, and uses the first valid map. MOVED corrects outdated entries.
+    /// Queries nodes for the slot map, a few at a time, and uses the first valid map. MOVED replies correct outdated
+    /// entries of the map.
     async fn query_slots(&self, until: Instant) -> Result<(), CallError> {
         let nodes = self.state.lock().rotated_nodes();
         let connections: Vec<&Connection> = nodes.iter().map(|node| node.shared()).chain(&self.seeds).collect();
@@ -350,8 +354,8 @@ impl Cluster {
     }
 }
 
-/// Whether a script failed because a key migrated while it ran. All scripts can run again: at worst a use of a limit is
-/// counted twice.
+/// Whether a script failed because a key migrated while the script ran. All scripts can run again: at worst a use of a
+/// limit is counted twice.
 fn is_key_migrated(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.contains("attempted to access a non local key"))
 }
@@ -371,7 +375,7 @@ async fn query_node(connection: &Connection, until: Instant) -> Result<SlotRange
 // === impl ClusterState ===
 
 impl ClusterState {
-    /// The known nodes. Each call starts with another node.
+    /// The known nodes. Each call of this function returns them in another order.
     fn rotated_nodes(&mut self) -> Vec<Arc<Node>> {
         self.queries += 1;
         let mut nodes: Vec<_> = self.nodes.values().cloned().collect();

@@ -42,9 +42,10 @@ pub(super) enum Peer {
 #[derive(Default)]
 struct ConnectionState {
     connection: Option<MultiplexedConnection>,
-    /// Numbers the connections, so that a call drops only the one it used, not a later one.
+    /// The number of the latest connection. A failed call compares it with the number of the connection that it used,
+    /// and does not drop a later connection.
     number: u64,
-    /// The last attempt to connect, if it failed.
+    /// When and why the last attempt to connect failed, if it failed.
     failed: Option<(Instant, CallError)>,
 }
 
@@ -128,7 +129,7 @@ impl Connection {
         Ok(replies)
     }
 
-    /// The open connection and its number. Opens one if there is none.
+    /// The open connection and its number. If no connection is open, opens one.
     async fn connection(&self, until: Instant) -> Result<(MultiplexedConnection, u64), CallError> {
         let mut state = self.state.lock().await;
         if let Some(connection) = &state.connection {
@@ -139,7 +140,7 @@ impl Connection {
         {
             return Err(error.clone());
         }
-        // Boxed: connecting is rare and its future is large. Otherwise every call would need that space.
+        // Boxed, because the future is large and rarely needed. Otherwise every call would need space for it.
         let opened = timeout_at(until, Box::pin(self.open())).await;
         match opened.unwrap_or(Err(CallError::from_kind(CallErrorKind::Deadline))) {
             Ok(connection) => {
@@ -220,7 +221,7 @@ fn is_script_unknown(reply: &Reply) -> bool {
     reply.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
 }
 
-/// Whether the reply to ROLE names a primary.
+/// Whether the reply to ROLE is that of a primary.
 fn is_primary(role: Value) -> bool {
     let Value::Array(role) = role else { return false };
     role.into_iter().next().and_then(text).is_some_and(|role| role == "master")

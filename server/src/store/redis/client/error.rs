@@ -4,7 +4,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::domain::ports::StoreError;
 
-/// The kinds of errors. `as_str` is the metric's label.
+/// The kinds of errors. `as_str` is the value of the metric label `kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CallErrorKind {
     /// The connection could not be opened, or broke.
@@ -15,11 +15,12 @@ pub enum CallErrorKind {
     AccessDenied,
     /// The reply did not arrive in time.
     Deadline,
-    /// The server is loading data, is a replica, or lacks its replicas or its disk.
+    /// The server cannot execute the command now: it loads data, runs a long script, is a replica, or has too few
+    /// replicas or a failing disk. Or its cluster is down or moves slots.
     Unavailable,
-    /// The server's memory is full.
+    /// Redis's memory is full.
     OutOfMemory,
-    /// Everything else: a bug of this server.
+    /// Everything else: a bug of Latchkey.
     Unexpected,
 }
 
@@ -56,7 +57,7 @@ impl CallErrorKind {
         }
     }
 
-    /// The kind of an error reply, by its first word.
+    /// The kind of an error reply. `code` is the first word of the reply.
     fn from_code(code: &str) -> Self {
         match code {
             "NOAUTH" | "WRONGPASS" | "NOPERM" => Self::AccessDenied,
@@ -102,7 +103,7 @@ impl CallError {
     /// Whether to drop the connection because a new one can succeed: to a restarted server, to a new primary, or with a
     /// new password.
     pub(super) fn breaks_the_connection(&self) -> bool {
-        // A cluster node returns these on a working connection.
+        // A cluster node returns these codes on a working connection.
         let is_cluster_reply = matches!(self.code.as_deref(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"));
         !is_cluster_reply && self.needs_rediscovery()
     }

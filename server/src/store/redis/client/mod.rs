@@ -1,4 +1,4 @@
-//! The client of Redis: selects the backend by the URL, and reads the URL again when calls fail.
+//! The Redis client: selects the backend by the URL, and reads the URL again when calls fail.
 
 use std::sync::Arc;
 
@@ -40,11 +40,11 @@ pub(super) struct RedisClient {
 struct ClientState {
     /// The URL, and its backend.
     backend: Option<(Zeroizing<String>, Backend)>,
-    /// The URL must be read again: since it was last read, a call has failed in a way that a new URL can fix, or the
-    /// URL could not be used.
+    /// Whether the URL must be read again: since it was last read, a call has failed in a way that a new URL can fix,
+    /// or the URL could not be used.
     stale: bool,
     read_at: Option<Instant>,
-    /// The URL could not be read or used at the last attempt, and the log already says so.
+    /// Whether the log already says that the current URL cannot be read or used.
     is_reported: bool,
 }
 
@@ -55,14 +55,14 @@ impl RedisClient {
         Self { url, scripts, state: Mutex::default() }
     }
 
-    /// Sends commands as one pipeline. Returns a value for each, or the first error.
+    /// Sends commands as one pipeline. Returns a value for each command, or the first error.
     pub(super) async fn send(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Value>, CallError> {
         let backend = self.backend()?;
         let outcome = backend.send(commands, until).await;
         self.note_outcome(&backend, outcome)
     }
 
-    /// Sends one command. If the server has replicas, waits up to 100 ms for one to acknowledge the write.
+    /// Sends one command. If the server has replicas, waits up to 100 ms for one of them to acknowledge the write.
     pub(super) async fn send_replicated(
         &self,
         command: Cmd,
@@ -73,7 +73,7 @@ impl RedisClient {
         self.note_outcome(&backend, outcome)
     }
 
-    /// Sends commands to every primary. Returns the values of each.
+    /// Sends commands to every primary. Returns the values of each primary.
     pub(super) async fn send_to_all(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Vec<Value>>, CallError> {
         match self.backend()? {
             Backend::Cluster(cluster) => {
@@ -124,7 +124,7 @@ impl RedisClient {
         backend.ok_or(CallError::from_kind(CallErrorKind::Configuration))
     }
 
-    /// Reads the URL. `None` if it has not changed: the backend reconnects by itself.
+    /// Reads the URL. `None` if the URL has not changed: then the backend stays, since it reconnects by itself.
     fn read_changed_url(&self, state: &ClientState) -> Result<Option<(RedisUrl, Zeroizing<String>)>, ConnectError> {
         let url = self.url.read()?;
         if state.backend.as_ref().is_some_and(|(current, _)| *current == url) {

@@ -1,4 +1,5 @@
-//! One Redis server: a connection that calls share, and a few more for calls that wait for its replicas.
+//! One Redis server: a connection that calls share, and a few more connections for calls that wait for the server's
+//! replicas.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +18,8 @@ use super::{
 };
 use crate::domain::ports::Replication;
 
-/// How many calls can wait for a replica at the same time. Further calls do not wait.
+/// How many calls can wait for a replica at the same time. A further call waits for its turn, at most
+/// `REPLICA_TIMEOUT`. If its turn does not come, the call does not wait for a replica.
 const MAX_WAITERS: usize = 8;
 /// The maximum wait for a replica (specification: Sessions and tokens, Revocation).
 const REPLICA_TIMEOUT: Duration = Duration::from_millis(100);
@@ -27,15 +29,15 @@ const REPLICA_COUNT_TTL: Duration = Duration::from_secs(5);
 /// One Redis server.
 pub(super) struct Node {
     shared: Connection,
-    /// For calls that wait for a replica. One call uses a connection at a time, since WAIT blocks the commands after
-    /// it.
+    /// The idle connections for calls that wait for a replica. Only one call at a time uses such a connection, because
+    /// WAIT blocks the commands after it.
     idle: Mutex<Vec<Arc<Connection>>>,
     permits: Semaphore,
     /// Whether the server has replicas, and when it reported that.
     has_replicas: Mutex<Option<(Instant, bool)>>,
 }
 
-/// Puts a connection back on drop, also when the call is cancelled.
+/// A connection that was taken from `idle`. It is put back on drop, even if the call is cancelled.
 struct BorrowedConnection<'a> {
     node: &'a Node,
     connection: Arc<Connection>,
@@ -63,7 +65,7 @@ impl Node {
         self.shared.send(commands, until).await
     }
 
-    /// Like `send`. If the server has replicas, waits up to `REPLICA_TIMEOUT` for one to acknowledge the write.
+    /// Like `send`. If the server has replicas, waits up to `REPLICA_TIMEOUT` for one of them to acknowledge the write.
     pub(super) async fn send_replicated(
         &self,
         mut commands: Pipeline,
@@ -79,7 +81,7 @@ impl Node {
             Ok(Err(_)) | Err(_) => None,
         };
         let Some(borrowed) = borrowed else {
-            // `MAX_WAITERS` calls wait already: a replica lags. The write goes ahead without waiting.
+            // `MAX_WAITERS` calls wait already: a replica lags. The write is sent without waiting for a replica.
             return Ok((self.shared.send(&commands, until).await?, Replication::Unconfirmed));
         };
         commands.cmd("WAIT").arg(1).arg(REPLICA_TIMEOUT.as_millis().to_string());

@@ -25,7 +25,7 @@ use super::{
     timeouts::{CALL_TIMEOUT, RETRY_PAUSE},
 };
 
-/// After this time, sentinels that have not replied are ignored if another has replied.
+/// After this time, sentinels that have not replied are ignored if another sentinel has replied.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often sentinels are queried when no call fails. Calls to a primary that is cut off from the sentinels succeed,
 /// but what they write is lost when this primary rejoins.
@@ -46,14 +46,14 @@ pub(super) struct SentinelGroup {
 #[derive(Default)]
 struct KnownPrimary {
     primary: Option<(ServerAddress, Arc<Node>)>,
-    /// A call has failed since sentinels were queried.
+    /// Whether a call has failed since sentinels were last queried.
     stale: bool,
 }
 
 // === impl SentinelGroup ===
 
 impl SentinelGroup {
-    /// Must be called in a tokio runtime.
+    /// Creates the group, and starts the task that watches the primary. Must be called in a tokio runtime.
     pub(super) fn start(
         master_name: String,
         sentinels: Vec<ConnectionInfo>,
@@ -77,7 +77,7 @@ impl SentinelGroup {
         if let (Some(primary), false) = self.known() {
             return Ok(primary);
         }
-        // If a primary is known, silent sentinels must leave time to call it.
+        // If a primary is known, sentinels that do not reply must not use up the time of the call.
         let limit = if self.known().0.is_some() { until.min(Instant::now() + REPLY_TIMEOUT) } else { until };
         let outcome = self.rediscover(limit).await;
         match self.known() {
@@ -98,7 +98,8 @@ impl SentinelGroup {
         (known.primary.as_ref().map(|(_, node)| Arc::clone(node)), known.stale)
     }
 
-    /// Queries the sentinels. One call does this; others use the known primary, or wait if there is none.
+    /// Queries the sentinels. Only one call at a time does this. In the meantime, other calls use the known primary, or
+    /// wait if no primary is known.
     async fn rediscover(&self, until: Instant) -> Result<(), CallError> {
         let mut last_query = match self.last_query.try_lock() {
             Ok(last_query) => last_query,
@@ -136,7 +137,7 @@ impl SentinelGroup {
         known.primary = Some((address, Arc::new(node)));
     }
 
-    /// The address that a majority of sentinels name, otherwise the one with the most votes.
+    /// The address that a majority of sentinels name. Without a majority, the address that most sentinels name.
     async fn query_primary(&self, until: Instant) -> Result<ServerAddress, CallError> {
         let reply_deadline = until.min(Instant::now() + REPLY_TIMEOUT);
         let mut queries: FuturesUnordered<_> =
@@ -162,7 +163,7 @@ impl SentinelGroup {
     }
 }
 
-/// The address of the primary that a sentinel names.
+/// Asks a sentinel for the address of the primary.
 async fn query_sentinel(sentinel: &Connection, master_name: &str, until: Instant) -> Result<ServerAddress, CallError> {
     let mut command = redis::cmd("SENTINEL");
     command.arg("get-master-addr-by-name").arg(master_name);
@@ -170,12 +171,12 @@ async fn query_sentinel(sentinel: &Connection, master_name: &str, until: Instant
     let value = reply.map_err(|error| CallError::from(&error).for_discovery("SENTINEL"))?;
     let address: Option<(String, u16)> =
         redis::from_redis_value(value).map_err(|_| CallError::configuration("SENTINEL"))?;
-    // The sentinel does not know the master name.
+    // None: the sentinel does not know the master name.
     let (host, port) = address.ok_or_else(|| CallError::configuration("no such primary"))?;
     Ok(ServerAddress { host, port })
 }
 
-/// Queries the sentinels in an interval, until the group is dropped.
+/// Queries the sentinels at intervals, until the group is dropped.
 async fn watch_primary(group: Weak<SentinelGroup>) {
     loop {
         tokio::time::sleep(QUERY_INTERVAL).await;

@@ -10,25 +10,25 @@ use redis::{Arg, Cmd, Value};
 
 use super::address::ServerAddress;
 
-/// The hash of the Redis Cluster specification, "Key distribution model".
+/// The hash function of the Redis Cluster specification, "Key distribution model".
 static CRC: LazyLock<Crc<u16>> = LazyLock::new(|| Crc::<u16>::new(&CRC_16_XMODEM));
 const SLOTS: u16 = 16_384;
 
-/// By the first slot of a range: the last slot and the primary.
+/// Maps the first slot of each range to the last slot and the primary of the range.
 pub(super) type SlotRanges = BTreeMap<u16, (u16, ServerAddress)>;
 
 /// The primary of each slot.
 #[derive(Default)]
 pub(super) struct SlotMap {
     ranges: SlotRanges,
-    /// Slots that moved since the ranges were queried.
+    /// The new primaries of slots that moved after the ranges were queried.
     moved: HashMap<u16, ServerAddress>,
 }
 
 // === impl SlotMap ===
 
 impl SlotMap {
-    /// Whether the ranges were never queried.
+    /// Whether no ranges are known yet.
     pub(super) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
@@ -58,18 +58,18 @@ impl SlotMap {
     }
 }
 
-/// The slot of a command. A command without a key can go to any node.
+/// The slot of a command. A command without a key gets slot 0, because it can go to any node.
 pub(super) fn command_slot(command: &Cmd) -> u16 {
     first_key(command).map(key_slot).unwrap_or_default()
 }
 
-/// The first key. All keys of a command are in one slot.
+/// The first key of a command. All keys of a command are in one slot.
 fn first_key(command: &Cmd) -> Option<&[u8]> {
     let mut arguments = command.args_iter().filter_map(|argument| match argument {
         Arg::Simple(argument) => Some(argument),
         _ => None,
     });
-    // The script's hash and the number of keys come first.
+    // After EVALSHA, the script's hash and the number of keys come before the first key.
     let skipped = if arguments.next()? == b"EVALSHA" { 2 } else { 0 };
     arguments.nth(skipped)
 }
@@ -85,7 +85,7 @@ fn key_slot(key: &[u8]) -> u16 {
     CRC.checksum(tag().unwrap_or(key)) % SLOTS
 }
 
-/// Parses the reply to CLUSTER SLOTS of the node with this host.
+/// Parses the reply of a node to CLUSTER SLOTS. `node_host` is the host of this node.
 pub(super) fn parse_slots(slots: Value, node_host: &str) -> Option<SlotRanges> {
     let slots: Vec<Vec<Value>> = redis::from_redis_value(slots).ok()?;
     let mut ranges = SlotRanges::new();
@@ -99,9 +99,9 @@ pub(super) fn parse_slots(slots: Value, node_host: &str) -> Option<SlotRanges> {
         let host: Option<String> = redis::from_redis_value(primary.next()?).ok()?;
         let port: u16 = redis::from_redis_value(primary.next()?).ok()?;
         let host = match host.as_deref() {
-            // The host that was queried, by the documentation of CLUSTER SLOTS.
+            // No host means the host that was queried (documentation of CLUSTER SLOTS).
             None | Some("") => node_host.to_owned(),
-            // The node must be called by a hostname, but has none configured.
+            // The cluster requires hostnames, but none is configured for this node.
             Some("?") => continue,
             Some(host) => host.to_owned(),
         };

@@ -6,9 +6,9 @@ use zeroize::Zeroizing;
 
 use crate::store::source::{UrlReadError, UrlSource};
 
-/// The port of a server, unless the URL names another.
+/// The port of a server, unless the URL names another port.
 const SERVER_PORT: u16 = 6379;
-/// The port of a sentinel, unless the URL names another.
+/// The port of a sentinel, unless the URL names another port.
 const SENTINEL_PORT: u16 = 26379;
 
 /// A parsed URL. `Debug` of its contents hides passwords.
@@ -19,11 +19,11 @@ pub(super) enum RedisUrl {
         /// The master name that the sentinels use.
         master_name: String,
         sentinels: Vec<ConnectionInfo>,
-        /// The settings of the primary. The sentinels name its address.
+        /// The settings of the primary; only its address comes from the sentinels.
         primary_settings: Box<ConnectionInfo>,
     },
     Cluster {
-        /// Some of the nodes. They name the others.
+        /// Some of the nodes. They report the other nodes.
         seeds: Vec<ConnectionInfo>,
         /// The settings of every node; only the address differs.
         node_settings: Box<ConnectionInfo>,
@@ -39,7 +39,7 @@ pub enum ConnectError {
     InvalidUrl(#[from] RedisUrlError),
 }
 
-/// Why a URL is not a Redis URL. The message does not quote it.
+/// Why a URL is not a Redis URL. The message does not quote the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RedisUrlError {
     #[error(
@@ -73,7 +73,7 @@ struct UrlParts<'a> {
     parameters: Vec<(&'a str, &'a str)>,
 }
 
-/// Reads and parses the URL, so that the start fails if it is invalid.
+/// Reads and parses the URL, so that a server with an invalid URL does not start.
 pub(in crate::store::redis) fn check_url(url: &UrlSource) -> Result<(), ConnectError> {
     RedisUrl::parse(&url.read()?)?;
     Ok(())
@@ -95,7 +95,7 @@ impl RedisUrl {
             _ => return Err(RedisUrlError::Scheme),
         };
         if parsed.has_tls() {
-            // Fails if a crypto provider of rustls is installed already, which is fine.
+            // A failure is harmless: a crypto provider of rustls is installed already.
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         }
         Ok(parsed)
@@ -127,7 +127,7 @@ fn parse_sentinel(parts: &UrlParts<'_>) -> Result<RedisUrl, RedisUrlError> {
         };
         *setting = Some(Zeroizing::new(percent_decoded(value).ok_or(RedisUrlError::Credentials)?));
     }
-    // The URL's user and password are for the servers. Sentinels have their own, or none.
+    // The URL's user and password are for the Redis servers. Sentinels have their own user and password, or none.
     let mut credentials = RedisConnectionInfo::default();
     if let Some(user) = user {
         credentials = credentials.set_username(user.as_str());

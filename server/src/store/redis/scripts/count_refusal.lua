@@ -1,5 +1,5 @@
--- Counts a refusal in the row of its kind, user and client address. The rows of an App and quarter of an hour are
--- bounded.
+-- Counts a refusal in the row of its kind, user and client address. The number of rows per App and quarter of an hour
+-- is bounded.
 -- KEYS: the rows of the quarter; the user of each account in the quarter; the user of each account in the quarter
 -- before.
 -- ARGV: clock offset (ms), quarter, kind, account or '', user or '', client address, maximum number of rows per user,
@@ -13,7 +13,8 @@ end
 local kind, account, user, client = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local max_per_user, max_user_rows, max_anonymous_rows = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 if account ~= '' then
-  -- The refusal came before the account was looked up. An earlier refusal may have recorded the account's user.
+  -- Without a user, the refusal came before the account was looked up. An earlier refusal may have recorded the
+  -- account's user.
   if user == '' then
     user = redis.call('HGET', KEYS[2], account) or redis.call('HGET', KEYS[3], account) or ''
   elseif redis.call('HLEN', KEYS[2]) < max_user_rows then
@@ -30,7 +31,7 @@ if redis.call('HEXISTS', KEYS[1], row) == 0 then
     row = kind .. ' ' .. user .. ' '
   end
   if redis.call('HEXISTS', KEYS[1], row) == 0 then
-    -- The fields that count rows: '#' rows without a user, '##' rows with a user, '#USER' rows of this user.
+    -- The fields that count rows: '#' counts rows without a user, '##' rows with a user, '#USER' rows of one user.
     local total, max = '#', max_anonymous_rows
     if user ~= '' then
       total, max = '##', max_user_rows

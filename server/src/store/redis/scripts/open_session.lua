@@ -1,4 +1,4 @@
--- Opens a session. Returns 1, or 0 if the stored epoch of the user is newer. KEYS: the user, the user's session index,
+-- Opens a session. Returns 1, or 0 if the stored epoch of the user is higher. KEYS: the user, the user's session index,
 -- the session.
 -- ARGV: clock offset (ms), epoch, session id, ends_at (ms), idle timeout (ms), lifetime of the user's hash (ms),
 -- maximum number of sessions, key prefix of the user's sessions, profile (version, email address, whether it is
@@ -15,14 +15,15 @@ redis.call('PEXPIRE', KEYS[1], ARGV[6])
 local ends = tonumber(ARGV[4])
 local ttl = math.max(ends - now, 1)
 redis.call('DEL', KEYS[3])
--- Fields that are read most often come first: Redis stores a small hash as a list.
+-- Fields that are read most often come first, because Redis stores a small hash as a list and searches it from the
+-- start.
 redis.call('HSET', KEYS[3], 'epoch', ARGV[2], 'n', 1, 'taken', now, 'used', now, 'noted', now, 'ends', ARGV[4],
   'idle', ARGV[5], unpack(ARGV, 13))
 redis.call('HSET', KEYS[3], 'created', now)
 redis.call('PEXPIRE', KEYS[3], math.min(ttl, tonumber(ARGV[5]) + RENEW_INTERVAL))
 
--- If there are too many sessions, drops expired ones from the index, then ends the least recently used. The new session
--- is always the most recently used one, even if the clock went back.
+-- If there are too many sessions, drops expired sessions from the index, then ends the least recently used sessions.
+-- The new session is never ended here, even if the clock went back.
 local max_sessions = tonumber(ARGV[7])
 redis.call('ZADD', KEYS[2], now, ARGV[3])
 if redis.call('ZCARD', KEYS[2]) > max_sessions then

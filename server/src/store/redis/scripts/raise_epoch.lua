@@ -1,7 +1,7 @@
--- Raises the user's epoch. This ends every session except the kept one, which moves to the new epoch. Returns 1, or 0
--- if the stored epoch is newer. KEYS: the user, the user's session index. ARGV: epoch, lifetime of the user's hash
--- (ms), id of the session to keep or '', key prefix of the user's sessions, then the profile (version, email address,
--- whether it is verified, name), which is absent if the user was deleted.
+-- Raises the user's epoch. This ends every session of a lower epoch except the kept session, which moves to the new
+-- epoch. Returns 1, or 0 if the stored epoch is higher. KEYS: the user, the user's session index. ARGV: epoch, lifetime
+-- of the user's hash (ms), id of the session to keep or '', key prefix of the user's sessions, then the profile
+-- (version, email address, whether it is verified, name), which is absent if the user was deleted.
 local epoch = tonumber(ARGV[1])
 local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 if stored < epoch then

@@ -32,7 +32,8 @@ if generation >= n then
   local new_generation, at = string.format('%.0f', generation + 1), string.format('%.0f', now)
   redis.call('HSET', session, 'n', new_generation, 'taken', at, 'used', at, unpack(changed))
   renew(now, KEYS[2], session, ARGV[2], s)
-  -- If the token is newer than the stored generation, the store lost writes, and the token proves the generation.
+  -- If the token's generation is higher than the stored generation, Redis has lost writes. The token proves that its
+  -- generation existed, so the session continues from this generation.
   return (generation == n and 'rotated\n' or 'adopted\n') .. session_lines(s, u, new_generation)
 end
 local outcome
@@ -49,8 +50,8 @@ if generation == n - 1 then
         table.insert(late, at)
       end
     end
-    -- The field `lateness` contains the value after the last late response and the generation at that time. Each
-    -- generation since then subtracts one, whichever version of the server made it.
+    -- The field `lateness` contains two numbers: the lateness after the last late response, and the generation at that
+    -- time. Each later generation subtracts one, even a generation that an older version of the server made.
     local lateness, since = string.match(stored[2] or '', '^(%d+) (%d+)$')
     lateness = math.max(tonumber(lateness or '0') - math.max(n - tonumber(since or '0'), 0), 0) + tonumber(ARGV[7])
     if #late < tonumber(ARGV[5]) and lateness <= tonumber(ARGV[8]) then

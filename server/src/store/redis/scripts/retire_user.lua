@@ -1,6 +1,7 @@
--- Prevents new sessions of a user, unless the user has a live session. Returns 1, or 0 if a session is live. KEYS: the
--- user, the user's session index. ARGV: clock offset (ms), key prefix of the user's sessions, the lowest epoch at which
--- a session can be opened, and for how long this applies (ms).
+-- If the user has a live session, changes nothing. Otherwise, no session of the user can be opened below an epoch for a
+-- while. Returns 1, or 0 if a session is live. KEYS: the user, the user's session index. ARGV: clock offset (ms), key
+-- prefix of the user's sessions, the lowest epoch at which a session can be opened, and for how long this minimum
+-- applies (ms).
 local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 local ids = redis.call('ZRANGE', KEYS[2], 0, -1)
 for _, id in ipairs(ids) do

@@ -1,6 +1,6 @@
--- Stores an unbound flow. If the App has the maximum number of flows, removes the oldest flow of the client with the
--- most flows, so that a client that uses up the App's maximum loses only its own flows. The work is bounded: each call
--- removes at most 64 expired flows and two live flows.
+-- Stores an unbound flow. If the App has the maximum number of flows, first removes the oldest flow of the client with
+-- the most flows, so that a client that uses up the App's maximum loses only its own flows. The work is bounded: each
+-- call removes at most 64 expired flows and two live flows.
 -- KEYS: as in lib/flows.lua. ARGV: clock offset (ms), the two key prefixes of lib/flows.lua, lifetime (ms), maximum
 -- number of flows, flow id, flow, client. Returns how many live flows were removed.
 local ttl, max_flows, id, client = ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[8]
@@ -16,14 +16,14 @@ if redis.call('ZCARD', keys.alive) >= max_flows then
     if oldest or not heaviest then
       break
     end
-    -- An older version of the server removed flows but not their counts.
+    -- The client has a count but no flow: an older version of the server removed flows without their counts.
     redis.call('ZREM', keys.counts, heaviest)
   end
   if oldest then
     remove_flow(keys, oldest)
     removed = 1
   end
-  -- An older version of the server kept no counts.
+  -- The App can still have too many flows: an older version of the server stored flows without counts.
   if redis.call('ZCARD', keys.alive) >= max_flows then
     remove_flow(keys, redis.call('ZRANGE', keys.alive, 0, 0)[1])
     removed = removed + 1

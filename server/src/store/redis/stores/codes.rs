@@ -3,7 +3,7 @@
 use latchkey_crds::types::AppId;
 use redis::{Pipeline, Value};
 
-use super::super::{metrics::Operation, store::RedisStore};
+use super::super::{handle::RedisStore, metrics::Operation};
 use crate::{
     domain::{
         code::{CodeKey, CodeRecord},

@@ -1,13 +1,13 @@
-//! Login flows: unbound flows, the ids of used flows, and login codes that wait for their exchange.
+//! Flows: unbound flows, the ids of used flows, and one-time codes that wait for their exchange.
 
 use latchkey_crds::{rendered::Window, types::AppId};
 use redis::{Cmd, Pipeline, Value};
 
 use super::{
     super::{
+        handle::{RedisStore, TTL_SLACK_SECONDS},
         metrics::Operation,
         scripts::script_command,
-        store::{RedisStore, TTL_SLACK_SECONDS},
     },
     windows::{AcquireReply, hashed_subject},
 };
@@ -21,23 +21,24 @@ use crate::{
     store::stores::Stores,
 };
 
-/// The number of unbound flows that one client address can start (specification: Social login, Redirect).
+/// Maximum number of unbound flows that one client address can start (specification: Social login, Redirect).
 const FLOWS_PER_CLIENT: Window = Window { count: 30, window_seconds: 60 };
-/// The number of unbound flows that the /48 of an IPv6 address can start.
+/// Maximum number of unbound flows that all client addresses of one IPv6 /48 can start together.
 const FLOWS_PER_SITE: Window = Window { count: 300, window_seconds: 60 };
 /// Maximum number of live unbound flows per App (specification: Social login, Redirect). A further flow evicts the
 /// oldest flow of the client (IPv4 address or IPv6 /48) with the most flows.
 const MAX_FLOWS: u32 = 10_000;
-/// How long Redis stores a used login code. A second use in that time ends the session of the first use.
+/// How long Redis stores a used one-time code. A second use in that time ends the session of the first use.
 const USED_CODE_SECONDS: i64 = 24 * 60 * 60;
 
-/// The keys of an App's unbound flows, in one slot so that a script can count them.
+/// The keys of an App's unbound flows. All keys are in one slot, so that a script can count the flows.
 struct FlowKeys {
-    /// The ids of flows by their end, the client of each id, and the number of flows per client.
+    /// The keys of three indexes: the ids of flows, scored by their end; the client of each flow id; the number of
+    /// flows of each client.
     indexes: [String; 3],
-    /// The key prefix of flows; the id follows.
+    /// The key prefix of a flow; the flow's id follows.
     flow_prefix: String,
-    /// The key prefix of the ids of one client; the client follows.
+    /// The key prefix of a client's flow ids; the client follows.
     client_prefix: String,
 }
 
@@ -52,8 +53,8 @@ impl FlowKeys {
     }
 }
 
-/// The client to which a flow belongs when flows are evicted: the IPv4 address, or the /48 of an IPv6 address. If it
-/// were the /64, a site could spread its flows over 65,536 client addresses.
+/// The client to which a flow belongs when flows are evicted: the IPv4 address, or the /48 of an IPv6 address. With the
+/// /64, a site (a /48) could spread its flows over 65,536 clients.
 fn eviction_client(client: ClientAddress) -> String {
     hashed_subject(&client.ipv6_site().map_or_else(|| client.to_string(), |site| site.to_string()))
 }
@@ -62,7 +63,7 @@ fn used_flow_key(app: &AppId, id: &FlowId) -> String {
     format!("lk:{{{app}:{}}}:flow-used", id.as_str())
 }
 
-/// Sets the key of a used flow, unless it is set.
+/// A command that sets the key of a used flow, unless the key is already set.
 fn mark_flow_used(app: &AppId, id: &FlowId) -> Cmd {
     let mut command = redis::cmd("SET");
     command.arg(used_flow_key(app, id)).arg(1).arg("NX").arg("EX").arg(FLOW_SECONDS + TTL_SLACK_SECONDS);
@@ -73,7 +74,7 @@ fn login_code_key(app: &AppId, key: &LoginCodeKey) -> String {
     format!("lk:{{{app}:{}}}:login-code", key.as_str())
 }
 
-/// The counters of a client address and of its site.
+/// The keys of the counters of a client address and of its site (IPv6 /48), with their windows.
 fn counter_keys(app: &AppId, client: ClientAddress) -> Vec<(String, Window)> {
     let key = |subject: String| format!("lk:{{{app}:{}}}:unboundFlows:60", hashed_subject(&subject));
     let mut counters = vec![(key(client.to_string()), FLOWS_PER_CLIENT)];
@@ -84,7 +85,8 @@ fn counter_keys(app: &AppId, client: ClientAddress) -> Vec<(String, Window)> {
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// Counts a new unbound flow for the client address and its site, or for neither.
+    /// Counts a new unbound flow for the client address and its site. If one of them has reached its maximum, counts
+    /// the flow for neither.
     async fn count_flow(&self, app: &AppId, client: ClientAddress) -> Result<(), StoreFlowError> {
         let counters = counter_keys(app, client);
         let mut commands = Pipeline::new();
@@ -195,7 +197,7 @@ impl Flows for Stores {
         let unreadable = || self.redis.unexpected_value();
         let key = login_code_key(app, key);
         let mut commands = Pipeline::new();
-        // The use that sets the field is the first one.
+        // The use of the code that sets the field is the first use.
         commands.cmd("HSETNX").arg(&key).arg("session").arg(session.to_string());
         commands.cmd("HGET").arg(&key).arg("session");
         commands.cmd("EXPIRE").arg(&key).arg(USED_CODE_SECONDS);

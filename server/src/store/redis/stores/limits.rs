@@ -1,4 +1,4 @@
-//! Rate limits that all servers share: a counter per window, and the client addresses that an account knows.
+//! Rate limits that all servers share: a counter per window, and the client addresses that are known to an account.
 
 use latchkey_crds::{rendered::Window, types::AppId};
 use redis::{Pipeline, Value};
@@ -18,10 +18,10 @@ use crate::{
     store::stores::Stores,
 };
 
-/// How long an account knows a client address (specification: Limits, Rate limits).
+/// How long a client address is known to an account (specification: Limits, Rate limits).
 const KNOWN_CLIENT_SECONDS: u32 = 30 * 24 * 60 * 60;
 
-/// The key of each window's counter, all in one slot.
+/// The key of each window's counter. All keys are in one slot.
 fn counter_keys(app: &AppId, check: &RateLimitCheck, windows: &[Window]) -> Vec<String> {
     let subject = hashed_subject(&check.subject);
     let limit = check.limit.as_str();
@@ -91,7 +91,7 @@ impl RateLimits for Stores {
     ) -> Result<bool, StoreError> {
         let mut command = redis::cmd("EXISTS");
         command.arg(known_client_key(app, account, client));
-        match self.redis.send_one(Operation::IsKnown, command).await? {
+        match self.redis.send_one(Operation::IsKnownClient, command).await? {
             Value::Int(count) => Ok(count > 0),
             _ => Err(self.redis.unexpected_value()),
         }
@@ -100,7 +100,7 @@ impl RateLimits for Stores {
     async fn remember_client(&self, app: &AppId, account: &AccountKey, client: ClientAddress) {
         let mut command = redis::cmd("SET");
         command.arg(known_client_key(app, account, client)).arg(1).arg("EX").arg(KNOWN_CLIENT_SECONDS);
-        if let Err(error) = self.redis.send_one(Operation::Remember, command).await {
+        if let Err(error) = self.redis.send_one(Operation::RememberClient, command).await {
             warn!(%app, error = &error as &dyn std::error::Error, "a client address is not stored as known");
         }
     }

@@ -1,4 +1,5 @@
-//! Refusals, counted by all servers together per quarter of an hour, until one server writes them to Postgres.
+//! Counts refusals in Redis. All servers together count the refusals of an App in a quarter of an hour, until one
+//! server writes the counts to Postgres.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -10,9 +11,9 @@ use tracing::{info, warn};
 
 use super::{
     super::{
+        handle::{RedisStore, WeakRedisStore},
         metrics::Operation,
         scripts::script_command,
-        store::{RedisStore, WeakRedisStore},
     },
     refusal_queue::QueuedRefusals,
 };
@@ -20,21 +21,23 @@ use crate::domain::{audit::Refusal, ports::StoreError};
 
 /// The length of a quarter of an hour. count_refusal.lua contains the same number.
 pub(crate) const QUARTER_MILLIS: i64 = 15 * 60 * 1000;
-/// How long Redis stores refusals if Postgres is unavailable.
+/// How long Redis stores refusals that no server has written to Postgres.
 const TTL_MILLIS: i64 = 24 * 60 * 60 * 1000;
 /// Maximum number of rows of one user in a quarter of an hour. Further refusals of the user are counted in one row per
-/// kind, without the client address. This maximum and the next two prevent that somebody fills the table.
+/// kind, without the client address. This maximum and the next two maxima prevent somebody from filling the table of
+/// audit events.
 const MAX_ROWS_PER_USER: i64 = 20;
-/// Maximum number of rows with a user in an App's quarter of an hour. Further refusals are counted in one row per kind.
+/// Maximum number of rows with a user in an App's quarter of an hour. Further refusals are counted in one row per kind,
+/// without user and client address.
 const MAX_USER_ROWS: i64 = 2000;
 /// Maximum number of rows without a user in an App's quarter of an hour. Further refusals are counted in one row per
-/// kind.
+/// kind, without the client address.
 const MAX_ANONYMOUS_ROWS: i64 = 200;
 /// Maximum number of refusals that one call counts.
 const BATCH_SIZE: usize = 64;
 /// How often a server adds an App's quarter to `DUE_KEY` again.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(60);
-/// The key of all quarters with refusals, scored by their end.
+/// The key of the sorted set of all quarters with refusals, scored by their end.
 const DUE_KEY: &str = "lk:{:audit}:due";
 
 /// A finished quarter of an hour of an App.
@@ -45,20 +48,21 @@ pub(crate) struct QuarterHour {
     pub(crate) number: i64,
 }
 
-/// The content of one row.
+/// One row of a quarter: the number of refusals of one kind, user and client address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CountedRefusal {
-    /// The row's name in its quarter: kind, user and client address, separated by spaces. The last two can be empty.
+    /// The row's name in its quarter: kind, user and client address, separated by spaces. User and client address can
+    /// be empty.
     pub(crate) name: String,
     pub(crate) count: i64,
 }
 
-/// What the task that counts knows about Redis.
+/// What the task that counts remembers from batch to batch.
 #[derive(Default)]
-struct CounterState {
-    /// The quarter by Redis's clock in the last reply; 0 before the first reply.
+struct CountingState {
+    /// The current quarter, as Redis last reported it; 0 before the first report.
     quarter: i64,
-    /// When each App's quarter was last added to `DUE_KEY`.
+    /// For each App, the last quarter that was added to `DUE_KEY`, and when it was last added.
     announced: HashMap<AppId, (i64, Instant)>,
 }
 
@@ -71,9 +75,13 @@ fn accounts_key(app: &AppId, quarter: i64) -> String {
 }
 
 /// Counts queued refusals. Ends when the last handle to Redis is dropped.
-pub(in crate::store::redis) async fn run_counter(redis: WeakRedisStore, mut queue: QueuedRefusals, lost: Counter) {
+pub(in crate::store::redis) async fn count_queued_refusals(
+    redis: WeakRedisStore,
+    mut queue: QueuedRefusals,
+    lost: Counter,
+) {
     let mut batch = Vec::with_capacity(BATCH_SIZE);
-    let mut state = CounterState::default();
+    let mut state = CountingState::default();
     let mut is_losing = false;
     while queue.recv_many(&mut batch, BATCH_SIZE).await > 0 {
         let Some(redis) = redis.upgrade() else { return };
@@ -94,10 +102,10 @@ pub(in crate::store::redis) async fn run_counter(redis: WeakRedisStore, mut queu
     }
 }
 
-// === impl CounterState ===
+// === impl CountingState ===
 
-impl CounterState {
-    /// Apps of the batch that were not added to `DUE_KEY` for this quarter recently.
+impl CountingState {
+    /// The Apps of the batch whose current quarter was not recently added to `DUE_KEY`.
     fn unannounced(&self, batch: &[(AppId, Refusal)]) -> Vec<AppId> {
         let mut apps: Vec<AppId> = batch.iter().map(|(app, _)| app.clone()).collect();
         apps.sort();
@@ -115,7 +123,7 @@ impl CounterState {
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// Registers metrics under names without a prefix; the caller passes the registry of audit, which has the prefix.
+    /// Registers metrics under names without a prefix. The caller's registry adds the prefix of audit.
     pub fn register_audit_metrics(&self, registry: &mut Registry) {
         let lost = self.refusal_queue().lost().clone();
         registry.register("refusals_lost", "Refusals that could not be counted for audit", lost);
@@ -125,13 +133,14 @@ impl RedisStore {
         self.refusal_queue().enqueue(app, refusal);
     }
 
-    /// Counts a batch. Refusals that were not counted stay in it.
+    /// Counts a batch. Refusals that were not counted stay in the batch.
     async fn count_refusals(
         &self,
-        state: &mut CounterState,
+        state: &mut CountingState,
         batch: &mut Vec<(AppId, Refusal)>,
     ) -> Result<(), StoreError> {
-        // The first attempt can fail because the quarter is unknown, the next one because the quarter ends meanwhile.
+        // The first attempt can fail because this server does not know the quarter, the second attempt because a new
+        // quarter begins.
         for _ in 0..3 {
             if state.quarter > 0 {
                 self.announce_due(state, batch).await?;
@@ -177,8 +186,9 @@ impl RedisStore {
         script_command(&self.scripts().count_refusal, &keys, &arguments)
     }
 
-    /// Adds the quarter to `DUE_KEY` before anything is counted in it, so that counted refusals are always found.
-    async fn announce_due(&self, state: &mut CounterState, batch: &[(AppId, Refusal)]) -> Result<(), StoreError> {
+    /// Adds the quarter of the batch's Apps to `DUE_KEY`. This is done before refusals are counted, so that counted
+    /// refusals are always found.
+    async fn announce_due(&self, state: &mut CountingState, batch: &[(AppId, Refusal)]) -> Result<(), StoreError> {
         let unannounced = state.unannounced(batch);
         if unannounced.is_empty() {
             return Ok(());
@@ -199,7 +209,7 @@ impl RedisStore {
         Ok(())
     }
 
-    /// At most `limit` finished quarters with refusals, oldest first, without the first `skip`.
+    /// The finished quarters with refusals, oldest first: skips `skip` quarters and returns at most `limit`.
     pub(crate) async fn due_quarters(&self, skip: usize, limit: usize) -> Result<Vec<QuarterHour>, StoreError> {
         let arguments = [self.offset_millis(), skip.to_string(), limit.to_string(), TTL_MILLIS.to_string()];
         let command = script_command(&self.scripts().due_quarters, &[DUE_KEY.to_owned()], &arguments);
@@ -221,12 +231,12 @@ impl RedisStore {
         Ok(counted.map(|(name, count)| CountedRefusal { name, count }).collect())
     }
 
-    /// Deletes the counts of a quarter that is written to Postgres.
+    /// Deletes the counts of a quarter that was written to Postgres.
     pub(crate) async fn delete_refusals(&self, quarter: &QuarterHour) -> Result<(), StoreError> {
         let mut delete = redis::cmd("UNLINK");
         delete.arg(rows_key(&quarter.app, quarter.number));
         self.send_one(Operation::WriteRefusals, delete).await?;
-        // Last: if the deletion above fails, the quarter is still found.
+        // This is the last step: if the deletion fails, the quarter is still found.
         let mut remove = redis::cmd("ZREM");
         remove.arg(DUE_KEY).arg(format!("{} {}", quarter.app, quarter.number));
         self.send_one(Operation::WriteRefusals, remove).await.map(drop)

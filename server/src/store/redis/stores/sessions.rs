@@ -1,4 +1,5 @@
-//! Sessions and epochs: one hash per session; an index and a hash per user. All keys of a user are in one slot.
+//! Sessions and epochs: for each session a hash; for each user an index of the sessions, and a hash with epoch and
+//! profile. All keys of a user are in one slot.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use redis::{Pipeline, Value};
 use time::OffsetDateTime;
 
 use super::{
-    super::{metrics::Operation, scripts::script_command, store::RedisStore},
+    super::{handle::RedisStore, metrics::Operation, scripts::script_command},
     windows::{distinct_windows, window_arguments},
 };
 use crate::{
@@ -26,12 +27,14 @@ use crate::{
 
 /// The maximum number of sessions per user (specification: Sessions and tokens, Session list).
 const MAX_SESSIONS: u32 = 100;
-/// The lifetime of a user's hash with the epoch: longer than any session. An App can allow sessions of 730 days.
+/// The lifetime of a user's hash, which contains the epoch. It is longer than any session: an App can allow sessions of
+/// 730 days.
 const USER_TTL_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
-/// Newer than any other epoch: the largest integer that a Lua number represents exactly.
+/// Higher than any other epoch: the largest integer that a Lua number represents exactly.
 const MAX_EPOCH: i64 = (1 << 53) - 1;
-/// How long a user who is being deleted cannot log in: longer than any request that has already read the user. If the
-/// deletion fails, the user can log in after this time. It is short, since anybody can create unverified accounts.
+/// How long a user who is being deleted cannot log in. No request that has already read the user lasts this long. If
+/// the deletion fails, the user can log in after this time. The time is short, because Redis stores a key for each of
+/// these users, and anybody can create unverified accounts.
 const RETIRED_TTL_MILLIS: u64 = 5 * 60 * 1000;
 /// Maximum number of late responses that a session gets in `LATE_WINDOW_MILLIS`. A further late token is treated as
 /// stolen (specification: Sessions and tokens, Reuse detection).
@@ -50,9 +53,9 @@ const MAX_USER_AGENT_BYTES: usize = 512;
 struct UserKeys {
     /// The hash with epoch and profile.
     user: String,
-    /// The ids of the sessions.
+    /// The index: the ids of the user's sessions.
     index: String,
-    /// The key prefix of sessions; the id follows.
+    /// The key prefix of a session; the session's id follows.
     session_prefix: String,
 }
 
@@ -68,7 +71,7 @@ impl UserKeys {
         }
     }
 
-    /// User, index and session, in the order that scripts expect.
+    /// The keys of user, index and session, in the order that scripts expect.
     fn for_session(&self, session: SessionId) -> [String; 3] {
         [self.user.clone(), self.index.clone(), format!("{}{session}", self.session_prefix)]
     }
@@ -92,7 +95,7 @@ fn from_millis(text: &str) -> Option<OffsetDateTime> {
     OffsetDateTime::from_unix_timestamp_nanos(text.parse::<i128>().ok()? * 1_000_000).ok()
 }
 
-/// Parses the lines that `session_lines` of lib/session.lua makes.
+/// Parses the lines that `session_lines` of lib/session.lua returns.
 fn parse_session(user: UserId, id: SessionId, lines: &str) -> Option<LiveSession> {
     let lines: Vec<&str> = lines.splitn(8, '\n').collect();
     let [epoch, generation, amr, auth_time, version, email, verified, name] = lines[..] else { return None };
@@ -113,7 +116,7 @@ fn parse_session(user: UserId, id: SessionId, lines: &str) -> Option<LiveSession
     Some(LiveSession { session, profile })
 }
 
-/// Parses a row of list_sessions.lua.
+/// Parses a row of the reply of list_sessions.lua.
 fn parse_session_info(row: &[String]) -> Option<SessionInfo> {
     let [id, created, used, ip, user_agent, amr] = row else { return None };
     Some(SessionInfo {
@@ -147,7 +150,7 @@ fn parse_refresh(token: &RefreshToken, windows: &[Window], reply: &str) -> Optio
     Some(RefreshOutcome::Renewed(kind, parse_session(token.user, token.session, rest)?))
 }
 
-/// A profile as scripts expect it: version, email address, whether it is verified, name.
+/// A profile as scripts expect it: version, email address, whether the address is verified, name.
 fn profile_arguments(profile: &Profile) -> [String; 4] {
     let verified = if profile.email_verified { "1" } else { "0" };
     let email = profile.email.clone().unwrap_or_default();
@@ -157,7 +160,8 @@ fn profile_arguments(profile: &Profile) -> [String; 4] {
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// Ends every session of users who are being deleted, and deletes their epochs: user ids are never reused.
+    /// Ends every session of users who are being deleted. Also deletes the epochs of these users, because user ids are
+    /// never reused.
     pub(in crate::store) async fn purge_users(&self, app: &AppId, users: &[UserId]) -> Result<(), StoreError> {
         if users.is_empty() {
             return Ok(());
@@ -173,8 +177,8 @@ impl RedisStore {
         self.send(Operation::RaiseEpoch, &commands).await.map(drop)
     }
 
-    /// Prevents the opening of sessions of these users below these epochs. Returns the users for whom it did so: a user
-    /// with a live session is not changed.
+    /// Changes the users who have no live session: for `RETIRED_TTL_MILLIS`, no session of such a user can be opened
+    /// below the given epoch. Returns the users who were changed.
     pub(in crate::store) async fn retire_users(
         &self,
         app: &AppId,

@@ -1,4 +1,4 @@
-//! Windows of limits: their counters in Redis, and the scripts that count uses in them.
+//! Windows of limits: their counters in Redis, and the commands that count uses in them.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use latchkey_crds::rendered::Window;
 use redis::{Cmd, Value};
 
-use super::super::{scripts::script_command, store::RedisStore};
+use super::super::{handle::RedisStore, scripts::script_command};
 use crate::domain::ports::StoreError;
 
 /// The number of buckets in a window. lib/windows.lua and lib/rate_marks.lua contain the same number.
@@ -15,18 +15,19 @@ const BUCKETS: i64 = 50;
 
 /// The reply of acquire.lua.
 pub(super) enum AcquireReply {
-    /// When the use was counted, by Redis's clock, in milliseconds.
+    /// The use was counted at this time by Redis's clock, in milliseconds.
     Counted(i64),
     /// The window with this index is full.
     Limited { window: usize, retry_after: Duration },
 }
 
-/// Hashes a subject for use in a key, so that keys contain no client address or account in clear text.
+/// Hashes the subject of a limit, for example a client address or an account, so that keys do not contain it in clear
+/// text.
 pub(super) fn hashed_subject(subject: &str) -> String {
     URL_SAFE_NO_PAD.encode(&digest(&SHA256, subject.as_bytes()).as_ref()[..18])
 }
 
-/// The windows without duplicate lengths. Of two windows with the same length, the stricter one applies.
+/// The windows without duplicate lengths. Of two windows with the same length, only the stricter window stays.
 pub(super) fn distinct_windows(windows: &[Window]) -> Vec<Window> {
     let mut windows = windows.to_vec();
     windows.sort_by_key(|window| (window.window_seconds, window.count));
@@ -39,7 +40,7 @@ pub(super) fn window_arguments(windows: &[Window]) -> impl Iterator<Item = Strin
     windows.iter().flat_map(|window| [window.count.to_string(), bucket_millis(window).to_string()])
 }
 
-/// The length of a bucket in milliseconds. Exact, since windows are whole seconds.
+/// The length of a bucket in milliseconds. The result is exact, because windows are whole seconds.
 fn bucket_millis(window: &Window) -> i64 {
     i64::from(window.window_seconds) * 1000 / BUCKETS
 }
@@ -47,7 +48,8 @@ fn bucket_millis(window: &Window) -> i64 {
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// Counts one use in each window, or in none. `counters` has the key of each window's counter.
+    /// A command that counts one use in each window, or in none if a window is full. `counters` contains the key of
+    /// each window's counter.
     pub(super) fn acquire_command(&self, counters: &[String], windows: &[Window]) -> Cmd {
         let arguments: Vec<String> = [self.offset_millis()].into_iter().chain(window_arguments(windows)).collect();
         script_command(&self.scripts().acquire, counters, &arguments)
@@ -64,7 +66,7 @@ impl RedisStore {
         })
     }
 
-    /// Subtracts one use from each window. `counted_at` is the time of `AcquireReply::Counted`.
+    /// A command that subtracts one use from each window. `counted_at` is the time of `AcquireReply::Counted`.
     pub(super) fn release_command(&self, counters: &[String], windows: &[Window], counted_at: i64) -> Cmd {
         let buckets: Vec<String> =
             windows.iter().map(|window| (counted_at / bucket_millis(window)).to_string()).collect();

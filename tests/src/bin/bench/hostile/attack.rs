@@ -34,9 +34,9 @@ use crate::{
 /// Number of users that log in continuously. On two cores they use the whole machine, so that the effect of an attacker
 /// is visible.
 const USERS: u32 = 8;
-/// Upper limit of the p99 of logins next to an attacker, relative to the p99 without one.
+/// Upper limit of the p99 of logins next to an attacker, relative to the p99 without an attacker.
 const MAX_RATIO: f64 = 3.0;
-/// Absolute upper limit of the same p99.
+/// Absolute upper limit of the p99 of logins next to an attacker.
 const MAX_P99: Duration = Duration::from_secs(1);
 /// The namespace of the ordinary users' Apps. The attackers' Apps are in other namespaces.
 pub(super) const ORDINARY_NAMESPACE: &str = "ordinary";
@@ -44,7 +44,7 @@ pub(super) const ORDINARY_NAMESPACE: &str = "ordinary";
 /// A server under the memory limit, its ordinary users, and the attackers' runtime.
 pub(super) struct ServerAttack {
     pub(super) stack: Stack,
-    pub(super) outsiders: AttackerRuntime,
+    pub(super) attacker_runtime: AttackerRuntime,
     /// Counts the responses that the attacker gets.
     pub(super) counts: ResponseCounts,
     app: String,
@@ -52,8 +52,8 @@ pub(super) struct ServerAttack {
     /// The users that [`ServerAttack::add_users`] has added.
     others: Vec<User>,
     duration: Duration,
-    calm: Option<Baseline>,
-    /// Dropped after the server, because the server runs in its cgroup.
+    baseline: Option<Baseline>,
+    /// Dropped after the server, because the server runs in this limit's cgroup.
     limit: MemoryLimit,
 }
 
@@ -73,7 +73,7 @@ struct ServerWatch {
     peak: Arc<AtomicU64>,
 }
 
-/// The App with limits that no user of a benchmark reaches.
+/// Raises the limits of an App, so that no user of a benchmark reaches them.
 pub(super) fn with_raised_limits(app: App) -> App {
     let loose: &[(u32, u32)] = &[(10_000_000, 60)];
     ["loginsPerClient", "loginFailuresPerClient", "loginFailuresPerAccount", "loginFailuresPerClientOverall"]
@@ -96,17 +96,17 @@ impl ServerAttack {
             let (from, email) = (logins::client_address(number), format!("user-{number}@example.com"));
             let registered = ApiClient::from_address(server, from).register(app.id(), "Ada", &email, PASSWORD).await;
             ensure!(registered.status == StatusCode::OK, "register returned {}", registered.status);
-            users.push(User { from, errand: UserAction::PasswordLogin { app: app.id().to_owned(), email } });
+            users.push(User { from, action: UserAction::PasswordLogin { app: app.id().to_owned(), email } });
         }
         Ok(Self {
             stack,
-            outsiders: AttackerRuntime::start()?,
+            attacker_runtime: AttackerRuntime::start()?,
             counts: ResponseCounts::default(),
             app: app.id().to_owned(),
             users,
             others: Vec::new(),
             duration: lasts,
-            calm: None,
+            baseline: None,
             limit,
         })
     }
@@ -133,15 +133,15 @@ impl ServerAttack {
         ensure!(logins.failed() == 0, "logins to {} fail without an attacker", self.app);
         ensure!(others.as_ref().is_none_or(|others| others.failed() == 0), "social logins fail without an attacker");
         let pid = self.stack.server().pid().context("the server runs")?;
-        self.calm = Some(Baseline { logins, others, memory: anonymous_bytes(pid)? });
+        self.baseline = Some(Baseline { logins, others, memory: anonymous_bytes(pid)? });
         Ok(())
     }
 
     /// Measures the users next to the attacker, prints the measurements, and returns the bounds.
     pub(super) async fn run_attack(self, attacker: impl Future<Output = ()> + Send + 'static) -> Result<Vec<Bound>> {
-        let calm = self.calm.as_ref().context("users were measured alone first")?;
+        let baseline = self.baseline.as_ref().context("users were measured alone first")?;
         let watch = ServerWatch::new();
-        let attacking = self.outsiders.spawn(attacker);
+        let attacking = self.attacker_runtime.spawn(attacker);
         let (observed, ended) =
             tokio::join!(self.measure_until_done(&watch), watch.follow(&self.stack, Instant::now()));
         attacking.abort();
@@ -151,11 +151,11 @@ impl ServerAttack {
             println!("  social logins next to it      {}", others.report_line());
         }
         println!("  the attacker                  {}", self.counts);
-        let mut bounds = bounds("logins", &calm.logins, &logins);
-        if let (Some(calm), Some(others)) = (&calm.others, &others) {
-            bounds.extend(self::bounds("social logins", calm, others));
+        let mut bounds = bounds("logins", &baseline.logins, &logins);
+        if let (Some(baseline), Some(others)) = (&baseline.others, &others) {
+            bounds.extend(self::bounds("social logins", baseline, others));
         }
-        bounds.push(self.memory_bound(calm.memory, watch.peak.load(Ordering::Relaxed), ended));
+        bounds.push(self.memory_bound(baseline.memory, watch.peak.load(Ordering::Relaxed), ended));
         Ok(bounds)
     }
 
@@ -203,24 +203,24 @@ impl ServerAttack {
     }
 }
 
-fn bounds(what: &str, calm: &UserMeasurements, beside: &UserMeasurements) -> Vec<Bound> {
+fn bounds(what: &str, baseline: &UserMeasurements, attacked: &UserMeasurements) -> Vec<Bound> {
     let failed = Bound::new(
-        format!("no {what} fail: {} of {}", beside.failed(), beside.failed() + beside.latency.len()),
-        beside.failed() == 0,
+        format!("no {what} fail: {} of {}", attacked.failed(), attacked.failed() + attacked.latency.len()),
+        attacked.failed() == 0,
     );
-    let (Some(calm_p99), Some(p99)) = (calm.p99(), beside.p99()) else {
+    let (Some(baseline_p99), Some(p99)) = (baseline.p99(), attacked.p99()) else {
         let what = format!("p99 of {what} is under {MAX_RATIO} times the p99 alone and {MAX_P99:?}: too many fail");
         return vec![Bound::new(what, false), failed];
     };
     #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark are far below 2^52")]
-    let ratio = p99 as f64 / calm_p99 as f64;
+    let ratio = p99 as f64 / baseline_p99 as f64;
     vec![
         Bound::new(
             format!("p99 of {what} is under {MAX_RATIO} times the p99 alone: {ratio:.2} times"),
             ratio < MAX_RATIO,
         ),
         Bound::new(
-            format!("p99 of {what} is under {MAX_P99:?}: {}", format_millis(&beside.latency, 0.99)),
+            format!("p99 of {what} is under {MAX_P99:?}: {}", format_millis(&attacked.latency, 0.99)),
             p99 < micros_of(MAX_P99),
         ),
         failed,

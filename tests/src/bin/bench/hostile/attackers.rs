@@ -23,14 +23,15 @@ use tokio::{
 
 use crate::logins::{Connection, connect};
 
-/// Nice value of the attackers' thread. The server's hashing threads have 2, and the lowest priority is 19.
+/// Nice value of the attackers' thread. The server's hashing threads have nice value 2. Nice value 19 is the lowest
+/// priority.
 const NICE: i32 = 10;
 /// Printed description of the attackers' priority.
 pub(super) const PRIORITY: &str = "one thread at nice 10, so that it uses mostly CPU time that is left over";
 /// Timeout of a request; every response of the service arrives earlier.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Pause after a failed connection attempt. Thousands of attempts per second would not be a stronger attack.
-const RETRY: Duration = Duration::from_millis(10);
+/// Pause before a new connection. Thousands of connection attempts per second would not be a stronger attack.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
 
 /// A runtime with one thread of low priority. Its tasks end when this value is dropped.
 pub(super) struct AttackerRuntime(Option<Runtime>);
@@ -45,7 +46,7 @@ impl AttackerRuntime {
     pub(super) fn start() -> Result<Self> {
         let runtime = runtime::Builder::new_multi_thread()
             .worker_threads(1)
-            .thread_name("outsiders")
+            .thread_name("attackers")
             .on_thread_start(|| {
                 // On Linux each thread has its own priority.
                 setpriority_process(None, NICE).expect("a thread can lower its priority");
@@ -106,18 +107,18 @@ pub(super) async fn flood(
     loop {
         let Ok(mut connection) = connect(server, from).await else {
             counts.count("no connection");
-            sleep(RETRY).await;
+            sleep(RECONNECT_PAUSE).await;
             continue;
         };
         while let Some(status) = send(&mut connection, request()).await {
             counts.count(status);
         }
         counts.count("connection ended");
-        sleep(RETRY).await;
+        sleep(RECONNECT_PAUSE).await;
     }
 }
 
-/// Sends a request and returns the status of the response; `None` if the connection ended.
+/// Sends a request and returns the status of the response. `None`: the connection ended, or the request timed out.
 pub(super) async fn send(connection: &mut Connection, request: Request<Full<Bytes>>) -> Option<u16> {
     let asking = async {
         connection.ready().await.ok()?;

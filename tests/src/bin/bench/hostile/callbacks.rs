@@ -1,10 +1,11 @@
 //! One client that keeps a shared provider busy.
 //!
 //! In 64 concurrent loops, one client starts a flow and calls *callback* with a code that the provider takes nine
-//! seconds to reject. Meanwhile four users of the same App log in at that provider, and the usual eight users log in to
+//! seconds to reject. At the same time, four users of the same App log in at that provider, and eight users log in to
 //! another App by password.
 //!
-//! Attacks the permits for provider calls: one client must not get all of them, nor cause more calls than its share.
+//! Attacks the permits for provider calls: one client must not get all permits, and must not cause more calls than its
+//! share.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
@@ -31,7 +32,7 @@ const SOCIAL_USERS: u32 = 4;
 /// numbers.
 const FIRST_ADDRESS: u32 = 100;
 const PROVIDER_NAME: &str = "shared";
-const RETRY: Duration = Duration::from_millis(10);
+const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
 
 pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
     // The provider is slow only for the attacker's codes, and serves other users normally.
@@ -41,7 +42,7 @@ pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
     let mut trial = ServerAttack::start(Stack::builder().app(&app).provider(&shared), lasts).await?;
     let social_user = |number| User {
         from: logins::client_address(FIRST_ADDRESS + number),
-        errand: UserAction::SocialLogin {
+        action: UserAction::SocialLogin {
             app: app.id().to_owned(),
             provider: PROVIDER_NAME.to_owned(),
             person: format!("person-{number}"),
@@ -66,7 +67,7 @@ async fn repeat_callback(server: SocketAddr, number: u32, app: String, counts: R
     loop {
         let Ok(mut connection) = connect(server, address(0)).await else {
             counts.count("no connection");
-            sleep(RETRY).await;
+            sleep(RECONNECT_PAUSE).await;
             continue;
         };
         loop {
@@ -85,6 +86,6 @@ async fn repeat_callback(server: SocketAddr, number: u32, app: String, counts: R
             };
             counts.count(status);
         }
-        sleep(RETRY).await;
+        sleep(RECONNECT_PAUSE).await;
     }
 }

@@ -1,7 +1,7 @@
 //! Attackers that use many slots of the hashing queue by using many Apps.
 //!
-//! The queue is fair between Apps, and within an App between client addresses. So whoever uses many Apps could get many
-//! slots.
+//! If the queue were fair only between Apps, and within an App between client addresses, a client or a tenant could get
+//! many slots by using many Apps.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -25,7 +25,8 @@ const APPS_OF_A_TENANT: u32 = 130;
 /// Clients of each of the tenant's Apps.
 const CLIENTS: u32 = 2;
 
-/// One client address has one login in flight in each of 128 Apps of as many tenants, within all default limits.
+/// One client address has one login in flight in each of 128 Apps. Each App belongs to another tenant, and has the
+/// default limits.
 ///
 /// Attacks the bound on the slots of a client address, which must apply to the whole queue and not to each App.
 pub(super) async fn client_in_many_apps(lasts: Duration) -> Result<Vec<Bound>> {
@@ -34,9 +35,9 @@ pub(super) async fn client_in_many_apps(lasts: Duration) -> Result<Vec<Bound>> {
     log_in_to_all(lasts, &apps, |_| vec![address(0)]).await
 }
 
-/// A tenant has 130 Apps in one namespace with raised limits, and two clients log in to each continuously.
+/// A tenant has 130 Apps with raised limits in one namespace, and two clients log in to each App continuously.
 ///
-/// Attacks the fairness of the queue, which must be between namespaces first, and only then between Apps.
+/// Attacks the fairness of the queue: it must be fair between namespaces first, and only then between Apps.
 pub(super) async fn tenant_of_many_apps(lasts: Duration) -> Result<Vec<Bound>> {
     let apps: Vec<App> =
         (0..APPS_OF_A_TENANT).map(|_| with_raised_limits(App::new("owned").namespace("attacker"))).collect();

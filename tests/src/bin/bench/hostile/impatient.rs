@@ -1,7 +1,7 @@
 //! Clients that retry immediately after each refusal.
 //!
 //! 256 clients, each with its own client address, log in to an App that raised its limits. The hashing queue rejects
-//! most of them, and they ignore `Retry-After`.
+//! most of the logins, and the clients ignore `Retry-After`.
 //!
 //! Attacks the cost of a 503 response: thousands of them per second must not slow down the clients that are served.
 

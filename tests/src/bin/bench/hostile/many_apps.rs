@@ -1,6 +1,6 @@
 //! 700 Apps that reference one large ConfigMap.
 //!
-//! The templates are plain text, and the ConfigMap is just within its limit. The document of each App contains the
+//! The templates are plain text, and the ConfigMap is just within the size limit. The document of each App contains the
 //! whole ConfigMap, and each server has all documents in memory.
 //!
 //! Attacks the memory that the Apps of one namespace use in every server.
@@ -43,7 +43,7 @@ const PARTS: [&str; 10] = [
     "new-sign-in.html",
 ];
 const LINE: &str = "Dear customer, thank you for your patience while you read these terms.\n";
-/// How much memory of a server one tenant can use at most, in bytes: a quarter of the limit.
+/// How much memory of a server one tenant can use at most, in bytes: a quarter of the server's memory limit.
 const MAX_GROWTH: u64 = memory_limit::LIMIT_BYTES / 4;
 const CONCURRENCY: usize = 8;
 /// The Apps are settled if nothing has changed for this long.
@@ -81,8 +81,8 @@ pub(super) async fn run() -> Result<Vec<Bound>> {
     Ok(bounds)
 }
 
-/// Waits until the Apps no longer change. Returns the number of Ready Apps, and for each reason the number of Apps that
-/// are not Ready.
+/// Waits until the Apps no longer change. Returns the number of Apps that are Ready (`Ready`), and for each reason of
+/// the other Apps their number.
 async fn wait_until_settled(apps: &Api<app::App>) -> Result<BTreeMap<String, usize>> {
     let end = Instant::now() + LIMIT;
     let (mut reasons, mut since) = (BTreeMap::new(), Instant::now());

@@ -17,7 +17,7 @@ const CGROUP_V2: &str = "/sys/fs/cgroup";
 /// Name prefix of this benchmark's cgroups.
 const CGROUP_PREFIX: &str = "latchkey-bench-";
 
-/// A memory limit for one server. The drop removes the cgroup, so drop this after the server.
+/// A memory limit for one server. Dropping this value removes the cgroup, so the server must be dropped first.
 pub(super) enum MemoryLimit {
     /// A cgroup of version 1, with the memory controller.
     V1(PathBuf),
@@ -45,7 +45,7 @@ impl MemoryLimit {
         Ok(Self::Data)
     }
 
-    /// The command that starts a program under the limit.
+    /// The words before a command that make the command run under the limit.
     pub(super) fn wrapper(&self) -> Vec<String> {
         match self {
             Self::V1(group) | Self::V2(group) => {
@@ -70,8 +70,8 @@ impl MemoryLimit {
         }
     }
 
-    /// Whether a running server stayed within the limit. With a cgroup it did, because the kernel kills a server that
-    /// exceeds the limit. Without one, `peak` decides: the maximum of the server's own memory, in bytes.
+    /// Whether a running server stayed within the limit: the maximum of its own memory (`peak`, in bytes) was below the
+    /// limit, and the kernel killed no process in the cgroup.
     pub(super) fn is_met(&self, peak: u64) -> bool {
         peak < LIMIT_BYTES && self.oom_kills().is_none_or(|kills| kills == 0)
     }
@@ -101,23 +101,23 @@ impl MemoryLimit {
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
         match self {
-            // If a process is still in the cgroup, this fails, and the next run removes the cgroup.
+            // The removal fails if a process is still in the cgroup. The next run then removes the cgroup.
             Self::V1(group) | Self::V2(group) => drop(fs::remove_dir(group)),
             Self::Data => {}
         }
     }
 }
 
-/// Creates a cgroup with the limit below `root`.
-fn create_cgroup(root: &Path, limit: &str) -> Result<PathBuf> {
-    static MADE: AtomicU32 = AtomicU32::new(0);
+/// Creates a cgroup in the folder `root`, and writes the limit to the file `limit_file` of the cgroup.
+fn create_cgroup(root: &Path, limit_file: &str) -> Result<PathBuf> {
+    static CREATED: AtomicU32 = AtomicU32::new(0);
     let mut name = CGROUP_PREFIX.to_owned();
-    write!(name, "{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed))?;
-    // The folder alone proves nothing: without the controller, `root` can be on any file system.
+    write!(name, "{}-{}", std::process::id(), CREATED.fetch_add(1, Ordering::Relaxed))?;
+    // The existence of `root` is not enough: without the controller, `root` can be an ordinary folder.
     anyhow::ensure!(root.join("cgroup.procs").is_file(), "{} is no cgroup", root.display());
     let group = root.join(name);
     fs::create_dir(&group)?;
-    let limited = fs::write(group.join(limit), LIMIT_BYTES.to_string()).context("setting the limit");
+    let limited = fs::write(group.join(limit_file), LIMIT_BYTES.to_string()).context("setting the limit");
     if limited.is_err() || !group.join("cgroup.procs").is_file() {
         drop(fs::remove_dir(&group));
     }

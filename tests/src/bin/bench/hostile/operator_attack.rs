@@ -42,11 +42,11 @@ const POLL_LIMIT: Duration = Duration::from_secs(3);
 /// probe uses.
 const FAILURE_THRESHOLD: u32 = 3;
 const EDIT_INTERVAL: Duration = Duration::from_millis(500);
-/// Limit for an edit to be Ready. On an idle machine that takes much less than a second, but here the control plane
-/// shares the cores with everything else.
+/// Limit until an edited App is Ready. On an idle machine this takes much less than a second, but here the control
+/// plane shares the cores with everything else.
 const EDIT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Two operators, a server under the memory limit, and the App of an innocent tenant.
+/// Two operators, a server under the memory limit, and the App of a tenant who is not hostile.
 pub(super) struct OperatorAttack<'a> {
     pub(super) install: Installation<'a>,
     app: App,
@@ -54,17 +54,17 @@ pub(super) struct OperatorAttack<'a> {
     server: PodServer,
     /// The server's memory before the attack, in bytes.
     before: u64,
-    /// Dropped after the server, because the server runs in its cgroup.
+    /// Dropped after the server, because the server runs in this limit's cgroup.
     limit: MemoryLimit,
 }
 
-/// Readiness of an operator during the attack.
+/// The results of the readiness checks of an operator during the attack.
 #[derive(Default)]
 struct ReadinessChecks {
     polls: u32,
     failed: u32,
-    in_a_row: u32,
-    most_in_a_row: u32,
+    failed_in_a_row: u32,
+    max_failed_in_a_row: u32,
     ended: Option<(ExitStatus, Duration)>,
 }
 
@@ -202,11 +202,11 @@ async fn poll_readiness(operator: &OperatorProcess, done: &AtomicBool) -> Readin
         }
         seen.polls += 1;
         if is_ready(operator.ops).await {
-            seen.in_a_row = 0;
+            seen.failed_in_a_row = 0;
         } else {
             seen.failed += 1;
-            seen.in_a_row += 1;
-            seen.most_in_a_row = seen.most_in_a_row.max(seen.in_a_row);
+            seen.failed_in_a_row += 1;
+            seen.max_failed_in_a_row = seen.max_failed_in_a_row.max(seen.failed_in_a_row);
         }
         sleep(POLL).await;
     }
@@ -229,8 +229,11 @@ impl ReadinessChecks {
             return Bound::new(format!("{what}: it ended after {:.1} s with {status}", after.as_secs_f64()), false);
         }
         Bound::new(
-            format!("{what}: {} of {} checks failed, at most {} in a row", self.failed, self.polls, self.most_in_a_row),
-            self.most_in_a_row < FAILURE_THRESHOLD,
+            format!(
+                "{what}: {} of {} checks failed, at most {} in a row",
+                self.failed, self.polls, self.max_failed_in_a_row
+            ),
+            self.max_failed_in_a_row < FAILURE_THRESHOLD,
         )
     }
 }

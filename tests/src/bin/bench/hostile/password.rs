@@ -1,10 +1,11 @@
 //! Passwords that are expensive to validate.
 //!
 //! *confirm-password* and *register* validate a password before anything else. The attackers' password has 76
-//! characters that can each be read as a letter, some as more than one, and it equals the email address. So the check
-//! of its strength looks up every reading of every part. One client sends it to *confirm-password*, which does not
-//! count a weak password as a wrong code. Four other clients send it to *register*. Each changes its client address
-//! after a hundred requests, the default limit of one address.
+//! characters. Almost all of them are digits and signs that can be read as a letter, some as more than one. The email
+//! address is the same text. So the strength check looks up every reading of every part of the password. One client
+//! sends this password to *confirm-password*, which does not count a weak password as a wrong code. Four other clients
+//! send it to *register*. Each of the four changes its client address after a hundred requests, the default limit for
+//! one client address.
 //!
 //! Attacks the bound on the cost of password validation: less than one password hash.
 
@@ -37,14 +38,14 @@ pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
                 let body = json!({ "email": password(), "code": "00000-00000", "password": password() });
                 let request = move || post_request(server, &path, &body);
                 tokio::spawn(flood(server, address(0), counts.clone(), request));
-                tokio::spawn(register(server, number, id.clone(), counts.clone()));
+                tokio::spawn(register_in_loop(server, number, id.clone(), counts.clone()));
             }
         })
         .await
 }
 
-/// Registers in a loop. Changes to the next client address after as many requests as the limit of one address allows.
-async fn register(server: SocketAddr, number: u32, app: String, counts: ResponseCounts) -> Infallible {
+/// Registers in a loop. Changes its client address after as many requests as the limit of one client address allows.
+async fn register_in_loop(server: SocketAddr, number: u32, app: String, counts: ResponseCounts) -> Infallible {
     let body: Value = json!({ "name": "Ada", "email": password(), "password": password() });
     let mut from = number;
     loop {

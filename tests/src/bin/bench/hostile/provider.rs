@@ -37,7 +37,7 @@ pub(super) struct BenchProvider {
     nested: Bytes,
 }
 
-// === impl Provider ===
+// === impl BenchProvider ===
 
 impl BenchProvider {
     pub(super) async fn start() -> Result<Self> {
@@ -99,7 +99,7 @@ impl BenchProvider {
                 "/userinfo" => user_info_response(person),
                 "/introspect" => (StatusCode::OK, json!({ "active": false })),
                 "/jwks" => (StatusCode::OK, json!({ "keys": [] })),
-                path => self.discovery(path),
+                path => self.discovery_response(path),
             };
             (status, body.to_string().into())
         };
@@ -107,7 +107,7 @@ impl BenchProvider {
         Ok(response.body(Full::new(body)).expect("a plain response"))
     }
 
-    fn discovery(&self, path: &str) -> (StatusCode, Value) {
+    fn discovery_response(&self, path: &str) -> (StatusCode, Value) {
         let Some(issuer) = path.strip_suffix("/.well-known/openid-configuration") else {
             return (StatusCode::NOT_FOUND, json!({}));
         };

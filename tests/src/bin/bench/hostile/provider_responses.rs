@@ -4,7 +4,8 @@
 //! which the server checks by itself within seconds, and sixteen clients call *login* with an invalid provider token.
 //! The provider responds to every request with 1 MiB of nested JSON, which is more than the server reads.
 //!
-//! Attacks the memory of parsed documents: nodes, depth, and how many are parsed at the same time.
+//! Attacks the bounds on the memory of parsed documents: their nodes, their depth, and how many the server parses at
+//! the same time.
 
 use std::time::Duration;
 
@@ -25,9 +26,9 @@ const ADDED_PROVIDERS: u32 = 8;
 const NAMESPACE: &str = "attacker";
 
 pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
-    // The provider uses CPU time of the attackers, not of the users.
-    let outsiders = AttackerRuntime::start()?;
-    let provider = outsiders.spawn(BenchProvider::start()).await??;
+    // The provider runs on the attackers' thread, so that it does not slow down the users by its own CPU time.
+    let attacker_runtime = AttackerRuntime::start()?;
+    let provider = attacker_runtime.spawn(BenchProvider::start()).await??;
     let corp = provider.oauth2("corp").namespace(NAMESPACE);
     let app = with_raised_limits(App::new("attacked").namespace(NAMESPACE)).provider(&corp);
     let mut trial = ServerAttack::start(Stack::builder().app(&app).provider(&corp), lasts).await?;

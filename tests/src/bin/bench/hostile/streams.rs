@@ -3,7 +3,7 @@
 //! 200 client addresses have one connection each, with a hundred requests that stop after 60 KiB of their bodies: more
 //! than 1 GiB in total. The clients respond to pings, so that the server does not close the connections.
 //!
-//! Attacks the budget of bodies with many bodies on one connection, and the time that such a connection can stay open.
+//! Attacks the budget of all bodies together, and the time that a connection with many unfinished bodies can stay open.
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -1,10 +1,10 @@
 //! Mail templates that are deep, long or wide.
 //!
-//! A tenant applies Apps with a ConfigMap each. Every template is within all size limits, but parsers recurse over
-//! nested input, compilers number the parts of chained expressions, and renderers repeat loops.
+//! A tenant applies Apps with a ConfigMap each. Every template is within all size limits, but parsers and
+//! compilers recurse over nested and chained input, and renderers repeat loops.
 //!
-//! Attacks the bounds that apply to a template before it is parsed, and the rule that a panic in one App affects only
-//! that App.
+//! Attacks the bounds that apply to a template before it is parsed. Also attacks the rule that a panic while the
+//! operator reconciles one App affects only that App.
 
 use std::time::Duration;
 

@@ -33,12 +33,12 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Pause before a retry after a failure.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a user repeats. Each time uses a new connection, as a browser does.
+/// What a user repeats. Each repetition opens a new connection, like a browser that was just started.
 #[derive(Clone)]
 pub(super) enum UserAction {
     /// A login by password.
     PasswordLogin { app: String, email: String },
-    /// A social login: *redirect*, then *callback* with a code that the provider accepts for this person.
+    /// A social login: *redirect*, then *callback* with a code that the provider accepts for `person`.
     SocialLogin { app: String, provider: String, person: String },
 }
 
@@ -46,7 +46,7 @@ pub(super) enum UserAction {
 #[derive(Clone)]
 pub(super) struct User {
     pub(super) from: IpAddr,
-    pub(super) errand: UserAction,
+    pub(super) action: UserAction,
 }
 
 /// Measurements of users.
@@ -92,7 +92,7 @@ impl User {
         let (mut latency, mut failures) = (histogram(), BTreeMap::<String, u64>::new());
         while Instant::now() < end && !gone.load(Ordering::Relaxed) {
             let started = Instant::now();
-            let outcome = timeout(LIMIT, self.errand.run(server, self.from)).await;
+            let outcome = timeout(LIMIT, self.action.run(server, self.from)).await;
             match outcome.unwrap_or_else(|_| Err(format!("no response within {LIMIT:?}"))) {
                 Ok(()) => latency.saturating_record(micros_of(started.elapsed())),
                 Err(failure) => {
@@ -114,16 +114,16 @@ impl UserAction {
             Self::PasswordLogin { app, email } => {
                 let body = json!({ "email": email, "password": PASSWORD });
                 let login = post_request(server, &format!("/v1/{app}/email/login"), &body);
-                expect(&exchange(&mut connection, login).await?, StatusCode::OK)
+                expect_status(&exchange(&mut connection, login).await?, StatusCode::OK)
             }
             Self::SocialLogin { app, provider, person } => {
                 let (cookie, state) = begin_flow(&mut connection, server, app, provider).await?;
                 let code = format!("code-{person}");
                 let callback = callback_request(server, app, provider, (&cookie, &state), &code);
                 let response = exchange(&mut connection, callback).await?;
-                expect(&response, StatusCode::FOUND)?;
+                expect_status(&response, StatusCode::FOUND)?;
                 let location = header(&response, "location");
-                if location.contains("access_token=") { Ok(()) } else { Err(error_of(location)) }
+                if location.contains("access_token=") { Ok(()) } else { Err(redirect_error(location)) }
             }
         }
     }
@@ -136,9 +136,9 @@ pub(super) async fn begin_flow(
     app: &str,
     provider: &str,
 ) -> Result<(String, String), String> {
-    let request = get(server, &format!("/{app}/{provider}/redirect"));
+    let request = get_request(server, &format!("/{app}/{provider}/redirect"));
     let response = exchange(connection, request.body(Full::default()).expect("a request of fixed parts")).await?;
-    expect(&response, StatusCode::FOUND)?;
+    expect_status(&response, StatusCode::FOUND)?;
     let cookie = header(&response, "set-cookie").split(';').next().unwrap_or_default().to_owned();
     let location: Url = header(&response, "location").parse().map_err(|_| "redirect without an address".to_owned())?;
     let state = location.query_pairs().find(|(name, _)| name == "state");
@@ -157,13 +157,13 @@ pub(super) fn callback_request(
         .append_pair("code", code)
         .append_pair("state", state)
         .finish();
-    get(server, &format!("/{app}/{provider}/callback?{query}"))
+    get_request(server, &format!("/{app}/{provider}/callback?{query}"))
         .header("cookie", cookie)
         .body(Full::default())
         .expect("a request of fixed parts")
 }
 
-fn get(server: SocketAddr, path: &str) -> http::request::Builder {
+fn get_request(server: SocketAddr, path: &str) -> http::request::Builder {
     Request::get(path).header("host", server.to_string())
 }
 
@@ -175,7 +175,7 @@ async fn exchange(connection: &mut Connection, request: Request<Full<Bytes>>) ->
     Ok(Response::from_parts(head, ()))
 }
 
-fn expect(response: &Response<()>, status: StatusCode) -> Result<(), String> {
+fn expect_status(response: &Response<()>, status: StatusCode) -> Result<(), String> {
     if response.status() == status { Ok(()) } else { Err(response.status().as_u16().to_string()) }
 }
 
@@ -183,8 +183,8 @@ fn header<'a>(response: &'a Response<()>, name: &str) -> &'a str {
     response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// The `error` parameter of a redirect to the App.
-fn error_of(location: &str) -> String {
+/// The `error` parameter of a redirect to the application.
+fn redirect_error(location: &str) -> String {
     let error = Url::parse(location)
         .ok()
         .and_then(|url| url.query_pairs().find(|(name, _)| name == "error").map(|(_, error)| error.into_owned()));
@@ -198,7 +198,7 @@ impl UserMeasurements {
         self.failures.values().sum()
     }
 
-    /// p99 in microseconds; `None` if one in a hundred operations or more failed.
+    /// p99 in microseconds. `None`: 1 % of the operations or more failed.
     pub(super) fn p99(&self) -> Option<u64> {
         let all = self.failed() + self.latency.len();
         (self.failed() * 100 < all).then(|| self.latency.value_at_quantile(0.99))

@@ -96,7 +96,7 @@ impl AppSet {
                     }
                     Event::InitDone => {
                         if let Some(listed) = listed.take() {
-                            // The caller waits for this, so the receiver exists.
+                            // The receiver exists, because `watch_until_programmed` waits for this message.
                             let _ = listed.send(());
                         }
                     }

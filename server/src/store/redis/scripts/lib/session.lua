@@ -1,12 +1,12 @@
 -- Functions for sessions. A user's hash has the epoch, and the profile that tokens contain.
 
--- Reads of a session write at most once per this interval (ms). The index entry and the key's TTL are renewed as
--- rarely. Therefore the key lives this much longer than the idle timeout, and scripts that need the exact order read
--- the field `used` of the sessions.
+-- Reading a session writes to it at most once per this interval (ms). The index entry and the key's TTL are also
+-- renewed at most once per interval. Therefore the key lives this much longer than the idle timeout. The order of the
+-- index is not exact, so scripts that need the exact order read the field `used` of the sessions.
 local RENEW_INTERVAL = 60000
 
 -- Returns the session's fields `s` (the common ones, then those named in `...`) and the user's fields `u`.
--- Returns nil if the session does not exist, has expired, or has an older epoch than the user.
+-- Returns nil if the session does not exist, has expired, or has a lower epoch than the user.
 local function find_live(now, user, index, session, id, ...)
   local s = redis.call('HMGET', session, 'epoch', 'n', 'taken', 'used', 'noted', 'ends', 'idle', 'amr', 'auth_time', ...)
   if not s[1] then
@@ -15,7 +15,7 @@ local function find_live(now, user, index, session, id, ...)
   local u = redis.call('HMGET', user, 'epoch', 'version', 'email', 'verified', 'name')
   if tonumber(s[1]) < tonumber(u[1] or '0') then
     -- The session is not deleted: the epoch change may arrive after a login at the new epoch, and may name this session
-    -- as the one to keep.
+    -- as the session to keep.
     return nil
   end
   local used, ends, idle = tonumber(s[4]), tonumber(s[6]), tonumber(s[7])

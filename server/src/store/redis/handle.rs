@@ -15,7 +15,8 @@ use super::{
 };
 use crate::domain::ports::{Replication, StoreError};
 
-/// How much longer a key lives than its content is valid: the content contains the exact end, and clocks differ.
+/// A key lives this much longer than its content is valid. The content contains the exact end. The extra time allows
+/// for clocks that differ.
 pub(super) const TTL_SLACK_SECONDS: i64 = 60;
 
 /// A handle to Redis. Clones share connections.
@@ -25,7 +26,7 @@ pub struct RedisStore {
     clock_offset: time::Duration,
 }
 
-/// A handle that does not keep Redis connected.
+/// A handle that does not keep the connections open.
 pub(super) struct WeakRedisStore {
     shared: Weak<Shared>,
     clock_offset: time::Duration,
@@ -69,7 +70,7 @@ impl RedisStore {
         WeakRedisStore { shared: Arc::downgrade(&self.shared), clock_offset: self.clock_offset }
     }
 
-    /// Registers metrics under names without a prefix; the caller passes a registry with the prefix.
+    /// Registers metrics under names without a prefix. The caller's registry adds the prefix.
     pub fn register_metrics(&self, registry: &mut Registry) {
         self.shared.metrics.register(registry);
     }
@@ -82,18 +83,18 @@ impl RedisStore {
         &self.shared.refusal_queue
     }
 
-    /// The clock offset as scripts expect it.
+    /// The clock offset in milliseconds, as scripts expect it.
     pub(super) fn offset_millis(&self) -> String {
         self.clock_offset.whole_milliseconds().to_string()
     }
 
-    /// When a key expires whose content is valid until `expires_at`: in Unix seconds by Redis's own clock, without the
-    /// offset.
+    /// The time at which a key expires if its content is valid until `expires_at`: in Unix seconds by Redis's own
+    /// clock, without the offset.
     pub(super) fn key_expiry(&self, expires_at: i64) -> i64 {
         (expires_at + TTL_SLACK_SECONDS - self.clock_offset.whole_seconds()).max(1)
     }
 
-    /// Sends commands as one pipeline. Returns a value for each.
+    /// Sends commands as one pipeline. Returns a value for each command.
     pub(super) async fn send(&self, operation: Operation, commands: &Pipeline) -> Result<Vec<Value>, StoreError> {
         let span = call_span(operation);
         let started = Instant::now();
@@ -108,8 +109,8 @@ impl RedisStore {
         self.send(operation, &commands).await?.into_iter().next().ok_or_else(|| self.unexpected_value())
     }
 
-    /// Like `send_one`, for writes that must not be lost. Also returns whether a replica has the write, if there are
-    /// replicas.
+    /// Like `send_one`, for writes that must not be lost. If Redis has replicas, waits up to 100 ms for one of them to
+    /// acknowledge the write.
     pub(super) async fn send_replicated(
         &self,
         operation: Operation,
@@ -135,12 +136,12 @@ impl RedisStore {
         })
     }
 
-    /// Parses a value. Counts an error if it has another type.
+    /// Parses a value. Counts an error if the value has another type.
     pub(super) fn parse<T: FromRedisValue>(&self, value: Value) -> Result<T, StoreError> {
         redis::from_redis_value(value).map_err(|_| self.unexpected_value())
     }
 
-    /// The error for a value of an unexpected form.
+    /// Counts and returns the error for a value of an unexpected form.
     pub(super) fn unexpected_value(&self) -> StoreError {
         self.store_error(CallError::unexpected_reply())
     }

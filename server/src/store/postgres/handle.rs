@@ -24,11 +24,12 @@ use crate::{domain::ports::StoreError, store::UrlSource};
 /// How to reach Postgres.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `postgres://user:password@host/database`, with `sslmode` and `sslrootcert` as in libpq. Behind a pooler in
-    /// transaction mode, add `statement-cache-capacity=0`.
+    /// `postgres://user:password@host/database`, with `sslmode` and `sslrootcert` as in libpq. A pooler in transaction
+    /// mode must support prepared statements of the protocol (PgBouncer 1.21 or later with `max_prepared_statements`
+    /// above 0).
     pub url: UrlSource,
     pub max_connections: u32,
-    /// Whether to LISTEN for new outbox rows. Off behind poolers.
+    /// Whether to LISTEN for new outbox rows. Must be false behind a pooler in transaction mode.
     pub listen: bool,
 }
 
@@ -42,7 +43,7 @@ pub(super) struct Shared {
     pub(super) pool: PgPool,
     pub(super) url: UrlState,
     pub(super) metrics: Metrics,
-    /// Notified when this server enqueues outbox rows and, if `listen`, when other servers do.
+    /// Notified when this server enqueues outbox rows and, if `listen` is set, when other servers do.
     pub(super) outbox_notify: Arc<Notify>,
     listen: bool,
     listener: Option<AbortHandle>,
@@ -50,7 +51,7 @@ pub(super) struct Shared {
     pub(super) last_broken: Arc<Mutex<Option<Instant>>>,
     pub(super) availability: Availability,
     pub(super) audit: EventWriter,
-    /// For tasks that end when the last handle is dropped.
+    /// For tasks that must not keep the pool open: they end when the last handle is dropped.
     pub(super) weak_self: Weak<Shared>,
 }
 
@@ -92,7 +93,7 @@ impl PostgresStore {
         Ok(Self { shared })
     }
 
-    /// Registers metrics under names without a prefix; the caller passes a registry with the prefix.
+    /// Registers metrics under names without a prefix. The caller's registry adds the prefix.
     pub fn register_metrics(&self, registry: &mut Registry) {
         self.shared.metrics.register(registry);
     }
@@ -117,7 +118,7 @@ impl PostgresStore {
         self.shared.listen
     }
 
-    /// Wakes this server's deliverer for new outbox rows. Call it after the commit.
+    /// Wakes this server's deliverer for new outbox rows. Must be called after the commit.
     pub(super) fn notify_deliverer(&self) {
         self.shared.outbox_notify.notify_one();
     }
