@@ -342,9 +342,9 @@ impl ProviderClient {
     }
 
     /// The default of the App's `linkByEmail`: whether an identity with a verified address joins the account of that
-    /// address. True only for known providers (specification: Social login, Account linking).
+    /// address. False for a provider that anybody can administer (specification: Social login, Account linking).
     ///
-    /// False for Slack: anybody can create a workspace, an administrator of a workspace can set the address of a member
+    /// Slack is such a provider: anybody can create a workspace, an administrator of a workspace can set the address of a member
     /// (SCIM, SAML), and Slack does not document that `email_verified` is then false.
     pub const fn links_by_email_by_default(&self) -> bool {
         match self {

@@ -48,8 +48,8 @@ fn check_input(text: &str) {
     }
 }
 
-/// All ways to type a code parse to the same code. Only the App that issued the code tries the key under which the code
-/// is stored.
+/// All ways to type a code parse to the same code. A lookup for the App that issued the code includes the key under
+/// which the code is stored; a lookup for another App does not.
 fn check_typed(draw: &mut Draw<'_>) {
     let code = Code::generate(&Env::system());
     let mut typed = String::new();

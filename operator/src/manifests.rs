@@ -223,7 +223,7 @@ impl Manifests {
         let object = Value::Object(object);
         match kind {
             "App" => {
-                let app_id = unchecked_app_id(&object);
+                let app_id = app_id_of_manifest(&object);
                 self.incomplete |= app_id.is_none();
                 let parsed = self.parse_cache.apps.get_or_compute(&label, object, |object| schemas.parse_app(object));
                 let app = self.accept_or_reject(location, &label, Result::clone(&parsed));
@@ -264,7 +264,7 @@ impl Manifests {
     }
 }
 
-fn unchecked_app_id(object: &Value) -> Option<AppId> {
+fn app_id_of_manifest(object: &Value) -> Option<AppId> {
     let field = object.pointer("/spec/appID").filter(|field| !field.is_null());
     field.or_else(|| object.pointer("/metadata/name"))?.as_str()?.parse().ok()
 }

@@ -32,8 +32,8 @@ impl RateLimiter {
         Self(Mutex::new(Reservations { last_turn: Instant::now(), by_object: HashMap::new() }))
     }
 
-    /// Returns `Ok` if this object can proceed now, and otherwise the wait until its turn. The object has a reservation
-    /// until it proceeds.
+    /// Returns `Ok` if this object can proceed now. Otherwise reserves a turn, and returns the wait until this turn. An
+    /// object that does not come back loses its turn.
     pub(crate) fn try_acquire(&self, object: &str) -> Result<(), Duration> {
         let each = Duration::from_secs(1) / RATE;
         let now = Instant::now();

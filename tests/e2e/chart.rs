@@ -1,4 +1,5 @@
-//! The chart: the API server accepts the rendered objects, and the values, their documentation and the programs agree.
+//! The chart: the API server accepts its objects. The documentation lists its values. The programs know the flags that
+//! it passes.
 
 use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 

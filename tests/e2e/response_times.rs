@@ -332,9 +332,8 @@ fn measure_hash_ms() -> f64 {
     times[times.len() / 2]
 }
 
-/// The parts of a response that must be the same for known and unknown addresses: all but ids, times and the address.
-/// All ids have the same length, and so have all times and all addresses. So the length of the body must be the same,
-/// too.
+/// What must be the same in the responses for known and unknown addresses: the status, the names of the headers and of
+/// the fields, and the length of the body. Ids, times and addresses differ, but all of one kind have the same length.
 fn shape(reply: &RawResponse) -> (u16, Vec<String>, Vec<String>, usize) {
     let mut headers: Vec<String> =
         reply.head.lines().skip(1).filter_map(|line| Some(line.split_once(':')?.0.to_ascii_lowercase())).collect();

@@ -82,7 +82,7 @@ pub struct CodeChallenge(String);
 #[error("is not the SHA-256 of a verifier in base64url: 43 characters")]
 pub struct InvalidChallenge;
 
-/// A flow that is not bound to a browser cannot be stored: a limit on such flows is reached (specification: Social
+/// An unbound flow was refused, because a limit on unbound flows is reached (specification: Social
 /// login, Redirect).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is reached")]

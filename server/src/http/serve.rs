@@ -83,6 +83,8 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
         sleep(drain.delay).await;
     });
     loop {
+        // Under a flood of connections, the requests that are being handled run first.
+        yield_now().await;
         let accepted = tokio::select! {
             biased;
             () = &mut delay_over => break,
@@ -119,8 +121,6 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
                 () = connection => {}
             }
         }));
-        // Under a flood of connections, the requests that are being handled run first.
-        yield_now().await;
     }
     drop(listener);
     drain.closing.cancel();

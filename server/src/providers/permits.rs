@@ -13,11 +13,12 @@ use crate::domain::{
 /// ([`super::http::MAX_RESPONSE_BODY`]) after a head of at most 32 KiB ([`super::http::MAX_RESPONSE_HEAD`]). A growing
 /// buffer takes up to twice the size of its content, so the responses of all operations take at most 24 MiB in total.
 const MAX_PER_SERVER: usize = 128;
-/// One namespace gets at most half of all permits, in case all its Providers hang. A namespace also never gets more
-/// permits than are still free: when the Providers of seven namespaces hang, an eighth namespace still gets a permit.
+/// One namespace gets at most half of all permits, in case all its Providers hang. A namespace that holds as
+/// many permits as are still free gets no further permit: when the Providers of seven namespaces hang, an eighth
+/// namespace still gets a permit.
 const MAX_PER_NAMESPACE: usize = 64;
-/// The maximum of one Provider (specification: Limits, Provider calls). Likewise, a Provider never gets more permits
-/// than are still free in its namespace (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998): when five
+/// The maximum of one Provider (specification: Limits, Provider calls). Likewise, a Provider that holds as many
+/// permits as are still free in its namespace gets no further permit (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998): when five
 /// Providers hang, a sixth still gets a permit.
 const MAX_PER_PROVIDER: usize = 32;
 /// The maximum of one client address at one Provider. At 300 ms per login, one client address can make 13 logins per

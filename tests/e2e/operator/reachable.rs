@@ -155,7 +155,7 @@ async fn reachable_follows_the_provider_and_the_app_stays_ready() {
     // There is one write for each of the three results, although both servers report each result. While the reports
     // differ, the status contains the worse result.
     let written = status_writes(&install, &requests, "providers/status");
-    assert_eq!(written.len(), 3, "{written:#?}");
+    assert_eq!(written.len(), 3, "{written:#?}\n{}", operator.read_log());
     install.wait_until_ready(&app).await;
 }
 

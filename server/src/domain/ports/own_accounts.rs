@@ -36,7 +36,7 @@ pub struct Renamed {
     pub outbox_row: Uuid,
 }
 
-/// A password that is set in a session.
+/// A logged-in user's change of the password. It also sets a first password.
 #[derive(Clone, Debug)]
 pub struct PasswordChange {
     pub user: UserId,
@@ -94,7 +94,8 @@ pub struct AddressChanged {
 
 /// The account of a logged-in user, in Postgres. Each change is one transaction together with its event. A change
 /// returns `None` and writes nothing if the user is deleted or disabled, or the epoch has risen. `set_password`,
-/// `request_address_change` and `delete_user` do the same for an account with an unverified email address.
+/// `request_address_change` and `delete_user` also return `None` and write nothing if the email address of the account
+/// is unverified.
 pub trait OwnAccounts: Sync {
     /// The user of the session. `None` if the user is deleted or disabled, or the session has ended. The session has
     /// ended unless the user has the epoch of the session, or a later epoch that Redis does not have yet and at which

@@ -42,7 +42,8 @@ pub(crate) struct HostileArgs {
     /// For `hostile`: run only these attackers (comma-separated).
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Attacker>,
-    /// For `hostile`: how long users are measured alone, and again next to each attacker, in seconds.
+    /// For `hostile`: how long users are measured without an attacker, and again with each attacker of a server, in
+    /// seconds. Attackers of the operator ignore it.
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(2..=300))]
     attack_seconds: u64,
 }

@@ -247,7 +247,7 @@ fn if_the_key_of_a_session_is_revoked_a_retired_key_without_end_is_kept_for_the_
     let long = KeyPolicy { session_lifetime_seconds: MAX_SESSION_LIFETIME_SECONDS, ..policy() };
     let keys = advanced(&KeyDocument::first_with_policy(&shop(), &long, NOW).unwrap(), &short("1"), NOW);
     let end = keys.hmac[0].lifecycle.not_after.unwrap();
-    // Continues until h3 has replaced h2. The pods have not acknowledged the replacement yet.
+    // Advances until h3 has replaced h2. After the loop, the pods have acknowledged every step except this replacement.
     let mut keys = keys;
     while keys.hmac.len() < 3 || keys.hmac[2].key.state != KeyState::Active {
         keys = keys.advance(&short("2"), NOW, true).unwrap().unwrap();

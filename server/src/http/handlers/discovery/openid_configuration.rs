@@ -27,7 +27,7 @@ pub struct OpenIdConfiguration<'a> {
     pub metadata: AuthorizationServerMetadata<'a>,
     pub userinfo_endpoint: String,
     pub subject_types_supported: [&'static str; 1],
-    /// The algorithms of the App's published keys, which can sign its tokens.
+    /// The algorithms of the keys in the App's JWKS.
     pub id_token_signing_alg_values_supported: Vec<SigningAlgorithm>,
     /// The claims of access tokens and *userinfo*.
     pub claims_supported: &'static [&'static str],

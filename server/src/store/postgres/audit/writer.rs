@@ -9,7 +9,7 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
-use tracing::{error, warn};
+use tracing::error;
 use uuid::Uuid;
 
 use super::{AuditMetrics, EventColumns};
@@ -30,6 +30,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a batch is retried, so that a restart of Postgres loses no events. Later events wait in the queue. The
 /// first retry is immediate.
 const RETRY_TIME: Duration = Duration::from_secs(6);
+/// How often lost events are logged at most, while new events are written.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// The pause before each further retry.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// The time limit for writing the last events at shutdown.
@@ -89,6 +91,7 @@ async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metri
     let mut batch = Vec::with_capacity(BATCH_SIZE);
     let mut losing = false;
     let mut logged_lost = 0;
+    let mut next_log = Instant::now();
     let mut next = Instant::now();
     loop {
         sleep_until(next).await;
@@ -128,9 +131,10 @@ async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metri
                 metrics.events.inc_by(rows);
                 losing = false;
                 let lost = metrics.lost.get();
-                if lost > logged_lost {
-                    warn!(lost = lost - logged_lost, "audit events are written again; events were lost");
+                if lost > logged_lost && Instant::now() >= next_log {
+                    error!(lost = lost - logged_lost, "audit events were lost; new events are written");
                     logged_lost = lost;
+                    next_log = Instant::now() + LOG_INTERVAL;
                 }
             }
             Err(error) => {
@@ -184,7 +188,9 @@ impl PostgresStore {
                 drop(done.await);
             }
         };
-        drop(timeout(FLUSH_TIMEOUT, flushing).await);
+        if timeout(FLUSH_TIMEOUT, flushing).await.is_err() {
+            error!("the last audit events are not written in time; they are lost");
+        }
     }
 
     pub(crate) async fn record_event(&self, app: &AppId, event: Event) {

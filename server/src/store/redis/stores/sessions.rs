@@ -32,9 +32,9 @@ const MAX_SESSIONS: u32 = 100;
 const USER_TTL_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
 /// Higher than any other epoch: the largest integer that a Lua number represents exactly.
 const MAX_EPOCH: i64 = (1 << 53) - 1;
-/// How long a user who is being deleted cannot log in. No request that has already read the user lasts this long. If
-/// the deletion fails, the user can log in after this time. The time is short, because Redis stores a key for each of
-/// these users, and anybody can create unverified accounts.
+/// How long an unverified user who is being deleted cannot log in. No request that has already read the user lasts this
+/// long. If the deletion fails, the user can log in after this time. The time is short, because anybody can create
+/// unverified accounts, and each of these users needs a key in Redis during this time.
 const RETIRED_TTL_MILLIS: u64 = 5 * 60 * 1000;
 /// Maximum number of late responses that a session gets in `LATE_WINDOW_MILLIS`. A further late token is treated as
 /// stolen (specification: Sessions and tokens, Reuse detection).

@@ -1,4 +1,4 @@
-//! Windows of limits: their counters in Redis, and the commands that count uses in them.
+//! The windows of rate limits: their counters in Redis, and the commands that add a call to these counters.
 
 use std::time::Duration;
 

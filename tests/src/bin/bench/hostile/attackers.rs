@@ -23,8 +23,7 @@ use tokio::{
 
 use crate::logins::{Connection, connect};
 
-/// Nice value of the attackers' thread. The server's hashing threads have nice value 2. Nice value 19 is the lowest
-/// priority.
+/// Nice value of the attackers' thread. Nice value 19 is the lowest priority.
 const NICE: i32 = 10;
 /// Printed description of the attackers' priority.
 pub(super) const PRIORITY: &str = "one thread at nice 10, so that it uses mostly CPU time that is left over";
