@@ -13,7 +13,7 @@ BUILD := $(CARGO) build --workspace
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug
 # The files that `make generate` writes.
 GENERATED := .sqlx crds/yaml charts/latchkey/templates/crd-*.yaml docs/openapi.json docs/resources.md
-# malloc settings of the server (docs/decisions/0011): it uses one arena and returns free memory to the system.
+# glibc settings for the server (docs/decisions/0011): malloc uses one arena and returns free memory to the system.
 MALLOC := GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072
 DENY_VERSION := 0.20.2
 TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/latchkey
@@ -37,7 +37,7 @@ build: ## Build the programs (debug)
 
 .PHONY: test
 test: ## Run all tests, with a real API server, Postgres, Redis, SMTP, NGINX, provider and browser (ARGS=… for the tests)
-	@scripts/need cc postgres redis nginx control-plane dex promtool chromium faketime
+	@scripts/need cc postgres redis nginx control-plane dex promtool chromium faketime argon2
 	$(BUILD) --bins
 	@scripts/test $(if $(ARGS),-- $(ARGS))
 
@@ -67,14 +67,19 @@ generate: ## Generate the CRDs (also for the chart), docs/resources.md, the sqlx
 	@$(BIN)/latchkey-server openapi > docs/openapi.json.new && mv docs/openapi.json.new docs/openapi.json
 
 .PHONY: bench
-bench: ## Run the benchmarks: logins, refreshes, chaos, provider outage, operator, attackers (ARGS=logins, ARGS='hostile --only streams')
-	@scripts/need cc postgres redis control-plane dex
+bench: ## Run the benchmarks: hashing, logins, refreshes, chaos, provider outage, operator, attackers (ARGS=logins, ARGS='hostile --only streams')
+	@scripts/need cc postgres redis control-plane dex argon2
 	$(BUILD) --release --bins
 	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)
 
 .PHONY: fuzz
 fuzz: ## Fuzz a parser or validator, guided by coverage (TARGET=name SECONDS=60; without TARGET: list the targets)
 	@scripts/fuzz "$(TARGET)" "$(SECONDS)"
+
+.PHONY: miri
+miri: ## Run the portable argon2 kernel in Miri, which finds undefined behavior (needs rustup with a nightly toolchain)
+	rustup component add --toolchain nightly miri rust-src
+	$(CARGO) +nightly miri test -p argon2-simd --test vectors
 
 .PHONY: cluster-test
 cluster-test: ## Install the chart in a cluster (KUBECONFIG or CLUSTER_TOOLS=folder), and upgrade, scale and evict under load
@@ -83,4 +88,4 @@ cluster-test: ## Install the chart in a cluster (KUBECONFIG or CLUSTER_TOOLS=fol
 
 .PHONY: tools
 tools: ## Install the tools that the other targets need
-	@scripts/need cc postgres redis nginx curl buildah control-plane dex promtool chromium faketime cargo-deny=$(DENY_VERSION) cargo-auditable=$(AUDITABLE_VERSION)
+	@scripts/need cc postgres redis nginx curl buildah control-plane dex promtool chromium faketime argon2 cargo-deny=$(DENY_VERSION) cargo-auditable=$(AUDITABLE_VERSION)

@@ -55,7 +55,7 @@ impl Count {
         let by_provider = providers::fuzzing::KeySet::parse(body.as_bytes())
             .is_some_and(|keys| keys.verifies(algorithm, message, signature));
         assert_eq!(by_provider, *is_good, "{name}, with a provider key");
-        // The cluster never signs with PSS, and servers accept no such key.
+        // The cluster never signs with PSS, so servers accept no PSS key of the cluster.
         let by_cluster = callers::KeySet::parse(body.as_bytes(), None)
             .is_ok_and(|keys| callers::fuzzing::verifies(&keys, "k", message, &base64url(signature)));
         assert_eq!(by_cluster, *is_good && !algorithm.starts_with("PS"), "{name}, with a cluster key");
@@ -64,12 +64,13 @@ impl Count {
 }
 
 /// Whether the verifier must accept a vector; `None` if the vector is not used.
-fn is_good(set: VectorKind, result: TestResult) -> Option<bool> {
-    match (set, result) {
+fn is_good(kind: VectorKind, result: TestResult) -> Option<bool> {
+    match (kind, result) {
         (VectorKind::Jws, TestResult::Valid) => Some(true),
-        // All vectors of these sets with the result `Acceptable` have the flag `MissingNull`. RFC 8017, section 9.2
-        // requires the NULL, but section A.2.4 allows a verifier to accept a signature without the NULL. Signers of
-        // tokens include it, so a signature without it must be rejected.
+        // All vectors of these sets with the result `Acceptable` have the flag `MissingNull`: the signature lacks the
+        // NULL parameter of the hash algorithm. RFC 8017, section 9.2 requires the NULL, but section A.2.4 allows a
+        // verifier to accept a signature without it. All signers of tokens include the NULL, so the verifier must
+        // reject a signature without it.
         (VectorKind::Jws, TestResult::Invalid | TestResult::Acceptable) | (VectorKind::Foreign, TestResult::Valid) => {
             Some(false)
         }
@@ -77,7 +78,7 @@ fn is_good(set: VectorKind, result: TestResult) -> Option<bool> {
     }
 }
 
-fn check_ecdsa(test: ecdsa::TestName, algorithm: &'static str, curve: &str, length: usize, set: VectorKind) -> Count {
+fn check_ecdsa(test: ecdsa::TestName, algorithm: &'static str, curve: &str, length: usize, kind: VectorKind) -> Count {
     let mut count = Count::default();
     let vectors = ecdsa::TestSet::load(test).unwrap();
     for group in &vectors.test_groups {
@@ -87,35 +88,35 @@ fn check_ecdsa(test: ecdsa::TestName, algorithm: &'static str, curve: &str, leng
         let jwk = json!({ "kty": "EC", "crv": curve, "x": x, "y": y, "kid": "k", "alg": algorithm, "use": "sig" });
         for test in &group.tests {
             let (name, jwk) = (format!("{:?} {}", vectors.algorithm, test.tc_id), jwk.clone());
-            let Some(is_good) = is_good(set, test.result) else { continue };
+            let Some(is_good) = is_good(kind, test.result) else { continue };
             count.check(&Vector { name, algorithm, jwk, message: &test.msg, signature: &test.sig, is_good });
         }
     }
     count
 }
 
-fn check_pkcs1(test: pkcs1::TestName, algorithm: &'static str, set: VectorKind) -> Count {
+fn check_pkcs1(test: pkcs1::TestName, algorithm: &'static str, kind: VectorKind) -> Count {
     let mut count = Count::default();
     for group in &pkcs1::TestSet::load(test).unwrap().test_groups {
         let jwk = rsa_jwk(&group.key.n, &group.key.e, algorithm);
         for test in &group.tests {
             assert!(test.result != TestResult::Acceptable || test.flags == [pkcs1::TestFlag::MissingNull]);
             let (name, jwk) = (format!("{algorithm} {}", test.tc_id), jwk.clone());
-            let Some(is_good) = is_good(set, test.result) else { continue };
+            let Some(is_good) = is_good(kind, test.result) else { continue };
             count.check(&Vector { name, algorithm, jwk, message: &test.msg, signature: &test.sig, is_good });
         }
     }
     count
 }
 
-fn check_pss(test: pss::TestName, algorithm: &'static str, set: VectorKind) -> Count {
+fn check_pss(test: pss::TestName, algorithm: &'static str, kind: VectorKind) -> Count {
     let mut count = Count::default();
     for group in &pss::TestSet::load(test).unwrap().test_groups {
         let jwk = rsa_jwk(&group.key.n, &group.key.e, algorithm);
         for test in &group.tests {
             assert!(test.result != TestResult::Acceptable);
             let (name, jwk) = (format!("{algorithm} {}", test.tc_id), jwk.clone());
-            let Some(is_good) = is_good(set, test.result) else { continue };
+            let Some(is_good) = is_good(kind, test.result) else { continue };
             count.check(&Vector { name, algorithm, jwk, message: &test.msg, signature: &test.sig, is_good });
         }
     }
@@ -137,7 +138,8 @@ fn ecdsa_is_verified_in_the_format_of_jws() {
     assert_eq!(es256, Count { good: 173, bad: 89 });
     let es384 = check_ecdsa(EcdsaSecp384r1Sha384P1363, "ES384", "P-384", 48, VectorKind::Jws);
     assert_eq!(es384, Count { good: 193, bad: 87 });
-    // Other curves and hashes, and signatures in ASN.1. RFC 7518, section 3.4 requires R followed by S, without ASN.1.
+    // These vectors have another curve, another hash, or signatures in ASN.1. RFC 7518, section 3.4 requires R followed
+    // by S, without ASN.1.
     for (test, algorithm, curve, length) in [
         (EcdsaSecp256k1Sha256P1363, "ES256", "P-256", 32),
         (EcdsaSecp256r1Sha512P1363, "ES256", "P-256", 32),

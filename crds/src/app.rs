@@ -51,7 +51,7 @@ pub struct AppSpec {
     #[schemars(length(min = 1, max = 100), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
     pub display_name: Option<String>,
     /// redirectURLs are the URLs to which a browser can be redirected after a social login. A URL must match byte for
-    /// byte, except for the port of an `http` loopback URL. A request without a URL uses the first one.
+    /// byte, except for the port of an `http` loopback URL. A request that names no URL uses the first entry.
     #[serde(rename = "redirectURLs", default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "set"))]
     pub redirect_urls: Vec<RedirectUrl>,
@@ -67,8 +67,8 @@ pub struct AppSpec {
         extend("x-kubernetes-list-type" = "atomic", "x-kubernetes-validations" = provider_refs_rules())
     )]
     pub provider_refs: Vec<ProviderRef>,
-    /// signUp controls registration: `Open` allows anyone to register; with `Closed`, only callers in the cluster can create
-    /// users.
+    /// signUp controls registration. With `Open`, anyone can register. With `Closed`, only callers in the cluster can
+    /// create users.
     #[serde(default)]
     pub sign_up: SignUp,
     /// allowedEmailDomains are the domains that users' email addresses can have. Empty allows every domain. If set,
@@ -88,8 +88,8 @@ pub struct AppSpec {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allow_users_without_email: bool,
     /// browserBinding controls whether a social login must end in the browser in which it began. `Required` refuses a
-    /// login that is not bound to a browser. `Auto` allows it if the browser cannot be bound (a cross-site request with
-    /// `format=json`).
+    /// login that is not bound to a browser. `Auto` allows such a login if it cannot be bound to the browser (a
+    /// cross-site request with `format=json`).
     #[serde(default)]
     pub browser_binding: BrowserBinding,
     /// callbackMode is how the redirect URL receives the result of a social login: in the query, in the fragment, or as
@@ -152,7 +152,7 @@ pub struct PasswordSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MailSpec {
-    /// from is the sender: an address, or `Name <address>`. Defaults to the sender of the installation.
+    /// from is the sender: an email address, or `Name <address>`. Defaults to the sender of the installation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Mailbox>,
     /// confirmURL is the page of the application that the link in a confirmation email opens. It must contain `{code}`
@@ -248,7 +248,7 @@ pub struct LimitsSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub registrations_per_client: Option<Vec<WindowSpec>>,
-    /// mailsPerRecipient limits emails of one purpose to one address. Defaults to 1 in 60 s and 8 in 3600 s.
+    /// mailsPerRecipient limits emails of one purpose to one email address. Defaults to 1 in 60 s and 8 in 3600 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub mails_per_recipient: Option<Vec<WindowSpec>>,
@@ -290,8 +290,8 @@ pub struct AdministratorSpec {
     pub role: AdministratorRole,
 }
 
-/// ServiceAccountRef names a ServiceAccount of any namespace. Callers are compared with it; the ServiceAccount is not
-/// read.
+/// ServiceAccountRef names a ServiceAccount of any namespace. The token of a caller must contain this namespace and
+/// name; the ServiceAccount object is not read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ServiceAccountRef {
     /// namespace is the namespace of the ServiceAccount.
@@ -328,7 +328,7 @@ pub struct AppStatus {
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
     )]
     pub providers: Vec<AppProviderStatus>,
-    /// signingKeys are the keys that sign tokens.
+    /// signingKeys are the keys that sign or verify tokens.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub signing_keys: Vec<KeyStatus>,

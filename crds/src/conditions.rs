@@ -110,16 +110,16 @@ pub enum Reason {
     WaitingForServers,
     /// There is no serving pod.
     NoServers,
-    /// A server supports only an older document format than the App needs.
+    /// A server supports only older formats of the rendered document than the App needs.
     ServersTooOld,
-    /// A server rejected the document.
+    /// A server rejected the rendered document.
     RefusedByServer,
-    /// The users are being deleted.
+    /// The users of the App are being deleted.
     Deleting,
 
     /// The provider's discovery document cannot be read.
     DiscoveryFailed,
-    /// The provider's keys cannot be read.
+    /// The provider's key set (JWKS) cannot be read, or has no usable key.
     KeysUnreadable,
     /// The provider does not know the client, or refuses its secret or key.
     ClientRefused,
@@ -255,17 +255,15 @@ impl DesiredCondition {
     }
 }
 
-/// Computes Ready from the conditions that are part of it: the first that is False, otherwise the first that is
-/// Unknown, otherwise True.
-pub fn compute_ready(others: &[DesiredCondition]) -> DesiredCondition {
-    let relevant = || others.iter().filter(|wanted| wanted.type_.is_part_of_ready());
+/// Computes Ready from the conditions that are part of it. Ready copies the first of them that is False. If none is
+/// False, Ready copies the first that is Unknown. If all are True, Ready is True.
+pub fn compute_ready(conditions: &[DesiredCondition]) -> DesiredCondition {
+    let relevant = || conditions.iter().filter(|condition| condition.type_.is_part_of_ready());
     let worst = relevant()
-        .find(|wanted| wanted.status == ConditionStatus::False)
-        .or_else(|| relevant().find(|wanted| wanted.status == ConditionStatus::Unknown));
+        .find(|condition| condition.status == ConditionStatus::False)
+        .or_else(|| relevant().find(|condition| condition.status == ConditionStatus::Unknown));
     match worst {
-        Some(wanted) => {
-            DesiredCondition::new(ConditionType::Ready, wanted.status, wanted.reason, wanted.message.clone())
-        }
+        Some(worst) => DesiredCondition::new(ConditionType::Ready, worst.status, worst.reason, worst.message.clone()),
         None => DesiredCondition::new(ConditionType::Ready, ConditionStatus::True, Reason::Ready, ""),
     }
 }
@@ -361,13 +359,13 @@ mod tests {
     fn ready_is_true_only_if_every_condition_that_is_part_of_it_is_true() {
         let ready_of = |wanted: &[DesiredCondition]| (compute_ready(wanted).status, compute_ready(wanted).reason);
         assert_eq!(ready_of(&all_true()), (ConditionStatus::True, Reason::Ready));
-        let mut some = all_true();
-        some[1] = desired(ConditionType::ResolvedRefs, ConditionStatus::Unknown, Reason::Pending);
-        assert_eq!(ready_of(&some), (ConditionStatus::Unknown, Reason::Pending));
-        some[2] = desired(ConditionType::Programmed, ConditionStatus::False, Reason::WaitingForServers);
-        assert_eq!(ready_of(&some), (ConditionStatus::False, Reason::WaitingForServers));
-        some[0] = desired(ConditionType::Accepted, ConditionStatus::False, Reason::InvalidSpec);
-        assert_eq!(ready_of(&some), (ConditionStatus::False, Reason::InvalidSpec));
+        let mut conditions = all_true();
+        conditions[1] = desired(ConditionType::ResolvedRefs, ConditionStatus::Unknown, Reason::Pending);
+        assert_eq!(ready_of(&conditions), (ConditionStatus::Unknown, Reason::Pending));
+        conditions[2] = desired(ConditionType::Programmed, ConditionStatus::False, Reason::WaitingForServers);
+        assert_eq!(ready_of(&conditions), (ConditionStatus::False, Reason::WaitingForServers));
+        conditions[0] = desired(ConditionType::Accepted, ConditionStatus::False, Reason::InvalidSpec);
+        assert_eq!(ready_of(&conditions), (ConditionStatus::False, Reason::InvalidSpec));
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub fn to_markdown(definitions: &[CustomResourceDefinition]) -> String {
         for part in ["spec", "status"] {
             page += &format!("\n### {} {part}\n\n| field | type | description |\n|---|---|---|\n", names.kind);
             let part_schema = &schema["properties"][part];
-            // A row for the rules of the whole part, such as "exactly one of".
+            // A row for the rules of the whole spec or status, such as "exactly one of".
             if part_schema.get("x-kubernetes-validations").is_some() {
                 write_row(part_schema, part, part == "spec", &mut page);
             }
@@ -57,21 +57,21 @@ fn write_fields(schema: &Value, path: &str, page: &mut String) {
 }
 
 fn write_row(field: &Value, path: &str, is_required: bool, page: &mut String) {
-    let mut words = vec![type_text(field)];
+    let mut type_cell = vec![type_text(field)];
     if is_required {
-        words.push("required".into());
+        type_cell.push("required".into());
     }
     if let Some(default) = field.get("default").and_then(Value::as_str) {
-        words.push(format!("default `{default}`"));
+        type_cell.push(format!("default `{default}`"));
     }
-    let mut what = text(field, "description").replace('\n', " ");
-    // The rules of the field and of the entries of a list.
-    for of in [Some(field), field.get("items")].into_iter().flatten() {
-        for rule in of["x-kubernetes-validations"].as_array().into_iter().flatten() {
-            what += &format!("<br>Validation: “{}”.", text(rule, "message"));
+    let mut description_cell = text(field, "description").replace('\n', " ");
+    // The rules of the field and, if it is a list, of its entries.
+    for schema in [Some(field), field.get("items")].into_iter().flatten() {
+        for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
+            description_cell += &format!("<br>Validation: “{}”.", text(rule, "message"));
         }
     }
-    *page += &format!("| `{path}` | {} | {} |\n", words.join(", "), what.replace('|', "\\|"));
+    *page += &format!("| `{path}` | {} | {} |\n", type_cell.join(", "), description_cell.replace('|', "\\|"));
 }
 
 fn type_text(field: &Value) -> String {

@@ -5,11 +5,11 @@ use crate::types::AppId;
 /// The type of the Secret with a rendered App. Servers select Secrets by this type, because the type of a Secret is
 /// immutable.
 pub const RENDERED_APP_TYPE: &str = "latchkey.dev/rendered-app";
-/// The key in `data` of that Secret that contains the document.
+/// The key in `data` of the Secret with a rendered App. Its value is the rendered document.
 pub const RENDERED_APP_KEY: &str = "app.json";
 /// The type of the Secret with an App's keys.
 pub const APP_KEYS_TYPE: &str = "latchkey.dev/app-keys";
-/// The key in `data` of that Secret that contains the keys of the App.
+/// The key in `data` of the Secret with an App's keys. Its value contains these keys as JSON.
 pub const APP_KEYS_KEY: &str = "keys.json";
 
 /// On a rendered App and on a key Secret: the namespace of the App. To hand the appID and its users over to another
@@ -17,18 +17,18 @@ pub const APP_KEYS_KEY: &str = "keys.json";
 pub const NAMESPACE_ANNOTATION: &str = "latchkey.dev/namespace";
 /// On a rendered App and on a key Secret: the name of the App.
 pub const NAME_ANNOTATION: &str = "latchkey.dev/name";
-/// On an App: a new value rotates its keys once.
+/// On an App: each new value rotates the App's keys once.
 pub const ROTATE_KEYS_ANNOTATION: &str = "latchkey.dev/rotate-keys";
 /// On an App: the ID of a key that is dropped immediately.
 pub const REVOKE_KEY_ANNOTATION: &str = "latchkey.dev/revoke-key";
-/// On an App: a new value replaces all keys, lost or not, which logs out every user.
+/// On an App: each new value replaces all keys of the App, even if no key was lost. This logs out every user.
 pub const NEW_KEYS_ANNOTATION: &str = "latchkey.dev/new-keys";
 /// On an App with `deletionPolicy: Delete`: its users are deleted before the App is removed.
 pub const DELETE_USERS_FINALIZER: &str = "latchkey.dev/delete-users";
 
 /// The field manager of the operator, for server-side apply.
 pub const FIELD_MANAGER: &str = "latchkey-operator";
-/// The name of the port of the servers' operations listener in the headless Service.
+/// The name of the operations port in the headless Service of the servers.
 pub const OPS_PORT_NAME: &str = "ops";
 
 /// The name of the Secret with the rendered App, in the installation's namespace.

@@ -13,7 +13,7 @@ use crate::{
     types::{EndpointUrl, IssuerUrl},
 };
 
-/// ProviderSpec is a client at a social provider: exactly one member, named after the provider.
+/// ProviderSpec is a client at a social provider. It has exactly one member, which is named after the provider.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "latchkey.dev",
@@ -97,7 +97,8 @@ pub struct OAuthClient {
         extend("x-kubernetes-list-type" = "set")
     )]
     pub scopes: Vec<String>,
-    /// additionalClientIDs are other clients of the same owner (mobile apps) with tokens that `login` accepts.
+    /// additionalClientIDs are the client IDs of other clients of the same owner, such as mobile apps. `login` also
+    /// accepts tokens that the provider issued to these clients.
     #[serde(rename = "additionalClientIDs", default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 16),
@@ -133,7 +134,8 @@ pub struct AppleClient {
         extend("x-kubernetes-list-type" = "set")
     )]
     pub scopes: Vec<String>,
-    /// additionalClientIDs are bundle IDs of the same team with tokens that `login` accepts.
+    /// additionalClientIDs are the bundle IDs of apps of the same team. `login` also accepts tokens that Apple issued
+    /// to these apps.
     #[serde(rename = "additionalClientIDs", default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 16),
@@ -245,8 +247,8 @@ pub struct OAuth2Claims {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub email: Option<String>,
-    /// emailVerified is the member that is true if the email address is verified. Without it no address of this
-    /// provider counts as verified.
+    /// emailVerified is the member that is true if the email address is verified. Without it no email
+    /// address of this provider counts as verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub email_verified: Option<String>,
@@ -341,11 +343,12 @@ impl ProviderClient {
         }
     }
 
-    /// The default of the App's `linkByEmail`: whether an identity with a verified address joins the account of that
-    /// address. False for a provider that anybody can administer (specification: Social login, Account linking).
+    /// The default of `linkByEmail` in an App's reference to this Provider: whether an identity is linked to the
+    /// account with the same verified email address. False for a provider that anybody can administer (specification:
+    /// Social login, Account linking).
     ///
-    /// Slack is such a provider: anybody can create a workspace, an administrator of a workspace can set the address of a member
-    /// (SCIM, SAML), and Slack does not document that `email_verified` is then false.
+    /// Slack is such a provider: anybody can create a workspace, and an administrator of a workspace can set the email
+    /// address of a member (SCIM, SAML). Slack does not document that `email_verified` is then false.
     pub const fn links_by_email_by_default(&self) -> bool {
         match self {
             Self::Google(_)
@@ -377,7 +380,7 @@ pub fn definition() -> CustomResourceDefinition {
 
 fn spec_rules() -> serde_json::Value {
     let has = ProviderClient::MEMBER_NAMES.map(|member| format!("has(self.{member})")).join(", ");
-    // The message is constant, because a message expression that counts the members exceeds the cost budget.
+    // The message is constant, because an expression that counts the members exceeds the API server's cost budget.
     json!([{
         "rule": format!("[{has}].exists_one(m, m)"),
         "message": format!("set exactly one of {}", ProviderClient::MEMBER_NAMES.join(", ")),

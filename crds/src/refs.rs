@@ -16,7 +16,8 @@ pub struct SecretKeyRef {
     pub key: String,
 }
 
-/// LocalRef refers to an object in the same namespace. The name of the field determines its kind.
+/// LocalRef refers to an object in the same namespace. The field that contains the LocalRef determines the kind of the
+/// object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LocalRef {
     /// name is the name of the object.
@@ -35,9 +36,9 @@ pub struct ProviderRef {
     /// alias is the name of the provider in paths (`/{APPID}/{PROVIDER}/…`). Defaults to the name of the Provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alias: Option<ProviderName>,
-    /// linkByEmail controls whether a new identity of this provider with a verified email address joins the account of
-    /// that address. Defaults to false for `slack`, `oidc`, `oauth2` and `gitlab` with a `baseURL`, and to true for all
-    /// others.
+    /// linkByEmail controls whether a new identity of this provider is linked to the account with the same email
+    /// address, if the provider has verified the email address. Defaults to false for `slack`, `oidc`, `oauth2` and
+    /// `gitlab` with a `baseURL`, and to true for all others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_by_email: Option<bool>,
 }

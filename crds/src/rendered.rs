@@ -97,8 +97,8 @@ pub struct DeletedApp {
     pub name: String,
     /// [`AppState::Deleted`] or [`AppState::Released`].
     pub state: AppState,
-    /// A random ID, created with the App's first keys. Distinguishes the App from an earlier one with the same appID
-    /// and deleted users.
+    /// A random ID, created with the App's first keys, and again when new keys replace all keys. It distinguishes the
+    /// App from an earlier App that had the same appID.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub incarnation: Option<String>,
     /// A number that increases when the appID and its users are handed over to another namespace, when new keys replace
@@ -108,7 +108,7 @@ pub struct DeletedApp {
     pub handover: Option<u32>,
 }
 
-/// The fields that every document of every format has: they determine how to read the rest.
+/// The fields that every document of every format has. They determine how to read the other fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DocumentHeader {
     pub format: u32,
@@ -178,7 +178,7 @@ pub struct PasswordPolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RenderedMail {
-    /// The sender. `None` for the sender of the installation.
+    /// The sender. `None` means the sender of the installation.
     pub from: Option<Mailbox>,
     #[serde(rename = "confirmURL")]
     pub confirm_url: Option<LinkTemplate>,
@@ -453,7 +453,8 @@ impl FromStr for RenderedApp {
     }
 }
 
-/// A line of a server's stream of revisions (`GET /revisions` on the operations port, NDJSON).
+/// A line of a server's stream of revisions (`GET /revisions` on the operations port, NDJSON). A heartbeat contains the
+/// number of heartbeats on this stream so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum RevisionsMessage {
@@ -525,5 +526,6 @@ pub struct RevisionChange {
 pub struct ProviderReport {
     pub namespace: String,
     pub name: String,
+    /// The name of a [`Reason`](crate::conditions::Reason) of the condition Reachable.
     pub reason: String,
 }

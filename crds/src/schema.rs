@@ -114,10 +114,10 @@ fn quote_booleans(line: &str) -> String {
 /// A definition as a template of the Helm chart. Uninstalling the chart does not delete the definition, because that
 /// would delete every App and could delete their users.
 pub fn to_chart_template(definition: &CustomResourceDefinition) -> Result<String, serde_yaml::Error> {
-    let mut kept = definition.clone();
-    kept.metadata.annotations.get_or_insert_default().insert("helm.sh/resource-policy".into(), "keep".into());
+    let mut annotated = definition.clone();
+    annotated.metadata.annotations.get_or_insert_default().insert("helm.sh/resource-policy".into(), "keep".into());
     // Escapes text that Helm would read as a template action.
-    Ok(to_yaml(&kept)?.replace("{{", r#"{{"{{"}}"#))
+    Ok(to_yaml(&annotated)?.replace("{{", r#"{{"{{"}}"#))
 }
 
 fn schema_of<T: JsonSchema>() -> Value {
@@ -150,8 +150,8 @@ fn make_structural(schema: &mut Value) {
     }
     // Option<T> for a T that is not a primitive type: `anyOf: [T, null]`.
     if let Some(Value::Array(options)) = object.remove("anyOf") {
-        let some = options.into_iter().find(|option| option.get("enum") != Some(&json!([null])));
-        merge(object, some.unwrap_or_default());
+        let not_null = options.into_iter().find(|option| option.get("enum") != Some(&json!([null])));
+        merge(object, not_null.unwrap_or_default());
     }
     // Unit variants with descriptions: `oneOf: [{ const }, …]`.
     if let Some(Value::Array(variants)) = object.remove("oneOf") {
@@ -187,8 +187,8 @@ fn merge(into: &mut serde_json::Map<String, Value>, from: Value) {
     }
 }
 
-/// Converts the `oneOf` of a flattened enum to plain properties. The error of `oneOf` is hard to understand and hides
-/// the errors of the rules; a rule enforces "exactly one of" instead.
+/// Converts the `oneOf` of a flattened enum to plain properties. The API server's error for a violated `oneOf` is hard
+/// to understand and hides the errors of the rules. So a rule enforces "exactly one of" instead.
 pub(crate) fn strip_one_of(schema: &mut Schema) {
     let Some(Value::Array(variants)) = schema.remove("oneOf") else { return };
     let object = schema.ensure_object();

@@ -51,7 +51,7 @@ pub enum MailPart {
     Html,
 }
 
-/// The values of the variables. A value that does not apply is empty.
+/// The values of the variables. If a variable does not apply to a mail, its value is empty.
 #[derive(Clone, Copy, Debug)]
 pub struct TemplateValues<'a> {
     pub app: &'a str,
@@ -101,11 +101,11 @@ fn check_and_count_tokens(name: &str, source: &str) -> Result<usize, TemplateErr
     Ok(tokens)
 }
 
-/// The steps of [`check`] that need a bounded source.
+/// The steps of [`check`] after [`bounds::check`] has accepted the source.
 fn check_bounded(name: &str, source: &str, mail: MailTemplate, part: MailPart) -> Result<(), TemplateError> {
     sandbox::check(source, part)?;
     let mut env = environment();
-    // The error detail can quote values, but here all values are samples.
+    // The detail of an error can quote values. Here this reveals nothing, because all values are samples.
     let template_error = |error| TemplateError::new(&error, error.detail());
     env.add_template(name, source).map_err(template_error)?;
     for values in mail.sample_values() {
@@ -190,7 +190,7 @@ fn write_value(
 }
 
 fn render(env: &Environment<'_>, name: &str, values: TemplateValues<'_>) -> Result<String, minijinja::Error> {
-    // Line breaks in values become spaces, because the text part and the subject depend on lines.
+    // Line breaks in values become spaces, so that no value starts a new line in the text part or in the subject.
     let value = |text: &str| Value::from(to_one_line(text));
     let TemplateValues { app, name: user, code, url, registered_at, expires_at } = values;
     let context = context! {
@@ -248,8 +248,8 @@ impl MailTemplate {
         }
     }
 
-    /// All combinations of empty and non-empty values that the mail can have. `name` is empty if the address is not
-    /// verified, `url` if the App sets none.
+    /// All combinations of empty and non-empty values that the mail can have. `name` is empty if the email address is
+    /// not verified. `url` is empty if the App sets no URL.
     fn sample_values(self) -> Vec<TemplateValues<'static>> {
         let full = TemplateValues {
             app: "The Shop",
@@ -386,7 +386,7 @@ mod tests {
     #[test]
     fn a_subject_that_can_be_empty_is_refused() {
         for mail in MailTemplate::ALL {
-            for (variable, always) in [
+            for (variable, is_never_empty) in [
                 ("app", true),
                 ("registered_at", true),
                 ("code", mail.has_code()),
@@ -396,7 +396,7 @@ mod tests {
             ] {
                 let source = format!("{{{{ {variable} }}}}");
                 let checked = check(&mail.template_name(MailPart::Subject), &source);
-                assert_eq!(checked.is_ok(), always, "{mail:?} {variable}: {checked:?}");
+                assert_eq!(checked.is_ok(), is_never_empty, "{mail:?} {variable}: {checked:?}");
             }
         }
     }
@@ -423,28 +423,28 @@ mod tests {
         assert!(!set.contains(MailTemplate::Confirm, MailPart::Subject));
     }
 
-    /// A quarter of the stack of a Tokio thread. A debug build needs 300 to 400 KiB, a release build less.
-    const STACK: usize = 512 * 1024;
+    /// A quarter of the stack of a Tokio thread. For the bombs, a debug build needs 300 to 400 KiB.
+    const STACK_BYTES: usize = 512 * 1024;
 
     #[test]
     fn a_bomb_is_refused_or_rendered_in_time_on_a_small_stack() {
         let bombs = bombs::bombs();
         assert!(bombs.len() >= 24);
         let test = move || {
-            for bombs::Bomb { name: what, template: key, source, refusal } in bombs {
+            for bombs::Bomb { name: bomb, template, source, refusal } in bombs {
                 let began = std::time::Instant::now();
-                let checked = check(key, &source);
+                let checked = check(template, &source);
                 let took = began.elapsed();
-                assert!(took < bombs::LIMIT, "{what}: {took:?}");
+                assert!(took < bombs::LIMIT, "{bomb}: {took:?}");
                 match (&checked, refusal) {
                     (Ok(()), None) => {}
                     (Err(refused), Some(refusal)) if refused.reason.contains(refusal) => {}
-                    _ => panic!("{what}: {checked:?}, not {refusal:?}"),
+                    _ => panic!("{bomb}: {checked:?}, not {refusal:?}"),
                 }
             }
         };
         // A stack overflow would end the process.
-        std::thread::Builder::new().stack_size(STACK).spawn(test).unwrap().join().unwrap();
+        std::thread::Builder::new().stack_size(STACK_BYTES).spawn(test).unwrap().join().unwrap();
     }
 
     #[test]

@@ -9,7 +9,7 @@ use url::{Host, Url};
 
 use crate::schema::Rule;
 
-/// Why a string is not a valid value of a type. The text never quotes the input.
+/// Why a string is not a valid value of a type. The message never quotes the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(pub &'static str);
@@ -231,16 +231,16 @@ string_type! {
 }
 
 string_type! {
-    /// The sender of emails: an address, or `Name <address>`.
+    /// The sender of emails: an email address, or `Name <address>`.
     Mailbox, max: 320, pattern: r"^[^\x00-\x1f\x7f]+$", rules: mailbox_rules(), check: check_mailbox
 }
 
 fn is_label(input: &str) -> bool {
     let bytes = input.as_bytes();
-    let inner = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
+    let is_allowed = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
     !bytes.is_empty()
         && bytes.len() <= 63
-        && bytes.iter().all(inner)
+        && bytes.iter().all(is_allowed)
         && bytes[0] != b'-'
         && bytes[bytes.len() - 1] != b'-'
 }
@@ -275,17 +275,17 @@ pub fn is_loopback(host: &Host<&str>) -> bool {
 }
 
 /// Parses a URL without the corrections of the WHATWG parser. That parser accepts missing slashes, backslashes, white
-/// space and upper case, but later the text is compared byte for byte.
+/// space and upper case. But the types keep the text, and it is later compared byte for byte.
 fn strict_url(input: &str) -> Result<Url, Invalid> {
     if !input.bytes().all(|b| b.is_ascii_graphic() && b != b'\\') {
         return Err(Invalid("has a character that a URL cannot have; percent-encode it"));
     }
     let url = Url::parse(input).map_err(|_| Invalid("is not an absolute URL"))?;
-    let rest = input.strip_prefix(url.scheme()).and_then(|rest| rest.strip_prefix(':'));
-    let rest = rest.ok_or(Invalid("has a scheme in upper case; write it in lower case"))?;
+    let after_scheme = input.strip_prefix(url.scheme()).and_then(|after| after.strip_prefix(':'));
+    let after_scheme = after_scheme.ok_or(Invalid("has a scheme in upper case; write it in lower case"))?;
     if matches!(url.scheme(), "https" | "http") {
-        let host = rest.strip_prefix("//").ok_or(Invalid("has no // after its scheme"))?;
-        if host.starts_with(['/', '?', '#']) || host.is_empty() {
+        let after_slashes = after_scheme.strip_prefix("//").ok_or(Invalid("has no // after its scheme"))?;
+        if after_slashes.starts_with(['/', '?', '#']) || after_slashes.is_empty() {
             return Err(Invalid("has no host"));
         }
     }
@@ -297,8 +297,8 @@ fn strict_url(input: &str) -> Result<Url, Invalid> {
 
 /// The authority: the text between `//` and the path (RFC 3986, 3.2). Empty if there is none.
 fn authority(url: &str) -> &str {
-    let rest = url.split_once(':').and_then(|(_, rest)| rest.strip_prefix("//")).unwrap_or_default();
-    rest.split(['/', '?', '#']).next().unwrap_or_default()
+    let after_slashes = url.split_once(':').and_then(|(_, after)| after.strip_prefix("//")).unwrap_or_default();
+    after_slashes.split(['/', '?', '#']).next().unwrap_or_default()
 }
 
 fn check_redirect_url(input: &str) -> Result<(), Invalid> {
@@ -400,7 +400,7 @@ fn check_mailbox(input: &str) -> Result<(), Invalid> {
     }
 }
 
-/// The name, which can be empty, and the email address.
+/// The name and the email address of a mailbox. The name can be empty.
 fn split_mailbox(mailbox: &str) -> (&str, &str) {
     match mailbox.strip_suffix('>').and_then(|rest| rest.rsplit_once('<')) {
         Some((name, address)) => (name.trim(), address),
@@ -408,7 +408,7 @@ fn split_mailbox(mailbox: &str) -> (&str, &str) {
     }
 }
 
-/// Whether this is a valid local part without quotes (RFC 5322, 3.2.3; length: RFC 5321, 4.5.3.1.1).
+/// Whether `local` is a valid local part without quotes (RFC 5322, 3.2.3; length: RFC 5321, 4.5.3.1.1).
 fn is_dot_atom(local: &str) -> bool {
     let is_atom =
         |atom: &str| !atom.is_empty() && atom.bytes().all(|b| b.is_ascii_graphic() && !b"<>()[]\\,;:\"@.".contains(&b));
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn app_ids() {
+    fn app_ids_are_labels_that_are_not_reserved() {
         assert_valid::<AppId>(&["a", "0", "shop", "a-b", "a--b", "9lives", "v2", "healthz-a", &"a".repeat(63)]);
         for bad_label in ["", "-", "a-", "-a", "Shop", "a.b", "a_b", "a b", "é", "a\n"] {
             assert_invalid::<AppId>(&[(bad_label, "is not an appID")]);
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn provider_names() {
+    fn provider_names_are_labels_other_than_email() {
         assert_valid::<ProviderName>(&["github", "x", "e-mail", "emails", &"a".repeat(63)]);
         assert_invalid::<ProviderName>(&[
             ("email", "reserved for the service"),
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn redirect_urls() {
+    fn redirect_urls_are_https_or_loopback_or_private_use() {
         assert_valid::<RedirectUrl>(&[
             "https://shop.example.com",
             "https://shop.example.com/auth/done?a=b&c=%20",
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn origins() {
+    fn origins_are_written_as_browsers_do() {
         assert_valid::<Origin>(&[
             "https://shop.example.com",
             "https://shop.example.com:8443",
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn issuers() {
+    fn issuers_have_no_query_or_fragment() {
         assert_valid::<IssuerUrl>(&[
             "https://auth.example.com",
             "https://auth.example.com/shop",
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints() {
+    fn endpoints_have_no_fragment() {
         assert_valid::<EndpointUrl>(&["https://id.example.com/token?tenant=a", "http://127.0.0.1:5556/token"]);
         assert_valid::<EndpointUrl>(&[&of_length("https://a.example/", 2048, "")]);
         assert_invalid::<EndpointUrl>(&[
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn link_templates() {
+    fn link_templates_have_the_code_outside_of_the_host() {
         assert_valid::<LinkTemplate>(&[
             "https://shop.example.com/confirm?code={code}",
             "https://shop.example.com/#/confirm/{code}/{email}",
@@ -610,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn email_domains() {
+    fn email_domains_have_two_labels_or_more() {
         let longest = format!("{0}.{0}.{0}.{1}", "a".repeat(63), "a".repeat(61));
         assert_valid::<EmailDomain>(&["example.com", "a.b", "xn--d-ega.example", &longest]);
         for input in ["", "example", "example.", ".example", "a..b", "Example.com", "a_b.example", "é.example"] {
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn mailboxes() {
+    fn mailboxes_have_one_email_address() {
         assert_valid::<Mailbox>(&[
             "hello@shop.example.com",
             "The Shop <hello@shop.example.com>",
@@ -657,7 +657,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_a_mailbox() {
+    fn a_mailbox_is_split_into_name_and_email_address() {
         let parts = |input: &str| {
             let mailbox: Mailbox = input.parse().unwrap();
             (mailbox.name().map(str::to_owned), mailbox.address().to_owned())
@@ -670,10 +670,18 @@ mod tests {
     }
 
     #[test]
-    fn loopback_hosts() {
-        let is = |url: &str| is_loopback(&Url::parse(url).unwrap().host().unwrap());
-        assert!(["http://localhost", "http://127.0.0.1", "http://127.9.9.9", "http://[::1]"].into_iter().all(is));
-        assert!(!["http://a.example", "http://10.0.0.1", "http://[::2]", "http://0.0.0.0"].into_iter().any(is));
+    fn loopback_hosts_are_localhost_and_loopback_ip_addresses() {
+        let has_loopback_host = |url: &str| is_loopback(&Url::parse(url).unwrap().host().unwrap());
+        assert!(
+            ["http://localhost", "http://127.0.0.1", "http://127.9.9.9", "http://[::1]"]
+                .into_iter()
+                .all(has_loopback_host)
+        );
+        assert!(
+            !["http://a.example", "http://10.0.0.1", "http://[::2]", "http://0.0.0.0"]
+                .into_iter()
+                .any(has_loopback_host)
+        );
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub struct Violation {
     pub is_policy: bool,
 }
 
-/// Why a definition cannot be used. The definitions of this crate can be used, as tests show.
+/// Why a definition cannot be used. The definitions of this crate never cause such an error, as tests show.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidDefinition {
     #[error("the definition has no schema")]
@@ -70,13 +70,13 @@ impl Validator {
             .and_then(|version| version.schema.as_ref()?.open_api_v3_schema.as_ref())
             .and_then(|schema| serde_json::to_value(schema).ok())
             .ok_or(InvalidDefinition::NoSchema)?;
-        let structure = jsonschema::options()
+        let schema_validator = jsonschema::options()
             .with_pattern_options(PatternOptions::regex())
             .build(&schema)
             .map_err(|error| InvalidDefinition::Schema(Box::new(error)))?;
         let mut programs = HashMap::new();
         compile_rules(&schema, &mut programs)?;
-        Ok(Self { schema, schema_validator: structure, programs })
+        Ok(Self { schema, schema_validator, programs })
     }
 
     /// All violations of an object. `old` is the object before an update, for transition rules.
@@ -100,7 +100,7 @@ impl Validator {
             found.push(Violation::new(&field, reason));
         }
         find_duplicate_entries(&self.schema, &object, "", &mut found);
-        // As in the API server: rules are evaluated only if the structure is valid.
+        // Like the API server, evaluates the rules only if the object matches the schema.
         if !is_invalid {
             self.check_rules(&self.schema, &object, old.as_ref(), "", &mut found);
         }
@@ -331,7 +331,7 @@ fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// Compiles all rules of a schema. Stops at the first that does not compile.
+/// Compiles all rules of a schema. Stops at the first rule that does not compile.
 fn compile_rules(schema: &Value, programs: &mut HashMap<String, Program>) -> Result<(), InvalidDefinition> {
     for rule in rules_of(schema) {
         let program = Program::compile(rule.expression)
@@ -347,7 +347,7 @@ fn compile_rules(schema: &Value, programs: &mut HashMap<String, Program>) -> Res
 struct RuleRef<'a> {
     expression: &'a str,
     message: &'a str,
-    /// The path of the invalid field, relative to the field with the rule. Empty for that field itself.
+    /// The path of the invalid field, relative to the field with the rule. Empty if the field with the rule is invalid.
     field: &'a str,
     is_policy: bool,
 }
@@ -364,7 +364,8 @@ fn rules_of(schema: &Value) -> impl Iterator<Item = RuleRef<'_>> {
     })
 }
 
-/// Converts a value for CEL. All integers become `int`, never `uint`, as in Kubernetes.
+/// Converts a value for CEL. Integers become `int`, never `uint`, as in Kubernetes; integers above the range of
+/// `int` become `double`.
 fn to_cel(value: &Value) -> cel::Value {
     match value {
         Value::Null => cel::Value::Null,

@@ -20,14 +20,14 @@ fn schemas() -> Vec<(String, Value)> {
         .collect()
 }
 
-/// Calls `see` with this schema and each schema below it, and their paths.
-fn visit_schemas(path: &str, schema: &Value, see: &mut impl FnMut(&str, &Value)) {
-    see(path, schema);
+/// Calls `visit` with `path` and `schema`, and with the path and the schema of each field below.
+fn visit_schemas(path: &str, schema: &Value, visit: &mut impl FnMut(&str, &Value)) {
+    visit(path, schema);
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
-        visit_schemas(&format!("{path}.{name}"), property, see);
+        visit_schemas(&format!("{path}.{name}"), property, visit);
     }
     if let Some(items) = schema.get("items") {
-        visit_schemas(&format!("{path}[]"), items, see);
+        visit_schemas(&format!("{path}[]"), items, visit);
     }
 }
 
@@ -41,8 +41,8 @@ fn the_committed_yaml_matches_the_code() {
         assert_eq!(committed, to_yaml(&definition).unwrap(), "{name} differs from the code: run `make generate`");
         names.insert(name);
     }
-    let there = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    assert_eq!(there.collect::<BTreeSet<_>>(), names, "the folder has files of no definition");
+    let files = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(files.collect::<BTreeSet<_>>(), names, "the folder has files of no definition");
 }
 
 #[test]
@@ -77,22 +77,22 @@ fn the_charts_definitions_match_the_code() {
     let mut names = BTreeSet::new();
     for definition in latchkey_crds::definitions() {
         let name = format!("crd-{}.yaml", definition.spec.names.plural);
-        let kept = fs::read_to_string(folder.join(&name)).unwrap_or_default();
-        let made = to_chart_template(&definition).unwrap();
-        assert_eq!(kept, made, "{name} differs from the code: run `make generate`");
+        let committed = fs::read_to_string(folder.join(&name)).unwrap_or_default();
+        let generated = to_chart_template(&definition).unwrap();
+        assert_eq!(committed, generated, "{name} differs from the code: run `make generate`");
         names.insert(name);
     }
-    let there = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let there: BTreeSet<_> = there.filter(|name| name.starts_with("crd-")).collect();
-    assert_eq!(there, names, "the folder has templates of no definition");
+    let files = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let templates: BTreeSet<_> = files.filter(|name| name.starts_with("crd-")).collect();
+    assert_eq!(templates, names, "the folder has templates of no definition");
 }
 
 #[test]
 fn the_committed_reference_matches_the_code() {
-    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/resources.md");
-    let kept = fs::read_to_string(kept).unwrap_or_default();
-    let made = latchkey_crds::field_reference::to_markdown(&latchkey_crds::definitions());
-    assert_eq!(kept, made, "docs/resources.md differs from the code: run `make generate`");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/resources.md");
+    let committed = fs::read_to_string(page).unwrap_or_default();
+    let generated = latchkey_crds::field_reference::to_markdown(&latchkey_crds::definitions());
+    assert_eq!(committed, generated, "docs/resources.md differs from the code: run `make generate`");
 }
 
 #[test]
@@ -180,12 +180,12 @@ fn schemas_are_structural() {
 
 #[test]
 fn the_initial_status_is_unknown() {
-    for ((kind, schema), third) in schemas().into_iter().zip(["Programmed", "Reachable"]) {
+    for ((kind, schema), third_condition) in schemas().into_iter().zip(["Programmed", "Reachable"]) {
         let status = &schema["properties"]["status"]["default"];
         assert_eq!(status["observedGeneration"], -1, "{kind}");
         let conditions = status["conditions"].as_array().unwrap();
         let types = conditions.iter().map(|condition| condition["type"].as_str().unwrap());
-        assert_eq!(types.collect::<Vec<_>>(), ["Accepted", "ResolvedRefs", third, "Ready"], "{kind}");
+        assert_eq!(types.collect::<Vec<_>>(), ["Accepted", "ResolvedRefs", third_condition, "Ready"], "{kind}");
         for condition in conditions {
             assert_eq!(condition["status"], "Unknown");
             assert_eq!(condition["reason"], "Pending");
@@ -216,11 +216,11 @@ fn definitions_are_small_enough_for_a_chart() {
 
 #[test]
 fn resources_have_their_names_and_columns() {
-    for (definition, short) in latchkey_crds::definitions().into_iter().zip(["lkapp", "lkprov"]) {
+    for (definition, short_name) in latchkey_crds::definitions().into_iter().zip(["lkapp", "lkprov"]) {
         assert_eq!(definition.spec.group, "latchkey.dev");
         assert_eq!(definition.spec.scope, "Namespaced");
         assert_eq!(definition.spec.names.categories.as_deref(), Some(&["latchkey".to_owned()][..]));
-        assert_eq!(definition.spec.names.short_names.as_deref(), Some(&[short.to_owned()][..]));
+        assert_eq!(definition.spec.names.short_names.as_deref(), Some(&[short_name.to_owned()][..]));
         let version = &definition.spec.versions[0];
         assert_eq!(version.name, "v1alpha1");
         assert!(version.subresources.as_ref().unwrap().status.is_some());

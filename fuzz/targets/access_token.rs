@@ -39,8 +39,8 @@ fn access_token() {
     harness::run("access_token", 500, |input| {
         for text in texts(input, &FRAGMENTS) {
             let max_heap = 64 * 1024 + 64 * text.len() as u64;
-            let read = harness::assert_bounded(1, max_heap, || verify_access_token(app("shop"), NOW, &text));
-            assert_eq!(read, None, "{text} is accepted");
+            let claims = harness::assert_bounded(1, max_heap, || verify_access_token(app("shop"), NOW, &text));
+            assert_eq!(claims, None, "{text} is accepted");
         }
         check_own_token(&mut Draw::new(input));
     });
@@ -62,7 +62,7 @@ fn check_own_token(draw: &mut Draw<'_>) {
         amr: draw.pick(&[Amr::Password, Amr::Code, Amr::Federated]),
         auth_time: NOW - Duration::seconds(i64::from(draw.byte())),
     };
-    let (at, bit) = (draw.below(2000), 1 << (draw.byte() & 7));
+    let (position, bit) = (draw.below(2000), 1 << (draw.byte() & 7));
     let email = draw.flag().then(|| draw.any_text(60));
     let profile = Profile { version: 1, email, email_verified: draw.flag(), name: draw.any_text(200) };
     let tokens = issue_tokens(issuer, &env_at(NOW), &profile, &session).unwrap();
@@ -75,12 +75,12 @@ fn check_own_token(draw: &mut Draw<'_>) {
     assert!(claims.aud.contains(issuer.id().as_str()));
     let end = NOW + Duration::seconds(tokens.expires_in);
     assert!(verify_access_token(issuer, end - Duration::SECOND, &token).is_some());
-    assert_eq!(verify_access_token(issuer, end, &token), None, "it has expired");
-    assert_eq!(verify_access_token(app("other"), NOW, &token), None, "it is another App's");
+    assert_eq!(verify_access_token(issuer, end, &token), None, "the token has expired");
+    assert_eq!(verify_access_token(app("other"), NOW, &token), None, "the token is from another App");
 
-    let at = at % token.len();
+    // Flips one bit of the token.
     let mut changed = token.clone().into_bytes();
-    changed[at] ^= bit;
+    changed[position % token.len()] ^= bit;
     if let Ok(changed) = String::from_utf8(changed) {
         assert_eq!(verify_access_token(issuer, NOW, &changed), None, "{changed} is accepted instead of {token}");
     }

@@ -56,9 +56,9 @@ fn address() {
     });
 }
 
-/// Whether the text is a dot-atom (RFC 5322, section 3.2.3), `@`, and a host name of at least two labels (RFC 1123,
-/// section 2.1), within the lengths of RFC 5321, section 4.5.3.1.
-fn is_address(text: &str) -> bool {
+/// Whether the text is an email address: a dot-atom (RFC 5322, section 3.2.3), `@`, and a host name of at least two
+/// labels (RFC 1123, section 2.1), within the lengths of RFC 5321, section 4.5.3.1.
+fn is_email_address(text: &str) -> bool {
     let is_atom_character = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-/=?^_`{|}~".contains(c);
     let Some(at) = text.rfind('@') else { return false };
     let (local, domain) = (&text[..at], &text[at + 1..]);
@@ -80,7 +80,7 @@ fn is_address(text: &str) -> bool {
 
 fn check_input(text: &str) {
     let parsed = harness::assert_bounded(1, 16 * 1024 + 4 * text.len() as u64, || Email::parse(text));
-    assert_eq!(parsed.is_ok(), is_address(text), "{text:?}");
+    assert_eq!(parsed.is_ok(), is_email_address(text), "{text:?}");
     let Ok(email) = parsed else { return };
     assert_eq!(email.as_str(), text);
     assert_eq!(format!("{}@{}", email.local_part().to_ascii_lowercase(), email.domain()), email.canonical());
@@ -88,10 +88,10 @@ fn check_input(text: &str) {
     assert_eq!(canonical.canonical(), email.canonical());
     assert_eq!(canonical.account_key(&app_id("shop")), email.account_key(&app_id("shop")));
 
-    // lettre accepts the address as a recipient, and a header with it contains this address and no other.
+    // lettre accepts the email address as a recipient, and writes a header with exactly this email address.
     let sendable: lettre::Address = text.parse().unwrap_or_else(|error| panic!("{text:?} cannot be sent to: {error}"));
     let header = lettre::message::Mailbox::new(None, sendable).to_string();
     let read = mailparse::addrparse(&header).unwrap_or_else(|error| panic!("{header:?} does not parse: {error}"));
-    let [mailparse::MailAddr::Single(single)] = &read[..] else { panic!("{header:?} is {read:?}") };
-    assert_eq!(single.addr, text);
+    let [mailparse::MailAddr::Single(only_entry)] = &read[..] else { panic!("{header:?} is {read:?}") };
+    assert_eq!(only_entry.addr, text);
 }

@@ -67,13 +67,13 @@ pub(crate) fn app_id(id: &str) -> AppId {
     id.parse().unwrap()
 }
 
-/// An environment with this time.
+/// An environment with a clock that always shows this time.
 pub(crate) fn env_at(now: OffsetDateTime) -> Env {
-    struct Fixed(OffsetDateTime);
-    impl Clock for Fixed {
+    struct FixedClock(OffsetDateTime);
+    impl Clock for FixedClock {
         fn now(&self) -> OffsetDateTime {
             self.0
         }
     }
-    Env { clock: Box::new(Fixed(now)), ..Env::system() }
+    Env { clock: Box::new(FixedClock(now)), ..Env::system() }
 }

@@ -65,8 +65,8 @@ fn client_address() {
     });
 }
 
-/// The IP address of an entry of the header. Proxies write the IP address with or without a port (RFC 7239, section 6:
-/// with a port, IPv6 has brackets).
+/// The IP address in an entry of the header. Proxies write the IP address with or without a port. An IPv6 address with
+/// a port is in brackets (RFC 7239, section 6).
 fn parse_hop(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse::<std::net::Ipv6Addr>().ok().map(IpAddr::from);

@@ -1,4 +1,4 @@
-//! Codes as users type them: the parser ignores case, hyphens and white space, and reads O, I and L as digits.
+//! Emailed codes as users type them: the parser ignores case, hyphens and white space, and reads O, I and L as digits.
 
 use latchkey_server::domain::{clock::Env, code::Code};
 
@@ -20,16 +20,17 @@ fn code() {
         for text in texts(input, &FRAGMENTS) {
             check_input(&text);
         }
-        let first_ten: String = input.iter().take(10).map(|byte| FRAGMENTS[usize::from(*byte) % 40]).collect();
-        check_input(&first_ten);
+        // A code has ten symbols. The first 40 fragments can all occur in a typed code.
+        let ten_symbols: String = input.iter().take(10).map(|byte| FRAGMENTS[usize::from(*byte) % 40]).collect();
+        check_input(&ten_symbols);
         check_typed(&mut Draw::new(input));
     });
 }
 
 /// The normal form of a code; `None` if the text is not a code.
 fn normal(text: &str) -> Option<String> {
-    let kept: Vec<char> = text.chars().filter(|c| *c != '-' && !c.is_whitespace()).collect();
-    let upper = kept.into_iter().map(|c| match c.to_ascii_uppercase() {
+    let symbols: Vec<char> = text.chars().filter(|c| *c != '-' && !c.is_whitespace()).collect();
+    let upper = symbols.into_iter().map(|c| match c.to_ascii_uppercase() {
         'O' => '0',
         'I' | 'L' => '1',
         other => other,
@@ -48,8 +49,8 @@ fn check_input(text: &str) {
     }
 }
 
-/// All ways to type a code parse to the same code. A lookup for the App that issued the code includes the key under
-/// which the code is stored; a lookup for another App does not.
+/// All ways to type a code parse to the same code. The keys to try for the App that issued the
+/// code include the Redis key of the stored code. The keys to try for another App do not include this Redis key.
 fn check_typed(draw: &mut Draw<'_>) {
     let code = Code::generate(&Env::system());
     let mut typed = String::new();

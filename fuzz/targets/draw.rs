@@ -6,12 +6,13 @@ use std::borrow::Cow;
 pub(crate) struct Draw<'a>(&'a [u8]);
 
 /// Maximum length of the result of [`Draw::text`], in bytes.
-const MAX_TEXT: usize = 4096;
+const MAX_TEXT_BYTES: usize = 4096;
 
-/// The input as text, and as a sequence of tokens. The tokens are useful because random bytes rarely form valid syntax.
+/// The input as text, and as a sequence of tokens, one for each byte of the input. The tokens are useful because random
+/// bytes rarely form valid syntax.
 pub(crate) fn texts<'a>(input: &'a [u8], tokens: &[&str]) -> [Cow<'a, str>; 2] {
-    let row: String = input.iter().map(|byte| tokens[usize::from(*byte) % tokens.len()]).collect();
-    [String::from_utf8_lossy(input), Cow::Owned(row)]
+    let joined_tokens: String = input.iter().map(|byte| tokens[usize::from(*byte) % tokens.len()]).collect();
+    [String::from_utf8_lossy(input), Cow::Owned(joined_tokens)]
 }
 
 // === impl Draw ===
@@ -54,16 +55,16 @@ impl<'a> Draw<'a> {
         array
     }
 
-    /// Up to 15 tokens, some of them repeated many times, because parsers fail on depth and length.
+    /// Up to 15 tokens. One in 32 is repeated 256 to 2048 times, because deep or long input can break a parser.
     pub(crate) fn text(&mut self, tokens: &[&str]) -> String {
         let mut text = String::new();
         for _ in 0..self.byte() & 15 {
             let times = match self.byte() {
-                often @ 248.. => 1 << (often - 240).min(11),
+                large @ 248.. => 1 << (large - 240).min(11),
                 _ => 1,
             };
             let token = self.pick(tokens);
-            text.push_str(&token.repeat(times.min((MAX_TEXT - text.len()) / token.len().max(1))));
+            text.push_str(&token.repeat(times.min((MAX_TEXT_BYTES - text.len()) / token.len().max(1))));
         }
         text
     }
@@ -76,6 +77,7 @@ impl<'a> Draw<'a> {
         String::from_utf8_lossy(taken).into_owned()
     }
 
+    /// All unread bytes.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.0)
     }

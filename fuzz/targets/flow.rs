@@ -51,7 +51,7 @@ const FRAGMENTS: [&str; 24] = [
 fn flow() {
     harness::run("flow", 3_000, |input| {
         for text in texts(input, &FRAGMENTS) {
-            check_values(&text);
+            check_random_values(&text);
             check_cookies(&text);
         }
         check_challenge(&mut Draw::new(input));
@@ -60,8 +60,9 @@ fn flow() {
     });
 }
 
-/// A value parses only if it is 32 bytes in base64url, and then it is printed unchanged.
-fn check_values(text: &str) {
+/// A state or a challenge parses only if it is 32 bytes in base64url; a one-time code needs the prefix `lkc_`, too. All
+/// three are printed unchanged.
+fn check_random_values(text: &str) {
     let is_32_bytes = |text: &str| URL_SAFE_NO_PAD.decode(text).is_ok_and(|bytes| bytes.len() == 32);
     let max_heap = 16 * 1024 + 4 * text.len() as u64;
     let state = harness::assert_bounded(1, max_heap, || FlowState::parse(text));
@@ -107,6 +108,7 @@ fn check_sealed(draw: &mut Draw<'_>) {
     };
     let sealed = flow.seal(&env, app, &provider, &state, binding);
     // RFC 6265, section 6.1: browsers accept at least 4096 bytes for name, value and attributes of a cookie together.
+    // The sealed flow is only the value.
     assert!(sealed.len() < 3500, "{}", sealed.len());
     let open = |binding, sealed: &str, seconds| {
         Flow::open(app, &provider, &state, binding, sealed, NOW + Duration::seconds(seconds))
@@ -114,34 +116,36 @@ fn check_sealed(draw: &mut Draw<'_>) {
     assert_eq!(open(binding, &sealed, FLOW_SECONDS - 1), Some(flow));
     assert_eq!(open(binding, &sealed, FLOW_SECONDS), None);
     assert_eq!(open(other_binding, &sealed, 0), None);
-    let elsewhere = Flow::open(crate::app::app("other"), &provider, &state, binding, &sealed, NOW);
-    assert_eq!(elsewhere, None);
-    let elsewhere = Flow::open(app, &"google".parse().unwrap(), &state, binding, &sealed, NOW);
-    assert_eq!(elsewhere, None);
+    let for_other_app = Flow::open(crate::app::app("other"), &provider, &state, binding, &sealed, NOW);
+    assert_eq!(for_other_app, None);
+    let for_other_provider = Flow::open(app, &"google".parse().unwrap(), &state, binding, &sealed, NOW);
+    assert_eq!(for_other_provider, None);
+    // Flips one bit of the sealed flow.
     let mut bytes = URL_SAFE_NO_PAD.decode(&sealed).unwrap();
     let at = draw.below(bytes.len());
     bytes[at] ^= 1 << (draw.byte() & 7);
     assert_eq!(open(binding, &URL_SAFE_NO_PAD.encode(bytes), 0), None);
-    let wild = draw.any_text(200);
-    assert_eq!(open(binding, &wild, 0), None);
-    assert_eq!(open(binding, &URL_SAFE_NO_PAD.encode(wild), 0), None);
+    let random_text = draw.any_text(200);
+    assert_eq!(open(binding, &random_text, 0), None);
+    assert_eq!(open(binding, &URL_SAFE_NO_PAD.encode(random_text), 0), None);
 }
 
-/// For every `Cookie` header, the cookies that the server reads from it lead to valid `Set-Cookie` headers.
+/// When the server adds or removes the cookie of a flow, its `Set-Cookie` headers are valid, whatever the `Cookie`
+/// header of the request contains.
 fn check_cookies(text: &str) {
     let Ok(value) = HeaderValue::from_str(text) else { return };
     let request = HeaderMap::from_iter([(COOKIE, value)]);
     for cookies in [FlowCookies::Secure, FlowCookies::Plain] {
         let max_heap = 16 * 1024 + 128 * text.len() as u64;
-        let sent = harness::assert_bounded(1, max_heap, || cookies.from_request(&request).len());
-        assert!(sent <= text.split(';').count());
+        let count = harness::assert_bounded(1, max_heap, || cookies.from_request(&request).len());
+        assert!(count <= text.split(';').count());
         let sent = cookies.from_request(&request);
         let id = FlowState::generate(&env_at(NOW)).id();
         for (_, header) in cookies.add(&sent, &id, NOW, "sealed", 600).into_iter().chain(cookies.remove(&sent, &id)) {
             let header = header.to_str().unwrap();
-            let (name, rest) = header.split_once('=').unwrap();
+            let (name, value_and_attributes) = header.split_once('=').unwrap();
             let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-            assert!(name.bytes().all(is_token) && rest.split(';').count() >= 4, "{header}");
+            assert!(name.bytes().all(is_token) && value_and_attributes.split(';').count() >= 4, "{header}");
             assert_eq!(name.starts_with("__Host-"), cookies == FlowCookies::Secure, "{header}");
         }
     }
@@ -162,7 +166,7 @@ fn check_browser(draw: &mut Draw<'_>) {
         let id = FlowState::generate(&env_at(NOW)).id();
         let now = NOW + Duration::seconds(i64::from(draw.byte()) + 256 * i64::from(step));
         let sealed = URL_SAFE_NO_PAD.encode(draw.array::<8>());
-        apply(&mut jar, cookies.add(&sent, &id, now, &sealed, 600));
+        store_cookies(&mut jar, cookies.add(&sent, &id, now, &sealed, 600));
         assert!(jar.len() <= 4, "{jar:?}");
         let newest = jar.last().expect("the new flow");
         assert!(newest.0.ends_with(id.as_str()) && newest.1 == sealed);
@@ -170,17 +174,18 @@ fn check_browser(draw: &mut Draw<'_>) {
             let fields: Vec<_> = jar.iter().map(|(name, value)| format!("{name}={value}")).collect();
             let request = HeaderMap::from_iter([(COOKIE, HeaderValue::try_from(fields.join("; ")).unwrap())]);
             let before = jar.len();
-            apply(&mut jar, cookies.remove(&cookies.from_request(&request), &id));
+            store_cookies(&mut jar, cookies.remove(&cookies.from_request(&request), &id));
             assert_eq!(jar.len(), before - 1);
         }
     }
 }
 
-fn apply(jar: &mut Vec<(String, String)>, headers: Vec<(HeaderName, HeaderValue)>) {
+/// Changes the jar as a browser does when it receives these `Set-Cookie` headers.
+fn store_cookies(jar: &mut Vec<(String, String)>, headers: Vec<(HeaderName, HeaderValue)>) {
     for (_, header) in headers {
         let header = header.to_str().unwrap();
-        let (name, rest) = header.split_once('=').unwrap();
-        let (value, attributes) = rest.split_once(';').unwrap();
+        let (name, value_and_attributes) = header.split_once('=').unwrap();
+        let (value, attributes) = value_and_attributes.split_once(';').unwrap();
         jar.retain(|(other, _)| other != name);
         if !attributes.contains("Max-Age=0") {
             jar.push((name.to_owned(), value.to_owned()));

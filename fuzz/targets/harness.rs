@@ -10,10 +10,10 @@ use std::{
     time::Duration,
 };
 
-use argon2::{Argon2, Params};
+use argon2_simd::{Algorithm, Function, Hasher, Params, Version};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Runs a target. `check` panics on a finding. `make test` runs the committed inputs and `iterations` random ones,
+/// Runs a target. `check` panics on a finding. `make test` runs the committed inputs and `iterations` random inputs,
 /// which should take one or two seconds. The variable `LATCHKEY_FUZZ_ITERATIONS` overrides the number of random inputs.
 pub(crate) fn run(name: &'static str, iterations: usize, check: impl Fn(&[u8]) + RefUnwindSafe) {
     let iterations = env::var("LATCHKEY_FUZZ_ITERATIONS").map_or(iterations, |number| number.parse().unwrap());
@@ -27,11 +27,12 @@ pub(crate) fn run(name: &'static str, iterations: usize, check: impl Fn(&[u8]) +
 /// The longest CPU time that [`assert_bounded`] has measured, in nanoseconds.
 static SLOWEST: AtomicU64 = AtomicU64::new(0);
 
-/// The CPU time of one password hash: the unit of limits on CPU time, because every login costs as much.
+/// The CPU time of one password hash. Limits on CPU time are multiples of it, because every login costs one hash.
 pub(crate) static HASH_TIME: LazyLock<Duration> = LazyLock::new(|| {
-    let mut output = [0; Params::DEFAULT_OUTPUT_LEN];
-    let hash = || Argon2::default().hash_password_into(b"correct horse", &[7; 16], &mut output).unwrap();
-    min_cpu_time(5, hash)
+    let function =
+        Function { algorithm: Algorithm::Argon2id, version: Version::V0x13, params: &Params::DEFAULT, secret: b"" };
+    let mut hasher = Hasher::new();
+    min_cpu_time(5, || hasher.hash(&function, b"correct horse", &[7; 16], &mut [0; 32]).unwrap())
 });
 
 /// Runs `work`. Panics if the work needs more CPU time than `hashes` password hashes, or more than `bytes` of heap at

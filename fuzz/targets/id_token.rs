@@ -91,8 +91,8 @@ impl DrawnClaims {
     fn draw(draw: &mut Draw<'_>, now: i64, hashed_nonce: &str) -> Self {
         // Most of the lists below repeat a valid value, so that most tokens have few errors.
         let mut claims = json!({});
-        let mut claim = |name: &str, values: &[Value], may_lack: bool| -> Claim {
-            let at = draw.below(values.len() + usize::from(may_lack));
+        let mut claim = |name: &str, values: &[Value], can_be_absent: bool| -> Claim {
+            let at = draw.below(values.len() + usize::from(can_be_absent));
             let value = values.get(at).cloned();
             if let Some(value) = &value {
                 claims[name] = value.clone();
@@ -117,12 +117,13 @@ impl DrawnClaims {
         ];
         let aud = claim("aud", &audiences, true);
         let parties = [json!("ours"), json!("ours-too"), json!("other"), json!(1)];
+        // At least half of the tokens have no `azp`: those with 0 in the claim `x`, which no rule checks.
         let azp = if claim("x", &[json!(0), json!(1)], false) == Some(json!(0)) {
             None
         } else {
             claim("azp", &parties, true)
         };
-        let times = [
+        let exp_values = [
             json!(now + 300),
             json!(now + 300),
             json!(now - 59),
@@ -131,9 +132,10 @@ impl DrawnClaims {
             json!(1e300),
             json!(-1),
         ];
-        let exp = claim("exp", &times, true);
-        let times = [json!(now), json!(now), json!(now + 60), json!(now + 61), json!(0.5), json!(null), json!("now")];
-        let iat = claim("iat", &times, true);
+        let exp = claim("exp", &exp_values, true);
+        let iat_values =
+            [json!(now), json!(now), json!(now + 60), json!(now + 61), json!(0.5), json!(null), json!("now")];
+        let iat = claim("iat", &iat_values, true);
         let nbf = claim("nbf", &[json!(now), json!(now + 60), json!(now + 61), json!(true)], true);
         let nonces = [json!("n"), json!("n"), json!(hashed_nonce), json!("m"), json!(1)];
         let nonce = claim("nonce", &nonces, true);
@@ -150,7 +152,7 @@ fn check_input(draw: &mut Draw<'_>) {
     let (is_login, nonce) = (draw.flag(), draw.flag().then_some("n"));
     let hashed: String = digest(&SHA256, b"n").as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     let drawn = DrawnClaims::draw(draw, now, &hashed);
-    let crit = draw.byte() == 7;
+    let has_crit = draw.byte() == 7;
     let kid = draw.pick(&[signer.jwk["kid"].clone(), signer.jwk["kid"].clone(), json!("other")]);
     let has_kid = draw.byte() > 15;
 
@@ -158,31 +160,31 @@ fn check_input(draw: &mut Draw<'_>) {
     if let Some(typ) = &drawn.typ {
         header["typ"] = typ.clone();
     }
-    if crit {
+    if has_crit {
         header["crit"] = json!(["exp"]);
     }
     if has_kid {
         header["kid"] = kid.clone();
     }
 
-    let is_for_us = |id: &Value| id == "ours" || is_login && id == "ours-too";
-    let is_ours = |id: &Value| id == "ours" || id == "ours-too";
+    let is_expected_client = |id: &Value| id == "ours" || is_login && id == "ours-too";
+    let is_own_client = |id: &Value| id == "ours" || id == "ours-too";
     let audience = match &drawn.aud {
         Some(Value::Array(audiences)) => audiences.clone(),
         Some(text @ Value::String(_)) => vec![text.clone()],
         _ => Vec::new(),
     };
     let number = |claim: &Claim| claim.as_ref().and_then(Value::as_f64);
-    #[expect(clippy::cast_precision_loss, reason = "the reference counts seconds as the claims do")]
+    #[expect(clippy::cast_precision_loss, reason = "Unix seconds of this century are exact in f64")]
     let now = now as f64;
     let rules = [
-        !crit,
+        !has_crit,
         !drawn.typ.as_ref().and_then(Value::as_str).is_some_and(|typ| typ.to_ascii_lowercase().ends_with("at+jwt")),
         !has_kid || kid == signer.jwk["kid"],
         drawn.iss == Some(json!(ISSUER)),
-        audience.iter().any(is_for_us),
-        audience.iter().all(is_ours),
-        drawn.azp.as_ref().is_none_or(is_for_us),
+        audience.iter().any(is_expected_client),
+        audience.iter().all(is_own_client),
+        drawn.azp.as_ref().is_none_or(is_expected_client),
         number(&drawn.exp).is_some_and(|exp| now < exp + 60.0),
         number(&drawn.iat).is_some_and(|iat| iat <= now + 60.0),
         drawn.nbf.is_none() || number(&drawn.nbf).is_some_and(|nbf| nbf <= now + 60.0),
@@ -202,11 +204,13 @@ fn check_forged_tokens(draw: &mut Draw<'_>, signer: &Signer, mut header: Value, 
         header["alg"] = json!(alg);
         assert_rejected(&format!("{}.", unsigned(&header, claims)));
     }
+    // The public key as the secret of HS256.
     header["alg"] = json!("HS256");
     let message = unsigned(&header, claims);
     let secret = EncodingKey::from_secret(signer.jwk.to_string().as_bytes());
     let signature = jsonwebtoken::crypto::sign(message.as_bytes(), &secret, jsonwebtoken::Algorithm::HS256).unwrap();
     assert_rejected(&format!("{message}.{signature}"));
+    // Flips one bit of the signed token.
     let mut changed = token.to_owned().into_bytes();
     let at = draw.below(changed.len());
     changed[at] ^= 1 << (draw.byte() & 7);

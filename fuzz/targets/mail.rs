@@ -1,4 +1,4 @@
-//! Mails as relays receive them: another library finds the expected headers in a mail, and no other headers.
+//! Mails as relays receive them: another library that parses a mail finds the expected headers and no other headers.
 
 use std::{
     collections::BTreeMap,
@@ -78,7 +78,7 @@ fn mail() {
             let text = if draw.byte() < 32 { draw.any_text(300) } else { draw.text(&FRAGMENTS) };
             text.chars().take(max_chars).collect::<String>()
         };
-        // The first two lengths are the maximum of an App's display name and of a user's name.
+        // An App's display name has at most 100 characters, a user's name at most 200.
         let (app, name, own_template, from_name) = (text(100), text(200), text(1000), text(200));
         let kind = draw.pick(&MailKind::ALL);
         let from = format!("{from_name} <shop@example.com>").parse::<Mailbox>().ok();
@@ -91,8 +91,8 @@ fn mail() {
             _ => [(format!("{}.txt", kind.as_str()), own_template)].into(),
         };
         let templates = templates.into_iter().map(|(name, text)| (name, Arc::new(text))).collect();
-        let own_relay = draw.flag();
-        check_input(&app, &name, kind, from, &to, templates, own_relay);
+        let has_own_relay = draw.flag();
+        check_input(&app, &name, kind, from, &to, templates, has_own_relay);
     });
 }
 
@@ -103,7 +103,7 @@ fn check_input(
     from: Option<Mailbox>,
     to: &Email,
     templates: BTreeMap<String, Arc<String>>,
-    own_relay: bool,
+    has_own_relay: bool,
 ) {
     let mail = RenderedMail {
         from,
@@ -112,11 +112,11 @@ fn check_input(
         confirm_code_lifetime_seconds: 86_400,
         reset_code_lifetime_seconds: 1800,
         templates,
-        smtp: if own_relay { RenderedSmtp::Own(RELAY.clone()) } else { RenderedSmtp::Install },
+        smtp: if has_own_relay { RenderedSmtp::Own(RELAY.clone()) } else { RenderedSmtp::Install },
     };
     let id = app_id("shop");
-    let install = "The Install <noreply@auth.example.net>".parse().unwrap();
-    let sender = Sender { app: &id, display_name: app, mail: &mail, relay: &RELAY, from: &install };
+    let installation_from = "The Install <noreply@auth.example.net>".parse().unwrap();
+    let sender = Sender { app: &id, display_name: app, mail: &mail, relay: &RELAY, from: &installation_from };
     let values = TemplateValues {
         app,
         name,
@@ -134,7 +134,7 @@ fn check_input(
     let read = parse_mail(&written.message).expect("the mail parses");
     let mut names: Vec<String> = read.headers.iter().map(|header| header.get_key().to_ascii_lowercase()).collect();
     names.sort();
-    let mut expected = vec![
+    let mut expected_names = vec![
         "auto-submitted",
         "content-type",
         "date",
@@ -145,24 +145,35 @@ fn check_input(
         "to",
         "x-auto-response-suppress",
     ];
-    if mail.from.is_some() && !own_relay {
-        expected.insert(6, "reply-to");
+    if mail.from.is_some() && !has_own_relay {
+        // After `mime-version`, so that the list stays sorted.
+        expected_names.insert(6, "reply-to");
     }
-    assert_eq!(names, expected, "{}", String::from_utf8_lossy(&written.message));
+    assert_eq!(names, expected_names, "{}", String::from_utf8_lossy(&written.message));
 
     let subject = read.headers.get_first_value("Subject").unwrap();
-    assert_eq!(words(&subject), words(&written.subject), "{}", String::from_utf8_lossy(&written.message));
+    assert_eq!(
+        without_white_space(&subject),
+        without_white_space(&written.subject),
+        "{}",
+        String::from_utf8_lossy(&written.message)
+    );
     assert_eq!(written.subject, to_one_line(&written.subject), "a subject is one line");
     assert_eq!(mailbox(&read, "To").1, to.as_str());
     let (from_name, from_address) = mailbox(&read, "From");
-    let (address, own_name) = match &mail.from {
-        Some(own) if own_relay => (own.address(), own.name()),
+    let (expected_address, own_name) = match &mail.from {
+        Some(own) if has_own_relay => (own.address(), own.name()),
         Some(own) => ("noreply@auth.example.net", own.name()),
         None => ("noreply@auth.example.net", None),
     };
-    assert_eq!(from_address, address);
-    let expected = own_name.map(to_one_line).filter(|name| !name.is_empty()).unwrap_or_else(|| to_one_line(app));
-    assert_eq!(words(&from_name), words(&expected), "{}", String::from_utf8_lossy(&written.message));
+    assert_eq!(from_address, expected_address);
+    let expected_name = own_name.map(to_one_line).filter(|name| !name.is_empty()).unwrap_or_else(|| to_one_line(app));
+    assert_eq!(
+        without_white_space(&from_name),
+        without_white_space(&expected_name),
+        "{}",
+        String::from_utf8_lossy(&written.message)
+    );
 
     let [text, html] = &read.subparts[..] else { panic!("a mail has two parts") };
     for (part, content, mime) in [(text, &written.text, "text/plain"), (html, &written.html, "text/html")] {
@@ -173,8 +184,8 @@ fn check_input(
     }
 }
 
-/// The text with uniform line endings, and without NUL characters, without white space at the end, and without the byte
-/// order mark at the start, which UTF-8 decoders drop.
+/// The text with LF as line ending, without NUL characters and without white space at the end. Also without a byte
+/// order mark at the start, because UTF-8 decoders drop it.
 fn normalized(text: &str) -> String {
     let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\0', "");
     let text = text.trim_start_matches('\u{feff}').lines().collect::<Vec<_>>().join("\n");
@@ -182,10 +193,11 @@ fn normalized(text: &str) -> String {
 }
 
 /// The header without its white space, because folding can change white space.
-fn words(header: &str) -> String {
+fn without_white_space(header: &str) -> String {
     header.split_whitespace().collect()
 }
 
+/// The display name and the email address in the header `name`, which contains exactly one mailbox.
 fn mailbox(mail: &mailparse::ParsedMail<'_>, name: &str) -> (String, String) {
     let header = mail.headers.get_first_header(name).unwrap();
     let list = addrparse_header(header).unwrap_or_else(|error| panic!("{name} {:?}: {error}", header.get_value()));

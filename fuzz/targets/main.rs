@@ -1,8 +1,9 @@
-//! Fuzz targets for all parsers and validators of untrusted input, each with an oracle. `make test` runs the committed
-//! inputs and some random ones. `make fuzz TARGET=… SECONDS=…` runs inputs that are guided by coverage.
+//! Fuzz targets for all parsers and validators of untrusted input. Each target has an oracle: a rule that decides
+//! whether the result for an input is correct. `make test` runs the committed inputs and some random inputs. `make fuzz
+//! TARGET=… SECONDS=…` generates inputs, guided by code coverage.
 //!
-//! A target is one test. Its inputs are in the folder with its name: `__fuzz__/NAME/corpus` has small inputs of many
-//! kinds, and `__fuzz__/NAME/crashes` has the inputs that found a bug.
+//! A target is one test. The committed inputs of the target NAME are in the folder `__fuzz__/NAME`: `corpus` has small
+//! inputs of many kinds, and `crashes` has the inputs that found a bug.
 
 #![expect(clippy::unwrap_used, reason = "an unwrap that fails is a finding, or a bug in the target")]
 
@@ -19,6 +20,7 @@ mod mail;
 mod manifest;
 mod name;
 mod password;
+mod password_hash;
 mod provider_documents;
 mod provider_keys;
 mod provider_memory;

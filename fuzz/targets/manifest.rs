@@ -104,7 +104,7 @@ const FIELDS: [(&str, &[&str]); 40] = [
     ("/spec", &["{}", "null", "[]"]),
     ("/apiVersion", &["\"latchkey.dev/v1alpha1\"", "\"v1\"", "\"latchkey.dev/v2\""]),
     ("/kind", &["\"App\"", "\"Provider\"", "\"List\""]),
-    ("/metadata/annotations", &["{\"latchkey.dev/rotate\":\"1\"}", "{}"]),
+    ("/metadata/annotations", &["{\"latchkey.dev/rotate-keys\":\"1\"}", "{}"]),
 ];
 const FRAGMENTS: [&str; 40] = [
     "apiVersion: latchkey.dev/v1alpha1\n",
@@ -168,15 +168,15 @@ fn manifest() {
     });
 }
 
-/// Sets a field if its parents are objects.
+/// Sets a field, and creates its parents if they are missing. Does nothing if a parent is not an object.
 fn set(object: &mut Value, pointer: &str, value: Value) {
-    let mut at = object;
+    let mut parent_object = object;
     let (parents, field) = pointer.rsplit_once('/').unwrap();
     for parent in parents.split('/').skip(1) {
-        let Some(members) = at.as_object_mut() else { return };
-        at = members.entry(parent).or_insert_with(|| json!({}));
+        let Some(members) = parent_object.as_object_mut() else { return };
+        parent_object = members.entry(parent).or_insert_with(|| json!({}));
     }
-    if let Some(members) = at.as_object_mut() {
+    if let Some(members) = parent_object.as_object_mut() {
         members.insert(field.to_owned(), value);
     }
 }
@@ -208,7 +208,7 @@ fn oidc() -> Value {
 }
 
 fn check_input(file: &str, text: &str) {
-    // An edit must take effect within two seconds. That is more than the time of a hundred hashes.
+    // An edit must take effect within two seconds. A hundred password hashes take less.
     let rendered = harness::assert_bounded(100, 64 * 1024 * 1024, || RENDERER.render(file, text));
     for (id, document) in rendered.documents {
         check_document(&id, &document);

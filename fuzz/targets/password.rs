@@ -73,10 +73,10 @@ fn password() {
     harness::run("password", 100, |input| {
         let mut draw = Draw::new(input);
         let name = Name::parse(&draw.text(&FRAGMENTS)).ok();
-        let [raw, row] = texts(input, &FRAGMENTS);
-        let few: Vec<&str> = (0..4).map(|_| draw.pick(&FRAGMENTS)).collect();
-        let few: String = input.iter().map(|byte| few[usize::from(byte % 4)]).collect();
-        for typed in [raw.as_ref(), row.as_ref(), &few, &draw.text(&FRAGMENTS)] {
+        let [as_text, joined_tokens] = texts(input, &FRAGMENTS);
+        let four_tokens: Vec<&str> = (0..4).map(|_| draw.pick(&FRAGMENTS)).collect();
+        let repetitive: String = input.iter().map(|byte| four_tokens[usize::from(byte % 4)]).collect();
+        for typed in [as_text.as_ref(), joined_tokens.as_ref(), &repetitive, &draw.text(&FRAGMENTS)] {
             // The check is most expensive if the email address has the same characters as the password.
             let local: String = typed.chars().filter(|c| c.is_ascii_alphanumeric() || "$!|{+%".contains(*c)).collect();
             let local = local.get(..local.len().min(64)).unwrap_or_default();
@@ -103,7 +103,7 @@ fn check_input(typed: &str, email: Option<&Email>, name: Option<&Name>) {
     }
     let guesses = likely_guesses(email, name);
     // The check needs less memory than a hash (19 MiB).
-    let found = harness::assert_bounded(1, 16 * 1024 * 1024, || score(password.expose(), &guesses));
-    assert!(found <= 4);
-    assert_eq!(score(password.expose(), &guesses), found, "a password has one score");
+    let strength_score = harness::assert_bounded(1, 16 * 1024 * 1024, || score(password.expose(), &guesses));
+    assert!(strength_score <= 4);
+    assert_eq!(score(password.expose(), &guesses), strength_score, "a password has one score");
 }

@@ -1,5 +1,5 @@
-//! Key sets, discovery documents and profiles of providers: every parsed value is in the document, and no symmetric key
-//! is accepted.
+//! Key sets, discovery documents and profiles of providers: every value that the parser returns is in the document, and
+//! no symmetric key is accepted.
 
 use std::sync::LazyLock;
 
@@ -121,10 +121,10 @@ fn assert_matches_document(identity: &latchkey_server::domain::identity::Verifie
     let subject = subject.as_str().map_or_else(|| subject.to_string(), str::to_owned);
     assert_eq!(subject, identity.subject, "{identity:?} of {document}");
     assert!((1..=255).contains(&identity.subject.len()));
-    if let Some(of) = &identity.email {
-        assert_eq!(document["email"], json!(of.email.as_str()));
+    if let Some(reported) = &identity.email {
+        assert_eq!(document["email"], json!(reported.email.as_str()));
         let claim = &document["email_verified"];
-        assert_eq!(of.is_verified, *claim == json!(true) || *claim == json!("true"), "{document}");
+        assert_eq!(reported.is_verified, *claim == json!(true) || *claim == json!("true"), "{document}");
     }
     if let Some(name) = &identity.name {
         let claim = &document["name"];
@@ -134,19 +134,19 @@ fn assert_matches_document(identity: &latchkey_server::domain::identity::Verifie
 
 /// In a set of valid and invalid keys, only the valid keys verify signatures.
 fn check_key_sets(draw: &mut Draw<'_>) {
-    let with = |signer: &Signer, name: &str, value: Value| {
+    let jwk_with = |signer: &Signer, name: &str, value: Value| {
         let mut jwk = signer.jwk.clone();
         jwk[name] = value;
         jwk
     };
-    let bad = [
-        with(&ES256, "use", json!("enc")),
-        with(&ES256, "x", json!("AAAA")),
-        with(&ES256, "y", ES256.jwk["x"].clone()),
-        with(&ES256, "crv", json!("P-521x")),
-        with(&ES256, "alg", json!("HS256")),
-        with(&EDDSA, "alg", json!("ES256")),
-        with(&EDDSA, "kty", json!("future")),
+    let invalid_keys = [
+        jwk_with(&ES256, "use", json!("enc")),
+        jwk_with(&ES256, "x", json!("AAAA")),
+        jwk_with(&ES256, "y", ES256.jwk["x"].clone()),
+        jwk_with(&ES256, "crv", json!("P-521x")),
+        jwk_with(&ES256, "alg", json!("HS256")),
+        jwk_with(&EDDSA, "alg", json!("ES256")),
+        jwk_with(&EDDSA, "kty", json!("future")),
         json!({ "kty": "oct", "kid": "es", "k": ES256.jwk["x"], "alg": "HS256" }),
         json!({ "kty": "oct", "kid": "ed", "k": EDDSA.jwk["x"], "alg": "HS256" }),
         json!(7),
@@ -158,7 +158,7 @@ fn check_key_sets(draw: &mut Draw<'_>) {
             has_es256 = true;
             keys.push(ES256.jwk.clone());
         } else {
-            keys.push(draw.pick(&bad));
+            keys.push(draw.pick(&invalid_keys));
         }
     }
     let body = json!({ "keys": keys }).to_string();
@@ -177,7 +177,9 @@ fn check_key_sets(draw: &mut Draw<'_>) {
     };
     assert_eq!(verifies(&ES256), has_es256, "{keys:?}");
     assert!(!verifies(&EDDSA), "{keys:?}");
-    let secret = jsonwebtoken::DecodingKey::from_jwk(&serde_json::from_value(bad[7].clone()).unwrap()).unwrap();
+    // Signs with the symmetric key that has the key id of the ES256 key.
+    let symmetric_jwk: jsonwebtoken::jwk::Jwk = serde_json::from_value(invalid_keys[7].clone()).unwrap();
+    let secret = jsonwebtoken::DecodingKey::from_jwk(&symmetric_jwk).unwrap();
     let secret = jsonwebtoken::EncodingKey::from_secret(secret.try_get_as_bytes().unwrap());
     let header = jsonwebtoken::Header { kid: Some("es".to_owned()), ..Default::default() };
     let forged = jsonwebtoken::encode(&header, &claims, &secret).unwrap();
@@ -192,8 +194,8 @@ fn check_discovery_documents(draw: &mut Draw<'_>) {
     document["id_token_signing_alg_values_supported"] = json!(["RS256", "none"]);
     document["scopes_supported"] = json!([draw.any_text(20)]);
     let expected: Vec<_> = URL_NAMES.into_iter().map(|name| document[name].clone()).collect();
-    let read = discovery_urls(document.to_string().as_bytes()).expect("a discovery document");
-    assert_eq!(read[..4].iter().map(|url| json!(url)).collect::<Vec<_>>(), expected);
+    let urls = discovery_urls(document.to_string().as_bytes()).expect("a discovery document");
+    assert_eq!(urls[..4].iter().map(|url| json!(url)).collect::<Vec<_>>(), expected);
 
     let dropped = draw.pick(&URL_NAMES);
     document.as_object_mut().unwrap().remove(dropped);
@@ -201,7 +203,7 @@ fn check_discovery_documents(draw: &mut Draw<'_>) {
 }
 
 fn check_profiles(draw: &mut Draw<'_>) {
-    let texts = [
+    let values = [
         json!("1"),
         json!("ada@example.com"),
         json!("Ada"),
@@ -216,18 +218,18 @@ fn check_profiles(draw: &mut Draw<'_>) {
     ];
     let mut document = json!({});
     for name in ["sub", "email", "email_verified", "name"] {
-        document[name] = if draw.byte() < 64 { json!(draw.any_text(260)) } else { draw.pick(&texts) };
+        document[name] = if draw.byte() < 64 { json!(draw.any_text(260)) } else { draw.pick(&values) };
     }
     let identity = identity_from_profile(document.to_string().as_bytes(), &CLIENT);
-    let subject = match &document["sub"] {
+    let has_valid_subject = match &document["sub"] {
         Value::String(text) => (1..=255).contains(&text.len()),
         number => number.is_i64() || number.is_u64(),
     };
-    assert_eq!(identity.is_some(), subject, "{document}");
+    assert_eq!(identity.is_some(), has_valid_subject, "{document}");
     if let Some(identity) = identity {
         assert_matches_document(&identity, &document);
-        let is_address = document["email"].as_str().is_some_and(|email| Email::parse(email).is_ok());
-        assert_eq!(identity.email.is_some(), is_address, "{document}");
+        let is_email_address = document["email"].as_str().is_some_and(|email| Email::parse(email).is_ok());
+        assert_eq!(identity.email.is_some(), is_email_address, "{document}");
         let name = &document["name"];
         let is_name = name.is_i64() || name.as_str().is_some_and(|name| Name::parse(name).is_ok());
         assert_eq!(identity.name.is_some(), is_name, "{document}");

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 pub(crate) struct Signer {
     key: EncodingKey,
     algorithm: Algorithm,
-    /// The algorithm name in tokens.
+    /// The algorithm name in the header of tokens.
     pub(crate) alg: &'static str,
     pub(crate) jwk: Value,
 }
@@ -39,7 +39,7 @@ impl Signer {
         Self { key, algorithm, alg, jwk }
     }
 
-    /// Signs a token with any header, valid or not.
+    /// Signs a token. The header can be invalid.
     pub(crate) fn sign(&self, header: &Value, claims: &Value) -> String {
         let message = unsigned(header, claims);
         let signature = jsonwebtoken::crypto::sign(message.as_bytes(), &self.key, self.algorithm).unwrap();

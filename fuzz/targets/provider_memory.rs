@@ -11,7 +11,8 @@ use crate::{
     harness,
 };
 
-/// Size of the bodies, in bytes: 16 times the maximum that a server reads (specification: Limits, Provider calls).
+/// Maximum size of the bodies in this target, in bytes: 16 times the size that a server reads at most (64 KiB;
+/// specification: Limits, Provider calls).
 const MAX_BODY: usize = 1024 * 1024;
 /// Maximum heap to parse one body, in bytes. A pod with 256 MiB must be able to parse four bodies at the same time, in
 /// addition to everything else.
@@ -52,8 +53,8 @@ fn provider_memory() {
     harness::run("provider_memory", 8, |input| {
         let mut draw = Draw::new(input);
         let member = draw.pick(&["keys", "sub", "issuer", "scopes_supported", "name"]);
-        let [_, row] = texts(draw.rest(), &FRAGMENTS);
-        for unit in [row.as_ref(), "{\"\":{}}", "[[]]"] {
+        let [_, joined_tokens] = texts(draw.rest(), &FRAGMENTS);
+        for unit in [joined_tokens.as_ref(), "{\"\":{}}", "[[]]"] {
             if serde_json::from_str::<serde_json::Value>(unit).is_ok() {
                 let start = format!("{{\"{member}\":[");
                 let units = (MAX_BODY - start.len() - 2) / (unit.len() + 1);

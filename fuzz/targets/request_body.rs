@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use latchkey_server::http::request::{MAX_DEPTH, parse_object};
+use latchkey_server::http::request::{MAX_DEPTH, MAX_VALUES, parse_object};
 use serde::{
     Deserialize, Deserializer,
     de::{MapAccess, SeqAccess, Visitor},
@@ -12,8 +12,6 @@ use serde_json::Value;
 
 use crate::{draw::texts, harness};
 
-/// The server can reject a body with more values than this.
-const MAX_VALUES: usize = 1000;
 const FRAGMENTS: [&str; 32] = [
     "{",
     "}",
@@ -70,14 +68,14 @@ fn request_body() {
 
 fn check_input(body: &[u8]) {
     let max_heap = 64 * 1024 + 256 * body.len() as u64;
-    let ours = harness::assert_bounded(1, max_heap, || parse_object(body));
-    let theirs = serde_json::from_slice::<Value>(body);
-    match ours {
+    let by_server = harness::assert_bounded(1, max_heap, || parse_object(body));
+    let by_serde_json = serde_json::from_slice::<Value>(body);
+    match by_server {
         Ok(object) => {
             let tree = serde_json::from_slice::<Tree>(body).expect("an accepted body is JSON");
             assert!(!tree.has_duplicate_key() && tree.depth() <= MAX_DEPTH, "a body is accepted that must be rejected");
             let value = Value::Object(object);
-            assert_eq!(theirs.ok().as_ref(), Some(&value), "serde_json reads another value");
+            assert_eq!(by_serde_json.ok().as_ref(), Some(&value), "serde_json reads another value");
             let printed = value.to_string();
             assert_eq!(
                 parse_object(printed.as_bytes()).ok().map(Value::Object),
@@ -87,9 +85,9 @@ fn check_input(body: &[u8]) {
         }
         Err(problem) => {
             assert_eq!(problem.status, 400);
-            if let (Ok(Value::Object(_)), Ok(tree)) = (theirs, serde_json::from_slice::<Tree>(body)) {
-                let refusable = tree.has_duplicate_key() || tree.depth() > MAX_DEPTH || tree.values() > MAX_VALUES;
-                assert!(refusable, "an object is rejected: {}", problem.description);
+            if let (Ok(Value::Object(_)), Ok(tree)) = (by_serde_json, serde_json::from_slice::<Tree>(body)) {
+                let breaks_rule = tree.has_duplicate_key() || tree.depth() > MAX_DEPTH || tree.values() > MAX_VALUES;
+                assert!(breaks_rule, "an object is rejected: {}", problem.description);
             }
         }
     }
@@ -108,13 +106,13 @@ impl Tree {
 
     /// Whether an object has a duplicate key.
     fn has_duplicate_key(&self) -> bool {
-        let here = match self {
+        let has_own_duplicate = match self {
             Self::Object(members) => {
                 (0..members.len()).any(|at| members[..at].iter().any(|(key, _)| *key == members[at].0))
             }
             Self::Leaf | Self::Array(_) => false,
         };
-        here || self.children().into_iter().any(Self::has_duplicate_key)
+        has_own_duplicate || self.children().into_iter().any(Self::has_duplicate_key)
     }
 
     fn depth(&self) -> usize {

@@ -73,7 +73,7 @@ fn route() {
 /// Whether a path matches this template.
 fn matches_template(template: &str, path: &str) -> bool {
     let (template, path) = match template.strip_suffix("/{SUFFIX}") {
-        // `{SUFFIX}` matches the rest of the path.
+        // `{SUFFIX}` matches any text, including slashes. So only the segments before it are compared.
         Some(front) => {
             let segments = front.split('/').count();
             let Some((end, _)) = path.match_indices('/').nth(segments - 1) else { return false };
@@ -92,14 +92,14 @@ fn matches_template(template: &str, path: &str) -> bool {
 
 fn check_input(path: &str) {
     let matched = harness::assert_bounded(1, 16 * 1024, || Route::find(path));
-    let spelled: Vec<Route> =
+    let matching_routes: Vec<Route> =
         Route::ALL.iter().copied().filter(|route| matches_template(route.template(), path)).collect();
-    assert_eq!(matched.is_some(), !spelled.is_empty(), "{path:?}");
+    assert_eq!(matched.is_some(), !matching_routes.is_empty(), "{path:?}");
     let Some(matched) = matched else { return };
-    assert!(spelled.contains(&matched.any_route()), "{path:?}");
+    assert!(matching_routes.contains(&matched.any_route()), "{path:?}");
     for method in [Method::GET, Method::HEAD, Method::POST, Method::PATCH, Method::DELETE, Method::TRACE] {
         if let Some(route) = matched.route_for(&method) {
-            assert!(spelled.contains(&route) && route.verb().allows(&method), "{method} {path:?}");
+            assert!(matching_routes.contains(&route) && route.verb().allows(&method), "{method} {path:?}");
         }
     }
     // In all templates that begin with `/v1/`, `{APPID}` is the second segment.

@@ -92,15 +92,15 @@ fn template() {
         let part = draw.pick(&MailPart::ALL);
         let mail = draw.pick(&MailTemplate::ALL);
         // Repeats some tokens many times, because parsers fail on depth, width and length.
-        let mut long = String::new();
+        let mut long_source = String::new();
         for _ in 0..draw.byte() & 15 {
             let (token, times) = (draw.pick(&FRAGMENTS), draw.byte());
             let times = if times < 192 { 1 } else { 1_usize << (times - 192).min(17) };
-            long.push_str(&token.repeat(times.min((MAX_SOURCE_BYTES - long.len()) / token.len())));
+            long_source.push_str(&token.repeat(times.min((MAX_SOURCE_BYTES - long_source.len()) / token.len())));
         }
-        check_input(mail, part, &long);
-        let wrapped = format!("{{{{ {long} }}}}");
-        check_input(mail, part, &wrapped);
+        check_input(mail, part, &long_source);
+        let as_expression = format!("{{{{ {long_source} }}}}");
+        check_input(mail, part, &as_expression);
         for text in texts(input, &FRAGMENTS) {
             check_input(mail, part, &text);
         }
@@ -109,14 +109,14 @@ fn template() {
 
 fn check_input(mail: MailTemplate, part: MailPart, source: &str) {
     let name = mail.template_name(part);
-    let hashes = u32::try_from(MAX_CHECK_TIME.as_micros() / harness::HASH_TIME.as_micros().max(1)).unwrap();
-    let checked = harness::assert_bounded(hashes, MAX_HEAP, || check(&name, source));
+    let max_hashes = u32::try_from(MAX_CHECK_TIME.as_micros() / harness::HASH_TIME.as_micros().max(1)).unwrap();
+    let checked = harness::assert_bounded(max_hashes, MAX_HEAP, || check(&name, source));
     let mut set = TemplateSet::default();
     let added = set.add(&name, source);
     assert_eq!(added, checked, "operator and server disagree");
     assert_eq!(set.contains(mail, part), checked.is_ok());
-    let Err(refused) = checked else { return check_accepted(&set, mail, part, source) };
-    assert!(refused.reason.len() < 1024, "the reason has {} bytes", refused.reason.len());
+    let Err(template_error) = checked else { return check_accepted(&set, mail, part, source) };
+    assert!(template_error.reason.len() < 1024, "the reason has {} bytes", template_error.reason.len());
 }
 
 fn check_accepted(set: &TemplateSet, mail: MailTemplate, part: MailPart, source: &str) {
@@ -138,8 +138,8 @@ fn check_accepted(set: &TemplateSet, mail: MailTemplate, part: MailPart, source:
                     || source.contains("Bcc")
                     || source.contains('\u{2028}')
             );
-            let of_source = source.to_ascii_lowercase().contains("<xss");
-            assert!(part != MailPart::Html || of_source || !text.to_ascii_lowercase().contains("<xss"), "{text}");
+            let is_in_source = source.to_ascii_lowercase().contains("<xss");
+            assert!(part != MailPart::Html || is_in_source || !text.to_ascii_lowercase().contains("<xss"), "{text}");
         }
         Err(error) => assert!(!error.reason.contains("xss"), "the error quotes a value: {error}"),
     }

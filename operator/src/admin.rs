@@ -27,56 +27,57 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct Health(Arc<HealthState>);
 
 struct HealthState {
-    /// The watches that have not finished their first list, and why.
-    missing: Mutex<BTreeMap<&'static str, String>>,
-    leader: Mutex<bool>,
-    synced: watch::Sender<bool>,
+    /// The watches that have not finished their first list, each with the reason.
+    unsynced: Mutex<BTreeMap<&'static str, String>>,
+    is_leader: Mutex<bool>,
+    /// Whether every watch has finished its first list.
+    all_synced: watch::Sender<bool>,
 }
 
 // === impl Health ===
 
 impl Health {
     pub(crate) fn new(watches: &[&'static str]) -> Self {
-        let missing = watches.iter().map(|watch| (*watch, "not listed yet".to_owned())).collect();
+        let unsynced = watches.iter().map(|watch| (*watch, "not listed yet".to_owned())).collect();
         Self(Arc::new(HealthState {
-            missing: Mutex::new(missing),
-            leader: Mutex::new(false),
-            synced: watch::Sender::new(false),
+            unsynced: Mutex::new(unsynced),
+            is_leader: Mutex::new(false),
+            all_synced: watch::Sender::new(false),
         }))
     }
 
-    fn missing(&self) -> MutexGuard<'_, BTreeMap<&'static str, String>> {
-        self.0.missing.lock()
+    fn unsynced(&self) -> MutexGuard<'_, BTreeMap<&'static str, String>> {
+        self.0.unsynced.lock()
     }
 
     /// Records that a watch has finished its first list.
     pub(crate) fn set_synced(&self, watch: &'static str) {
-        let mut missing = self.missing();
-        missing.remove(watch);
-        self.0.synced.send_replace(missing.is_empty());
+        let mut unsynced = self.unsynced();
+        unsynced.remove(watch);
+        self.0.all_synced.send_replace(unsynced.is_empty());
     }
 
     /// Records a failure of a watch. After the first list, a failure does not make the operator unready, because the
     /// watch retries.
     pub(crate) fn record_watch_failure(&self, watch: &'static str, error: &watcher::Error) {
-        if let Some(reason) = self.missing().get_mut(watch) {
+        if let Some(reason) = self.unsynced().get_mut(watch) {
             *reason = error_message(error);
         }
     }
 
-    pub(crate) fn set_leader(&self, leads: bool) {
-        *self.0.leader.lock() = leads;
+    pub(crate) fn set_leader(&self, is_leader: bool) {
+        *self.0.is_leader.lock() = is_leader;
     }
 
     /// Waits until every watch has finished its first list.
     pub(crate) async fn wait_synced(&self) {
-        // The sender lives as long as this handle.
-        let _ = self.0.synced.subscribe().wait_for(|synced| *synced).await;
+        // The wait cannot fail, because the sender lives as long as this handle.
+        let _ = self.0.all_synced.subscribe().wait_for(|all_synced| *all_synced).await;
     }
 
     fn readiness(&self) -> (StatusCode, serde_json::Value) {
-        let missing: Vec<_> = self.missing().iter().map(|(what, why)| format!("{what}: {why}")).collect();
-        let leader = *self.0.leader.lock();
+        let missing: Vec<_> = self.unsynced().iter().map(|(watch, reason)| format!("{watch}: {reason}")).collect();
+        let leader = *self.0.is_leader.lock();
         let status = if missing.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         (status, json!({ "ready": missing.is_empty(), "leader": leader, "missing": missing }))
     }
@@ -97,7 +98,7 @@ pub(crate) fn error_message(error: &watcher::Error) -> String {
     }
 }
 
-/// Serves until asked to stop.
+/// Serves requests until `stop` is cancelled.
 pub(crate) async fn serve(listener: TcpListener, health: Health, metrics: Metrics, stop: CancellationToken) {
     while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
         let stream = match accepted {

@@ -55,7 +55,7 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<App>>, context: Arc<Context>)
         Ok(app) => app,
         Err(invalid) => return undecodable::reconcile(&guarded, &invalid.error, &context).await,
     };
-    // No step of a release of the appID runs until the reconcile ends.
+    // While this lock is held, no step of a release of the appID runs (see `release.rs`).
     let _lock = match app.app_id() {
         Ok(app_id) => Some(context.releases.lock_shared(&app_id).await),
         Err(_) => None,
@@ -90,7 +90,7 @@ async fn run_steps(app: &App, old: &AppStatus, context: &Context) -> Result<Reco
     served.map_err(|stop| stop.with_field_errors(&validated.field_errors))
 }
 
-/// The steps after the validation.
+/// The steps after the validation: admit, keys, roll out.
 async fn serve(
     app: &App,
     old: &AppStatus,

@@ -30,7 +30,7 @@ pub(crate) struct Args {
     pub(crate) log: LogArgs,
 }
 
-/// The cluster is that of KUBECONFIG, or the one in which the operator runs.
+/// The flags for reconciling a cluster: the cluster of KUBECONFIG, or the cluster in which the operator runs.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct RunArgs {
     /// The namespace of the installation, with the rendered Apps and the keys.
@@ -60,13 +60,15 @@ pub(crate) struct RunArgs {
         value_parser = clap::value_parser!(u64).range(1..)
     )]
     pub(crate) max_rendered_bytes_per_namespace: u64,
-    /// Tests only: how many seconds after the last server has stopped serving a deleted App its appID becomes free.
+    /// Tests only: how many seconds the appID of a deleted App stays reserved after the last server has stopped serving
+    /// the App.
     #[arg(long, hide = true, value_name = "SECONDS", default_value_t = REQUEST_DRAIN_SECONDS)]
     pub(crate) requests_end_seconds: u64,
     /// The URL under which users reach the servers, for example https://auth.example.com.
     #[arg(long, env = "LATCHKEY_BASE_URL", value_name = "URL", value_parser = base_url)]
     pub(crate) base_url: IssuerUrl,
-    /// Development: allow http for the base URL and for providers, and for relays any port and a password without TLS.
+    /// Development: allow http in the base URL and in URLs of Providers. Relays can have any port, and a password
+    /// without TLS.
     #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
     pub(crate) allow_insecure: bool,
     /// The listen address for liveness, readiness and metrics.
@@ -103,10 +105,11 @@ pub(crate) struct RenderArgs {
     /// Keep running, and render again whenever a manifest changes.
     #[arg(long, env = "LATCHKEY_WATCH", conflicts_with = "check")]
     pub(crate) watch: bool,
-    /// Only check the manifests: nothing is written, and the exit code is 1 if one is invalid.
+    /// Only check the manifests: nothing is written, and the exit code is 1 if a manifest is invalid.
     #[arg(long, env = "LATCHKEY_CHECK")]
     pub(crate) check: bool,
-    /// Development: allow http for the base URL and for providers, and for relays any port and a password without TLS.
+    /// Development: allow http in the base URL and in URLs of Providers. Relays can have any port, and a password
+    /// without TLS.
     #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
     pub(crate) allow_insecure: bool,
 }

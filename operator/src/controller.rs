@@ -128,14 +128,15 @@ mod tests {
     async fn a_panic_affects_only_the_object_that_caused_it() {
         const STATUS: &str = "/apis/latchkey.dev/v1alpha1/namespaces/shop/apps/bomb/status";
         const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
-        let written = |call: &ReceivedCall| {
+        let respond_as_stored = |call: &ReceivedCall| {
             let mut answer = call.body.clone();
             answer["metadata"]["resourceVersion"] = json!("8");
             (StatusCode::OK, answer)
         };
-        let script = MockApi::default()
-            .expect(Method::PATCH, STATUS, written)
-            .expect(Method::POST, EVENTS, |call| (StatusCode::OK, call.body.clone()));
+        let script =
+            MockApi::default()
+                .expect(Method::PATCH, STATUS, respond_as_stored)
+                .expect(Method::POST, EVENTS, |call| (StatusCode::OK, call.body.clone()));
         let (context, mut apps) = context(script.client());
         apps.apply_watcher_event(&Event::Init);
         for name in ["bomb", "good"] {
@@ -146,45 +147,51 @@ mod tests {
         }
         apps.apply_watcher_event(&Event::InitDone);
         let context = context.shared();
-        let (queue, named) = mpsc::unbounded_channel();
-        let wake = |name: &str| queue.send(ObjectRef::<Guarded<App>>::new(name).within("shop")).unwrap();
-        wake("bomb");
+        let (queue, queued) = mpsc::unbounded_channel();
+        let enqueue = |name: &str| queue.send(ObjectRef::<Guarded<App>>::new(name).within("shop")).unwrap();
+        enqueue("bomb");
         let stop = CancellationToken::new();
         let store = context.objects.apps.clone();
-        let controller = run("app", reconcile, app::report_panic, &context, store, named, &stop);
-        let says = |line: &str| context.metrics.encode().unwrap().contains(&format!("{line}\n"));
-        let panics =
-            |times: u32| says(&format!("controller_runtime_reconcile_panics_total{{controller=\"app\"}} {times}"));
-        let scene = async {
-            // The App that panics is retried, and the other App is reconciled after the first panic.
-            while panics(0) {
+        let controller = run("app", reconcile, app::report_panic, &context, store, queued, &stop);
+        let metrics_contain = |line: &str| context.metrics.encode().unwrap().contains(&format!("{line}\n"));
+        let panic_count_is = |times: u32| {
+            metrics_contain(&format!("controller_runtime_reconcile_panics_total{{controller=\"app\"}} {times}"))
+        };
+        let both_reconciles = async {
+            // The reconcile of `bomb` is retried after each panic. `good` is reconciled after the first panic.
+            while panic_count_is(0) {
                 tokio::task::yield_now().await;
             }
-            wake("good");
-            while !says("controller_runtime_reconcile_total{controller=\"app\",result=\"success\"} 1") || !panics(3) {
+            enqueue("good");
+            while !metrics_contain("controller_runtime_reconcile_total{controller=\"app\",result=\"success\"} 1")
+                || !panic_count_is(3)
+            {
                 tokio::task::yield_now().await;
             }
         };
         let limit = Duration::from_secs(60);
         tokio::select! {
             () = controller => panic!("the controller ended"),
-            ended = tokio::time::timeout(limit, scene) => ended.expect("both are reconciled"),
+            ended = tokio::time::timeout(limit, both_reconciles) => ended.expect("both are reconciled"),
         }
         // The reconcile panics several times, but the status is written once.
         let calls = script.finish();
         assert_eq!(calls.len(), 2, "the status and its Event: {calls:?}");
         let status = &calls[0].body["status"];
-        let said = |type_: &str| {
+        let reported_condition = |type_: &str| {
             let conditions = status["conditions"].as_array().unwrap();
             conditions.iter().find(|condition| condition["type"] == type_).unwrap().clone()
         };
         assert_eq!(
-            (&said("Accepted")["status"], &said("Accepted")["reason"]),
+            (&reported_condition("Accepted")["status"], &reported_condition("Accepted")["reason"]),
             (&json!("False"), &json!("InternalError"))
         );
-        assert_eq!((&said("Ready")["status"], &said("Ready")["reason"]), (&json!("False"), &json!("InternalError")));
+        assert_eq!(
+            (&reported_condition("Ready")["status"], &reported_condition("Ready")["reason"]),
+            (&json!("False"), &json!("InternalError"))
+        );
         assert_eq!(status["observedGeneration"], 3);
-        let message = said("Ready")["message"].as_str().unwrap().to_owned();
+        let message = reported_condition("Ready")["message"].as_str().unwrap().to_owned();
         assert!(message.starts_with("the operator failed on this object: a panic at "), "{message}");
         assert!(!serde_json::to_string(&calls[0].body).unwrap().contains("hush"));
     }

@@ -19,19 +19,19 @@ pub(crate) enum Error {
         source: kube::Error,
     },
     #[error(transparent)]
-    KeyNotMade(#[from] KeyGenerationError),
+    KeyGeneration(#[from] KeyGenerationError),
     #[error(transparent)]
-    Keys(#[from] KeySecretError),
-    /// A bug: the object is retried, and the others continue.
+    KeySecret(#[from] KeySecretError),
+    /// A bug in the operator. The reconcile of the object is retried. Other objects are not affected.
     #[error("the reconcile failed: {0}")]
     Panicked(#[from] Panicked),
 }
 
-/// An error with its causes, for a log line. An error response of the API server is shown as its message only, which
+/// An error with its causes, for a log line. Of an error response of the API server, only the message is shown, which
 /// names a missing permission, for example. A response that cannot be parsed is not shown, because it may be a Secret.
 pub(crate) struct ErrorChain<'a>(pub(crate) &'a (dyn std::error::Error + 'static));
 
-/// The kind of an error, for the metric and the wait before the retry.
+/// The kind of an error. It is a label of the metric, and decides how long to wait before the retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum ErrorKind {
@@ -65,13 +65,12 @@ impl Error {
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::Api { source, .. } => api_error_kind(source),
-            Self::Keys(error) => api_error_kind(error.api_error()),
-            Self::KeyNotMade(_) | Self::Panicked(_) => ErrorKind::Internal,
+            Self::KeySecret(error) => api_error_kind(error.api_error()),
+            Self::KeyGeneration(_) | Self::Panicked(_) => ErrorKind::Internal,
         }
     }
 }
 
-/// The kind of an error of the API.
 fn api_error_kind(error: &kube::Error) -> ErrorKind {
     match error {
         kube::Error::Api(status) => match status.code {
@@ -101,7 +100,10 @@ impl fmt::Display for ErrorChain<'_> {
                     return f.write_str("the response of the API server does not parse");
                 }
                 // The text of these errors already includes their cause.
-                Some(kube::Error::HyperError(cause)) => write!(f, "{cause}")?,
+                Some(kube::Error::HyperError(cause)) => {
+                    write!(f, "{cause}")?;
+                    next = std::error::Error::source(cause);
+                }
                 Some(kube::Error::Service(cause)) => {
                     write!(f, "{cause}")?;
                     next = cause.source();
@@ -146,6 +148,10 @@ impl Failures {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use http_body_util::Empty;
+    use hyper_util::rt::TokioIo;
+
     use super::*;
 
     #[test]
@@ -158,6 +164,19 @@ mod tests {
         let secret = serde_json::from_str::<u8>("\"hunter2\"").unwrap_err();
         let error = Error::api("read a Secret")(kube::Error::SerdeError(secret));
         assert!(!ErrorChain(&error).to_string().contains("hunter2"));
+    }
+
+    #[tokio::test]
+    async fn each_cause_of_a_failed_connection_is_shown_once() {
+        let socket = TokioIo::new(tokio::io::duplex(64).0);
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(socket).await.unwrap();
+        drop(connection);
+        let cause = sender.send_request(http::Request::new(Empty::<Bytes>::new())).await.unwrap_err();
+        let expected = format!("could not read a Secret: {}", ErrorChain(&cause));
+        let error = Error::api("read a Secret")(kube::Error::HyperError(cause));
+        assert_eq!(ErrorChain(&error).to_string(), expected);
+        let error = Error::api("read a Secret")(kube::Error::Service("the connection is refused".into()));
+        assert_eq!(ErrorChain(&error).to_string(), "could not read a Secret: the connection is refused");
     }
 
     #[test]

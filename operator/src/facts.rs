@@ -36,7 +36,7 @@ pub(crate) enum Lookup<T> {
 /// The values of a Secret by key. Never printed.
 pub(crate) type SecretValues = BTreeMap<String, SecretBytes>;
 
-/// A value of a Secret. `Debug` shows no value.
+/// A value of a Secret. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct SecretBytes(pub(crate) Vec<u8>);
 
@@ -44,7 +44,7 @@ pub(crate) struct SecretBytes(pub(crate) Vec<u8>);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConfigMapValues {
     pub(crate) text: BTreeMap<String, String>,
-    /// The keys under `binaryData`. No template can be there.
+    /// The keys under `binaryData`. A template must be under `data`, so these keys are only reported.
     pub(crate) binary: Vec<String>,
 }
 

@@ -29,7 +29,7 @@ pub struct FuzzRenderer {
     keys: Mutex<Vec<(SigningAlgorithm, KeyDocument)>>,
 }
 
-/// The result of one file.
+/// What is rendered from one file, and what is rejected.
 #[derive(Debug, Default)]
 pub struct FuzzOutput {
     /// The documents that servers would get.
@@ -60,36 +60,38 @@ impl FuzzRenderer {
             rejected: manifests.rejected.iter().map(ToString::to_string).collect(),
             ..FuzzOutput::default()
         };
-        let mut held = BTreeSet::new();
+        let mut used_app_ids = BTreeSet::new();
         for manifest in &manifests.apps {
             let Some(app) = &manifest.app else { continue };
-            let holder = match &manifest.app_id {
-                Some(app_id) if !held.insert(app_id.clone()) => Ownership::Taken,
+            let ownership = match &manifest.app_id {
+                Some(app_id) if !used_app_ids.insert(app_id.clone()) => Ownership::Taken,
                 Some(_) | None => Ownership::Ours,
             };
-            let facts = resolve(app.clone(), holder, &manifests);
+            let facts = resolve(app.clone(), ownership, &manifests);
             match validate(&facts, &self.settings) {
                 Ok(app) => {
-                    rendered.rejected.extend(app.field_errors.iter().map(|problem| problem.message.clone()));
+                    rendered.rejected.extend(app.field_errors.iter().map(|error| error.message.clone()));
                     let keys = self.keys(&app.app_id, app.signing_algorithm());
                     match render(&app, &keys, FORMAT).within_limit() {
                         Ok(document) => rendered.documents.push((app.app_id, document.bytes)),
-                        Err(large) => rendered.rejected.push(large.to_string()),
+                        Err(too_large) => rendered.rejected.push(too_large.to_string()),
                     }
                 }
-                Err(refusal) => rendered.rejected.push(refusal.message),
+                Err(rejection) => rendered.rejected.push(rejection.message),
             }
         }
         rendered
     }
 
     fn keys(&self, app_id: &AppId, algorithm: SigningAlgorithm) -> KeyDocument {
-        let mut known = self.keys.lock();
-        let found = known.iter().find(|(of, _)| *of == algorithm).map(|(_, keys)| keys.clone());
+        let mut stored = self.keys.lock();
+        let found =
+            stored.iter().find(|(stored_algorithm, _)| *stored_algorithm == algorithm).map(|(_, keys)| keys.clone());
         let keys = found.unwrap_or_else(|| {
-            let made = KeyDocument::first(app_id, algorithm, OffsetDateTime::UNIX_EPOCH).expect("a key can be made");
-            known.push((algorithm, made.clone()));
-            made
+            let generated =
+                KeyDocument::first(app_id, algorithm, OffsetDateTime::UNIX_EPOCH).expect("a key can be generated");
+            stored.push((algorithm, generated.clone()));
+            generated
         });
         KeyDocument { app_id: app_id.clone(), ..keys }
     }

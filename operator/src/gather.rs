@@ -1,5 +1,5 @@
-//! Looks up in the cluster what an App or a Provider references, before validation. Secrets are read when they are
-//! needed, and not stored.
+//! Looks up in the cluster what an App or a Provider references, before validation. Secrets are read from the API
+//! server for each reconcile, and not cached.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::{
     facts::{ConfigMapValues, Lookup, ObjectSource, SecretBytes, SecretValues},
 };
 
-/// The objects that one resource references. All of them are in its namespace.
+/// The objects that one App or Provider references. All of them are in its namespace.
 #[derive(Default)]
 pub(crate) struct GatheredObjects {
     providers: BTreeMap<String, Lookup<Provider>>,

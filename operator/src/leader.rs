@@ -50,7 +50,7 @@ pub(crate) struct LeaseOptions {
 pub(crate) struct HeldLease {
     fence: Fence,
     lost: watch::Receiver<Option<LostReason>>,
-    renewing: JoinHandle<()>,
+    renewal_task: JoinHandle<()>,
     candidate: Candidate,
 }
 
@@ -134,11 +134,11 @@ impl Candidate {
         };
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
-        // If the holder has this identity, it was the previous process in the same pod, which has ended.
+        // A holder with this identity is the previous process of the same pod, which has ended.
         let is_free = holder.is_empty() || holder == self.options.identity;
-        // The holder may have written another duration.
-        let theirs = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        let duration = theirs.map_or(self.options.duration, Duration::from_secs);
+        // The holder writes its own duration into the Lease.
+        let holder_duration = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        let duration = holder_duration.map_or(self.options.duration, Duration::from_secs);
         if !is_free && since.elapsed() < duration {
             return Ok(LeaseAttempt::HeldByOther);
         }
@@ -201,7 +201,7 @@ impl Candidate {
             spec.renew_time = Some(MicroTime(Timestamp::now()));
             match self.api.replace(&self.options.name, &PostParams::default(), &lease).await {
                 Ok(_) => return Ok(()),
-                // A renewal that was in flight came first.
+                // The last renewal of this replica reached the API server in between.
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 Err(error) => return Err(error),
             }
@@ -215,16 +215,16 @@ impl Candidate {
 
     /// Renews the Lease until it is lost.
     async fn renew_until_lost(self, mut lease: Lease, fence: Fence, lost: watch::Sender<Option<LostReason>>) {
-        let why = loop {
+        let reason = loop {
             sleep(self.options.retry).await;
             let began = Instant::now();
-            let left = match fence.time_left(began) {
-                Some(left) => left,
+            let time_left = match fence.time_left(began) {
+                Some(time_left) => time_left,
                 None => break LostReason::NotRenewed,
             };
             // Two attempts fit into the deadline, so one connection that silently drops packets does not lose the
             // Lease.
-            match timeout(left.min(self.options.renew_deadline / 2), self.renew_once(&lease)).await {
+            match timeout(time_left.min(self.options.renew_deadline / 2), self.renew_once(&lease)).await {
                 Ok(Ok(LeaseAttempt::Held(renewed))) => {
                     lease = *renewed;
                     fence.extend(began + self.options.renew_deadline);
@@ -235,21 +235,21 @@ impl Candidate {
             }
         };
         fence.close();
-        let _ = lost.send(Some(why));
+        let _ = lost.send(Some(reason));
     }
 
     async fn renew_once(&self, lease: &Lease) -> kube::Result<LeaseAttempt> {
-        let tried = self.take_or_renew(lease).await?;
-        if let LeaseAttempt::HeldByOther = tried {
+        let attempt = self.take_or_renew(lease).await?;
+        if let LeaseAttempt::HeldByOther = attempt {
             // The Lease has changed: by our own request whose response was lost, by somebody who only edited it, or by
             // another holder.
             return match self.api.get_opt(&self.options.name).await? {
                 Some(current) if self.is_holder(&current) => self.take_or_renew(&current).await,
-                Some(_) => Ok(tried),
+                Some(_) => Ok(attempt),
                 None => self.create().await,
             };
         }
-        Ok(tried)
+        Ok(attempt)
     }
 }
 
@@ -259,8 +259,8 @@ impl HeldLease {
     fn new(candidate: Candidate, lease: Lease, began: Instant) -> Self {
         let fence = Fence::held_until(began + candidate.options.renew_deadline);
         let (sender, lost) = watch::channel(None);
-        let renewing = tokio::spawn(candidate.clone().renew_until_lost(lease, fence.clone(), sender));
-        Self { fence, lost, renewing, candidate }
+        let renewal_task = tokio::spawn(candidate.clone().renew_until_lost(lease, fence.clone(), sender));
+        Self { fence, lost, renewal_task, candidate }
     }
 
     pub(crate) fn fence(&self) -> Fence {
@@ -278,7 +278,7 @@ impl HeldLease {
 
     /// Releases the Lease, so that another replica can take it immediately. Nothing is written afterwards.
     pub(crate) async fn release(self) {
-        self.renewing.abort();
+        self.renewal_task.abort();
         self.fence.close();
         match timeout(self.candidate.options.retry, self.candidate.clear_holder()).await {
             Ok(Ok(())) => info!("released the Lease"),

@@ -34,7 +34,7 @@ pub(crate) struct DocumentLocation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RejectedManifest {
     pub(crate) location: DocumentLocation,
-    /// `App shop/shop`, for example. `None` if the document cannot be read that far.
+    /// `App shop/shop`, for example. `None` if the kind of the object cannot be read.
     pub(crate) object: Option<String>,
     pub(crate) field: String,
     pub(crate) reason: String,
@@ -54,13 +54,14 @@ pub(crate) struct AppManifest {
 /// The contents of a folder.
 #[derive(Debug, Default)]
 pub(crate) struct Manifests {
-    /// In the order of file names and positions.
+    /// In the order of the file names and, within a file, of the documents.
     pub(crate) apps: Vec<AppManifest>,
     providers: BTreeMap<(String, String), Option<Provider>>,
     secrets: BTreeMap<(String, String), Option<SecretValues>>,
     config_maps: BTreeMap<(String, String), Option<ConfigMapValues>>,
     pub(crate) rejected: Vec<RejectedManifest>,
-    /// Whether something could not be read at all. The unreadable part may be an App that is being served.
+    /// Whether a file, a document or the appID of an App could not be read. It may belong to an App that is being
+    /// served.
     pub(crate) incomplete: bool,
     parse_cache: Arc<ParseCache>,
 }

@@ -1,5 +1,5 @@
-//! The operator's metrics. Metrics that controller-runtime has too have the same names as there, so that existing
-//! dashboards work.
+//! The operator's metrics. If controller-runtime has the same metric, the operator uses the name from
+//! controller-runtime, so that existing dashboards work.
 
 use std::{
     sync::Arc,
@@ -61,7 +61,7 @@ struct RequestLabels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PodLabels {
-    /// `counting`: all serving pods, silent ones too. `silent`: serving pods that are silent.
+    /// `counting`: all serving pods, including the silent ones. `silent`: the silent serving pods.
     state: &'static str,
 }
 
@@ -78,8 +78,8 @@ pub(crate) struct CountedService<S> {
     metrics: Metrics,
 }
 
-/// Histogram buckets in seconds. The smallest fits a reconcile with nothing to do, the largest one that waits for
-/// servers.
+/// Histogram buckets in seconds. The smallest bucket fits a reconcile with nothing to do, the largest bucket fits a
+/// reconcile that waits for servers.
 const RECONCILE_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
 fn reconcile_histogram() -> Histogram {
@@ -148,7 +148,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// The `/metrics` page, in OpenMetrics.
+    /// The `/metrics` page, in the OpenMetrics text format.
     pub(crate) fn encode(&self) -> Result<String, std::fmt::Error> {
         let mut page = String::new();
         text::encode(&mut page, &self.0.registry)?;
@@ -163,8 +163,8 @@ impl Metrics {
         self.0.status_writes.inc();
     }
 
-    pub(crate) fn set_leader(&self, lease: &str, leads: bool) {
-        self.0.leader.get_or_create(&LeaseLabels { name: lease.to_owned() }).set(leads.into());
+    pub(crate) fn set_leader(&self, lease: &str, is_leader: bool) {
+        self.0.leader.get_or_create(&LeaseLabels { name: lease.to_owned() }).set(is_leader.into());
     }
 
     pub(crate) fn set_max_concurrent(&self, controller: &'static str, max: u16) {

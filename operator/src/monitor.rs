@@ -69,8 +69,8 @@ pub(crate) struct Monitor {
 // === impl Monitor ===
 
 impl Monitor {
-    /// Follows the EndpointSlices of the ops Service and keeps one stream to each server pod, until `stop` is
-    /// cancelled.
+    /// Follows the EndpointSlices of `service`, the Service of the servers' operations port. Keeps one stream to each
+    /// server pod. Ends when `stop` is cancelled.
     pub(crate) fn start(
         client: kube::Client,
         namespace: &str,
@@ -118,13 +118,13 @@ impl Monitor {
         }
     }
 
-    /// Records the published revision, so that only a change of the rollout state triggers a reconcile. Returns the
-    /// current rollout state.
+    /// Records the published revision, and returns the current rollout state. From now on, the monitor triggers a
+    /// reconcile of the App when its rollout state is no longer the returned one.
     pub(crate) fn expect_revision(&self, app: &AppId, revision: &Revision) -> RolloutState {
         self.states().expect_revision(app, revision)
     }
 
-    /// Forgets the published revision of an App: nothing is published for it any more.
+    /// Forgets the published revision of an App, because no document is published for the App any more.
     pub(crate) fn forget(&self, app: &AppId) {
         self.states().forget(app);
     }
@@ -168,7 +168,7 @@ impl Monitor {
                 (RolloutState::Complete { .. }, Some(DeletionProgress { users_left: 1.., .. })) => {
                     return ReleaseResponse::Reserved;
                 }
-                // This includes servers of an earlier version, which do not know such documents.
+                // Servers of an earlier version reject the document, because they do not know the state `Released`.
                 (RolloutState::Rejected { .. } | RolloutState::KeysLost { .. }, _) => return ReleaseResponse::Reserved,
                 _ if Instant::now() >= end => return ReleaseResponse::Unanswered,
                 _ => {}
@@ -177,12 +177,12 @@ impl Monitor {
         }
     }
 
-    /// The highest format that all serving pods support, but at most the highest that this operator writes.
+    /// The highest format that all serving pods support and that this operator can write.
     pub(crate) fn format(&self) -> u32 {
         self.states().format()
     }
 
-    /// The names of the serving pods that support no format above this one, shortened for a message.
+    /// The names of the serving pods that support no format above `format`, shortened for a message.
     pub(crate) fn pods_at_format(&self, format: u32) -> Vec<String> {
         self.states().pods_at_format(format)
     }

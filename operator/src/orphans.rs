@@ -47,7 +47,7 @@ async fn check(context: &Context, secret: &str) -> Result<(), Error> {
         return Ok(());
     }
     let owner = AppIdOwner { namespace: published.namespace.clone(), name: published.name.clone() };
-    // A Secret that names no App is not an orphan. If it belongs to an App, the reconcile of that App rewrites it.
+    // A Secret that names no App is not deleted. If it belongs to an App, the reconcile of that App rewrites it.
     if owner.name.is_empty() || app_exists(context, &owner, &id).await? {
         return Ok(());
     }

@@ -64,11 +64,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_caught_with_its_location_and_without_its_text() {
-        // The usual hook still runs, so that other tests that fail at the same time report why.
-        let usual = panic::take_hook();
+        // The default hook still runs, so that other tests that fail at the same time report why.
+        let default_hook = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             record_location(info.location().expect("the location is known"));
-            usual(info);
+            default_hook(info);
         }));
         let caught = catch(|| panic!("{}", "hush")).unwrap_err();
         assert!(caught.to_string().starts_with("a panic at operator/src/panics.rs:"), "{caught}");

@@ -1,8 +1,8 @@
 //! Counts the appIDs and the bytes of rendered documents of each namespace against the platform's quotas.
 //!
-//! An appID is counted while its key Secret exists, whether its App is served or was deleted with its users retained.
-//! So a namespace cannot get more appIDs by creating and deleting Apps. All counts come from what the watches report,
-//! so they survive a restart and a change of leader. Reservations bridge the time until the watches report a write.
+//! An appID is counted while its key Secret exists, also after its App was deleted and left users. So a namespace
+//! cannot get more appIDs by creating and deleting Apps. All counts come from what the watches report, so they survive
+//! a restart and a change of leader. Until the watches report a write, a reservation counts it.
 
 use k8s_openapi::jiff::Timestamp;
 use latchkey_crds::types::AppId;
@@ -115,7 +115,8 @@ impl Quotas {
         ahead: u32,
     ) -> Result<(), NoRoom> {
         let mut namespaces = self.namespaces();
-        let is_counted = namespaces.app_ids.get(app_id).is_some_and(|known| known.owner.namespace == owner.namespace);
+        let is_counted =
+            namespaces.app_ids.get(app_id).is_some_and(|counted| counted.owner.namespace == owner.namespace);
         let need = Amount { apps: u32::from(!is_counted), bytes: namespaces.growth(secret, &owner.namespace, size) };
         let mut used = namespaces.used_without(secret, &owner.namespace);
         used.apps = used.apps.saturating_add(ahead);
@@ -140,7 +141,7 @@ impl Quotas {
     /// Releases the unused reservations of an App: from now on, only what the watches report is counted.
     pub(crate) fn release_reservations(&self, app_id: &AppId, secret: &str) {
         let mut namespaces = self.namespaces();
-        if namespaces.app_ids.get(app_id).is_some_and(|known| !known.is_reported) {
+        if namespaces.app_ids.get(app_id).is_some_and(|counted| !counted.is_reported) {
             namespaces.set_app_id(app_id, None);
         }
         if let Some(document) = namespaces.documents.get(secret) {
@@ -162,12 +163,12 @@ impl Quotas {
 
     /// Whether an App of the namespace owns the appID.
     pub(crate) fn owns_app_id(&self, app_id: &AppId, namespace: &str) -> bool {
-        self.namespaces().app_ids.get(app_id).is_some_and(|known| known.owner.namespace == namespace)
+        self.namespaces().app_ids.get(app_id).is_some_and(|counted| counted.owner.namespace == namespace)
     }
 
     /// The App that the key Secret of this appID names, or for which the appID is reserved.
     pub(crate) fn owner(&self, app_id: &AppId) -> Option<AppIdOwner> {
-        self.namespaces().app_ids.get(app_id).map(|known| known.owner.clone())
+        self.namespaces().app_ids.get(app_id).map(|counted| counted.owner.clone())
     }
 
     /// Every appID that has keys or is reserved for an App.
@@ -195,7 +196,7 @@ impl Quotas {
     /// Whether the App waits for an appID.
     pub(crate) fn is_waiting_for_app_id(&self, namespace: &str, name: &str) -> bool {
         let namespaces = self.namespaces();
-        namespaces.waiting.get(namespace).and_then(|waiting| waiting.get(name)).is_some_and(|one| one.need.apps > 0)
+        namespaces.waiting.get(namespace).and_then(|waiting| waiting.get(name)).is_some_and(|app| app.need.apps > 0)
     }
 
     /// The waiting Apps that fit now, the oldest first.
@@ -203,13 +204,13 @@ impl Quotas {
         let namespaces = self.namespaces();
         let Some(waiting) = namespaces.waiting.get(namespace) else { return Vec::new() };
         let mut waiting: Vec<_> = waiting.iter().collect();
-        waiting.sort_by_key(|(name, one)| (one.created.unwrap_or(Timestamp::MAX), (*name).clone()));
+        waiting.sort_by_key(|(name, app)| (app.created.unwrap_or(Timestamp::MAX), (*name).clone()));
         let mut used = namespaces.used(namespace);
-        let fits = waiting.into_iter().filter(|(_, one)| {
-            let fits = self.limits.check(used, one.need).is_ok();
+        let fits = waiting.into_iter().filter(|(_, app)| {
+            let fits = self.limits.check(used, app.need).is_ok();
             if fits {
-                used.apps = used.apps.saturating_add(one.need.apps);
-                used.bytes = used.bytes.saturating_add(one.need.bytes);
+                used.apps = used.apps.saturating_add(app.need.apps);
+                used.bytes = used.bytes.saturating_add(app.need.bytes);
             }
             fits
         });

@@ -6,10 +6,9 @@ use std::{collections::HashMap, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How many such writes can pass per second.
+/// How many writes can pass per second.
 const RATE: u32 = 100;
-/// How many such writes can pass at the same time after a pause, so that the edit of a Secret that a few Apps share is
-/// not delayed.
+/// How many writes can pass at once after a pause. So the edit of a Secret that a few Apps share is not delayed.
 const BURST: u32 = 100;
 
 /// How long a reservation is kept after its turn.
@@ -35,7 +34,7 @@ impl RateLimiter {
     /// Returns `Ok` if this object can proceed now. Otherwise reserves a turn, and returns the wait until this turn. An
     /// object that does not come back loses its turn.
     pub(crate) fn try_acquire(&self, object: &str) -> Result<(), Duration> {
-        let each = Duration::from_secs(1) / RATE;
+        let interval = Duration::from_secs(1) / RATE;
         let now = Instant::now();
         let mut reservations = self.0.lock();
         if let Some(turn) = reservations.by_object.get(object).copied() {
@@ -46,7 +45,8 @@ impl RateLimiter {
             return Err(turn - now);
         }
         // At most `BURST` unused turns are saved.
-        reservations.last_turn = reservations.last_turn.max(now.checked_sub(each * BURST).unwrap_or(now)) + each;
+        reservations.last_turn =
+            reservations.last_turn.max(now.checked_sub(interval * BURST).unwrap_or(now)) + interval;
         let turn = reservations.last_turn;
         if turn <= now {
             return Ok(());
@@ -57,7 +57,7 @@ impl RateLimiter {
         Err(turn - now)
     }
 
-    /// Drops the reservation: the object proceeds without one, or not at all.
+    /// Drops the reservation of an object that no longer needs its turn.
     pub(crate) fn cancel(&self, object: &str) {
         self.0.lock().by_object.remove(object);
     }
@@ -88,14 +88,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_unused_reservation_expires() {
         let limiter = RateLimiter::new();
-        let kept = || limiter.0.lock().by_object.len();
+        let reservation_count = || limiter.0.lock().by_object.len();
         for round in 0..5 {
             for number in 0..300 {
                 let _ = limiter.try_acquire(&format!("{round}/{number}"));
             }
             tokio::time::advance(RESERVATION_TTL * 2).await;
         }
-        assert!(kept() <= 300, "{}", kept());
+        assert!(reservation_count() <= 300, "{}", reservation_count());
     }
 
     #[tokio::test(start_paused = true)]

@@ -33,8 +33,8 @@ use crate::{
     error::{ErrorChain, ErrorKind},
 };
 
-/// The maximum number of concurrent releases. Each waits for the servers, which look for new documents every two
-/// seconds. Releases that wait for requests to end are not included, because they only wait.
+/// The maximum number of concurrent releases. Each waits for the servers, which look for documents with the state
+/// `Released` every two seconds. Releases that wait for requests to end are not included, because they only wait.
 const MAX_CONCURRENT: usize = 16;
 /// How long the operator waits for running requests after the last server has stopped serving the App's document. A
 /// request can run for at most 106 s: 30 s for the body, 6 s in the queue for passwords (twice 3 s), 30 s for three
@@ -51,7 +51,7 @@ const RECHECK_INTERVAL: Duration = Duration::from_secs(10 * 60 * 60);
 pub(crate) async fn run(context: Arc<Context>, mut queue: mpsc::UnboundedReceiver<AppId>, stop: &CancellationToken) {
     let mut recheck = interval_at(Instant::now() + RECHECK_INTERVAL, RECHECK_INTERVAL);
     recheck.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let all = async {
+    let recheck_all = async {
         loop {
             recheck.tick().await;
             context.reconcile_queue.enqueue_all_releases(&context.objects);
@@ -60,37 +60,37 @@ pub(crate) async fn run(context: Arc<Context>, mut queue: mpsc::UnboundedReceive
     let slots = Semaphore::new(MAX_CONCURRENT);
     // The number of tasks has no limit here. There is at most one release per appID, and a release that waits for
     // requests to end must not delay others.
-    let each = futures::stream::poll_fn(move |cx| queue.poll_recv(cx)).for_each_concurrent(None, |id| {
+    let check_queued = futures::stream::poll_fn(move |cx| queue.poll_recv(cx)).for_each_concurrent(None, |id| {
         let (context, slots) = (&context, &slots);
         async move { check_app_id(context, id, slots).await }
     });
-    stop.run_until_cancelled(async { tokio::join!(all, each) }).await;
+    stop.run_until_cancelled(async { tokio::join!(recheck_all, check_queued) }).await;
 }
 
 async fn check_app_id(context: &Arc<Context>, id: AppId, slots: &Semaphore) {
     let Some(guard) = context.releases.try_begin(&id) else { return };
-    let failure = format!("release {id}");
+    let failure_key = format!("release {id}");
     let result = release(context, &id, &guard, slots).await;
     let progress = guard.end();
     if progress.asking {
-        // During the release, its Secret was not checked for an orphan. It may contain the document of an App that was
-        // published during the release and deleted again.
+        // `orphans.rs` skips the Secret of an appID during its release. The Secret may contain the document of an App
+        // that was created and deleted again during the release.
         context.reconcile_queue.enqueue_orphan(rendered_app_secret(&id));
     }
     if progress.requeued {
         context.reconcile_queue.enqueue_release(id.clone());
     }
     let (retry, wait) = match result {
-        Ok(ReleaseOutcome::Done) => return context.failures.reset(&failure),
+        Ok(ReleaseOutcome::Done) => return context.failures.reset(&failure_key),
         Ok(ReleaseOutcome::StillPublished) => {
-            (Retry::Soon, context.failures.retry_after(&failure, ErrorKind::Unavailable))
+            (Retry::Soon, context.failures.retry_after(&failure_key, ErrorKind::Unavailable))
         }
         Ok(ReleaseOutcome::Unanswered) => (Retry::Late, UNANSWERED_RETRY),
         // This operator cannot read the namespace, so it cannot find out whether the App exists.
         Err(error) if error.kind() == ErrorKind::Forbidden => return,
         Err(error) => {
             warn!(app = %id, error = %ErrorChain(&error), "an appID could not be released yet");
-            (Retry::Soon, context.failures.retry_after(&failure, error.kind()))
+            (Retry::Soon, context.failures.retry_after(&failure_key, error.kind()))
         }
     };
     if !context.releases.try_schedule(&id, retry) {

@@ -1,4 +1,5 @@
-//! `latchkey-operator render`: manifests in a folder → rendered documents, once or whenever a manifest changes.
+//! `latchkey-operator render`: turns the manifests of a folder into rendered documents, once or whenever a manifest
+//! changes.
 
 use std::process::ExitCode;
 

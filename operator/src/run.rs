@@ -80,29 +80,29 @@ async fn run_operator(args: RunArgs) -> Result<()> {
     let listener = tokio::net::TcpListener::bind(args.ops_addr)
         .await
         .with_context(|| format!("cannot listen on {} (--ops-addr)", args.ops_addr))?;
-    let operations = tokio::spawn(admin::serve(listener, health.clone(), metrics.clone(), stop.clone()));
+    let ops_server = tokio::spawn(admin::serve(listener, health.clone(), metrics.clone(), stop.clone()));
 
     // A standby also watches, so that it can take over immediately.
     let reader = ClientBuilder::try_from(config.clone())?.with_layer(&RequestsLayer::new(&metrics)).build();
     let (queue, mut receivers) = ReconcileQueue::new();
     let (objects, watches) =
         watch::start(&reader, &args.namespace, &args.watch_namespaces, args.limits(), &health, &queue);
-    let mut watching = select_all(watches);
+    let mut watch_tasks = select_all(watches);
     let (event_sender, monitor_events) = mpsc::unbounded_channel();
-    let (monitor, _following) =
+    let (monitor, _monitor_task) =
         Monitor::start(reader.clone(), &args.namespace, &args.server_service, event_sender, stop.clone());
     tokio::spawn(forward_events(monitor_events, objects.clone(), queue.clone()));
     tokio::spawn(update_pod_metrics(monitor.clone(), metrics.clone()));
-    let asked_to_stop = stop_signal()?;
-    tokio::pin!(asked_to_stop);
+    let stop_requested = stop_signal()?;
+    tokio::pin!(stop_requested);
 
     metrics.set_leader(&args.lease, false);
     let lease = LeaseOptions::new(&args.namespace, &args.lease, &args.identity);
-    let mut held = tokio::select! {
-        held = leader::acquire(reader, lease) => held,
+    let mut held_lease = tokio::select! {
+        held_lease = leader::acquire(reader, lease) => held_lease,
         never = receivers.discard_all() => match never {},
-        _ = &mut watching => bail!("a watch ended"),
-        () = &mut asked_to_stop => return Ok(()),
+        _ = &mut watch_tasks => bail!("a watch ended"),
+        () = &mut stop_requested => return Ok(()),
     };
     health.set_leader(true);
     metrics.set_leader(&args.lease, true);
@@ -110,23 +110,23 @@ async fn run_operator(args: RunArgs) -> Result<()> {
     let writer = ClientBuilder::try_from(config)?
         .with_layer(&RequestsLayer::new(&metrics))
         .with_layer(&TraceLayer)
-        .with_layer(&FenceLayer::new(held.fence()))
+        .with_layer(&FenceLayer::new(held_lease.fence()))
         .build();
     let context = new_context(args, writer, objects, queue, monitor, metrics);
 
     let controllers = run_controllers(context, receivers, &health, &stop);
     tokio::pin!(controllers);
-    let lost = tokio::select! {
+    let is_lease_lost = tokio::select! {
         () = &mut controllers => false,
         // Without a watch the operator would act on outdated state.
-        _ = &mut watching => bail!("a watch ended"),
-        lost = held.lost() => {
+        _ = &mut watch_tasks => bail!("a watch ended"),
+        lost = held_lease.lost() => {
             error!(reason = %lost, "the Lease is lost");
             true
         }
-        () = &mut asked_to_stop => false,
+        () = &mut stop_requested => false,
     };
-    if lost {
+    if is_lease_lost {
         // Another replica may lead now, so this process ends without finishing its work. The process that replaces it
         // becomes a candidate.
         bail!("the Lease is lost; another operator is the leader");
@@ -134,8 +134,8 @@ async fn run_operator(args: RunArgs) -> Result<()> {
     info!("stopping");
     stop.cancel();
     let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, controllers).await;
-    held.release().await;
-    let _ = operations.await;
+    held_lease.release().await;
+    let _ = ops_server.await;
     Ok(())
 }
 

@@ -1,10 +1,11 @@
-//! Results of the previous run, so that a run only works on what has changed since that run.
+//! Caches the results of the previous run, so that a run computes only what has changed since then.
 
 use std::{collections::HashMap, fmt, mem, sync::Arc};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Results by the name of what they were computed for. A result is reused as long as its input is the same.
+/// The results of the previous and the current run, by the name of the object or document. A result is reused as long
+/// as its input is the same.
 pub(crate) struct RunCache<I, R>(Mutex<Runs<I, R>>);
 
 struct Runs<I, R> {

@@ -43,7 +43,7 @@ pub(crate) struct TraceLayer;
 #[derive(Clone)]
 pub(crate) struct TraceService<S>(S);
 
-/// The object or list that a request reads or writes, according to the path. Nothing of the query or the body is in it.
+/// The object or list that a request reads or writes. It is taken only from the path, never from the query or the body.
 #[derive(Debug, PartialEq, Eq)]
 struct RequestTarget<'a> {
     /// The resource type, with the subresource if there is one: `apps` or `apps/status`.
@@ -146,14 +146,14 @@ mod tests {
     fn the_target_of_a_request_comes_from_its_path() {
         let target =
             |path| RequestTarget::from_path(path).map(|target| (target.resource, target.namespace, target.name));
-        let found = |resource: &str, namespace, name| Some((resource.to_owned(), namespace, name));
-        assert_eq!(target("/api/v1/namespaces/shop/secrets/login"), found("secrets", Some("shop"), Some("login")));
+        let expected = |resource: &str, namespace, name| Some((resource.to_owned(), namespace, name));
+        assert_eq!(target("/api/v1/namespaces/shop/secrets/login"), expected("secrets", Some("shop"), Some("login")));
         assert_eq!(
             target("/apis/latchkey.dev/v1alpha1/namespaces/shop/apps/shop/status"),
-            found("apps/status", Some("shop"), Some("shop"))
+            expected("apps/status", Some("shop"), Some("shop"))
         );
-        assert_eq!(target("/apis/latchkey.dev/v1alpha1/apps"), found("apps", None, None));
-        assert_eq!(target("/api/v1/namespaces/shop"), found("namespaces", None, Some("shop")));
+        assert_eq!(target("/apis/latchkey.dev/v1alpha1/apps"), expected("apps", None, None));
+        assert_eq!(target("/api/v1/namespaces/shop"), expected("namespaces", None, Some("shop")));
         for other in ["/version", "/", "/api", "/api/v1", "/apis/latchkey.dev"] {
             assert_eq!(target(other), None, "{other}");
         }

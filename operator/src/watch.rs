@@ -48,7 +48,7 @@ pub(crate) const WATCHES: &[&str] = WatchName::VARIANTS;
 pub(crate) fn start(
     client: &Client,
     namespace: &str,
-    watched: &[String],
+    watched_namespaces: &[String],
     limits: QuotaLimits,
     health: &Health,
     queue: &ReconcileQueue,
@@ -58,19 +58,21 @@ pub(crate) fn start(
     let objects = ClusterState::new(apps, providers, limits);
     let handlers = Handlers { objects: objects.clone(), queue: queue.clone(), health: health.clone() };
 
-    let installation = [namespace.to_owned()];
+    let own_namespace = [namespace.to_owned()];
     let config = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_SIZE);
     let keys = config.clone().fields(&format!("type={APP_KEYS_TYPE}"));
     let documents = config.clone().page_size(DOCUMENT_PAGE_SIZE).fields(&format!("type={RENDERED_APP_TYPE}"));
     // No App or Provider references the Secrets of Helm releases and ServiceAccounts, and there are many of them.
     let secrets = config.clone().fields("type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token");
     let tasks = vec![
-        tokio::spawn(handlers.clone().follow_apps(watches(client, watched, config.clone()), apps_writer)),
-        tokio::spawn(handlers.clone().follow_providers(watches(client, watched, config.clone()), providers_writer)),
-        tokio::spawn(handlers.clone().follow_keys(watches(client, &installation, keys))),
-        tokio::spawn(handlers.clone().follow_published(watches(client, &installation, documents))),
-        tokio::spawn(handlers.clone().follow_secrets(watches(client, watched, secrets))),
-        tokio::spawn(handlers.follow_config_maps(watches(client, watched, config))),
+        tokio::spawn(handlers.clone().follow_apps(watches(client, watched_namespaces, config.clone()), apps_writer)),
+        tokio::spawn(
+            handlers.clone().follow_providers(watches(client, watched_namespaces, config.clone()), providers_writer),
+        ),
+        tokio::spawn(handlers.clone().follow_keys(watches(client, &own_namespace, keys))),
+        tokio::spawn(handlers.clone().follow_published(watches(client, &own_namespace, documents))),
+        tokio::spawn(handlers.clone().follow_secrets(watches(client, watched_namespaces, secrets))),
+        tokio::spawn(handlers.follow_config_maps(watches(client, watched_namespaces, config))),
     ];
     (objects, tasks)
 }

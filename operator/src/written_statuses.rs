@@ -24,7 +24,7 @@ struct WrittenStatus {
 // === impl WrittenStatuses ===
 
 impl WrittenStatuses {
-    /// The latest status: the one that the watch reported, unless a newer one was written.
+    /// The latest status: the status that the watch reported, unless the operator has written a newer one.
     pub(crate) fn latest<S: DeserializeOwned + Default>(&self, meta: &ObjectMeta, watched: Option<S>) -> S {
         let mut written = self.0.lock();
         let uid = meta.uid.as_deref().unwrap_or_default();

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use argon2_simd::Kernel;
 use clap::{Args, Parser, Subcommand};
 use ipnet::IpNet;
 use latchkey_crds::types::IssuerUrl;
@@ -80,7 +81,7 @@ pub struct DatabaseArgs {
 
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Directory of rendered Apps, one `<appID>.json` each; watched for changes.
+    /// Directory with one rendered document `<appID>.json` for each App. The server watches it for changes.
     #[arg(long, env = "LATCHKEY_CONFIG_DIR")]
     pub config_dir: Option<PathBuf>,
     /// Namespace of the installation, instead of a directory: the Secrets of type `latchkey.dev/rendered-app` in this
@@ -92,13 +93,13 @@ pub struct ServeArgs {
     /// API server. The documents contain secrets, so use a memory-backed volume.
     #[arg(long, env = "LATCHKEY_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
-    /// Address of the public API.
+    /// Listen address of the public API.
     #[arg(long, env = "LATCHKEY_PUBLIC_ADDR", default_value = "0.0.0.0:8080")]
     pub public_addr: SocketAddr,
-    /// Address of the administration API for in-cluster callers; never expose it outside the cluster.
+    /// Listen address of the administration API for in-cluster callers. Never expose it outside the cluster.
     #[arg(long, env = "LATCHKEY_ADMIN_ADDR", default_value = "0.0.0.0:8081")]
     pub admin_addr: SocketAddr,
-    /// Address of the operations endpoints: liveness, readiness, metrics and revisions.
+    /// Listen address of the operations endpoints: liveness, readiness, metrics and revisions.
     #[arg(long, env = "LATCHKEY_OPS_ADDR", default_value = "0.0.0.0:9090")]
     pub ops_addr: SocketAddr,
     /// External URL of the public API, without a trailing slash.
@@ -122,18 +123,22 @@ pub struct ServeArgs {
     /// Networks of trusted proxies, comma-separated; X-Forwarded-For is used only in requests from these networks.
     #[arg(long, env = "LATCHKEY_TRUSTED_PROXIES", value_delimiter = ',')]
     pub trusted_proxies: Vec<IpNet>,
-    /// Use the sampled flag of a `traceparent` header from a trusted proxy. Set this option only if the proxy sets that
+    /// Use the sampled flag of a `traceparent` header from a trusted proxy. Set this option only if the proxy sets the
     /// header itself. If the proxy forwards the header of a client, any client can decide what is traced.
     #[arg(long, env = "LATCHKEY_TRUST_TRACEPARENT")]
     pub trust_traceparent: bool,
-    /// Maximum concurrent connections per client address (IPv6: per /64) on a listener; trusted proxies are exempt. If
-    /// this number is larger than an eighth of all connections of the listener, that eighth is the maximum.
+    /// Maximum concurrent connections per client address (IPv6: per /64) on a listener; trusted proxies are exempt. The
+    /// maximum is never more than an eighth of the connections that the listener accepts in total.
     #[arg(long, env = "LATCHKEY_CONNECTIONS_PER_CLIENT", default_value_t = 256, value_parser = parse_connections)]
     pub connections_per_client: usize,
     /// Memory that this process can use, such as 256Mi. The limits on connections and on the memory of requests follow
     /// from it. Default: the memory limit of the process's cgroup or the memory of the machine, whichever is smaller.
     #[arg(long, env = "LATCHKEY_MEMORY_LIMIT", value_parser = memory::parse)]
     pub memory_limit: Option<u64>,
+    /// Instruction set for password hashing: avx512, avx2, neon or portable. Default: the fastest one that the CPU
+    /// supports.
+    #[arg(long, env = "LATCHKEY_HASHING_KERNEL", value_parser = parse_kernel)]
+    pub hashing_kernel: Option<Kernel>,
     /// Private networks that SMTP relays and providers of Apps can be in, comma-separated.
     #[arg(long, env = "LATCHKEY_PRIVATE_CIDRS", value_delimiter = ',')]
     pub private_cidrs: Vec<IpNet>,
@@ -168,6 +173,14 @@ fn parse_host_address(text: &str) -> Result<(String, SocketAddr), String> {
 
 fn parse_connections(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "is not a number from 1 up".to_owned())
+}
+
+fn parse_kernel(text: &str) -> Result<Kernel, String> {
+    let supported = Kernel::supported();
+    supported.iter().copied().find(|kernel| kernel.name() == text).ok_or_else(|| {
+        let names: Vec<_> = supported.iter().map(|kernel| kernel.name()).collect();
+        format!("this CPU supports {}", names.join(", "))
+    })
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, std::num::ParseIntError> {

@@ -38,33 +38,33 @@ struct Retention {
     delete_before: Vec<OffsetDateTime>,
 }
 
-/// Runs until the future is dropped. First waits for `current`, which is set when the complete set of documents was
-/// read, because the retention of an App is stated only in its document.
+/// Runs until the future is dropped. First waits until `has_all_documents` is true, because only the document of an App
+/// states its retention.
 pub async fn run(
     apps: Arc<Apps>,
     stores: Stores,
     env: Env,
     metrics: RetentionMetrics,
-    mut current: watch::Receiver<bool>,
+    mut has_all_documents: watch::Receiver<bool>,
 ) {
-    if current.wait_for(|current| *current).await.is_err() {
+    if has_all_documents.wait_for(|has_all| *has_all).await.is_err() {
         return;
     }
     let mut is_unavailable = false;
     let mut can_create_partitions = true;
     loop {
-        let done = async {
+        let run = async {
             let written = stores.write_refusals(|app| apps.get(app.as_str()).is_some()).await?;
             debug!(written, "aggregated refusals were written");
             if stores.postgres.try_start_audit_upkeep(RETENTION_INTERVAL).await? {
                 // If the deletion of accounts fails, the retention of events is still applied.
-                let swept = retention::delete_unverified(&stores, &apps, env.now(), &metrics).await;
+                let accounts_deleted = retention::delete_unverified(&stores, &apps, env.now(), &metrics).await;
                 can_create_partitions = apply_retention(&stores, &apps, env.now(), can_create_partitions).await?;
-                swept?;
+                accounts_deleted?;
             }
             Ok::<_, StoreError>(())
         };
-        match done.await {
+        match run.await {
             Ok(()) => is_unavailable = false,
             Err(error) => {
                 if !std::mem::replace(&mut is_unavailable, true) {
@@ -85,8 +85,8 @@ pub async fn apply_retention(
     now: OffsetDateTime,
     can_create_partitions: bool,
 ) -> Result<bool, StoreError> {
-    let made = stores.postgres.create_audit_partitions(MONTHS_AHEAD).await?;
-    if made.is_none() && can_create_partitions {
+    let created = stores.postgres.create_audit_partitions(MONTHS_AHEAD).await?;
+    if created.is_none() && can_create_partitions {
         warn!("the database role cannot create partitions of audit_events: run `latchkey-server migrate` once a year");
     }
     let retention_days: HashMap<_, _> =
@@ -99,9 +99,9 @@ pub async fn apply_retention(
             retention.apps.chunks(APPS_PER_STATEMENT).zip(retention.delete_before.chunks(APPS_PER_STATEMENT))
         {
             loop {
-                let some = stores.postgres.delete_audit_events(apps, before, MAX_EVENTS_PER_APP).await?;
-                deleted += some;
-                if some == 0 || begun.elapsed() > MAX_DELETE_TIME {
+                let deleted_now = stores.postgres.delete_audit_events(apps, before, MAX_EVENTS_PER_APP).await?;
+                deleted += deleted_now;
+                if deleted_now == 0 || begun.elapsed() > MAX_DELETE_TIME {
                     break;
                 }
             }
@@ -110,7 +110,7 @@ pub async fn apply_retention(
             info!(months = dropped, deleted, "audit events past their retention were deleted");
         }
     }
-    Ok(made.is_some())
+    Ok(created.is_some())
 }
 
 // === impl Retention ===

@@ -291,9 +291,9 @@ mod tests {
         let (signer, other_signer) = (Signer::new("a"), Signer::new("b"));
         let keys = key_set(&[&signer], Some(ISSUER));
         assert_eq!(validated(&keys, &other_signer.sign(&claims())), Err(TokenError::UnknownKey));
-        // Another key with the id of a known key.
+        // The token is signed by another key with the id of a known key.
         assert_eq!(validated(&keys, &Signer::new("a").sign(&claims())), Err(TokenError::InvalidSignature));
-        // The public key as the secret of an HMAC.
+        // The token is signed by an HMAC with the public key as its secret.
         let secret = jsonwebtoken::EncodingKey::from_secret(signer.jwk().to_string().as_bytes());
         let header = jsonwebtoken::Header {
             kid: Some("a".to_owned()),

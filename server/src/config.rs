@@ -230,7 +230,8 @@ impl ServedApps {
         self.parts.iter().flat_map(|part| part.iter())
     }
 
-    /// Copies the part of the App while readers still share it: at most once per part in one [`Apps::update`].
+    /// Copies the part of the App if readers still share it. This happens at most once per part in one
+    /// [`Apps::update`].
     fn insert(&mut self, id: &AppId, app: Arc<App>) {
         if Arc::make_mut(&mut self.parts[Self::part_index(id.as_str())]).insert(id.clone(), app).is_none() {
             self.count += 1;
@@ -514,8 +515,8 @@ impl Apps {
         if served.doc.namespace != *namespace {
             return Some(RejectError::OtherNamespace);
         }
-        let known = served.doc.incarnation.as_ref();
-        known.zip(incarnation).is_some_and(|(known, other)| known != other).then_some(RejectError::KeysLost)
+        let served_incarnation = served.doc.incarnation.as_ref();
+        served_incarnation.zip(incarnation).is_some_and(|(served, new)| served != new).then_some(RejectError::KeysLost)
     }
 
     fn apply(
@@ -742,9 +743,9 @@ mod tests {
         let window = |count, window_seconds| Window { count, window_seconds };
         let ceilings = Ceilings::from([(LimitName::LoginsPerClient, vec![window(30, 60), window(500, 3600)])]);
         let apps = Apps::new(ceilings);
-        let mut loose = fixtures::rendered("shop");
-        loose.limits.insert(LimitName::LoginsPerClient, vec![window(1000, 60), window(10, 1)]);
-        apps.put(&id(), &loose.to_bytes());
+        let mut doc = fixtures::rendered("shop");
+        doc.limits.insert(LimitName::LoginsPerClient, vec![window(1000, 60), window(10, 1)]);
+        apps.put(&id(), &doc.to_bytes());
         let app = apps.get("shop").unwrap();
         assert_eq!(app.windows(LimitName::LoginsPerClient), [window(30, 60), window(10, 1), window(500, 3600)]);
         assert_eq!(app.windows(LimitName::CodesPerClient), LimitName::CodesPerClient.default_windows());
@@ -923,12 +924,12 @@ mod tests {
     #[test]
     fn cached_documents_are_served_again_and_removed_ones_are_not() {
         let folder = tempfile::tempdir().unwrap();
-        let cached = || Apps::default().with_cache(Cache::open(folder.path().to_owned()).unwrap());
+        let open_cache = || Apps::default().with_cache(Cache::open(folder.path().to_owned()).unwrap());
         let document = |id: &str| fixtures::rendered(id).to_bytes();
-        let apps = cached();
+        let apps = open_cache();
         assert!(!apps.restore_from_cache());
         apps.put(&"early".parse().unwrap(), &document("early"));
-        assert!(!cached().restore_from_cache(), "an incomplete set is not used");
+        assert!(!open_cache().restore_from_cache(), "an incomplete set is not used");
         let mut sync = apps.start_full_sync();
         for id in ["shop", "other", "third"] {
             sync.put(&id.parse().unwrap(), &document(id));
@@ -936,10 +937,10 @@ mod tests {
         sync.commit();
         apps.put(&"shop".parse().unwrap(), b"{");
         apps.remove(&"other".parse().unwrap());
-        let again = cached();
-        assert!(again.restore_from_cache());
-        assert!(again.get("shop").is_some(), "the last valid document");
-        assert!(again.get("other").is_none() && again.get("early").is_none() && again.len() == 2);
+        let reopened = open_cache();
+        assert!(reopened.restore_from_cache());
+        assert!(reopened.get("shop").is_some(), "the last valid document");
+        assert!(reopened.get("other").is_none() && reopened.get("early").is_none() && reopened.len() == 2);
     }
 
     #[test]

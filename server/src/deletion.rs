@@ -24,24 +24,24 @@ const USERS_PER_TRANSACTION: u32 = 500;
 /// the pause if no App has users left to delete.
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Runs until the future is dropped. First waits for `current`, which is set when the complete set of documents was
-/// read, because documents that an earlier process cached must not cause a deletion.
-pub async fn run(apps: Arc<Apps>, stores: Stores, mut current: watch::Receiver<bool>) {
-    if current.wait_for(|current| *current).await.is_err() {
+/// Runs until the future is dropped. First waits until `has_all_documents` is true, because documents that an earlier
+/// process cached must not cause a deletion.
+pub async fn run(apps: Arc<Apps>, stores: Stores, mut has_all_documents: watch::Receiver<bool>) {
+    if has_all_documents.wait_for(|has_all| *has_all).await.is_err() {
         return;
     }
     loop {
-        let mut more = false;
+        let mut has_more_users = false;
         for deleted in apps.pending_deletions() {
             if deleted.progress.is_some_and(|progress| progress.done) {
                 continue;
             }
-            let ended = match deleted.doc.state {
+            let outcome = match deleted.doc.state {
                 AppState::Released => release_app_id(&apps, &stores, &deleted).await,
                 AppState::Deleted | AppState::Serving => delete_users(&apps, &stores, &deleted).await,
             };
-            match ended {
-                Ok(DeleteOutcome::Partial) => more = true,
+            match outcome {
+                Ok(DeleteOutcome::Partial) => has_more_users = true,
                 Ok(DeleteOutcome::Done | DeleteOutcome::Contended) => {}
                 Ok(DeleteOutcome::OtherNamespace) => reject(&apps, &deleted, &RejectError::OtherNamespace),
                 Ok(DeleteOutcome::OtherApp) => reject(&apps, &deleted, &RejectError::OtherApp),
@@ -52,7 +52,7 @@ pub async fn run(apps: Arc<Apps>, stores: Stores, mut current: watch::Receiver<b
                 }
             }
         }
-        if !more {
+        if !has_more_users {
             sleep(REPORT_INTERVAL).await;
         }
     }
@@ -65,11 +65,11 @@ fn reject(apps: &Apps, deleted: &PendingDeletion, refused: &RejectError) {
 /// Frees the appID unless users, or events of deleted users, still reserve it. Reports the result.
 async fn release_app_id(apps: &Apps, stores: &Stores, released: &PendingDeletion) -> Result<DeleteOutcome, StoreError> {
     let claim = OwnershipClaim::from(&*released.doc);
-    let wanted = || apps.is_pending_deletion(&claim.app, &released.revision);
-    if !wanted() {
+    let is_still_pending = || apps.is_pending_deletion(&claim.app, &released.revision);
+    if !is_still_pending() {
         return Ok(DeleteOutcome::Contended);
     }
-    let progress = match stores.postgres.release_app(&claim, wanted).await? {
+    let progress = match stores.postgres.release_app(&claim, is_still_pending).await? {
         ReleaseOutcome::Freed => DeletionProgress { users_left: 0, done: true },
         ReleaseOutcome::Reserved { users } => DeletionProgress { users_left: users, done: false },
         ReleaseOutcome::Contended => return Ok(DeleteOutcome::Contended),
@@ -80,7 +80,7 @@ async fn release_app_id(apps: &Apps, stores: &Stores, released: &PendingDeletion
     if progress.done {
         info!(app = %claim.app, "the App was deleted and had no users; its appID is free");
     }
-    // For `run`, this means that nothing is left to do in this round.
+    // `run` treats `Contended` as: nothing is left to do in this round.
     Ok(DeleteOutcome::Contended)
 }
 
@@ -88,12 +88,12 @@ async fn release_app_id(apps: &Apps, stores: &Stores, released: &PendingDeletion
 async fn delete_users(apps: &Apps, stores: &Stores, deleted: &PendingDeletion) -> Result<DeleteOutcome, StoreError> {
     let claim = OwnershipClaim::from(&*deleted.doc);
     let begun = Instant::now();
-    let wanted = || apps.is_pending_deletion(&claim.app, &deleted.revision);
+    let is_still_pending = || apps.is_pending_deletion(&claim.app, &deleted.revision);
     loop {
-        if !wanted() {
+        if !is_still_pending() {
             return Ok(DeleteOutcome::Contended);
         }
-        let deleting = stores.delete_users(&claim, USERS_PER_TRANSACTION, wanted).await?;
+        let deleting = stores.delete_users(&claim, USERS_PER_TRANSACTION, is_still_pending).await?;
         match deleting {
             DeleteOutcome::Partial if begun.elapsed() < REPORT_INTERVAL => continue,
             DeleteOutcome::OtherNamespace | DeleteOutcome::OtherApp => return Ok(deleting),

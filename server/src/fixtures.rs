@@ -91,6 +91,7 @@ pub(crate) fn signing_key(id: &str, algorithm: SigningAlgorithm, state: KeyState
     SigningKey { id: id.to_owned(), state, algorithm, private_key }
 }
 
+/// An HMAC key of 32 bytes, each with the value `fill`.
 pub(crate) fn hmac_key(id: &str, fill: u8, state: KeyState) -> HmacKey {
     HmacKey { id: id.to_owned(), state, secret: SecretString::new(STANDARD.encode([fill; 32])) }
 }

@@ -14,9 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use argon2_simd::Kernel;
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use latchkey_crds::types::AppId;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -45,11 +46,19 @@ pub mod strength;
 pub struct HashingOptions {
     /// The number of threads. By default one per CPU, because hashing needs nothing but CPU time and memory bandwidth.
     pub threads: NonZeroUsize,
-    /// Queue slots per thread. A hash takes about 15 ms, so 64 slots are one second of waiting.
-    pub slots_per_thread: usize,
+    /// How long the last job of a full queue waits. The queue has as many slots as this, with the measured duration of
+    /// jobs, within [`MIN_SLOTS_PER_THREAD`] and `max_slots_per_thread`.
+    pub full_queue_wait: Duration,
+    /// The maximum number of slots per thread. It bounds the memory of the requests that wait.
+    pub max_slots_per_thread: usize,
     /// The time limit of a job, including its wait. A job that would start too late to end in this time is refused, so
     /// that the client gets 503 within this time.
     pub deadline: Duration,
+    /// How long a thread keeps its memory after a hash. Then it returns the memory, and with it the values that depend on
+    /// the password, to the system (docs/decisions/0033-argon2-simd.md).
+    pub idle_limit: Duration,
+    /// The implementation of argon2.
+    pub kernel: Kernel,
 }
 
 impl Default for HashingOptions {
@@ -57,12 +66,18 @@ impl Default for HashingOptions {
         Self {
             // `available_parallelism` respects the CPU quota of the cgroup.
             threads: thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
-            slots_per_thread: 64,
+            full_queue_wait: Duration::from_secs(1),
+            max_slots_per_thread: 256,
             deadline: Duration::from_secs(2),
+            idle_limit: Duration::from_secs(10),
+            kernel: Kernel::fastest(),
         }
     }
 }
 
+/// The minimum number of slots per thread: very slow hashing must not make the queue so short that single users get no
+/// slot.
+const MIN_SLOTS_PER_THREAD: usize = 16;
 /// How long it takes to send a response on a busy machine.
 const SEND_TIME: Duration = Duration::from_millis(50);
 /// How long a request waits for its job after `Shared::start_limit` if the job has started by then. A job needs far
@@ -92,7 +107,7 @@ struct Shared {
 
 struct QueueState {
     jobs: FairQueue<String, AppId, ClientAddress, Job>,
-    closed: bool,
+    is_closed: bool,
     /// A moving average of the time that a job takes.
     average_duration: Duration,
 }
@@ -101,7 +116,7 @@ type Owner = JobOwner<String, AppId, ClientAddress>;
 
 struct Job {
     work: Work,
-    queued: Instant,
+    queued_at: Instant,
     /// Set by the thread that takes the job, or by the waiting request when it is too late to start the job. Whoever
     /// sets it first decides whether the job runs.
     claimed: Arc<AtomicBool>,
@@ -111,7 +126,9 @@ struct Job {
 
 enum Work {
     Hash(Password),
+    /// The password, and the stored hash if there is one.
     Verify(Password, Option<PasswordHash>),
+    /// The password, the words that an attacker would try first, and the minimum score.
     Strength(Password, Vec<String>, u8),
     #[cfg(test)]
     Panic,
@@ -122,13 +139,14 @@ enum Work {
 /// How a job ended.
 struct FinishedJob {
     reply: oneshot::Sender<JobResult>,
-    done: JobResult,
+    result: JobResult,
     /// Whether the job ran. Only jobs that ran change the average time.
     has_run: bool,
 }
 
 enum JobResult {
     Hash(PasswordHash),
+    /// Whether the password matches the hash or is strong enough.
     Checked(bool),
     /// The job was displaced from the queue, was too late or panicked, or nobody waits for its result any more.
     Overloaded(Overloaded),
@@ -139,6 +157,7 @@ enum JobResult {
 pub struct HashingMetrics {
     waiting: Gauge,
     running: Gauge,
+    memory: Gauge,
     refused: Family<RefusedLabels, Counter>,
     panics: Counter,
     wait_seconds: Histogram,
@@ -149,6 +168,17 @@ pub struct HashingMetrics {
 struct RefusedLabels {
     /// `full`, `displaced` or `deadline`.
     reason: &'static str,
+}
+
+// === impl HashingOptions ===
+
+impl HashingOptions {
+    /// The number of slots if a job takes `average_duration`.
+    fn capacity(&self, average_duration: Duration) -> usize {
+        let fitting = self.full_queue_wait.as_nanos() / average_duration.as_nanos().max(1);
+        let per_thread = usize::try_from(fitting).unwrap_or(usize::MAX).max(MIN_SLOTS_PER_THREAD);
+        per_thread.min(self.max_slots_per_thread).saturating_mul(self.threads.get())
+    }
 }
 
 // === impl Work ===
@@ -175,16 +205,17 @@ impl HashingPool {
     pub fn start(options: HashingOptions, registry: &mut Registry) -> Self {
         let mut salt = [0; 16];
         SystemRandom::new().fill(&mut salt).expect("the system's random number generator works");
-        let dummy_hash = Argon2Engine::default().hash(&Password::new(""), &salt);
+        let started = Instant::now();
+        let dummy_hash = Argon2Engine::new(options.kernel).hash(&Password::new(""), &salt);
+        let average_duration = started.elapsed();
         // The first call of `score` loads the dictionaries. No request should wait for that.
         strength::score("password", &[]);
-        let capacity = options.slots_per_thread.saturating_mul(options.threads.get());
         let shared = Arc::new(Shared {
             options,
             state: Mutex::new(QueueState {
-                jobs: FairQueue::new(capacity),
-                closed: false,
-                average_duration: Duration::from_millis(15),
+                jobs: FairQueue::new(options.capacity(average_duration)),
+                is_closed: false,
+                average_duration,
             }),
             changed: Condvar::new(),
             metrics: HashingMetrics::register(registry.sub_registry_with_prefix("hashing")),
@@ -211,20 +242,20 @@ impl HashingPool {
             otel.name = work.name(),
             latchkey.hashing.wait_ms = tracing::field::Empty,
         );
-        let queued = Instant::now();
-        shared.submit(owner, Job { work, queued, claimed: Arc::clone(&claimed), span, reply })?;
-        let mut done = timeout(shared.start_limit(), &mut answer).await;
-        if done.is_err() {
+        let queued_at = Instant::now();
+        shared.submit(owner, Job { work, queued_at, claimed: Arc::clone(&claimed), span, reply })?;
+        let mut result = timeout(shared.start_limit(), &mut answer).await;
+        if result.is_err() {
             if !claimed.swap(true, Ordering::AcqRel) {
                 shared.count_refusal("deadline");
                 return Err(shared.overloaded());
             }
             // The job has started.
-            done = timeout(RUN_LIMIT, answer).await;
+            result = timeout(RUN_LIMIT, answer).await;
         }
-        match done {
+        match result {
             Ok(Ok(JobResult::Overloaded(busy))) => Err(busy),
-            Ok(Ok(done)) => Ok(done),
+            Ok(Ok(result)) => Ok(result),
             Ok(Err(_)) | Err(_) => Err(shared.overloaded()),
         }
     }
@@ -238,7 +269,7 @@ impl fmt::Debug for HashingPool {
 
 impl Drop for PoolShutdown {
     fn drop(&mut self) {
-        self.shared.state.lock().closed = true;
+        self.shared.state.lock().is_closed = true;
         self.shared.changed.notify_all();
     }
 }
@@ -248,8 +279,8 @@ impl Drop for PoolShutdown {
 impl Shared {
     fn submit(&self, owner: &Owner, job: Job) -> Result<(), Overloaded> {
         let mut state = self.state.lock();
-        let pace = state.average_duration;
-        let pushed = state.jobs.push(owner, pace, job);
+        let expected_time = state.average_duration;
+        let pushed = state.jobs.push(owner, expected_time, job);
         self.metrics.waiting.set(i64::try_from(state.jobs.len()).unwrap_or(i64::MAX));
         let busy = self.overloaded_for_state(&state);
         drop(state);
@@ -307,31 +338,35 @@ impl Shared {
 
     /// The main loop of a hashing thread.
     fn run_worker(&self) {
-        let mut engine = Argon2Engine::default();
-        while let Some(ScheduledJob { job, charge }) = self.next_job() {
+        let mut engine = Argon2Engine::new(self.options.kernel);
+        while let Some(ScheduledJob { job, charge }) = self.next_job(&mut engine) {
             let started = Instant::now();
+            let memory_before = engine.memory_bytes();
             let outcome = self.run_queued_job(&mut engine, job);
+            self.metrics.memory.inc_by(engine.memory_bytes() - memory_before);
             let took = started.elapsed();
             let mut state = self.state.lock();
             // The charge is corrected before the reply, so that it is right when the client's next job arrives.
             state.jobs.correct_charge(&charge, took);
             if outcome.has_run {
                 state.average_duration = state.average_duration.mul_f64(0.95) + took.mul_f64(0.05);
+                let capacity = self.options.capacity(state.average_duration);
+                state.jobs.set_capacity(capacity);
             }
             drop(state);
             // The receiver may have been dropped.
-            let _ = outcome.reply.send(outcome.done);
+            let _ = outcome.reply.send(outcome.result);
         }
     }
 
     /// Runs a job, unless its receiver was dropped or it waited too long.
     fn run_queued_job(&self, engine: &mut Argon2Engine, job: Job) -> FinishedJob {
-        let Job { work, queued, claimed, span, reply } = job;
-        let not_run = |reply| FinishedJob { reply, done: JobResult::Overloaded(self.overloaded()), has_run: false };
+        let Job { work, queued_at, claimed, span, reply } = job;
+        let not_run = |reply| FinishedJob { reply, result: JobResult::Overloaded(self.overloaded()), has_run: false };
         if reply.is_closed() || claimed.swap(true, Ordering::AcqRel) {
             return not_run(reply);
         }
-        let waited = queued.elapsed();
+        let waited = queued_at.elapsed();
         self.metrics.wait_seconds.observe(waited.as_secs_f64());
         span.record("latchkey.hashing.wait_ms", u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
         if waited > self.options.deadline {
@@ -341,32 +376,42 @@ impl Shared {
         }
         let started = Instant::now();
         self.metrics.running.inc();
-        let done = catch_unwind(AssertUnwindSafe(|| self.perform(engine, work)));
+        let result = catch_unwind(AssertUnwindSafe(|| self.perform(engine, work)));
         self.metrics.running.dec();
         self.metrics.run_seconds.observe(started.elapsed().as_secs_f64());
-        let done = done.unwrap_or_else(|_| {
+        let result = result.unwrap_or_else(|_| {
             // The panic hook has logged the location. The payload is not logged, because it could contain a password.
             self.metrics.panics.inc();
             latchkey_telemetry::record_error(&span, "panic");
-            *engine = Argon2Engine::default();
+            *engine = Argon2Engine::new(self.options.kernel);
             JobResult::Overloaded(self.overloaded())
         });
         // The span ends here, before the reply. Therefore it ends before its parent span.
-        FinishedJob { reply, done, has_run: true }
+        FinishedJob { reply, result, has_run: true }
     }
 
-    fn next_job(&self) -> Option<ScheduledJob<String, AppId, ClientAddress, Job>> {
+    /// Waits for a job. Returns `None` when the pool is closed.
+    fn next_job(&self, engine: &mut Argon2Engine) -> Option<ScheduledJob<String, AppId, ClientAddress, Job>> {
         let mut state = self.state.lock();
         loop {
-            let pace = state.average_duration;
-            if let Some(turn) = state.jobs.pop(pace) {
+            let release_at = engine.last_hash().and_then(|last_hash| last_hash.checked_add(self.options.idle_limit));
+            if release_at.is_some_and(|release_at| release_at <= Instant::now()) {
+                self.metrics.memory.dec_by(engine.memory_bytes());
+                MutexGuard::unlocked(&mut state, || engine.release_memory());
+                continue;
+            }
+            let expected_time = state.average_duration;
+            if let Some(turn) = state.jobs.pop(expected_time) {
                 self.metrics.waiting.set(i64::try_from(state.jobs.len()).unwrap_or(i64::MAX));
                 return Some(turn);
             }
-            if state.closed {
+            if state.is_closed {
                 return None;
             }
-            self.changed.wait(&mut state);
+            match release_at {
+                Some(release_at) => drop(self.changed.wait_until(&mut state, release_at)),
+                None => self.changed.wait(&mut state),
+            }
         }
     }
 
@@ -378,9 +423,9 @@ impl Shared {
                 JobResult::Hash(engine.hash(&password, &salt))
             }
             Work::Verify(password, hash) => {
-                let known = hash.is_some();
-                let right = engine.verify(&password, hash.as_ref().unwrap_or(&self.dummy_hash));
-                JobResult::Checked(right && known)
+                let has_hash = hash.is_some();
+                let is_match = engine.verify(&password, hash.as_ref().unwrap_or(&self.dummy_hash));
+                JobResult::Checked(is_match && has_hash)
             }
             Work::Strength(password, guesses, minimum) => {
                 JobResult::Checked(strength::score(password.expose(), &guesses) >= minimum)
@@ -457,6 +502,7 @@ impl HashingMetrics {
         let metrics = Self {
             waiting: Gauge::default(),
             running: Gauge::default(),
+            memory: Gauge::default(),
             refused: Family::default(),
             panics: Counter::default(),
             wait_seconds: Histogram::new(buckets()),
@@ -467,6 +513,12 @@ impl HashingMetrics {
         }
         registry.register("queue_length", "Jobs that wait for a hashing thread", metrics.waiting.clone());
         registry.register("running", "Jobs that run on a hashing thread", metrics.running.clone());
+        registry.register_with_unit(
+            "memory",
+            "Memory of the hashing threads; idle threads have none",
+            Unit::Bytes,
+            metrics.memory.clone(),
+        );
         registry.register(
             "refused",
             "Jobs answered 503: the queue was full, a shorter queue displaced the job, or the deadline passed",
@@ -483,9 +535,13 @@ impl HashingMetrics {
 mod tests {
     use super::*;
 
-    fn hashing(threads: usize, slots: usize, deadline: Duration) -> HashingPool {
-        let options =
-            HashingOptions { threads: NonZeroUsize::new(threads).unwrap(), slots_per_thread: slots, deadline };
+    fn start_pool(threads: usize, slots: usize, deadline: Duration) -> HashingPool {
+        let options = HashingOptions {
+            threads: NonZeroUsize::new(threads).unwrap(),
+            max_slots_per_thread: slots,
+            deadline,
+            ..HashingOptions::default()
+        };
         HashingPool::start(options, &mut Registry::default())
     }
 
@@ -499,15 +555,15 @@ mod tests {
 
     #[tokio::test]
     async fn without_a_hash_verification_always_fails() {
-        let hashing = hashing(1, 8, Duration::from_secs(10));
-        // The password of the dummy hash.
+        let hashing = start_pool(1, 8, Duration::from_secs(10));
+        // The dummy hash is the hash of the empty password.
         let answer = hashing.run_check(&owner("a", client(1)), Work::Verify(Password::new(""), None)).await;
         assert_eq!(answer, Ok(false));
     }
 
     #[tokio::test]
     async fn jobs_beyond_the_capacity_are_refused_and_the_others_run() {
-        let hashing = hashing(1, 4, Duration::from_secs(60));
+        let hashing = start_pool(1, 4, Duration::from_secs(60));
         let jobs =
             (0..64).map(|number| {
                 let hashing = hashing.clone();
@@ -525,27 +581,49 @@ mod tests {
 
     #[tokio::test]
     async fn another_app_is_served_during_a_flood() {
-        let hashing = hashing(1, 32, Duration::from_secs(60));
-        let storm = (0..200).map(|number| {
+        const STORM: u8 = 10;
+        const QUIET: u8 = 5;
+        let hashing = start_pool(1, 64, Duration::from_secs(60));
+        // Occupies the thread until all other jobs are queued.
+        let (end, ended) = oneshot::channel();
+        let first_job = {
             let hashing = hashing.clone();
-            tokio::spawn(async move {
-                hashing.submit_and_wait(&owner("storm", client(number)), Work::Hash(Password::new("x"))).await.is_ok()
-            })
-        });
-        let storm: Vec<_> = storm.collect();
-        tokio::task::yield_now().await;
-        for number in 0..5 {
-            assert!(
-                hashing.submit_and_wait(&owner("quiet", client(number)), Work::Hash(Password::new("x"))).await.is_ok()
-            );
+            tokio::spawn(async move { hashing.submit_and_wait(&owner("first", client(255)), Work::Wait(ended)).await })
+        };
+        let metrics = &hashing.pool.shared.metrics;
+        while metrics.running.get() == 0 {
+            tokio::task::yield_now().await;
         }
-        let waiting = storm.iter().filter(|job| !job.is_finished()).count();
-        assert!(waiting > 0, "the quiet App did not wait for the storm to end");
+        let finished = Arc::new(Mutex::new(Vec::new()));
+        let submit = |app: &'static str, number| {
+            let (hashing, finished) = (hashing.clone(), Arc::clone(&finished));
+            tokio::spawn(async move {
+                let hash = hashing.submit_and_wait(&owner(app, client(number)), Work::Hash(Password::new("x"))).await;
+                finished.lock().push(app);
+                assert!(hash.is_ok());
+            })
+        };
+        let mut jobs: Vec<_> = (0..STORM).map(|number| submit("storm", number)).collect();
+        while metrics.waiting.get() < STORM.into() {
+            tokio::task::yield_now().await;
+        }
+        jobs.extend((0..QUIET).map(|number| submit("quiet", STORM + number)));
+        while metrics.waiting.get() < (STORM + QUIET).into() {
+            tokio::task::yield_now().await;
+        }
+        end.send(()).unwrap();
+        assert!(first_job.await.unwrap().is_ok());
+        for job in jobs {
+            job.await.unwrap();
+        }
+        let finished = finished.lock();
+        let last_quiet = finished.iter().rposition(|app| *app == "quiet").unwrap();
+        assert!(last_quiet <= usize::from(2 * QUIET), "the Apps take turns: {finished:?}");
     }
 
     #[tokio::test]
     async fn a_job_past_its_deadline_is_refused_with_a_retry_time() {
-        let hashing = hashing(1, 64, Duration::ZERO);
+        let hashing = start_pool(1, 64, Duration::ZERO);
         let jobs = (0..8).map(|number| {
             let hashing = hashing.clone();
             async move { hashing.submit_and_wait(&owner("a", client(number)), Work::Hash(Password::new("x"))).await }
@@ -559,10 +637,10 @@ mod tests {
     async fn a_job_that_does_not_start_in_time_is_refused_and_a_started_one_is_not() {
         const DEADLINE: Duration = Duration::from_millis(500);
         let mut registry = Registry::default();
-        let options = HashingOptions { threads: NonZeroUsize::MIN, slots_per_thread: 64, deadline: DEADLINE };
+        let options = HashingOptions { threads: NonZeroUsize::MIN, deadline: DEADLINE, ..HashingOptions::default() };
         let hashing = HashingPool::start(options, &mut registry);
         let (end, ended) = oneshot::channel();
-        let occupied = {
+        let running_job = {
             let hashing = hashing.clone();
             tokio::spawn(
                 async move { hashing.submit_and_wait(&owner("a", client(1)), Work::Wait(ended)).await.is_ok() },
@@ -575,7 +653,7 @@ mod tests {
         assert!(hashing.submit_and_wait(&owner("a", client(2)), Work::Hash(Password::new("x"))).await.is_err());
         assert!(queued.elapsed() < DEADLINE + RUN_LIMIT, "{:?}", queued.elapsed());
         end.send(()).unwrap();
-        assert!(occupied.await.unwrap(), "a job that has started is not refused");
+        assert!(running_job.await.unwrap(), "a job that has started is not refused");
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         assert!(text.contains("refused_total{reason=\"deadline\"} 1\n"), "{text}");
@@ -584,12 +662,15 @@ mod tests {
     #[tokio::test]
     async fn a_job_that_panics_is_an_error_and_the_thread_continues() {
         let mut registry = Registry::default();
-        let options =
-            HashingOptions { threads: NonZeroUsize::MIN, slots_per_thread: 8, deadline: Duration::from_secs(60) };
+        let options = HashingOptions {
+            threads: NonZeroUsize::MIN,
+            deadline: Duration::from_secs(60),
+            ..HashingOptions::default()
+        };
         let hashing = HashingPool::start(options, &mut registry);
         let owner = owner("a", client(1));
-        let right = hashing.submit_and_wait(&owner, Work::Hash(Password::new("x"))).await;
-        let Ok(JobResult::Hash(hash)) = right else { panic!("a hash") };
+        let hashed = hashing.submit_and_wait(&owner, Work::Hash(Password::new("x"))).await;
+        let Ok(JobResult::Hash(hash)) = hashed else { panic!("a hash") };
         for _ in 0..3 {
             assert!(hashing.submit_and_wait(&owner, Work::Panic).await.is_err());
             let answer = hashing.run_check(&owner, Work::Verify(Password::new("x"), Some(hash.clone()))).await;
@@ -598,5 +679,43 @@ mod tests {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         assert!(text.contains("hashing_panics_total 3\n") && text.contains("hashing_running 0\n"), "{text}");
+    }
+
+    #[test]
+    fn the_number_of_slots_follows_from_the_duration_of_jobs() {
+        let options = HashingOptions { threads: NonZeroUsize::new(2).unwrap(), ..HashingOptions::default() };
+        assert_eq!(options.capacity(Duration::from_millis(10)), 2 * 100);
+        assert_eq!(options.capacity(Duration::from_micros(500)), 2 * 256, "bounded, for the memory of the requests");
+        assert_eq!(options.capacity(Duration::from_secs(3)), 2 * MIN_SLOTS_PER_THREAD);
+        assert_eq!(options.capacity(Duration::ZERO), 2 * 256);
+    }
+
+    #[tokio::test]
+    async fn an_idle_thread_returns_its_memory() {
+        let options = HashingOptions {
+            threads: NonZeroUsize::MIN,
+            idle_limit: Duration::from_millis(20),
+            ..HashingOptions::default()
+        };
+        let hashing = HashingPool::start(options, &mut Registry::default());
+        let memory = &hashing.pool.shared.metrics.memory;
+        assert_eq!(memory.get(), 0);
+        for _ in 0..2 {
+            let hash = hashing.submit_and_wait(&owner("a", client(1)), Work::Hash(Password::new("x"))).await;
+            assert!(hash.is_ok(), "also after the memory was returned");
+            let returned = timeout(Duration::from_secs(60), async {
+                while memory.get() != 0 {
+                    tokio::task::yield_now().await;
+                }
+            });
+            returned.await.expect("the memory is returned");
+        }
+        let mut registry = Registry::default();
+        let hashing = HashingPool::start(HashingOptions { idle_limit: Duration::MAX, ..options }, &mut registry);
+        let hash = hashing.submit_and_wait(&owner("a", client(1)), Work::Hash(Password::new("x"))).await;
+        assert!(hash.is_ok());
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("hashing_memory_bytes 19922944\n"), "{text}");
     }
 }

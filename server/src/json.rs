@@ -8,7 +8,7 @@ use std::{cell::Cell, fmt};
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// Limits of a document.
+/// Limits of a JSON document.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// Maximum nesting of arrays and objects; the outermost one has depth 1.

@@ -1,4 +1,4 @@
-//! `latchkey-server`: the login API and its commands.
+//! The program `latchkey-server`: it serves the login API, or runs one of the administrative commands.
 
 use std::process::ExitCode;
 

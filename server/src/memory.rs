@@ -3,11 +3,10 @@
 
 use std::{fs, path::Path};
 
-/// The limit if neither the cgroup nor the machine states one.
+/// The limit in bytes if neither the cgroup's limit nor the machine's memory can be read.
 const DEFAULT_LIMIT: u64 = 256 * 1024 * 1024;
 
-/// The smallest memory limit of the process's cgroup and its ancestors, in bytes, and at most the memory of the
-/// machine.
+/// The smallest memory limit, in bytes, of the process's cgroup and its ancestors. At most the memory of the machine.
 pub fn limit() -> u64 {
     limit_at(Path::new("/"))
 }
@@ -16,7 +15,7 @@ fn limit_at(root: &Path) -> u64 {
     let read = |path: &str| fs::read_to_string(root.join(path.trim_start_matches('/'))).ok();
     let cgroups = read("proc/self/cgroup").unwrap_or_default();
     let limits = cgroups.lines().filter_map(|line| {
-        // `hierarchy:controllers:path` (cgroups(7)); version 2 is hierarchy 0 without controllers.
+        // A line is `hierarchy:controllers:path` (cgroups(7)). Cgroup version 2 is hierarchy 0 without controllers.
         let mut fields = line.splitn(3, ':');
         let (hierarchy, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
         let (base, file) = if hierarchy == "0" && controllers.is_empty() {
@@ -28,9 +27,9 @@ fn limit_at(root: &Path) -> u64 {
         };
         // In a container, the path can be a path on the host, but only the container's own cgroup is mounted, at the
         // root. Therefore the files in the folder and in all its ancestors are read, including the root.
-        let above = Path::new(path.trim_start_matches('/')).ancestors();
+        let folders = Path::new(path.trim_start_matches('/')).ancestors();
         // `max`, which means no limit, does not parse as a number.
-        above.filter_map(|folder| read(Path::new(base).join(folder).join(file).to_str()?)?.trim().parse().ok()).min()
+        folders.filter_map(|folder| read(Path::new(base).join(folder).join(file).to_str()?)?.trim().parse().ok()).min()
     });
     let machine = read("proc/meminfo").and_then(|meminfo| {
         let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
@@ -71,10 +70,10 @@ mod tests {
 
     #[test]
     fn the_smallest_limit_of_the_cgroups_counts() {
-        let own = ("proc/self/cgroup", "0::/pod/server\n");
+        let cgroup = ("proc/self/cgroup", "0::/pod/server\n");
         let limits = |pod: &'static str, server: &'static str| {
             limit_with_files(&[
-                own,
+                cgroup,
                 MEMINFO,
                 ("sys/fs/cgroup/pod/memory.max", pod),
                 ("sys/fs/cgroup/pod/server/memory.max", server),

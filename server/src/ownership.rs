@@ -19,8 +19,8 @@ use crate::{
     store::postgres::{ClaimOutcome, OwnershipClaim, PostgresStore},
 };
 
-/// Apps per call of [`PostgresStore::claim_apps`].
-const BATCH: usize = 200;
+/// Maximum number of Apps per call of [`PostgresStore::claim_apps`].
+const BATCH_SIZE: usize = 200;
 /// How often suspended Apps are checked again. The database can accept such an App later, for example after the users
 /// of an earlier App with the same appID were deleted.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -46,10 +46,11 @@ impl OwnershipChecker {
         Self { apps, postgres, confirmed: HashMap::new(), pending: BTreeSet::new(), is_unavailable: false }
     }
 
-    /// Runs until the future is dropped. First waits for `current`, which is set when the complete set of documents was
-    /// read, because documents that an earlier process cached must claim no appID.
-    pub async fn run(mut self, mut current: watch::Receiver<bool>) {
-        if current.wait_for(|current| *current).await.is_err() {
+    /// Runs until the future is dropped. First waits until `is_current` is true: the complete set of documents was
+    /// read. Before that, the Apps can come from the cache of an earlier process, and cached documents must claim no
+    /// appID.
+    pub async fn run(mut self, mut is_current: watch::Receiver<bool>) {
+        if is_current.wait_for(|is_current| *is_current).await.is_err() {
             return;
         }
         let mut changes = self.apps.subscribe_changes();
@@ -72,8 +73,8 @@ impl OwnershipChecker {
                     Err(broadcast::error::RecvError::Lagged(_)) => {
                         changes = self.apps.subscribe_changes();
                         self.pending = self.apps.known_ids().into_iter().collect();
-                        let known = &self.pending;
-                        self.confirmed.retain(|id, _| known.contains(id));
+                        let known_ids = &self.pending;
+                        self.confirmed.retain(|id, _| known_ids.contains(id));
                     }
                     Err(broadcast::error::RecvError::Closed) => return,
                 },
@@ -86,24 +87,24 @@ impl OwnershipChecker {
 
     /// Checks the next batch.
     async fn check_batch(&mut self) -> Result<(), StoreError> {
-        let batch: Vec<AppId> = self.pending.iter().take(BATCH).cloned().collect();
+        let batch: Vec<AppId> = self.pending.iter().take(BATCH_SIZE).cloned().collect();
         let suspended: HashMap<AppId, Arc<App>> =
             self.apps.suspended().into_iter().map(|app| (app.id().clone(), app)).collect();
         let mut to_check = Vec::new();
         for id in &batch {
-            let served = self
+            let unconfirmed = self
                 .apps
                 .get(id.as_str())
                 .filter(|app| self.confirmed.get(id) != Some(&OwnershipClaim::from(&app.doc)));
-            if let Some(app) = served.or_else(|| suspended.get(id).cloned()) {
+            if let Some(app) = unconfirmed.or_else(|| suspended.get(id).cloned()) {
                 to_check.push(app);
             }
         }
         if !to_check.is_empty() {
             let claims: Vec<OwnershipClaim> = to_check.iter().map(|app| OwnershipClaim::from(&app.doc)).collect();
-            let answers = self.postgres.claim_apps(&claims).await?;
-            for ((app, claim), answer) in to_check.iter().zip(claims).zip(answers) {
-                match answer {
+            let outcomes = self.postgres.claim_apps(&claims).await?;
+            for ((app, claim), outcome) in to_check.iter().zip(claims).zip(outcomes) {
+                match outcome {
                     ClaimOutcome::Held => {
                         self.apps.resume(app.id(), &app.revision);
                         self.confirmed.insert(app.id().clone(), claim);

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use argon2_simd::Kernel;
 use latchkey_crds::{
     rendered::SmtpRelay,
     types::{IssuerUrl, Mailbox},
@@ -48,7 +49,7 @@ use tracing::{info, warn};
 
 use crate::check;
 
-/// The content of the file with the SMTP relay of the installation.
+/// The content of the file that `--smtp-file` names: the SMTP relay of the installation, and the sender of its mails.
 #[derive(serde::Deserialize)]
 struct SmtpFile {
     #[serde(flatten)]
@@ -58,15 +59,15 @@ struct SmtpFile {
 
 /// How long running requests can still take after `--drain-seconds` have passed.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(35);
-/// How many connections the kernel queues before they are accepted; `net.core.somaxconn` (4096 by default) is the
-/// maximum. If the queue is full, the kernel drops connection requests, and the client's kernel repeats them after a
-/// second.
+/// How many connections the kernel queues before the server accepts them. The kernel limits this number to
+/// `net.core.somaxconn` (4096 by default). If the queue is full, the kernel drops connection requests, and the client's
+/// kernel repeats them after a second.
 const BACKLOG: u32 = 4096;
 /// How often the schema is checked again while it is too old.
 const SCHEMA_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: Arguments) -> Result<()> {
-    // Without this, several dependencies would each choose a crypto provider for TLS.
+    // Without a default crypto provider for TLS, several dependencies would each choose one.
     rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
         .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))?;
@@ -110,6 +111,8 @@ async fn outbox(database: &DatabaseArgs, command: OutboxCommand) -> Result<()> {
     Ok(())
 }
 
+/// Connects all parts of the server and runs it until it is stopped. It is one function, because the parts depend on each
+/// other in this order, and most of them are used only here.
 async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     if !serve.provider_hosts.is_empty() && !serve.allow_insecure {
         bail!("--provider-host is for tests; it requires --allow-insecure");
@@ -126,11 +129,12 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     }
     let apps = Arc::new(apps);
     let readiness = Arc::new(Readiness::default());
-    let current = watch::Sender::new(false);
-    let claiming = current.subscribe();
-    let deleting = current.subscribe();
-    let auditing = current.subscribe();
-    let _watching = watch_documents(source, &apps, &readiness, current).await?;
+    // Becomes true when the complete set of documents was read.
+    let is_current = watch::Sender::new(false);
+    let is_current_for_ownership = is_current.subscribe();
+    let is_current_for_deletion = is_current.subscribe();
+    let is_current_for_audit = is_current.subscribe();
+    let _watching = watch_documents(source, &apps, &readiness, is_current).await?;
 
     let listen = !serve.without_listen;
     let postgres =
@@ -142,7 +146,9 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     postgres.audit_metrics().register(audit_registry);
     redis.register_audit_metrics(audit_registry);
     let retention_metrics = RetentionMetrics::register(&mut registry);
-    let hashing = HashingPool::start(HashingOptions::default(), &mut registry);
+    let kernel = serve.hashing_kernel.unwrap_or_else(Kernel::fastest);
+    info!(kernel = kernel.name(), "password hashing starts");
+    let hashing = HashingPool::start(HashingOptions { kernel, ..HashingOptions::default() }, &mut registry);
     let reach = OutboundPolicy { private_cidrs: serve.private_cidrs.clone(), allow_insecure: serve.allow_insecure };
     let hosts = serve.provider_hosts.iter().cloned().collect();
     let proxy = OutboundProxy::from_env()?;
@@ -180,22 +186,23 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
         Arc::clone(&reports),
         &ops_drain,
     );
-    let requests = TaskTracker::new();
+    let api_listeners = TaskTracker::new();
     let public_service = http::public_service(Arc::clone(&state), http_metrics.clone(), Arc::clone(&budgets));
-    requests.spawn(http::serve(public, public_service, drain.clone()));
+    api_listeners.spawn(http::serve(public, public_service, drain.clone()));
     let admin_service = http::admin_service(Arc::clone(&state), http_metrics, budgets);
-    requests.spawn(http::serve(admin, admin_service, drain.clone()));
-    requests.close();
-    let operations = tokio::spawn(http::serve(ops, ops_service, ops_drain.clone()));
-    let stop = CancellationToken::new();
-    let mails = tokio::spawn(worker.run(stop.clone()));
+    api_listeners.spawn(http::serve(admin, admin_service, drain.clone()));
+    api_listeners.close();
+    let ops_listener = tokio::spawn(http::serve(ops, ops_service, ops_drain.clone()));
+    let stop_mail = CancellationToken::new();
+    let mail_worker = tokio::spawn(worker.run(stop_mail.clone()));
     tokio::spawn(watch_schema(postgres.clone(), Arc::clone(&readiness)));
     tokio::spawn(prefetch_caller_keys(Arc::clone(&state)));
-    let ownership = OwnershipChecker::new(Arc::clone(&state.apps), postgres.clone()).run(claiming);
+    let ownership = OwnershipChecker::new(Arc::clone(&state.apps), postgres.clone()).run(is_current_for_ownership);
     let ownership = tokio::spawn(ownership).abort_handle();
-    let deletion = deletion::run(Arc::clone(&state.apps), state.stores.clone(), deleting);
+    let deletion = deletion::run(Arc::clone(&state.apps), state.stores.clone(), is_current_for_deletion);
     let deletion = tokio::spawn(deletion).abort_handle();
-    let audit = audit::run(Arc::clone(&state.apps), state.stores.clone(), Env::system(), retention_metrics, auditing);
+    let (audit_apps, audit_stores) = (Arc::clone(&state.apps), state.stores.clone());
+    let audit = audit::run(audit_apps, audit_stores, Env::system(), retention_metrics, is_current_for_audit);
     let audit = tokio::spawn(audit).abort_handle();
     let checks = state.stores.providers.clone().run_checks(Arc::clone(&state.apps), reports);
     let checks = tokio::spawn(checks).abort_handle();
@@ -206,16 +213,16 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     info!("draining");
     readiness.set_draining();
     drain.begin();
-    stop.cancel();
+    stop_mail.cancel();
     // If an abort interrupts a transaction, another server repeats the transaction.
     deletion.abort();
     audit.abort();
     ownership.abort();
     checks.abort();
-    requests.wait().await;
-    mails.await?;
+    api_listeners.wait().await;
+    mail_worker.await?;
     ops_drain.begin();
-    operations.await?;
+    ops_listener.await?;
     postgres.close().await;
     info!("drained");
     Ok(())
@@ -253,18 +260,18 @@ impl DocumentSource {
 }
 
 /// Starts the watch of the documents. With a directory, all documents are read before this function returns. With a
-/// namespace, only the cached documents are read before it returns, because the API server can be unavailable.
+/// namespace, this function waits only for the cached documents, because the API server can be unavailable.
 async fn watch_documents(
     source: DocumentSource,
     apps: &Arc<Apps>,
     readiness: &Arc<Readiness>,
-    current: watch::Sender<bool>,
+    is_current: watch::Sender<bool>,
 ) -> Result<DocumentWatch> {
     match source {
         DocumentSource::Directory(directory) => {
             let watching = directory::watch(directory, Arc::clone(apps))?;
             readiness.set_configuration_loaded();
-            current.send_replace(true);
+            is_current.send_replace(true);
             Ok(DocumentWatch::Directory { _watching: watching })
         }
         DocumentSource::Namespace { namespace, api_server } => {
@@ -275,7 +282,7 @@ async fn watch_documents(
             let on_result = move |result| match result {
                 Ok(()) => {
                     readiness.set_configuration_loaded();
-                    current.send_replace(true);
+                    is_current.send_replace(true);
                 }
                 Err(reason) => readiness.set_configuration_error(reason),
             };
@@ -285,7 +292,7 @@ async fn watch_documents(
     }
 }
 
-/// The keys for ServiceAccount tokens. The keys in a file take precedence over the API server's keys.
+/// The keys that verify ServiceAccount tokens. The keys in a file take precedence over the API server's keys.
 fn callers(file: Option<&Path>, source: &DocumentSource) -> Result<Callers> {
     match (file, source) {
         (Some(file), _) => Callers::from_file(file.to_owned()).context("--service-account-keys"),
@@ -326,7 +333,7 @@ async fn shutdown_signal() -> Result<()> {
 /// Postgres does not make the server unready.
 async fn watch_schema(postgres: PostgresStore, readiness: Arc<Readiness>) {
     let required = postgres::migrate::REQUIRED_SCHEMA;
-    let mut warned = false;
+    let mut has_warned = false;
     loop {
         match postgres.schema_version().await {
             Ok(Some(version)) if version >= required => {
@@ -341,9 +348,9 @@ async fn watch_schema(postgres: PostgresStore, readiness: Arc<Readiness>) {
                     }
                     None => "it is empty; run `latchkey-server migrate`".to_owned(),
                 };
-                if !warned {
+                if !has_warned {
                     warn!("not ready: the schema of the database is too old: {reason}");
-                    warned = true;
+                    has_warned = true;
                 }
                 readiness.set_schema_error(reason);
             }
@@ -390,7 +397,7 @@ fn install_relay(file: Option<&Path>) -> Result<Option<InstallRelay>> {
     let Some(file) = file else { return Ok(None) };
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {} (--smtp-file)", file.display()))?;
     // The error text of serde could quote the password.
-    let relay: SmtpFile = serde_json::from_str(&text).map_err(|error| {
+    let smtp: SmtpFile = serde_json::from_str(&text).map_err(|error| {
         anyhow::anyhow!(
             "{} (--smtp-file) is not an object with host, port, tls and from: line {}, column {}",
             file.display(),
@@ -398,7 +405,7 @@ fn install_relay(file: Option<&Path>) -> Result<Option<InstallRelay>> {
             error.column()
         )
     })?;
-    Ok(Some(InstallRelay { relay: relay.relay, from: relay.from }))
+    Ok(Some(InstallRelay { relay: smtp.relay, from: smtp.from }))
 }
 
 fn ceilings(file: Option<&Path>) -> Result<Ceilings> {

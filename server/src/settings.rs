@@ -32,9 +32,9 @@ impl Settings {
         self.trusts_traceparent && self.is_trusted_proxy(peer)
     }
 
-    /// The IP address of the client: the peer or, if the peer is a trusted proxy, the right-most address in the
-    /// `X-Forwarded-For` fields (in the order received) that is not a trusted proxy. An entry that does not parse ends
-    /// the search, and so does the end of the fields: the client is then the trusted proxy that was found last.
+    /// The IP address of the client. If the peer is not a trusted proxy, the peer is the client. Otherwise the entries
+    /// of the `X-Forwarded-For` fields are read from right to left: the first IP address that is not a trusted proxy is
+    /// the client. If an entry does not parse, or no entry is left, the client is the trusted proxy that was read last.
     pub fn client_ip<'a>(&self, peer: IpAddr, forwarded_for: impl DoubleEndedIterator<Item = &'a str>) -> IpAddr {
         let mut client = peer.to_canonical();
         let mut hops = forwarded_for.rev().flat_map(|field| field.split(',').rev());
@@ -46,7 +46,7 @@ impl Settings {
     }
 }
 
-/// The address in an entry of `X-Forwarded-For`: some proxies add the port, or put an IPv6 address in brackets.
+/// The IP address in an entry of `X-Forwarded-For`. Some proxies add the port, or put an IPv6 address in brackets.
 fn parse_hop(hop: &str) -> Option<IpAddr> {
     let bracketed = || hop.strip_prefix('[')?.strip_suffix(']')?.parse::<Ipv6Addr>().ok();
     hop.parse()

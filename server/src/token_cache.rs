@@ -72,8 +72,8 @@ impl TokenCache {
         F: Future<Output = Result<Option<LiveSession>, StoreError>>,
     {
         let key = token_digest(token);
-        // A revision belongs to one App. A token that was validated for another App or an older document is validated
-        // again.
+        // A revision belongs to one App. A token that was validated for another App or another revision is
+        // validated again.
         let cached = match self.find(&key).filter(|cached| cached.revision == app.revision) {
             Some(cached) => cached,
             None => CachedToken::verify(app, env, token).ok_or(AuthenticationError::InvalidToken)?,
@@ -166,11 +166,11 @@ mod tests {
         }
     }
 
-    /// An App, a clock, a store that counts its lookups, and the cache in front of it.
+    /// A cache, and what its tests need: an App, a clock, and a session store that counts the lookups.
     struct TestCache {
         app: App,
         env: Env,
-        unix: Arc<AtomicI64>,
+        unix_seconds: Arc<AtomicI64>,
         cache: TokenCache,
         session_exists: Cell<bool>,
         lookups: Cell<usize>,
@@ -179,11 +179,11 @@ mod tests {
 
     impl TestCache {
         fn new() -> Self {
-            let unix = Arc::new(AtomicI64::new(START));
+            let unix_seconds = Arc::new(AtomicI64::new(START));
             Self {
                 app: fixtures::app(fixtures::rendered("shop")),
-                env: Env { clock: Box::new(ManualClock(Arc::clone(&unix))), ..Env::system() },
-                unix,
+                env: Env { clock: Box::new(ManualClock(Arc::clone(&unix_seconds))), ..Env::system() },
+                unix_seconds,
                 cache: TokenCache::default(),
                 session_exists: Cell::new(true),
                 lookups: Cell::new(0),
@@ -256,9 +256,9 @@ mod tests {
         let test = TestCache::new();
         let token = test.issue_tokens(1);
         assert!(test.is_admitted(&test.app, &token.access_token, 0));
-        test.unix.store(token.expires_at - 1, Ordering::Relaxed);
+        test.unix_seconds.store(token.expires_at - 1, Ordering::Relaxed);
         assert!(test.is_admitted(&test.app, &token.access_token, 1));
-        test.unix.store(token.expires_at, Ordering::Relaxed);
+        test.unix_seconds.store(token.expires_at, Ordering::Relaxed);
         assert!(!test.is_admitted(&test.app, &token.access_token, 2));
         assert_eq!(test.lookups.get(), 1);
     }
@@ -268,7 +268,7 @@ mod tests {
         let test = TestCache::new();
         let token = test.issue_tokens(1).access_token;
         assert!(test.is_admitted(&test.app, &token, 0));
-        // The key was revoked.
+        // The signing key was revoked.
         let mut doc = test.app.doc.clone();
         doc.keys.signing = vec![fixtures::signing_key("s2", doc.tokens.signing_algorithm, KeyState::Active)];
         assert!(!test.is_admitted(&fixtures::app(doc), &token, 1));

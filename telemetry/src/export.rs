@@ -168,8 +168,8 @@ fn connector(settings: &Settings, protocols: &[&[u8]]) -> Result<HttpsConnector<
     Ok(HttpsConnector::from((tcp, tls)))
 }
 
-/// The attributes from the environment (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`), the version, and `service` as
-/// the default name.
+/// The resource attributes: those of the environment (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`), the version,
+/// and `service` as the default of `service.name`.
 fn resource(service: &'static str, version: &'static str) -> Resource {
     let from_env = Resource::builder().build();
     let name = from_env.get(&Key::from_static_str("service.name"));

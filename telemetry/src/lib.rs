@@ -22,7 +22,7 @@ pub use crate::{
     span::{TARGET, record_error},
 };
 
-/// What differs between the programs.
+/// The settings that differ between the operator and the server.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The name of the program, for example `latchkey-server`: the default of `service.name`.

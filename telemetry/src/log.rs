@@ -26,7 +26,7 @@ pub enum LogFormat {
 #[derive(Debug, thiserror::Error)]
 #[error("--log is not a filter such as info or {crate_name}=debug,info")]
 pub struct InvalidFilter {
-    /// The library of the program, for the example.
+    /// The crate of the program, which the example in the message names.
     crate_name: String,
 }
 
@@ -34,7 +34,7 @@ pub struct InvalidFilter {
 /// be a Secret.
 const NO_RESPONSE_BODIES: &str = "kube_client=error";
 
-/// The filter of the user, followed by directives that replace the user's directives for the same targets.
+/// The filter of `--log`, followed by directives that replace its directives for the same targets.
 pub(crate) fn filter(options: &Options, log: &str) -> Result<EnvFilter, InvalidFilter> {
     let no_spans = format!("{TARGET}=off");
     let mut directives = vec![log, NO_RESPONSE_BODIES];

@@ -98,9 +98,9 @@ mod tests {
     fn a_child_span_is_sampled_like_its_parent() {
         for is_parent_based in [true, false] {
             // Child contexts inherit `UntrustedParent`.
-            let inside = |flags| parent(UNSAMPLED_TRACE, flags, false).with_value(UntrustedParent);
-            assert!(is_sampled(0.0, is_parent_based, &inside(TraceFlags::SAMPLED)));
-            assert!(!is_sampled(1.0, is_parent_based, &inside(TraceFlags::NOT_SAMPLED)));
+            let local_parent = |flags| parent(UNSAMPLED_TRACE, flags, false).with_value(UntrustedParent);
+            assert!(is_sampled(0.0, is_parent_based, &local_parent(TraceFlags::SAMPLED)));
+            assert!(!is_sampled(1.0, is_parent_based, &local_parent(TraceFlags::NOT_SAMPLED)));
         }
     }
 }

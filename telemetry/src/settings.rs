@@ -61,7 +61,7 @@ impl Settings {
         let timeout = variables.timeout()?;
         variables.check_compression()?;
         let root_certificates =
-            variables.either("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE");
+            variables.first_set("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE");
         let sampler = variables.sampler()?;
         // The other default propagator, `baggage`, is not used.
         let propagators = variables.get("OTEL_PROPAGATORS").unwrap_or_else(|| "tracecontext".to_owned());
@@ -88,13 +88,13 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     }
 
     /// The name and the value of the variable for traces or, if it is not set, of the variable for all signals.
-    fn either(&self, for_traces: &'static str, for_all: &'static str) -> Option<(&'static str, String)> {
-        let named = |name| self.get(name).map(|value| (name, value));
-        named(for_traces).or_else(|| named(for_all))
+    fn first_set(&self, for_traces: &'static str, for_all: &'static str) -> Option<(&'static str, String)> {
+        let name_and_value = |name| self.get(name).map(|value| (name, value));
+        name_and_value(for_traces).or_else(|| name_and_value(for_all))
     }
 
     fn endpoint(&self) -> Result<Option<Uri>, InvalidSetting> {
-        let endpoint = self.either("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT");
+        let endpoint = self.first_set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT");
         let Some((variable, endpoint)) = endpoint else { return Ok(None) };
         let not_a_url = invalid(variable, "is not a URL such as http://collector:4318");
         let endpoint: Uri = endpoint.parse().map_err(|_| not_a_url)?;
@@ -105,7 +105,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     }
 
     fn protocol(&self) -> Result<Protocol, InvalidSetting> {
-        let protocol = self.either("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL");
+        let protocol = self.first_set("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL");
         let Some((variable, protocol)) = protocol else { return Ok(Protocol::Http) };
         match protocol.as_str() {
             "http/protobuf" => Ok(Protocol::Http),
@@ -115,13 +115,13 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     }
 
     fn timeout(&self) -> Result<Duration, InvalidSetting> {
-        let timeout = self.either("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT");
+        let timeout = self.first_set("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT");
         let Some((variable, timeout)) = timeout else { return Ok(DEFAULT_TIMEOUT) };
         timeout.parse().map(Duration::from_millis).map_err(|_| invalid(variable, "is not a number of milliseconds"))
     }
 
     fn check_compression(&self) -> Result<(), InvalidSetting> {
-        match self.either("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "OTEL_EXPORTER_OTLP_COMPRESSION") {
+        match self.first_set("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "OTEL_EXPORTER_OTLP_COMPRESSION") {
             Some((variable, value)) if value != "none" => {
                 Err(invalid(variable, "must be none: compression is not supported"))
             }
@@ -164,7 +164,7 @@ mod tests {
         })
     }
 
-    fn with(variable: &str, value: &str) -> Result<Option<Settings>, InvalidSetting> {
+    fn read_with(variable: &str, value: &str) -> Result<Option<Settings>, InvalidSetting> {
         read(&[ENDPOINT, (variable, value)])
     }
 
@@ -188,9 +188,9 @@ mod tests {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(read(&[(ENDPOINT.0, " ")]), Ok(None));
         assert_eq!(read(&[("OTEL_TRACES_EXPORTER", "otlp")]), Ok(None));
-        assert_eq!(with("OTEL_SDK_DISABLED", "True"), Ok(None));
-        assert_eq!(with("OTEL_TRACES_EXPORTER", "none"), Ok(None));
-        assert!(with("OTEL_SDK_DISABLED", "false").unwrap().is_some());
+        assert_eq!(read_with("OTEL_SDK_DISABLED", "True"), Ok(None));
+        assert_eq!(read_with("OTEL_TRACES_EXPORTER", "none"), Ok(None));
+        assert!(read_with("OTEL_SDK_DISABLED", "false").unwrap().is_some());
     }
 
     #[test]
@@ -223,20 +223,20 @@ mod tests {
             ("OTEL_TRACES_EXPORTER", "zipkin"),
             ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
         ] {
-            let error = with(variable, value).unwrap_err();
+            let error = read_with(variable, value).unwrap_err();
             assert_eq!(error.variable, variable, "{value}");
             assert!(!error.to_string().contains(value), "{error}");
         }
-        let sampled =
+        let with_ratio =
             |ratio| read(&[ENDPOINT, ("OTEL_TRACES_SAMPLER", "traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", ratio)]);
-        let sampler = sampled("0.25").unwrap().unwrap().sampler;
+        let sampler = with_ratio("0.25").unwrap().unwrap().sampler;
         assert_eq!(sampler, EnvSampler { ratio: 0.25, is_parent_based: false });
-        assert_eq!(sampled("1.5").unwrap_err().variable, "OTEL_TRACES_SAMPLER_ARG");
+        assert_eq!(with_ratio("1.5").unwrap_err().variable, "OTEL_TRACES_SAMPLER_ARG");
     }
 
     #[test]
     fn trace_context_is_used_unless_only_other_propagators_are_named() {
-        let propagates = |value| with("OTEL_PROPAGATORS", value).unwrap().unwrap().propagates_context;
+        let propagates = |value| read_with("OTEL_PROPAGATORS", value).unwrap().unwrap().propagates_context;
         assert!(propagates("") && propagates("baggage, tracecontext"));
         assert!(!propagates("none") && !propagates("b3"));
     }

@@ -3,9 +3,9 @@
 /// The target of all exported spans. Log events and spans of libraries are not exported.
 pub const TARGET: &str = "span";
 
-/// Creates a span: its kind (`server`, `client`, `consumer`, `internal`), its name, and attributes by the semantic
-/// conventions of OpenTelemetry. The name is a literal; `otel.name` can be computed. [`record_error`] marks a span as
-/// failed.
+/// Creates a span from its kind (`server`, `client`, `consumer`, `internal`), its name, and attributes by the semantic
+/// conventions of OpenTelemetry. The name is a literal. The attribute `otel.name` replaces it by a computed name.
+/// [`record_error`] marks a span as failed.
 ///
 /// Attributes leave the process. Give none of them a value that must not be logged: see docs/logging.md.
 #[macro_export]

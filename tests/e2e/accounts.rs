@@ -1,6 +1,6 @@
 //! Register, login and verify: the response and the mail of each case (specification: Accounts, Register).
 
-use argon2::{Algorithm, Argon2, Params, Version};
+use argon2::{Algorithm, Argon2, Params, PasswordHasher, PasswordVerifier, Version, password_hash::phc};
 use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD as STANDARD_NO_PAD};
 use http::StatusCode;
 use latchkey_tests::{
@@ -8,6 +8,7 @@ use latchkey_tests::{
     client::ApiResponse,
     eventually,
     passwords::{NEW_PASSWORD, PASSWORD, WRONG_PASSWORD},
+    stack::Stack,
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -31,7 +32,7 @@ async fn register_responds_the_same_to_new_unverified_and_verified_addresses() {
         shape["body"]["email"] = Value::Null;
         (shape, response)
     };
-    let (new, response) = register("new@example.com", PASSWORD).await;
+    let (new_shape, response) = register("new@example.com", PASSWORD).await;
     let names: Vec<&str> = response.body.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(names, ["email", "expires_at", "expires_in", "local_id", "name"]);
     assert_eq!(response.integer("expires_in"), 86_400);
@@ -44,7 +45,7 @@ async fn register_responds_the_same_to_new_unverified_and_verified_addresses() {
         ("grace@example.com", NEW_PASSWORD),
     ] {
         let (shape, _) = register(email, password).await;
-        assert_eq!(shape, new, "{email}");
+        assert_eq!(shape, new_shape, "{email}");
     }
 }
 
@@ -57,17 +58,17 @@ async fn register_never_returns_the_same_local_id_twice() {
         let response = test_app.register(email).await;
         let id: Uuid = response.string("local_id").parse().unwrap();
         assert_eq!(id.get_version_num(), 7);
-        let (made, _) = id.get_timestamp().unwrap().to_unix();
+        let (created_at, _) = id.get_timestamp().unwrap().to_unix();
         let now = u64::try_from(response.integer("expires_at") - response.integer("expires_in")).unwrap();
-        assert!(made.abs_diff(now) <= 5, "the time in a new id is now");
+        assert!(created_at.abs_diff(now) <= 5, "the time in a new id is now");
         ids.push(id);
     }
-    let of_the_account = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.body["user"]["id"].clone();
-    ids.push(of_the_account.as_str().unwrap().parse().unwrap());
-    let all = ids.len();
+    let account_id = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.body["user"]["id"].clone();
+    ids.push(account_id.as_str().unwrap().parse().unwrap());
+    let count = ids.len();
     ids.sort();
     ids.dedup();
-    assert_eq!(ids.len(), all);
+    assert_eq!(ids.len(), count);
 }
 
 #[tokio::test]
@@ -143,15 +144,15 @@ async fn a_closed_app_accepts_no_registrations() {
 #[tokio::test]
 async fn allowed_email_domains_apply_to_register_and_require_a_verified_address() {
     let test_app = TestApp::start_with(app().set("/allowedEmailDomains", json!(["example.com"]))).await;
-    let elsewhere = test_app.client().register(test_app.id(), NAME, "ada@example.org", PASSWORD).await;
-    let elsewhere = elsewhere.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-    assert_eq!(elsewhere.body["fields"][0]["field"], "email");
-    let below = test_app.client().register(test_app.id(), NAME, "ada@sub.example.com", PASSWORD).await;
-    below.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    let other_domain = test_app.client().register(test_app.id(), NAME, "ada@example.org", PASSWORD).await;
+    let other_domain = other_domain.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    assert_eq!(other_domain.body["fields"][0]["field"], "email");
+    let subdomain = test_app.client().register(test_app.id(), NAME, "ada@sub.example.com", PASSWORD).await;
+    subdomain.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
 
     test_app.register(EMAIL).await;
-    let early = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await;
-    early.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+    let unverified = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await;
+    unverified.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     let code = test_app.code(EMAIL, 1).await;
     test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
     test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
@@ -175,7 +176,7 @@ async fn a_name_is_trimmed_and_an_address_is_stored_as_given() {
 #[tokio::test]
 async fn one_address_in_two_apps_is_two_accounts() {
     let (one, other) = (app(), app());
-    let stack = latchkey_tests::stack::Stack::builder().app(&one).app(&other).start().await;
+    let stack = Stack::builder().app(&one).app(&other).start().await;
     let client = stack.client();
     client.register(one.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let login = client.login(other.id(), EMAIL, PASSWORD).await;
@@ -240,21 +241,21 @@ async fn a_password_matches_in_all_unicode_forms_and_is_never_trimmed() {
 #[tokio::test]
 async fn an_unverified_user_cannot_log_in_if_a_verified_address_is_required() {
     let strict = app().set("/requireVerifiedEmail", true);
-    let off = app().set("/requireVerifiedEmail", true).set("/enumerationProtection", "Off");
-    let stack = latchkey_tests::stack::Stack::builder().app(&strict).app(&off).start().await;
+    let revealing = app().set("/requireVerifiedEmail", true).set("/enumerationProtection", "Off");
+    let stack = Stack::builder().app(&strict).app(&revealing).start().await;
     let login = async |app: &App, email: &str, password: &str| -> ApiResponse {
         stack.client().login(app.id(), email, password).await
     };
-    for app in [&strict, &off] {
+    for app in [&strict, &revealing] {
         stack.client().register(app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
-    let hidden = login(&strict, EMAIL, PASSWORD).await;
-    let hidden = hidden.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+    let unverified = login(&strict, EMAIL, PASSWORD).await;
+    let unverified = unverified.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     let unknown = login(&strict, "nobody@example.com", PASSWORD).await;
-    assert_eq!(shape(&hidden), shape(&unknown));
+    assert_eq!(shape(&unverified), shape(&unknown));
 
-    login(&off, EMAIL, PASSWORD).await.expect_error(StatusCode::FORBIDDEN, "email_not_verified");
-    let wrong = login(&off, EMAIL, WRONG_PASSWORD).await;
+    login(&revealing, EMAIL, PASSWORD).await.expect_error(StatusCode::FORBIDDEN, "email_not_verified");
+    let wrong = login(&revealing, EMAIL, WRONG_PASSWORD).await;
     wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
 }
 
@@ -284,7 +285,7 @@ async fn only_the_right_password_reveals_that_a_user_is_disabled() {
 async fn a_successful_login_replaces_a_hash_with_old_parameters_or_of_an_imported_kind() {
     let test_app = TestApp::start().await;
     let client = test_app.register_and_confirm(EMAIL).await;
-    for (algorithm, version, m_cost, phc) in [
+    for (algorithm, version, m_cost, phc_prefix) in [
         (Algorithm::Argon2id, Version::V0x13, 8192, "$argon2id$v=19$m=8192,t=1,p=1$"),
         (Algorithm::Argon2i, Version::V0x10, 1024, "$argon2i$v=16$m=1024,t=1,p=1$"),
     ] {
@@ -293,7 +294,7 @@ async fn a_successful_login_replaces_a_hash_with_old_parameters_or_of_an_importe
         let argon2 = Argon2::new(algorithm, version, params);
         argon2.hash_password_into(PASSWORD.as_bytes(), b"sixteen bytes !!", &mut hash).unwrap();
         let encoded = format!("{}${}", STANDARD_NO_PAD.encode(b"sixteen bytes !!"), STANDARD_NO_PAD.encode(hash));
-        test_app.sql(&format!("UPDATE users SET password_hash = '{phc}{encoded}'")).await;
+        test_app.sql(&format!("UPDATE users SET password_hash = '{phc_prefix}{encoded}'")).await;
         let epoch = test_app.epoch_and_verified(EMAIL).await;
 
         let wrong = client.login(test_app.id(), EMAIL, WRONG_PASSWORD).await;
@@ -303,7 +304,7 @@ async fn a_successful_login_replaces_a_hash_with_old_parameters_or_of_an_importe
             let hash = sqlx::query_scalar("SELECT password_hash FROM users").fetch_one(&mut connection);
             hash.await.map(|hash: String| hash).unwrap()
         };
-        assert!(stored_hash().await.starts_with(phc), "a wrong password replaces nothing");
+        assert!(stored_hash().await.starts_with(phc_prefix), "a wrong password replaces nothing");
         client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
         eventually("a hash with the current parameters", MAIL_LIMIT, || async {
             stored_hash().await.starts_with("$argon2id$v=19$m=19456,t=2,p=1$").then_some(())
@@ -315,6 +316,29 @@ async fn a_successful_login_replaces_a_hash_with_old_parameters_or_of_an_importe
 }
 
 #[tokio::test]
+async fn hashes_are_the_same_with_every_instruction_set() {
+    for kernel in argon2_simd::Kernel::supported() {
+        let builder = Stack::builder().env("LATCHKEY_HASHING_KERNEL", kernel.name());
+        let test_app = TestApp::from_builder(app(), builder).await;
+        let client = test_app.register_and_confirm(EMAIL).await;
+        let mut connection = test_app.stack.database.connect().await.unwrap();
+        let stored = sqlx::query_scalar("SELECT password_hash FROM users").fetch_one(&mut connection);
+        let stored: String = stored.await.unwrap();
+        let parsed = phc::PasswordHash::new(&stored).unwrap();
+        assert!(Argon2::default().verify_password(PASSWORD.as_bytes(), &parsed).is_ok(), "{kernel:?}");
+
+        let other_password = "another long password";
+        let hash = Argon2::default().hash_password_with_salt(other_password.as_bytes(), &[9; 16]).unwrap();
+        test_app.sql(&format!("UPDATE users SET password_hash = '{hash}'")).await;
+        client.login(test_app.id(), EMAIL, other_password).await.expect(StatusCode::OK);
+        let old = client.login(test_app.id(), EMAIL, PASSWORD).await;
+        old.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+        let log = test_app.stack.server().read_log();
+        assert!(log.contains(kernel.name()), "the log names the instruction set: {log}");
+    }
+}
+
+#[tokio::test]
 async fn an_expired_access_token_is_refused() {
     let test_app = TestApp::start().await;
     test_app.edit_rendered(|document| document["tokens"]["accessLifetimeSeconds"] = json!(1)).await;
@@ -322,9 +346,9 @@ async fn an_expired_access_token_is_refused() {
     let client = test_app.client();
     let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     test_app.wait_until_past(u64::try_from(login.integer("expires_at")).unwrap()).await;
-    let late = client.with_token(test_app.id(), login.string("token")).verify().await;
-    let late = late.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    assert!(late.header("www-authenticate").unwrap().contains("error=\"invalid_token\""), "RFC 6750, 3.1");
+    let refused = client.with_token(test_app.id(), login.string("token")).verify().await;
+    let refused = refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    assert!(refused.header("www-authenticate").unwrap().contains("error=\"invalid_token\""), "RFC 6750, 3.1");
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 1);
 }
 
@@ -387,7 +411,7 @@ async fn verify_sends_a_code_to_a_pending_address_and_returns_that_address() {
     let mail = test_app.mail("Ada@new.test", 1).await;
     assert!(mail.code.is_some());
     assert!(!mail.raw.contains(NAME), "the address is not proven to be the user's");
-    // The code is for a change of address, so it is valid only with an access token of the account.
+    // The code confirms a change of the email address, so it is valid only with an access token of the account.
     let without_token = test_app.client().confirm(test_app.id(), &mail.code()).await;
     without_token.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 1);
@@ -398,33 +422,33 @@ async fn a_verify_soon_after_another_is_refused() {
     let test_app = TestApp::start_with(App::new("shop")).await;
     test_app.register(EMAIL).await;
     let signed_in = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
-    // After the login, the account knows the client address. Mails that a known client address requests have a limit of
-    // their own.
+    // After the login, the account knows the client address. Mails that a known client address requests have their own
+    // limit.
     signed_in.verify().await.expect(StatusCode::OK);
-    let soon = signed_in.verify().await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
-    assert!(soon.header("ratelimit-policy").unwrap().contains("mailsPerRecipient"), "{:?}", soon.headers);
+    let refused = signed_in.verify().await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    assert!(refused.header("ratelimit-policy").unwrap().contains("mailsPerRecipient"), "{:?}", refused.headers);
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 2);
 }
 
 #[tokio::test]
 async fn verify_needs_a_token_of_a_live_session_of_the_app() {
     let (one, other) = (app(), app());
-    let stack = latchkey_tests::stack::Stack::builder().app(&one).app(&other).start().await;
+    let stack = Stack::builder().app(&one).app(&other).start().await;
     let client = stack.client();
     for app in [&one, &other] {
         client.register(app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
-    let login = client.login(other.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let own = client.login(one.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let other_login = client.login(other.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let own_login = client.login(one.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let path = format!("v1/{}/email/verify", one.id());
-    let without = client.post_without_body(&path).await;
-    let without = without.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    assert!(without.header("www-authenticate").unwrap().starts_with("Bearer"));
-    let cut = &own.string("token")[..own.string("token").len() - 3];
-    for token in [login.string("token"), own.string("refresh_token"), cut, "x", "a.b.c", ""] {
+    let without_token = client.post_without_body(&path).await;
+    let without_token = without_token.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    assert!(without_token.header("www-authenticate").unwrap().starts_with("Bearer"));
+    let cut_token = &own_login.string("token")[..own_login.string("token").len() - 3];
+    for token in [other_login.string("token"), own_login.string("refresh_token"), cut_token, "x", "a.b.c", ""] {
         let response = client.with_token(one.id(), token).verify().await;
         let response = response.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
         assert!(response.header("www-authenticate").unwrap().starts_with("Bearer"));
     }
-    client.with_token(one.id(), own.string("token")).verify().await.expect(StatusCode::OK);
+    client.with_token(one.id(), own_login.string("token")).verify().await.expect(StatusCode::OK);
 }

@@ -1,5 +1,5 @@
 //! Validation of Apps and Providers by the API server: every bound, every rule with its message, the defaults, and the
-//! initial status. `render --check`, which checks manifests without an API server, must agree.
+//! initial status. `render --check`, which checks manifests without an API server, must reject the same fields.
 
 use std::{
     collections::BTreeSet,
@@ -26,7 +26,7 @@ static APP_VALIDATOR: LazyLock<Validator> =
 static PROVIDER_VALIDATOR: LazyLock<Validator> =
     LazyLock::new(|| Validator::new(&latchkey_crds::provider::definition()).expect("the schema is valid"));
 
-/// The number of concurrent requests.
+/// The number of concurrent requests to the API server.
 const CONCURRENCY: usize = 8;
 
 /// The namespace of one test on the real API server.
@@ -51,8 +51,9 @@ impl AdmissionTest {
         let plane = TestCluster::shared().await.plane();
         let namespace = plane.namespace("admission").await.unwrap();
         let client = plane.admin().await;
-        let of = |resource| Api::namespaced_with(client.clone(), &namespace, &resource);
-        let (apps, providers) = (of(ApiResource::erase::<App>(&())), of(ApiResource::erase::<Provider>(&())));
+        let namespaced_api = |resource| Api::namespaced_with(client.clone(), &namespace, &resource);
+        let (apps, providers) =
+            (namespaced_api(ApiResource::erase::<App>(&())), namespaced_api(ApiResource::erase::<Provider>(&())));
         Self { plane, namespace, apps, providers }
     }
 
@@ -84,8 +85,8 @@ impl AdmissionTest {
         let is_reported = found.iter().any(|fault| fault.field == field && fault.message.contains(message));
         assert!(is_reported, "{field} {message:?}: {found:?} of {object}");
         let validator = if object["kind"] == "App" { &APP_VALIDATOR } else { &PROVIDER_VALIDATOR };
-        let in_process = validator.validate(object, None);
-        assert!(in_process.iter().any(|violation| violation.field == field), "{field}: {in_process:?} of {object}");
+        let violations = validator.validate(object, None);
+        assert!(violations.iter().any(|violation| violation.field == field), "{field}: {violations:?} of {object}");
         found
     }
 
@@ -178,7 +179,7 @@ fn full_app() -> Value {
     }))
 }
 
-/// The fields of a client at a provider.
+/// The fields of an OAuth client at a provider.
 fn client() -> Value {
     json!({
         "clientID": "id",
@@ -194,7 +195,7 @@ fn full_providers() -> Vec<Value> {
         .iter()
         .map(|member| {
             let mut spec = client();
-            let more = match *member {
+            let preset_fields = match *member {
                 "apple" => json!({
                     "teamID": "ABCDE12345",
                     "keyID": "12345ABCDE",
@@ -216,7 +217,7 @@ fn full_providers() -> Vec<Value> {
                 }),
                 _ => json!({}),
             };
-            for (name, value) in more.as_object().unwrap() {
+            for (name, value) in preset_fields.as_object().unwrap() {
                 spec[name] = value.clone();
             }
             if *member == "apple" {
@@ -233,8 +234,8 @@ fn schema_of(kind: &str) -> Value {
     serde_json::to_value(&definition.spec.versions[0].schema).unwrap()["openAPIV3Schema"]["properties"]["spec"].clone()
 }
 
-/// Calls `visitor` for `value` and its parts (of an array, only the first item), with the schema, the JSON pointer and
-/// the field path (as in errors of the API server) of each part.
+/// Calls `visitor` for `value`, and recursively for its fields and for the first item of each array. `visitor` gets the
+/// schema, the JSON pointer, and the field path as in errors of the API server.
 fn visit(schema: &Value, value: &Value, pointer: &str, field: &str, visitor: &mut impl FnMut(&Value, &str, &str)) {
     visitor(schema, pointer, field);
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
@@ -248,8 +249,8 @@ fn visit(schema: &Value, value: &Value, pointer: &str, field: &str, visitor: &mu
 }
 
 /// Variants of `object`. Each invalid variant has one field that is just beyond a bound, breaks a pattern or an enum,
-/// or is missing although it is required; the path of the field is returned, too. Each valid variant has a number at a
-/// bound.
+/// or is missing although it is required. The path of this field is returned with the variant. Each valid variant has a
+/// number at a bound.
 fn bound_cases(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
     let (mut invalid, mut valid) = (Vec::new(), Vec::new());
     let schema = schema_of(object["kind"].as_str().unwrap());
@@ -260,29 +261,29 @@ fn bound_cases(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
             object
         };
         let bound = |keyword: &str| schema.get(keyword).and_then(Value::as_f64).map(|bound| bound as i64);
-        let mut refuse = |value| invalid.push((with(value), field.to_owned()));
+        let mut add_invalid = |value| invalid.push((with(value), field.to_owned()));
         if let Some(maximum) = bound("maxLength") {
-            refuse(json!("a".repeat(maximum as usize + 1)));
+            add_invalid(json!("a".repeat(maximum as usize + 1)));
         }
         if let Some(1..) = bound("minLength") {
-            refuse(json!(""));
+            add_invalid(json!(""));
         }
         if schema.get("pattern").is_some() {
-            refuse(json!("\u{1}"));
+            add_invalid(json!("\u{1}"));
         }
         if schema.get("enum").is_some() {
-            refuse(json!("Neither"));
+            add_invalid(json!("Neither"));
         }
         if let Some(maximum) = bound("maxItems") {
             let first = object.pointer(pointer).unwrap()[0].clone();
-            refuse(json!(vec![first; maximum as usize + 1]));
+            add_invalid(json!(vec![first; maximum as usize + 1]));
         }
         if let Some(1..) = bound("minItems") {
-            refuse(json!([]));
+            add_invalid(json!([]));
         }
         for (keyword, step) in [("minimum", -1), ("maximum", 1)] {
             if let Some(bound) = bound(keyword) {
-                refuse(json!(bound + step));
+                add_invalid(json!(bound + step));
                 valid.push(with(json!(bound)));
             }
         }
@@ -327,7 +328,7 @@ fn rule_violations() -> Vec<(Value, &'static str, &'static str)> {
         spec["issuer"] = json!(issuer);
         provider(json!({ "oidc": spec }))
     };
-    let same = json!([{ "name": "google" }, { "name": "corp", "alias": "google" }]);
+    let same_names = json!([{ "name": "google" }, { "name": "corp", "alias": "google" }]);
     let tokens = json!({ "refreshIdleSeconds": 601, "sessionLifetimeSeconds": 600 });
     vec![
         (object("App", "shop.example", json!({})), "spec.appID", "metadata.name is not an appID"),
@@ -348,7 +349,7 @@ fn rule_violations() -> Vec<(Value, &'static str, &'static str)> {
             "the name cannot be used in a path",
         ),
         (app(json!({ "providerRefs": [{ "name": "email" }] })), "spec.providerRefs[0]", "email is a path"),
-        (app(json!({ "providerRefs": same })), "spec.providerRefs", "two entries have the same name"),
+        (app(json!({ "providerRefs": same_names })), "spec.providerRefs", "two entries have the same name"),
         (confirm("https://shop.example.com/confirm"), "spec.mail.confirmURL", "write {code}"),
         (confirm("https://shop.example.com/{code}/{name}"), "spec.mail.confirmURL", "has braces other"),
         (confirm("https://{code}.example.com/"), "spec.mail.confirmURL", "has a placeholder or user info"),
@@ -379,13 +380,13 @@ async fn minimal_and_full_objects_are_accepted() {
 
 #[test]
 fn the_full_objects_have_every_field() {
-    for whole in [full_app()].into_iter().chain(full_providers()) {
-        let schema = schema_of(whole["kind"].as_str().unwrap());
+    for full_object in [full_app()].into_iter().chain(full_providers()) {
+        let schema = schema_of(full_object["kind"].as_str().unwrap());
         // The `spec` of a Provider sets only one of the presets.
-        let can_be_missing = |pointer: &str| pointer == "/spec" && whole["kind"] == "Provider";
-        visit(&schema, &whole["spec"], "/spec", "spec", &mut |schema, pointer, field| {
+        let can_be_missing = |pointer: &str| pointer == "/spec" && full_object["kind"] == "Provider";
+        visit(&schema, &full_object["spec"], "/spec", "spec", &mut |schema, pointer, field| {
             for (name, _) in schema["properties"].as_object().into_iter().flatten() {
-                let is_set = whole.pointer(&format!("{pointer}/{name}")).is_some();
+                let is_set = full_object.pointer(&format!("{pointer}/{name}")).is_some();
                 assert!(is_set || can_be_missing(pointer), "{field}.{name} is not set");
             }
         });
@@ -396,8 +397,8 @@ fn the_full_objects_have_every_field() {
 async fn every_bound_holds() {
     let admission = &AdmissionTest::start().await;
     let (mut invalid, mut valid) = (Vec::new(), Vec::new());
-    for whole in [full_app()].into_iter().chain(full_providers()) {
-        let (more_invalid, more_valid) = bound_cases(&whole);
+    for full_object in [full_app()].into_iter().chain(full_providers()) {
+        let (more_invalid, more_valid) = bound_cases(&full_object);
         invalid.extend(more_invalid);
         valid.extend(more_valid);
     }
@@ -465,10 +466,10 @@ async fn an_app_id_cannot_change() {
     .enumerate()
     {
         let name = format!("app-{index}");
-        let named = |spec: &Value| serde_json::from_str(&spec.to_string().replace("NAME", &name)).unwrap();
-        let before = admission.create(&object("App", &name, named(&old))).await;
+        let with_name = |spec: &Value| serde_json::from_str(&spec.to_string().replace("NAME", &name)).unwrap();
+        let before = admission.create(&object("App", &name, with_name(&old))).await;
         let mut after = before.clone();
-        after["spec"] = named(&new);
+        after["spec"] = with_name(&new);
         let after: DynamicObject = serde_json::from_value(after).unwrap();
         let found = field_errors(admission.apps.replace(&name, &PostParams::default(), &after).await);
         if differs {

@@ -36,7 +36,7 @@ use crate::{
 };
 
 const EMAIL: &str = "Ada.Lovelace@example.com";
-const UNKNOWN: &str = "nobody.at.all@example.com";
+const UNKNOWN_EMAIL: &str = "nobody.at.all@example.com";
 /// Maximum time that a test waits for a condition.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -79,7 +79,7 @@ fn session_id(response: &ApiResponse) -> Uuid {
 }
 
 impl AuditRow {
-    /// Asserts the client address and the session of the row, and that it counts one event.
+    /// Asserts the client address and the session of the row, and that the row counts one event.
     #[track_caller]
     fn assert_origin(&self, client: &ApiClient, session: Option<Uuid>) -> &Self {
         assert_eq!(self.ip, Some(client.address().to_string()), "{self:?}");
@@ -88,7 +88,8 @@ impl AuditRow {
     }
 }
 
-/// The stores of the service, as another server uses them. For that server, Redis's clock is ahead by `clock_offset`.
+/// Connects to the stores of the service, like another server. To this server, Redis's clock seems ahead by
+/// `clock_offset`.
 fn stores(test_app: &TestApp, clock_offset: time::Duration) -> Stores {
     stores_at(test_app, &test_app.stack.database.url, clock_offset)
 }
@@ -113,7 +114,7 @@ async fn write_refusals(test_app: &TestApp) {
 
 /// Waits until Redis has counted this number of refusals.
 async fn wait_for_refusals(test_app: &TestApp, refusals: i64) {
-    let all = || async {
+    let all_counted = || async {
         let mut redis = test_app.stack.redis().connect().await.expect("Redis is reachable");
         let pattern = format!("lk:{{{}:audit}}:refusals:*", test_app.id());
         let keys: Vec<String> = ::redis::cmd("KEYS").arg(pattern).query_async(&mut redis).await.expect("the keys");
@@ -125,7 +126,7 @@ async fn wait_for_refusals(test_app: &TestApp, refusals: i64) {
         }
         (sum == refusals).then_some(())
     };
-    eventually(&format!("{refusals} refusals"), LIMIT, all).await;
+    eventually(&format!("{refusals} refusals"), LIMIT, all_counted).await;
 }
 
 #[tokio::test]
@@ -195,7 +196,7 @@ async fn an_invalid_registration_an_unknown_address_and_a_wrong_code_leave_no_ro
     let test_app = TestApp::start().await;
     let (id, client) = (test_app.id(), test_app.client());
     client.register(id, NAME, EMAIL, "short").await.expect(StatusCode::BAD_REQUEST);
-    client.forgot_password(id, UNKNOWN).await.expect(StatusCode::OK);
+    client.forgot_password(id, UNKNOWN_EMAIL).await.expect(StatusCode::OK);
     client.confirm(id, WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
     // Rows are written in order. So if the calls above caused rows, these rows would be written before those of the
     // calls below.
@@ -211,18 +212,18 @@ async fn ended_sessions_and_late_or_stolen_refresh_tokens_are_events() {
     let test_app = TestApp::start_with(app().set("/tokens/refreshGraceSeconds", 0)).await;
     let (id, client) = (test_app.id(), test_app.register_and_confirm(EMAIL).await);
     let log_in = async || client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let as_of = |login: &ApiResponse| client.with_token(id, login.string("token"));
+    let with_token_of = |login: &ApiResponse| client.with_token(id, login.string("token"));
 
     let (one, two, three) = (log_in().await, log_in().await, log_in().await);
-    as_of(&one).delete(&format!("sessions/{}", session_id(&two))).await.expect(StatusCode::OK);
+    with_token_of(&one).delete(&format!("sessions/{}", session_id(&two))).await.expect(StatusCode::OK);
     let ended = wait_for_row(&test_app, "session_ended").await;
     assert_eq!(ended.assert_origin(&client, Some(session_id(&one))).detail, Some(json!({ "ended": session_id(&two) })));
-    as_of(&one).delete("sessions").await.expect(StatusCode::OK);
+    with_token_of(&one).delete("sessions").await.expect(StatusCode::OK);
     let ended = wait_for_row(&test_app, "sessions_ended").await;
-    // Two sessions: that of the third login, and that of *confirm*.
+    // This call ended two sessions: the session of the third login, and the session that *confirm* opened.
     assert_eq!(ended.assert_origin(&client, Some(session_id(&one))).detail, Some(json!({ "sessions": 2 })));
-    as_of(&three).get("sessions").await.expect(StatusCode::UNAUTHORIZED);
-    as_of(&one).send(as_of(&one).request(http::Method::POST, "logout")).await.expect(StatusCode::OK);
+    with_token_of(&three).get("sessions").await.expect(StatusCode::UNAUTHORIZED);
+    with_token_of(&one).send(with_token_of(&one).request(http::Method::POST, "logout")).await.expect(StatusCode::OK);
     wait_for_row(&test_app, "logged_out").await.assert_origin(&client, Some(session_id(&one)));
 
     let revoked = log_in().await;
@@ -230,18 +231,18 @@ async fn ended_sessions_and_late_or_stolen_refresh_tokens_are_events() {
         let token = json!({ "token": revoked.string("refresh_token") });
         client.post(&format!("v1/{id}/revoke"), &token).await.expect(StatusCode::OK);
     }
-    let is_its = |row: &AuditRow| row.kind == "session_ended" && row.session_id == Some(session_id(&revoked));
-    let ended = || async { audit_rows(&test_app).await.into_iter().find(is_its) };
+    let is_revocation = |row: &AuditRow| row.kind == "session_ended" && row.session_id == Some(session_id(&revoked));
+    let ended = || async { audit_rows(&test_app).await.into_iter().find(is_revocation) };
     eventually("the revocation", LIMIT, ended).await;
 
     let stolen = log_in().await;
-    let first = stolen.string("refresh_token");
-    let second = client.refresh(id, first).await.expect(StatusCode::OK);
+    let first_token = stolen.string("refresh_token");
+    let second = client.refresh(id, first_token).await.expect(StatusCode::OK);
     let thief = test_app.client();
-    thief.refresh(id, first).await.expect(StatusCode::OK);
+    thief.refresh(id, first_token).await.expect(StatusCode::OK);
     wait_for_row(&test_app, "refresh_late").await.assert_origin(&thief, Some(session_id(&stolen)));
     client.refresh(id, second.string("refresh_token")).await.expect(StatusCode::OK);
-    thief.refresh(id, first).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+    thief.refresh(id, first_token).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
     wait_for_row(&test_app, "refresh_stolen").await.assert_origin(&thief, Some(session_id(&stolen)));
     let ended = audit_rows(&test_app).await.into_iter().filter(|row| row.kind == "session_ended").count();
     assert_eq!(ended, 2, "a call that ended nothing is no event");
@@ -253,7 +254,7 @@ async fn equal_refusals_become_one_row_after_their_quarter_of_an_hour() {
     let id = test_app.id();
     let response = test_app.register(EMAIL).await;
     let user: Uuid = response.string("local_id").parse().unwrap();
-    let (guesser, other) = (test_app.client(), test_app.client());
+    let (guesser, other_client) = (test_app.client(), test_app.client());
     for _ in 0..3 {
         guesser.login(id, EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     }
@@ -261,10 +262,10 @@ async fn equal_refusals_become_one_row_after_their_quarter_of_an_hour() {
     for _ in 0..2 {
         guesser.login(id, EMAIL, PASSWORD).await.expect(StatusCode::TOO_MANY_REQUESTS);
     }
-    other.login(id, EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
-    guesser.login(id, UNKNOWN, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
+    other_client.login(id, EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
+    guesser.login(id, UNKNOWN_EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     guesser.confirm_password(id, EMAIL, WRONG_CODE, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
-    guesser.confirm_password(id, UNKNOWN, WRONG_CODE, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
+    guesser.confirm_password(id, UNKNOWN_EMAIL, WRONG_CODE, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
     wait_for_refusals(&test_app, 9).await;
     assert_eq!(audit_rows(&test_app).await.len(), 1, "only the registration");
     write_refusals(&test_app).await;
@@ -281,7 +282,7 @@ async fn equal_refusals_become_one_row_after_their_quarter_of_an_hour() {
     let mut expected = vec![
         row("login_refused", Some(user), &guesser, 3),
         row("login_limited", Some(user), &guesser, 2),
-        row("login_refused", Some(user), &other, 1),
+        row("login_refused", Some(user), &other_client, 1),
         row("login_refused", None, &guesser, 1),
         row("password_reset_refused", Some(user), &guesser, 1),
         row("password_reset_refused", None, &guesser, 1),
@@ -291,11 +292,12 @@ async fn equal_refusals_become_one_row_after_their_quarter_of_an_hour() {
     expected.sort();
     assert_eq!(found, expected);
 
-    let owner = other.authenticate(id, EMAIL, PASSWORD).await;
+    let owner = other_client.authenticate(id, EMAIL, PASSWORD).await;
     let activity = owner.get("user/activity").await.expect(StatusCode::OK);
     let seen = activity.body["events"].as_array().unwrap();
-    let from = guesser.address().to_string();
-    let guesses = seen.iter().filter(|event| event["kind"] == "login_refused" && event["ip"] == from.as_str());
+    let guesser_address = guesser.address().to_string();
+    let guesses =
+        seen.iter().filter(|event| event["kind"] == "login_refused" && event["ip"] == guesser_address.as_str());
     let shown: i64 = guesses.clone().map(|event| event["count"].as_i64().unwrap()).sum();
     assert_eq!(shown, 3, "only refusals of this account: {seen:?}");
     assert!(guesses.clone().all(|event| event["at"].as_i64().unwrap() % 900 == 0));
@@ -346,11 +348,11 @@ async fn rows_contain_no_email_address_name_password_code_or_token() {
     client.register(id, NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let login = client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     client.login(id, EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
-    client.login(id, UNKNOWN, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
+    client.login(id, UNKNOWN_EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     let code = test_app.code(EMAIL, 1).await;
     client.confirm(id, &code).await.expect(StatusCode::OK);
     let reset = test_app.reset_code(EMAIL, 2).await;
-    client.confirm_password(id, UNKNOWN, &reset, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
+    client.confirm_password(id, UNKNOWN_EMAIL, &reset, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
     client.confirm_password(id, EMAIL, &reset, NEW_PASSWORD).await.expect(StatusCode::OK);
     wait_for_refusals(&test_app, 3).await;
     write_refusals(&test_app).await;
@@ -363,7 +365,8 @@ async fn rows_contain_no_email_address_name_password_code_or_token() {
         .unwrap();
     assert!(stored.contains("login_refused") && stored.contains(&client.address().to_string()), "{stored}");
     let stored = stored.to_lowercase();
-    let mut secrets = vec![EMAIL, UNKNOWN, "example.com", NAME, PASSWORD, NEW_PASSWORD, WRONG_PASSWORD, &code, &reset];
+    let mut secrets =
+        vec![EMAIL, UNKNOWN_EMAIL, "example.com", NAME, PASSWORD, NEW_PASSWORD, WRONG_PASSWORD, &code, &reset];
     secrets.extend([login.string("token"), login.string("refresh_token")]);
     for secret in secrets {
         assert!(!stored.contains(&secret.to_lowercase()), "{secret} is stored in {stored}");
@@ -380,53 +383,53 @@ async fn sessions_continue_without_postgres_and_lost_events_are_counted() {
     let proxy = test_app.stack.postgres_proxy.as_ref().unwrap();
     proxy.refuse().await;
 
-    let first = login.string("refresh_token");
-    client.refresh(test_app.id(), first).await.expect(StatusCode::OK);
-    client.refresh(test_app.id(), first).await.expect(StatusCode::OK);
+    let first_token = login.string("refresh_token");
+    client.refresh(test_app.id(), first_token).await.expect(StatusCode::OK);
+    client.refresh(test_app.id(), first_token).await.expect(StatusCode::OK);
     let signed_in = client.with_token(test_app.id(), &token);
     signed_in.send(signed_in.request(http::Method::POST, "logout")).await.expect(StatusCode::OK);
-    let counted = || async {
+    let both_counted = || async {
         let metrics = test_app.stack.server().get_ops("metrics").await.expect(StatusCode::OK).text;
         metrics.lines().any(|line| line == "latchkey_audit_lost_total 2").then_some(())
     };
-    eventually("the loss of two events", LIMIT, counted).await;
+    eventually("the loss of two events", LIMIT, both_counted).await;
     proxy.restore().unwrap();
     assert_eq!(audit_rows(&test_app).await.len(), before);
-    let again = || async {
+    let log_in_again = || async {
         let login = client.login(test_app.id(), EMAIL, PASSWORD).await;
         (login.status == StatusCode::OK).then_some(login)
     };
-    let login = eventually("logins work again", LIMIT, again).await;
-    let written = |row: &AuditRow| row.session_id == Some(session_id(&login));
-    let found = || async { audit_rows(&test_app).await.into_iter().find(written) };
+    let login = eventually("logins work again", LIMIT, log_in_again).await;
+    let is_of_login = |row: &AuditRow| row.session_id == Some(session_id(&login));
+    let found = || async { audit_rows(&test_app).await.into_iter().find(is_of_login) };
     eventually("events are written again", LIMIT, found).await;
 }
 
-/// Apps that keep their events for these numbers of days.
+/// Apps with these appIDs, which keep their audit events for these numbers of days.
 fn apps_with_retention(test_app: &TestApp, apps: &[(&str, u32)]) -> Apps {
     let document =
         fs::read(test_app.stack.rendered().join(format!("{}.json", test_app.id()))).expect("the document exists");
     let mut document: Value = serde_json::from_slice(&document).expect("the document is JSON");
-    let all = Apps::default();
+    let served_apps = Apps::default();
     for (app, days) in apps {
         document["appID"] = json!(app);
         document["auditRetentionDays"] = json!(days);
-        all.put(&app.parse().expect("an appID"), document.to_string().as_bytes());
+        served_apps.put(&app.parse().expect("an appID"), document.to_string().as_bytes());
     }
-    assert_eq!(all.len(), apps.len());
-    all
+    assert_eq!(served_apps.len(), apps.len());
+    served_apps
 }
 
-/// Adds a partition for a past month, with these numbers of events of these Apps. Adds the partition and the events in
-/// one transaction, because the running server drops an empty partition.
-async fn add_past_month(test_app: &TestApp, months: u32, events: &[(&str, u32)]) {
+/// Adds a partition for a past month, with this number of events of each App. Adds the partition and the events in one
+/// transaction, because the running server drops an empty partition.
+async fn add_past_month(test_app: &TestApp, months_ago: u32, events: &[(&str, u32)]) {
     let events: String =
-        events.iter().map(|(app, count)| insert_statement(app, &months_ago_expression(months), *count)).collect();
+        events.iter().map(|(app, count)| insert_statement(app, &months_ago_expression(months_ago), *count)).collect();
     test_app
         .sql(&format!(
             "DO $$
          DECLARE
-            month timestamp := date_trunc('month', now() AT TIME ZONE 'UTC') - interval '{months} months';
+            month timestamp := date_trunc('month', now() AT TIME ZONE 'UTC') - interval '{months_ago} months';
          BEGIN
             EXECUTE format('CREATE TABLE %I PARTITION OF audit_events FOR VALUES FROM (%L) TO (%L)',
                 'audit_events_' || to_char(month, 'YYYY_MM'), month AT TIME ZONE 'UTC',
@@ -457,8 +460,8 @@ async fn event_count(test_app: &TestApp, app: &str) -> i64 {
     query_number(test_app, &format!("SELECT count(*) FROM audit_events WHERE app_id = '{app}'")).await
 }
 
-fn months_ago_expression(months: u32) -> String {
-    let month = format!("date_trunc('month', now() AT TIME ZONE 'UTC') - interval '{months} months'");
+fn months_ago_expression(months_ago: u32) -> String {
+    let month = format!("date_trunc('month', now() AT TIME ZONE 'UTC') - interval '{months_ago} months'");
     format!("({month} + interval '5 days') AT TIME ZONE 'UTC'")
 }
 
@@ -488,8 +491,8 @@ async fn old_months_are_dropped_and_shorter_retention_deletes_rows() {
         "the month with only events of served Apps is dropped"
     );
 
-    let nothing = apps_with_retention(&test_app, &[]);
-    audit::apply_retention(&stores, &nothing, SystemClock.now(), true).await.unwrap();
+    let no_apps = apps_with_retention(&test_app, &[]);
+    audit::apply_retention(&stores, &no_apps, SystemClock.now(), true).await.unwrap();
     assert_eq!(event_count(&test_app, "elsewhere").await, 307, "without any App no retention is known");
 }
 

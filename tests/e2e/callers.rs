@@ -62,11 +62,11 @@ impl<'a> InstalledApp<'a> {
     }
 
     /// Starts a server and waits until it serves the App.
-    async fn server(&self) -> PodServer {
-        self.server_as(self.install.server_account()).await
+    async fn start_server(&self) -> PodServer {
+        self.start_server_as(self.install.server_account()).await
     }
 
-    async fn server_as(&self, account: &ServiceAccountToken) -> PodServer {
+    async fn start_server_as(&self, account: &ServiceAccountToken) -> PodServer {
         let server = self.install.create_server(account, &[]).await.unwrap();
         server.start_ready().await.unwrap();
         server.set_endpoint(Endpoint::SERVING).await.unwrap();
@@ -106,7 +106,7 @@ impl<'a> InstalledApp<'a> {
         .await;
     }
 
-    /// The token with changed claims, signed with this key, but with the `kid` of the original token.
+    /// Changes the claims of `token`, and signs them with the key `pem`. The result has the `kid` of `token`.
     fn forge_token(&self, token: &str, pem: &str, change: impl FnOnce(&mut Value)) -> String {
         let head = token.split('.').next().unwrap();
         let head: Value = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(head).unwrap()).unwrap();
@@ -122,7 +122,7 @@ async fn only_a_projected_token_of_a_listed_service_account_can_introspect() {
     let cluster = TestCluster::shared().await;
     let plane = cluster.plane();
     let installed = InstalledApp::start(cluster).await;
-    let server = installed.server().await;
+    let server = installed.start_server().await;
     let client = ApiClient::new(server.public);
     client.register(installed.app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let user = client.authenticate(installed.app.id(), EMAIL, PASSWORD).await;
@@ -172,7 +172,7 @@ async fn known_keys_work_without_the_api_server_and_new_keys_are_fetched() {
     let cluster = TestCluster::start().await.unwrap();
     let plane = cluster.plane();
     let installed = InstalledApp::start(&cluster).await;
-    let server = installed.server().await;
+    let server = installed.start_server().await;
     let caller = installed.token(LISTED_ACCOUNT, AUDIENCE).await;
     installed.assert_accepted(&server, &caller).await;
 
@@ -191,21 +191,21 @@ async fn known_keys_work_without_the_api_server_and_new_keys_are_fetched() {
     plane.rotate_account_key(true).unwrap();
     plane.start_api_server().await.unwrap();
     installed.wait_for_status(&server, &caller, StatusCode::OK).await;
-    let newer = installed.token(LISTED_ACCOUNT, AUDIENCE).await;
-    installed.assert_accepted(&server, &newer).await;
+    let newer_token = installed.token(LISTED_ACCOUNT, AUDIENCE).await;
+    installed.assert_accepted(&server, &newer_token).await;
     installed.assert_accepted(&server, &caller).await;
 
     // The API server starts again with a third key, and no longer accepts the first two keys.
     plane.kill();
     plane.rotate_account_key(false).unwrap();
     plane.start_api_server().await.unwrap();
-    let newest = installed.token(LISTED_ACCOUNT, AUDIENCE).await;
+    let newest_token = installed.token(LISTED_ACCOUNT, AUDIENCE).await;
     let account =
         plane.account(installed.install.namespace(), installed.install.server_account().name()).await.unwrap();
-    let fresh = installed.server_as(&account).await;
-    installed.assert_accepted(&fresh, &newest).await;
-    for removed in [&caller, &newer] {
-        installed.assert_refused(&fresh, removed).await;
+    let new_server = installed.start_server_as(&account).await;
+    installed.assert_accepted(&new_server, &newest_token).await;
+    for removed in [&caller, &newer_token] {
+        installed.assert_refused(&new_server, removed).await;
     }
 }
 
@@ -217,7 +217,7 @@ async fn servers_need_only_permissions_that_every_service_account_has() {
     let bindings: Api<ClusterRoleBinding> = Api::all(cluster.admin().await);
     let mut binding = bindings.get(DISCOVERY_BINDING).await.unwrap();
     bindings.delete(DISCOVERY_BINDING, &DeleteParams::default()).await.unwrap();
-    let server = installed.server().await;
+    let server = installed.start_server().await;
     installed.wait_for_status(&server, &caller, StatusCode::SERVICE_UNAVAILABLE).await;
     let logged = server.read_log();
     assert!(logged.contains("forbidden") && logged.contains("/.well-known/openid-configuration"), "{logged}");

@@ -18,8 +18,8 @@ use crate::{
 };
 
 const EMAIL: &str = "ada@example.com";
-const NEW: &str = "Ada@New.example";
-const OTHER: &str = "grace@example.com";
+const NEW_EMAIL: &str = "Ada@New.example";
+const OTHER_EMAIL: &str = "grace@example.com";
 
 // === the complete flow ===
 
@@ -27,16 +27,16 @@ const OTHER: &str = "grace@example.com";
 async fn a_new_address_is_requested_and_confirmed_and_the_old_address_is_notified() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
-    let other = test_app.log_in_again(EMAIL).await;
+    let other_session = test_app.log_in_again(EMAIL).await;
     let (epoch, _) = test_app.epoch_and_verified(EMAIL).await;
-    let response = owner.change_address(Some(PASSWORD), NEW).await.expect(StatusCode::OK);
+    let response = owner.change_address(Some(PASSWORD), NEW_EMAIL).await.expect(StatusCode::OK);
     let names: Vec<&str> = response.body.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(names, ["email", "expires_at", "expires_in", "local_id", "name"], "as for register");
-    assert_eq!((response.string("email"), response.string("name")), (NEW, NAME));
+    assert_eq!((response.string("email"), response.string("name")), (NEW_EMAIL, NAME));
     assert_eq!((response.string("local_id"), response.integer("expires_in")), (owner.user.as_str(), 86_400));
     assert_eq!(response.header("cache-control"), Some("no-store"));
 
-    // Until the user confirms the new address, the old one stays, and no session ends.
+    // Until the user confirms the new address, the account keeps the old address, and no session ends.
     let notice = test_app.mail(EMAIL, 2).await;
     assert_eq!(notice.code, None);
     assert!(
@@ -46,39 +46,43 @@ async fn a_new_address_is_requested_and_confirmed_and_the_old_address_is_notifie
         notice.text
     );
     assert!(!notice.raw.to_lowercase().contains("new.example"), "the notice does not name the new address");
-    let mail = test_app.mail(NEW, 1).await;
+    let mail = test_app.mail(NEW_EMAIL, 1).await;
     assert!(!mail.raw.contains(NAME) && !mail.raw.contains(EMAIL), "no text of the client");
     let body = owner.get_user().await.expect(StatusCode::OK).body;
     assert_eq!((&body["email"], &body["email_verified"]), (&json!(EMAIL), &json!(true)));
-    let early = test_app.client().login(test_app.id(), NEW, PASSWORD).await;
-    expect_invalid_credentials(early);
-    other.assert_live().await;
+    let early_login = test_app.client().login(test_app.id(), NEW_EMAIL, PASSWORD).await;
+    expect_invalid_credentials(early_login);
+    other_session.assert_live().await;
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, (epoch, true));
 
-    let reset = test_app.reset_code(EMAIL, 3).await;
+    let reset_code = test_app.reset_code(EMAIL, 3).await;
     let confirmed = owner.signed_in.confirm(&mail.code()).await.expect(StatusCode::OK);
-    assert_eq!((confirmed.string("email"), confirmed.string("session_id")), (NEW, owner.session.as_str()));
+    assert_eq!((confirmed.string("email"), confirmed.string("session_id")), (NEW_EMAIL, owner.session.as_str()));
     assert_eq!(confirmed.string("local_id"), owner.user);
     assert!(confirmed.body.get("password_required").is_none());
     owner.assert_live().await;
-    other.assert_ended().await;
-    assert_eq!(test_app.epoch_and_verified(NEW).await, (epoch + 1, true));
+    other_session.assert_ended().await;
+    assert_eq!(test_app.epoch_and_verified(NEW_EMAIL).await, (epoch + 1, true));
     let body = owner.get_user().await.expect(StatusCode::OK).body;
     assert_eq!(
         (&body["email"], &body["email_verified"], &body["has_password"]),
-        (&json!(NEW), &json!(true), &json!(true))
+        (&json!(NEW_EMAIL), &json!(true), &json!(true))
     );
-    expect_invalid_code(test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await);
-    expect_invalid_code(test_app.client().confirm_password(test_app.id(), NEW, &reset, NEW_PASSWORD).await);
+    expect_invalid_code(test_app.client().confirm_password(test_app.id(), EMAIL, &reset_code, NEW_PASSWORD).await);
+    expect_invalid_code(test_app.client().confirm_password(test_app.id(), NEW_EMAIL, &reset_code, NEW_PASSWORD).await);
     expect_invalid_credentials(test_app.client().login(test_app.id(), EMAIL, PASSWORD).await);
-    test_app.client().login(test_app.id(), NEW, PASSWORD).await.expect(StatusCode::OK);
+    test_app.client().login(test_app.id(), NEW_EMAIL, PASSWORD).await.expect(StatusCode::OK);
 
-    let changed = test_app.mail(EMAIL, 4).await;
-    assert_eq!(changed.code, None);
-    assert!(changed.subject.contains("was changed") && changed.text.contains(NAME), "{}", changed.subject);
-    assert!(!changed.raw.to_lowercase().contains("new.example"));
+    let second_notice = test_app.mail(EMAIL, 4).await;
+    assert_eq!(second_notice.code, None);
+    assert!(
+        second_notice.subject.contains("was changed") && second_notice.text.contains(NAME),
+        "{}",
+        second_notice.subject
+    );
+    assert!(!second_notice.raw.to_lowercase().contains("new.example"));
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 4);
-    assert_eq!(test_app.settled_mail_count(NEW).await, 1);
+    assert_eq!(test_app.settled_mail_count(NEW_EMAIL).await, 1);
 
     // The old address has no account any more, and can be registered again.
     test_app.client().forgot_password(test_app.id(), EMAIL).await.expect(StatusCode::OK);
@@ -91,40 +95,40 @@ async fn a_new_address_is_requested_and_confirmed_and_the_old_address_is_notifie
 async fn a_change_code_works_only_with_a_token_of_the_requesting_account() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
-    let other_user = test_app.log_in_new_user(OTHER).await;
-    owner.change_address(Some(PASSWORD), NEW).await.expect(StatusCode::OK);
-    let code = test_app.code(NEW, 1).await;
+    let other_user = test_app.log_in_new_user(OTHER_EMAIL).await;
+    owner.change_address(Some(PASSWORD), NEW_EMAIL).await.expect(StatusCode::OK);
+    let code = test_app.code(NEW_EMAIL, 1).await;
     let before = test_app.epoch_and_verified(EMAIL).await;
-    let invalid = test_app.client().with_token(test_app.id(), "x.y.z");
-    let ended = test_app.log_in_again(EMAIL).await;
-    ended.signed_in.post("logout", &json!({})).await.expect(StatusCode::OK);
+    let invalid_token = test_app.client().with_token(test_app.id(), "x.y.z");
+    let ended_session = test_app.log_in_again(EMAIL).await;
+    ended_session.signed_in.post("logout", &json!({})).await.expect(StatusCode::OK);
     for refused in [
         test_app.client().confirm(test_app.id(), &code).await,
         other_user.signed_in.confirm(&code).await,
-        invalid.confirm(&code).await,
-        ended.signed_in.confirm(&code).await,
+        invalid_token.confirm(&code).await,
+        ended_session.signed_in.confirm(&code).await,
         test_app.client().confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await,
-        test_app.client().confirm_password(test_app.id(), NEW, &code, NEW_PASSWORD).await,
+        test_app.client().confirm_password(test_app.id(), NEW_EMAIL, &code, NEW_PASSWORD).await,
     ] {
         expect_invalid_code(refused);
     }
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, before);
     other_user.assert_live().await;
     // The code is still valid, and any session of the account can use it.
-    let second = test_app.log_in_again(EMAIL).await;
-    let confirmed = second.signed_in.confirm(&code).await.expect(StatusCode::OK);
-    assert_eq!(confirmed.string("session_id"), second.session);
+    let second_session = test_app.log_in_again(EMAIL).await;
+    let confirmed = second_session.signed_in.confirm(&code).await.expect(StatusCode::OK);
+    assert_eq!(confirmed.string("session_id"), second_session.session);
     owner.assert_ended().await;
-    second.assert_live().await;
-    expect_invalid_code(second.signed_in.confirm(&code).await);
+    second_session.assert_live().await;
+    expect_invalid_code(second_session.signed_in.confirm(&code).await);
 }
 
 #[tokio::test]
 async fn a_change_code_without_the_token_counts_as_a_wrong_code() {
     let test_app = TestApp::start_with(app().limit("codesPerClient", &[(3, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
-    owner.change_address(Some(PASSWORD), NEW).await.expect(StatusCode::OK);
-    let code = test_app.code(NEW, 1).await;
+    owner.change_address(Some(PASSWORD), NEW_EMAIL).await.expect(StatusCode::OK);
+    let code = test_app.code(NEW_EMAIL, 1).await;
     let thief = test_app.client();
     for _ in 0..3 {
         expect_invalid_code(thief.confirm(test_app.id(), &code).await);
@@ -139,20 +143,20 @@ async fn only_the_last_requested_address_is_pending_and_verify_sends_it_a_new_co
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     owner.change_address(Some(PASSWORD), "first@new.example").await.expect(StatusCode::OK);
-    let first = test_app.code("first@new.example", 1).await;
-    owner.change_address(Some(PASSWORD), NEW).await.expect(StatusCode::OK);
-    let second = test_app.code(NEW, 1).await;
+    let first_code = test_app.code("first@new.example", 1).await;
+    owner.change_address(Some(PASSWORD), NEW_EMAIL).await.expect(StatusCode::OK);
+    let second_code = test_app.code(NEW_EMAIL, 1).await;
     let verify = owner.signed_in.verify().await.expect(StatusCode::OK);
-    assert_eq!(verify.body, json!({ "email": NEW }));
-    let third = test_app.code(NEW, 2).await;
-    expect_invalid_code(owner.signed_in.confirm(&first).await);
-    let confirmed = owner.signed_in.confirm(&third).await.expect(StatusCode::OK);
-    assert_eq!(confirmed.string("email"), NEW);
-    expect_invalid_code(owner.signed_in.confirm(&second).await);
+    assert_eq!(verify.body, json!({ "email": NEW_EMAIL }));
+    let third_code = test_app.code(NEW_EMAIL, 2).await;
+    expect_invalid_code(owner.signed_in.confirm(&first_code).await);
+    let confirmed = owner.signed_in.confirm(&third_code).await.expect(StatusCode::OK);
+    assert_eq!(confirmed.string("email"), NEW_EMAIL);
+    expect_invalid_code(owner.signed_in.confirm(&second_code).await);
     // No new address is pending any more.
     let verify = owner.signed_in.verify().await.expect(StatusCode::OK);
-    assert_eq!(verify.body, json!({ "email": NEW }));
-    assert_eq!(test_app.settled_mail_count(NEW).await, 2);
+    assert_eq!(verify.body, json!({ "email": NEW_EMAIL }));
+    assert_eq!(test_app.settled_mail_count(NEW_EMAIL).await, 2);
     assert_eq!(test_app.settled_mail_count("first@new.example").await, 1);
 }
 
@@ -160,7 +164,7 @@ async fn only_the_last_requested_address_is_pending_and_verify_sends_it_a_new_co
 async fn a_new_password_ends_a_pending_change() {
     let test_app = TestApp::start().await;
     for by_reset in [false, true] {
-        let email = if by_reset { OTHER } else { EMAIL };
+        let email = if by_reset { OTHER_EMAIL } else { EMAIL };
         let target = format!("{by_reset}@new.example");
         let owner = test_app.log_in_new_user(email).await;
         owner.change_address(Some(PASSWORD), &target).await.expect(StatusCode::OK);
@@ -205,26 +209,26 @@ async fn the_password_is_required_if_the_account_has_one_and_otherwise_a_recent_
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let before = test_app.database_checksum().await;
-    let none = owner.change_address(None, NEW).await;
-    let none = none.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
-    assert!(none.header("www-authenticate").unwrap().starts_with("Bearer"));
+    let without_password = owner.change_address(None, NEW_EMAIL).await;
+    let without_password = without_password.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
+    assert!(without_password.header("www-authenticate").unwrap().starts_with("Bearer"));
     for wrong in [WRONG_PASSWORD, "x", &"x".repeat(5000)] {
-        expect_invalid_credentials(owner.change_address(Some(wrong), NEW).await);
+        expect_invalid_credentials(owner.change_address(Some(wrong), NEW_EMAIL).await);
     }
     assert_eq!(test_app.database_checksum().await, before);
 
     test_app.sql("UPDATE users SET password_hash = NULL").await;
     let before = test_app.database_checksum().await;
-    expect_invalid_credentials(owner.change_address(Some(PASSWORD), NEW).await);
+    expect_invalid_credentials(owner.change_address(Some(PASSWORD), NEW_EMAIL).await);
     test_app.make_login_stale(&owner).await;
-    let stale = owner.change_address(None, NEW).await;
+    let stale = owner.change_address(None, NEW_EMAIL).await;
     stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
     assert_eq!(test_app.database_checksum().await, before);
-    assert_eq!(test_app.settled_mail_count(NEW).await, 0);
+    assert_eq!(test_app.settled_mail_count(NEW_EMAIL).await, 0);
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 1);
     test_app.backdate_login(&owner.user, &owner.session, -301).await;
-    owner.change_address(None, NEW).await.expect(StatusCode::OK);
-    owner.signed_in.confirm(&test_app.code(NEW, 1).await).await.expect(StatusCode::OK);
+    owner.change_address(None, NEW_EMAIL).await.expect(StatusCode::OK);
+    owner.signed_in.confirm(&test_app.code(NEW_EMAIL, 1).await).await.expect(StatusCode::OK);
     owner.assert_live().await;
 }
 
@@ -233,11 +237,11 @@ async fn a_password_check_for_a_change_of_address_counts_as_a_login() {
     let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(2, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     for _ in 0..2 {
-        expect_invalid_credentials(owner.change_address(Some(WRONG_PASSWORD), NEW).await);
+        expect_invalid_credentials(owner.change_address(Some(WRONG_PASSWORD), NEW_EMAIL).await);
     }
-    let limited = owner.change_address(Some(PASSWORD), NEW).await;
+    let limited = owner.change_address(Some(PASSWORD), NEW_EMAIL).await;
     limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
-    assert_eq!(test_app.settled_mail_count(NEW).await, 0);
+    assert_eq!(test_app.settled_mail_count(NEW_EMAIL).await, 0);
 }
 
 #[tokio::test]
@@ -245,10 +249,23 @@ async fn a_change_of_address_without_a_password_counts_as_a_login() {
     let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(2, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     test_app.sql("UPDATE users SET password_hash = NULL").await;
-    owner.change_address(None, NEW).await.expect(StatusCode::OK);
+    owner.change_address(None, NEW_EMAIL).await.expect(StatusCode::OK);
     let limited = owner.change_address(None, "third@example.com").await;
     limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     assert_eq!(test_app.settled_mail_count("third@example.com").await, 0);
+}
+
+#[tokio::test]
+async fn a_change_of_address_counts_as_one_login_even_if_the_epoch_rises_during_the_call() {
+    let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(2, 600)])).await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    let with_password = owner.change_address(Some(PASSWORD), NEW_EMAIL);
+    test_app.raise_epoch_during(&owner, with_password).await.expect(StatusCode::OK);
+
+    let other_owner = test_app.log_in_new_user(OTHER_EMAIL).await;
+    test_app.sql("UPDATE users SET password_hash = NULL").await;
+    let without_password = other_owner.change_address(None, "third@example.com");
+    test_app.raise_epoch_during(&other_owner, without_password).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
@@ -258,14 +275,14 @@ async fn an_account_without_an_address_can_set_one() {
     test_app
         .sql("UPDATE users SET password_hash = NULL, email = NULL, email_canonical = NULL, email_verified_at = NULL")
         .await;
-    owner.change_address(None, NEW).await.expect(StatusCode::OK);
+    owner.change_address(None, NEW_EMAIL).await.expect(StatusCode::OK);
     let body = owner.get_user().await.expect(StatusCode::OK).body;
     assert_eq!((&body["email"], &body["email_verified"]), (&json!(null), &json!(false)));
-    let code = test_app.code(NEW, 1).await;
+    let code = test_app.code(NEW_EMAIL, 1).await;
     expect_invalid_code(test_app.client().confirm(test_app.id(), &code).await);
     owner.signed_in.confirm(&code).await.expect(StatusCode::OK);
     let body = owner.get_user().await.expect(StatusCode::OK).body;
-    assert_eq!((&body["email"], &body["email_verified"]), (&json!(NEW), &json!(true)));
+    assert_eq!((&body["email"], &body["email_verified"]), (&json!(NEW_EMAIL), &json!(true)));
     owner.assert_live().await;
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 1, "there is no old address to notify");
 }
@@ -276,23 +293,23 @@ async fn an_account_without_an_address_can_set_one() {
 async fn the_response_does_not_reveal_a_taken_address_and_its_owner_is_notified() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
-    let bystander = test_app.log_in_new_user(OTHER).await;
-    let unknown = owner.change_address(Some(PASSWORD), "nobody@new.example").await.expect(StatusCode::OK);
+    let bystander = test_app.log_in_new_user(OTHER_EMAIL).await;
+    let unused = owner.change_address(Some(PASSWORD), "nobody@new.example").await.expect(StatusCode::OK);
     let code = test_app.code("nobody@new.example", 1).await;
-    let known = owner.change_address(Some(PASSWORD), "Grace@Example.com").await.expect(StatusCode::OK);
-    let (mut unknown, mut known) = (shape(&unknown), shape(&known));
-    assert_eq!(known["body"]["email"], "Grace@Example.com");
-    unknown["body"]["email"] = json!(null);
-    known["body"]["email"] = json!(null);
-    assert_eq!(known, unknown);
-    let notice = test_app.mail(OTHER, 2).await;
+    let taken = owner.change_address(Some(PASSWORD), "Grace@Example.com").await.expect(StatusCode::OK);
+    let (mut unused, mut taken) = (shape(&unused), shape(&taken));
+    assert_eq!(taken["body"]["email"], "Grace@Example.com");
+    unused["body"]["email"] = json!(null);
+    taken["body"]["email"] = json!(null);
+    assert_eq!(taken, unused);
+    let notice = test_app.mail(OTHER_EMAIL, 2).await;
     assert_eq!(notice.code, None, "no code goes to an address that somebody else has confirmed");
     assert!(notice.subject.contains("already have an account"), "{}", notice.subject);
     assert!(!notice.raw.contains(EMAIL));
     // A later *verify* does not reveal that the address is taken, either.
     let verify = owner.signed_in.verify().await.expect(StatusCode::OK);
     assert_eq!(verify.body, json!({ "email": "Grace@Example.com" }));
-    let notice = test_app.mail(OTHER, 3).await;
+    let notice = test_app.mail(OTHER_EMAIL, 3).await;
     assert_eq!(notice.code, None);
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 3, "the old address is notified of each");
     // The address that was requested first is no longer pending.
@@ -302,18 +319,18 @@ async fn the_response_does_not_reveal_a_taken_address_and_its_owner_is_notified(
 
     // The owner of a disabled account gets no mail.
     test_app.sql("UPDATE users SET disabled_at = now() WHERE email_canonical = 'grace@example.com'").await;
-    owner.change_address(Some(PASSWORD), OTHER).await.expect(StatusCode::OK);
-    assert_eq!(test_app.settled_mail_count(OTHER).await, 3);
+    owner.change_address(Some(PASSWORD), OTHER_EMAIL).await.expect(StatusCode::OK);
+    assert_eq!(test_app.settled_mail_count(OTHER_EMAIL).await, 3);
 }
 
 #[tokio::test]
 async fn an_unverified_account_with_the_new_address_is_deleted_when_the_code_is_used() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
-    // Somebody registers an address that they do not own.
-    test_app.register(NEW).await;
-    let squatter = test_app.log_in_again(NEW).await;
-    let planted = test_app.code(NEW, 1).await;
+    // Somebody registers an email address that they do not own.
+    test_app.register(NEW_EMAIL).await;
+    let squatter = test_app.log_in_again(NEW_EMAIL).await;
+    let squatter_code = test_app.code(NEW_EMAIL, 1).await;
     test_app
         .sql(&format!(
             "INSERT INTO identities (app_id, authority, subject, user_id, provider, linked_at)
@@ -321,37 +338,37 @@ async fn an_unverified_account_with_the_new_address_is_deleted_when_the_code_is_
             squatter.user
         ))
         .await;
-    owner.change_address(Some(PASSWORD), NEW).await.expect(StatusCode::OK);
-    let code = test_app.code(NEW, 2).await;
+    owner.change_address(Some(PASSWORD), NEW_EMAIL).await.expect(StatusCode::OK);
+    let code = test_app.code(NEW_EMAIL, 2).await;
     squatter.assert_live().await;
     owner.signed_in.confirm(&code).await.expect(StatusCode::OK);
     owner.assert_live().await;
-    let out = squatter.get_user().await;
-    out.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    let refused = squatter.get_user().await;
+    refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, 1);
     assert_eq!(test_app.query_number("SELECT count(*) FROM identities").await, 0);
-    expect_invalid_code(test_app.client().confirm(test_app.id(), &planted).await);
+    expect_invalid_code(test_app.client().confirm(test_app.id(), &squatter_code).await);
     assert_eq!(test_app.session_count().await, 1, "the squatter's session is deleted from Redis too");
-    assert_eq!(owner.get_user().await.body["email"], NEW);
+    assert_eq!(owner.get_user().await.body["email"], NEW_EMAIL);
 }
 
 #[tokio::test]
 async fn an_account_that_confirmed_the_address_first_keeps_it() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
-    owner.change_address(Some(PASSWORD), NEW).await.expect(StatusCode::OK);
-    let code = test_app.code(NEW, 1).await;
-    test_app.register(NEW).await;
-    let winner_code = test_app.code(NEW, 2).await;
+    owner.change_address(Some(PASSWORD), NEW_EMAIL).await.expect(StatusCode::OK);
+    let code = test_app.code(NEW_EMAIL, 1).await;
+    test_app.register(NEW_EMAIL).await;
+    let winner_code = test_app.code(NEW_EMAIL, 2).await;
     let winner = test_app.client();
     winner.confirm(test_app.id(), &winner_code).await.expect(StatusCode::OK);
     let before = test_app.epoch_and_verified(EMAIL).await;
-    let other = test_app.log_in_again(EMAIL).await;
+    let other_session = test_app.log_in_again(EMAIL).await;
     expect_invalid_code(owner.signed_in.confirm(&code).await);
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, before);
     owner.assert_live().await;
-    other.assert_live().await;
-    winner.login(test_app.id(), NEW, PASSWORD).await.expect(StatusCode::OK);
+    other_session.assert_live().await;
+    winner.login(test_app.id(), NEW_EMAIL, PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 2, "nothing was changed, so no second notice");
 }
 
@@ -359,15 +376,15 @@ async fn an_account_that_confirmed_the_address_first_keeps_it() {
 async fn without_enumeration_protection_the_right_password_reveals_a_taken_address() {
     let test_app = TestApp::start_with(app().set("/enumerationProtection", "Off")).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
-    test_app.log_in_new_user(OTHER).await;
+    test_app.log_in_new_user(OTHER_EMAIL).await;
     test_app.register("joan@example.com").await;
-    test_app.settled_mail_count(OTHER).await;
+    test_app.settled_mail_count(OTHER_EMAIL).await;
     let before = test_app.database_checksum().await;
-    expect_invalid_credentials(owner.change_address(Some(WRONG_PASSWORD), OTHER).await);
-    let taken = owner.change_address(Some(PASSWORD), OTHER).await;
+    expect_invalid_credentials(owner.change_address(Some(WRONG_PASSWORD), OTHER_EMAIL).await);
+    let taken = owner.change_address(Some(PASSWORD), OTHER_EMAIL).await;
     taken.expect_error(StatusCode::CONFLICT, "email_taken");
     assert_eq!(test_app.database_checksum().await, before);
-    assert_eq!(test_app.settled_mail_count(OTHER).await, 1);
+    assert_eq!(test_app.settled_mail_count(OTHER_EMAIL).await, 1);
     // Neither the address of an unverified account nor another spelling of the account's own address counts as taken.
     owner.change_address(Some(PASSWORD), "joan@example.com").await.expect(StatusCode::OK);
     owner.change_address(Some(PASSWORD), "Ada@example.com").await.expect(StatusCode::OK);
@@ -390,8 +407,8 @@ async fn an_invalid_or_disallowed_address_is_refused_and_changes_nothing() {
         (json!({ "email": format!("{}@new.example", "x".repeat(300)), "password": PASSWORD }), "email", "too_long"),
         (json!({ "email": "ada@sub.new.example", "password": PASSWORD }), "email", "domain_not_allowed"),
         (json!({ "email": "ada@example.org", "password": WRONG_PASSWORD }), "email", "domain_not_allowed"),
-        (json!({ "email": NEW, "password": null }), "password", "invalid"),
-        (json!({ "email": NEW, "password": "" }), "password", "empty"),
+        (json!({ "email": NEW_EMAIL, "password": null }), "password", "invalid"),
+        (json!({ "email": NEW_EMAIL, "password": "" }), "password", "empty"),
     ] {
         let response = owner.signed_in.post("user/email", &body).await;
         let response = response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
@@ -403,8 +420,8 @@ async fn an_invalid_or_disallowed_address_is_refused_and_changes_nothing() {
     }
     assert_eq!(test_app.database_checksum().await, before);
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 1);
-    owner.change_address(Some(PASSWORD), NEW).await.expect(StatusCode::OK);
-    test_app.mail(NEW, 1).await;
+    owner.change_address(Some(PASSWORD), NEW_EMAIL).await.expect(StatusCode::OK);
+    test_app.mail(NEW_EMAIL, 1).await;
 }
 
 #[tokio::test]
@@ -412,26 +429,26 @@ async fn a_mail_limit_drops_only_the_mail_to_the_new_address() {
     let test_app = TestApp::start_with(app().limit("mailsPerRecipient", &[(1, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     for _ in 0..3 {
-        owner.change_address(Some(PASSWORD), NEW).await.expect(StatusCode::OK);
+        owner.change_address(Some(PASSWORD), NEW_EMAIL).await.expect(StatusCode::OK);
     }
-    assert_eq!(test_app.settled_mail_count(NEW).await, 1);
+    assert_eq!(test_app.settled_mail_count(NEW_EMAIL).await, 1);
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 4, "notices are never limited");
     // The same limit applies to a mail of *register* to this address. Otherwise a client could distinguish the mails of
     // *register* from those of a change of address.
-    test_app.register(NEW).await;
-    assert_eq!(test_app.settled_mail_count(NEW).await, 1);
-    let soon = owner.signed_in.verify().await;
-    soon.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    test_app.register(NEW_EMAIL).await;
+    assert_eq!(test_app.settled_mail_count(NEW_EMAIL).await, 1);
+    let limited = owner.signed_in.verify().await;
+    limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     // The earlier code stays valid.
-    owner.signed_in.confirm(&test_app.code(NEW, 1).await).await.expect(StatusCode::OK);
+    owner.signed_in.confirm(&test_app.code(NEW_EMAIL, 1).await).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn deleting_an_account_deletes_its_pending_address() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
-    owner.change_address(Some(PASSWORD), NEW).await.expect(StatusCode::OK);
-    let code = test_app.code(NEW, 1).await;
+    owner.change_address(Some(PASSWORD), NEW_EMAIL).await.expect(StatusCode::OK);
+    let code = test_app.code(NEW_EMAIL, 1).await;
     owner.delete_user(&json!({ "password": PASSWORD })).await.expect(StatusCode::OK);
     expect_invalid_code(owner.signed_in.confirm(&code).await);
     expect_invalid_code(owner.signed_in.confirm(WRONG_CODE).await);
@@ -445,13 +462,13 @@ async fn of_three_accounts_that_confirm_one_address_at_once_one_wins() {
     let test_app = TestApp::from_builder(unlimited_app("one"), Stack::builder().servers(2)).await;
     for round in 0..8 {
         let target = format!("prize{round}@new.example");
-        let mut claims: Vec<(String, AuthenticatedClient, String)> = Vec::new();
-        for who in 0..3 {
-            let email = format!("user{round}x{who}@example.com");
+        let mut attempts: Vec<(String, AuthenticatedClient, String)> = Vec::new();
+        for index in 0..3 {
+            let email = format!("user{round}x{index}@example.com");
             let owner = test_app.log_in_new_user(&email).await;
             owner.change_address(Some(PASSWORD), &target).await.expect(StatusCode::OK);
-            let code = test_app.code(&target, who + 1).await;
-            claims.push((email, owner.signed_in, code));
+            let code = test_app.code(&target, index + 1).await;
+            attempts.push((email, owner.signed_in, code));
         }
         // Another client registers the same address at the same time.
         let start = Arc::new(Barrier::new(4));
@@ -463,7 +480,7 @@ async fn of_three_accounts_that_confirm_one_address_at_once_one_wins() {
                 client.register(&app, NAME, &target, PASSWORD).await.expect(StatusCode::OK)
             })
         };
-        let tasks: Vec<_> = claims
+        let tasks: Vec<_> = attempts
             .into_iter()
             .map(|(email, signed_in, code)| {
                 let start = start.clone();
@@ -489,8 +506,8 @@ async fn of_three_accounts_that_confirm_one_address_at_once_one_wins() {
             0,
             "the winner has the new address, and the others their own"
         );
-        let own = format!("SELECT count(*) FROM users WHERE email_canonical LIKE 'user{round}x%'");
-        assert_eq!(test_app.query_number(&own).await, 2);
+        let losers = format!("SELECT count(*) FROM users WHERE email_canonical LIKE 'user{round}x%'");
+        assert_eq!(test_app.query_number(&losers).await, 2);
     }
 }
 
@@ -498,29 +515,29 @@ async fn of_three_accounts_that_confirm_one_address_at_once_one_wins() {
 async fn if_two_codes_of_one_pending_address_are_used_at_once_one_works() {
     let test_app = TestApp::from_builder(unlimited_app("codes"), Stack::builder().servers(2)).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
-    owner.change_address(Some(PASSWORD), NEW).await.expect(StatusCode::OK);
-    test_app.code(NEW, 1).await;
+    owner.change_address(Some(PASSWORD), NEW_EMAIL).await.expect(StatusCode::OK);
+    test_app.code(NEW_EMAIL, 1).await;
     owner.signed_in.verify().await.expect(StatusCode::OK);
-    let codes = [test_app.code(NEW, 1).await, test_app.code(NEW, 2).await];
+    let codes = [test_app.code(NEW_EMAIL, 1).await, test_app.code(NEW_EMAIL, 2).await];
     let (epoch, _) = test_app.epoch_and_verified(EMAIL).await;
     let start = Arc::new(Barrier::new(8));
     let tasks: Vec<_> = (0..8_usize)
         .map(|number| {
-            let tab = test_app.stack.client_of(number % 2).with_token(test_app.id(), owner.signed_in.token());
+            let client = test_app.stack.client_of(number % 2).with_token(test_app.id(), owner.signed_in.token());
             let (start, code) = (start.clone(), codes[number / 4].clone());
             tokio::spawn(async move {
                 start.wait().await;
-                tab.confirm(&code).await
+                client.confirm(&code).await
             })
         })
         .collect();
-    let mut won = 0;
+    let mut successes = 0;
     for task in tasks {
         let response = task.await.expect("no call panics");
-        if response.status == StatusCode::OK { won += 1 } else { drop(expect_invalid_code(response)) }
+        if response.status == StatusCode::OK { successes += 1 } else { drop(expect_invalid_code(response)) }
     }
-    assert_eq!(won, 1);
-    assert_eq!(test_app.epoch_and_verified(NEW).await, (epoch + 1, true));
+    assert_eq!(successes, 1);
+    assert_eq!(test_app.epoch_and_verified(NEW_EMAIL).await, (epoch + 1, true));
     owner.assert_live().await;
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 3);
 }

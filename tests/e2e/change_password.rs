@@ -54,6 +54,9 @@ async fn a_change_with_the_old_password_ends_all_other_sessions_and_codes() {
     let notice = test_app.mail(EMAIL, 3).await;
     assert_eq!(notice.code, None);
     assert!(notice.subject.contains("password") && notice.text.contains(NAME), "{}: {}", notice.subject, notice.text);
+    for body in [&notice.text, &notice.html] {
+        assert!(body.contains("All other devices were logged out."), "{body}");
+    }
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 3);
 }
 
@@ -79,9 +82,9 @@ async fn a_change_without_the_old_password_needs_a_recent_login() {
     assert_eq!(test_app.database_checksum().await, before);
     assert!(can_log_in(&test_app, NEW_PASSWORD).await);
     // A login is recent for five minutes. This login was four minutes ago.
-    let late = test_app.log_in(test_app.client(), EMAIL, NEW_PASSWORD).await;
-    test_app.backdate_login(&late.user, &late.session, 240).await;
-    late.change_password(None, THIRD_PASSWORD).await.expect(StatusCode::OK);
+    let recent_login = test_app.log_in(test_app.client(), EMAIL, NEW_PASSWORD).await;
+    test_app.backdate_login(&recent_login.user, &recent_login.session, 240).await;
+    recent_login.change_password(None, THIRD_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
@@ -129,28 +132,31 @@ async fn an_account_without_an_address_can_set_a_password() {
 }
 
 #[tokio::test]
-async fn after_a_confirm_removed_a_contested_password_its_session_can_set_a_password_once_at_any_time() {
+async fn the_session_of_a_confirm_that_removed_the_password_can_set_one_without_a_recent_login() {
     let test_app = TestApp::start().await;
     for (email, with_bearer) in [("ada@example.com", false), ("grace@example.com", true)] {
         test_app.register(email).await;
         let client = test_app.client();
         client.register(test_app.id(), NAME, email, THIRD_PASSWORD).await.expect(StatusCode::OK);
-        let own = test_app.log_in(client.clone(), email, PASSWORD).await;
+        let own_session = test_app.log_in(client.clone(), email, PASSWORD).await;
         let code = test_app.code(email, 2).await;
-        let confirmed =
-            if with_bearer { own.signed_in.confirm(&code).await } else { client.confirm(test_app.id(), &code).await };
+        let confirmed = if with_bearer {
+            own_session.signed_in.confirm(&code).await
+        } else {
+            client.confirm(test_app.id(), &code).await
+        };
         let confirmed = confirmed.expect(StatusCode::OK);
         assert_eq!(confirmed.body["password_required"], true);
         let session = confirmed.string("session_id");
-        assert_eq!(session == own.session, with_bearer);
+        assert_eq!(session == own_session.session, with_bearer);
         let token = confirmed.string("access_token");
-        test_app.backdate_login(&own.user, session, 3600).await;
+        test_app.backdate_login(&own_session.user, session, 3600).await;
         let signed_in = client.with_token(test_app.id(), token);
         let body = signed_in.get("user").await.expect(StatusCode::OK).body;
         assert_eq!((&body["has_password"], &body["email_verified"]), (&json!(false), &json!(true)));
 
         // The account has no password, so every old password is wrong.
-        let set = |password: &str, current: Option<&str>| {
+        let set_password = |password: &str, current: Option<&str>| {
             let mut body = json!({ "password": password });
             if let Some(current) = current {
                 body["current_password"] = json!(current);
@@ -159,51 +165,51 @@ async fn after_a_confirm_removed_a_contested_password_its_session_can_set_a_pass
             async move { signed_in.post("user/password", &body).await }
         };
         for removed in [PASSWORD, THIRD_PASSWORD] {
-            expect_invalid_credentials(set(NEW_PASSWORD, Some(removed)).await);
+            expect_invalid_credentials(set_password(NEW_PASSWORD, Some(removed)).await);
         }
-        set("password", None).await.expect_error(StatusCode::BAD_REQUEST, "weak_password");
-        set(NEW_PASSWORD, None).await.expect(StatusCode::OK);
+        set_password("password", None).await.expect_error(StatusCode::BAD_REQUEST, "weak_password");
+        set_password(NEW_PASSWORD, None).await.expect(StatusCode::OK);
         client.login(test_app.id(), email, NEW_PASSWORD).await.expect(StatusCode::OK);
         // The account has a password again, so a change requires the old password.
-        let again = set(THIRD_PASSWORD, None).await;
-        again.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
-        set(THIRD_PASSWORD, Some(NEW_PASSWORD)).await.expect(StatusCode::OK);
+        let refused = set_password(THIRD_PASSWORD, None).await;
+        refused.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
+        set_password(THIRD_PASSWORD, Some(NEW_PASSWORD)).await.expect(StatusCode::OK);
     }
 }
 
 #[tokio::test]
-async fn after_a_confirm_removed_the_password_another_session_with_a_stale_login_cannot_set_one() {
+async fn if_a_confirm_removed_the_password_other_sessions_need_a_recent_login_to_set_one() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let client = test_app.client();
     client.register(test_app.id(), NAME, EMAIL, THIRD_PASSWORD).await.expect(StatusCode::OK);
     let code = test_app.code(EMAIL, 2).await;
     let confirmed = client.confirm(test_app.id(), &code).await.expect(StatusCode::OK);
-    let own = client.with_token(test_app.id(), confirmed.string("access_token"));
+    let confirm_session = client.with_token(test_app.id(), confirmed.string("access_token"));
 
     // Another session of the account. Its login is not recent, and the account has no old password to send.
     test_app.sql(&format!("UPDATE users SET password_hash = '{}'", TestApp::imported_hash(WRONG_PASSWORD))).await;
-    let other = test_app.log_in(test_app.client(), EMAIL, WRONG_PASSWORD).await;
+    let other_session = test_app.log_in(test_app.client(), EMAIL, WRONG_PASSWORD).await;
     test_app.sql("UPDATE users SET password_hash = NULL").await;
-    test_app.make_login_stale(&other).await;
-    let refused = other.change_password(None, NEW_PASSWORD).await;
+    test_app.make_login_stale(&other_session).await;
+    let refused = other_session.change_password(None, NEW_PASSWORD).await;
     refused.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
 
     // After a reset, the session of the confirm can no longer set a password.
     let code = test_app.reset_code(EMAIL, 3).await;
     test_app.client().confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
-    let late = own.post("user/password", &json!({ "password": THIRD_PASSWORD })).await;
-    late.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    let rejected = confirm_session.post("user/password", &json!({ "password": THIRD_PASSWORD })).await;
+    rejected.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     let remaining = test_app.query_number("SELECT count(*) FROM users WHERE password_session IS NOT NULL").await;
     assert_eq!(remaining, 0);
 }
 
 #[tokio::test]
-async fn a_new_password_is_validated_as_at_register_before_a_login_failure_is_counted() {
-    let odd = "Bartholomew Quetzalcoatl";
+async fn a_weak_new_password_is_refused_as_at_register_and_counts_no_login_failure() {
+    let name = "Bartholomew Quetzalcoatl";
     let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(2, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
-    owner.rename_user(odd).await.expect(StatusCode::OK);
+    owner.rename_user(name).await.expect(StatusCode::OK);
     let before = test_app.database_checksum().await;
     for (weak, code) in [
         ("short-7", "too_short"),
@@ -241,13 +247,13 @@ async fn the_refusal_of_an_invalid_body_names_every_invalid_field() {
     ] {
         let response = owner.signed_in.post("user/password", &body).await;
         let response = response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-        let named: Vec<_> = response.body["fields"].as_array().unwrap().iter().collect();
-        let named: Vec<_> =
-            named.iter().map(|bad| (bad["field"].as_str().unwrap(), bad["code"].as_str().unwrap())).collect();
-        assert_eq!(named, fields, "{body}");
+        let found: Vec<_> = response.body["fields"].as_array().unwrap().iter().collect();
+        let found: Vec<_> =
+            found.iter().map(|entry| (entry["field"].as_str().unwrap(), entry["code"].as_str().unwrap())).collect();
+        assert_eq!(found, fields, "{body}");
     }
-    let bare = owner.signed_in.send(owner.signed_in.request(Method::POST, "user/password")).await;
-    bare.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    let without_body = owner.signed_in.send(owner.signed_in.request(Method::POST, "user/password")).await;
+    without_body.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     assert_eq!(test_app.database_checksum().await, before);
 }
 
@@ -263,13 +269,13 @@ async fn a_check_of_the_old_password_counts_as_a_login() {
     let login = owner.client.login(test_app.id(), EMAIL, PASSWORD).await;
     login.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     // Neither a right password nor a change without an old password is counted as a failure.
-    let elsewhere = test_app.log_in_again(EMAIL).await;
+    let other_session = test_app.log_in_again(EMAIL).await;
     for (old, new) in
         [(PASSWORD, NEW_PASSWORD), (NEW_PASSWORD, PASSWORD), (PASSWORD, NEW_PASSWORD), (NEW_PASSWORD, PASSWORD)]
     {
-        elsewhere.change_password(Some(old), new).await.expect(StatusCode::OK);
+        other_session.change_password(Some(old), new).await.expect(StatusCode::OK);
     }
-    elsewhere.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
+    other_session.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
 
     let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(4, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
@@ -390,9 +396,9 @@ async fn of_concurrent_changes_with_the_old_password_one_wins_and_the_session_st
 async fn delivery_of_the_raised_epoch_keeps_the_session_that_changed_the_password() {
     let test_app = TestApp::start().await;
     let owner: UserSession = test_app.log_in_new_user(EMAIL).await;
-    let other = test_app.log_in_again(EMAIL).await;
+    let other_session = test_app.log_in_again(EMAIL).await;
     test_app.settled_mail_count(EMAIL).await;
-    // The state after a server died between its writes to Postgres and to Redis.
+    // Creates the state that remains if a server dies between its writes to Postgres and to Redis.
     test_app
         .sql(&format!(
             "UPDATE users SET epoch = epoch + 1, version = version + 1;
@@ -401,12 +407,13 @@ async fn delivery_of_the_raised_epoch_keeps_the_session_that_changed_the_passwor
             owner.session
         ))
         .await;
-    // Redis does not have the new epoch yet. But the session of the change continues, and the other session has ended.
+    // Redis does not have the new epoch yet. But the session that changed the password continues, and the other session
+    // has ended.
     owner.get_user().await.expect(StatusCode::OK);
-    other.get_user().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    other_session.get_user().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
     test_app.make_outbox_due().await;
     test_app.settled_mail_count(EMAIL).await;
     owner.assert_live().await;
-    other.assert_ended().await;
+    other_session.assert_ended().await;
 }

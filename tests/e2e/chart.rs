@@ -35,8 +35,8 @@ fn minimal_values() -> Vec<String> {
 }
 
 /// Renders the chart with the minimal values and further arguments for Helm.
-async fn render(more: &[&str]) -> Result<Vec<Value>> {
-    let args: Vec<String> = minimal_values().into_iter().chain(more.iter().map(|arg| (*arg).to_owned())).collect();
+async fn render(helm_args: &[&str]) -> Result<Vec<Value>> {
+    let args: Vec<String> = minimal_values().into_iter().chain(helm_args.iter().map(|arg| (*arg).to_owned())).collect();
     template("latchkey", "latchkey", args).await
 }
 
@@ -82,8 +82,8 @@ async fn the_api_server_accepts_the_objects_of_every_value_file() {
             if OPTIONAL_GROUPS.contains(&group) {
                 continue;
             }
-            let taken = dry_run(&client, &object).await;
-            taken.unwrap_or_else(|error| panic!("{}: {} of {object:#}", file.display(), error));
+            let accepted = dry_run(&client, &object).await;
+            accepted.unwrap_or_else(|error| panic!("{}: {} of {object:#}", file.display(), error));
         }
     }
 }
@@ -166,6 +166,7 @@ async fn the_refusal_of_an_unknown_or_wrong_value_names_the_value() {
         ("tracing.url=http://collector:4318", "url"),
         ("tracing.endpoint=collector:4318", "/tracing/endpoint"),
         ("tracing.samplerArgument=2", "/tracing/samplerArgument"),
+        ("caBundle.configMap=authorities,caBundle.secret=authorities", "/caBundle"),
         // Credentials belong in a Secret.
         ("proxy.httpsProxy=http://someone:hush@proxy.example.com", "/proxy/httpsProxy"),
         ("baseURL=auth.example.com", "/baseURL"),
@@ -187,27 +188,27 @@ async fn the_refusal_of_an_unknown_or_wrong_value_names_the_value() {
 
 /// Collects the paths of all values, and asserts that the schema has exactly these values. A list or a free-form map is
 /// one value.
-fn collect_value_paths(values: &Value, schema: &Value, root: &Value, place: &str, into: &mut BTreeSet<String>) {
+fn collect_value_paths(values: &Value, schema: &Value, root: &Value, path: &str, paths: &mut BTreeSet<String>) {
     let schema = match schema["$ref"].as_str() {
-        Some(named) => root.pointer(named.trim_start_matches('#')).unwrap(),
+        Some(reference) => root.pointer(reference.trim_start_matches('#')).unwrap(),
         None => schema,
     };
     match (values, schema.get("properties")) {
         (Value::Object(values), Some(properties)) if !values.is_empty() => {
-            assert_eq!(schema["additionalProperties"], false, "{place} accepts unknown values");
+            assert_eq!(schema["additionalProperties"], false, "{path} accepts unknown values");
             for (name, value) in values {
-                let inner = &properties[name];
-                assert!(!inner.is_null(), "the schema does not know {place}{name}");
-                collect_value_paths(value, inner, root, &format!("{place}{name}."), into);
+                let property = &properties[name];
+                assert!(!property.is_null(), "the schema does not know {path}{name}");
+                collect_value_paths(value, property, root, &format!("{path}{name}."), paths);
             }
             for name in properties.as_object().unwrap().keys() {
-                let ours =
-                    values.contains_key(name) || (place.is_empty() && ["global", "enabled"].contains(&name.as_str()));
-                assert!(ours, "values.yaml does not show {place}{name}");
+                let is_expected =
+                    values.contains_key(name) || (path.is_empty() && ["global", "enabled"].contains(&name.as_str()));
+                assert!(is_expected, "values.yaml does not show {path}{name}");
             }
         }
         _ => {
-            into.insert(place.trim_end_matches('.').to_owned());
+            paths.insert(path.trim_end_matches('.').to_owned());
         }
     }
 }
@@ -231,7 +232,7 @@ fn the_schema_has_exactly_the_values_of_values_yaml() {
     assert!(found.contains("server.image.digest") && found.contains("networkPolicy.egress.dns.ports"), "{found:?}");
 }
 
-/// A value with its default and the comment above it.
+/// A value of the chart, with its default and with the comment above it in values.yaml.
 struct DocumentedValue {
     path: String,
     default: String,
@@ -240,7 +241,7 @@ struct DocumentedValue {
 
 /// The values in the order of values.yaml.
 fn documented_values() -> Vec<DocumentedValue> {
-    let places = value_paths();
+    let known_paths = value_paths();
     let mut documented: Vec<DocumentedValue> = Vec::new();
     let mut path: Vec<(usize, String)> = Vec::new();
     let mut comment: Vec<String> = Vec::new();
@@ -253,15 +254,15 @@ fn documented_values() -> Vec<DocumentedValue> {
         } else if let Some(text) = line.strip_prefix('#') {
             comment.push(text.trim().to_owned());
         } else if let Some((name, default)) = line.split_once(':') {
-            path.retain(|(of, _)| *of < indent);
+            path.retain(|(parent_indent, _)| *parent_indent < indent);
             path.push((indent, name.to_owned()));
-            let place = path.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(".");
-            if places.contains(&place) {
+            let dotted_path = path.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(".");
+            if known_paths.contains(&dotted_path) {
                 let default = match default.trim() {
                     "" => "see values.yaml".to_owned(),
-                    shown => format!("`{}`", shown.replace('|', "\\|")),
+                    literal => format!("`{}`", literal.replace('|', "\\|")),
                 };
-                documented.push(DocumentedValue { path: place, default, text: comment.join(" ") });
+                documented.push(DocumentedValue { path: dotted_path, default, text: comment.join(" ") });
             }
             comment.clear();
         }
@@ -269,26 +270,26 @@ fn documented_values() -> Vec<DocumentedValue> {
     documented
 }
 
-const TABLE_BEGINS: &str = "<!-- Generated from values.yaml by the tests with UPDATE_DOCS=1. -->\n";
+const TABLE_MARKER: &str = "<!-- Generated from values.yaml by the tests with UPDATE_DOCS=1. -->\n";
 
 #[test]
 fn the_charts_readme_lists_the_values_of_values_yaml() {
     let mut table = String::from("| value | default | |\n|---|---|---|\n");
     let documented = documented_values();
-    for DocumentedValue { path: place, default, text } in &documented {
-        table.push_str(&format!("| `{place}` | {default} | {} |\n", text.replace('|', "\\|")));
+    for DocumentedValue { path, default, text } in &documented {
+        table.push_str(&format!("| `{path}` | {default} | {} |\n", text.replace('|', "\\|")));
     }
-    let shown: BTreeSet<_> = documented.iter().map(|value| value.path.clone()).collect();
-    let missing: Vec<_> = value_paths().into_iter().filter(|place| !shown.contains(place)).collect();
-    assert!(missing.iter().all(|place| place.contains("resources.")), "{missing:?}");
+    let listed: BTreeSet<_> = documented.iter().map(|value| value.path.clone()).collect();
+    let missing: Vec<_> = value_paths().into_iter().filter(|path| !listed.contains(path)).collect();
+    assert!(missing.iter().all(|path| path.contains("resources.")), "{missing:?}");
     let page = "charts/latchkey/README.md";
     let current = read(page);
-    let (head, _) = current.split_once(TABLE_BEGINS).expect("the README has a place for the values");
-    let made = format!("{head}{TABLE_BEGINS}\n{table}");
+    let (head, _) = current.split_once(TABLE_MARKER).expect("the README has a place for the values");
+    let expected = format!("{head}{TABLE_MARKER}\n{table}");
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        fs::write(process::root().join(page), &made).unwrap();
+        fs::write(process::root().join(page), &expected).unwrap();
     }
-    assert!(read(page) == made, "{page} differs from values.yaml; run the tests with UPDATE_DOCS=1");
+    assert!(read(page) == expected, "{page} differs from values.yaml; run the tests with UPDATE_DOCS=1");
 }
 
 #[tokio::test]
@@ -407,23 +408,23 @@ async fn the_sample_policy_restricts_app_ids_and_loose_limits() {
 
 // --- Metrics
 
-/// The metric families of a metrics page: OpenMetrics name and type.
+/// The name and the type of each metric family on a page in the OpenMetrics format.
 fn metric_families(page: &str) -> Vec<(String, String)> {
     let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     types.map(|line| line.split_once(' ').map(|(name, kind)| (name.to_owned(), kind.to_owned())).unwrap()).collect()
 }
 
-/// The names of the series of these families.
+/// The names of the time series of these metric families.
 fn series_names(families: &[(String, String)]) -> BTreeSet<String> {
-    let of = |(name, kind): &(String, String)| match kind.as_str() {
+    let names_of_family = |(name, kind): &(String, String)| match kind.as_str() {
         "counter" => vec![format!("{name}_total")],
         "histogram" => ["bucket", "sum", "count"].map(|part| format!("{name}_{part}")).to_vec(),
         _ => vec![name.clone()],
     };
-    families.iter().flat_map(of).collect()
+    families.iter().flat_map(names_of_family).collect()
 }
 
-/// The metric families of both programs.
+/// The metric families of the server and the operator.
 async fn all_metric_families() -> Vec<(String, String)> {
     let unreachable = Provider::new("gone", "oidc").set("issuer", format!("http://{}", process::free_addr()));
     let app = App::new("shop").provider(&unreachable);
@@ -432,17 +433,17 @@ async fn all_metric_families() -> Vec<(String, String)> {
     let redirect = stack.client().get(&format!("{}/gone/redirect", app.id())).await;
     redirect.expect(StatusCode::SERVICE_UNAVAILABLE);
     stack.client().register(app.id(), "Ada", "ada@example.com", PASSWORD).await.expect(StatusCode::OK);
-    let page = stack.server().get_ops("metrics").await.text;
+    let server_page = stack.server().get_ops("metrics").await.text;
     let install = TestCluster::shared().await.install().await;
     let operator = install.start_operator().await;
     // The last of the operator's metrics appears when the operator starts to reconcile.
-    let operators = latchkey_tests::eventually_ok("the operator's metrics", LIMIT, || async {
+    let operator_page = latchkey_tests::eventually_ok("the operator's metrics", LIMIT, || async {
         let page = reqwest::get(format!("http://{}/metrics", operator.ops)).await?.text().await?;
         anyhow::ensure!(page.contains("controller_runtime_max_concurrent_reconciles"), "{page}");
         Ok(page)
     })
     .await;
-    metric_families(&page).into_iter().chain(metric_families(&operators)).collect()
+    metric_families(&server_page).into_iter().chain(metric_families(&operator_page)).collect()
 }
 
 /// The names of the metrics in PromQL expressions.
@@ -471,12 +472,12 @@ async fn alerts_and_dashboard_use_existing_metrics_and_the_docs_list_all() {
     let families = all_metric_families().await;
     let series = series_names(&families);
     let expressions: String = alerts().await.iter().map(|alert| format!("{} ", alert["expr"])).collect();
-    let shown = dashboard_expressions().join(" ");
-    for (place, expressions) in [("an alert", expressions), ("the dashboard", shown)] {
-        let named = metric_names(&expressions);
-        assert!(named.len() > 10, "{place}: {named:?}");
-        let unknown: Vec<_> = named.difference(&series).collect();
-        assert!(unknown.is_empty(), "{place} names unknown metrics: {unknown:?}, known are {series:?}");
+    let dashboard = dashboard_expressions().join(" ");
+    for (place, expressions) in [("an alert", expressions), ("the dashboard", dashboard)] {
+        let used = metric_names(&expressions);
+        assert!(used.len() > 10, "{place}: {used:?}");
+        let missing: Vec<_> = used.difference(&series).collect();
+        assert!(missing.is_empty(), "{place} names unknown metrics: {missing:?}, known are {series:?}");
     }
     let docs = read("docs/operations.md");
     for (name, kind) in &families {
@@ -500,8 +501,8 @@ async fn each_alert_has_a_runbook() {
 
 // --- Expressions
 
-/// The samples of healthy servers and operators, one every 30 s for an hour. The test replaces `SERVERS` and
-/// `OPERATORS` by labels.
+/// The samples of healthy servers and operators, one every 30 s for an hour. In promtool's notation, `0+300x120` is 0
+/// and then 120 samples that each add 300. The test replaces `SERVERS` and `OPERATORS` by labels.
 const HEALTHY: [(&str, &str); 16] = [
     ("up{SERVERS}", "1x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"200\"}", "0+300x120"),
@@ -521,7 +522,8 @@ const HEALTHY: [(&str, &str); 16] = [
     ("latchkey_operator_server_pods{OPERATORS,state=\"silent\"}", "0x120"),
 ];
 
-/// Samples of an installation in which everything is wrong, so that every alert must fire.
+/// Samples of an installation in which everything is wrong. With one more series, which the test adds, every alert must
+/// fire.
 const UNHEALTHY: [(&str, &str); 19] = [
     ("up{SERVERS}", "0x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"200\"}", "0+300x120"),
@@ -555,10 +557,10 @@ fn promtool(folder: &Path, args: &[&str]) {
 #[tokio::test]
 async fn no_alert_fires_if_all_is_well_and_every_alert_fires_if_all_is_wrong() {
     let alerts = alerts().await;
-    let mut wrong: Vec<&str> = alerts.iter().map(|alert| alert["alert"].as_str().unwrap()).collect();
-    wrong.sort_unstable();
+    let mut alert_names: Vec<&str> = alerts.iter().map(|alert| alert["alert"].as_str().unwrap()).collect();
+    alert_names.sort_unstable();
     let silent = ("latchkey_operator_server_pods{OPERATORS,state=\"silent\"}", "2x120");
-    let ill = [&UNHEALTHY[..], &[silent]].concat();
+    let unhealthy = [&UNHEALTHY[..], &[silent]].concat();
     let test = |name: &str, series: &[(&str, &str)], firing: &[&str]| {
         let series = series.iter().map(|(series, values)| {
             let series = series.replace("SERVERS", "namespace=\"latchkey\",job=\"latchkey-server-ops\"");
@@ -576,7 +578,7 @@ async fn no_alert_fires_if_all_is_well_and_every_alert_fires_if_all_is_wrong() {
     let dir = process::fresh_dir("promtool");
     let rules = json!({ "groups": [{ "name": "latchkey", "rules": alerts }] });
     fs::write(dir.join("rules.json"), rules.to_string()).unwrap();
-    let tests = [test("well", &HEALTHY, &[]), test("ill", &ill, &wrong)];
+    let tests = [test("well", &HEALTHY, &[]), test("ill", &unhealthy, &alert_names)];
     let tests = json!({ "rule_files": ["rules.json"], "evaluation_interval": "30s", "tests": tests });
     fs::write(dir.join("tests.json"), tests.to_string()).unwrap();
     promtool(&dir, &["check", "rules", "--lint=all", "--lint-fatal", "rules.json"]);

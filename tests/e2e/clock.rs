@@ -34,8 +34,8 @@ impl ClockOffset {
         fs::rename(new, &self.0).unwrap();
     }
 
-    /// The environment variables that make a program use the wrong time. Its timers stay right: they use the monotonic
-    /// clock.
+    /// The environment variables that shift the clock of a program by the offset. The program's timers are not shifted,
+    /// because they use the monotonic clock.
     fn envs(&self) -> [(&'static str, String); 4] {
         let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketime.so.1", std::env::consts::ARCH);
         assert!(fs::exists(&library).unwrap(), "libfaketime is not installed: run `make tools`, or `make test`");
@@ -68,23 +68,23 @@ async fn a_clock_that_jumps_ends_no_session() {
         let response = client.refresh(test_app.id(), &refresh_token).await.expect(StatusCode::OK);
         assert_eq!(response.string("session_id"), login.string("session_id"));
         let now = i64::try_from(jsonwebtoken::get_current_timestamp()).unwrap();
-        let off = response.integer("expires_at") - response.integer("expires_in") - now - jump;
-        assert!(off.abs() < CLOCK_TOLERANCE, "the server's clock is off by {off} s more than {jump} s");
-        // A client that lost the response sends the same token again. Redis's clock decides whether that is late.
+        let deviation = response.integer("expires_at") - response.integer("expires_in") - now - jump;
+        assert!(deviation.abs() < CLOCK_TOLERANCE, "the server's clock is off by {deviation} s more than {jump} s");
+        // A client that lost the response sends the same token again. Redis's clock decides whether the token is late.
         let again = client.refresh(test_app.id(), &refresh_token).await.expect(StatusCode::OK);
         assert_eq!(again.string("refresh_token"), response.string("refresh_token"));
         get_sessions(&test_app, &client, response.string("access_token")).await.expect(StatusCode::OK);
         // The server checks the `exp` of an access token by its own clock.
-        let wanted = if jump > before { StatusCode::UNAUTHORIZED } else { StatusCode::OK };
+        let expected = if jump > before { StatusCode::UNAUTHORIZED } else { StatusCode::OK };
         let status = get_sessions(&test_app, &client, &access_token).await.status;
-        assert_eq!(status, wanted, "from {before} s to {jump} s");
+        assert_eq!(status, expected, "from {before} s to {jump} s");
         before = jump;
         response.string("refresh_token").clone_into(&mut refresh_token);
         response.string("access_token").clone_into(&mut access_token);
     }
     let sessions = get_sessions(&test_app, &client, &access_token).await.expect(StatusCode::OK);
-    let mine = |session: &&serde_json::Value| session["id"] == login.string("session_id");
-    assert_eq!(sessions.body["sessions"].as_array().unwrap().iter().filter(mine).count(), 1);
+    let is_own = |session: &&serde_json::Value| session["id"] == login.string("session_id");
+    assert_eq!(sessions.body["sessions"].as_array().unwrap().iter().filter(is_own).count(), 1);
     let activity = client.with_token(test_app.id(), &access_token).get("user/activity").await.expect(StatusCode::OK);
     assert!(activity.text.contains("logged_in") && !activity.text.contains("refresh_"), "{}", activity.text);
 }

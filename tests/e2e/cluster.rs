@@ -65,19 +65,19 @@ async fn is_allowed(client: &Client, namespace: &str, group: &str, resource: &st
 async fn servers_list_the_secrets_of_their_namespace_and_no_others() {
     let install = TestCluster::shared().await.install().await;
     let client = install.server_account().client().await;
-    let here: Api<Secret> = Api::namespaced(client.clone(), install.namespace());
-    here.list(&ListParams::default()).await.unwrap();
-    assert_forbidden(here.get("one").await);
-    assert_forbidden(here.create(&PostParams::default(), &secret("one")).await);
-    assert_forbidden(here.delete("one", &DeleteParams::default()).await.map(|_| ()));
-    let elsewhere: Api<Secret> = Api::namespaced(client.clone(), install.tenant());
-    assert_forbidden(elsewhere.list(&ListParams::default()).await);
-    assert_forbidden(elsewhere.get("one").await);
+    let own_secrets: Api<Secret> = Api::namespaced(client.clone(), install.namespace());
+    own_secrets.list(&ListParams::default()).await.unwrap();
+    assert_forbidden(own_secrets.get("one").await);
+    assert_forbidden(own_secrets.create(&PostParams::default(), &secret("one")).await);
+    assert_forbidden(own_secrets.delete("one", &DeleteParams::default()).await.map(|_| ()));
+    let tenant_secrets: Api<Secret> = Api::namespaced(client.clone(), install.tenant());
+    assert_forbidden(tenant_secrets.list(&ListParams::default()).await);
+    assert_forbidden(tenant_secrets.get("one").await);
     assert_forbidden(Api::<Secret>::all(client).list(&ListParams::default()).await);
 }
 
 #[tokio::test]
-async fn an_operator_of_listed_namespaces_sees_no_others() {
+async fn an_operator_that_watches_listed_namespaces_sees_no_other_namespaces() {
     let cluster = TestCluster::shared().await;
     let install = cluster.builder().tenants(2).install().await;
     let unlisted = cluster.plane().namespace("stranger").await.unwrap();
@@ -100,7 +100,7 @@ async fn an_operator_of_listed_namespaces_sees_no_others() {
 }
 
 #[tokio::test]
-async fn an_operator_of_all_namespaces_writes_secrets_only_in_its_own() {
+async fn an_operator_that_watches_all_namespaces_writes_secrets_only_in_its_own() {
     let cluster = TestCluster::start().await.unwrap();
     let install = cluster.builder().watch_all_namespaces().install().await;
     let client = install.operator_account().client().await;
@@ -116,9 +116,9 @@ async fn an_operator_of_all_namespaces_writes_secrets_only_in_its_own() {
 #[tokio::test]
 async fn each_permission_is_granted_once_and_can_be_revoked() {
     let cluster = TestCluster::start().await.unwrap();
-    for everywhere in [false, true] {
+    for watches_all in [false, true] {
         let builder = cluster.builder();
-        let install = if everywhere { builder.watch_all_namespaces() } else { builder }.install().await;
+        let install = if watches_all { builder.watch_all_namespaces() } else { builder }.install().await;
         assert_each_permission_can_be_revoked(&install, "operator", &install.operator_account().client().await).await;
         assert_each_permission_can_be_revoked(&install, "server", &install.server_account().client().await).await;
     }
@@ -129,7 +129,7 @@ async fn assert_each_permission_can_be_revoked(install: &Installation<'_>, compo
     assert!(!permissions.is_empty());
     for permission in permissions {
         let namespace = permission.namespace.clone().unwrap_or_else(|| install.namespace().to_owned());
-        // The check has no object name, so it cannot check a permission for one named object.
+        // These permissions apply only to one named Lease. `is_allowed` sends no object name, so it cannot check them.
         if permission.group == "coordination.k8s.io" && permission.verb != "create" {
             continue;
         }
@@ -146,26 +146,27 @@ async fn assert_each_permission_can_be_revoked(install: &Installation<'_>, compo
 async fn the_built_in_roles_include_apps_and_providers() {
     let install = TestCluster::shared().await.install().await;
     let roles: Api<ClusterRole> = Api::all(install.admin());
-    // No controller aggregates roles here. So the test itself selects the roles by the labels that the built-in role
-    // names.
-    for (usual, verbs) in [
+    // No controller aggregates roles here. So the test itself selects the roles that have the labels of the built-in
+    // role's aggregation rule.
+    for (built_in, verbs) in [
         ("admin", ["create", "update", "patch", "delete"].as_slice()),
         ("edit", &["create", "update", "patch", "delete"]),
         ("view", &["get", "list", "watch"]),
     ] {
-        let selectors = roles.get(usual).await.unwrap().aggregation_rule.unwrap().cluster_role_selectors.unwrap();
+        let selectors = roles.get(built_in).await.unwrap().aggregation_rule.unwrap().cluster_role_selectors.unwrap();
         let labels = selectors.into_iter().filter_map(|selector| selector.match_labels).flatten();
         let labels: Vec<_> = labels.map(|(label, value)| format!("{label}={value}")).collect();
         let found = roles.list(&ListParams::default().labels(&labels.join(","))).await.unwrap();
         let rules = found.items.into_iter().flat_map(|role| role.rules.unwrap_or_default());
-        let ours: Vec<_> =
+        let latchkey_rules: Vec<_> =
             rules.filter(|rule| rule.api_groups.iter().flatten().any(|group| group == "latchkey.dev")).collect();
         for resource in ["apps", "providers"] {
             for verb in verbs {
-                let given = ours.iter().any(|rule| {
-                    rule.resources.iter().flatten().any(|of| of == resource) && rule.verbs.iter().any(|of| of == verb)
+                let is_granted = latchkey_rules.iter().any(|rule| {
+                    rule.resources.iter().flatten().any(|name| name == resource)
+                        && rule.verbs.iter().any(|name| name == verb)
                 });
-                assert!(given, "{usual}: {verb} {resource}");
+                assert!(is_granted, "{built_in}: {verb} {resource}");
             }
         }
     }
@@ -194,7 +195,7 @@ async fn a_server_pod_gets_the_endpoint_that_a_controller_would_create() {
     assert!(slices.list(&of_service).await.unwrap().items.is_empty());
 }
 
-/// Publishes the rendered document of an App as the operator does.
+/// Writes the rendered document of an App to a Secret, as the operator does.
 async fn publish(install: &Installation<'_>, app: &App) {
     let stack = Stack::with(app).await;
     let document = fs::read_to_string(stack.rendered().join(format!("{}.json", app.id()))).unwrap();
@@ -239,8 +240,8 @@ async fn a_server_needs_each_of_its_permissions_and_logs_the_missing_one() {
         install.revoke(&permission).await.unwrap();
         let server = install.create_server(install.server_account(), &[]).await.unwrap();
         server.start().unwrap();
-        let lack = format!("cannot {} resource", permission.verb);
-        eventually(&lack, LIMIT, || async { server.read_log().contains(&lack).then_some(()) }).await;
+        let error = format!("cannot {} resource", permission.verb);
+        eventually(&error, LIMIT, || async { server.read_log().contains(&error).then_some(()) }).await;
         install.grant(&permission).await.unwrap();
         server.wait_until_ready().await.unwrap();
         let app = App::new("shop");

@@ -20,11 +20,11 @@ use crate::{
 
 const EMAIL: &str = "ada@example.com";
 
-/// Repetitions of a race, because each outcome depends on chance.
+/// How often a race is repeated, because the result of one race depends on chance.
 const ROUNDS: u64 = 12;
 
 /// An App on two servers with the same stores.
-async fn two_servers() -> TestApp {
+async fn app_on_two_servers() -> TestApp {
     TestApp::from_builder(unlimited_app("many"), Stack::builder().servers(2)).await
 }
 
@@ -72,7 +72,7 @@ fn winners(responses: Vec<ApiResponse>) -> Vec<ApiResponse> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_concurrent_registrations_of_a_new_address_create_one_user() {
-    let test_app = two_servers().await;
+    let test_app = app_on_two_servers().await;
     let app = test_app.id().to_owned();
     let responses = call_concurrently(&test_app, 20, |client, _| {
         let app = app.clone();
@@ -106,7 +106,7 @@ async fn twenty_concurrent_registrations_of_a_new_address_create_one_user() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_fifty_concurrent_uses_of_a_code_one_succeeds() {
-    let test_app = two_servers().await;
+    let test_app = app_on_two_servers().await;
     let app = test_app.id().to_owned();
     test_app.register(EMAIL).await;
     let code = test_app.code(EMAIL, 1).await;
@@ -176,7 +176,7 @@ async fn a_used_code_that_reappears_in_redis_is_invalid() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_login_that_races_a_reset_leaves_no_session() {
-    let test_app = two_servers().await;
+    let test_app = app_on_two_servers().await;
     let app = test_app.id().to_owned();
     test_app.register_and_confirm(EMAIL).await;
     let password = |round: u64| format!("{PASSWORD}-{round:03}");
@@ -189,8 +189,8 @@ async fn a_login_that_races_a_reset_leaves_no_session() {
         let mails = test_app.settled_mail_count(EMAIL).await;
         let code = test_app.reset_code(EMAIL, mails + 1).await;
         let (old, new) = (password(round), password(round + 1));
-        // The first call resets the password. The others log in with the old password, at different times during the
-        // reset.
+        // The first call resets the password. The other calls log in with the old password, at different times
+        // during the reset.
         let responses = call_concurrently(&test_app, 7, |client, number| {
             let (app, code, old, new) = (app.clone(), code.clone(), old.clone(), new.clone());
             async move {
@@ -225,7 +225,7 @@ async fn a_login_that_races_a_reset_leaves_no_session() {
 
 #[tokio::test]
 async fn two_servers_serve_the_same_session() {
-    let test_app = two_servers().await;
+    let test_app = app_on_two_servers().await;
     let (first, second) = (test_app.stack.client_of(0), test_app.stack.client_of(1));
     first.register(test_app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let code = test_app.code(EMAIL, 1).await;

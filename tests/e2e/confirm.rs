@@ -75,7 +75,7 @@ async fn wrong_used_expired_and_malformed_codes_get_the_same_response() {
 #[tokio::test]
 async fn hyphens_spaces_and_case_of_a_code_do_not_matter() {
     let test_app = TestApp::start().await;
-    for (index, write) in [
+    for (index, change_spelling) in [
         |code: &str| code.to_lowercase(),
         |code: &str| code.replace('-', ""),
         |code: &str| format!("  {}\t{} ", &code[..3].to_lowercase(), &code[3..]),
@@ -87,7 +87,7 @@ async fn hyphens_spaces_and_case_of_a_code_do_not_matter() {
         let email = format!("ada{index}@example.com");
         test_app.register(&email).await;
         let code = test_app.code(&email, 1).await;
-        test_app.client().confirm(test_app.id(), &write(&code)).await.expect(StatusCode::OK);
+        test_app.client().confirm(test_app.id(), &change_spelling(&code)).await.expect(StatusCode::OK);
     }
 }
 
@@ -131,32 +131,32 @@ async fn a_code_works_only_for_its_purpose_and_app_and_a_wrong_use_does_not_cons
     let stack = Stack::builder().app(&one).app(&other).start().await;
     let test_app = TestApp { stack, app: one };
     test_app.register(EMAIL).await;
-    let confirm = test_app.code(EMAIL, 1).await;
-    let reset = test_app.reset_code(EMAIL, 2).await;
+    let confirm_code = test_app.code(EMAIL, 1).await;
+    let reset_code = test_app.reset_code(EMAIL, 2).await;
 
     let client = test_app.client();
-    let refused = client.confirm(test_app.id(), &reset).await;
+    let refused = client.confirm(test_app.id(), &reset_code).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    let refused = client.confirm_password(test_app.id(), EMAIL, &confirm, NEW_PASSWORD).await;
+    let refused = client.confirm_password(test_app.id(), EMAIL, &confirm_code, NEW_PASSWORD).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    client.confirm(other.id(), &confirm).await.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    let refused = client.confirm_password(other.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    client.confirm(other.id(), &confirm_code).await.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    let refused = client.confirm_password(other.id(), EMAIL, &reset_code, NEW_PASSWORD).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
 
-    test_app.client().confirm(test_app.id(), &confirm).await.expect(StatusCode::OK);
+    test_app.client().confirm(test_app.id(), &confirm_code).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_code_of_an_earlier_epoch_is_invalid() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
-    let confirm = test_app.code(EMAIL, 1).await;
-    let reset = test_app.reset_code(EMAIL, 2).await;
+    let confirm_code = test_app.code(EMAIL, 1).await;
+    let reset_code = test_app.reset_code(EMAIL, 2).await;
     test_app.sql("UPDATE users SET epoch = epoch + 1").await;
     let before = test_app.epoch_and_verified(EMAIL).await;
-    let refused = test_app.client().confirm(test_app.id(), &confirm).await;
+    let refused = test_app.client().confirm(test_app.id(), &confirm_code).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    let refused = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    let refused = test_app.client().confirm_password(test_app.id(), EMAIL, &reset_code, NEW_PASSWORD).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, before);
     test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
@@ -164,12 +164,12 @@ async fn a_code_of_an_earlier_epoch_is_invalid() {
 
 #[tokio::test]
 async fn a_contested_account_loses_its_password_at_confirm() {
-    // Tests the code of the first registration and that of the second, because either can be the registration of the
-    // owner.
-    for used in [1, 2] {
+    // Tests the code of the first registration, and then the code of the second registration, because either can be the
+    // registration of the owner.
+    for nth_code in [1, 2] {
         let test_app = TestApp::start().await;
         test_app.register(EMAIL).await;
-        let planted = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
+        let planted_session = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
         let second = test_app.client().register(test_app.id(), "Another", EMAIL, NEW_PASSWORD).await;
         second.expect(StatusCode::OK);
         let refused = test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await;
@@ -177,7 +177,7 @@ async fn a_contested_account_loses_its_password_at_confirm() {
         test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 
         test_app.code(EMAIL, 2).await;
-        let code = test_app.code(EMAIL, used).await;
+        let code = test_app.code(EMAIL, nth_code).await;
         let client = test_app.client();
         let confirmed = client.confirm(test_app.id(), &code).await.expect(StatusCode::OK);
         assert_eq!(confirmed.body["password_required"], true);
@@ -185,14 +185,14 @@ async fn a_contested_account_loses_its_password_at_confirm() {
             let refused = test_app.client().login(test_app.id(), EMAIL, password).await;
             refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
         }
-        planted.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-        let own = client.with_token(test_app.id(), confirmed.string("access_token"));
-        own.verify().await.expect(StatusCode::OK);
+        planted_session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+        let own_session = client.with_token(test_app.id(), confirmed.string("access_token"));
+        own_session.verify().await.expect(StatusCode::OK);
 
         // With a reset, the account gets a password again.
         let reset = test_app.reset_code(EMAIL, 3).await;
-        let set = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
-        set.expect(StatusCode::OK);
+        let reset_response = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
+        reset_response.expect(StatusCode::OK);
         test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
     }
 }
@@ -201,11 +201,11 @@ async fn a_contested_account_loses_its_password_at_confirm() {
 async fn a_planted_session_ends_when_somebody_else_confirms() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
-    let planted = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
-    planted.verify().await.expect(StatusCode::OK);
+    let planted_session = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
+    planted_session.verify().await.expect(StatusCode::OK);
     let code = test_app.code(EMAIL, 1).await;
     test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
-    planted.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    planted_session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
 }
 
 #[tokio::test]
@@ -239,15 +239,15 @@ async fn a_confirm_with_a_token_of_the_account_continues_its_session_and_ends_al
     test_app.register(EMAIL).await;
     let client = test_app.client();
     let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let own = client.with_token(test_app.id(), login.string("token"));
-    let other = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
+    let own_session = client.with_token(test_app.id(), login.string("token"));
+    let other_session = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
 
     let code = test_app.code(EMAIL, 1).await;
-    let confirmed = own.confirm(&code).await.expect(StatusCode::OK);
+    let confirmed = own_session.confirm(&code).await.expect(StatusCode::OK);
     assert_eq!(confirmed.string("session_id"), login.string("session_id"));
-    own.verify().await.expect(StatusCode::OK);
+    own_session.verify().await.expect(StatusCode::OK);
     client.with_token(test_app.id(), confirmed.string("access_token")).verify().await.expect(StatusCode::OK);
-    other.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    other_session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
@@ -255,11 +255,11 @@ async fn a_confirm_with_a_token_of_the_account_continues_its_session_and_ends_al
 async fn a_confirm_removes_a_contested_password_even_with_a_token_of_the_account() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
-    let own = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
+    let own_session = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
     let second = test_app.client().register(test_app.id(), NAME, EMAIL, NEW_PASSWORD).await;
     second.expect(StatusCode::OK);
     let code = test_app.code(EMAIL, 2).await;
-    let confirmed = own.confirm(&code).await.expect(StatusCode::OK);
+    let confirmed = own_session.confirm(&code).await.expect(StatusCode::OK);
     assert_eq!(confirmed.body["password_required"], true);
     let refused = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await;
     refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
@@ -271,16 +271,16 @@ async fn a_token_of_another_account_is_ignored() {
     let stranger = test_app.register_and_confirm("mallory@example.com").await;
     let stranger_login = stranger.login(test_app.id(), "mallory@example.com", PASSWORD).await.expect(StatusCode::OK);
     let stranger = stranger.with_token(test_app.id(), stranger_login.string("token"));
-    let invalid = test_app.client().with_token(test_app.id(), "x.y.z");
-    for (index, bearer) in [&stranger, &invalid].into_iter().enumerate() {
+    let invalid_token = test_app.client().with_token(test_app.id(), "x.y.z");
+    for (index, bearer) in [&stranger, &invalid_token].into_iter().enumerate() {
         let email = format!("ada{index}@example.com");
         test_app.register(&email).await;
-        let planted = test_app.client().authenticate(test_app.id(), &email, PASSWORD).await;
+        let planted_session = test_app.client().authenticate(test_app.id(), &email, PASSWORD).await;
         let code = test_app.code(&email, 1).await;
         let confirmed = bearer.confirm(&code).await.expect(StatusCode::OK);
         assert_eq!(confirmed.string("email"), email);
         assert_ne!(confirmed.string("session_id"), stranger_login.string("session_id"));
-        planted.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+        planted_session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     }
     stranger.verify().await.expect(StatusCode::OK);
 }
@@ -289,16 +289,19 @@ async fn a_token_of_another_account_is_ignored() {
 async fn two_authorization_headers_are_ignored() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
-    let own = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
-    let twice = |signed_in: &AuthenticatedClient, operation: &str| {
+    let own_session = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
+    let with_two_headers = |signed_in: &AuthenticatedClient, operation: &str| {
         let request = signed_in.request(Method::POST, operation);
         request.header("authorization", format!("Bearer {}", signed_in.token()))
     };
-    let refused = own.send(twice(&own, "email/verify")).await;
+    let refused = own_session.send(with_two_headers(&own_session, "email/verify")).await;
     refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     let code = test_app.code(EMAIL, 1).await;
-    own.send(twice(&own, "email/confirm").json(&json!({ "code": code }))).await.expect(StatusCode::OK);
-    own.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    own_session
+        .send(with_two_headers(&own_session, "email/confirm").json(&json!({ "code": code })))
+        .await
+        .expect(StatusCode::OK);
+    own_session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
 }
 
 #[tokio::test]

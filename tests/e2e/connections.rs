@@ -26,7 +26,7 @@ const MIB: u64 = 1 << 20;
 const MALLOC_TUNABLES: &str = "glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072";
 
 /// A client address of these tests: 127.9.`group`.(`number` + 1).
-fn address(group: u8, number: u8) -> IpAddr {
+fn client_address(group: u8, number: u8) -> IpAddr {
     IpAddr::from([127, 9, group, number + 1])
 }
 
@@ -60,7 +60,7 @@ async fn metric(server: &ServerProcess, name: &str, labels: &str) -> u64 {
 
 #[tokio::test]
 async fn stalled_bodies_stay_within_the_budget_and_other_clients_are_served() {
-    const STALLED: u64 = 640;
+    const STALLED_REQUESTS: u64 = 640;
     let app = app();
     let stack = Stack::builder()
         .app(&app)
@@ -81,17 +81,17 @@ async fn stalled_bodies_stay_within_the_budget_and_other_clients_are_served() {
     );
     let request = [head.as_bytes(), &[b' '; 61_439]].concat();
     let mut clients = Vec::new();
-    for number in 0..STALLED {
-        let mut stream = connect(server.public, address(1, (number % 20) as u8)).await;
+    for number in 0..STALLED_REQUESTS {
+        let mut stream = connect(server.public, client_address(1, (number % 20) as u8)).await;
         // An error is fine: the server does not read a rejected request to the end.
         drop(stream.write_all(&request).await);
         clients.push(stream);
     }
-    let refused = r#"{listener="public",reason="request"}"#;
+    let labels = r#"{listener="public",reason="request"}"#;
     let counted = eventually("each request is in flight or rejected", LIMIT, || async {
         let held = metric(server, "http_requests_in_flight", r#"{listener="public"}"#).await;
-        let refused = metric(server, "http_over_budget_total", refused).await;
-        (held + refused >= STALLED).then_some((held, refused))
+        let refused = metric(server, "http_over_budget_total", labels).await;
+        (held + refused >= STALLED_REQUESTS).then_some((held, refused))
     })
     .await;
     let (held, refused) = counted;
@@ -106,10 +106,10 @@ async fn stalled_bodies_stay_within_the_budget_and_other_clients_are_served() {
         stack.client().get(&path).await.expect(StatusCode::OK);
         max_memory = max_memory.max(resident_bytes(server));
     }
-    let grown = max_memory.saturating_sub(before);
-    println!("{held} bodies of 60 KiB held, {refused} refused: {} MiB more", grown / MIB);
+    let growth = max_memory.saturating_sub(before);
+    println!("{held} bodies of 60 KiB held, {refused} refused: {} MiB more", growth / MIB);
     // Of the 128 MiB, an eighth is for requests and a quarter for connections: together 48 MiB.
-    assert!(grown < 48 * MIB, "{} MiB more with {held} bodies held", grown / MIB);
+    assert!(growth < 48 * MIB, "{} MiB more with {held} bodies held", growth / MIB);
 
     // When the stalled clients have disconnected, the server accepts large bodies again.
     let large = serde_json::json!({ "email": EMAIL, "password": PASSWORD, "more": " ".repeat(60_000) });
@@ -123,22 +123,22 @@ async fn stalled_bodies_stay_within_the_budget_and_other_clients_are_served() {
 
 #[tokio::test]
 async fn an_idle_connection_costs_less_than_its_share_of_the_budget() {
-    const IDLE: u64 = 600;
+    const IDLE_CONNECTIONS: u64 = 600;
     let app = app();
     let stack = Stack::builder().app(&app).env("GLIBC_TUNABLES", MALLOC_TUNABLES).start().await;
     let server = stack.server();
     let mut clients = Vec::new();
     let mut before = 0;
-    for number in 0..2 * IDLE {
+    for number in 0..2 * IDLE_CONNECTIONS {
         // The first half of the connections is not measured: it causes one-time allocations.
-        if number == IDLE {
+        if number == IDLE_CONNECTIONS {
             before = resident_bytes(server);
         }
-        let mut stream = connect(server.public, address(4, (number % 20) as u8)).await;
+        let mut stream = connect(server.public, client_address(4, (number % 20) as u8)).await;
         assert!(is_served(&mut stream).await);
         clients.push(stream);
     }
-    let cost = resident_bytes(server).saturating_sub(before) / IDLE;
+    let cost = resident_bytes(server).saturating_sub(before) / IDLE_CONNECTIONS;
     println!("an idle connection costs {cost} bytes");
     // The budget reserves 40 KiB for a connection, 8 KiB of which are for a request.
     assert!(cost < 32 * 1024, "{cost} bytes");
@@ -151,12 +151,12 @@ async fn a_client_address_has_a_connection_limit_and_a_trusted_proxy_has_none() 
     let server = stack.server();
     let mut held = Vec::new();
     for _ in 0..5 {
-        let mut stream = connect(server.public, address(2, 1)).await;
+        let mut stream = connect(server.public, client_address(2, 1)).await;
         assert!(is_served(&mut stream).await);
         held.push(stream);
     }
-    assert!(!is_served(&mut connect(server.public, address(2, 1)).await).await, "the sixth connection");
-    assert!(is_served(&mut connect(server.public, address(2, 2)).await).await, "another address");
+    assert!(!is_served(&mut connect(server.public, client_address(2, 1)).await).await, "the sixth connection");
+    assert!(is_served(&mut connect(server.public, client_address(2, 2)).await).await, "another address");
     let refused = metric(server, "http_connections_refused_total", r#"{listener="public",reason="client"}"#).await;
     assert_eq!(refused, 1);
 
@@ -164,7 +164,7 @@ async fn a_client_address_has_a_connection_limit_and_a_trusted_proxy_has_none() 
     let stack = Stack::builder().app(&app).args(flags).start().await;
     let mut held = Vec::new();
     for _ in 0..12 {
-        let mut stream = connect(stack.server().public, address(2, 1)).await;
+        let mut stream = connect(stack.server().public, client_address(2, 1)).await;
         assert!(is_served(&mut stream).await);
         held.push(stream);
     }
@@ -176,13 +176,13 @@ async fn the_operations_listener_accepts_sixteen_connections_of_one_client_addre
     let ops = stack.server().ops;
     let mut held = Vec::new();
     for _ in 0..16 {
-        let mut stream = connect(ops, address(3, 1)).await;
+        let mut stream = connect(ops, client_address(3, 1)).await;
         assert!(is_served(&mut stream).await);
         held.push(stream);
     }
-    assert!(!is_served(&mut connect(ops, address(3, 1)).await).await, "the seventeenth connection");
+    assert!(!is_served(&mut connect(ops, client_address(3, 1)).await).await, "the seventeenth connection");
     // The probe of the kubelet comes from another client address, and is accepted.
-    ApiClient::from_address(ops, address(3, 2)).get("livez").await.expect(StatusCode::OK);
+    ApiClient::from_address(ops, client_address(3, 2)).get("livez").await.expect(StatusCode::OK);
 }
 
 #[tokio::test]

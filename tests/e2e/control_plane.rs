@@ -126,9 +126,9 @@ async fn a_watch_through_a_proxy_can_go_silent_and_be_cut() {
     let namespace = plane.namespace("proxied").await.unwrap();
     let proxy = Proxy::start(plane.addr()).unwrap();
     let direct: Api<Secret> = Api::namespaced(plane.admin().await, &namespace);
-    let through: Api<Secret> = Api::namespaced(plane.admin_at(proxy.addr()).await.unwrap(), &namespace);
-    let since = direct.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
-    let mut watch = through.watch(&WatchParams::default(), &since).await.unwrap().boxed();
+    let proxied: Api<Secret> = Api::namespaced(plane.admin_at(proxy.addr()).await.unwrap(), &namespace);
+    let list_version = direct.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
+    let mut watch = proxied.watch(&WatchParams::default(), &list_version).await.unwrap().boxed();
 
     proxy.stall();
     direct.create(&PostParams::default(), &secret("one")).await.unwrap();

@@ -46,13 +46,13 @@ async fn access_tokens_follow_rfc_9068_and_verify_with_the_published_keys() {
     ];
     let builder = apps.iter().fold(Stack::builder(), |builder, (app, _, _)| builder.app(app));
     let stack = builder.start().await;
-    for (app, algorithm, family) in &apps {
+    for (app, algorithm, key_type) in &apps {
         let client = stack.client();
         client.register(app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
         let login = client.login(app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
         let jwks = client.get(&format!("{}/.well-known/jwks.json", app.id())).await.expect(StatusCode::OK).body;
         for key in jwks["keys"].as_array().unwrap() {
-            assert_eq!((key["alg"].as_str(), key["kty"].as_str()), (Some(*algorithm), Some(*family)));
+            assert_eq!((key["alg"].as_str(), key["kty"].as_str()), (Some(*algorithm), Some(*key_type)));
             assert_eq!(key["use"], "sig");
             assert!(key["kid"].as_str().is_some_and(|kid| kid.starts_with('s')));
             for private in ["d", "p", "q", "dp", "dq", "qi", "k"] {
@@ -66,9 +66,9 @@ async fn access_tokens_follow_rfc_9068_and_verify_with_the_published_keys() {
         assert_eq!(claims["client_id"], app.id());
         assert_eq!(claims["sid"], login.body["session_id"]);
         assert_eq!(claims["exp"], login.body["expires_at"]);
-        let lives = claims["exp"].as_i64().unwrap() - claims["iat"].as_i64().unwrap();
-        assert_eq!(lives, login.integer("expires_in"));
-        assert!((855..=900).contains(&lives));
+        let lifetime = claims["exp"].as_i64().unwrap() - claims["iat"].as_i64().unwrap();
+        assert_eq!(lifetime, login.integer("expires_in"));
+        assert!((855..=900).contains(&lifetime));
         assert!(claims["jti"].is_string());
         assert_eq!(claims["auth_time"], claims["iat"]);
         assert_eq!(claims["amr"], json!(["pwd"]));
@@ -112,17 +112,17 @@ async fn codes_and_tokens_stay_valid_after_a_rotation_until_their_key_is_dropped
     let codes = [test_app.code(EMAIL, 1).await, test_app.code("grace@example.com", 1).await];
     let client = test_app.client();
     let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let old = client.with_token(test_app.id(), login.string("token"));
+    let old_session = client.with_token(test_app.id(), login.string("token"));
     let kids = async || -> Vec<String> {
         let jwks = client.get(&format!("{}/.well-known/jwks.json", test_app.id())).await.body;
         jwks["keys"].as_array().unwrap().iter().map(|key| key["kid"].as_str().unwrap().to_owned()).collect()
     };
-    let before = kids().await;
+    let kids_before = kids().await;
 
     test_app
         .edit_rendered(|document| {
-            for sort in ["signing", "hmac"] {
-                document["keys"][sort][0]["state"] = json!("Retired");
+            for kind in ["signing", "hmac"] {
+                document["keys"][kind][0]["state"] = json!("Retired");
             }
             let pem = rcgen::KeyPair::generate().unwrap().serialize_pem();
             for (id, state) in [("s8", "Active"), ("s9", "Published")] {
@@ -133,34 +133,39 @@ async fn codes_and_tokens_stay_valid_after_a_rotation_until_their_key_is_dropped
             document["keys"]["hmac"].as_array_mut().unwrap().push(key);
         })
         .await;
-    let all = kids().await;
-    assert!(all.contains(&before[0]) && all.contains(&"s8".to_owned()) && all.contains(&"s9".to_owned()), "{all:?}");
-    let later = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    assert_eq!(jsonwebtoken::decode_header(later.string("token")).unwrap().kid.as_deref(), Some("s8"));
-    old.verify().await.expect(StatusCode::OK);
+    let all_kids = kids().await;
+    assert!(
+        all_kids.contains(&kids_before[0])
+            && all_kids.contains(&"s8".to_owned())
+            && all_kids.contains(&"s9".to_owned()),
+        "{all_kids:?}"
+    );
+    let new_login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(jsonwebtoken::decode_header(new_login.string("token")).unwrap().kid.as_deref(), Some("s8"));
+    old_session.verify().await.expect(StatusCode::OK);
     // Waits for the mail of *verify* before the confirmation, because a confirmed address gets no code.
     test_app.code(EMAIL, 2).await;
     client.confirm(test_app.id(), &codes[0]).await.expect(StatusCode::OK);
 
-    let newer = test_app.reset_code(EMAIL, 3).await;
-    let after = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let reset_code = test_app.reset_code(EMAIL, 3).await;
+    let last_login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let revoked = client.login(test_app.id(), "grace@example.com", PASSWORD).await.expect(StatusCode::OK);
     test_app
         .edit_rendered(|document| {
-            for sort in ["signing", "hmac"] {
-                document["keys"][sort].as_array_mut().unwrap().remove(0);
+            for kind in ["signing", "hmac"] {
+                document["keys"][kind].as_array_mut().unwrap().remove(0);
             }
             document["keys"]["signing"][0]["privateKey"] = json!(rcgen::KeyPair::generate().unwrap().serialize_pem());
         })
         .await;
     assert_eq!(kids().await, ["s8", "s9"]);
-    for token in [after.string("token"), revoked.string("token")] {
+    for token in [last_login.string("token"), revoked.string("token")] {
         let refused = client.with_token(test_app.id(), token).verify().await;
         refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     }
     let refused = client.confirm(test_app.id(), &codes[1]).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    client.confirm_password(test_app.id(), EMAIL, &newer, NEW_PASSWORD).await.expect(StatusCode::OK);
+    client.confirm_password(test_app.id(), EMAIL, &reset_code, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
@@ -179,16 +184,16 @@ async fn keys_and_discovery_can_be_cached_for_five_minutes_and_revalidated() {
         let etag = response.header("etag").unwrap().to_owned();
         assert!(etag.ends_with('"'), "{etag}");
 
-        let send = async |method: Method, known: &str| {
-            client.send(client.request(method, &path).header("if-none-match", known)).await
+        let send_with_etags = async |method: Method, etags: &str| {
+            client.send(client.request(method, &path).header("if-none-match", etags)).await
         };
-        for known in [etag.clone(), format!("\"other\", {etag}"), "*".to_owned()] {
-            let response = send(Method::GET, &known).await.expect(StatusCode::NOT_MODIFIED);
+        for etags in [etag.clone(), format!("\"other\", {etag}"), "*".to_owned()] {
+            let response = send_with_etags(Method::GET, &etags).await.expect(StatusCode::NOT_MODIFIED);
             assert_eq!(response.text, "");
             assert_eq!(response.header("etag"), Some(etag.as_str()));
             assert_eq!(response.header("cache-control"), Some("public, max-age=300"));
         }
-        send(Method::GET, "\"other\"").await.expect(StatusCode::OK);
+        send_with_etags(Method::GET, "\"other\"").await.expect(StatusCode::OK);
 
         let head = client.send(client.request(Method::HEAD, &path)).await.expect(StatusCode::OK);
         assert_eq!(head.text, "");
@@ -211,17 +216,17 @@ async fn discovery_says_where_the_keys_are() {
         let document = client.get(&path).await.expect(StatusCode::OK).body;
         assert_eq!(document["issuer"], issuer, "{path}");
         assert_eq!(document["jwks_uri"], format!("{issuer}/.well-known/jwks.json"), "{path}");
-        for unserved in ["authorization_endpoint", "scopes_supported", "registration_endpoint"] {
-            assert_eq!(document.get(unserved), None, "{path}");
+        for field in ["authorization_endpoint", "scopes_supported", "registration_endpoint"] {
+            assert_eq!(document.get(field), None, "{path}");
         }
-        for (field, served) in
+        for (field, endpoint) in
             [("token_endpoint", "token"), ("revocation_endpoint", "revoke"), ("introspection_endpoint", "introspect")]
         {
-            let url = format!("{}/v1/{id}/{served}", test_app.stack.base_url());
+            let url = format!("{}/v1/{id}/{endpoint}", test_app.stack.base_url());
             assert_eq!(document[field], url, "{path}");
-            let called =
-                client.post(&format!("v1/{id}/{served}"), &json!({ "token": "x", "refresh_token": "x" })).await;
-            assert_ne!(called.status, StatusCode::NOT_FOUND, "{field}");
+            let response =
+                client.post(&format!("v1/{id}/{endpoint}"), &json!({ "token": "x", "refresh_token": "x" })).await;
+            assert_ne!(response.status, StatusCode::NOT_FOUND, "{field}");
         }
         let none = json!(["none"]);
         for list in ["response_types", "token_endpoint_auth_methods"] {
@@ -230,7 +235,7 @@ async fn discovery_says_where_the_keys_are() {
         assert_eq!(document["revocation_endpoint_auth_methods_supported"], none, "{path}");
         let grants = document["grant_types_supported"].as_array().unwrap();
         assert!(grants.contains(&json!("refresh_token")), "{path}");
-        // RFC 8414, section 3.2: a document contains no empty lists.
+        // RFC 8414, section 3.2: a metadata document contains no empty lists.
         assert!(document.as_object().unwrap().values().all(|value| *value != json!([])), "{path}");
     }
     let keys = client.get(&format!("{id}/.well-known/jwks.json")).await.body;
@@ -260,12 +265,12 @@ impl OpenApiDocument {
         assert!(documented.is_object(), "{method} {path} does not document {}: {}", response.status, response.text);
         let schema = &documented["content"]["application/json"]["schema"];
         assert!(schema.is_object(), "{method} {path} {} has no schema", response.status);
-        let whole = json!({
+        let full_schema = json!({
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             "allOf": [schema],
             "components": self.0["components"],
         });
-        let validator = jsonschema::validator_for(&whole).expect("the schema is valid");
+        let validator = jsonschema::validator_for(&full_schema).expect("the schema is valid");
         let errors: Vec<String> = validator.iter_errors(&response.body).map(|error| error.to_string()).collect();
         assert!(errors.is_empty(), "{method} {path} {}: {errors:?} in {}", response.status, response.text);
         // Checks the schema itself: it must reject a wrong body.
@@ -284,43 +289,43 @@ impl OpenApiDocument {
 #[tokio::test]
 async fn responses_match_the_openapi_document() {
     let (open, closed) = (app().limit("codesPerClient", &[(2, 3600)]), app().set("/signUp", "Closed"));
-    let off = app().set("/enumerationProtection", "Off").set("/requireVerifiedEmail", true);
-    let stack = Stack::builder().app(&open).app(&closed).app(&off).start().await;
+    let revealing = app().set("/enumerationProtection", "Off").set("/requireVerifiedEmail", true);
+    let stack = Stack::builder().app(&open).app(&closed).app(&revealing).start().await;
     let test_app = TestApp { stack, app: open };
     let (id, client) = (test_app.id(), test_app.client());
     let document = client.get("openapi.json").await.expect(StatusCode::OK);
     assert!(document.header("content-type").unwrap().starts_with("application/json"));
     assert!(document.string("openapi").starts_with("3.1."));
-    let promises = OpenApiDocument(document.body);
-    let hold = |operation: &str, response: &ApiResponse| {
-        promises.assert_matches(&format!("/v1/{{APPID}}/email/{operation}"), "post", response);
+    let openapi = OpenApiDocument(document.body);
+    let check = |operation: &str, response: &ApiResponse| {
+        openapi.assert_matches(&format!("/v1/{{APPID}}/email/{operation}"), "post", response);
     };
 
-    hold("register", &test_app.register(EMAIL).await);
-    hold("register", &client.register(id, "", "x", "").await);
-    hold("register", &client.register(id, NAME, EMAIL, "password").await);
-    hold("register", &client.register(closed.id(), NAME, EMAIL, PASSWORD).await);
-    hold("register", &client.register("nowhere", NAME, EMAIL, PASSWORD).await);
-    client.register(off.id(), NAME, "off@example.com", PASSWORD).await.expect(StatusCode::OK);
-    hold("login", &client.login(off.id(), "off@example.com", PASSWORD).await);
+    check("register", &test_app.register(EMAIL).await);
+    check("register", &client.register(id, "", "x", "").await);
+    check("register", &client.register(id, NAME, EMAIL, "password").await);
+    check("register", &client.register(closed.id(), NAME, EMAIL, PASSWORD).await);
+    check("register", &client.register("nowhere", NAME, EMAIL, PASSWORD).await);
+    client.register(revealing.id(), NAME, "off@example.com", PASSWORD).await.expect(StatusCode::OK);
+    check("login", &client.login(revealing.id(), "off@example.com", PASSWORD).await);
     let code = test_app.code("off@example.com", 1).await;
-    client.confirm(off.id(), &code).await.expect(StatusCode::OK);
-    hold("register", &client.register(off.id(), NAME, "off@example.com", PASSWORD).await);
+    client.confirm(revealing.id(), &code).await.expect(StatusCode::OK);
+    check("register", &client.register(revealing.id(), NAME, "off@example.com", PASSWORD).await);
 
     let login = client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    hold("login", &login);
-    hold("login", &client.login(id, EMAIL, WRONG_PASSWORD).await);
-    hold("login", &client.post(&test_app.email_path("login"), &json!(" ".repeat(70_000))).await);
-    hold("login", &client.send(client.request(Method::POST, &test_app.email_path("login")).body("x")).await);
-    hold("verify", &client.with_token(id, login.string("token")).verify().await);
-    hold("verify", &client.with_token(id, "x").verify().await);
-    hold("verify", &client.post(&test_app.email_path("verify"), &json!({ "x": 1 })).await);
-    hold("forgot-password", &client.forgot_password(id, EMAIL).await);
-    hold("forgot-password", &client.forgot_password(id, "x").await);
+    check("login", &login);
+    check("login", &client.login(id, EMAIL, WRONG_PASSWORD).await);
+    check("login", &client.post(&test_app.email_path("login"), &json!(" ".repeat(70_000))).await);
+    check("login", &client.send(client.request(Method::POST, &test_app.email_path("login")).body("x")).await);
+    check("verify", &client.with_token(id, login.string("token")).verify().await);
+    check("verify", &client.with_token(id, "x").verify().await);
+    check("verify", &client.post(&test_app.email_path("verify"), &json!({ "x": 1 })).await);
+    check("forgot-password", &client.forgot_password(id, EMAIL).await);
+    check("forgot-password", &client.forgot_password(id, "x").await);
     // Two codes to confirm the email address, and the code of the reset.
     let codes = [test_app.code(EMAIL, 1).await, test_app.code(EMAIL, 2).await, test_app.code(EMAIL, 3).await];
     for code in codes {
-        hold("confirm-password", &test_app.client().confirm_password(id, EMAIL, &code, NEW_PASSWORD).await);
+        check("confirm-password", &test_app.client().confirm_password(id, EMAIL, &code, NEW_PASSWORD).await);
     }
     client.login(id, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
     test_app.register("grace@example.com").await;
@@ -329,44 +334,48 @@ async fn responses_match_the_openapi_document() {
     let code = test_app.code("grace@example.com", 2).await;
     let confirmed = client.confirm(id, &code).await.expect(StatusCode::OK);
     assert_eq!(confirmed.body["password_required"], true);
-    hold("confirm", &confirmed);
+    check("confirm", &confirmed);
     for _ in 0..3 {
-        hold("confirm", &client.confirm(id, WRONG_CODE).await);
+        check("confirm", &client.confirm(id, WRONG_CODE).await);
     }
-    hold("confirm-password", &client.confirm_password(id, EMAIL, WRONG_CODE, NEW_PASSWORD).await);
+    check("confirm-password", &client.confirm_password(id, EMAIL, WRONG_CODE, NEW_PASSWORD).await);
 
     // The endpoints of the user's own account. The login is recent, so the account can be deleted without the password.
     let owner = test_app.log_in(client.clone(), EMAIL, NEW_PASSWORD).await;
-    let own = |path: &str, method: &str, response: &ApiResponse| {
-        promises.assert_matches(&format!("/v1/{{APPID}}/{path}"), method, response);
+    let check_own = |path: &str, method: &str, response: &ApiResponse| {
+        openapi.assert_matches(&format!("/v1/{{APPID}}/{path}"), method, response);
     };
-    own("user", "get", &owner.get_user().await.expect(StatusCode::OK));
-    own("userinfo", "get", &owner.signed_in.get("userinfo").await.expect(StatusCode::OK));
-    own("user", "patch", &owner.rename_user("Grace").await.expect(StatusCode::OK));
-    own("user", "patch", &owner.rename_user("").await.expect(StatusCode::BAD_REQUEST));
+    check_own("user", "get", &owner.get_user().await.expect(StatusCode::OK));
+    check_own("userinfo", "get", &owner.signed_in.get("userinfo").await.expect(StatusCode::OK));
+    check_own("user", "patch", &owner.rename_user("Grace").await.expect(StatusCode::OK));
+    check_own("user", "patch", &owner.rename_user("").await.expect(StatusCode::BAD_REQUEST));
     let response = owner.change_address(Some(NEW_PASSWORD), "new@example.com").await;
-    own("user/email", "post", &response.expect(StatusCode::OK));
-    own("user/email", "post", &owner.change_address(None, "new@example.com").await.expect(StatusCode::UNAUTHORIZED));
-    own("user/email", "post", &owner.change_address(None, "new").await.expect(StatusCode::BAD_REQUEST));
-    own("user/password", "post", &owner.change_password(None, "password").await.expect(StatusCode::BAD_REQUEST));
+    check_own("user/email", "post", &response.expect(StatusCode::OK));
+    check_own(
+        "user/email",
+        "post",
+        &owner.change_address(None, "new@example.com").await.expect(StatusCode::UNAUTHORIZED),
+    );
+    check_own("user/email", "post", &owner.change_address(None, "new").await.expect(StatusCode::BAD_REQUEST));
+    check_own("user/password", "post", &owner.change_password(None, "password").await.expect(StatusCode::BAD_REQUEST));
     let wrong = owner.change_password(Some(WRONG_PASSWORD), PASSWORD).await;
-    own("user/password", "post", &wrong.expect(StatusCode::UNAUTHORIZED));
-    own(
+    check_own("user/password", "post", &wrong.expect(StatusCode::UNAUTHORIZED));
+    check_own(
         "user",
         "delete",
         &owner.delete_user(&json!({ "password": WRONG_PASSWORD })).await.expect(StatusCode::UNAUTHORIZED),
     );
-    own("user", "delete", &owner.delete_user(&json!({ "password": 5 })).await.expect(StatusCode::BAD_REQUEST));
+    check_own("user", "delete", &owner.delete_user(&json!({ "password": 5 })).await.expect(StatusCode::BAD_REQUEST));
     owner.delete_user(&json!({})).await.expect(StatusCode::OK);
-    own("user", "get", &owner.get_user().await.expect(StatusCode::UNAUTHORIZED));
+    check_own("user", "get", &owner.get_user().await.expect(StatusCode::UNAUTHORIZED));
 
     for (template, path) in [
         ("/{APPID}/.well-known/jwks.json", format!("{id}/.well-known/jwks.json")),
         ("/{APPID}/.well-known/openid-configuration", format!("{id}/.well-known/openid-configuration")),
         ("/.well-known/oauth-authorization-server/{APPID}", format!(".well-known/oauth-authorization-server/{id}")),
     ] {
-        promises.assert_matches(template, "get", &client.get(&path).await.expect(StatusCode::OK));
-        promises.assert_matches(template, "get", &client.get(&path.replace(id, "nowhere")).await);
+        openapi.assert_matches(template, "get", &client.get(&path).await.expect(StatusCode::OK));
+        openapi.assert_matches(template, "get", &client.get(&path.replace(id, "nowhere")).await);
     }
 }
 
@@ -422,7 +431,7 @@ async fn an_invalid_document_is_rejected_and_the_earlier_document_stays_in_use()
     let client = test_app.client();
     let path = test_app.stack.rendered().join(format!("{}.json", test_app.id()));
     let good = fs::read(&path).unwrap();
-    let serving = Revision::of(&good);
+    let served = Revision::of(&good);
     let (mut revisions, _) = RevisionStream::open(test_app.stack.server()).await;
     let mut keyless: Value = serde_json::from_slice(&good).unwrap();
     keyless["keys"]["signing"] = json!([]);
@@ -432,10 +441,10 @@ async fn an_invalid_document_is_rejected_and_the_earlier_document_stays_in_use()
         // While the file is being written, the server can read and reject it more than once.
         let change = revisions.next_change_where(|change| change.refused.is_some()).await;
         assert_eq!(change.app.as_str(), test_app.id());
-        assert_eq!(change.revision, Some(serving.clone()), "the serving revision is reported");
+        assert_eq!(change.revision, Some(served.clone()), "the serving revision is reported");
         assert!(!change.refused.unwrap().reason.contains("PRIVATE"));
         let (_, hello) = RevisionStream::open(test_app.stack.server()).await;
-        assert!(hello.revisions.values().any(|revision| *revision == serving));
+        assert!(hello.revisions.values().any(|revision| *revision == served));
         client.register(test_app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
     eventually("the rejection in the log", LIVE_LIMIT, || async {

@@ -59,14 +59,14 @@ const OTHER_ENDPOINT_ERRORS: [&str; 13] = [
 fn record_error(seen: &mut BTreeSet<(u16, String)>, response: &ApiResponse) {
     let error = response.string("error");
     let names: BTreeSet<&str> = response.body.as_object().expect("an object").keys().map(String::as_str).collect();
-    let known = BTreeSet::from(["error", "error_description", "fields", "request_id"]);
-    assert!(names.is_subset(&known), "{}", response.text);
+    let allowed = BTreeSet::from(["error", "error_description", "fields", "request_id"]);
+    assert!(names.is_subset(&allowed), "{}", response.text);
     assert!(!response.string("error_description").is_empty(), "{}", response.text);
     assert_eq!(response.header("x-request-id"), Some(response.string("request_id")), "{}", response.text);
     assert_eq!(response.header("x-content-type-options"), Some("nosniff"), "{}", response.text);
     assert!(response.header("content-type").expect("a type").starts_with("application/json"), "{}", response.text);
-    let with_fields = response.body.get("fields").is_some();
-    assert!(!with_fields || ["invalid_request", "weak_password"].contains(&error), "{}", response.text);
+    let has_fields = response.body.get("fields").is_some();
+    assert!(!has_fields || ["invalid_request", "weak_password"].contains(&error), "{}", response.text);
     for field in response.body["fields"].as_array().into_iter().flatten() {
         assert!(["field", "code", "message"].iter().all(|name| field[name].is_string()), "{}", response.text);
     }
@@ -84,59 +84,60 @@ fn record_error(seen: &mut BTreeSet<(u16, String)>, response: &ApiResponse) {
 #[tokio::test]
 async fn every_error_of_the_six_endpoints_has_the_same_format() {
     let limited = app().limit("codesPerClient", &[(3, 3600)]);
-    let off = app().set("/enumerationProtection", "Off").set("/requireVerifiedEmail", true);
+    let revealing = app().set("/enumerationProtection", "Off").set("/requireVerifiedEmail", true);
     let closed = app().set("/signUp", "Closed");
-    let builder = Stack::builder().app(&limited).app(&off).app(&closed).own_redis(redis::Options::for_tests());
+    let builder = Stack::builder().app(&limited).app(&revealing).app(&closed).own_redis(redis::Options::for_tests());
     let test_app = TestApp { stack: builder.start().await, app: limited };
     let (id, client) = (test_app.id(), test_app.client());
     let mut seen = BTreeSet::new();
-    let mut note = |response: ApiResponse| record_error(&mut seen, &response);
+    let mut record = |response: ApiResponse| record_error(&mut seen, &response);
 
-    // The head of this request is incomplete. While the server waits for the rest, the test sends the other requests.
-    let late = tokio::spawn(send_raw(test_app.stack.server().public, post_head(&test_app.email_path("login"))));
+    // The head of this request is incomplete. While the server waits for the rest of the head, the test sends the other
+    // requests.
+    let unfinished = tokio::spawn(send_raw(test_app.stack.server().public, post_head(&test_app.email_path("login"))));
 
-    note(client.post(&test_app.email_path("login"), &json!({})).await);
-    note(client.register(id, NAME, EMAIL, "password").await);
-    note(client.login(id, EMAIL, PASSWORD).await);
-    note(client.with_token(id, "x").verify().await);
-    note(client.register(closed.id(), NAME, EMAIL, PASSWORD).await);
-    note(client.login("nowhere", EMAIL, PASSWORD).await);
-    note(client.post(&test_app.email_path("nothing"), &json!({})).await);
-    note(client.get(&test_app.email_path("login")).await);
+    record(client.post(&test_app.email_path("login"), &json!({})).await);
+    record(client.register(id, NAME, EMAIL, "password").await);
+    record(client.login(id, EMAIL, PASSWORD).await);
+    record(client.with_token(id, "x").verify().await);
+    record(client.register(closed.id(), NAME, EMAIL, PASSWORD).await);
+    record(client.login("nowhere", EMAIL, PASSWORD).await);
+    record(client.post(&test_app.email_path("nothing"), &json!({})).await);
+    record(client.get(&test_app.email_path("login")).await);
     let large = client.request(Method::POST, &test_app.email_path("login")).header("content-type", "application/json");
-    note(client.send(large.body(" ".repeat(64 * 1024 + 1))).await);
-    note(client.send(client.request(Method::POST, &test_app.email_path("login")).body("{}")).await);
+    record(client.send(large.body(" ".repeat(64 * 1024 + 1))).await);
+    record(client.send(client.request(Method::POST, &test_app.email_path("login")).body("{}")).await);
 
-    client.register(off.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    note(client.login(off.id(), EMAIL, PASSWORD).await);
+    client.register(revealing.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    record(client.login(revealing.id(), EMAIL, PASSWORD).await);
     let code = test_app.code(EMAIL, 1).await;
-    client.confirm(off.id(), &code).await.expect(StatusCode::OK);
-    note(client.register(off.id(), NAME, EMAIL, PASSWORD).await);
+    client.confirm(revealing.id(), &code).await.expect(StatusCode::OK);
+    record(client.register(revealing.id(), NAME, EMAIL, PASSWORD).await);
     test_app.sql("UPDATE users SET disabled_at = now()").await;
-    note(client.login(off.id(), EMAIL, PASSWORD).await);
+    record(client.login(revealing.id(), EMAIL, PASSWORD).await);
     for _ in 0..4 {
-        note(client.confirm(id, WRONG_CODE).await);
+        record(client.confirm(id, WRONG_CODE).await);
     }
 
     test_app.sql("ALTER TABLE users RENAME TO elsewhere").await;
-    let fault = client.login(id, EMAIL, PASSWORD).await;
-    assert_eq!(fault.body["request_id"].as_str(), fault.header("x-request-id"));
+    let server_error = client.login(id, EMAIL, PASSWORD).await;
+    assert_eq!(server_error.body["request_id"].as_str(), server_error.header("x-request-id"));
     for secret in ["users", "relation", "SQL", "sqlx", "select"] {
-        assert!(!fault.text.to_lowercase().contains(&secret.to_lowercase()), "{}", fault.text);
+        assert!(!server_error.text.to_lowercase().contains(&secret.to_lowercase()), "{}", server_error.text);
     }
-    note(fault);
+    record(server_error);
     test_app.sql("ALTER TABLE elsewhere RENAME TO users").await;
 
-    let late = late.await.unwrap();
-    assert_eq!(status_of(&late), Some(408), "{late}");
+    let unfinished = unfinished.await.unwrap();
+    assert_eq!(status_of(&unfinished), Some(408), "{unfinished}");
     // If the server's HTTP library itself responds, the response can be without a body.
-    if let Some((_, body)) = late.split_once("\r\n\r\n").filter(|(_, body)| !body.is_empty()) {
+    if let Some((_, body)) = unfinished.split_once("\r\n\r\n").filter(|(_, body)| !body.is_empty()) {
         let body: Value = serde_json::from_str(body).unwrap();
         assert_eq!(body["error"], "invalid_request");
     }
 
     assert!(test_app.stack.redis().stop(Duration::from_secs(20)));
-    note(client.login(id, EMAIL, PASSWORD).await);
+    record(client.login(id, EMAIL, PASSWORD).await);
 
     seen.insert((408, "invalid_request".to_owned()));
     let expected: BTreeSet<_> =
@@ -145,8 +146,8 @@ async fn every_error_of_the_six_endpoints_has_the_same_format() {
 }
 
 #[tokio::test]
-async fn the_set_of_errors_is_closed_and_documented() {
-    fn errors(document: &Value, found: &mut Vec<BTreeSet<String>>) {
+async fn the_openapi_document_lists_exactly_the_known_errors() {
+    fn collect_error_sets(document: &Value, found: &mut Vec<BTreeSet<String>>) {
         let strings = |values: &Value| -> BTreeSet<String> {
             values.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
         };
@@ -161,21 +162,21 @@ async fn the_set_of_errors_is_closed_and_documented() {
                         found.push(set);
                     }
                 }
-                object.values().for_each(|value| errors(value, found));
+                object.values().for_each(|value| collect_error_sets(value, found));
             }
-            Value::Array(array) => array.iter().for_each(|value| errors(value, found)),
+            Value::Array(array) => array.iter().for_each(|value| collect_error_sets(value, found)),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
     }
     let test_app = TestApp::start().await;
     let document = test_app.client().get("openapi.json").await.expect(StatusCode::OK);
     let mut found = Vec::new();
-    errors(&document.body, &mut found);
-    let ours: BTreeSet<String> =
+    collect_error_sets(&document.body, &mut found);
+    let expected: BTreeSet<String> =
         EMAIL_ENDPOINT_ERRORS.iter().map(|(_, error)| *error).chain(OTHER_ENDPOINT_ERRORS).map(str::to_owned).collect();
     assert!(!found.is_empty());
     for set in found {
-        assert_eq!(set, ours);
+        assert_eq!(set, expected);
     }
 }
 
@@ -237,10 +238,10 @@ async fn every_response_has_a_request_id_and_keeps_a_well_formed_id_of_the_reque
     for id in ["", "a b", "a\tb", "a,b", "a/b", "<script>", "\u{e9}", too_long.as_str()] {
         let request = client.request(Method::GET, "openapi.json").header("x-request-id", id.as_bytes());
         let response = client.send(request).await.expect(StatusCode::OK);
-        let fresh = response.header("x-request-id").unwrap();
+        let generated = response.header("x-request-id").unwrap();
         let well_formed = |symbol: char| symbol.is_ascii_alphanumeric() || "._-".contains(symbol);
-        assert!((1..=128).contains(&fresh.len()) && fresh.chars().all(well_formed), "{fresh}");
-        assert!(seen.insert(fresh.to_owned()), "a new id each time");
+        assert!((1..=128).contains(&generated.len()) && generated.chars().all(well_formed), "{generated}");
+        assert!(seen.insert(generated.to_owned()), "a new id each time");
         assert_eq!(response.headers.get_all("x-request-id").iter().count(), 1);
     }
 }
@@ -259,7 +260,7 @@ async fn a_refusal_changes_nothing() {
             .await
             .unwrap();
     assert_eq!((users, mails), (0, 0));
-    // The rejected requests did not count towards the mail limit of the address either.
+    // The rejected requests did not count towards the mail limit of the email address, either.
     client.register(test_app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     test_app.mail(EMAIL, 1).await;
 }

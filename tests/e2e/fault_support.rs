@@ -71,7 +71,7 @@ impl Snapshot {
         for name in names {
             let value: Option<Vec<u8>> =
                 redis::cmd("DUMP").arg(&name).query_async(&mut redis).await.expect("Redis returns a key");
-            keys.extend(value.map(|held| (name, held)));
+            keys.extend(value.map(|value| (name, value)));
         }
         assert!(!keys.is_empty(), "the App has keys in Redis");
         Self { redis, keys }

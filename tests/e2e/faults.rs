@@ -31,8 +31,8 @@ use crate::{
 /// The email address as the user writes it. The capitals distinguish it from the canonical form in statements to
 /// Postgres.
 const EMAIL: &str = "ADA@example.com";
-const CANONICAL: &str = "ada@example.com";
-const OTHER: &str = "grace@example.com";
+const CANONICAL_EMAIL: &str = "ada@example.com";
+const OTHER_EMAIL: &str = "grace@example.com";
 /// Limit for a response during an outage: the timeouts of both stores one after the other, on a loaded machine.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(15);
 const RECOVERY_LIMIT: Duration = Duration::from_secs(30);
@@ -113,8 +113,8 @@ async fn a_refused_call_does_not_count_towards_the_mail_limit() {
 async fn calls_that_need_postgres_are_unavailable_without_it_and_recover() {
     let test_app = app_behind_proxies().await;
     let (client, token) = test_app.register_and_log_in(EMAIL).await;
-    test_app.register(OTHER).await;
-    let code = test_app.code(OTHER, 1).await;
+    test_app.register(OTHER_EMAIL).await;
+    let code = test_app.code(OTHER_EMAIL, 1).await;
     let reset = test_app.reset_code(EMAIL, 2).await;
     let users = test_app.query_number("SELECT count(*) FROM users").await;
 
@@ -124,12 +124,12 @@ async fn calls_that_need_postgres_are_unavailable_without_it_and_recover() {
             "refusing" => proxy.refuse().await,
             _ => proxy.stall(),
         }
-        let new = "new@example.com";
+        let new_email = "new@example.com";
         let id = test_app.id();
         let refused = futures::future::join_all([
             Box::pin(within_limit(try_login(&test_app, EMAIL, PASSWORD)))
                 as std::pin::Pin<Box<dyn Future<Output = ApiResponse>>>,
-            Box::pin(within_limit(test_app.try_register(new))),
+            Box::pin(within_limit(test_app.try_register(new_email))),
             Box::pin(within_limit(async { test_app.client().confirm(id, &code).await })),
             Box::pin(within_limit(async { test_app.client().forgot_password(id, EMAIL).await })),
             Box::pin(within_limit(async { test_app.client().confirm_password(id, EMAIL, &reset, NEW_PASSWORD).await })),
@@ -143,7 +143,7 @@ async fn calls_that_need_postgres_are_unavailable_without_it_and_recover() {
         wait_for_login(&test_app, EMAIL).await;
         // The calls that failed have changed nothing.
         assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, users, "after {fault}");
-        assert_eq!(test_app.epoch_and_verified(OTHER).await, (1, false), "after {fault}");
+        assert_eq!(test_app.epoch_and_verified(OTHER_EMAIL).await, (1, false), "after {fault}");
         assert_eq!(test_app.epoch_and_verified(EMAIL).await, (2, true), "after {fault}");
     }
     // The codes of the calls that failed are still valid.
@@ -188,7 +188,7 @@ async fn a_registration_that_is_cut_off_is_complete_or_absent() {
     let code = test_app.code(EMAIL, 1).await;
     assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, 1);
     test_app.wait_until_ok("confirming", async || test_app.client().confirm(test_app.id(), &code).await).await;
-    wait_for_login(&test_app, CANONICAL).await;
+    wait_for_login(&test_app, CANONICAL_EMAIL).await;
 }
 
 #[tokio::test]
@@ -197,7 +197,7 @@ async fn a_confirmation_that_is_cut_before_it_arrives_does_not_consume_its_code(
     test_app.register(EMAIL).await;
     let code = test_app.code(EMAIL, 1).await;
     let proxy = postgres_proxy(&test_app);
-    proxy.set_trap(Trap::Before(CANONICAL.into()));
+    proxy.set_trap(Trap::Before(CANONICAL_EMAIL.into()));
     expect_unavailable(within_limit(test_app.client().confirm(test_app.id(), &code)).await);
     proxy.trap_triggered().await;
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, (1, false));
@@ -205,7 +205,7 @@ async fn a_confirmation_that_is_cut_before_it_arrives_does_not_consume_its_code(
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, (2, true));
 
     let reset = test_app.reset_code(EMAIL, 2).await;
-    proxy.set_trap(Trap::Before(CANONICAL.into()));
+    proxy.set_trap(Trap::Before(CANONICAL_EMAIL.into()));
     expect_unavailable(
         within_limit(test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD)).await,
     );
@@ -249,14 +249,36 @@ async fn a_reset_with_a_lost_response_still_ends_sessions_and_codes() {
     test_app.mail(EMAIL, 3).await;
 }
 
+#[tokio::test]
+async fn each_failure_to_listen_for_outbox_rows_is_logged() {
+    let test_app = app_behind_proxies().await;
+    let proxy = postgres_proxy(&test_app);
+    let logged = |text: &str| test_app.stack.server().read_log().matches(text).count();
+    // The cut is repeated, because the server may not listen yet.
+    eventually("the first failure", RECOVERY_LIMIT, || async {
+        proxy.cut();
+        (logged("cannot listen for new outbox rows") == 1).then_some(())
+    })
+    .await;
+    eventually("the server listens again", RECOVERY_LIMIT, || async {
+        (logged("listening for new outbox rows again") == 1).then_some(())
+    })
+    .await;
+    proxy.cut();
+    eventually("the second failure", RECOVERY_LIMIT, || async {
+        (logged("cannot listen for new outbox rows") == 2).then_some(())
+    })
+    .await;
+}
+
 // === Redis ===
 
 #[tokio::test]
 async fn without_redis_nothing_is_half_done_and_everything_recovers() {
     let test_app = app_behind_proxies().await;
     let (client, token) = test_app.register_and_log_in(EMAIL).await;
-    test_app.register(OTHER).await;
-    let code = test_app.code(OTHER, 1).await;
+    test_app.register(OTHER_EMAIL).await;
+    let code = test_app.code(OTHER_EMAIL, 1).await;
     let mails = test_app.settled_mail_count(EMAIL).await;
 
     for fault in ["refusing", "silent"] {
@@ -265,12 +287,12 @@ async fn without_redis_nothing_is_half_done_and_everything_recovers() {
             "refusing" => proxy.refuse().await,
             _ => proxy.stall(),
         }
-        let new = "new@example.com";
+        let new_email = "new@example.com";
         let id = test_app.id();
         let refused = futures::future::join_all([
             Box::pin(within_limit(try_login(&test_app, EMAIL, PASSWORD)))
                 as std::pin::Pin<Box<dyn Future<Output = ApiResponse>>>,
-            Box::pin(within_limit(test_app.try_register(new))),
+            Box::pin(within_limit(test_app.try_register(new_email))),
             Box::pin(within_limit(async { test_app.client().confirm(id, &code).await })),
             Box::pin(within_limit(async { test_app.client().forgot_password(id, EMAIL).await })),
             Box::pin(within_limit(async { test_app.client().confirm_password(id, EMAIL, &code, NEW_PASSWORD).await })),
@@ -282,7 +304,7 @@ async fn without_redis_nothing_is_half_done_and_everything_recovers() {
         }
         proxy.restore().expect("the proxy's port is free");
         wait_for_login(&test_app, EMAIL).await;
-        assert_eq!(test_app.epoch_and_verified(OTHER).await, (1, false), "after {fault}");
+        assert_eq!(test_app.epoch_and_verified(OTHER_EMAIL).await, (1, false), "after {fault}");
         assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, 2, "after {fault}");
         test_app.verify(&token).await.expect(StatusCode::OK);
     }
@@ -299,8 +321,8 @@ async fn an_epoch_reaches_redis_through_the_outbox_if_redis_is_cut_during_the_tr
     // Makes Postgres slow, so that the test can cut Redis after the server has removed the code and before it writes
     // the new epoch to Redis. The transaction takes 7 to 12 round trips, so it still ends before its deadline.
     postgres_proxy(&test_app).delay(Duration::from_millis(80));
-    let call = test_app.client();
-    let response = async { call.confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await };
+    let client = test_app.client();
+    let response = async { client.confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await };
     let cut = async {
         let code_removed = || async { (!before.removed_keys().await.is_empty()).then_some(()) };
         eventually("the removal of the code", RECOVERY_LIMIT, code_removed).await;
@@ -331,8 +353,8 @@ async fn a_running_server_works_with_an_emptied_redis() {
     let test_app =
         TestApp::from_builder(unlimited_app("empty"), Stack::builder().own_redis(redis::Options::for_tests())).await;
     let (_, token) = test_app.register_and_log_in(EMAIL).await;
-    test_app.register(OTHER).await;
-    let code = test_app.code(OTHER, 1).await;
+    test_app.register(OTHER_EMAIL).await;
+    let code = test_app.code(OTHER_EMAIL, 1).await;
     let mut redis = test_app.stack.redis().connect().await.expect("Redis is reachable");
     // Empties Redis, as if it had been replaced: no keys, no scripts.
     ::redis::cmd("FLUSHALL").query_async::<()>(&mut redis).await.expect("Redis is emptied");
@@ -343,8 +365,8 @@ async fn a_running_server_works_with_an_emptied_redis() {
     let login = try_login(&test_app, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     test_app.verify(login.string("token")).await.expect(StatusCode::OK);
     // The next registration sends a new code.
-    test_app.register(OTHER).await;
-    let code = test_app.code(OTHER, 2).await;
+    test_app.register(OTHER_EMAIL).await;
+    let code = test_app.code(OTHER_EMAIL, 2).await;
     test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
 }
 
@@ -422,25 +444,25 @@ async fn a_server_error_does_not_reveal_its_cause() {
     test_app.sql("ALTER TABLE users RENAME COLUMN email_canonical TO hidden_column").await;
     let response = try_login(&test_app, EMAIL, PASSWORD).await;
     let response = response.expect_error(StatusCode::INTERNAL_SERVER_ERROR, "server_error");
-    for inside in ["column", "hidden", "users", "SELECT", "42703", "ostgres", "sqlx", CANONICAL] {
-        assert!(!response.text.contains(inside), "{inside:?} in {}", response.text);
+    for detail in ["column", "hidden", "users", "SELECT", "42703", "ostgres", "sqlx", CANONICAL_EMAIL] {
+        assert!(!response.text.contains(detail), "{detail:?} in {}", response.text);
     }
     let id = response.string("request_id");
     let logged = log_lines_with(test_app.stack.server(), id);
     assert!(logged.contains("42703"), "the log has the cause with the request's id: {logged}");
-    assert!(!logged.contains(PASSWORD) && !logged.to_lowercase().contains(CANONICAL), "{logged}");
+    assert!(!logged.contains(PASSWORD) && !logged.to_lowercase().contains(CANONICAL_EMAIL), "{logged}");
     test_app.sql("ALTER TABLE users RENAME COLUMN hidden_column TO email_canonical").await;
     try_login(&test_app, EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
-fn log_lines_with(server: &ServerProcess, with: &str) -> String {
-    server.read_log().lines().filter(|line| line.contains(with)).collect::<Vec<_>>().join("\n")
+fn log_lines_with(server: &ServerProcess, text: &str) -> String {
+    server.read_log().lines().filter(|line| line.contains(text)).collect::<Vec<_>>().join("\n")
 }
 
 // === Servers that end ===
 
 #[tokio::test]
-async fn a_draining_server_refuses_no_request_and_finishes_running_ones() {
+async fn a_draining_server_refuses_no_request_and_finishes_running_requests() {
     let test_app = TestApp::from_builder(unlimited_app("drain"), Stack::builder().args(["--drain-seconds", "2"])).await;
     test_app.register(EMAIL).await;
     test_app.code(EMAIL, 1).await;
@@ -449,13 +471,13 @@ async fn a_draining_server_refuses_no_request_and_finishes_running_ones() {
     let body = serde_json::json!({ "email": EMAIL, "password": PASSWORD }).to_string();
 
     // Half of this request arrives before the drain, and the rest when the server no longer accepts connections.
-    let mut half = TcpStream::connect(server.public).await.expect("the server accepts");
+    let mut slow_connection = TcpStream::connect(server.public).await.expect("the server accepts");
     let head = format!(
         "POST /{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
         body.len(),
         &body[..10]
     );
-    half.write_all(head.as_bytes()).await.expect("the server reads");
+    slow_connection.write_all(head.as_bytes()).await.expect("the server reads");
     // When the drain starts, there are also an open connection and logins in flight.
     let kept_alive = test_app.client();
     kept_alive.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
@@ -499,9 +521,9 @@ async fn a_draining_server_refuses_no_request_and_finishes_running_ones() {
     .await;
     assert!(begun.elapsed() >= Duration::from_secs(2), "it went on accepting for {:?} only", begun.elapsed());
     assert_eq!(server.exit_status(), None, "a request is not finished");
-    half.write_all(&body.as_bytes()[10..]).await.expect("the server reads on");
+    slow_connection.write_all(&body.as_bytes()[10..]).await.expect("the server reads on");
     let mut response = String::new();
-    half.read_to_string(&mut response).await.expect("the server responds and closes");
+    slow_connection.read_to_string(&mut response).await.expect("the server responds and closes");
     assert!(response.starts_with("HTTP/1.1 200"), "{response}");
     let status = eventually("the end", RECOVERY_LIMIT, || async { server.exit_status() }).await;
     assert!(status.success(), "it ended with {status}");
@@ -513,8 +535,8 @@ async fn a_server_killed_during_a_confirmation_leaves_it_complete_or_undone() {
     let server = test_app.stack.server();
     // Makes Postgres so slow that the kills happen before, between and after the steps of the confirmation.
     postgres_proxy(&test_app).delay(Duration::from_millis(15));
-    let mut done = Vec::new();
-    for (round, wait) in [5_u64, 25, 150, 700].into_iter().enumerate() {
+    let mut confirmed = Vec::new();
+    for (round, kill_after_ms) in [5_u64, 25, 150, 700].into_iter().enumerate() {
         let email = format!("user-{round}@example.com");
         test_app.wait_until_ok("registration", async || test_app.try_register(&email).await).await;
         let code = test_app.code(&email, 1).await;
@@ -522,7 +544,7 @@ async fn a_server_killed_during_a_confirmation_leaves_it_complete_or_undone() {
         let request = client.request(http::Method::POST, &format!("v1/{}/email/confirm", test_app.id()));
         let request = request.json(&serde_json::json!({ "code": code }));
         let kill = async {
-            tokio::time::sleep(Duration::from_millis(wait)).await;
+            tokio::time::sleep(Duration::from_millis(kill_after_ms)).await;
             server.kill();
         };
         let (response, ()) = tokio::join!(client.try_send(request), kill);
@@ -530,7 +552,7 @@ async fn a_server_killed_during_a_confirmation_leaves_it_complete_or_undone() {
         let (epoch, verified) = test_app.epoch_and_verified(&email).await;
         assert_eq!(epoch, if verified { 2 } else { 1 }, "{email}");
         assert!(verified || response.is_err(), "a confirmation with a response is done: {response:?}");
-        done.push(verified);
+        confirmed.push(verified);
         // If the confirmation was undone, the old code can be lost. The user then verifies the account with a new code.
         if !verified {
             test_app.wait_until_ok("registration", async || test_app.try_register(&email).await).await;
@@ -540,7 +562,7 @@ async fn a_server_killed_during_a_confirmation_leaves_it_complete_or_undone() {
         wait_for_login(&test_app, &email).await;
         assert_eq!(test_app.epoch_and_verified(&email).await, (2, true));
     }
-    assert!(!done[0], "the first kill came before anything was done");
+    assert!(!confirmed[0], "the first kill came before anything was done");
 }
 
 // === TLS and passwords ===
@@ -618,7 +640,7 @@ async fn a_flood_of_silent_connections_is_bounded_and_does_not_delay_others() {
     let mut flood = Vec::new();
     for number in 0..1500 {
         let mut stream = TcpStream::connect(server.public).await.expect("the server accepts");
-        // A third of the connections send nothing, a third half a head, and a third half a body.
+        // A third of the connections send nothing, a third send half a head, and a third send half a body.
         let sent = match number % 3 {
             0 => "",
             1 => "POST /v1/x/email/login HTTP/1.1\r\nHost: x\r\nX-Slow: ",
@@ -632,8 +654,8 @@ async fn a_flood_of_silent_connections_is_bounded_and_does_not_delay_others() {
     for _ in 0..3 {
         try_login(&test_app, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
-    let grown = resident_kib(server).saturating_sub(before);
-    assert!(grown < 96 * 1024, "{grown} KiB for 1500 connections that send nothing");
+    let growth = resident_kib(server).saturating_sub(before);
+    assert!(growth < 96 * 1024, "{growth} KiB for 1500 connections that send nothing");
     // The server closes a connection if the headers are not complete within ten seconds.
     let mut silent = flood.swap_remove(0);
     let mut response = Vec::new();

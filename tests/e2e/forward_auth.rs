@@ -33,7 +33,7 @@ use crate::support::{NAME, TestApp, app, claims_of};
 
 /// The server uses the result of a session lookup for up to a second; a loaded machine takes longer.
 const SESSION_END_LIMIT: Duration = Duration::from_secs(10);
-/// Limit until the server notices that a store is lost or back.
+/// Maximum time until the server notices that a store is unavailable, or available again.
 const STORE_LIMIT: Duration = Duration::from_secs(30);
 const EMAIL: &str = "ada@example.com";
 const AUTH_HEADERS: [&str; 5] =
@@ -46,7 +46,7 @@ struct Application {
     accept_task: JoinHandle<()>,
 }
 
-/// A service, an application, and NGINX in front of the application, with the configuration in docs/gate.md.
+/// A service, an application, and NGINX in front of the application. NGINX has the configuration of docs/gate.md.
 struct NginxSetup {
     test_app: TestApp,
     application: Application,
@@ -61,7 +61,7 @@ impl Application {
         let addr = listener.local_addr().unwrap();
         let request_count = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&request_count);
-        let accepting = tokio::spawn(async move {
+        let accept_task = tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let counted = Arc::clone(&counted);
@@ -75,7 +75,7 @@ impl Application {
                 });
             }
         });
-        Self { addr, request_count, accept_task: accepting }
+        Self { addr, request_count, accept_task }
     }
 
     fn request_count(&self) -> usize {
@@ -139,8 +139,8 @@ impl NginxSetup {
     }
 
     #[track_caller]
-    fn assert_not_reached(&self, before: usize) {
-        assert_eq!(self.application.request_count(), before, "a request reached the application");
+    fn assert_not_reached(&self, expected_count: usize) {
+        assert_eq!(self.application.request_count(), expected_count, "a request reached the application");
     }
 }
 
@@ -159,7 +159,7 @@ fn received_header<'a>(response: &'a ApiResponse, name: &str) -> Option<&'a str>
 }
 
 /// Registers, confirms and logs in a user.
-async fn registered_session(test_app: &TestApp, email: &str) -> AuthenticatedClient {
+async fn log_in_new_user(test_app: &TestApp, email: &str) -> AuthenticatedClient {
     test_app.register_and_confirm(email).await.authenticate(test_app.id(), email, PASSWORD).await
 }
 
@@ -188,7 +188,7 @@ async fn nginx_lets_only_a_logged_in_browser_through() {
     let (app, other) = (app(), App::new("other"));
     let stack = Stack::builder().app(&app).app(&other).start().await;
     let setup = NginxSetup::start(TestApp { stack, app }).await;
-    let user = registered_session(&setup.test_app, EMAIL).await;
+    let user = log_in_new_user(&setup.test_app, EMAIL).await;
     let stranger = setup.test_app.client();
     stranger.register(other.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let stranger = stranger.authenticate(other.id(), EMAIL, PASSWORD).await;
@@ -215,8 +215,8 @@ async fn nginx_lets_only_a_logged_in_browser_through() {
         assert!(refused.header("www-authenticate").is_some_and(|header| header.starts_with("Bearer realm=")), "{who}");
         setup.assert_not_reached(before);
     }
-    // A token that was signed again is valid. So the two tokens above that were signed again were rejected only because
-    // of their claims.
+    // A token that was signed again, but has valid claims, is accepted. So the two tokens above that were signed again
+    // were rejected only because of their claims.
     let renewed = re_signed(&setup.test_app, user.token(), "exp", json!(exp + 1));
     setup.get_with_cookie(Some(&renewed)).await.expect(StatusCode::OK);
 
@@ -235,7 +235,7 @@ async fn nginx_lets_only_a_logged_in_browser_through() {
 async fn nginx_overrides_the_identity_headers_of_a_client() {
     let setup = NginxSetup::start(TestApp::start().await).await;
     let test_app = &setup.test_app;
-    let user = registered_session(test_app, EMAIL).await;
+    let user = log_in_new_user(test_app, EMAIL).await;
     let claims = claims_of(user.token());
     let with_forged_headers = |browser: &ApiClient| {
         let mut request = browser.request(Method::GET, "basket");
@@ -276,8 +276,8 @@ async fn nginx_overrides_the_identity_headers_of_a_client() {
 #[tokio::test]
 async fn an_ended_session_is_refused_within_a_second_and_other_sessions_continue() {
     let setup = NginxSetup::start(TestApp::start().await).await;
-    let user = registered_session(&setup.test_app, EMAIL).await;
-    let neighbour = setup.test_app.client().authenticate(setup.test_app.id(), EMAIL, PASSWORD).await;
+    let user = log_in_new_user(&setup.test_app, EMAIL).await;
+    let other_session = setup.test_app.client().authenticate(setup.test_app.id(), EMAIL, PASSWORD).await;
     for _ in 0..20 {
         setup.get_with_cookie(Some(user.token())).await.expect(StatusCode::OK);
     }
@@ -292,13 +292,13 @@ async fn an_ended_session_is_refused_within_a_second_and_other_sessions_continue
         setup.get_with_cookie(Some(user.token())).await.expect(StatusCode::UNAUTHORIZED);
     }
     setup.assert_not_reached(before);
-    setup.get_with_cookie(Some(neighbour.token())).await.expect(StatusCode::OK);
+    setup.get_with_cookie(Some(other_session.token())).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn without_redis_requests_get_503_and_never_401() {
     let setup = NginxSetup::start(TestApp::from_builder(app(), Stack::builder().proxied()).await).await;
-    let user = registered_session(&setup.test_app, EMAIL).await;
+    let user = log_in_new_user(&setup.test_app, EMAIL).await;
     setup.get_with_cookie(Some(user.token())).await.expect(StatusCode::OK);
     let redis = setup.test_app.stack.redis_proxy.as_ref().unwrap();
     redis.refuse().await;
@@ -333,8 +333,8 @@ async fn session_lookups(test_app: &TestApp) -> u64 {
 #[tokio::test]
 async fn a_session_is_looked_up_once_per_second_however_often_its_token_is_sent() {
     let test_app = TestApp::start().await;
-    let user = registered_session(&test_app, EMAIL).await;
-    let other = registered_session(&test_app, "grace@example.com").await;
+    let user = log_in_new_user(&test_app, EMAIL).await;
+    let other = log_in_new_user(&test_app, "grace@example.com").await;
     let before = session_lookups(&test_app).await;
     let began = Instant::now();
     for _ in 0..300 {
@@ -370,7 +370,7 @@ fn auth_header_values(headers: &HeaderMap) -> Vec<String> {
 #[tokio::test]
 async fn forward_auth_accepts_the_requests_of_traefik_and_envoy() {
     let test_app = TestApp::start_with(app().set("/allowedOrigins", json!(["https://shop.example.com"]))).await;
-    let user = registered_session(&test_app, EMAIL).await;
+    let user = log_in_new_user(&test_app, EMAIL).await;
     let claims = claims_of(user.token());
     let id = |claim: &str| claims[claim].as_str().unwrap().to_owned();
     let expected = [id("sub"), EMAIL.to_owned(), "true".to_owned(), "Ada%20Lovelace".to_owned(), id("sid")];
@@ -379,7 +379,7 @@ async fn forward_auth_accepts_the_requests_of_traefik_and_envoy() {
 
     // Traefik sends GET requests without a body to one URL. Headers describe the original request, except for the
     // length of the original body.
-    let traefik = |request: reqwest::RequestBuilder| {
+    let with_traefik_headers = |request: reqwest::RequestBuilder| {
         request
             .header("X-Forwarded-Method", "POST")
             .header("X-Forwarded-Proto", "https")
@@ -389,12 +389,12 @@ async fn forward_auth_accepts_the_requests_of_traefik_and_envoy() {
             .header("Origin", "https://shop.example.com")
             .header("Content-Type", "application/x-www-form-urlencoded")
     };
-    let ask = traefik(client.request(Method::GET, &endpoint)).bearer_auth(user.token());
-    let response = client.send(ask).await.expect(StatusCode::OK);
+    let auth_request = with_traefik_headers(client.request(Method::GET, &endpoint)).bearer_auth(user.token());
+    let response = client.send(auth_request).await.expect(StatusCode::OK);
     assert_eq!(auth_header_values(&response.headers), expected);
     assert_eq!((response.text.as_str(), response.header("cache-control")), ("", Some("no-store")));
     client
-        .send(traefik(client.request(Method::GET, &endpoint)))
+        .send(with_traefik_headers(client.request(Method::GET, &endpoint)))
         .await
         .expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
 
@@ -402,7 +402,7 @@ async fn forward_auth_accepts_the_requests_of_traefik_and_envoy() {
     for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND"] {
         let method: Method = method.parse().unwrap();
         for path in ["", "/", "/basket", "/a/b/c/d/e/f", "//", "/..%2f..%2femail/login", "/authorize?token=x&y=%00"] {
-            let ask = || {
+            let auth_request = || {
                 client
                     .request(method.clone(), &format!("{endpoint}{path}"))
                     .header("Content-Length", "0")
@@ -410,10 +410,10 @@ async fn forward_auth_accepts_the_requests_of_traefik_and_envoy() {
                     .header("Origin", "https://shop.example.com")
                     .header("Access-Control-Request-Method", "PUT")
             };
-            let response = client.send(ask().bearer_auth(user.token())).await;
+            let response = client.send(auth_request().bearer_auth(user.token())).await;
             assert_eq!(response.status, StatusCode::OK, "{method} {path}: {}", response.text);
             assert_eq!(auth_header_values(&response.headers), expected, "{method} {path}");
-            let refused = client.send(ask()).await;
+            let refused = client.send(auth_request()).await;
             assert_eq!(refused.status, StatusCode::UNAUTHORIZED, "{method} {path}: {}", refused.text);
             for response in [response, refused] {
                 let cors = response.headers.keys().find(|name| name.as_str().starts_with("access-control-"));
@@ -423,18 +423,22 @@ async fn forward_auth_accepts_the_requests_of_traefik_and_envoy() {
     }
 
     // The server ignores a body of any content type.
-    let ask = client.request(Method::POST, &endpoint).header("Content-Type", "text/plain").body("{".repeat(2000));
-    client.send(ask.bearer_auth(user.token())).await.expect(StatusCode::OK);
+    let auth_request =
+        client.request(Method::POST, &endpoint).header("Content-Type", "text/plain").body("{".repeat(2000));
+    client.send(auth_request.bearer_auth(user.token())).await.expect(StatusCode::OK);
 
     // The token is accepted only in the Authorization header.
     let cookie = with_cookie(client.request(Method::GET, &endpoint), Some(user.token()));
     client.send(cookie).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    let query = format!("{endpoint}?access_token={}", user.token());
-    client.get(&query).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    let twice = client.request(Method::GET, &endpoint).bearer_auth(user.token()).bearer_auth(user.token());
-    client.send(twice).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    let path_with_token = format!("{endpoint}?access_token={}", user.token());
+    client.get(&path_with_token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    let two_tokens = client.request(Method::GET, &endpoint).bearer_auth(user.token()).bearer_auth(user.token());
+    client.send(two_tokens).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     client.get("v1/nobody/authorize").await.expect_error(StatusCode::NOT_FOUND, "app_not_found");
-    for near in ["authorized", "authoriz", "Authorize"] {
-        client.get(&format!("v1/{}/{near}", test_app.id())).await.expect_error(StatusCode::NOT_FOUND, "not_found");
+    for misspelled in ["authorized", "authoriz", "Authorize"] {
+        client
+            .get(&format!("v1/{}/{misspelled}", test_app.id()))
+            .await
+            .expect_error(StatusCode::NOT_FOUND, "not_found");
     }
 }

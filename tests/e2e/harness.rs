@@ -58,8 +58,8 @@ async fn postgres_with_tls_refuses_plain_connections() {
         .await
         .unwrap();
     assert!(tls);
-    let plain = Database { url: database.url.replace("sslmode=verify-full", "sslmode=disable"), ..database };
-    assert!(plain.connect().await.is_err());
+    let without_tls = Database { url: database.url.replace("sslmode=verify-full", "sslmode=disable"), ..database };
+    assert!(without_tls.connect().await.is_err());
 }
 
 #[tokio::test]
@@ -68,12 +68,12 @@ async fn a_commit_can_be_cut_before_or_after_it_arrives() {
     let database = postgres.empty_database().await.unwrap();
     sqlx::raw_sql("CREATE TABLE t (n int)").execute(&mut database.connect().await.unwrap()).await.unwrap();
     let proxy = Proxy::start(postgres.addr()).unwrap();
-    let through = Database { url: postgres.url(&database.name, proxy.addr()), ..database.clone() };
+    let proxied = Database { url: postgres.url(&database.name, proxy.addr()), ..database.clone() };
 
     for (trap, row, arrives) in
         [(Trap::Before(b"COMMIT".to_vec()), 1, false), (Trap::After(b"COMMIT".to_vec()), 2, true)]
     {
-        let mut connection = through.connect().await.unwrap();
+        let mut connection = proxied.connect().await.unwrap();
         let mut transaction = connection.begin().await.unwrap();
         sqlx::query("INSERT INTO t VALUES ($1)").bind(row).execute(&mut *transaction).await.unwrap();
         proxy.set_trap(trap);
@@ -172,16 +172,16 @@ async fn a_replica_acknowledges_writes() {
         let mut connection = connection.clone();
         async move {
             let (): () = ::redis::cmd("SET").arg("k").arg("v").query_async(&mut connection).await.unwrap();
-            let n: u32 = ::redis::cmd("WAIT").arg(1).arg(500).query_async(&mut connection).await.unwrap();
-            if n > 0 { Ok(n) } else { Err(n) }
+            let replicas: u32 = ::redis::cmd("WAIT").arg(1).arg(500).query_async(&mut connection).await.unwrap();
+            if replicas > 0 { Ok(replicas) } else { Err(replicas) }
         }
     })
     .await;
     assert_eq!(acknowledged, 1);
     replica.process().kill();
     let (): () = ::redis::cmd("SET").arg("k").arg("w").query_async(&mut connection).await.unwrap();
-    let n: u32 = ::redis::cmd("WAIT").arg(1).arg(50).query_async(&mut connection).await.unwrap();
-    assert_eq!(n, 0);
+    let replicas: u32 = ::redis::cmd("WAIT").arg(1).arg(50).query_async(&mut connection).await.unwrap();
+    assert_eq!(replicas, 0);
 }
 
 #[tokio::test]
@@ -271,9 +271,9 @@ async fn a_relay_with_credentials_refuses_unauthenticated_clients() {
     let options = smtp::Options { security: Security::StartTls, login, ..smtp::Options::plain() };
     let smtp = Smtp::start(options).await.unwrap();
     let addr = smtp.addr();
-    let wrong = transport_with(&smtp, Mechanism::Login);
+    let refused_login = transport_with(&smtp, Mechanism::Login);
     smtp.set_behavior(Behavior::Refuse(Step::Auth, 454, "later".to_owned()));
-    assert!(wrong.send(message("ada@example.com")).await.unwrap_err().is_transient());
+    assert!(refused_login.send(message("ada@example.com")).await.unwrap_err().is_transient());
     smtp.set_behavior(Behavior::Accept);
     for builder in [
         // Neither client uses TLS, and without TLS the relay offers no authentication.
@@ -374,9 +374,9 @@ async fn the_inbox_page_shows_loading_until_the_mails_arrive() {
     let inbox = Inbox::start(process::free_addr(), mails.clone()).unwrap();
     let page = ApiClient::new(inbox.addr()).get("/").await.expect(StatusCode::OK).text;
     // The same page again, but from a server that responds to no other request.
-    let silent = page_server(page).await;
+    let silent_server = page_server(page).await;
     let browser = Browser::start().await.unwrap();
-    browser.open(&format!("http://{silent}/")).await;
+    browser.open(&format!("http://{silent_server}/")).await;
     let text = browser.text().await;
     assert!(text.contains("Loading") && !text.contains("No mail yet"), "{text}");
 
@@ -473,12 +473,12 @@ async fn a_user_logs_in_at_dex_in_a_browser() {
     let client = dex::Client { id: "tests".to_owned(), secret: "s".to_owned(), callbacks: vec![done.clone()] };
     let options = dex::Options::for_tests().client(client).user(User::new("Ada", "ada@example.com"));
     let dex = Dex::start(options).await.unwrap();
-    let begin = |state: &str| {
+    let login_url = |state: &str| {
         let query = format!("client_id=tests&response_type=code&scope=openid+email&redirect_uri={done}&state={state}");
         format!("{}/auth?{query}", dex::issuer(dex.addr()))
     };
     let browser = Browser::start().await.unwrap();
-    browser.open(&begin("one")).await;
+    browser.open(&login_url("one")).await;
     dex::log_in(&browser, "nobody@example.com").await;
     browser.wait_for_text("Invalid Email Address and password").await;
     dex::log_in(&browser, "ada@example.com").await;
@@ -492,11 +492,11 @@ async fn a_user_logs_in_at_dex_in_a_browser() {
     assert!(dex.stop(LIMIT), "Dex stops in time");
     let dex = Dex::start(options).await.unwrap();
     assert_ne!(keys(&dex).await, before, "the new Dex has new keys");
-    browser.open(&begin("two")).await;
+    browser.open(&login_url("two")).await;
     dex::log_in(&browser, "ada@example.com").await;
     dex::cancel(&browser).await;
     browser.wait_for_text("Approval rejected").await;
-    browser.open(&begin("three")).await;
+    browser.open(&login_url("three")).await;
     dex::log_in(&browser, "ada@example.com").await;
     dex::grant(&browser).await;
     let url = browser.wait_for_url("the redirect back", |url| url.path() == "/done").await;

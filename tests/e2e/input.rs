@@ -17,10 +17,10 @@ use tokio::{io::AsyncWriteExt, net::TcpStream};
 use crate::support::{NAME, TestApp, WRONG_CODE, post_head, read_all, send_raw, status_of};
 
 const EMAIL: &str = "ada@example.com";
-const MAX_BODY: usize = 64 * 1024;
-const MAX_HEAD: usize = 32 * 1024;
+const MAX_BODY_BYTES: usize = 64 * 1024;
+const MAX_HEAD_BYTES: usize = 32 * 1024;
 
-/// The body of a login of an unknown user. The response is 401 if the server has read this body.
+/// A body of *login* with an unknown email address. The response is 401 if the server has read the whole body.
 fn login_body() -> String {
     json!({ "email": EMAIL, "password": PASSWORD }).to_string()
 }
@@ -41,7 +41,7 @@ fn field_errors(response: &ApiResponse) -> BTreeMap<String, String> {
 }
 
 /// An email address of `total` bytes, `local` of them before the `@`.
-fn address(local: usize, total: usize) -> String {
+fn email_address(local: usize, total: usize) -> String {
     let mut remaining = total - local - 1;
     let mut domain = String::new();
     while remaining > 64 {
@@ -70,10 +70,10 @@ async fn every_bad_field_is_named_and_not_only_the_first() {
             let body: Value = names.iter().filter_map(|name| Some(((*name).to_owned(), bad?.clone()))).collect();
             let response = post(&test_app, operation, body.to_string()).await;
             let response = response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-            let named = field_errors(&response);
+            let found = field_errors(&response);
             let mut expected = names.clone();
             expected.sort_unstable();
-            assert_eq!(named.keys().collect::<Vec<_>>(), expected, "{operation} {bad:?}: {}", response.text);
+            assert_eq!(found.keys().collect::<Vec<_>>(), expected, "{operation} {bad:?}: {}", response.text);
         }
     }
     let response =
@@ -112,12 +112,12 @@ async fn a_name_has_one_to_200_characters_and_no_control_characters() {
 #[tokio::test]
 async fn an_address_has_at_most_254_bytes_and_is_a_dot_atom_at_a_host_name() {
     let test_app = TestApp::start().await;
-    for good in [address(64, 254).as_str(), "a@b.cd", "o'brien+tag&x@xn--bcher-kva.example"] {
+    for good in [email_address(64, 254).as_str(), "a@b.cd", "o'brien+tag&x@xn--bcher-kva.example"] {
         let response = test_app.client().register(test_app.id(), NAME, good, PASSWORD).await.expect(StatusCode::OK);
         assert_eq!(response.string("email"), good);
         test_app.code(good, 1).await;
     }
-    let too_long = address(64, 255);
+    let too_long = email_address(64, 255);
     for bad in [
         too_long.as_str(),
         "ada",
@@ -165,9 +165,9 @@ async fn a_password_has_8_to_128_characters() {
         assert!(!response.text.contains(bad) || bad == "password", "{}", response.text);
     }
     let client = test_app.client();
-    let guessed =
+    let response =
         client.register(test_app.id(), "Xanthippe Wolkenstein", "zq@example.com", "xanthippewolkenstein").await;
-    guessed.expect_error(StatusCode::BAD_REQUEST, "weak_password");
+    response.expect_error(StatusCode::BAD_REQUEST, "weak_password");
 }
 
 // === JSON ===
@@ -293,20 +293,20 @@ async fn a_body_needs_the_json_content_type() {
 #[tokio::test]
 async fn a_body_has_at_most_64_kib_however_it_is_sent() {
     let test_app = TestApp::start().await;
-    let of = |size: usize| {
+    let body_of_size = |size: usize| {
         let body = login_body();
         let padding = " ".repeat(size - body.len());
         format!("{body}{padding}")
     };
-    post(&test_app, "login", of(MAX_BODY)).await.expect(StatusCode::UNAUTHORIZED);
-    let response = post(&test_app, "login", of(MAX_BODY + 1)).await;
+    post(&test_app, "login", body_of_size(MAX_BODY_BYTES)).await.expect(StatusCode::UNAUTHORIZED);
+    let response = post(&test_app, "login", body_of_size(MAX_BODY_BYTES + 1)).await;
     response.expect_error(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large");
-    let response = post(&test_app, "login", of(4 * MAX_BODY)).await;
+    let response = post(&test_app, "login", body_of_size(4 * MAX_BODY_BYTES)).await;
     response.expect_error(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large");
 
     let server = test_app.stack.server().public;
     let chunked = |size: usize| {
-        let body = of(size);
+        let body = body_of_size(size);
         let (first, second) = body.split_at(1000);
         let head = post_head(&test_app.email_path("login"));
         format!(
@@ -315,12 +315,12 @@ async fn a_body_has_at_most_64_kib_however_it_is_sent() {
             second.len()
         )
     };
-    assert_eq!(status_of(&send_raw(server, chunked(MAX_BODY)).await), Some(401));
-    assert_eq!(status_of(&send_raw(server, chunked(MAX_BODY + 1)).await), Some(413));
+    assert_eq!(status_of(&send_raw(server, chunked(MAX_BODY_BYTES)).await), Some(401));
+    assert_eq!(status_of(&send_raw(server, chunked(MAX_BODY_BYTES + 1)).await), Some(413));
     // The server rejects a request because of its announced length, before the body arrives.
     let announced = format!("{}Content-Length: 1000000000000\r\n\r\n{{", post_head(&test_app.email_path("login")));
     assert_eq!(status_of(&send_raw(server, announced).await), Some(413));
-    post(&test_app, "login", of(100)).await.expect(StatusCode::UNAUTHORIZED);
+    post(&test_app, "login", body_of_size(100)).await.expect(StatusCode::UNAUTHORIZED);
 }
 
 #[tokio::test]
@@ -328,13 +328,13 @@ async fn a_header_block_has_at_most_32_kib() {
     let test_app = TestApp::start().await;
     let server = test_app.stack.server().public;
     let body = login_body();
-    // A request with a header block of `size` bytes, which consists of headers of `each` bytes.
-    let padded = |size: usize, each: usize| {
+    // A request with a header block of `size` bytes, which consists of headers of `header_size` bytes.
+    let padded = |size: usize, header_size: usize| {
         let mut head = format!("{}Content-Length: {}\r\n", post_head(&test_app.email_path("login")), body.len());
         let mut count = 0;
         while head.len() + 2 < size {
             let remaining = size - head.len() - 2;
-            let length = if remaining < 2 * each { remaining } else { each };
+            let length = if remaining < 2 * header_size { remaining } else { header_size };
             let name = format!("X-Pad-{count}: ");
             let value = "x".repeat(length.saturating_sub(name.len() + 2).max(1));
             head.push_str(&format!("{name}{value}\r\n"));
@@ -342,12 +342,12 @@ async fn a_header_block_has_at_most_32_kib() {
         }
         format!("{head}\r\n{body}")
     };
-    for each in [MAX_HEAD, 1024] {
-        let response = send_raw(server, padded(MAX_HEAD - 1024, each)).await;
+    for header_size in [MAX_HEAD_BYTES, 1024] {
+        let response = send_raw(server, padded(MAX_HEAD_BYTES - 1024, header_size)).await;
         assert_eq!(status_of(&response), Some(401), "{response}");
-        for size in [MAX_HEAD + 1024, 4 * MAX_HEAD] {
-            let response = send_raw(server, padded(size, each)).await;
-            assert_eq!(status_of(&response), Some(431), "{size} bytes in headers of {each}: {response}");
+        for size in [MAX_HEAD_BYTES + 1024, 4 * MAX_HEAD_BYTES] {
+            let response = send_raw(server, padded(size, header_size)).await;
+            assert_eq!(status_of(&response), Some(431), "{size} bytes in headers of {header_size}: {response}");
         }
     }
     let many = (0..2000).map(|count| format!("X-{count}: x\r\n")).collect::<String>();
@@ -386,7 +386,7 @@ async fn headers_must_arrive_within_10_seconds_and_a_body_within_30() {
         dripping.abort();
         (status_of(&String::from_utf8_lossy(&response)), began.elapsed().as_secs())
     };
-    let wait = async |start: String| {
+    let send_and_wait = async |start: String| {
         let mut stream = TcpStream::connect(server).await.unwrap();
         let began = Instant::now();
         stream.write_all(start.as_bytes()).await.unwrap();
@@ -395,12 +395,12 @@ async fn headers_must_arrive_within_10_seconds_and_a_body_within_30() {
     let body = format!("{head}Content-Length: 1000\r\n\r\n{{");
     let chunk = format!("{head}Transfer-Encoding: chunked\r\n\r\n3e8\r\n{{");
     let (half_head, slow_head, nothing, half_body, slow_body, half_chunk, others) = tokio::join!(
-        wait(head.clone()),
+        send_and_wait(head.clone()),
         drip(format!("{head}X: "), 'x'),
-        wait(String::new()),
-        wait(body.clone()),
+        send_and_wait(String::new()),
+        send_and_wait(body.clone()),
         drip(body, ' '),
-        wait(chunk),
+        send_and_wait(chunk),
         async {
             // In the meantime the server serves other requests.
             for _ in 0..20 {
@@ -502,10 +502,10 @@ async fn http_2_has_the_same_bounds() {
     let padded = |size: usize| [body.clone(), vec![b' '; size - body.len()]].concat();
     for (padding, body, status) in [
         (10, body.clone(), StatusCode::UNAUTHORIZED),
-        (MAX_HEAD - 1024, body.clone(), StatusCode::UNAUTHORIZED),
-        (10, padded(MAX_BODY), StatusCode::UNAUTHORIZED),
-        (10, padded(MAX_BODY + 1), StatusCode::PAYLOAD_TOO_LARGE),
-        (MAX_HEAD, body.clone(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE),
+        (MAX_HEAD_BYTES - 1024, body.clone(), StatusCode::UNAUTHORIZED),
+        (10, padded(MAX_BODY_BYTES), StatusCode::UNAUTHORIZED),
+        (10, padded(MAX_BODY_BYTES + 1), StatusCode::PAYLOAD_TOO_LARGE),
+        (MAX_HEAD_BYTES, body.clone(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE),
         (10, b"[]".to_vec(), StatusCode::BAD_REQUEST),
     ] {
         let response = sender.send_request(request(padding, body)).await.expect("the connection stays open");

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::support::{NAME, TestApp, app, claims_of};
 
 /// The server checks the key file every second; a loaded machine takes longer.
-const SEEN_LIMIT: Duration = Duration::from_secs(20);
+const RELOAD_LIMIT: Duration = Duration::from_secs(20);
 const HOUR: Duration = Duration::from_secs(3600);
 const EMAIL: &str = "ada@example.com";
 
@@ -29,10 +29,18 @@ struct IntrospectionTest {
     key_file: PathBuf,
 }
 
-/// The App with a listed ServiceAccount for each role.
+/// Lists a ServiceAccount for each role in the App.
 fn with_administrators(app: App) -> App {
-    let one = |name: &str, role: &str| json!({ "serviceAccount": { "namespace": "shop", "name": name }, "role": role });
-    app.set("/administrators", json!([one("asks", "Introspector"), one("reads", "Reader"), one("runs", "UserAdmin")]))
+    let administrator =
+        |name: &str, role: &str| json!({ "serviceAccount": { "namespace": "shop", "name": name }, "role": role });
+    app.set(
+        "/administrators",
+        json!([
+            administrator("asks", "Introspector"),
+            administrator("reads", "Reader"),
+            administrator("runs", "UserAdmin")
+        ]),
+    )
 }
 
 // === impl IntrospectionTest ===
@@ -131,7 +139,7 @@ async fn a_live_token_returns_its_claims() {
 }
 
 #[tokio::test]
-async fn the_response_for_any_other_token_says_only_that_it_is_inactive() {
+async fn the_response_for_an_invalid_token_says_only_that_it_is_inactive() {
     let (app, other) = (with_administrators(app()), App::new("other"));
     let test = IntrospectionTest::from_builder(app, Stack::builder().app(&other)).await;
     test.test_app.register_and_confirm(EMAIL).await;
@@ -153,15 +161,15 @@ async fn the_response_for_any_other_token_says_only_that_it_is_inactive() {
     }
 
     // A refresh token is inactive after a newer one has replaced it.
-    let newer = refresh(&test.test_app, &refresh_token).await;
+    let newer_token = refresh(&test.test_app, &refresh_token).await;
     test.assert_inactive(&refresh_token, "a generation before").await;
-    test.assert_active(&newer).await;
+    test.assert_active(&newer_token).await;
     // Introspection does not use up a refresh token.
-    let newest = refresh(&test.test_app, &newer).await;
+    let newest_token = refresh(&test.test_app, &newer_token).await;
 
     user.send(user.request(Method::POST, "logout")).await.expect(StatusCode::OK);
     test.assert_inactive(user.token(), "an ended session's access token").await;
-    test.assert_inactive(&newest, "an ended session's refresh token").await;
+    test.assert_inactive(&newest_token, "an ended session's refresh token").await;
 }
 
 #[tokio::test]
@@ -215,7 +223,7 @@ async fn without_listed_accounts_or_keys_nobody_can_introspect() {
     refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
     // A change of the list takes effect without a restart.
     test.test_app.stack.apply(&with_administrators(test.test_app.app.clone())).unwrap();
-    eventually("the list is live", SEEN_LIMIT, || async {
+    eventually("the list is live", RELOAD_LIMIT, || async {
         (test.introspect(Some(&test.caller_token("asks")), "token").await.status == StatusCode::OK).then_some(())
     })
     .await;
@@ -230,14 +238,14 @@ async fn without_listed_accounts_or_keys_nobody_can_introspect() {
 #[tokio::test]
 async fn keys_are_read_again_when_their_file_changes() {
     let test = IntrospectionTest::start().await;
-    let newer = ServiceAccountIssuer::new().unwrap();
-    let token = newer.token("shop", "asks", AUDIENCE, HOUR).unwrap();
+    let new_issuer = ServiceAccountIssuer::new().unwrap();
+    let token = new_issuer.token("shop", "asks", AUDIENCE, HOUR).unwrap();
     test.introspect(Some(&token), "token").await.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
     test.introspect(Some(&test.caller_token("asks")), "token").await.expect(StatusCode::OK);
     let unfinished = test.key_file.with_extension("unfinished");
-    fs::write(&unfinished, newer.jwks().unwrap().to_string()).unwrap();
+    fs::write(&unfinished, new_issuer.jwks().unwrap().to_string()).unwrap();
     fs::rename(&unfinished, &test.key_file).unwrap();
-    eventually("the new key is accepted", SEEN_LIMIT, || async {
+    eventually("the new key is accepted", RELOAD_LIMIT, || async {
         (test.introspect(Some(&token), "token").await.status == StatusCode::OK).then_some(())
     })
     .await;
@@ -252,7 +260,7 @@ async fn keys_are_read_again_when_their_file_changes() {
         test.introspect(Some(&token), "token").await.expect(StatusCode::OK);
         is_logged.then_some(())
     };
-    eventually("the server logs that the file is broken", SEEN_LIMIT, read_again).await;
+    eventually("the server logs that the file is broken", RELOAD_LIMIT, read_again).await;
     test.introspect(Some(&token), "token").await.expect(StatusCode::OK);
 }
 

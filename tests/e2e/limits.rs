@@ -18,15 +18,15 @@ const EMAIL: &str = "ada@example.com";
 /// A window that is longer than any test, in seconds.
 const HOUR: u32 = 3600;
 
-/// Asserts that this limit rejected the request: the status, and the headers with the time to wait. Returns that time
-/// in seconds.
+/// Asserts that the limit `name` rejected the request: checks the status and the headers. Returns the time to wait
+/// before a retry, in seconds.
 #[track_caller]
 fn expect_rate_limited(response: ApiResponse, name: &str, count: u32, window: u32) -> u64 {
     let response = response.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     let wait: u64 = response.header("retry-after").expect("Retry-After").parse().expect("seconds");
-    // A request is counted for the time of the window, or at most a fiftieth longer.
-    let longest = u64::from(window + window.div_ceil(50));
-    assert!((1..=longest).contains(&wait), "{wait} s");
+    // A window has 50 buckets. So a request is counted for the time of the window, or up to a fiftieth longer.
+    let max_wait = u64::from(window + window.div_ceil(50));
+    assert!((1..=max_wait).contains(&wait), "{wait} s");
     let policy = format!("\"{name}\";q={count};w={window}");
     assert_eq!(response.header("ratelimit-policy"), Some(policy.as_str()));
     assert_eq!(response.header("ratelimit"), Some(format!("\"{name}\";r=0;t={wait}").as_str()));
@@ -72,9 +72,9 @@ async fn a_right_password_does_not_count_as_a_failure() {
 #[tokio::test]
 async fn login_failures_per_account_are_counted_only_for_unknown_client_addresses() {
     let test_app = TestApp::start_with(app().limit("loginFailuresPerAccount", &[(3, HOUR)])).await;
-    let confirmed_here = test_app.register_and_confirm(EMAIL).await;
-    let signed_in_here = test_app.client();
-    signed_in_here.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let confirm_client = test_app.register_and_confirm(EMAIL).await;
+    let login_client = test_app.client();
+    login_client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     for email in [EMAIL, "nobody@example.com"] {
         for _ in 0..3 {
             wrong_login(&test_app.client(), &test_app, email).await.expect(StatusCode::UNAUTHORIZED);
@@ -82,11 +82,11 @@ async fn login_failures_per_account_are_counted_only_for_unknown_client_addresse
         let refused = test_app.client().login(test_app.id(), email, PASSWORD).await;
         expect_rate_limited(refused, "loginFailuresPerAccount", 3, HOUR);
     }
-    for known in [&confirmed_here, &signed_in_here] {
+    for known_client in [&confirm_client, &login_client] {
         for _ in 0..4 {
-            wrong_login(known, &test_app, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
+            wrong_login(known_client, &test_app, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
         }
-        known.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        known_client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
     // If the limit rejects a user at a new client address, the user can reset the password by mail and log in.
     let new_client = test_app.client();
@@ -124,7 +124,7 @@ async fn logins_per_client_count_whatever_the_outcome() {
 }
 
 #[tokio::test]
-async fn the_defaults_are_those_of_the_specification() {
+async fn the_default_limits_are_those_of_the_specification() {
     let test_app = TestApp::start_with(App::new("shop")).await;
     let client = test_app.client();
     for _ in 0..10 {
@@ -254,7 +254,7 @@ async fn registrations_per_client_count_new_and_known_addresses_alike() {
 }
 
 #[tokio::test]
-async fn codes_per_client_count_wrong_codes_of_both_kinds_and_no_right_ones() {
+async fn codes_per_client_count_wrong_confirm_and_reset_codes_and_no_right_codes() {
     let test_app = TestApp::start_with(app().limit("codesPerClient", &[(2, HOUR)])).await;
     let client = test_app.client();
     for index in 0..3 {
@@ -345,12 +345,11 @@ async fn mails_per_client_count_over_all_recipients() {
     client.forgot_password(test_app.id(), "one@example.com").await.expect(StatusCode::OK);
     assert_eq!(test_app.settled_mail_count("one@example.com").await, 1);
     assert_eq!(test_app.settled_mail_count("two@example.com").await, 0);
-    // The account exists although its mail was dropped. *verify*, for which the client needs a token, reports the
-    // limit.
+    // The account exists although its mail was dropped. *verify*, which needs an access token, reports the limit.
     let signed_in = client.authenticate(test_app.id(), "two@example.com", PASSWORD).await;
     expect_rate_limited(signed_in.verify().await, "mailsPerClient", 2, HOUR);
-    let elsewhere = test_app.client().authenticate(test_app.id(), "two@example.com", PASSWORD).await;
-    elsewhere.verify().await.expect(StatusCode::OK);
+    let other_client = test_app.client().authenticate(test_app.id(), "two@example.com", PASSWORD).await;
+    other_client.verify().await.expect(StatusCode::OK);
     test_app.mail("two@example.com", 1).await;
 }
 

@@ -26,7 +26,7 @@ use url::{Url, form_urlencoded};
 
 use crate::support::NAME;
 
-const ADA: &str = "ada@example.com";
+const ADA_EMAIL: &str = "ada@example.com";
 /// The parameters of the redirect to the application, sorted by name (specification: Social login, Callback).
 const CALLBACK_PARAMETERS: [&str; 7] =
     ["access_token", "email_verified", "expires_at", "expires_in", "local_id", "refresh_token", "session_id"];
@@ -55,26 +55,26 @@ impl SocialLoginTest {
     /// Starts everything over TLS, as on the Internet: the service at one site, Dex at another.
     async fn start_over_tls(app: App) -> Self {
         let tls = ServerTls::new().expect("certificates are made");
-        let (dex, front_of_dex) = dex::Options::for_tests().behind_tls(&tls).await.expect("a free port");
-        let (builder, front) = Stack::builder().behind_tls(&tls).await.expect("a free port");
+        let (dex, dex_proxy) = dex::Options::for_tests().behind_tls(&tls).await.expect("a free port");
+        let (builder, server_proxy) = Stack::builder().behind_tls(&tls).await.expect("a free port");
         let ca = process::fresh_dir("tls").join("ca.pem");
         fs::write(&ca, &tls.ca).expect("the certificate can be written");
         let builder = builder.env("SSL_CERT_FILE", &ca.display().to_string());
-        Self::from_builder(app, dex, builder, vec![front_of_dex, front]).await
+        Self::from_builder(app, dex, builder, vec![dex_proxy, server_proxy]).await
     }
 
-    async fn from_builder(app: App, dex: dex::Options, builder: Builder, fronts: Vec<TlsProxy>) -> Self {
+    async fn from_builder(app: App, dex: dex::Options, builder: Builder, tls_proxies: Vec<TlsProxy>) -> Self {
         let page = Inbox::start(process::free_addr(), Mailbox::default()).expect("a free port");
-        let done = format!("http://{}/done", page.addr());
+        let redirect_url = format!("http://{}/done", page.addr());
         let provider = Provider::new("dex", "oidc").set("issuer", dex.issuer());
-        let app = app.set("/redirectURLs", json!([done]));
+        let app = app.set("/redirectURLs", json!([redirect_url]));
         // The App trusts email addresses that Dex reports as verified.
         let app = app.set("/providerRefs", json!([{ "name": provider.name(), "linkByEmail": true }]));
         let builder = builder.app(&app).provider(&provider);
         let client = dex::Client::of(&provider, &builder.callback(&app, &provider));
-        let people = dex.user(User::new(NAME, ADA)).client(client);
-        let (dex, stack) = tokio::join!(Dex::start(people), builder.start());
-        Self { stack, app, dex: dex.expect("Dex starts"), redirect_url: done, _page: page, _tls_proxies: fronts }
+        let dex_options = dex.user(User::new(NAME, ADA_EMAIL)).client(client);
+        let (dex, stack) = tokio::join!(Dex::start(dex_options), builder.start());
+        Self { stack, app, dex: dex.expect("Dex starts"), redirect_url, _page: page, _tls_proxies: tls_proxies }
     }
 
     /// The link with which the application starts a login.
@@ -117,7 +117,7 @@ async fn user_and_identity_counts(stack: &Stack) -> (i64, i64) {
     counts
 }
 
-/// Decodes the parameters. Panics if one appears twice.
+/// Decodes the parameters. Panics if a parameter appears twice.
 fn unique_parameters(encoded: Option<&str>) -> BTreeMap<String, String> {
     let mut parameters = BTreeMap::new();
     for (name, value) in form_urlencoded::parse(encoded.unwrap_or_default().as_bytes()).into_owned() {
@@ -126,7 +126,7 @@ fn unique_parameters(encoded: Option<&str>) -> BTreeMap<String, String> {
     parameters
 }
 
-/// Asserts that exactly the seven parameters are present and consistent.
+/// Asserts that exactly the seven `CALLBACK_PARAMETERS` are present, and that they are consistent.
 fn assert_callback_parameters(parameters: &BTreeMap<String, String>) {
     assert_eq!(parameters.keys().map(String::as_str).collect::<Vec<_>>(), CALLBACK_PARAMETERS);
     assert_eq!(parameters["email_verified"], "true");
@@ -139,7 +139,7 @@ fn assert_callback_parameters(parameters: &BTreeMap<String, String>) {
     assert_eq!(claims["sub"], parameters["local_id"].as_str());
     assert_eq!(claims["sid"], parameters["session_id"].as_str());
     assert_eq!((&claims["iat"], &claims["exp"]), (&json!(expires_at - expires_in), &json!(expires_at)));
-    assert_eq!((&claims["email"], &claims["name"]), (&json!(ADA), &json!(NAME)));
+    assert_eq!((&claims["email"], &claims["name"]), (&json!(ADA_EMAIL), &json!(NAME)));
 }
 
 fn app() -> App {
@@ -153,14 +153,14 @@ async fn a_login_returns_the_seven_parameters_in_the_query() {
     browser.open(&social.login_link()).await;
     let [flow] = &browser.cookies().await[..] else { panic!("one flow, one cookie") };
     assert!(flow.http_only && flow.same_site.as_deref() == Some("Lax"), "{flow:?}");
-    dex::log_in(&browser, ADA).await;
+    dex::log_in(&browser, ADA_EMAIL).await;
     dex::grant(&browser).await;
     let url = social.wait_for_redirect(&browser).await;
     assert_eq!(url.fragment(), None);
     let first = unique_parameters(url.query());
     assert_callback_parameters(&first);
     assert_eq!(browser.text_of("#title").await, "Logged in");
-    assert_eq!(social.verified_address(&first).await, ADA);
+    assert_eq!(social.verified_address(&first).await, ADA_EMAIL);
     social.refresh(&first["refresh_token"]).await.expect(StatusCode::OK);
     assert!(browser.cookies().await.is_empty(), "the flow is over");
     assert_eq!(social.user_and_identity_counts().await, (1, 1));
@@ -168,7 +168,7 @@ async fn a_login_returns_the_seven_parameters_in_the_query() {
     // The same person logs in with another browser and is the same user.
     let other = Browser::start().await.unwrap();
     other.open(&social.login_link()).await;
-    dex::log_in(&other, ADA).await;
+    dex::log_in(&other, ADA_EMAIL).await;
     dex::grant(&other).await;
     let second = unique_parameters(social.wait_for_redirect(&other).await.query());
     assert_callback_parameters(&second);
@@ -182,14 +182,14 @@ async fn a_login_returns_the_seven_parameters_in_the_fragment() {
     let social = SocialLoginTest::start(app().set("/callbackMode", "Fragment"), dex::Options::for_tests()).await;
     let browser = Browser::start().await.unwrap();
     browser.open(&format!("{}&state=of-the-app", social.login_link())).await;
-    dex::log_in(&browser, ADA).await;
+    dex::log_in(&browser, ADA_EMAIL).await;
     let url = social.wait_for_redirect(&browser).await;
     assert_eq!(url.query(), None);
     let mut returned = unique_parameters(url.fragment());
     assert_eq!(returned.remove("state").as_deref(), Some("of-the-app"));
     assert_callback_parameters(&returned);
     assert_eq!(browser.text_of("td[data-name=session_id]").await, returned["session_id"]);
-    assert_eq!(social.verified_address(&returned).await, ADA);
+    assert_eq!(social.verified_address(&returned).await, ADA_EMAIL);
 }
 
 #[tokio::test]
@@ -204,7 +204,7 @@ async fn a_login_returns_a_code_that_can_be_exchanged_once_with_the_verifier() {
 
     let challenge = BASE64_URL_SAFE_NO_PAD.encode(digest::digest(&digest::SHA256, CODE_VERIFIER.as_bytes()));
     browser.open(&format!("{}&code_challenge={challenge}&code_challenge_method=S256", social.login_link())).await;
-    dex::log_in(&browser, ADA).await;
+    dex::log_in(&browser, ADA_EMAIL).await;
     let url = social.wait_for_redirect(&browser).await;
     let mut found = unique_parameters(url.query());
     let code = found.remove("code").unwrap();
@@ -217,7 +217,7 @@ async fn a_login_returns_a_code_that_can_be_exchanged_once_with_the_verifier() {
     };
     let response = exchange(&code, CODE_VERIFIER).await.expect(StatusCode::OK);
     let signed_in = social.stack.client().with_token(social.app.id(), response.string("access_token"));
-    assert_eq!(signed_in.verify().await.expect(StatusCode::OK).string("email"), ADA);
+    assert_eq!(signed_in.verify().await.expect(StatusCode::OK).string("email"), ADA_EMAIL);
 
     // A second use of the code ends the session that the first use opened.
     exchange(&code, CODE_VERIFIER).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
@@ -240,10 +240,10 @@ async fn two_tabs_can_log_in_at_once() {
     let mut sessions = Vec::new();
     for tab in [&second, &first] {
         browser.switch_to(tab).await;
-        dex::log_in(&browser, ADA).await;
+        dex::log_in(&browser, ADA_EMAIL).await;
         let returned = unique_parameters(social.wait_for_redirect(&browser).await.query());
         assert_callback_parameters(&returned);
-        assert_eq!(social.verified_address(&returned).await, ADA);
+        assert_eq!(social.verified_address(&returned).await, ADA_EMAIL);
         sessions.push((returned["local_id"].clone(), returned["session_id"].clone()));
     }
     assert_eq!(sessions[0].0, sessions[1].0);
@@ -266,7 +266,7 @@ async fn a_second_browser_cannot_use_the_state_of_the_first() {
     // On this page of Dex anybody can log in. Dex then redirects the second browser back, with the state of the first
     // browser's flow.
     other.open(page_of_dex.as_str()).await;
-    dex::log_in(&other, ADA).await;
+    dex::log_in(&other, ADA_EMAIL).await;
     other.wait_for_text("invalid_state").await;
     let refused = other.url().await;
     assert_eq!(refused.path(), format!("/{}/dex/callback", social.app.id()));
@@ -276,9 +276,9 @@ async fn a_second_browser_cannot_use_the_state_of_the_first() {
     // A browser that has a flow of its own cannot use the state of another browser's flow, either.
     other.open(&social.login_link()).await;
     assert_eq!(other.cookies().await.len(), 1);
-    let again = other.url().await;
-    one.open(again.as_str()).await;
-    dex::log_in(&one, ADA).await;
+    let second_page_of_dex = other.url().await;
+    one.open(second_page_of_dex.as_str()).await;
+    dex::log_in(&one, ADA_EMAIL).await;
     one.wait_for_text("invalid_state").await;
     assert_eq!(social.user_and_identity_counts().await, (0, 0));
 }
@@ -288,12 +288,12 @@ async fn a_user_who_cancels_at_the_provider_is_not_logged_in_and_can_try_again()
     let social = SocialLoginTest::start(app(), dex::Options::for_tests().with_consent_page()).await;
     let browser = Browser::start().await.unwrap();
     browser.open(&social.login_link()).await;
-    dex::log_in(&browser, ADA).await;
+    dex::log_in(&browser, ADA_EMAIL).await;
     dex::cancel(&browser).await;
     browser.wait_for_text("Approval rejected").await;
     assert_eq!(social.user_and_identity_counts().await, (0, 0));
     browser.open(&social.login_link()).await;
-    dex::log_in(&browser, ADA).await;
+    dex::log_in(&browser, ADA_EMAIL).await;
     dex::grant(&browser).await;
     assert_callback_parameters(&unique_parameters(social.wait_for_redirect(&browser).await.query()));
 }
@@ -326,31 +326,31 @@ async fn over_tls_the_flows_are_stored_in_host_only_cookies() {
             assert_eq!(cookie.same_site.as_deref(), Some("None"));
         }
     }
-    dex::log_in(&browser, ADA).await;
+    dex::log_in(&browser, ADA_EMAIL).await;
     let returned = unique_parameters(social.wait_for_redirect(&browser).await.query());
     assert_callback_parameters(&returned);
-    assert_eq!(social.verified_address(&returned).await, ADA);
+    assert_eq!(social.verified_address(&returned).await, ADA_EMAIL);
     assert_eq!(cookies_of(&browser, &social.stack, &social.app).await.len(), 3, "one flow is over");
     assert_eq!(social.user_and_identity_counts().await, (1, 1));
 
     // Another browser that opens the link to Dex does not have the flow's cookie.
     browser.open(&social.login_link()).await;
-    let stolen = browser.url().await;
+    let page_of_dex = browser.url().await;
     let other = Browser::start_accepting_all_certificates().await.unwrap();
-    other.open(stolen.as_str()).await;
-    dex::log_in(&other, ADA).await;
+    other.open(page_of_dex.as_str()).await;
+    dex::log_in(&other, ADA_EMAIL).await;
     other.wait_for_text("invalid_state").await;
 }
 
-/// Apple does this: a page of the provider sends a POST request to *callback*. With such a request, browsers send only
-/// cookies with `SameSite=None`.
+/// In a login with Apple, a page of the provider sends a POST request to *callback*. With such a request, browsers send
+/// only cookies with `SameSite=None`.
 #[tokio::test]
 async fn over_tls_a_provider_can_return_with_a_cross_site_post() {
     let page = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
     let done = format!("http://{}/done", page.addr());
     let tls = ServerTls::new().unwrap();
     let tls_proxy = TlsProxy::start(&tls, posting_provider().await).await.unwrap();
-    let (builder, _front) = Stack::builder().behind_tls(&tls).await.unwrap();
+    let (builder, _server_proxy) = Stack::builder().behind_tls(&tls).await.unwrap();
     let ca = process::fresh_dir("tls").join("ca.pem");
     fs::write(&ca, &tls.ca).unwrap();
     let url = |path: &str| format!("{}/{path}", tls_proxy.url("127.0.0.1"));
@@ -394,10 +394,10 @@ async fn a_user_who_cancels_returns_with_access_denied_and_no_text_of_the_provid
         browser.open(&link).await;
         browser.click("#cancel").await;
         let url = browser.wait_for_url("the redirect back", |url| url.path() == "/done").await;
-        let (with, without) =
+        let (expected_part, other_part) =
             if mode == "Query" { (url.query(), url.fragment()) } else { (url.fragment(), url.query()) };
-        assert_eq!(without, None, "{url}");
-        let mut returned = unique_parameters(with);
+        assert_eq!(other_part, None, "{url}");
+        let mut returned = unique_parameters(expected_part);
         assert_eq!(returned.remove("error").as_deref(), Some("access_denied"));
         assert_eq!(returned.remove("state").as_deref(), Some("mine"));
         let description = returned.remove("error_description").unwrap();
@@ -434,7 +434,7 @@ async fn posting_provider() -> SocketAddr {
             }
             "/token" => page("application/json", json!({ "access_token": "t", "token_type": "Bearer" }).to_string()),
             "/user" => {
-                let ada = json!({ "id": "1", "email": ADA, "verified": true, "name": NAME });
+                let ada = json!({ "id": "1", "email": ADA_EMAIL, "verified": true, "name": NAME });
                 page("application/json", ada.to_string())
             }
             _ => http::Response::builder().status(StatusCode::NOT_FOUND).body(Full::default()),

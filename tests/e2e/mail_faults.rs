@@ -44,8 +44,8 @@ async fn run_command(test_app: &TestApp, args: &[&str]) -> (bool, String) {
     let program = Program::new("latchkey-server", program, &log)
         .args(args)
         .path_arg("--database-url-file", &test_app.stack.dir().join("database-url"));
-    let done = tokio::task::spawn_blocking(move || program.run(DELIVERY_LIMIT)).await.expect("no panic");
-    (done.is_ok(), fs::read_to_string(&log).unwrap_or_default())
+    let result = tokio::task::spawn_blocking(move || program.run(DELIVERY_LIMIT)).await.expect("no panic");
+    (result.is_ok(), fs::read_to_string(&log).unwrap_or_default())
 }
 
 /// Waits until the outbox has this number of mails with a failed attempt.
@@ -118,7 +118,7 @@ async fn mail_that_is_temporarily_refused_at_any_step_is_sent_later() {
 #[tokio::test]
 async fn dead_letters_are_kept_and_listed_and_sent_again_on_request() {
     let test_app = start_app().await;
-    // Two dead letters: the mailbox of one does not exist, and the other had too many failed attempts.
+    // Creates two dead letters: the mailbox of the first does not exist, and the second has too many failed attempts.
     test_app.stack.smtp.set_behavior(Behavior::RefuseRecipient(EMAIL.to_owned(), 550));
     test_app.register(EMAIL).await;
     test_app.sql(SET_LAST_ATTEMPT).await;
@@ -134,8 +134,8 @@ async fn dead_letters_are_kept_and_listed_and_sent_again_on_request() {
     test_app.register("eve@example.com").await;
     test_app.code("eve@example.com", 1).await;
     assert!(test_app.stack.mails().to(EMAIL).is_empty());
-    let (listed, list) = run_command(&test_app, &["outbox", "list"]).await;
-    assert!(listed, "{list}");
+    let (succeeded, list) = run_command(&test_app, &["outbox", "list"]).await;
+    assert!(succeeded, "{list}");
     let ids = test_app.query_row("SELECT string_agg(id::text, ' ') AS ids FROM outbox WHERE dead_at IS NOT NULL").await;
     let ids: String = ids.expect("a row").get("ids");
     for id in ids.split(' ') {
@@ -145,8 +145,8 @@ async fn dead_letters_are_kept_and_listed_and_sent_again_on_request() {
     }
 
     for id in ids.split(' ') {
-        let (sent, output) = run_command(&test_app, &["outbox", "retry", id]).await;
-        assert!(sent, "{output}");
+        let (succeeded, output) = run_command(&test_app, &["outbox", "retry", id]).await;
+        assert!(succeeded, "{output}");
     }
     for email in [EMAIL, "grace@example.com"] {
         let code = test_app.code(email, 1).await;
@@ -154,14 +154,14 @@ async fn dead_letters_are_kept_and_listed_and_sent_again_on_request() {
     }
     let (_, list) = run_command(&test_app, &["outbox", "list"]).await;
     assert!(ids.split(' ').all(|id| !list.contains(id)), "{list}");
-    let (again, output) = run_command(&test_app, &["outbox", "retry", ids.split(' ').next().expect("an id")]).await;
-    assert!(!again, "a sent mail is no dead letter: {output}");
+    let (succeeded, output) = run_command(&test_app, &["outbox", "retry", ids.split(' ').next().expect("an id")]).await;
+    assert!(!succeeded, "a sent mail is no dead letter: {output}");
 }
 
 #[tokio::test]
 async fn requests_do_not_wait_for_a_relay_that_hangs() {
     let test_app = start_app().await;
-    let registrations = async |round: &str| {
+    let median_registration = async |round: &str| {
         let mut durations = Vec::new();
         for number in 0..15 {
             let email = format!("{round}-{number}@example.com");
@@ -173,45 +173,45 @@ async fn requests_do_not_wait_for_a_relay_that_hangs() {
         durations.sort_unstable();
         durations[durations.len() / 2]
     };
-    let good = registrations("good").await;
+    let good_median = median_registration("good").await;
     test_app.stack.smtp.set_behavior(Behavior::Hang(Step::MailFrom));
-    let hanging = registrations("hanging").await;
+    let hanging_median = median_registration("hanging").await;
     assert!(test_app.stack.mails().to("hanging-0@example.com").is_empty());
     // The timeout for a relay is ten seconds. The margin is for a loaded machine.
     assert!(
-        hanging < good * 4 + Duration::from_millis(50),
-        "{hanging:?} with a hanging relay, {good:?} with a good one"
+        hanging_median < good_median * 4 + Duration::from_millis(50),
+        "{hanging_median:?} with a hanging relay, {good_median:?} with a good one"
     );
 }
 
 #[tokio::test]
 async fn a_hanging_relay_of_one_app_does_not_delay_another_apps_mail() {
-    let hanging = Smtp::start(smtp::Options::plain()).await.expect("a relay");
-    hanging.set_behavior(Behavior::Hang(Step::Data));
-    let delayed = unlimited_app("held").relay(Relay::of(&hanging));
-    let test_app = TestApp::from_builder(unlimited_app("free"), Stack::builder().app(&delayed)).await;
+    let hanging_relay = Smtp::start(smtp::Options::plain()).await.expect("a relay");
+    hanging_relay.set_behavior(Behavior::Hang(Step::Data));
+    let delayed_app = unlimited_app("held").relay(Relay::of(&hanging_relay));
+    let test_app = TestApp::from_builder(unlimited_app("free"), Stack::builder().app(&delayed_app)).await;
     let client = test_app.client();
     for number in 0..12 {
         let email = format!("user-{number}@example.com");
-        client.register(delayed.id(), NAME, &email, PASSWORD).await.expect(StatusCode::OK);
+        client.register(delayed_app.id(), NAME, &email, PASSWORD).await.expect(StatusCode::OK);
     }
-    eventually("the relay hangs", DELIVERY_LIMIT, || async { (hanging.open_sessions() > 0).then_some(()) }).await;
+    eventually("the relay hangs", DELIVERY_LIMIT, || async { (hanging_relay.open_sessions() > 0).then_some(()) }).await;
     for number in 0..4 {
         let email = format!("free-{number}@example.com");
         test_app.register(&email).await;
         test_app.code(&email, 1).await;
-        assert!(hanging.mails().all().is_empty(), "the other relay still hangs");
-        assert!(hanging.open_sessions() <= 4, "{} mails of one App are in flight", hanging.open_sessions());
+        assert!(hanging_relay.mails().all().is_empty(), "the other relay still hangs");
+        assert!(hanging_relay.open_sessions() <= 4, "{} mails of one App are in flight", hanging_relay.open_sessions());
     }
-    let waiting = format!("SELECT count(*) FROM outbox WHERE app_id = '{}'", delayed.id());
+    let waiting = format!("SELECT count(*) FROM outbox WHERE app_id = '{}'", delayed_app.id());
     assert_eq!(test_app.query_number(&waiting).await, 12);
 
-    hanging.set_behavior(Behavior::Accept);
+    hanging_relay.set_behavior(Behavior::Accept);
     for number in 0..12 {
         let email = format!("user-{number}@example.com");
         eventually("the delayed mail", 2 * DELIVERY_LIMIT, || async {
             test_app.make_outbox_due().await;
-            (!hanging.mails().to(&email).is_empty()).then_some(())
+            (!hanging_relay.mails().to(&email).is_empty()).then_some(())
         })
         .await;
     }
@@ -226,7 +226,7 @@ async fn mail_of_a_registration_is_sent_after_a_redis_outage() {
     let redis = test_app.stack.redis_proxy.as_ref().expect("the service has proxies");
     redis.refuse().await;
     test_app.stack.smtp.listen().expect("the relay's port is free");
-    // Without Redis the server cannot store a code, so it sends no mail. That is not a failed attempt.
+    // Without Redis the server cannot store a code, so it sends no mail. This does not count as a failed attempt.
     for _ in 0..2 {
         test_app.make_outbox_due().await;
         let tried = "SELECT count(*) FROM outbox WHERE lease_until IS NULL AND due_at > statement_timestamp()";

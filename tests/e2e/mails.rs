@@ -51,7 +51,7 @@ async fn each_app_sends_through_its_own_relay_with_its_own_security_and_credenti
     for (app, smtp) in apps.iter().zip(&relays) {
         stack.client().register(app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
         let mail = smtp.mails().wait_for(|mail| mail.is_to(EMAIL), MAIL_LIMIT).await;
-        // If an App has its own relay, the App sets the address of the sender.
+        // If an App has its own relay, the App sets the email address of the sender.
         assert!(mail.from.contains(&format!("hello@{}.test", app.id())), "{}", mail.from);
         assert!(mail.from.contains("The Shop"), "{}", mail.from);
         assert_eq!(mail.envelope_from, format!("hello@{}.test", app.id()));
@@ -126,14 +126,14 @@ async fn links_carry_the_code_and_the_address_percent_encoded() {
     let link = links(&mail).into_iter().find(|link| link.fragment().is_some()).expect("a link to the App's page");
     let fragment = link.fragment().unwrap();
     assert!(fragment.starts_with(&format!("/reset/{code}?to=")), "{fragment}");
-    for raw in ["&", "=y", "#", "+"] {
-        assert!(!fragment.contains(raw), "{raw} in {fragment}");
+    for unencoded in ["&", "=y", "#", "+"] {
+        assert!(!fragment.contains(unencoded), "{unencoded} in {fragment}");
     }
     test_app.client().confirm_password(test_app.id(), email, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
-async fn an_app_can_replace_parts_of_a_mail_and_the_rest_is_the_default() {
+async fn an_app_can_replace_parts_of_a_mail_and_the_other_parts_are_the_default() {
     let app = app()
         .set("/displayName", "Tom & <Jerry>")
         .set("/mail/confirmURL", "https://shop.example.com/confirm?code={code}")

@@ -106,26 +106,27 @@ async fn the_printed_commands_work_and_data_survives_a_restart() {
     for _ in 0..2 {
         let output = run_bash(&format!("{session}echo \"$EMAIL\"\n")).await;
         let responses: Vec<Value> = output.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
-        let [registered, confirmed, login, verified, introspected, forgot, changed, again] = &responses[..] else {
+        let [registered, confirmed, login, verified, introspected, forgot, changed, second_login] = &responses[..]
+        else {
             panic!("eight responses are expected:\n{output}");
         };
         email = registered["email"].as_str().unwrap().to_owned();
         assert!(confirmed["access_token"].is_string(), "{output}");
-        assert!(login["token"].is_string() && again["token"].is_string(), "{output}");
+        assert!(login["token"].is_string() && second_login["token"].is_string(), "{output}");
         for response in [verified, forgot, changed] {
             assert_eq!(response["email"], email.as_str(), "{output}");
         }
         assert_eq!(introspected["email"], email.as_str(), "{output}");
         // The reset has ended the first session.
-        let introspected = async |login: &Value| run.introspect(&token_file, login["token"].as_str().unwrap()).await;
-        assert_eq!(introspected(login).await, json!({ "active": false }));
-        assert_eq!(introspected(again).await["active"], true);
+        let introspect = async |login: &Value| run.introspect(&token_file, login["token"].as_str().unwrap()).await;
+        assert_eq!(introspect(login).await, json!({ "active": false }));
+        assert_eq!(introspect(second_login).await["active"], true);
         assert_eq!(output.lines().last(), Some(email.as_str()));
     }
 
     // A new manifest and the deletion of a manifest take effect without a restart.
     let blog = App::with_id("blog");
-    let status = async |expected: StatusCode| {
+    let wait_for_status = async |expected: StatusCode| {
         let client = run.client();
         eventually(&format!("the blog's {expected}"), LIVE_LIMIT, || async {
             let response = client.get("blog/.well-known/jwks.json").await;
@@ -133,11 +134,11 @@ async fn the_printed_commands_work_and_data_survives_a_restart() {
         })
         .await;
     };
-    status(StatusCode::NOT_FOUND).await;
+    wait_for_status(StatusCode::NOT_FOUND).await;
     run.write_manifest(&blog);
-    status(StatusCode::OK).await;
+    wait_for_status(StatusCode::OK).await;
     fs::remove_file(run.dir.join("manifests/blog.yaml")).unwrap();
-    status(StatusCode::NOT_FOUND).await;
+    wait_for_status(StatusCode::NOT_FOUND).await;
 
     let children = descendants(process.pid());
     assert!(children.len() >= 5, "server, operator, provider, Postgres and Redis: {children:?}");
@@ -238,12 +239,13 @@ async fn a_killed_store_is_reported_with_the_end_of_its_log() {
         let text = process::tail(process.log(), 60);
         let log = run.data().join("logs").join(log);
         let report = format!("error: {store} ended by itself (signal: 9 (SIGKILL)). The end of {}:\n", log.display());
-        let (_, rest) = text.split_once(&report).unwrap_or_else(|| panic!("no {report:?} in {text}"));
-        let (end, last) = rest.split_once("\n\nStopping the rest …\n").unwrap_or_else(|| panic!("{text}"));
-        assert!(last.trim_start().starts_with(&format!("error: {store} ended by itself")), "{text}");
+        let (_, after_report) = text.split_once(&report).unwrap_or_else(|| panic!("no {report:?} in {text}"));
+        let (shown_log, final_output) =
+            after_report.split_once("\n\nStopping the rest …\n").unwrap_or_else(|| panic!("{text}"));
+        assert!(final_output.trim_start().starts_with(&format!("error: {store} ended by itself")), "{text}");
         let logged = fs::read_to_string(&log).unwrap();
-        assert!(end.lines().any(|line| !line.is_empty()), "{text}");
-        assert!(end.lines().all(|line| logged.contains(line)), "{text}");
+        assert!(shown_log.lines().any(|line| !line.is_empty()), "{text}");
+        assert!(shown_log.lines().all(|line| logged.contains(line)), "{text}");
         wait_until_ended(&children).await;
     }
 }
@@ -269,7 +271,7 @@ async fn run_bash(script: &str) -> String {
 }
 
 /// The process ids of all descendants of a process.
-fn descendants(of: u32) -> BTreeSet<u32> {
+fn descendants(root_pid: u32) -> BTreeSet<u32> {
     let parents: BTreeMap<u32, u32> = fs::read_dir("/proc")
         .unwrap()
         .flatten()
@@ -277,9 +279,9 @@ fn descendants(of: u32) -> BTreeSet<u32> {
         .filter_map(|pid| Some((pid, status_line(pid, "PPid:")?.parse().ok()?)))
         .collect();
     let mut descendants = BTreeSet::new();
-    let mut next = vec![of];
+    let mut next = vec![root_pid];
     while let Some(parent) = next.pop() {
-        let children = parents.iter().filter(|(_, its)| **its == parent).map(|(pid, _)| *pid);
+        let children = parents.iter().filter(|(_, ppid)| **ppid == parent).map(|(pid, _)| *pid);
         for child in children {
             descendants.insert(child);
             next.push(child);
@@ -288,8 +290,8 @@ fn descendants(of: u32) -> BTreeSet<u32> {
     descendants
 }
 
-fn descendant_named(of: u32, name: &str) -> rustix::process::Pid {
-    let pid = descendants(of)
+fn descendant_named(root_pid: u32, name: &str) -> rustix::process::Pid {
+    let pid = descendants(root_pid)
         .into_iter()
         // The kernel keeps only 15 characters of a process name.
         .find(|pid| status_line(*pid, "Name:").as_deref() == Some(&name[..name.len().min(15)]))
@@ -297,7 +299,7 @@ fn descendant_named(of: u32, name: &str) -> rustix::process::Pid {
     rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
 }
 
-/// Waits until the processes have ended. A zombie can have running threads: until they end, its ports are in use.
+/// Waits until the processes have ended. A zombie can have running threads, and until they end, its ports are in use.
 async fn wait_until_ended(pids: &BTreeSet<u32>) {
     eventually("the end of all processes", STOP_LIMIT, || async {
         let alive = |pid: &&u32| {

@@ -165,7 +165,7 @@ fn provider_options(upstream: &MockProvider) -> ProviderOptions {
     }
 }
 
-/// A new client address.
+/// A client address that no earlier call has returned.
 fn new_client_address() -> ClientAddress {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -213,7 +213,7 @@ async fn render() -> (RenderedApp, HashMap<String, String>) {
     }
     let mut app = builders::App::new("social");
     let (mut objects, mut secrets) = (Vec::new(), HashMap::new());
-    for preset in PRESETS.each_ref().map(|shape| shape.preset) {
+    for preset in PRESETS.each_ref().map(|profile| profile.preset) {
         let mut provider = Provider::new(preset, preset).set("additionalClientIDs", vec![other_client_id(preset)]);
         if preset == "apple" {
             provider = provider.with_secret(&KeyPair::generate().unwrap().serialize_pem());

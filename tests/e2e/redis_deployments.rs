@@ -1,4 +1,4 @@
-//! All Redis deployments: a single server (with an ACL user and a database of its own), a primary with sentinels, and a
+//! All Redis deployments: a single server (with an ACL user and its own database), a primary with sentinels, and a
 //! cluster. Sentinels and the cluster are also tested over TLS and during failovers. The cluster is also tested while
 //! slots move.
 
@@ -61,7 +61,7 @@ fn with_tls(options: redis::Options) -> redis::Options {
 
 /// Starts a service with this Redis. Waits for the first successful call, because the first connection over TLS takes
 /// time on a loaded machine.
-async fn app_on(url: &str, ca: Option<&Path>) -> TestApp {
+async fn start_app(url: &str, ca: Option<&Path>) -> TestApp {
     let app = unlimited_app("forms").limit("refreshesPerSession", &[(100_000, 60)]);
     let test_app = TestApp::from_builder(app, Stack::builder().external_redis(url, ca)).await;
     test_app
@@ -83,16 +83,19 @@ async fn assert_main_flow_works(test_app: &TestApp) {
     let code = test_app.reset_code(EMAIL, 2).await;
     client.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
     test_app.verify(&token).await.expect(StatusCode::UNAUTHORIZED);
-    let again = client.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await;
-    again.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    let refused = client.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     let token = client.login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
     test_app.verify(token.string("token")).await.expect(StatusCode::OK);
 
     let counted = || async {
         let metrics = test_app.stack.server().get_ops("metrics").await.expect(StatusCode::OK).text;
         assert!(metrics.contains("\nlatchkey_audit_refusals_lost_total 0\n"), "{metrics}");
-        let took = |operation| format!("latchkey_redis_seconds_count{{operation=\"{operation}\"}}");
-        ["count_refusals", "write_refusals"].iter().all(|of| metrics.contains(&took(of))).then_some(())
+        let metric_name = |operation| format!("latchkey_redis_seconds_count{{operation=\"{operation}\"}}");
+        ["count_refusals", "write_refusals"]
+            .iter()
+            .all(|operation| metrics.contains(&metric_name(operation)))
+            .then_some(())
     };
     eventually("the refusals to be counted", RECOVERY_LIMIT, counted).await;
 }
@@ -109,11 +112,11 @@ async fn keys(redis: &Redis, database: u8) -> Vec<String> {
 #[tokio::test]
 async fn an_acl_user_uses_its_own_database() {
     let redis = Redis::start(acl_options()).await.expect("Redis starts");
-    let test_app = app_on(&redis.url().replace("/0", "/3"), None).await;
+    let test_app = start_app(&redis.url().replace("/0", "/3"), None).await;
     assert_main_flow_works(&test_app).await;
     assert_eq!(keys(&redis, 0).await, [""; 0]);
-    let all = keys(&redis, 3).await;
-    assert!(!all.is_empty() && all.iter().all(|key| key.starts_with("lk:")), "{all:?}");
+    let used_keys = keys(&redis, 3).await;
+    assert!(!used_keys.is_empty() && used_keys.iter().all(|key| key.starts_with("lk:")), "{used_keys:?}");
 }
 
 #[tokio::test]
@@ -122,20 +125,20 @@ async fn sentinels_name_the_primary() {
     let password = Some("sentinels".to_owned());
     let options = SentinelOptions { server, password, ..SentinelOptions::for_tests() };
     let redis = SentinelSetup::start(options).await.expect("Redis starts");
-    assert_main_flow_works(&app_on(redis.url(), None).await).await;
+    assert_main_flow_works(&start_app(redis.url(), None).await).await;
 }
 
 #[tokio::test]
 async fn sentinels_and_their_servers_are_used_over_tls_with_an_acl_user() {
     let options = SentinelOptions { server: with_tls(acl_options()), ..SentinelOptions::for_tests() };
     let redis = SentinelSetup::start(options).await.expect("Redis starts");
-    assert_main_flow_works(&app_on(redis.url(), redis.ca()).await).await;
+    assert_main_flow_works(&start_app(redis.url(), redis.ca()).await).await;
 }
 
 #[tokio::test]
 async fn a_cluster_serves_each_key_from_its_node() {
     let redis = RedisCluster::start().await.expect("Redis starts");
-    let test_app = app_on(&redis.url(), None).await;
+    let test_app = start_app(&redis.url(), None).await;
     assert_main_flow_works(&test_app).await;
     for email in ["a@example.com", "b@example.com", "c@example.com", "d@example.com"] {
         test_app.register_and_log_in(email).await;
@@ -151,7 +154,7 @@ async fn a_cluster_node_that_evicts_keys_is_shown_by_a_metric() {
     let set = ::redis::cmd("CONFIG").arg(&["SET", "maxmemory-policy", "allkeys-lru"]).clone();
     let mut connection = redis.masters[2].connect().await.expect("Redis is reachable");
     set.query_async::<()>(&mut connection).await.expect("Redis accepts the setting");
-    let test_app = app_on(&redis.url(), None).await;
+    let test_app = start_app(&redis.url(), None).await;
     eventually("the eviction policies are checked", RECOVERY_LIMIT, || async {
         let metrics = test_app.stack.server().get_ops("metrics").await.text;
         metrics.lines().any(|line| line == "latchkey_redis_evicts 1").then_some(())
@@ -162,34 +165,35 @@ async fn a_cluster_node_that_evicts_keys_is_shown_by_a_metric() {
 #[tokio::test]
 async fn a_cluster_with_replicas_is_used_over_tls_with_an_acl_user() {
     let redis = RedisCluster::start_with(&with_tls(acl_options()), true).await.expect("Redis starts");
-    assert_main_flow_works(&app_on(&redis.url(), redis.ca()).await).await;
+    assert_main_flow_works(&start_app(&redis.url(), redis.ca()).await).await;
 }
 
 #[tokio::test]
 async fn a_wrong_password_is_logged_without_the_password_and_fixed_by_editing_the_url() {
     let redis = Redis::start(acl_options()).await.expect("Redis starts");
-    let wrong = redis.url().replace("s3cret", "not-the-s3cret");
-    let test_app = TestApp::from_builder(unlimited_app("forms"), Stack::builder().external_redis(&wrong, None)).await;
+    let wrong_url = redis.url().replace("s3cret", "not-the-s3cret");
+    let test_app =
+        TestApp::from_builder(unlimited_app("forms"), Stack::builder().external_redis(&wrong_url, None)).await;
     let login = async || test_app.client().login(test_app.id(), EMAIL, PASSWORD).await;
     expect_unavailable(login().await);
-    let logged = || async {
+    let find_line = || async {
         let log = test_app.stack.server().read_log();
         log.lines().find(|line| line.contains("cannot reach Redis")).map(str::to_owned)
     };
-    let logged = eventually("the log reports it", RECOVERY_LIMIT, logged).await;
+    let logged = eventually("the log reports it", RECOVERY_LIMIT, find_line).await;
     assert!(logged.contains("refused") && logged.contains(&redis.addr().to_string()), "{logged}");
     assert!(!test_app.stack.server().read_log().contains("s3cret"));
 
     let file = test_app.stack.dir().join("redis-url");
     postgres::write_private(&file, "redis-sentinel://:s3cret@127.0.0.1").expect("the file can be written");
     expect_unavailable(login().await);
-    let logged = || async {
+    let find_line = || async {
         let log = test_app.stack.server().read_log();
         log.lines().find(|line| line.contains("the URL of Redis cannot be used")).map(str::to_owned)
     };
     eventually("an invalid URL is reported", RECOVERY_LIMIT, || async {
         expect_unavailable(login().await);
-        logged().await
+        find_line().await
     })
     .await;
     assert!(!test_app.stack.server().read_log().contains("s3cret"));
@@ -208,7 +212,7 @@ async fn a_wrong_password_is_logged_without_the_password_and_fixed_by_editing_th
 async fn a_url_of_another_deployment_is_used_without_a_restart() {
     let single = Redis::start(redis::Options::for_tests()).await.expect("Redis starts");
     let cluster = RedisCluster::start().await.expect("Redis starts");
-    let test_app = app_on(&single.url(), None).await;
+    let test_app = start_app(&single.url(), None).await;
     let (client, token) = test_app.register_and_log_in(EMAIL).await;
     let file = test_app.stack.dir().join("redis-url");
     postgres::write_private(&file, &cluster.url()).expect("the file can be written");
@@ -236,7 +240,7 @@ enum Worker {
     Refresh { token: String },
 }
 
-/// The results of the calls.
+/// How many calls of the workers got which response.
 #[derive(Debug, Default)]
 struct LoadResults {
     served: usize,
@@ -278,13 +282,13 @@ impl Load {
         load
     }
 
-    fn add(&mut self, test_app: &TestApp, mut caller: Worker) {
+    fn add(&mut self, test_app: &TestApp, mut worker: Worker) {
         let (client, app) = (test_app.client(), test_app.id().to_owned());
         let (stop, in_a_row) = (Arc::clone(&self.stop), Arc::clone(&self.successes_in_a_row));
         self.workers.push(tokio::spawn(async move {
             let mut results = LoadResults::default();
             while !stop.load(Ordering::Relaxed) {
-                let Some(response) = caller.call(&client, &app).await else { break };
+                let Some(response) = worker.call(&client, &app).await else { break };
                 match response.status {
                     StatusCode::OK => {
                         results.served += 1;
@@ -313,14 +317,14 @@ impl Load {
 
     async fn stop(self) -> LoadResults {
         self.stop.store(true, Ordering::Relaxed);
-        let mut all = LoadResults::default();
+        let mut total = LoadResults::default();
         for worker in self.workers {
             let results = worker.await.expect("a worker does not panic");
-            all.served += results.served;
-            all.unavailable += results.unavailable;
-            all.wrong.extend(results.wrong);
+            total.served += results.served;
+            total.unavailable += results.unavailable;
+            total.wrong.extend(results.wrong);
         }
-        all
+        total
     }
 }
 
@@ -354,7 +358,7 @@ async fn wait_for_replica(connection: &mut ::redis::aio::MultiplexedConnection, 
 #[tokio::test]
 async fn after_a_primary_is_killed_under_load_the_new_primary_of_the_sentinels_is_used() {
     let redis = SentinelSetup::start(SentinelOptions::for_tests()).await.expect("Redis starts");
-    let test_app = app_on(redis.url(), None).await;
+    let test_app = start_app(redis.url(), None).await;
     let sessions = open_sessions(&test_app).await;
     let load = Load::start(&test_app, &sessions);
     for round in 0..2 {
@@ -387,7 +391,7 @@ async fn find_session_key(redis: &RedisCluster, app: &str) -> String {
 #[tokio::test]
 async fn a_slot_that_moves_under_load_fails_no_call() {
     let redis = RedisCluster::start().await.expect("Redis starts");
-    let test_app = app_on(&redis.url(), None).await;
+    let test_app = start_app(&redis.url(), None).await;
     let sessions = open_sessions(&test_app).await;
     let slot = redis.slot_of(&find_session_key(&redis, test_app.id()).await).await.expect("a slot");
     let load = Load::start(&test_app, &sessions);
@@ -407,7 +411,7 @@ async fn a_slot_that_moves_under_load_fails_no_call() {
 #[tokio::test]
 async fn after_a_cluster_primary_is_killed_under_load_its_replica_is_used() {
     let redis = RedisCluster::start_with(&redis::Options::for_tests(), true).await.expect("Redis starts");
-    let test_app = app_on(&redis.url_of_all(), None).await;
+    let test_app = start_app(&redis.url_of_all(), None).await;
     let sessions = open_sessions(&test_app).await;
     let key = find_session_key(&redis, test_app.id()).await;
     let slot = redis.slot_of(&key).await.expect("a slot");

@@ -15,12 +15,12 @@ use crate::{
 };
 
 const EMAIL: &str = "ada@example.com";
-/// The name of a user. [`PASSWORD_OF_THE_NAME`] is a strong password for everybody else, and a weak one for this user.
-const ODD_NAME: &str = "Bartholomew Quetzalcoatl";
-const PASSWORD_OF_THE_NAME: &str = "bartholomewquetzalcoatl";
+/// The name of a user. [`PASSWORD_FROM_NAME`] is a strong password for everybody else, and a weak one for this user.
+const LONG_NAME: &str = "Bartholomew Quetzalcoatl";
+const PASSWORD_FROM_NAME: &str = "bartholomewquetzalcoatl";
 
 #[tokio::test]
-async fn forgot_password_responds_the_same_to_every_address_and_mails_only_known_ones() {
+async fn forgot_password_responds_the_same_to_every_address_and_mails_only_known_addresses() {
     let test_app = TestApp::start().await;
     test_app.register_and_confirm(EMAIL).await;
     test_app.register("grace@example.com").await;
@@ -68,13 +68,13 @@ async fn a_reset_ends_all_sessions_and_other_codes_and_sends_a_notice() {
         client.authenticate(test_app.id(), EMAIL, PASSWORD).await,
         test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await,
     ];
-    let (first, second) = (test_app.reset_code(EMAIL, 2).await, test_app.reset_code(EMAIL, 3).await);
-    let reset = client.confirm_password(test_app.id(), EMAIL, &first, NEW_PASSWORD).await;
+    let (first_code, second_code) = (test_app.reset_code(EMAIL, 2).await, test_app.reset_code(EMAIL, 3).await);
+    let reset = client.confirm_password(test_app.id(), EMAIL, &first_code, NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
     for session in sessions {
         session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     }
-    for code in [first, second] {
+    for code in [first_code, second_code] {
         let again = test_app.client().confirm_password(test_app.id(), EMAIL, &code, PASSWORD).await;
         again.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     }
@@ -88,13 +88,13 @@ async fn a_reset_ends_all_sessions_and_other_codes_and_sends_a_notice() {
 async fn a_reset_by_an_unverified_account_verifies_its_address() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
-    let confirm = test_app.code(EMAIL, 1).await;
-    let reset = test_app.reset_code(EMAIL, 2).await;
-    let response = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    let confirm_code = test_app.code(EMAIL, 1).await;
+    let reset_code = test_app.reset_code(EMAIL, 2).await;
+    let response = test_app.client().confirm_password(test_app.id(), EMAIL, &reset_code, NEW_PASSWORD).await;
     response.expect(StatusCode::OK);
     assert!(test_app.epoch_and_verified(EMAIL).await.1);
-    let late = test_app.client().confirm(test_app.id(), &confirm).await;
-    late.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    let refused = test_app.client().confirm(test_app.id(), &confirm_code).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     let signed_in = test_app.client().authenticate(test_app.id(), EMAIL, NEW_PASSWORD).await;
     signed_in.verify().await.expect(StatusCode::OK);
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 3, "confirm, reset, notice; verify had nothing to send");
@@ -126,7 +126,7 @@ async fn wrong_used_and_expired_codes_and_unknown_addresses_get_the_same_respons
     let used = test_app.reset_code(EMAIL, 2).await;
     test_app.client().confirm_password(test_app.id(), EMAIL, &used, NEW_PASSWORD).await.expect(StatusCode::OK);
     test_app.mail(EMAIL, 3).await;
-    let of_another = test_app.reset_code("grace@example.com", 2).await;
+    let other_users_code = test_app.reset_code("grace@example.com", 2).await;
     test_app.edit_rendered(|document| document["mail"]["resetCodeLifetimeSeconds"] = json!(1)).await;
     test_app.client().forgot_password(test_app.id(), EMAIL).await.expect(StatusCode::OK);
     let mail = test_app.mail(EMAIL, 4).await;
@@ -138,10 +138,10 @@ async fn wrong_used_and_expired_codes_and_unknown_addresses_get_the_same_respons
         (EMAIL, WRONG_CODE),
         (EMAIL, &used),
         (EMAIL, &expired),
-        (EMAIL, &of_another),
+        (EMAIL, &other_users_code),
         (EMAIL, "not a code"),
         ("nobody@example.com", WRONG_CODE),
-        ("nobody@example.com", &of_another),
+        ("nobody@example.com", &other_users_code),
     ] {
         let response = test_app.client().confirm_password(test_app.id(), email, code, PASSWORD).await;
         responses.push(shape(&response.expect_error(StatusCode::BAD_REQUEST, "invalid_code")));
@@ -150,7 +150,8 @@ async fn wrong_used_and_expired_codes_and_unknown_addresses_get_the_same_respons
     assert_eq!(responses.len(), 1, "{responses:#?}");
     test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
     // The attempt with another email address did not use up the code.
-    let right = test_app.client().confirm_password(test_app.id(), "grace@example.com", &of_another, NEW_PASSWORD).await;
+    let right =
+        test_app.client().confirm_password(test_app.id(), "grace@example.com", &other_users_code, NEW_PASSWORD).await;
     right.expect(StatusCode::OK);
 }
 
@@ -188,8 +189,8 @@ async fn no_password_takes_longer_to_check_than_a_few_logins() {
         logins.push(started.elapsed());
     }
     let login = median(logins);
-    // The passwords are made of the symbols that zxcvbn can read as letters, or of a run of keypad keys that is so long
-    // that the number of guesses would overflow in zxcvbn.
+    // Two passwords consist of symbols that zxcvbn can read as letters. The third password is a run of keypad keys. The
+    // run is so long that the number of guesses would overflow in zxcvbn.
     let symbols = "4@8({[<3691!|70$5+%2".repeat(4);
     for hostile in [symbols[..76].to_owned(), symbols, "69".repeat(32)] {
         let mut times = Vec::new();
@@ -209,16 +210,16 @@ async fn no_password_takes_longer_to_check_than_a_few_logins() {
 async fn a_password_is_compared_with_the_name_only_if_the_code_is_right() {
     let test_app = TestApp::start().await;
     let client = test_app.client();
-    let refused = client.register(test_app.id(), ODD_NAME, EMAIL, PASSWORD_OF_THE_NAME).await;
+    let refused = client.register(test_app.id(), LONG_NAME, EMAIL, PASSWORD_FROM_NAME).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
-    client.register(test_app.id(), ODD_NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    client.register(test_app.id(), LONG_NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let code = test_app.reset_code(EMAIL, 2).await;
 
     for (email, wrong) in [(EMAIL, WRONG_CODE), ("nobody@example.com", WRONG_CODE), ("nobody@example.com", &code)] {
-        let response = client.confirm_password(test_app.id(), email, wrong, PASSWORD_OF_THE_NAME).await;
+        let response = client.confirm_password(test_app.id(), email, wrong, PASSWORD_FROM_NAME).await;
         response.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     }
-    let response = client.confirm_password(test_app.id(), EMAIL, &code, PASSWORD_OF_THE_NAME).await;
+    let response = client.confirm_password(test_app.id(), EMAIL, &code, PASSWORD_FROM_NAME).await;
     response.expect_error(StatusCode::BAD_REQUEST, "weak_password");
     client.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
 }

@@ -1,20 +1,20 @@
 //! Enumeration protection (specification: Accounts, Equal response times): on a quiet server the response time does not
-//! show whether an email address has an account. This is a separate program with one test, because no other test may
-//! run at the same time.
+//! show whether an email address has an account. This is a separate program with one test, because the test must run
+//! alone.
 //!
 //! # The decision and its error rate
 //!
 //! The test sends pairs of requests: one for a known and one for an unknown address, in random order. `d` is how much
-//! longer the request for the known address took. If both kinds take the same time, chance alone decides the sign of
+//! longer the request for the known address took. If both requests take the same time, chance alone decides the sign of
 //! `d`. If requests for known addresses take longer by a fixed time, the median of `d` is that time.
 //!
 //! `n` pairs give an interval for that median, without an assumption about the distribution of times: sort the values
-//! of `d`, and leave out the `k` smallest and the `k` greatest. The median is beyond one given end of the interval with
-//! the probability that at most `k` of `n` coin tosses show heads. `k` is the greatest number for which this
-//! probability is at most `MAX_ERROR`.
+//! of `d`, and leave out the `k` smallest and the `k` greatest. For each end of the interval, the probability that the
+//! median is beyond this end is the probability that at most `k` of `n` coin tosses show heads. `k` is the greatest
+//! number for which this probability is at most `MAX_ERROR`.
 //!
-//! The test reports a difference only if the whole interval is beyond the bound. If the kinds differ by no more than
-//! the bound, that happens with a probability of at most `MAX_ERROR` on each of the two sides, in each evaluation.
+//! The test reports a difference only if the whole interval is beyond the bound. If the times differ by no more than
+//! the bound, a false report has a probability of at most `MAX_ERROR` on each of the two sides, in each evaluation.
 //! There are at most six comparisons with at most three evaluations each. So the probability of a false alarm in a run
 //! is at most 2 · 10⁻⁷ · 6 · 3 = 3.6 · 10⁻⁶, one in 270,000.
 //!
@@ -32,7 +32,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use argon2::{Algorithm, Argon2, Params, Version};
+use argon2::Argon2;
+use argon2_simd::{Algorithm, Function, Hasher, Params, Version};
 use http::StatusCode;
 use latchkey_tests::{
     builders::App,
@@ -44,7 +45,7 @@ use latchkey_tests::{
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde_json::{Value, json};
 
-/// The maximum probability that, in one evaluation, the median is beyond one given end of the interval.
+/// The maximum probability, in one evaluation and for each end of the interval, that the median is beyond this end.
 const MAX_ERROR: f64 = 1e-7;
 /// The number of pairs of one evaluation (specification: Accounts, Equal response times).
 const PAIRS: usize = 250;
@@ -88,7 +89,7 @@ enum Verdict {
     Undecided,
 }
 
-/// One comparison, with functions that make the request bodies for the known and for the unknown address of a pair.
+/// One comparison. `known` and `unknown` make the request bodies for the known and for the unknown address of a pair.
 struct Comparison<'a> {
     what: &'a str,
     /// The path below `/v1/{APPID}/`.
@@ -201,13 +202,13 @@ impl TimingTest {
     }
 
     /// A new email address without an account. All addresses have the same length.
-    fn fresh_address() -> String {
+    fn new_address() -> String {
         format!("user-{:016x}@example.com", rand::random::<u64>())
     }
 
     /// Registers a new email address and returns it. If `verified` is set, confirms it.
     async fn create_account(&mut self, verified: bool) -> String {
-        let address = Self::fresh_address();
+        let address = Self::new_address();
         let client = self.stack.client();
         let app = self.app.id();
         client.register(app, "Ada Lovelace", &address, PASSWORD).await.expect(StatusCode::OK);
@@ -252,7 +253,9 @@ impl TimingTest {
             let replies = requests.map(|(is_known, body)| (is_known, self.send(comparison, &body)));
             let [one, other] = &replies;
             assert_eq!(shape(&one.1), shape(&other.1), "{}: the responses differ", comparison.what);
-            let took = |known: bool| replies.iter().filter(|(is, _)| *is == known).map(|(_, reply)| reply.took).sum();
+            let took = |known: bool| {
+                replies.iter().filter(|(is_known, _)| *is_known == known).map(|(_, reply)| reply.took).sum()
+            };
             differences.push(millis(took(true)) - millis(took(false)));
         }
         differences
@@ -284,12 +287,16 @@ impl TimingTest {
                 Verdict::Alike => return,
                 Verdict::Differ => panic!("{}: known and unknown addresses differ in time", comparison.what),
                 Verdict::Undecided => {
-                    let blurred = interval.width() > self.hash_ms.max(measure_hash_ms()) / 2.0;
-                    if !blurred && started.elapsed() > LONG_COMPARISON {
+                    let is_blurred = interval.width() > self.hash_ms.max(measure_hash_ms()) / 2.0;
+                    if !is_blurred && started.elapsed() > LONG_COMPARISON {
                         return;
                     }
-                    let last = evaluation == MAX_EVALUATIONS;
-                    assert!(!(blurred && last), "{}: the machine is too busy to detect even a hash", comparison.what);
+                    let is_last = evaluation == MAX_EVALUATIONS;
+                    assert!(
+                        !(is_blurred && is_last),
+                        "{}: the machine is too busy to detect even a hash",
+                        comparison.what
+                    );
                 }
             }
         }
@@ -311,19 +318,20 @@ impl TimingTest {
 
 /// Writes directly to standard error, because the test harness hides other output of a test that passes.
 fn print_line(line: &str) {
-    // Standard error can be closed. The result of the test does not depend on it.
+    // Standard error can be closed. The test then continues without the line.
     drop(writeln!(std::io::stderr(), "response times: {line}"));
 }
 
 /// The median time of a hash with the service's parameters, on this machine at this moment, in milliseconds.
 fn measure_hash_ms() -> f64 {
-    let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, Params::DEFAULT);
+    let function =
+        Function { algorithm: Algorithm::Argon2id, version: Version::V0x13, params: &Params::DEFAULT, secret: b"" };
+    let mut hasher = Hasher::new();
     let mut times: Vec<f64> = (0..41)
         .map(|_| {
             let started = Instant::now();
-            let mut output = [0; 32];
-            argon2
-                .hash_password_into(PASSWORD.as_bytes(), b"0123456789abcdef", &mut output)
+            hasher
+                .hash(&function, PASSWORD.as_bytes(), b"0123456789abcdef", &mut [0; 32])
                 .expect("the default parameters are valid");
             millis(started.elapsed())
         })
@@ -333,7 +341,8 @@ fn measure_hash_ms() -> f64 {
 }
 
 /// What must be the same in the responses for known and unknown addresses: the status, the names of the headers and of
-/// the fields, and the length of the body. Ids, times and addresses differ, but all of one kind have the same length.
+/// the fields, and the length of the body. Ids, times and addresses differ, but all values of one kind have the same
+/// length.
 fn shape(reply: &RawResponse) -> (u16, Vec<String>, Vec<String>, usize) {
     let mut headers: Vec<String> =
         reply.head.lines().skip(1).filter_map(|line| Some(line.split_once(':')?.0.to_ascii_lowercase())).collect();
@@ -370,7 +379,7 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
     let unverified = timing.create_account(false).await;
 
     let login = |email: &str| json!({ "email": email, "password": WRONG_PASSWORD });
-    let unknown = || Box::new(move || login(&TimingTest::fresh_address())) as Box<dyn FnMut() -> Value>;
+    let unknown = || Box::new(move || login(&TimingTest::new_address())) as Box<dyn FnMut() -> Value>;
     timing.expect_alike(Comparison {
         what: "login",
         operation: "email/login",
@@ -383,7 +392,7 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
 
     let register =
         |email: &str, password: &str| json!({ "name": "Ada Lovelace", "email": email, "password": password });
-    let new = || Box::new(move || register(&TimingTest::fresh_address(), WRONG_PASSWORD)) as Box<dyn FnMut() -> Value>;
+    let new = || Box::new(move || register(&TimingTest::new_address(), WRONG_PASSWORD)) as Box<dyn FnMut() -> Value>;
     // Registers with another password, because an attacker does not know the account's password.
     for (what, address) in [("register, verified", &verified), ("register, unverified", &unverified)] {
         timing.expect_alike(Comparison {
@@ -403,7 +412,7 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
         operation: "email/forgot-password",
         token: None,
         known: Box::new(|| forgot(&verified)),
-        unknown: Box::new(|| forgot(&TimingTest::fresh_address())),
+        unknown: Box::new(|| forgot(&TimingTest::new_address())),
         status: 200,
         pause: MAIL_PAUSE,
     });
@@ -414,7 +423,7 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
         operation: "email/confirm-password",
         token: None,
         known: Box::new(|| reset(&verified)),
-        unknown: Box::new(|| reset(&TimingTest::fresh_address())),
+        unknown: Box::new(|| reset(&TimingTest::new_address())),
         status: 400,
         pause: Duration::ZERO,
     });
@@ -422,15 +431,15 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
     // A request to change to the address of another account takes the same time as a request to change to a new
     // address.
     let client = timing.stack.client();
-    let caller = timing.create_account(true).await;
-    let owner = client.login(timing.app.id(), &caller, PASSWORD).await.expect(StatusCode::OK);
+    let own_address = timing.create_account(true).await;
+    let owner = client.login(timing.app.id(), &own_address, PASSWORD).await.expect(StatusCode::OK);
     let change = |email: &str| json!({ "email": email, "password": PASSWORD });
     timing.expect_alike(Comparison {
         what: "user/email",
         operation: "user/email",
         token: Some(owner.string("token")),
         known: Box::new(|| change(&verified)),
-        unknown: Box::new(|| change(&TimingTest::fresh_address())),
+        unknown: Box::new(|| change(&TimingTest::new_address())),
         status: 200,
         pause: MAIL_PAUSE,
     });
@@ -475,7 +484,7 @@ fn assert_decision_error_rate() {
     assert_eq!(Interval::from_differences(&sample(PAIRS, 0.0), MAX_ERROR).verdict(BOUND_MS), Verdict::Alike);
     assert_eq!(Interval::from_differences(&sample(MANY_PAIRS, 0.0), MAX_ERROR).verdict(0.3), Verdict::Alike);
 
-    // Checks the rate of false alarms, with an error that is great enough to observe. If the kinds differ by exactly
+    // Checks the rate of false alarms, with an error that is great enough to observe. If the times differ by exactly
     // the bound, an error of 5 % on one side gives at most 5 % false alarms. The probability of more than 140 false
     // alarms in 2,000 trials is then below 10⁻⁴.
     let alarms = (0..2000)

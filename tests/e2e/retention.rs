@@ -28,8 +28,8 @@ async fn unverified_accounts_without_a_session_are_deleted_after_the_retention_d
          UPDATE audit_upkeep SET next_at = '-infinity'",
         )
         .await;
-    let gone = async || (test_app.query_number("SELECT count(*) FROM users").await < 4).then_some(());
-    eventually("the account is deleted", RETENTION_LIMIT, gone).await;
+    let one_is_deleted = async || (test_app.query_number("SELECT count(*) FROM users").await < 4).then_some(());
+    eventually("the account is deleted", RETENTION_LIMIT, one_is_deleted).await;
     assert_eq!(test_app.query_number("SELECT count(*) FROM users WHERE email LIKE 'forgotten@%'").await, 0);
     assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, 3);
     assert_eq!(test_app.query_number("SELECT count(*) FROM audit_events WHERE kind = 'user_expired'").await, 1);

@@ -10,7 +10,7 @@ use latchkey_tests::{
 use crate::support::{TestApp, app};
 
 const EMAIL: &str = "Ada.Lovelace@example.com";
-const UNKNOWN: &str = "nobody.at.all@example.com";
+const UNKNOWN_EMAIL: &str = "nobody.at.all@example.com";
 const FOREIGN_TOKEN: &str = "stolenTokenOfNobody";
 const GUESSED_CODE: &str = "GVESS-ABCDE";
 const QUERY_SECRET: &str = "secretInTheQuery";
@@ -28,18 +28,18 @@ async fn no_password_code_token_or_address_appears_in_the_log_or_a_metric() {
     client.register(id, name, EMAIL, "Password1").await.expect(StatusCode::BAD_REQUEST);
     let login = client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     client.login(id, EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
-    client.login(id, UNKNOWN, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
+    client.login(id, UNKNOWN_EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     let signed_in = client.with_token(id, login.string("token"));
     signed_in.verify().await.expect(StatusCode::OK);
     client.with_token(id, FOREIGN_TOKEN).verify().await.expect(StatusCode::UNAUTHORIZED);
-    client.forgot_password(id, UNKNOWN).await.expect(StatusCode::OK);
+    client.forgot_password(id, UNKNOWN_EMAIL).await.expect(StatusCode::OK);
     client.confirm(id, GUESSED_CODE).await.expect(StatusCode::BAD_REQUEST);
-    client.confirm_password(id, UNKNOWN, GUESSED_CODE, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
-    let broken = format!("{{\"email\":\"{EMAIL}\",\"password\":\"{PASSWORD}\",\"password\":\"{PASSWORD}\"}}");
+    client.confirm_password(id, UNKNOWN_EMAIL, GUESSED_CODE, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
+    let invalid_body = format!("{{\"email\":\"{EMAIL}\",\"password\":\"{PASSWORD}\",\"password\":\"{PASSWORD}\"}}");
     let request = client.request(Method::POST, &format!("{}?token={QUERY_SECRET}", test_app.email_path("login")));
     let request =
         request.header("content-type", "application/json").header("cookie", format!("session={QUERY_SECRET}"));
-    client.send(request.body(broken)).await.expect(StatusCode::BAD_REQUEST);
+    client.send(request.body(invalid_body)).await.expect(StatusCode::BAD_REQUEST);
     client.get(&format!("{id}/.well-known/jwks.json?code={QUERY_SECRET}")).await.expect(StatusCode::OK);
     client.get(&format!("nowhere/{QUERY_SECRET}?code={QUERY_SECRET}")).await.expect(StatusCode::NOT_FOUND);
 
@@ -51,7 +51,7 @@ async fn no_password_code_token_or_address_appears_in_the_log_or_a_metric() {
     codes.push(test_app.reset_code(EMAIL, 4).await);
     let reset = client.confirm_password(id, EMAIL, &codes[3].to_lowercase(), NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
-    let later = client.login(id, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    let last_login = client.login(id, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
     // Breaks the database, so that the server logs errors with their causes.
     test_app.settled_mail_count(EMAIL).await;
     test_app.sql("ALTER TABLE users RENAME TO elsewhere").await;
@@ -71,15 +71,15 @@ async fn no_password_code_token_or_address_appears_in_the_log_or_a_metric() {
     ]
     .map(str::to_owned)
     .to_vec();
-    secrets.extend([EMAIL, UNKNOWN, "late@example.com"].map(str::to_owned));
+    secrets.extend([EMAIL, UNKNOWN_EMAIL, "late@example.com"].map(str::to_owned));
     for code in codes {
         secrets.extend([code.replace('-', ""), code]);
     }
-    for token in [login.string("token"), confirmed.string("access_token"), later.string("token")] {
+    for token in [login.string("token"), confirmed.string("access_token"), last_login.string("token")] {
         let signature = token.rsplit('.').next().unwrap();
         secrets.extend([token.to_owned(), signature.to_owned()]);
     }
-    for response in [&login, &confirmed, &later] {
+    for response in [&login, &confirmed, &last_login] {
         secrets.push(response.string("refresh_token").to_owned());
     }
     let log = test_app.stack.server().read_log();
@@ -116,8 +116,8 @@ async fn stores_contain_no_password_code_or_token_in_clear_text() {
     assert!(!keys.is_empty());
     for key in keys {
         assert!(key.starts_with(&format!("lk:{{{}:", test_app.id())), "{key}");
-        let life: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut redis).await.unwrap();
-        assert!(life > 0, "every key expires: {key}");
+        let ttl: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut redis).await.unwrap();
+        assert!(ttl > 0, "every key expires: {key}");
         let value: Vec<u8> = redis::cmd("DUMP").arg(&key).query_async(&mut redis).await.unwrap();
         stored.push_str(&key);
         stored.push_str(&String::from_utf8_lossy(&value));

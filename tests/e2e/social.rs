@@ -170,8 +170,8 @@ impl AppRedirect {
         assert_eq!(response.header("cache-control"), Some("no-store"));
         let location = response.header("location").expect("an address").to_owned();
         let url: Url = location.parse().expect("an absolute URL");
-        let sent = if location.contains('#') { url.fragment() } else { url.query() };
-        let parameters = url::form_urlencoded::parse(sent.unwrap_or_default().as_bytes()).into_owned().collect();
+        let encoded = if location.contains('#') { url.fragment() } else { url.query() };
+        let parameters = url::form_urlencoded::parse(encoded.unwrap_or_default().as_bytes()).into_owned().collect();
         Self { location, parameters }
     }
 

@@ -53,7 +53,7 @@ const REQUESTED_AT: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
 static HASHING: LazyLock<HashingPool> =
     LazyLock::new(|| HashingPool::start(HashingOptions::default(), &mut Registry::default()));
 
-/// Stores for one test: a database of its own, and an App of its own in the shared Redis.
+/// Stores for one test, with the test's own database, and with its own App in the shared Redis.
 struct Fixture {
     stores: Stores,
     app: AppId,

@@ -22,12 +22,15 @@ const EMAIL: &str = "ada@example.com";
 const STORM_CONNECTIONS: u16 = 200;
 /// Number of measured logins of the quiet App.
 const QUIET_LOGINS: usize = 60;
+/// Time limit until the storm has filled the hashing queue.
 const FULL_QUEUE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The responses to one storming connection.
+/// The responses to the logins of the storm.
 #[derive(Default)]
 struct StormResponses {
+    /// The durations of the successful logins.
     served: Vec<Duration>,
+    /// The number of 503 responses.
     refused: usize,
 }
 
@@ -65,9 +68,9 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// A client address of the storm. Other clients have random client addresses. If another client has the same address,
-/// the two share only limits, which are high.
-fn address(number: u16) -> IpAddr {
+/// A client address of the storm. Other clients have random client addresses. If one of these is equal by chance, the
+/// two clients only share rate limits, which no test reaches.
+fn storm_client_address(number: u16) -> IpAddr {
     let [high, low] = number.to_be_bytes();
     IpAddr::V4(Ipv4Addr::new(127, 77, high, low.max(1)))
 }
@@ -90,7 +93,7 @@ async fn a_login_storm_of_one_app_does_not_delay_another_app() {
     let (stop, refused) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let mut storm = Vec::new();
     for number in 0..STORM_CONNECTIONS {
-        let connection = connect(server, address(number)).await;
+        let connection = connect(server, storm_client_address(number)).await;
         let (stop, refused) = (Arc::clone(&stop), Arc::clone(&refused));
         let (path, body) = (path(storming.id()), body.clone());
         storm.push(thread::spawn(move || log_in_repeatedly(connection, &path, &body, &stop, &refused)));
@@ -116,10 +119,10 @@ async fn a_login_storm_of_one_app_does_not_delay_another_app() {
     }
     stop.store(true, Ordering::Relaxed);
     let mut responses = StormResponses::default();
-    for one in storm {
-        let one = one.join().expect("the storm gets the expected responses");
-        responses.served.extend(one.served);
-        responses.refused += one.refused;
+    for thread in storm {
+        let of_thread = thread.join().expect("the storm gets the expected responses");
+        responses.served.extend(of_thread.served);
+        responses.refused += of_thread.refused;
     }
 
     assert!(refusals.is_empty(), "{} of {QUIET_LOGINS} quiet logins were refused: {}", refusals.len(), refusals[0]);

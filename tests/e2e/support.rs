@@ -140,7 +140,8 @@ impl TestApp {
         eventually(&format!("mail {nth} to {email}"), MAIL_LIMIT, found).await
     }
 
-    /// Registers and confirms an email address. Returns the client, with a client address that the account then knows.
+    /// Registers and confirms an email address. Returns the client that confirmed it. The account now knows the
+    /// client's address.
     pub(crate) async fn register_and_confirm(&self, email: &str) -> ApiClient {
         self.register(email).await;
         let code = self.code(email, 1).await;
@@ -190,7 +191,8 @@ impl TestApp {
             .expect("the user exists")
     }
 
-    /// Changes the rendered document, also in ways that a manifest does not allow. Waits until the server serves it.
+    /// Changes the rendered document, also in ways that a manifest does not allow. Waits until the server serves the
+    /// changed document.
     pub(crate) async fn edit_rendered(&self, edit: impl FnOnce(&mut Value)) {
         let path = self.stack.rendered().join(format!("{}.json", self.id()));
         let before = fs::read(&path).expect("the document exists");

@@ -1,5 +1,5 @@
-//! Mail templates that are made to cost too much. The programs that check and render them survive and report the
-//! errors.
+//! Bombs: mail templates that are designed to use too much time or memory. The programs that check and render them
+//! survive and report the errors.
 
 use std::{fs, process::Command};
 
@@ -12,10 +12,11 @@ use crate::{
     support::{MAIL_LIMIT, NAME, TestApp},
 };
 
-/// Maximum total size of the bombs that the test puts into one document, in bytes. A document can have 512 KiB as JSON.
+/// Maximum total size of the bombs that the test puts into one rendered document, in bytes. Such a document can have
+/// 512 KiB of JSON.
 const MAX_TEMPLATE_BYTES: usize = 200 * 1024;
 
-/// An App with this template, and the ConfigMap with the template.
+/// A List with a ConfigMap that contains this template, and an App that uses the template.
 fn objects(name: &str, key: &str, source: &str) -> Value {
     let config_map = json!({
         "apiVersion": "v1",
@@ -33,7 +34,7 @@ fn objects(name: &str, key: &str, source: &str) -> Value {
 }
 
 #[test]
-fn render_check_refuses_each_bomb_by_name_and_continues() {
+fn render_check_names_each_rejected_bomb_and_continues() {
     let bombs = bombs();
     let dir = process::fresh_dir("bombs");
     for (number, bomb) in bombs.iter().enumerate() {
@@ -75,15 +76,15 @@ fn render_check_refuses_each_bomb_by_name_and_continues() {
 async fn a_server_with_bombs_sends_the_default_mail_and_keeps_running() {
     let test_app = TestApp::start().await;
     let mut round = 0;
-    let mut left = bombs();
-    left.retain(|bomb| bomb.refusal.is_some() && bomb.template == "confirm.txt");
-    while !left.is_empty() {
+    let mut remaining = bombs();
+    remaining.retain(|bomb| bomb.refusal.is_some() && bomb.template == "confirm.txt");
+    while !remaining.is_empty() {
         // One document with as many bombs as fit, each as the template of a different mail, because a server checks all
         // templates of an App together.
         let mut templates = serde_json::Map::new();
         let mut bytes = 0;
         for mail in ["confirm", "reset", "account-exists", "password-changed", "address-changing", "new-sign-in"] {
-            if let Some(bomb) = left.pop_if(|bomb| bytes == 0 || bytes + bomb.source.len() < MAX_TEMPLATE_BYTES) {
+            if let Some(bomb) = remaining.pop_if(|bomb| bytes == 0 || bytes + bomb.source.len() < MAX_TEMPLATE_BYTES) {
                 bytes += bomb.source.len();
                 templates.insert(format!("{mail}.txt"), json!(bomb.source));
             }
@@ -98,7 +99,7 @@ async fn a_server_with_bombs_sends_the_default_mail_and_keeps_running() {
     assert!(test_app.stack.server().read_log().contains("a mail template is invalid; the default is used"));
 }
 
-/// The App with these bombs as its templates.
+/// The App with these bombs, at most four, as its templates.
 pub(crate) fn with_bombs(app: &App, bombs: &[Bomb]) -> App {
     let keys = ["confirm.txt", "reset.txt", "account-exists.txt", "password-changed.txt"];
     bombs.iter().zip(keys).fold(app.clone(), |app, (bomb, key)| app.template(key, &bomb.source))

@@ -30,7 +30,7 @@ impl Session {
         Self::open_another(test_app, client).await
     }
 
-    /// Another session of the same user.
+    /// Logs the same user in again, with this client.
     async fn open_another(test_app: &TestApp, client: ApiClient) -> Self {
         let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
         Self { client, login }
@@ -66,8 +66,8 @@ async fn a_refresh_returns_new_tokens_for_the_same_session() {
     assert_eq!(response.string("local_id"), session.login.body["user"]["id"].as_str().unwrap());
     assert_ne!(response.string("refresh_token"), session.refresh_token());
     let (old, new) = (claims_of(session.login.string("token")), claims_of(response.string("access_token")));
-    for same in ["iss", "aud", "sub", "sid", "client_id", "auth_time", "amr", "email", "email_verified", "name"] {
-        assert_eq!(new[same], old[same], "{same}");
+    for claim in ["iss", "aud", "sub", "sid", "client_id", "auth_time", "amr", "email", "email_verified", "name"] {
+        assert_eq!(new[claim], old[claim], "{claim}");
     }
     assert_ne!(new["jti"], old["jti"]);
     assert_eq!(new["exp"], response.integer("expires_at"));
@@ -87,8 +87,8 @@ async fn a_refresh_can_be_sent_as_a_form_or_as_json() {
     let path = format!("v1/{}/token", test_app.id());
     let form = [("grant_type", "refresh_token"), ("refresh_token", session.refresh_token()), ("client_id", "x")];
     let first = session.client.post_form(&path, &form).await.expect(StatusCode::OK);
-    let named = json!({ "grant_type": "refresh_token", "refresh_token": session.refresh_token() });
-    let again = session.client.post(&path, &named).await.expect(StatusCode::OK);
+    let json_body = json!({ "grant_type": "refresh_token", "refresh_token": session.refresh_token() });
+    let again = session.client.post(&path, &json_body).await.expect(StatusCode::OK);
     assert_eq!(again.string("refresh_token"), first.string("refresh_token"));
 }
 
@@ -106,23 +106,23 @@ async fn an_invalid_refresh_token_is_refused_and_ends_nothing() {
     .await;
     test_app.client().refresh(other.id(), &good).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
     let mut tampered = good.clone().into_bytes();
-    let last = tampered.len() - 3;
-    tampered[last] = if tampered[last] == b'A' { b'B' } else { b'A' };
+    let position = tampered.len() - 3;
+    tampered[position] = if tampered[position] == b'A' { b'B' } else { b'A' };
     let tampered = String::from_utf8(tampered).unwrap();
     for bad in [&tampered, &good[..good.len() - 1], &good[4..], "lkr_", "x", session.login.string("token")] {
         session.refresh(&test_app, bad).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
     }
     let path = format!("v1/{}/token", test_app.id());
-    let nothing = json!({});
+    let empty_body = json!({});
     session
         .client
-        .post(&format!("{path}?refresh_token={good}"), &nothing)
+        .post(&format!("{path}?refresh_token={good}"), &empty_body)
         .await
         .expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-    let password = json!({ "grant_type": "password", "refresh_token": good });
-    session.client.post(&path, &password).await.expect_error(StatusCode::BAD_REQUEST, "unsupported_grant_type");
-    let twice = [("refresh_token", good.as_str()), ("refresh_token", good.as_str())];
-    session.client.post_form(&path, &twice).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    let password_grant = json!({ "grant_type": "password", "refresh_token": good });
+    session.client.post(&path, &password_grant).await.expect_error(StatusCode::BAD_REQUEST, "unsupported_grant_type");
+    let repeated_token = [("refresh_token", good.as_str()), ("refresh_token", good.as_str())];
+    session.client.post_form(&path, &repeated_token).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     assert!(session.is_live(&test_app).await);
     let response = session.refresh(&test_app, &good).await.expect(StatusCode::OK);
     assert_ne!(response.string("refresh_token"), good, "nothing was consumed");
@@ -158,7 +158,7 @@ async fn a_token_two_generations_old_ends_the_session() {
 }
 
 #[tokio::test]
-async fn new_generations_are_limited_and_the_refusal_consumes_nothing() {
+async fn new_token_generations_are_limited_and_a_refusal_consumes_nothing() {
     let test_app = TestApp::start_with(app().limit("refreshesPerSession", &[(2, 600)])).await;
     let session = Session::open(&test_app).await;
     let second = session.refresh(&test_app, session.refresh_token()).await.expect(StatusCode::OK);
@@ -177,8 +177,8 @@ async fn revoking_a_token_ends_its_session_and_a_wrong_token_gets_the_same_respo
     let test_app = TestApp::start().await;
     let session = Session::open(&test_app).await;
     let path = format!("v1/{}/revoke", test_app.id());
-    for nothing in ["x", "lkr_AAAA", "a.b.c"] {
-        let response = session.client.post(&path, &json!({ "token": nothing })).await.expect(StatusCode::OK);
+    for wrong_token in ["x", "lkr_AAAA", "a.b.c"] {
+        let response = session.client.post(&path, &json!({ "token": wrong_token })).await.expect(StatusCode::OK);
         assert_eq!(response.text, "{}");
     }
     assert!(session.is_live(&test_app).await);
@@ -205,10 +205,10 @@ async fn logging_out_while_another_tab_refreshes_ends_the_session() {
         }
         let session = Session::open_another(&test_app, client).await;
         let signed_in = session.client.with_token(test_app.id(), session.login.string("token"));
-        let nothing = json!({});
-        let (out, refreshed) =
-            tokio::join!(signed_in.post("logout", &nothing), session.refresh(&test_app, session.refresh_token()));
-        out.expect(StatusCode::OK);
+        let empty_body = json!({});
+        let (logout, refreshed) =
+            tokio::join!(signed_in.post("logout", &empty_body), session.refresh(&test_app, session.refresh_token()));
+        logout.expect(StatusCode::OK);
         let next = match refreshed.status {
             StatusCode::OK => refreshed.string("refresh_token").to_owned(),
             _ => {

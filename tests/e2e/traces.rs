@@ -37,7 +37,7 @@ fn span_kind(span: &ReceivedSpan) -> &'static str {
     }
 }
 
-/// A service that exports its spans to this collector after a short delay.
+/// A service that exports its spans to this collector every 50 ms.
 fn builder_with_collector(app: &App, endpoint: &str) -> Builder {
     Stack::builder()
         .app(app)
@@ -85,9 +85,9 @@ async fn a_login_is_a_span_of_the_callers_trace_with_store_calls_and_hashing_as_
     assert_eq!(collector.headers()[0]["x-collector-key"], "of-the-collector");
 
     let children = collector.trace(TRACE_ID);
-    let child = |of: &str, key: &str, value: &str| {
+    let child = |kind: &str, key: &str, value: &str| {
         let fits = |span: &&ReceivedSpan| {
-            span_kind(span) == of && (span.name() == value || span.attribute(key).as_deref() == Some(value))
+            span_kind(span) == kind && (span.name() == value || span.attribute(key).as_deref() == Some(value))
         };
         let found = children.iter().find(fits).unwrap_or_else(|| panic!("no {value} in {children:#?}"));
         assert_eq!(found.parent(), server.id(), "{found:?}");
@@ -122,24 +122,24 @@ async fn a_mail_has_its_own_trace_with_a_link_to_its_request() {
     assert_eq!(link.span_id, register.span.span_id);
     assert_eq!(mail.attribute("latchkey.mail").as_deref(), Some("confirm"));
     assert_eq!(mail.attribute("latchkey.outbox.outcome").as_deref(), Some("done"));
-    let of_it = collector.trace(&mail.trace_id());
-    let sent = of_it.iter().find(|span| span.name() == "send mail").unwrap_or_else(|| panic!("{of_it:#?}"));
+    let mail_trace = collector.trace(&mail.trace_id());
+    let sent = mail_trace.iter().find(|span| span.name() == "send mail").unwrap_or_else(|| panic!("{mail_trace:#?}"));
     assert_eq!((span_kind(sent), sent.parent()), ("client", mail.id()));
     // Every second, the server looks for mails in the outbox. If it finds none, it exports no trace.
     assert!(!collector.spans().iter().any(|span| span.name() == "claim"));
 }
 
 #[tokio::test]
-async fn no_secret_and_no_address_reaches_a_collector() {
+async fn no_secret_and_no_email_or_client_address_reaches_a_collector() {
     let collector = Collector::start().await.unwrap();
     let test_app = start_app(&collector).await;
-    let (id, sampled) = (test_app.id(), format!("00-{TRACE_ID}-{CALLER_SPAN}-01"));
+    let (id, traceparent) = (test_app.id(), format!("00-{TRACE_ID}-{CALLER_SPAN}-01"));
     test_app.register(EMAIL).await;
     let code = test_app.code(EMAIL, 1).await;
     let client = test_app.client();
     let confirmed = client.confirm(id, &code).await.expect(StatusCode::OK);
-    let login = log_in(&test_app, &client, PASSWORD, &sampled).await.expect(StatusCode::OK);
-    log_in(&test_app, &client, WRONG_PASSWORD, &sampled).await.expect(StatusCode::UNAUTHORIZED);
+    let login = log_in(&test_app, &client, PASSWORD, &traceparent).await.expect(StatusCode::OK);
+    log_in(&test_app, &client, WRONG_PASSWORD, &traceparent).await.expect(StatusCode::UNAUTHORIZED);
     client.confirm(id, WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
     client.get(&format!("{id}/nobody/callback?code=secretInTheQuery&state=secretInTheQuery")).await;
     client.get("secretInThePath/at/all").await.expect(StatusCode::NOT_FOUND);
@@ -150,9 +150,9 @@ async fn no_secret_and_no_address_reaches_a_collector() {
     let refreshed = client.refresh(id, login.string("refresh_token")).await.expect(StatusCode::OK);
     let reset = test_app.reset_code(EMAIL, 2).await;
     test_app.settled_mail_count(EMAIL).await;
-    // Spans also contain errors, with their causes.
+    // Causes an error, because the spans of failed requests contain the error and its causes.
     test_app.sql("ALTER TABLE users RENAME TO elsewhere").await;
-    log_in(&test_app, &client, PASSWORD, &sampled).await.expect(StatusCode::INTERNAL_SERVER_ERROR);
+    log_in(&test_app, &client, PASSWORD, &traceparent).await.expect(StatusCode::INTERNAL_SERVER_ERROR);
     let failed = |span: &ReceivedSpan| span.attribute("http.response.status_code").as_deref() == Some("500");
     let failed = collector.wait_for("the span of the failure", failed).await;
     // 2 is the `StatusCode` of an error in OTLP.
@@ -177,8 +177,8 @@ async fn no_secret_and_no_address_reaches_a_collector() {
         "secretInTheAgent",
         "127.",
     ];
-    let address = client.address().to_string();
-    secrets.push(&address);
+    let client_address = client.address().to_string();
+    secrets.push(&client_address);
     for response in [&confirmed, &refreshed] {
         secrets.extend([
             response.string("access_token"),
@@ -197,20 +197,21 @@ async fn the_sampled_flag_of_a_public_caller_does_not_decide_what_is_exported() 
     let collector = Collector::start().await.unwrap();
     let app = app();
     // The clients are trusted proxies, but only `--trust-traceparent` would let them decide what is exported.
-    let traced = |sampler| {
+    let builder_with_sampler = |sampler| {
         let proxies = ["--trusted-proxies", "127.0.0.0/8"];
         builder_with_collector(&app, &collector.endpoint()).env("OTEL_TRACES_SAMPLER", sampler).args(proxies)
     };
-    let never = TestApp { stack: traced("parentbased_always_off").start().await, app: app.clone() };
+    let unsampling_app =
+        TestApp { stack: builder_with_sampler("parentbased_always_off").start().await, app: app.clone() };
     let sampled = format!("00-{TRACE_ID}-{CALLER_SPAN}-01");
-    log_in(&never, &never.client(), PASSWORD, &sampled).await.expect(StatusCode::UNAUTHORIZED);
+    log_in(&unsampling_app, &unsampling_app.client(), PASSWORD, &sampled).await.expect(StatusCode::UNAUTHORIZED);
     // When a server ends, it exports its remaining spans.
-    assert!(never.stack.server().terminate().await.is_some_and(|status| status.success()));
+    assert!(unsampling_app.stack.server().terminate().await.is_some_and(|status| status.success()));
     assert!(collector.spans().is_empty(), "{:#?}", collector.spans());
 
-    let always = TestApp { stack: traced("parentbased_always_on").start().await, app: app.clone() };
+    let sampling_app = TestApp { stack: builder_with_sampler("parentbased_always_on").start().await, app: app.clone() };
     let unsampled = format!("00-{TRACE_ID}-{CALLER_SPAN}-00");
-    log_in(&always, &always.client(), PASSWORD, &unsampled).await.expect(StatusCode::UNAUTHORIZED);
+    log_in(&sampling_app, &sampling_app.client(), PASSWORD, &unsampled).await.expect(StatusCode::UNAUTHORIZED);
     let span = collector.wait_for("the login", |span| span.trace_id() == TRACE_ID && is_server_span(span)).await;
     assert_eq!(span.parent(), CALLER_SPAN, "the trace is the caller's");
 }
@@ -259,16 +260,16 @@ async fn spans_are_exported_over_grpc_if_configured() {
 }
 
 #[tokio::test]
-async fn a_collector_is_verified_with_the_configured_authority() {
+async fn a_collector_is_verified_with_the_configured_certificate_authority() {
     let tls = ServerTls::new().unwrap();
-    let authority = process::fresh_dir("authority").join("ca.pem");
-    std::fs::write(&authority, &tls.ca).unwrap();
+    let ca_file = process::fresh_dir("authority").join("ca.pem");
+    std::fs::write(&ca_file, &tls.ca).unwrap();
     let collector = Collector::start_at(process::free_addr(), Some(tls)).await.unwrap();
     let app = app();
     for protocol in ["http/protobuf", "grpc"] {
         let stack = builder_with_collector(&app, &collector.endpoint())
             .env("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-            .env("OTEL_EXPORTER_OTLP_CERTIFICATE", &authority.display().to_string())
+            .env("OTEL_EXPORTER_OTLP_CERTIFICATE", &ca_file.display().to_string())
             .env("OTEL_SERVICE_NAME", protocol)
             .start()
             .await;
@@ -376,8 +377,8 @@ async fn a_reconcile_is_a_span_with_its_requests_as_children() {
     let published = collector.wait_for("the request that publishes", published).await;
     assert_eq!(published.attribute("k8s.namespace.name").as_deref(), Some(install.namespace()));
     assert!(matches!(published.attribute("http.response.status_code").as_deref(), Some("200" | "201")));
-    let of_app = |span: &ReceivedSpan| span.id() == published.parent();
-    let reconcile = collector.wait_for("the reconcile", of_app).await;
+    let is_parent = |span: &ReceivedSpan| span.id() == published.parent();
+    let reconcile = collector.wait_for("the reconcile", is_parent).await;
     assert_eq!(
         (reconcile.name(), span_kind(&reconcile), reconcile.parent()),
         ("reconcile App", "internal", String::new())

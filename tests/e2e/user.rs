@@ -28,15 +28,16 @@ fn field_names(body: &Value) -> Vec<&str> {
     body.as_object().expect("an object").keys().map(String::as_str).collect()
 }
 
-// === the token ===
+// === request bodies and tokens ===
 
-/// Sends the head of a request to change the name, with `Expect: 100-continue`. Does not send the body.
-async fn send_head_expecting_continue(test_app: &TestApp, token: &str, body: &str) -> TcpStream {
+/// Sends the head of a request to change the name, with `Expect: 100-continue`. Does not send the body. `authorization`
+/// is a complete header line, or empty.
+async fn send_head_expecting_continue(test_app: &TestApp, authorization: &str, body: &str) -> TcpStream {
     let mut stream = TcpStream::connect(test_app.stack.server().public).await.unwrap();
     let (path, length) = (format!("/v1/{}/user", test_app.id()), body.len());
     let head = format!(
         "PATCH {path} HTTP/1.1\r\nHost: latchkey.test\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\
-         {token}Expect: 100-continue\r\nConnection: close\r\n\r\n"
+         {authorization}Expect: 100-continue\r\nConnection: close\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).await.unwrap();
     stream
@@ -47,13 +48,13 @@ async fn a_body_is_not_read_without_a_token_and_not_used_after_the_session_has_e
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let body = json!({ "name": "Grace" }).to_string();
-    for token in ["", "Authorization: Bearer a.b.c\r\n"] {
-        let response = read_all(&mut send_head_expecting_continue(&test_app, token, &body).await).await;
+    for authorization in ["", "Authorization: Bearer a.b.c\r\n"] {
+        let response = read_all(&mut send_head_expecting_continue(&test_app, authorization, &body).await).await;
         assert_eq!(status_of(&response), Some(401), "{response}");
     }
 
-    let token = format!("Authorization: Bearer {}\r\n", owner.signed_in.token());
-    let mut stream = send_head_expecting_continue(&test_app, &token, &body).await;
+    let authorization = format!("Authorization: Bearer {}\r\n", owner.signed_in.token());
+    let mut stream = send_head_expecting_continue(&test_app, &authorization, &body).await;
     let mut interim = [0; 25];
     stream.read_exact(&mut interim).await.unwrap();
     assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
@@ -70,21 +71,21 @@ async fn a_body_is_not_read_without_a_token_and_not_used_after_the_session_has_e
 async fn a_user_can_read_the_stored_data() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
-    let early = test_app.log_in_again(EMAIL).await;
-    let response = early.get_user().await.expect(StatusCode::OK);
+    let owner = test_app.log_in_again(EMAIL).await;
+    let response = owner.get_user().await.expect(StatusCode::OK);
     assert_eq!(response.body["email"], EMAIL, "the owner can see an unverified address");
     assert_eq!(response.body["email_verified"], false);
 
     let code = test_app.code(EMAIL, 1).await;
-    early.signed_in.confirm(&code).await.expect(StatusCode::OK);
-    let response = early.get_user().await.expect(StatusCode::OK);
+    owner.signed_in.confirm(&code).await.expect(StatusCode::OK);
+    let response = owner.get_user().await.expect(StatusCode::OK);
     assert_eq!(response.header("cache-control"), Some("no-store"));
     let created: i64 = test_app.query_number("SELECT floor(extract(epoch FROM created_at))::bigint FROM users").await;
     assert_eq!(
         response.body,
         json!({
-            "id": early.user,
-            "local_id": early.user,
+            "id": owner.user,
+            "local_id": owner.user,
             "email": EMAIL,
             "email_verified": true,
             "name": NAME,
@@ -92,7 +93,7 @@ async fn a_user_can_read_the_stored_data() {
             "has_password": true,
         })
     );
-    let head = early.signed_in.send(early.signed_in.request(Method::HEAD, "user")).await.expect(StatusCode::OK);
+    let head = owner.signed_in.send(owner.signed_in.request(Method::HEAD, "user")).await.expect(StatusCode::OK);
     assert_eq!(head.text, "");
 }
 
@@ -130,9 +131,9 @@ async fn userinfo_returns_the_claims_of_openid_connect() {
         response.body,
         json!({ "sub": owner.user, "name": NAME, "email": EMAIL, "email_verified": true, "updated_at": updated })
     );
-    let without = owner.client.get(&format!("v1/{}/userinfo", test_app.id())).await;
-    let without = without.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    let challenge = without.header("www-authenticate").expect("a challenge");
+    let without_token = owner.client.get(&format!("v1/{}/userinfo", test_app.id())).await;
+    let without_token = without_token.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    let challenge = without_token.header("www-authenticate").expect("a challenge");
     assert!(challenge.starts_with("Bearer ") && !challenge.contains("error="), "{challenge}");
 }
 
@@ -177,15 +178,15 @@ async fn a_session_in_redis_is_refused_if_its_user_is_deleted_disabled_or_at_a_l
 
 #[tokio::test]
 async fn the_account_endpoints_need_a_token_of_a_live_session_of_the_app() {
-    let (one, other) = (app(), app());
-    let stack = latchkey_tests::stack::Stack::builder().app(&one).app(&other).start().await;
-    let test_app = TestApp { stack, app: one };
+    let (own_app, other_app) = (app(), app());
+    let stack = latchkey_tests::stack::Stack::builder().app(&own_app).app(&other_app).start().await;
+    let test_app = TestApp { stack, app: own_app };
     let owner = test_app.log_in_new_user(EMAIL).await;
     let before = test_app.database_checksum().await;
-    let other_app = owner.client.with_token(other.id(), owner.signed_in.token());
+    let other_client = owner.client.with_token(other_app.id(), owner.signed_in.token());
     for (method, path, body) in account_calls() {
-        let elsewhere = other_app.send(other_app.request(method.clone(), path).json(&body)).await;
-        elsewhere.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+        let at_other_app = other_client.send(other_client.request(method.clone(), path).json(&body)).await;
+        at_other_app.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
         let anonymous = owner.client.request(method.clone(), &format!("v1/{}/{path}", test_app.id())).json(&body);
         let anonymous = owner.client.send(anonymous).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
         assert!(anonymous.header("www-authenticate").unwrap().starts_with("Bearer"), "{method} {path}");
@@ -335,8 +336,8 @@ async fn deleting_an_account_deletes_all_its_data() {
     other.assert_ended().await;
     let login = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await;
     login.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
-    let late = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
-    late.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    let late_reset = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    late_reset.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     let of_user = |table: &str, column: &str| format!("SELECT count(*) FROM {table} WHERE {column} = '{}'", owner.user);
     assert_eq!(test_app.query_number(&of_user("users", "id")).await, 0);
     assert_eq!(test_app.query_number(&of_user("identities", "user_id")).await, 0);
@@ -346,8 +347,8 @@ async fn deleting_an_account_deletes_all_its_data() {
     // The email address can be registered again, by a new user with another id.
     test_app.register(EMAIL).await;
     let code = test_app.code(EMAIL, 3).await;
-    let anew = test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
-    assert_ne!(anew.string("local_id"), owner.user);
+    let new_user = test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
+    assert_ne!(new_user.string("local_id"), owner.user);
     owner.assert_ended().await;
     bystander.assert_live().await;
     assert_eq!(test_app.query_number("SELECT count(*) FROM identities").await, 1);
@@ -368,8 +369,8 @@ async fn a_deletion_needs_the_password_or_a_recent_login() {
         let stale = stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
         assert!(stale.header("www-authenticate").unwrap().starts_with("Bearer"));
     }
-    let bare = owner.signed_in.send(owner.signed_in.request(Method::DELETE, "user")).await;
-    bare.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
+    let without_body = owner.signed_in.send(owner.signed_in.request(Method::DELETE, "user")).await;
+    without_body.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
     for body in [json!({ "password": "" }), json!({ "password": null }), json!({ "password": [PASSWORD] })] {
         owner.delete_user(&body).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     }
@@ -378,8 +379,9 @@ async fn a_deletion_needs_the_password_or_a_recent_login() {
 
     // A request without a body has the same effect as a request with an empty object.
     let owner = test_app.log_in_again(EMAIL).await;
-    let bare = owner.signed_in.send(owner.signed_in.request(Method::DELETE, "user")).await.expect(StatusCode::OK);
-    assert_eq!(bare.body, json!({}));
+    let without_body =
+        owner.signed_in.send(owner.signed_in.request(Method::DELETE, "user")).await.expect(StatusCode::OK);
+    assert_eq!(without_body.body, json!({}));
     owner.assert_ended().await;
 }
 
@@ -397,6 +399,15 @@ async fn a_password_check_for_a_deletion_counts_as_a_login() {
     let login = owner.client.login(test_app.id(), EMAIL, PASSWORD).await;
     login.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     owner.assert_live().await;
+}
+
+#[tokio::test]
+async fn a_deletion_counts_as_one_login_even_if_the_epoch_rises_during_the_call() {
+    let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(2, 600)])).await;
+    let owner = test_app.log_in_new_user(EMAIL).await;
+    let body = json!({ "password": PASSWORD });
+    test_app.raise_epoch_during(&owner, owner.delete_user(&body)).await.expect(StatusCode::OK);
+    assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, 0);
 }
 
 #[tokio::test]
@@ -420,7 +431,7 @@ async fn a_user_with_an_unverified_address_cannot_delete_the_account_or_change_p
     assert_eq!(test_app.settled_mail_count("new@example.com").await, 0);
     owner.assert_live().await;
 
-    // An account without an email address is an exception.
+    // An account without an email address has nothing to verify, so the user can delete it.
     test_app.sql("UPDATE users SET email = NULL, email_canonical = NULL").await;
     owner.delete_user(&json!({})).await.expect(StatusCode::OK);
     owner.assert_ended().await;
@@ -509,7 +520,7 @@ async fn if_a_server_dies_during_a_deletion_the_outbox_ends_the_sessions() {
 }
 
 #[tokio::test]
-async fn a_deletion_follows_the_common_rules_for_bodies() {
+async fn a_deletion_follows_the_common_rules_for_request_bodies() {
     let test_app = TestApp::start_with(App::new("form")).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let before = test_app.database_checksum().await;

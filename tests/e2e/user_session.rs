@@ -5,13 +5,15 @@ use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use http::{Method, StatusCode};
 use latchkey_tests::{
     client::{ApiClient, ApiResponse, AuthenticatedClient},
+    eventually,
     passwords::PASSWORD,
 };
 use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection};
 
-use crate::support::TestApp;
+use crate::support::{MAIL_LIMIT, TestApp};
 
-/// A session with the values of its login response.
+/// A session of a user, with the values of the login response.
 pub(crate) struct UserSession {
     pub(crate) client: ApiClient,
     pub(crate) signed_in: AuthenticatedClient,
@@ -51,8 +53,9 @@ impl TestApp {
     pub(crate) async fn backdate_login(&self, user: &str, session: &str, seconds: i64) {
         let key = format!("lk:{{{}:{user}}}:session:{session}", self.id());
         let mut redis = self.stack.redis().connect().await.expect("Redis is reachable");
-        let at: Option<i64> = redis::cmd("HGET").arg(&key).arg("auth_time").query_async(&mut redis).await.unwrap();
-        let earlier = at.expect("the session exists") - seconds * 1000;
+        let login_time: Option<i64> =
+            redis::cmd("HGET").arg(&key).arg("auth_time").query_async(&mut redis).await.unwrap();
+        let earlier = login_time.expect("the session exists") - seconds * 1000;
         let set = redis::cmd("HSET").arg(&key).arg("auth_time").arg(earlier).query_async(&mut redis).await;
         assert_eq!(set, Ok(0), "nothing but the time was changed");
     }
@@ -62,7 +65,7 @@ impl TestApp {
         self.backdate_login(&owner.user, &owner.session, 301).await;
     }
 
-    /// A password hash as an import of users contains it.
+    /// A hash of this password with other parameters than those of the server, as an import of users can contain it.
     pub(crate) fn imported_hash(password: &str) -> String {
         let mut hash = [0; 32];
         let params = Params::new(8192, 1, 1, None).expect("valid parameters");
@@ -70,6 +73,34 @@ impl TestApp {
         argon2.hash_password_into(password.as_bytes(), b"sixteen bytes !!", &mut hash).expect("valid parameters");
         let (salt, hash) = (STANDARD_NO_PAD.encode(b"sixteen bytes !!"), STANDARD_NO_PAD.encode(hash));
         format!("$argon2id$v=19$m=8192,t=1,p=1${salt}${hash}")
+    }
+
+    /// Raises the epoch of `owner` during a call: after the server has read the user, and before it changes the user.
+    /// The session of `owner` continues.
+    pub(crate) async fn raise_epoch_during(
+        &self,
+        owner: &UserSession,
+        call: impl Future<Output = ApiResponse>,
+    ) -> ApiResponse {
+        let mut connection = self.stack.database.connect().await.expect("the database is reachable");
+        let mut transaction = connection.begin().await.expect("a transaction");
+        let (user, session) = (&owner.user, &owner.session);
+        let raise = format!(
+            "UPDATE users SET epoch = epoch + 1, version = version + 1 WHERE id = '{user}';
+             INSERT INTO outbox (app_id, kind, user_id, epoch, keep_session, due_at)
+             SELECT app_id, 'epoch', id, epoch, '{session}', now() + interval '1 h' FROM users WHERE id = '{user}'"
+        );
+        sqlx::raw_sql(AssertSqlSafe(raise)).execute(&mut *transaction).await.expect("the SQL is valid");
+        // Until the transaction ends, the server reads the old epoch, and its change of the user waits.
+        let commit = async {
+            let waiting = "SELECT count(*) FROM pg_stat_activity
+                           WHERE datname = current_database() AND wait_event = 'transactionid'";
+            let is_waiting = || async { (self.query_number(waiting).await > 0).then_some(()) };
+            eventually("the server's change waits", MAIL_LIMIT, is_waiting).await;
+            transaction.commit().await.expect("the epoch is raised");
+        };
+        let (response, ()) = tokio::join!(call, commit);
+        response
     }
 
     /// A checksum of all users and outbox rows in Postgres.

@@ -115,10 +115,10 @@ impl Browser {
         let http = reqwest::Client::builder().timeout(RESPONSE_LIMIT).no_proxy().build()?;
         let mut this = Self { http, session_url: format!("http://{addr}/session"), driver, chromium, dir };
         let options = json!({ "debuggerAddress": debugger });
-        let wanted = json!({ "capabilities": { "alwaysMatch": { "goog:chromeOptions": options } } });
+        let capabilities = json!({ "capabilities": { "alwaysMatch": { "goog:chromeOptions": options } } });
         let end = Instant::now() + START_LIMIT;
         let session = loop {
-            match this.command(Method::POST, "", Some(&wanted)).await {
+            match this.command(Method::POST, "", Some(&capabilities)).await {
                 Ok(session) => break session,
                 Err(error) if Instant::now() > end => return Err(error.context("ChromeDriver creates no session")),
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -244,8 +244,8 @@ impl Browser {
 
     /// Sends a command to the first element that matches a CSS selector.
     async fn element_command(&self, css: &str, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
-        let wanted = json!({ "using": "css selector", "value": css });
-        let element = self.command(Method::POST, "/element", Some(&wanted)).await?;
+        let locator = json!({ "using": "css selector", "value": css });
+        let element = self.command(Method::POST, "/element", Some(&locator)).await?;
         let id = element[ELEMENT_ID_KEY].as_str().context("an element has an id")?;
         self.command(method, &format!("/element/{id}{path}"), body.as_ref()).await
     }
@@ -253,12 +253,12 @@ impl Browser {
     /// Calls `attempt` until it succeeds, because a page can still be loading or replacing its elements.
     async fn retry<T>(&self, what: &str, attempt: impl AsyncFn() -> Result<T>) -> T {
         eventually_ok(what, PAGE_LIMIT, || async {
-            let end = self.chromium.exit_status();
-            let failed = |error: anyhow::Error| match end {
+            let exit_status = self.chromium.exit_status();
+            let with_exit_status = |error: anyhow::Error| match exit_status {
                 Some(status) => error.context(format!("Chromium ended with {status}")),
                 None => error,
             };
-            attempt().await.map_err(failed)
+            attempt().await.map_err(with_exit_status)
         })
         .await
     }

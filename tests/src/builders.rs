@@ -7,8 +7,8 @@ use crate::smtp::{Security, Smtp};
 /// The namespace in [`App::manifest`] and [`Provider::manifest`], unless a test sets another.
 const DEFAULT_NAMESPACE: &str = "tests";
 
-/// The manifest of an App. If the App has its own relay or templates, also the Secret of the relay and the ConfigMap of
-/// the templates.
+/// The manifest of an App. If the App has its own relay, the manifest includes the Secret of the relay. If the App has
+/// its own templates, the manifest includes the ConfigMap of the templates.
 #[derive(Clone, Debug)]
 pub struct App {
     id: String,
@@ -66,16 +66,16 @@ impl App {
         &self.id
     }
 
-    /// Sets a field of the spec: `set("/tokens/accessLifetimeSeconds", 60)`. Creates missing parents.
+    /// Sets a field of the spec: `set("/tokens/accessLifetimeSeconds", 60)`. Creates missing parent objects.
     pub fn set(mut self, pointer: &str, value: impl Into<Value>) -> Self {
         let mut names: Vec<&str> = pointer.trim_start_matches('/').split('/').collect();
-        let last = names.pop().expect("a pointer names a field");
-        let mut at = &mut self.spec;
+        let field = names.pop().expect("a pointer names a field");
+        let mut parent = &mut self.spec;
         for name in names {
-            let entry = at.entry(name).or_insert_with(|| json!({}));
-            at = entry.as_object_mut().unwrap_or_else(|| panic!("{name} in {pointer} is not an object"));
+            let entry = parent.entry(name).or_insert_with(|| json!({}));
+            parent = entry.as_object_mut().unwrap_or_else(|| panic!("{name} in {pointer} is not an object"));
         }
-        at.insert(last.to_owned(), value.into());
+        parent.insert(field.to_owned(), value.into());
         self
     }
 

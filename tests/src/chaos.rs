@@ -34,8 +34,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(250);
 const REFRESH_LIMIT: Duration = Duration::from_secs(120);
 /// Number of sessions of each user. Latchkey allows 100.
 const SESSIONS_PER_USER: usize = 90;
-/// Maximum number of a thief's refreshes until the session ends: five late answers are allowed, and the sixth late
-/// token ends the session (specification: Sessions and tokens, Reuse detection).
+/// Maximum number of a thief's refreshes until the session ends: the first five late tokens get an answer, and the
+/// sixth late token ends the session (specification: Sessions and tokens, Reuse detection).
 pub const MAX_TURNS: u32 = 6;
 
 /// Settings of a run.
@@ -126,8 +126,8 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Options { sessions, duration: lasts, servers, .. } = self.options;
-        writeln!(f, "{sessions} sessions refreshing for {} s at {servers} servers", lasts.as_secs())?;
+        let Options { sessions, duration, servers, .. } = self.options;
+        writeln!(f, "{sessions} sessions refreshing for {} s at {servers} servers", duration.as_secs())?;
         writeln!(
             f,
             "  {} refreshes; {} races of tabs; {} responses lost; {} requests broken off; {} refused with 503",
@@ -149,12 +149,12 @@ impl fmt::Display for Report {
 /// Runs the scenario with real servers, a real primary with a replica, and sentinels.
 pub async fn run(options: Options) -> Result<Report> {
     let redis = SentinelSetup::start(SentinelOptions::for_tests()).await?;
-    let loose: &[(u32, u32)] = &[(10_000_000, 60)];
+    let high_limit: &[(u32, u32)] = &[(10_000_000, 60)];
     let app = App::new("chaos")
         .set("/tokens/refreshGraceSeconds", options.grace_seconds)
-        .limit("loginsPerClient", loose)
-        .limit("registrationsPerClient", loose)
-        .limit("refreshesPerSession", loose);
+        .limit("loginsPerClient", high_limit)
+        .limit("registrationsPerClient", high_limit)
+        .limit("refreshesPerSession", high_limit);
     let stack =
         Stack::builder().app(&app).servers(options.servers).external_redis(redis.url(), None).try_start().await?;
 
@@ -193,8 +193,8 @@ pub async fn run(options: Options) -> Result<Report> {
         turns: options.stolen - old_tokens,
         turns_ended: Vec::new(),
     };
-    for ended in join_all(clients).await {
-        match ended?? {
+    for outcome in join_all(clients).await {
+        match outcome?? {
             ClientOutcome::Honest(lost) => report.lost.extend(lost),
             ClientOutcome::OldToken { ended } => report.old_tokens_ended += usize::from(ended),
             ClientOutcome::TakingTurns { ended_after } => report.turns_ended.extend(ended_after),
@@ -300,14 +300,14 @@ async fn run_round(shared: &Shared, token: &str, rng: &mut StdRng) -> Result<Ref
         shared.counts.races.fetch_add(1, Ordering::Relaxed);
     }
     let plans: Vec<(bool, usize)> = (0..tabs).map(|_| (rng.random_bool(0.1), rng.random_range(0..1000))).collect();
-    let outcomes = join_all(plans.into_iter().map(|(loses_response, first)| async move {
-        let outcome = refresh(shared, token, first).await?;
+    let outcomes = join_all(plans.into_iter().map(|(loses_response, first_server)| async move {
+        let outcome = refresh(shared, token, first_server).await?;
         if !loses_response {
             return Ok(outcome);
         }
         // The response is lost; the client retries immediately.
         shared.counts.responses_lost.fetch_add(1, Ordering::Relaxed);
-        refresh(shared, token, first + 1).await
+        refresh(shared, token, first_server + 1).await
     }))
     .await;
     let outcomes = outcomes.into_iter().collect::<Result<Vec<RefreshOutcome>>>()?;
@@ -372,14 +372,15 @@ async fn run_turn_thief(shared: &Shared, token: String, turn: Duration) -> Resul
     Ok(ClientOutcome::TakingTurns { ended_after: None })
 }
 
-/// Refreshes at one server after the other, starting at index `first`, until one responds with a status other than 503.
-async fn refresh(shared: &Shared, token: &str, first: usize) -> Result<RefreshOutcome> {
+/// Refreshes at one server after the other, until one responds with a status other than 503. Starts at the server with
+/// the index `first_server`.
+async fn refresh(shared: &Shared, token: &str, first_server: usize) -> Result<RefreshOutcome> {
     let began = Instant::now();
     let body = json!({ "refresh_token": token }).to_string();
-    let mut at = first;
+    let mut server = first_server;
     loop {
         ensure!(began.elapsed() < REFRESH_LIMIT, "no server responds");
-        let request = shared.http.post(&shared.urls[at % shared.urls.len()]).body(body.clone());
+        let request = shared.http.post(&shared.urls[server % shared.urls.len()]).body(body.clone());
         let call = async {
             let response = request.header("content-type", "application/json").send().await?;
             Ok::<_, reqwest::Error>((response.status(), response.bytes().await?))
@@ -405,6 +406,6 @@ async fn refresh(shared: &Shared, token: &str, first: usize) -> Result<RefreshOu
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
-        at += 1;
+        server += 1;
     }
 }

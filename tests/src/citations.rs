@@ -1,5 +1,5 @@
-//! Checks that every citation of the specification and every link between documents names a page that exists. If it
-//! also names a heading, the page must have this heading.
+//! Checks that every citation of the specification and every link between documents names a page that exists. If the
+//! citation or link also names a heading, the page must have this heading.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

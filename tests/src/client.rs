@@ -28,7 +28,7 @@ pub struct AuthenticatedClient {
     token: String,
 }
 
-/// A response.
+/// A response with its complete body.
 #[derive(Clone, Debug)]
 pub struct ApiResponse {
     pub status: StatusCode,
@@ -49,7 +49,7 @@ pub fn unique_client_address() -> IpAddr {
 // === impl ApiClient ===
 
 impl ApiClient {
-    /// A client with its own client address.
+    /// A client with a random client address.
     pub fn new(server: SocketAddr) -> Self {
         Self::from_address(server, unique_client_address())
     }

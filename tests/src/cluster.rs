@@ -49,7 +49,7 @@ use crate::{
     stack::{self, SharedOrOwn},
 };
 
-/// Limit for the API server to establish a CRD. It takes a second or two.
+/// Limit for the API server to establish a CRD, which takes a second or two.
 const ESTABLISH_LIMIT: Duration = Duration::from_secs(60);
 /// Limit for a condition of an App to get the expected status. The operator reconciles within a second or two, on a
 /// loaded machine later.
@@ -89,7 +89,7 @@ pub struct Installation<'a> {
     objects: Vec<Value>,
     operator_account: ServiceAccountToken,
     server_account: ServiceAccountToken,
-    /// Public address of the first server.
+    /// Socket address of the first server's public API.
     public: SocketAddr,
     server_args: Vec<String>,
     server_envs: Vec<(String, String)>,
@@ -376,7 +376,7 @@ impl Installation<'_> {
 
     /// Starts an operator with this ServiceAccount and with additional flags. With an account from
     /// [`ControlPlane::account_at`], the operator reaches the API server through a proxy.
-    pub fn start_operator_as(&self, account: &ServiceAccountToken, more: &[&str]) -> OperatorProcess {
+    pub fn start_operator_as(&self, account: &ServiceAccountToken, extra_flags: &[&str]) -> OperatorProcess {
         let index = self.operator_count.fetch_add(1, Ordering::Relaxed);
         let identity = format!("operator-{index}");
         let ops = process::free_addr();
@@ -392,14 +392,14 @@ impl Installation<'_> {
         .flat_map(|(flag, value)| [flag.to_owned(), value])
         .collect();
         args.push("--allow-insecure".to_owned());
-        if !more.contains(&"--requests-end-seconds") {
+        if !extra_flags.contains(&"--requests-end-seconds") {
             // The default is too long for a test, and no request of a test runs longer than a second.
             args.extend(["--requests-end-seconds".to_owned(), "1".to_owned()]);
         }
         if !self.watch_all_namespaces {
             args.extend(["--watch-namespaces".to_owned(), self.tenants.join(",")]);
         }
-        args.extend(more.iter().map(|arg| (*arg).to_owned()));
+        args.extend(extra_flags.iter().map(|arg| (*arg).to_owned()));
         let operator = OperatorProcess {
             ops,
             log: self.dir.join(format!("{identity}.log")),

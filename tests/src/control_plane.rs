@@ -1,5 +1,5 @@
 //! A real Kubernetes control plane in its own processes: etcd and kube-apiserver with RBAC, TLS and an audit log. All
-//! tests of a process share one control plane; a test that breaks it starts its own.
+//! tests of a process share one control plane. A test that breaks the control plane starts its own.
 //!
 //! No controller runs. So nothing creates EndpointSlices or a namespace's default ServiceAccount, nothing fills
 //! aggregated ClusterRoles, and nothing deletes the objects of a deleted owner. A deleted namespace stays in
@@ -125,7 +125,7 @@ impl ControlPlane {
         SHARED.get_or_init(|| async { Self::start().await.expect("the control plane starts") }).await
     }
 
-    /// Starts a control plane for one test alone: for a test that breaks it or counts every request.
+    /// Starts a control plane for one test alone: for a test that breaks the control plane or counts every request.
     pub async fn start() -> Result<Self> {
         let dir = process::fresh_dir("control-plane");
         let programs =
@@ -282,12 +282,12 @@ impl ControlPlane {
 
     // --- The audit log
 
-    /// The current end of the audit log.
+    /// This moment; see [`ControlPlane::audit_since`].
     pub fn audit_mark(&self) -> Mark {
         audit::mark(&self.audit_log())
     }
 
-    /// The requests that were completed after `mark` (see [`ControlPlane::audit_mark`]). A watch counts when it starts.
+    /// The requests that the API server received after `mark` and has completed. A watch counts when it starts.
     pub fn audit_since(&self, mark: Mark) -> Result<Vec<AuditEvent>> {
         audit::since(&self.audit_log(), mark)
     }
@@ -321,7 +321,7 @@ impl ControlPlane {
             .path_arg("--service-account-key-file", &file("accounts.pub"))
             .path_arg("--audit-policy-file", &file("audit-policy.yaml"))
             .path_arg("--audit-log-path", &self.audit_log())
-            // In MB. The limit is so large that the log is never rotated: `audit_mark` returns an offset in one file.
+            // In MB. The limit is so large that the log is never rotated: a mark contains an offset in one file.
             .args(["--audit-log-maxsize", "1000000"])
             .args(["--profiling=false"])
     }

@@ -68,7 +68,7 @@ struct Settings {
     provider: SocketAddr,
 }
 
-/// What has been started so far. [`Processes::stop`] stops it.
+/// The processes and servers that `make run` has started so far. [`Processes::stop`] stops them.
 #[derive(Default)]
 struct Processes {
     server: Option<Process>,
@@ -162,7 +162,7 @@ async fn serve(settings: &Settings, started: &mut Processes, terminal: Terminal)
     start_inbox(settings, started, terminal).await?;
     write_service_account(settings)?;
 
-    // Removes the documents of an earlier run, which can belong to deleted manifests. Keeps the keys.
+    // Removes the rendered documents of an earlier run, which can belong to deleted manifests. Keeps the keys.
     let rendered = settings.data.join("rendered");
     if rendered.exists() {
         fs::remove_dir_all(&rendered)?;
@@ -253,9 +253,9 @@ async fn start_inbox(settings: &Settings, started: &mut Processes, terminal: Ter
     let options = smtp::Options { addr: settings.smtp, security: Security::None, login: None, mails: mails.clone() };
     let smtp = started.smtp.insert(Smtp::start(options).await?);
     write_smtp_file(&settings.data.join("smtp.json"), smtp, "Latchkey <hello@latchkey.test>")?;
-    let kept = mails.all().len();
+    let mail_count = mails.all().len();
     started.inbox = Some(Inbox::start(settings.inbox, mails)?);
-    step.done(&format!("{} from earlier runs", pluralize(kept, "mail")));
+    step.done(&format!("{} from earlier runs", pluralize(mail_count, "mail")));
     Ok(())
 }
 
@@ -306,25 +306,25 @@ fn start_server(settings: &Settings, rendered: &Path) -> Result<Process> {
 /// list, because the operator may have rejected every manifest.
 async fn wait_for_first_apps(operator: &Process, rendered: &Path) -> Result<Vec<String>> {
     let end = Instant::now() + RENDER_LIMIT;
-    let mut before = Vec::new();
+    let mut previous = Vec::new();
     loop {
         tokio::time::sleep(Duration::from_millis(200)).await;
-        let mut now: Vec<String> = fs::read_dir(rendered)?
+        let mut app_ids: Vec<String> = fs::read_dir(rendered)?
             .flatten()
             .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".json")?.to_owned()))
             .collect();
-        now.sort();
+        app_ids.sort();
         if let Some(status) = operator.exit_status() {
             bail!("rendering the manifests ended with {status}:\n\n{}", process::tail(operator.log(), 25));
         }
         // Waits until no more files appear.
-        if !now.is_empty() && now == before {
-            return Ok(now);
+        if !app_ids.is_empty() && app_ids == previous {
+            return Ok(app_ids);
         }
         if Instant::now() > end {
-            return Ok(now);
+            return Ok(app_ids);
         }
-        before = now;
+        previous = app_ids;
     }
 }
 
@@ -611,9 +611,9 @@ impl LogFollower {
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
         // An incomplete line is read the next time.
-        let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-        self.offset += u64::try_from(whole)?;
-        Ok(String::from_utf8_lossy(&bytes[..whole]).lines().map(str::to_owned).collect())
+        let complete_length = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        self.offset += u64::try_from(complete_length)?;
+        Ok(String::from_utf8_lossy(&bytes[..complete_length]).lines().map(str::to_owned).collect())
     }
 }
 

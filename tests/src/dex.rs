@@ -271,18 +271,18 @@ pub async fn cancel(browser: &Browser) {
 /// URL to which the provider redirects after the login. `http` must not follow redirects.
 pub async fn callback_url(http: &reqwest::Client, authorization: &str, email: &str) -> Result<Url> {
     // Follows redirects up to the login page. The login form is sent to the URL of this page.
-    let mut form: Url = authorization.parse()?;
+    let mut page: Url = authorization.parse()?;
     let mut redirects = 0;
-    while let Some(location) = http.get(form.clone()).send().await?.error_for_status()?.headers().get("location") {
+    while let Some(location) = http.get(page.clone()).send().await?.error_for_status()?.headers().get("location") {
         redirects += 1;
         ensure!(redirects <= 5, "Dex redirects too often: {location:?}");
-        form = form.join(location.to_str()?)?;
+        page = page.join(location.to_str()?)?;
     }
     let body: String = form_urlencoded::Serializer::new(String::new())
         .extend_pairs([("login", email), ("password", DEX_PASSWORD)])
         .finish();
-    let form = http.post(form).header("content-type", "application/x-www-form-urlencoded").body(body);
+    let form = http.post(page).header("content-type", "application/x-www-form-urlencoded").body(body);
     let response = form.send().await?;
-    let back = response.headers().get("location").with_context(|| format!("Dex returned {}", response.status()))?;
-    Ok(back.to_str()?.parse()?)
+    let location = response.headers().get("location").with_context(|| format!("Dex returned {}", response.status()))?;
+    Ok(location.to_str()?.parse()?)
 }

@@ -144,10 +144,10 @@ fn route(path: &str) -> Option<Route> {
         "/api/messages" => Route::Messages,
         "/api/messages/latest" => Route::Latest,
         other => {
-            let rest = other.strip_prefix("/api/messages/")?;
-            match rest.strip_suffix("/html") {
+            let id_path = other.strip_prefix("/api/messages/")?;
+            match id_path.strip_suffix("/html") {
                 Some(id) => Route::Html(id.parse().ok()?),
-                None => Route::Message(rest.parse().ok()?),
+                None => Route::Message(id_path.parse().ok()?),
             }
         }
     })

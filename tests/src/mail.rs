@@ -93,8 +93,8 @@ impl Mail {
         self.code.clone().unwrap_or_else(|| panic!("no code in the mail {:?}:\n{}", self.subject, self.text))
     }
 
-    pub fn is_to(&self, address: &str) -> bool {
-        self.to.iter().any(|to| to.eq_ignore_ascii_case(address))
+    pub fn is_to(&self, email: &str) -> bool {
+        self.to.iter().any(|to| to.eq_ignore_ascii_case(email))
     }
 
     pub fn header(&self, name: &str) -> Option<&str> {
@@ -155,8 +155,8 @@ impl Mailbox {
         }
         mails.push(mail);
         let too_many = mails.len().saturating_sub(MAX_MAILS);
-        for gone in mails.drain(..too_many) {
-            self.remove_file(gone.id);
+        for removed in mails.drain(..too_many) {
+            self.remove_file(removed.id);
         }
         drop(mails);
         self.inner.newest.send_replace(id);
@@ -173,13 +173,13 @@ impl Mailbox {
     }
 
     /// All mails to one email address, oldest first.
-    pub fn to(&self, address: &str) -> Vec<Arc<Mail>> {
-        self.all().into_iter().filter(|mail| mail.is_to(address)).collect()
+    pub fn to(&self, email: &str) -> Vec<Arc<Mail>> {
+        self.all().into_iter().filter(|mail| mail.is_to(email)).collect()
     }
 
     pub fn clear(&self) {
-        for gone in process::lock(&self.inner.mails).drain(..) {
-            self.remove_file(gone.id);
+        for removed in process::lock(&self.inner.mails).drain(..) {
+            self.remove_file(removed.id);
         }
         // Wakes the inbox pages, so that they remove the mails.
         self.inner.newest.send_modify(|_| {});
@@ -211,9 +211,9 @@ impl Mailbox {
     /// Like [`Mailbox::find`], but if no mail matches within the limit, panics with a list of the mails.
     pub async fn wait_for(&self, fits: impl Fn(&Mail) -> bool, limit: Duration) -> Arc<Mail> {
         self.find(fits, limit).await.unwrap_or_else(|| {
-            let came: Vec<String> =
+            let arrived: Vec<String> =
                 self.all().iter().map(|mail| format!("{} to {}", mail.subject, mail.to.join(", "))).collect();
-            panic!("no such mail within {limit:?}; there are {}: {came:#?}", came.len())
+            panic!("no such mail within {limit:?}; there are {}: {arrived:#?}", arrived.len())
         })
     }
 
@@ -252,8 +252,8 @@ mod tests {
     #[test]
     fn only_a_complete_code_is_found() {
         assert_eq!(find_code("call 555-0100 or use https://x.test/?code=ABCDE-12345."), Some("ABCDE-12345".to_owned()));
-        for none in ["ABCDE-1234", "ABCDE-123456", "ABCDU-12345", "abcde-12345", ""] {
-            assert_eq!(find_code(none), None, "{none}");
+        for incomplete in ["ABCDE-1234", "ABCDE-123456", "ABCDU-12345", "abcde-12345", ""] {
+            assert_eq!(find_code(incomplete), None, "{incomplete}");
         }
     }
 
@@ -264,8 +264,8 @@ mod tests {
         for _ in 0..MAX_MAILS + 2 {
             mails.deliver("a@x.test", &["b@x.test".to_owned()], b"Subject: s\r\n\r\nt\r\n").unwrap();
         }
-        let again = Mailbox::open(folder.path()).unwrap().all();
-        assert_eq!(again.len(), MAX_MAILS);
-        assert_eq!((again[0].id, again[MAX_MAILS - 1].id), (3, MAX_MAILS as u64 + 2));
+        let reopened = Mailbox::open(folder.path()).unwrap().all();
+        assert_eq!(reopened.len(), MAX_MAILS);
+        assert_eq!((reopened[0].id, reopened[MAX_MAILS - 1].id), (3, MAX_MAILS as u64 + 2));
     }
 }

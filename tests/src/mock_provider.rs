@@ -533,7 +533,7 @@ impl State {
         }) else {
             return profiles::token_error(self.profile, profiles::TokenError::Code);
         };
-        let proven = match (&granted.challenge, form.get("code_verifier")) {
+        let has_right_verifier = match (&granted.challenge, form.get("code_verifier")) {
             (None, None) => true,
             (Some(challenge), Some(verifier)) => {
                 let hash = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, verifier.as_bytes());
@@ -541,7 +541,7 @@ impl State {
             }
             (None, Some(_)) | (Some(_), None) => false,
         };
-        if !proven {
+        if !has_right_verifier {
             return profiles::token_error(self.profile, profiles::TokenError::Code);
         }
         let client = self.client.id.clone();
@@ -570,9 +570,9 @@ impl State {
 // === impl ClientSecret ===
 
 impl ClientSecret {
-    fn matches(&self, client: &str, shown: &str, now: i64) -> bool {
+    fn matches(&self, client: &str, presented: &str, now: i64) -> bool {
         match self {
-            Self::Shared(secret) => secret == shown,
+            Self::Shared(secret) => secret == presented,
             Self::Key { team, id, pem } => {
                 let key = EncodingKey::from_ec_pem(pem.as_bytes()).expect("a key in PEM");
                 let jwk = Jwk::from_encoding_key(&key, Algorithm::ES256).expect("a public key");
@@ -582,11 +582,13 @@ impl ClientSecret {
                 validation.set_issuer(&[team]);
                 validation.sub = Some(client.to_owned());
                 validation.validate_exp = false;
-                jsonwebtoken::decode::<Value>(shown, &key, &validation).is_ok_and(|token| {
+                jsonwebtoken::decode::<Value>(presented, &key, &validation).is_ok_and(|token| {
                     let time = |name: &str| token.claims[name].as_i64().unwrap_or_default();
                     let (from, until) = (time("iat"), time("exp"));
                     token.header.kid.as_ref() == Some(id)
+                        // Tolerates clocks that differ by a minute.
                         && (from - 60..until).contains(&now)
+                        // Apple's maximum lifetime of a client secret, six months.
                         && until - from <= 15_777_000
                 })
             }

@@ -72,9 +72,9 @@ impl Collector {
     pub async fn start_at(addr: SocketAddr, tls: Option<ServerTls>) -> Result<Self> {
         let listener = TcpListener::bind(addr).await?;
         let acceptor = tls.as_ref().map(ServerTls::server_config).transpose()?.map(TlsAcceptor::from);
-        let seen = Arc::new(Mutex::new(Received::default()));
-        let serving = tokio::spawn(accept(listener, acceptor, Arc::clone(&seen)));
-        Ok(Self { addr, tls, received: seen, serving })
+        let received = Arc::new(Mutex::new(Received::default()));
+        let serving = tokio::spawn(accept(listener, acceptor, Arc::clone(&received)));
+        Ok(Self { addr, tls, received, serving })
     }
 
     /// The value for `OTEL_EXPORTER_OTLP_ENDPOINT`.
@@ -154,15 +154,15 @@ fn attribute_text(attribute: &KeyValue) -> String {
     }
 }
 
-async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, seen: Arc<Mutex<Received>>) {
+async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, received: Arc<Mutex<Received>>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let (acceptor, seen) = (acceptor.clone(), Arc::clone(&seen));
+        let (acceptor, received) = (acceptor.clone(), Arc::clone(&received));
         tokio::spawn(async move {
             match acceptor {
-                None => serve(stream, seen).await,
+                None => serve(stream, received).await,
                 Some(acceptor) => {
                     if let Ok(stream) = acceptor.accept(stream).await {
-                        serve(stream, seen).await;
+                        serve(stream, received).await;
                     }
                 }
             }
@@ -170,14 +170,14 @@ async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, seen: Arc<
     }
 }
 
-async fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(stream: S, seen: Arc<Mutex<Received>>) {
-    let service = service_fn(|request| respond(request, Arc::clone(&seen)));
+async fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(stream: S, received: Arc<Mutex<Received>>) {
+    let service = service_fn(|request| respond(request, Arc::clone(&received)));
     drop(Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await);
 }
 
 async fn respond(
     request: Request<Incoming>,
-    seen: Arc<Mutex<Received>>,
+    received: Arc<Mutex<Received>>,
 ) -> Result<Response<BoxBody<Bytes, Infallible>>, hyper::Error> {
     let (head, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
@@ -198,24 +198,24 @@ async fn respond(
     let Ok(export) = ExportTraceServiceRequest::decode(message) else {
         return Ok(empty_response(StatusCode::BAD_REQUEST));
     };
-    let grpc = !frames.is_empty();
+    let is_grpc = !frames.is_empty();
     {
-        let mut seen = process::lock(&seen);
-        seen.bytes.extend_from_slice(&body);
-        seen.headers.push(head.headers);
-        for of_resource in export.resource_spans {
-            let resource = of_resource.resource.unwrap_or_default();
+        let mut received = process::lock(&received);
+        received.bytes.extend_from_slice(&body);
+        received.headers.push(head.headers);
+        for resource_spans in export.resource_spans {
+            let resource = resource_spans.resource.unwrap_or_default();
             let resource: HashMap<_, _> = resource
                 .attributes
                 .iter()
                 .map(|attribute| (attribute.key.clone(), attribute_text(attribute)))
                 .collect();
-            let spans = of_resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
-            seen.spans.extend(spans.map(|span| ReceivedSpan { span, resource: resource.clone() }));
+            let spans = resource_spans.scope_spans.into_iter().flat_map(|scope| scope.spans);
+            received.spans.extend(spans.map(|span| ReceivedSpan { span, resource: resource.clone() }));
         }
     }
     let mut response = Response::new(StreamBody::new(stream::iter(frames.into_iter().map(Ok))).boxed());
-    let kind = if grpc { "application/grpc" } else { "application/x-protobuf" };
+    let kind = if is_grpc { "application/grpc" } else { "application/x-protobuf" };
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     Ok(response)
 }

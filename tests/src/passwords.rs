@@ -1,6 +1,6 @@
 //! The passwords of tests, benchmarks and `make run`.
 //!
-//! A test uses these if the value of the password does not matter. All are strong enough for every App.
+//! A test uses these passwords if the value of the password does not matter. All are strong enough for every App.
 
 /// The password that users register with.
 pub const PASSWORD: &str = "violet-Anchor-mills-27";

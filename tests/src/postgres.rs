@@ -92,10 +92,10 @@ impl Postgres {
     pub async fn start(options: Options) -> Result<Self> {
         let user = system_user()?;
         let data = reachable_data_dir(&options.data, user.as_ref())?;
-        let fresh = !data.join("PG_VERSION").exists();
+        let is_uninitialized = !data.join("PG_VERSION").exists();
         let programs = find_programs(&data)?;
         let password_file = options.data.with_extension("password");
-        if fresh {
+        if is_uninitialized {
             init_data(&programs, &data, &options.log, &password_file, user.as_ref()).await?;
         }
         let password = fs::read_to_string(&password_file)
@@ -135,7 +135,8 @@ impl Postgres {
         self.ca.as_deref()
     }
 
-    /// The URL of a database, which need not exist. `addr` is the server's socket address or that of a proxy.
+    /// The URL of a database. Does not check that the database exists. `addr` is the server's socket address or that of
+    /// a proxy.
     pub fn url(&self, name: &str, addr: SocketAddr) -> String {
         let tls = self.ca.as_ref().map(|ca| format!("?sslmode=verify-full&sslrootcert={}", ca.display()));
         format!("postgres://{ROLE}:{}@{addr}/{name}{}", self.password, tls.unwrap_or_default())
@@ -159,12 +160,12 @@ impl Postgres {
     /// The database of this name; created if it does not exist.
     pub async fn database_named(&self, name: &str) -> Result<Database> {
         let mut connection = self.connect("postgres").await?;
-        let there: bool = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)")
+        let exists: bool = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)")
             .bind(name)
             .fetch_one(&mut connection)
             .await?;
         connection.close().await?;
-        if !there {
+        if !exists {
             self.execute("postgres", &format!("CREATE DATABASE {name}")).await?;
         }
         Ok(self.database_info(name.to_owned()))
@@ -287,10 +288,10 @@ fn reachable_data_dir(wanted: &Path, user: Option<&SystemUser>) -> Result<PathBu
     } else if wanted.is_symlink() {
         fs::read_link(wanted)?
     } else {
-        let elsewhere = tempfile::Builder::new().prefix("latchkey-postgres-").tempdir_in("/var/tmp")?.keep();
-        fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o755))?;
-        std::os::unix::fs::symlink(elsewhere.join("data"), wanted)?;
-        elsewhere.join("data")
+        let reachable_dir = tempfile::Builder::new().prefix("latchkey-postgres-").tempdir_in("/var/tmp")?.keep();
+        fs::set_permissions(&reachable_dir, fs::Permissions::from_mode(0o755))?;
+        std::os::unix::fs::symlink(reachable_dir.join("data"), wanted)?;
+        reachable_dir.join("data")
     };
     if data.is_symlink() {
         return Ok(fs::read_link(data)?);
@@ -307,26 +308,26 @@ fn make_private_dir(path: &Path) -> Result<()> {
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o700))?)
 }
 
-/// Waits for the end of the previous server, which may have been killed a moment ago. While its process exists, a new
-/// server considers the lock file valid and does not start.
+/// Waits for the end of the previous server, in case it was killed a moment ago. While the process of the previous
+/// server exists, a new server considers the lock file valid and does not start.
 async fn await_predecessor(data: &Path) -> Result<()> {
     let lock = data.join("postmaster.pid");
     let end = tokio::time::Instant::now() + PREDECESSOR_LIMIT;
     loop {
         let Ok(text) = fs::read_to_string(&lock) else { return Ok(()) };
-        let (pid, rest) = text.split_once('\n').unwrap_or((&text, ""));
+        let (pid, other_lines) = text.split_once('\n').unwrap_or((&text, ""));
         let process = Path::new("/proc").join(pid.trim());
         let status = fs::read_to_string(process.join("status")).unwrap_or_default();
         let Some(state) = status.lines().find_map(|line| line.strip_prefix("State:")) else {
             // The process does not exist. Postgres detects that itself.
             return Ok(());
         };
-        let dead = state.trim_start().starts_with(['Z', 'X']);
+        let is_dead = state.trim_start().starts_with(['Z', 'X']);
         // The working directory of a Postgres is its data folder. If the working directory is another folder, the id
         // belongs to another process now.
-        if dead || fs::read_link(process.join("cwd")).ok() != data.canonicalize().ok() {
-            // The rest of the file stays. Postgres uses it to check that the old shared memory is unused.
-            return Ok(fs::write(&lock, format!("{UNUSED_PID}\n{rest}"))?);
+        if is_dead || fs::read_link(process.join("cwd")).ok() != data.canonicalize().ok() {
+            // The other lines stay. Postgres uses them to check that the old shared memory is unused.
+            return Ok(fs::write(&lock, format!("{UNUSED_PID}\n{other_lines}"))?);
         }
         ensure!(
             tokio::time::Instant::now() < end,
@@ -338,7 +339,8 @@ async fn await_predecessor(data: &Path) -> Result<()> {
     }
 }
 
-/// The folder of the Postgres programs, in the version that created the data. Without data, the newest version.
+/// The folder with the programs of the Postgres version that created the data. If there is no data, the folder of the
+/// newest version.
 fn find_programs(data: &Path) -> Result<PathBuf> {
     let mut installed: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
@@ -349,8 +351,8 @@ fn find_programs(data: &Path) -> Result<PathBuf> {
         .collect();
     installed.sort();
     if let Ok(version) = fs::read_to_string(data.join("PG_VERSION")) {
-        let of_data = installed.iter().find(|(installed, _)| installed.to_string() == version.trim());
-        if let Some((_, bin)) = of_data {
+        let matching_version = installed.iter().find(|(installed, _)| installed.to_string() == version.trim());
+        if let Some((_, bin)) = matching_version {
             return Ok(bin.clone());
         }
         ensure!(
@@ -378,12 +380,13 @@ async fn init_data(
     let password = format!("{:032x}", rand::random::<u128>());
     write_private(password_file, &password)?;
     // initdb runs as the server's user, who cannot read the password file, so the password is copied.
-    let handed_over = tempfile::Builder::new().prefix("latchkey-").tempfile()?;
-    fs::write(handed_over.path(), &password)?;
+    let password_copy = tempfile::Builder::new().prefix("latchkey-").tempfile()?;
+    fs::write(password_copy.path(), &password)?;
     if let Some(user) = user {
-        std::os::unix::fs::chown(handed_over.path(), Some(user.uid), None)?;
+        std::os::unix::fs::chown(password_copy.path(), Some(user.uid), None)?;
     }
-    // Initializes another folder first. An interrupted initialization must not look complete to the next run.
+    // Initializes another folder and then renames it. So the next run does not mistake the result of an interrupted
+    // initialization for complete data.
     let unfinished = data.with_extension("unfinished");
     if unfinished.exists() {
         fs::remove_dir_all(&unfinished)?;
@@ -396,7 +399,7 @@ async fn init_data(
         .user(user.map(|user| user.name.as_str()))
         .path_arg("--pgdata", &unfinished)
         .args(["--username", ROLE, "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-sync"])
-        .path_arg("--pwfile", handed_over.path());
+        .path_arg("--pwfile", password_copy.path());
     tokio::task::spawn_blocking(move || initdb.run(INITDB_LIMIT)).await??;
     fs::remove_dir(data)?;
     Ok(fs::rename(unfinished, data)?)

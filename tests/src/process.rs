@@ -40,7 +40,8 @@ pub struct Process {
     child: Mutex<Child>,
 }
 
-/// A folder for the files of this process. It is removed when this value is dropped, or else by a later run.
+/// A folder for the files of this process. It is removed when this value is dropped. If this process is killed first, a
+/// later run removes the folder.
 pub struct RunDir {
     path: PathBuf,
     _lock: File,
@@ -51,7 +52,7 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests crate is in the workspace").to_owned()
 }
 
-/// The path of one of our programs. Cargo writes the program next to the test's executable or one folder above.
+/// The path of one of Latchkey's programs. Cargo writes the program next to the test's executable or one folder above.
 ///
 /// `LATCHKEY_BENCH_SERVER` and `LATCHKEY_BENCH_OPERATOR` name another build of a program, so that a benchmark can
 /// compare two builds.
@@ -66,9 +67,12 @@ pub fn find_built_program(name: &str) -> Result<PathBuf> {
         ensure!(path.is_file(), "{variable} is {}, which is not a file", path.display());
         return Ok(path);
     }
-    let own = std::env::current_exe().context("the path of this executable")?;
-    own.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.is_file()).with_context(|| {
-        format!("{name} is not built (looked near {}): run `make build`, or `make test`, which does it", own.display())
+    let executable = std::env::current_exe().context("the path of this executable")?;
+    executable.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.is_file()).with_context(|| {
+        format!(
+            "{name} is not built (looked near {}): run `make build`, or `make test`, which does it",
+            executable.display()
+        )
     })
 }
 
@@ -81,13 +85,13 @@ pub fn is_root() -> bool {
 ///
 /// The port is below the range of ephemeral ports, so that no outgoing connection uses it.
 pub fn free_port() -> u16 {
-    static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
-    let mut given = lock(&GIVEN);
-    let given = given.get_or_insert_default();
+    static RETURNED_PORTS: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
+    let mut returned_ports = lock(&RETURNED_PORTS);
+    let returned_ports = returned_ports.get_or_insert_default();
     loop {
         let port = rand::random_range(10_240..32_000);
-        if !given.contains(&port) && TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
-            given.insert(port);
+        if !returned_ports.contains(&port) && TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            returned_ports.insert(port);
             return port;
         }
     }
@@ -247,9 +251,9 @@ type SpawnRequest = (Command, mpsc::Sender<io::Result<Child>>);
 /// (`PR_SET_PDEATHSIG`), and a test thread ends before the processes that it shares with other tests.
 fn spawn_from_permanent_thread(command: Command) -> Result<Child> {
     static SPAWNER: LazyLock<Mutex<mpsc::Sender<SpawnRequest>>> = LazyLock::new(|| {
-        let (requests, inbox) = mpsc::channel::<SpawnRequest>();
+        let (requests, request_receiver) = mpsc::channel::<SpawnRequest>();
         thread::spawn(move || {
-            for (mut command, result_sender) in inbox {
+            for (mut command, result_sender) in request_receiver {
                 // If the caller no longer waits, nobody else would kill the child.
                 if let Err(mpsc::SendError(Ok(mut orphan))) = result_sender.send(command.spawn()) {
                     drop(orphan.kill());
@@ -356,8 +360,8 @@ impl RunDir {
     pub fn create(base: &Path) -> Result<Self> {
         fs::create_dir_all(base)?;
         for entry in fs::read_dir(base)?.flatten() {
-            let stale = File::open(entry.path().join("lock")).is_ok_and(|lock| lock.try_lock().is_ok());
-            if stale {
+            let is_stale = File::open(entry.path().join("lock")).is_ok_and(|lock| lock.try_lock().is_ok());
+            if is_stale {
                 drop(fs::remove_dir_all(entry.path()));
             }
         }

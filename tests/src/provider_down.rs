@@ -1,5 +1,5 @@
 //! An App with three providers: one works, one hangs, and one is unreachable. Measures the latency of requests that do
-//! not use a failing provider, while other clients use one.
+//! not use a failing provider, while other clients use a failing provider.
 
 use std::{
     fmt,
@@ -47,7 +47,7 @@ pub struct Options {
     /// Number of rounds. Each round measures without a fault and with each fault. The report compares only measurements
     /// of the same round, because the speed of the machine can change between rounds.
     pub rounds: usize,
-    /// How often a round measures each operation without a fault. With each fault, it measures the operation as often.
+    /// How often a round measures each operation without a fault, and again with each fault.
     pub samples: usize,
 }
 
@@ -109,17 +109,17 @@ impl Report {
     /// The latency of an operation with this fault, divided by the latency without a fault. Calculates this ratio from
     /// the quantiles of each round, and returns the median over the rounds.
     pub fn ratio(&self, fault: Fault, operation: usize, quantile: f64) -> f64 {
-        let of = |round: &Round| {
+        let ratio_of = |round: &Round| {
             let during = round.samples_with(fault).quantile(operation, quantile).as_secs_f64();
             during / round.without_fault.quantile(operation, quantile).as_secs_f64()
         };
-        let mut ratios: Vec<f64> = self.0.iter().map(of).collect();
+        let mut ratios: Vec<f64> = self.0.iter().map(ratio_of).collect();
         ratios.sort_unstable_by(f64::total_cmp);
         ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN)
     }
 
-    fn all_samples<'a>(&'a self, of: impl Fn(&'a Round) -> &'a Samples) -> Samples {
-        Samples(self.0.iter().flat_map(|round| of(round).0.iter().copied()).collect())
+    fn all_samples<'a>(&'a self, select: impl Fn(&'a Round) -> &'a Samples) -> Samples {
+        Samples(self.0.iter().flat_map(|round| select(round).0.iter().copied()).collect())
     }
 
     /// The highest ratio over all operations and faults.
@@ -179,23 +179,23 @@ impl Samples {
 
 impl TestService {
     async fn start() -> Result<Self> {
-        let loose: &[(u32, u32)] = &[(1_000_000, 60)];
+        let high_limit: &[(u32, u32)] = &[(1_000_000, 60)];
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let options = dex::Options::for_tests();
-        let at = |addr| format!("http://{addr}");
-        let up = Provider::new("up", "oidc").set("issuer", options.issuer());
-        let hanging = Provider::new("hangs", "oidc").set("issuer", at(listener.local_addr()?));
-        let gone = Provider::new("gone", "oidc").set("issuer", at(process::free_addr()));
+        let http_url = |addr| format!("http://{addr}");
+        let working = Provider::new("up", "oidc").set("issuer", options.issuer());
+        let hanging = Provider::new("hangs", "oidc").set("issuer", http_url(listener.local_addr()?));
+        let unreachable = Provider::new("gone", "oidc").set("issuer", http_url(process::free_addr()));
         let app = App::new("down")
             .set("/redirectURLs", json!([REDIRECT_URL]))
-            .limit("loginsPerClient", loose)
-            .limit("refreshesPerSession", loose)
-            .provider(&up)
+            .limit("loginsPerClient", high_limit)
+            .limit("refreshesPerSession", high_limit)
+            .provider(&working)
             .provider(&hanging)
-            .provider(&gone);
-        let builder = Stack::builder().app(&app).provider(&up).provider(&hanging).provider(&gone);
-        let known = dex::Client::of(&up, &builder.callback(&app, &up));
-        let dex = Dex::start(options.client(known).user(User::new("Ada Lovelace", ADA))).await?;
+            .provider(&unreachable);
+        let builder = Stack::builder().app(&app).provider(&working).provider(&hanging).provider(&unreachable);
+        let registered_client = dex::Client::of(&working, &builder.callback(&app, &working));
+        let dex = Dex::start(options.client(registered_client).user(User::new("Ada Lovelace", ADA))).await?;
         let stack = builder.try_start().await?;
         let client = stack.client();
         expect_status(client.register(app.id(), "Grace Hopper", GRACE, PASSWORD).await, StatusCode::OK)?;
@@ -240,10 +240,10 @@ impl TestService {
         let redirect = begin.elapsed();
         let cookie = response.header("set-cookie").and_then(|cookie| cookie.split(';').next()).context("a cookie")?;
         let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
-        let back = dex::callback_url(&http, response.header("location").context("an address")?, ADA).await?;
+        let callback_url = dex::callback_url(&http, response.header("location").context("an address")?, ADA).await?;
 
         let begin = Instant::now();
-        let path = format!("{}?{}", back.path(), back.query().context("a code")?);
+        let path = format!("{}?{}", callback_url.path(), callback_url.query().context("a code")?);
         let request = client.request(Method::GET, &path).header(header::COOKIE, cookie);
         let response = expect_status(client.send(request).await, StatusCode::FOUND)?;
         let callback = begin.elapsed();

@@ -94,7 +94,8 @@ impl Proxy {
         self.shared.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Like [`Proxy::cut`], and waits until no connection is open, not even a new one.
+    /// Like [`Proxy::cut`]. Then waits until no connection is open. Connections that clients open in the meantime
+    /// prolong the wait.
     pub async fn cut_and_wait(&self) {
         self.cut();
         self.shared.cuts.closed().await;
@@ -210,7 +211,7 @@ impl Shared {
         let mut flow = self.flow.subscribe();
         let mut buffer = vec![0; 64 * 1024];
         // The end of the previous chunks, because the bytes of a trap can span several chunks.
-        let mut before = Vec::new();
+        let mut recent_bytes = Vec::new();
         loop {
             let read = from.read(&mut buffer).await?;
             let lost = self.lost.load(Ordering::Relaxed) > lost_at_start;
@@ -224,19 +225,19 @@ impl Shared {
             if lost {
                 continue;
             }
-            let piece = &buffer[..read];
-            let now = *flow.borrow_and_update();
-            match now {
+            let chunk = &buffer[..read];
+            let forwarding = *flow.borrow_and_update();
+            match forwarding {
                 Forwarding::Pass => {}
                 Forwarding::Delay(by) => tokio::time::sleep(by).await,
                 Forwarding::Stall => drop(flow.wait_for(|flow| *flow != Forwarding::Stall).await),
             }
             if is_from_client {
-                if let Some(passes) = self.check_trap(&mut before, piece) {
+                if let Some(forwarded) = self.check_trap(&mut recent_bytes, chunk) {
                     cut.store(true, Ordering::Relaxed);
-                    to.write_all(&piece[..passes]).await?;
+                    to.write_all(&chunk[..forwarded]).await?;
                     to.flush().await?;
-                    if passes == read {
+                    if forwarded == read {
                         // Gives the server time to read the bytes before it sees the end of the connection.
                         tokio::time::sleep(Duration::from_millis(50)).await;
                     }
@@ -248,39 +249,39 @@ impl Shared {
                 // the client.
                 continue;
             }
-            to.write_all(piece).await?;
+            to.write_all(chunk).await?;
         }
     }
 
     /// If this chunk triggers the trap, the number of the chunk's bytes that are still forwarded.
-    fn check_trap(&self, before: &mut Vec<u8>, piece: &[u8]) -> Option<usize> {
+    fn check_trap(&self, recent_bytes: &mut Vec<u8>, chunk: &[u8]) -> Option<usize> {
         let mut trap = process::lock(&self.trap);
         match trap.as_mut()? {
-            Trap::AfterBytes(left) if *left > piece.len() => {
-                *left -= piece.len();
+            Trap::AfterBytes(remaining) if *remaining > chunk.len() => {
+                *remaining -= chunk.len();
                 None
             }
-            Trap::AfterBytes(left) => {
-                let passes = *left;
+            Trap::AfterBytes(remaining) => {
+                let forwarded = *remaining;
                 *trap = None;
-                Some(passes)
+                Some(forwarded)
             }
             Trap::Before(pattern) | Trap::After(pattern) => {
                 let pattern = pattern.clone();
-                let seen_before = before.len();
-                before.extend_from_slice(piece);
-                let found = before.windows(pattern.len()).position(|window| window == pattern);
-                let Some(at) = found else {
-                    let keep = before.len().saturating_sub(pattern.len().saturating_sub(1));
-                    before.drain(..keep);
+                let recent_length = recent_bytes.len();
+                recent_bytes.extend_from_slice(chunk);
+                let found = recent_bytes.windows(pattern.len()).position(|window| window == pattern);
+                let Some(position) = found else {
+                    let discarded = recent_bytes.len().saturating_sub(pattern.len().saturating_sub(1));
+                    recent_bytes.drain(..discarded);
                     return None;
                 };
-                let passes = match trap.take() {
-                    Some(Trap::After(_)) => piece.len(),
-                    _ => at.saturating_sub(seen_before),
+                let forwarded = match trap.take() {
+                    Some(Trap::After(_)) => chunk.len(),
+                    _ => position.saturating_sub(recent_length),
                 };
-                before.clear();
-                Some(passes)
+                recent_bytes.clear();
+                Some(forwarded)
             }
         }
     }

@@ -75,14 +75,14 @@ impl RawConnection {
         let started = Instant::now();
         self.stream.write_all(request.as_bytes())?;
         self.buffer.clear();
-        let mut piece = [0; 16 * 1024];
+        let mut chunk = [0; 16 * 1024];
         loop {
-            let read = self.stream.read(&mut piece)?;
+            let read = self.stream.read(&mut chunk)?;
             let took = started.elapsed();
             if read == 0 {
                 return Err(ErrorKind::UnexpectedEof.into());
             }
-            self.buffer.extend_from_slice(&piece[..read]);
+            self.buffer.extend_from_slice(&chunk[..read]);
             if let Some(reply) = parse(&self.buffer, took)? {
                 return Ok(reply);
             }
@@ -125,11 +125,11 @@ mod tests {
 
     #[test]
     fn a_response_is_read_to_its_end() {
-        let whole = b"HTTP/1.1 401 Unauthorized\r\nX-Request-Id: a\r\nContent-Length: 2\r\n\r\n{}";
-        for cut in 0..whole.len() {
-            assert!(parse(&whole[..cut], Duration::ZERO).unwrap().is_none(), "{cut} bytes");
+        let response = b"HTTP/1.1 401 Unauthorized\r\nX-Request-Id: a\r\nContent-Length: 2\r\n\r\n{}";
+        for cut in 0..response.len() {
+            assert!(parse(&response[..cut], Duration::ZERO).unwrap().is_none(), "{cut} bytes");
         }
-        let reply = parse(whole, Duration::ZERO).unwrap().unwrap();
+        let reply = parse(response, Duration::ZERO).unwrap().unwrap();
         assert_eq!((reply.status, reply.body.as_str()), (401, "{}"));
         assert_eq!(reply.header("x-request-id"), Some("a"));
         assert_eq!(reply.header("status"), None);

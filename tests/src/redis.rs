@@ -1,5 +1,5 @@
-//! A real Redis in its own process. All tests of a process share one Redis; a test that breaks it starts its own. The
-//! submodules start a Redis with sentinels, and a Redis Cluster.
+//! A real Redis in its own process. All tests of a process share one Redis. A test that breaks Redis starts its own.
+//! The submodules start a Redis with sentinels, and a Redis Cluster.
 
 use std::{
     fs,

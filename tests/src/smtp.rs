@@ -96,15 +96,15 @@ struct Shared {
     stops: watch::Sender<u64>,
     sessions: AtomicUsize,
     logins: AtomicUsize,
-    open: AtomicUsize,
+    open_sessions: AtomicUsize,
 }
 
 /// State of a session.
 struct Session<'a> {
     shared: &'a Shared,
-    secured: bool,
-    authenticated: bool,
-    greeted: bool,
+    is_encrypted: bool,
+    is_authenticated: bool,
+    has_greeted: bool,
     from: Option<String>,
     to: Vec<String>,
 }
@@ -168,7 +168,7 @@ impl Smtp {
             stops: watch::Sender::new(0),
             sessions: AtomicUsize::new(0),
             logins: AtomicUsize::new(0),
-            open: AtomicUsize::new(0),
+            open_sessions: AtomicUsize::new(0),
         });
         let addr = match options.addr.port() {
             0 => SocketAddr::new(options.addr.ip(), process::free_port()),
@@ -211,7 +211,7 @@ impl Smtp {
 
     /// Number of open SMTP sessions.
     pub fn open_sessions(&self) -> usize {
-        self.shared.open.load(Ordering::Relaxed)
+        self.shared.open_sessions.load(Ordering::Relaxed)
     }
 
     /// Number of successful logins (AUTH).
@@ -267,14 +267,14 @@ pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
 impl Shared {
     async fn serve(&self, stream: TcpStream) {
         self.sessions.fetch_add(1, Ordering::Relaxed);
-        self.open.fetch_add(1, Ordering::Relaxed);
+        self.open_sessions.fetch_add(1, Ordering::Relaxed);
         let mut stops = self.stops.subscribe();
         tokio::select! {
             // An error is not reported here, because the client sees it too.
             _ = self.session(stream) => {}
             _ = stops.changed() => {}
         }
-        self.open.fetch_sub(1, Ordering::Relaxed);
+        self.open_sessions.fetch_sub(1, Ordering::Relaxed);
     }
 
     async fn session(&self, stream: TcpStream) -> io::Result<()> {
@@ -298,7 +298,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What to do instead of this step, if the test has set a fault for it.
+    /// The action that replaces this step, if the test has set a fault for the step.
     fn fault(&self, step: Step) -> Option<NextAction> {
         match &*process::lock(&self.behavior) {
             Behavior::Refuse(at, 421, text) if *at == step => Some(NextAction::Close(format!("421 {text}"))),
@@ -326,16 +326,16 @@ impl Shared {
 // === impl Session ===
 
 impl<'a> Session<'a> {
-    fn new(shared: &'a Shared, secured: bool) -> Self {
-        Self { shared, secured, authenticated: false, greeted: false, from: None, to: Vec::new() }
+    fn new(shared: &'a Shared, is_encrypted: bool) -> Self {
+        Self { shared, is_encrypted, is_authenticated: false, has_greeted: false, from: None, to: Vec::new() }
     }
 
     async fn run<S: AsyncRead + AsyncWrite + Unpin>(
         mut self,
         stream: &mut BufReader<S>,
-        greet: bool,
+        sends_greeting: bool,
     ) -> io::Result<SessionEnd> {
-        if greet {
+        if sends_greeting {
             let next = self.shared.fault(Step::Connect).unwrap_or(NextAction::Reply("220 inbox ESMTP".to_owned()));
             let refused = matches!(&next, NextAction::Reply(reply) if !reply.starts_with("220"));
             if let Some(ended) = self.execute(stream, next).await? {
@@ -371,13 +371,13 @@ impl<'a> Session<'a> {
                     return Ok(Some(SessionEnd::Upgrade));
                 }
                 NextAction::Challenge(challenge) => {
-                    let asks = match &challenge {
+                    let prompt = match &challenge {
                         Challenge::Plain => "334 ",
                         // "Username:" and "Password:" in base64, as clients of LOGIN expect.
                         Challenge::LoginName => "334 VXNlcm5hbWU6",
                         Challenge::LoginPassword(_) => "334 UGFzc3dvcmQ6",
                     };
-                    write_line(stream, asks).await?;
+                    write_line(stream, prompt).await?;
                     let Some(line) = read_line(stream).await? else { return Ok(Some(SessionEnd::Done)) };
                     next = self.challenge_response(challenge, &line);
                 }
@@ -397,17 +397,17 @@ impl<'a> Session<'a> {
     }
 
     fn command(&mut self, line: &str) -> NextAction {
-        let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let (verb, arguments) = line.split_once(' ').unwrap_or((line, ""));
         let reply = |text: &str| NextAction::Reply(text.to_owned());
         match verb.to_ascii_uppercase().as_str() {
             "EHLO" => {
                 self.reset();
-                self.greeted = true;
+                self.has_greeted = true;
                 NextAction::Reply(self.capabilities())
             }
             "HELO" => {
                 self.reset();
-                self.greeted = true;
+                self.has_greeted = true;
                 reply("250 inbox")
             }
             "NOOP" => reply("250 ok"),
@@ -417,13 +417,13 @@ impl<'a> Session<'a> {
             }
             "QUIT" => NextAction::Close("221 bye".to_owned()),
             "VRFY" => reply("252 cannot verify"),
-            "STARTTLS" if self.shared.security == Security::StartTls && !self.secured => NextAction::StartTls,
-            "AUTH" | "MAIL" | "RCPT" | "DATA" if !self.greeted => reply("503 send EHLO first"),
+            "STARTTLS" if self.shared.security == Security::StartTls && !self.is_encrypted => NextAction::StartTls,
+            "AUTH" | "MAIL" | "RCPT" | "DATA" if !self.has_greeted => reply("503 send EHLO first"),
             "AUTH" | "MAIL" if self.requires_starttls() => reply("530 5.7.0 STARTTLS first"),
-            "AUTH" => self.auth(rest),
-            "MAIL" if self.shared.login.is_some() && !self.authenticated => reply("530 5.7.0 log in first"),
-            "MAIL" => self.mail(rest),
-            "RCPT" => self.rcpt(rest),
+            "AUTH" => self.auth(arguments),
+            "MAIL" if self.shared.login.is_some() && !self.is_authenticated => reply("530 5.7.0 log in first"),
+            "MAIL" => self.mail(arguments),
+            "RCPT" => self.rcpt(arguments),
             "DATA" if self.to.is_empty() => reply("503 no recipients"),
             "DATA" => self.shared.fault(Step::Data).unwrap_or(NextAction::ReadData),
             _ => reply("500 unknown command"),
@@ -431,7 +431,7 @@ impl<'a> Session<'a> {
     }
 
     fn requires_starttls(&self) -> bool {
-        self.shared.security == Security::StartTls && !self.secured
+        self.shared.security == Security::StartTls && !self.is_encrypted
     }
 
     fn capabilities(&self) -> String {
@@ -443,16 +443,16 @@ impl<'a> Session<'a> {
         }
         lines.push("ENHANCEDSTATUSCODES");
         let last = lines.len() - 1;
-        let marked =
-            lines.iter().enumerate().map(|(at, line)| format!("250{}{line}", if at < last { '-' } else { ' ' }));
-        marked.collect::<Vec<_>>().join("\r\n")
+        let reply_lines =
+            lines.iter().enumerate().map(|(index, line)| format!("250{}{line}", if index < last { '-' } else { ' ' }));
+        reply_lines.collect::<Vec<_>>().join("\r\n")
     }
 
-    fn auth(&mut self, rest: &str) -> NextAction {
+    fn auth(&mut self, arguments: &str) -> NextAction {
         if self.shared.login.is_none() {
             return NextAction::Reply("502 no AUTH here".to_owned());
         }
-        let (mechanism, initial) = rest.split_once(' ').unwrap_or((rest, ""));
+        let (mechanism, initial) = arguments.split_once(' ').unwrap_or((arguments, ""));
         match (mechanism.to_ascii_uppercase().as_str(), initial) {
             ("PLAIN", "") => NextAction::Challenge(Challenge::Plain),
             ("PLAIN", initial) => self.challenge_response(Challenge::Plain, initial),
@@ -482,17 +482,17 @@ impl<'a> Session<'a> {
         if let Some(fault) = self.shared.fault(Step::Auth) {
             return fault;
         }
-        let right = self.shared.login.as_ref().is_some_and(|(n, p)| n == name && p == password);
-        if !right {
+        let is_right = self.shared.login.as_ref().is_some_and(|(n, p)| n == name && p == password);
+        if !is_right {
             return NextAction::Reply("535 5.7.8 wrong name or password".to_owned());
         }
-        self.authenticated = true;
+        self.is_authenticated = true;
         self.shared.logins.fetch_add(1, Ordering::Relaxed);
         NextAction::Reply("235 2.7.0 welcome".to_owned())
     }
 
-    fn mail(&mut self, rest: &str) -> NextAction {
-        let Some(path) = path_after("FROM:", rest) else {
+    fn mail(&mut self, arguments: &str) -> NextAction {
+        let Some(path) = path_after("FROM:", arguments) else {
             return NextAction::Reply("501 5.5.4 MAIL FROM:<…>".to_owned());
         };
         if let Some(fault) = self.shared.fault(Step::MailFrom) {
@@ -503,8 +503,8 @@ impl<'a> Session<'a> {
         NextAction::Reply("250 2.1.0 ok".to_owned())
     }
 
-    fn rcpt(&mut self, rest: &str) -> NextAction {
-        let Some(path) = path_after("TO:", rest).filter(|path| !path.is_empty()) else {
+    fn rcpt(&mut self, arguments: &str) -> NextAction {
+        let Some(path) = path_after("TO:", arguments).filter(|path| !path.is_empty()) else {
             return NextAction::Reply("501 5.5.4 RCPT TO:<…>".to_owned());
         };
         if self.from.is_none() {
@@ -540,12 +540,12 @@ impl<'a> Session<'a> {
 }
 
 /// The email address in `FROM:<address> PARAMETERS`; empty for `<>`.
-fn path_after<'a>(keyword: &str, rest: &'a str) -> Option<&'a str> {
-    let head = rest.get(..keyword.len())?;
+fn path_after<'a>(keyword: &str, arguments: &'a str) -> Option<&'a str> {
+    let head = arguments.get(..keyword.len())?;
     if !head.eq_ignore_ascii_case(keyword) {
         return None;
     }
-    let (path, _) = rest[keyword.len()..].trim_start().strip_prefix('<')?.split_once('>')?;
+    let (path, _) = arguments[keyword.len()..].trim_start().strip_prefix('<')?.split_once('>')?;
     Some(path)
 }
 

@@ -35,7 +35,7 @@ pub async fn write_query_metadata() -> Result<()> {
     connection.close().await?;
 
     // The query macros of sqlx write one file per query when they are expanded, so the crate must be compiled again.
-    let fresh = process::fresh_dir("sqlx");
+    let new_metadata = process::fresh_dir("sqlx");
     touch(&root.join("server/src/lib.rs"))?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
@@ -43,12 +43,12 @@ pub async fn write_query_metadata() -> Result<()> {
         .current_dir(&root)
         .env("DATABASE_URL", &database.url)
         .env("SQLX_OFFLINE", "false")
-        .env("SQLX_OFFLINE_DIR", &fresh)
+        .env("SQLX_OFFLINE_DIR", &new_metadata)
         .status()
         .context("running cargo")?;
     ensure!(status.success(), "the server does not compile against the schema");
 
-    let (written, removed) = sync_files(&fresh, &root.join(".sqlx"))?;
+    let (written, removed) = sync_files(&new_metadata, &root.join(".sqlx"))?;
     if written + removed > 0 {
         println!(".sqlx: {written} written, {removed} removed");
     }

@@ -1,5 +1,5 @@
-//! The whole service for one test, without Kubernetes. The operator renders manifests, servers serve the documents, and
-//! Postgres, Redis and an SMTP server run next to them.
+//! The whole service for one test, without Kubernetes. The operator renders manifests, servers serve the rendered
+//! documents, and Postgres, Redis and an SMTP server run next to them.
 
 use std::{
     fs,
@@ -36,7 +36,7 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// Settings for a service. A test can change them.
 pub struct Builder {
-    /// Public address of the first server.
+    /// Socket address of the first server's public API.
     public: SocketAddr,
     /// The URL of the TLS proxy in front of the first server, if there is one.
     base_url: Option<String>,
@@ -55,8 +55,8 @@ pub struct Builder {
     wrapper: Vec<String>,
 }
 
-/// A running service. Its own processes end when this value is dropped. If the test fails, the drop prints the
-/// folder of its files and the end of each server's log.
+/// A running service. When this value is dropped, the processes end that the service does not share with other tests.
+/// If the test fails, the drop prints the folder of its files and the end of each server's log.
 pub struct Stack {
     pub smtp: Smtp,
     pub database: Database,
@@ -430,14 +430,14 @@ impl Drop for Stack {
 // === impl ServerProcess ===
 
 impl ServerProcess {
-    /// A server that is not started yet. `dir` contains the files of [`write_store_files`]. `more` are additional
-    /// flags, for example for the source of the documents.
+    /// A server that is not started yet. `dir` contains the files of [`write_store_files`]. `extra_flags` are added to
+    /// the command line, for example the flag for the source of the rendered documents.
     pub(crate) fn new(
         index: usize,
         dir: &Path,
         (public, ops): (SocketAddr, SocketAddr),
         base_url: &str,
-        more: &[String],
+        extra_flags: &[String],
         envs: &[(String, String)],
     ) -> Self {
         let admin = process::free_addr();
@@ -456,7 +456,7 @@ impl ServerProcess {
         .collect();
         args.push("--allow-insecure".to_owned());
         args.extend(mock_provider::unreachable_provider_args());
-        args.extend(more.iter().cloned());
+        args.extend(extra_flags.iter().cloned());
         Self {
             public,
             admin,
@@ -495,8 +495,8 @@ impl ServerProcess {
         for (name, value) in &self.envs {
             program = program.env(name, value);
         }
-        let before = process::lock(&self.process).replace(program.start()?);
-        drop(before);
+        let previous_process = process::lock(&self.process).replace(program.start()?);
+        drop(previous_process);
         Ok(())
     }
 

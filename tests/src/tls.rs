@@ -18,6 +18,8 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
+use crate::postgres::write_private;
+
 /// The certificate of a TLS server, and the CA that the server's clients trust.
 #[derive(Clone)]
 pub struct ServerTls {
@@ -68,9 +70,12 @@ impl ServerTls {
         use std::os::unix::fs::PermissionsExt;
         for (name, content) in [("ca.pem", &self.ca), ("server.pem", &self.certificate), ("server.key", &self.key)] {
             let path = dir.join(name);
-            fs::write(&path, content)?;
-            let mode = if name == "server.key" { 0o600 } else { 0o644 };
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+            if name == "server.key" {
+                write_private(&path, content)?;
+            } else {
+                fs::write(&path, content)?;
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o644))?;
+            }
             if let Some(owner) = owner {
                 std::os::unix::fs::chown(&path, Some(owner), None)?;
             }

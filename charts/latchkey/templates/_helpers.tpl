@@ -278,16 +278,16 @@ the only owner of the field, the API server would set the field to 1. So the cha
 autoscaler has set one and owns the field. Empty: nothing to keep.
 */ -}}
 {{- define "latchkey.server.keptReplicas" -}}
-{{- $live := lookup "apps/v1" "Deployment" .Release.Namespace (include "latchkey.server.fullname" .) }}
-{{- if $live }}
-{{- $scaled := false }}
-{{- range $live.metadata.managedFields }}
+{{- $deployment := lookup "apps/v1" "Deployment" .Release.Namespace (include "latchkey.server.fullname" .) }}
+{{- if $deployment }}
+{{- $autoscalerOwnsReplicas := false }}
+{{- range $deployment.metadata.managedFields }}
 {{- if and .fieldsV1 (eq (default "" .subresource) "scale") (hasKey (default dict (index .fieldsV1 "f:spec")) "f:replicas") }}
-{{- $scaled = true }}
+{{- $autoscalerOwnsReplicas = true }}
 {{- end }}
 {{- end }}
-{{- if not $scaled }}
-{{- $live.spec.replicas }}
+{{- if not $autoscalerOwnsReplicas }}
+{{- $deployment.spec.replicas }}
 {{- end }}
 {{- end }}
 {{- end }}

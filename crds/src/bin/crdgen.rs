@@ -1,5 +1,6 @@
-//! Prints the CustomResourceDefinitions as YAML. With two folders and a file as arguments, writes them into the first
-//! folder, as templates of the Helm chart into the second, and the reference of their fields into the file.
+//! Without arguments, prints the CustomResourceDefinitions as YAML. With two folders and a file as arguments, writes
+//! YAML into the first folder, templates of the Helm chart into the second folder, and a reference of all fields into
+//! the file.
 
 use std::{error::Error, fs, path::Path};
 

@@ -48,8 +48,8 @@ fn tag(expression: &str) -> String {
 }
 
 pub(super) fn bombs() -> Vec<Bomb> {
-    let text = |what, source: String, refusal| Bomb { name: what, template: "confirm.txt", source, refusal };
-    let html = |what, source: String, refusal| Bomb { name: what, template: "confirm.html", source, refusal };
+    let text = |name, source: String, refusal| Bomb { name, template: "confirm.txt", source, refusal };
+    let html = |name, source: String, refusal| Bomb { name, template: "confirm.html", source, refusal };
     // `{{ app + app + app … }}`.
     let chain = |operator: &str| tag(&format!("app{}", repeat_to_length(&format!(" {operator} app"))));
     // `{{ not not not … 1 }}`.
@@ -175,7 +175,7 @@ pub(super) fn bombs() -> Vec<Bomb> {
     ]
 }
 
-/// Nested blocks, each with its own name as required.
+/// Nested blocks. Each has another name, because two blocks of a template cannot have the same name.
 fn nested_blocks(depth: usize, inner: &str) -> String {
     let open: String = (0..depth).map(|n| format!("{{% block b{n} %}}")).collect();
     format!("{open}{inner}{}", "{% endblock %}".repeat(depth))

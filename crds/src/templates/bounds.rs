@@ -21,7 +21,7 @@ pub(super) const MAX_SOURCE_BYTES: usize = 256 * 1024;
 pub(super) const MAX_LINE_CHARS: usize = 60_000;
 
 /// Maximum tokens of all templates of an App together; each piece of text is one token. Compiled templates need up to 3
-/// MB, and a server has those of several Apps in memory. All default mails together have 900 tokens.
+/// MB, and a server has the compiled templates of several Apps in memory. All default mails together have 900 tokens.
 pub(super) const MAX_TOKENS: usize = 20_000;
 
 /// Maximum characters of a tag. This also bounds the strings in the tag, and so the bytes that a filter copies.
@@ -44,7 +44,7 @@ pub(super) const MAX_DEPTH: usize = 16;
 /// The layout has five.
 pub(super) const MAX_BLOCKS: usize = 20;
 
-/// The current tag.
+/// The tag that is being read, with counts of what it contains so far.
 #[derive(Default)]
 struct Tag {
     start: u32,
@@ -108,7 +108,7 @@ pub(super) fn too_many_tokens() -> String {
 // === impl Tag ===
 
 impl Tag {
-    /// Counts a token. `text` is the tag up to the end of this token.
+    /// Counts a token of this tag. `text` is the text of the tag up to the end of the token.
     fn add_token(&mut self, token: &Token<'_>, text: &str, span: Span) -> Result<(), TemplateError> {
         if text.len() > MAX_TAG_CHARS && text.chars().count() > MAX_TAG_CHARS {
             return error_at(span, &format!("a tag has more than {MAX_TAG_CHARS} characters; close it, or shorten it"));

@@ -50,9 +50,9 @@ pub(super) fn valid_templates() -> Vec<(&'static str, String)> {
 }
 
 pub(super) fn invalid_templates() -> Vec<InvalidTemplate> {
-    let operator = "+ - * / % ** ~ are not available";
+    let arithmetic = "+ - * / % ** ~ are not available";
     let one_line = "must render to one line that is not empty";
-    let name = "is not a template's name";
+    let not_a_template_name = "is not a template's name";
     [
         ("confirm.txt", "\n{{ email }}", 2, "there is no variable email"),
         ("confirm.txt", "\n{{ password }}", 2, "there is no variable password"),
@@ -76,16 +76,16 @@ pub(super) fn invalid_templates() -> Vec<InvalidTemplate> {
         ("confirm.html", "{% if app %}", 1, "syntax error"),
         ("reset.html", "{{ code", 1, "syntax error"),
         ("confirm.txt", "a\n{{ app", 2, "syntax error"),
-        ("confirm.txt", "a\nb\n{{ app ~ app }}", 3, operator),
-        ("confirm.html", "{{ app ~ app }}", 1, operator),
-        ("confirm.html", "{{ 'x' * 1000000000 }}", 1, operator),
-        ("confirm.html", "{{ 2 ** 60 }}", 1, operator),
-        ("confirm.html", "{{ 1 + 1 }}", 1, operator),
-        ("confirm.html", "\n{% if app == -1 %}{% endif %}", 2, operator),
-        ("confirm.html", "{{ not (app ~ app) }}", 1, operator),
-        ("confirm.html", "{{ 1 < (app ~ app) < 2 }}", 1, operator),
-        ("confirm.html", "{{ 'a' if name else app ~ app }}", 1, operator),
-        ("confirm.html", "{% if false %}{{ app ~ app }}{% endif %}", 1, operator),
+        ("confirm.txt", "a\nb\n{{ app ~ app }}", 3, arithmetic),
+        ("confirm.html", "{{ app ~ app }}", 1, arithmetic),
+        ("confirm.html", "{{ 'x' * 1000000000 }}", 1, arithmetic),
+        ("confirm.html", "{{ 2 ** 60 }}", 1, arithmetic),
+        ("confirm.html", "{{ 1 + 1 }}", 1, arithmetic),
+        ("confirm.html", "\n{% if app == -1 %}{% endif %}", 2, arithmetic),
+        ("confirm.html", "{{ not (app ~ app) }}", 1, arithmetic),
+        ("confirm.html", "{{ 1 < (app ~ app) < 2 }}", 1, arithmetic),
+        ("confirm.html", "{{ 'a' if name else app ~ app }}", 1, arithmetic),
+        ("confirm.html", "{% if false %}{{ app ~ app }}{% endif %}", 1, arithmetic),
         ("confirm.html", "{% set x = app %}", 1, "set is not"),
         ("confirm.html", "{% set x %}{{ app }}{% endset %}", 1, "set is not"),
         ("confirm.html", "{% with x = app %}{% endwith %}", 1, "with is not"),
@@ -121,7 +121,7 @@ pub(super) fn invalid_templates() -> Vec<InvalidTemplate> {
         name: unknown,
         source: "x".to_owned(),
         line: None,
-        reason: name,
+        reason: not_a_template_name,
     }))
     .chain([
         InvalidTemplate {

@@ -55,28 +55,28 @@ pub(super) fn check(source: &str, part: MailPart) -> Result<(), TemplateError> {
 fn check_block(stmt: &Stmt<'_>) -> Result<(), TemplateError> {
     match stmt {
         Stmt::Block(block) if !BLOCKS.contains(&block.name) => {
-            let known = BLOCKS.join(", ");
-            error_at(block.span(), &format!("the layout has no block {}; it has {known}", block.name))
+            let available = BLOCKS.join(", ");
+            error_at(block.span(), &format!("the layout has no block {}; it has {available}", block.name))
         }
         Stmt::IfCond(cond) => cond.true_body.iter().chain(&cond.false_body).try_for_each(check_block),
         _ => Ok(()),
     }
 }
 
-fn check_statement(stmt: &Stmt<'_>, html: bool) -> Result<(), TemplateError> {
-    let each = |stmts: &[Stmt<'_>]| stmts.iter().try_for_each(|stmt| check_statement(stmt, html));
+fn check_statement(stmt: &Stmt<'_>, is_html: bool) -> Result<(), TemplateError> {
+    let check_all = |stmts: &[Stmt<'_>]| stmts.iter().try_for_each(|stmt| check_statement(stmt, is_html));
     match stmt {
-        Stmt::Template(template) => each(&template.children),
+        Stmt::Template(template) => check_all(&template.children),
         Stmt::EmitRaw(_) => Ok(()),
         Stmt::EmitExpr(emit) => check_expression(&emit.expr),
         Stmt::IfCond(cond) => {
             check_expression(&cond.expr)?;
-            each(&cond.true_body)?;
-            each(&cond.false_body)
+            check_all(&cond.true_body)?;
+            check_all(&cond.false_body)
         }
-        Stmt::Block(block) => each(&block.body),
+        Stmt::Block(block) => check_all(&block.body),
         Stmt::Extends(extends) => match &extends.name {
-            Expr::Const(name) if html && name.value.as_str() == Some(LAYOUT) => Ok(()),
+            Expr::Const(name) if is_html && name.value.as_str() == Some(LAYOUT) => Ok(()),
             _ => error_at(extends.span(), "extends can name only \"layout.html\", and only in an .html template"),
         },
         Stmt::ForLoop(_)
@@ -89,7 +89,7 @@ fn check_statement(stmt: &Stmt<'_>, html: bool) -> Result<(), TemplateError> {
         | Stmt::FromImport(_)
         | Stmt::Include(_)
         | Stmt::Do(_) => {
-            // `bounds` has already rejected their keywords.
+            // `bounds` has already rejected the keywords of these statements.
             let reason = "has a statement that is not available in mail templates".to_owned();
             Err(TemplateError { line: None, reason })
         }
@@ -101,8 +101,8 @@ fn check_expression(expr: &Expr<'_>) -> Result<(), TemplateError> {
         Expr::Const(_) => Ok(()),
         Expr::Var(var) if VARIABLES.contains(&var.id) => Ok(()),
         Expr::Var(var) => {
-            let known = VARIABLES.join(", ");
-            error_at(var.span(), &format!("there is no variable {}; there are {known}", var.id))
+            let available = VARIABLES.join(", ");
+            error_at(var.span(), &format!("there is no variable {}; there are {available}", var.id))
         }
         Expr::UnaryOp(op) => match op.op {
             UnaryOpKind::Not => check_expression(&op.expr),
@@ -144,8 +144,8 @@ fn check_expression(expr: &Expr<'_>) -> Result<(), TemplateError> {
         }
         Expr::Filter(filter) => {
             if !FILTERS.contains(&filter.name) {
-                let known = FILTERS.join(", ");
-                return error_at(filter.span(), &format!("there is no filter {}; there are {known}", filter.name));
+                let available = FILTERS.join(", ");
+                return error_at(filter.span(), &format!("there is no filter {}; there are {available}", filter.name));
             }
             filter.expr.as_ref().map_or(Ok(()), check_expression)?;
             filter.args.iter().try_for_each(check_argument)

@@ -38,7 +38,7 @@ const ACKNOWLEDGEMENT_WAIT: Duration = Duration::from_secs(1);
 /// The minimum time between two reports of the progress in the status. Also the time until the next reconcile.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Publishes the document with the state `Deleted`. Once the servers have deleted the users, deletes the document, the
+/// Publishes the document with the state `Deleted`. After the servers have deleted the users, deletes the document, the
 /// keys and the finalizer.
 pub(crate) async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
     admission::stop_waiting(app, context);
@@ -70,7 +70,8 @@ pub(crate) async fn delete_users(app: &App, context: &Context) -> Result<Action,
     report_progress(app, &app_id, Some(rendered.revision), progress, context).await
 }
 
-/// Deletes what is left of an App whose users are deleted, as soon as the last requests of the App have ended.
+/// Deletes the document, the keys and the finalizer after the users were deleted. Requeues the App first, until the
+/// last requests of the App have ended.
 async fn finish(
     app: &App,
     app_id: &AppId,
@@ -81,8 +82,8 @@ async fn finish(
     // Requests that began while the App was served may still be running. The database rejects their writes now, but
     // would accept the writes once another App owns the appID. So the appID becomes free only after these requests have
     // ended.
-    if let Some(left) = context.releases.request_drain_left(app_id, revision, context.request_drain) {
-        return Ok(Action::requeue(left));
+    if let Some(remaining) = context.releases.request_drain_left(app_id, revision, context.request_drain) {
+        return Ok(Action::requeue(remaining));
     }
     // The key Secret is deleted after the document: while the key Secret exists, no other App can own the appID.
     let secret = rendered_app_secret(app_id);

@@ -28,14 +28,14 @@ pub(crate) async fn record_status_change(context: &Context, app: &App, old: &App
     }
 }
 
-pub(crate) async fn record_key_change(context: &Context, app: &App, before: &KeyStatuses, now: &KeyStatuses) {
+pub(crate) async fn record_key_change(context: &Context, app: &App, before: &KeyStatuses, after: &KeyStatuses) {
     let states = |keys: &KeyStatuses| {
         let states: Vec<_> =
             keys.signing.iter().chain(&keys.hmac).map(|key| format!("{} is {:?}", key.id, key.state)).collect();
         states.join(", ")
     };
-    if states(before) != states(now) {
-        record(context, app, new_event(EventType::Normal, "KeysChanged", "Rotate", states(now))).await;
+    if states(before) != states(after) {
+        record(context, app, new_event(EventType::Normal, "KeysChanged", "Rotate", states(after))).await;
     }
 }
 
@@ -55,11 +55,11 @@ fn status_events(old: &AppStatus, new: &AppStatus) -> Vec<Event> {
         condition(status, type_).map(|found| (found.status, found.reason.clone(), found.message.clone()))
     };
     for (type_, action) in [(ConditionType::Accepted, "Validate"), (ConditionType::ResolvedRefs, "Resolve")] {
-        let now = content(new, type_);
-        if now == content(old, type_) {
+        let new_content = content(new, type_);
+        if new_content == content(old, type_) {
             continue;
         }
-        if let Some((ConditionStatus::False, reason, message)) = now {
+        if let Some((ConditionStatus::False, reason, message)) = new_content {
             events.push(new_event(EventType::Warning, &reason, action, message));
         }
     }
@@ -68,12 +68,12 @@ fn status_events(old: &AppStatus, new: &AppStatus) -> Vec<Event> {
     // If the revision is the same, only the servers have changed, not the App.
     if is_ready(new) && old.revision != new.revision {
         let revision = new.revision.as_deref().unwrap_or_default();
-        let short = revision.get(..12).unwrap_or(revision);
+        let short_revision = revision.get(..12).unwrap_or(revision);
         events.push(new_event(
             EventType::Normal,
             "Programmed",
             "Publish",
-            format!("every server pod serves revision {short}"),
+            format!("every server pod serves revision {short_revision}"),
         ));
     }
     events
@@ -115,36 +115,36 @@ mod tests {
         status::to_k8s_time,
     };
 
-    fn status(wanted: &[DesiredCondition], document: &[u8]) -> AppStatus {
+    fn status(desired: &[DesiredCondition], document: &[u8]) -> AppStatus {
         AppStatus {
             revision: Some(Revision::of(document).to_string()),
-            conditions: merge_conditions(&[], wanted, 1, &to_k8s_time(OffsetDateTime::UNIX_EPOCH)),
+            conditions: merge_conditions(&[], desired, 1, &to_k8s_time(OffsetDateTime::UNIX_EPOCH)),
             ..AppStatus::default()
         }
     }
 
-    fn wanted(type_: ConditionType, status: ConditionStatus, reason: Reason, message: &str) -> DesiredCondition {
+    fn desired(type_: ConditionType, status: ConditionStatus, reason: Reason, message: &str) -> DesiredCondition {
         DesiredCondition::new(type_, status, reason, message)
     }
 
     #[test]
     fn each_change_of_an_app_is_recorded_once_and_a_change_of_a_pod_is_not() {
-        let accepted = wanted(ConditionType::Accepted, ConditionStatus::True, Reason::Accepted, "");
-        let programmed = wanted(ConditionType::Programmed, ConditionStatus::True, Reason::Programmed, "");
-        let waiting = wanted(ConditionType::Programmed, ConditionStatus::False, Reason::WaitingForServers, "pod a");
-        let missing = wanted(ConditionType::ResolvedRefs, ConditionStatus::False, Reason::SecretNotFound, "Secret x");
+        let accepted = desired(ConditionType::Accepted, ConditionStatus::True, Reason::Accepted, "");
+        let programmed = desired(ConditionType::Programmed, ConditionStatus::True, Reason::Programmed, "");
+        let waiting = desired(ConditionType::Programmed, ConditionStatus::False, Reason::WaitingForServers, "pod a");
+        let missing = desired(ConditionType::ResolvedRefs, ConditionStatus::False, Reason::SecretNotFound, "Secret x");
         let reasons = |old: &AppStatus, new: &AppStatus| {
             status_events(old, new).into_iter().map(|event| event.reason).collect::<Vec<_>>()
         };
-        let first = status(&[accepted.clone(), programmed.clone()], b"1");
-        assert_eq!(reasons(&AppStatus::default(), &first), ["Programmed"]);
-        assert!(reasons(&first, &first).is_empty());
+        let ready = status(&[accepted.clone(), programmed.clone()], b"1");
+        assert_eq!(reasons(&AppStatus::default(), &ready), ["Programmed"]);
+        assert!(reasons(&ready, &ready).is_empty());
         // A pod serves an earlier revision for a while: the App has not changed.
         let waiting_again = status(&[accepted.clone(), waiting], b"1");
-        assert!(reasons(&first, &waiting_again).is_empty() && reasons(&waiting_again, &first).is_empty());
+        assert!(reasons(&ready, &waiting_again).is_empty() && reasons(&waiting_again, &ready).is_empty());
         let broken = status(&[accepted, missing, programmed], b"1");
-        assert_eq!(reasons(&first, &broken), ["SecretNotFound"]);
-        assert!(reasons(&broken, &first).is_empty());
+        assert_eq!(reasons(&ready, &broken), ["SecretNotFound"]);
+        assert!(reasons(&broken, &ready).is_empty());
     }
 
     #[tokio::test]

@@ -84,10 +84,11 @@ pub(crate) fn is_removable(app: &DynamicObject) -> bool {
     is_set && app.metadata.deletion_timestamp.is_some() && policy != Some("Delete")
 }
 
-async fn write(app: &ObjectMeta, set: bool, context: &Context) -> Result<(), Error> {
+/// Sets the finalizer if `is_wanted`, otherwise removes it.
+async fn write(app: &ObjectMeta, is_wanted: bool, context: &Context) -> Result<(), Error> {
     let name = app.name.as_deref().unwrap_or_default();
     let api: Api<App> = Api::namespaced(context.client.clone(), app.namespace.as_deref().unwrap_or_default());
-    let finalizers = if set { vec![DELETE_USERS_FINALIZER] } else { Vec::new() };
+    let finalizers = if is_wanted { vec![DELETE_USERS_FINALIZER] } else { Vec::new() };
     let body = json!({
         "apiVersion": "latchkey.dev/v1alpha1",
         "kind": "App",
@@ -97,7 +98,8 @@ async fn write(app: &ObjectMeta, set: bool, context: &Context) -> Result<(), Err
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     match api.patch_metadata(name, &parameters, &Patch::Apply(&body)).await {
         Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 || (!set && status.code == 409) => Ok(()),
+        // 409 on a removal: the App with this uid is gone, so there is no finalizer to remove.
+        Err(kube::Error::Api(status)) if status.code == 404 || (!is_wanted && status.code == 409) => Ok(()),
         Err(error) => Err(Error::api("write the finalizer of an App")(error)),
     }
 }
@@ -110,20 +112,20 @@ mod tests {
     use super::*;
     use crate::status::to_k8s_time;
 
-    fn app(policy: DeletionPolicy, set: bool, deleting: bool) -> App {
+    fn app(policy: DeletionPolicy, is_set: bool, is_deleting: bool) -> App {
         let mut app = App::new("shop", AppSpec { deletion_policy: policy, ..Default::default() });
-        app.metadata.finalizers = set.then(|| vec![DELETE_USERS_FINALIZER.to_owned(), "another".to_owned()]);
-        app.metadata.deletion_timestamp = deleting.then(|| to_k8s_time(OffsetDateTime::UNIX_EPOCH));
+        app.metadata.finalizers = is_set.then(|| vec![DELETE_USERS_FINALIZER.to_owned(), "another".to_owned()]);
+        app.metadata.deletion_timestamp = is_deleting.then(|| to_k8s_time(OffsetDateTime::UNIX_EPOCH));
         app
     }
 
     #[test]
     fn only_the_policy_delete_sets_a_finalizer() {
         use DeletionPolicy::{Delete, Retain};
-        for deleting in [false, true] {
-            assert_eq!(finalizer_action(&app(Retain, false, deleting)), FinalizerAction::Unchanged);
+        for is_deleting in [false, true] {
+            assert_eq!(finalizer_action(&app(Retain, false, is_deleting)), FinalizerAction::Unchanged);
             // To end a deletion that does not finish, somebody changes the policy to `Retain`.
-            assert_eq!(finalizer_action(&app(Retain, true, deleting)), FinalizerAction::Remove);
+            assert_eq!(finalizer_action(&app(Retain, true, is_deleting)), FinalizerAction::Remove);
         }
         assert_eq!(finalizer_action(&app(Delete, false, false)), FinalizerAction::Add);
         assert_eq!(finalizer_action(&app(Delete, true, false)), FinalizerAction::Unchanged);
@@ -134,9 +136,9 @@ mod tests {
 
     #[test]
     fn the_finalizer_of_an_undecodable_app_can_be_removed_unless_its_policy_is_delete() {
-        let app = |policy: &str, deleting: bool| -> DynamicObject {
+        let app = |policy: &str, is_deleting: bool| -> DynamicObject {
             let mut metadata = json!({ "name": "shop", "finalizers": [DELETE_USERS_FINALIZER] });
-            if deleting {
+            if is_deleting {
                 metadata["deletionTimestamp"] = json!("2026-01-02T03:04:05Z");
             }
             let app = json!({ "metadata": metadata, "spec": { "deletionPolicy": policy, "signUp": 7 } });

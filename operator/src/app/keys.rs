@@ -1,4 +1,4 @@
-//! The keys of an App: what is stored of them, how they change over time, and the Secret that stores them.
+//! The keys of an App: their stored form, their life cycle, and the Secret that stores them.
 
 pub(crate) mod acquire;
 pub(crate) mod document;

@@ -113,7 +113,8 @@ pub(crate) fn not_found(name: &str) -> (StatusCode, Value) {
     api_error(StatusCode::NOT_FOUND, "NotFound", name)
 }
 
-/// A context of an installation in the namespace `latchkey`, without servers, and the writer of its store of Apps.
+/// A context of an installation in the namespace `latchkey`, without servers. Also returns the writer with which a test
+/// adds Apps to the store of the context.
 pub(crate) fn context(client: Client) -> (Context, Writer<Guarded<App>>) {
     let (apps, writer) = store::store();
     let (providers, _) = store::store();

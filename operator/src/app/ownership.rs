@@ -123,10 +123,10 @@ impl ClaimValidity {
         }
         // Reasons that concern the appID or the keys do not make the App itself invalid. `QuotaExceeded` does: an App
         // over the quota must not block a free appID for others.
-        let broken = [Reason::InvalidSpec, Reason::TooLarge, Reason::QuotaExceeded].map(Reason::as_str);
+        let invalidating = [Reason::InvalidSpec, Reason::TooLarge, Reason::QuotaExceeded].map(Reason::as_str);
         match accepted.status {
             ConditionStatus::True => Self::Valid,
-            ConditionStatus::False if broken.contains(&accepted.reason.as_str()) => Self::Invalid,
+            ConditionStatus::False if invalidating.contains(&accepted.reason.as_str()) => Self::Invalid,
             ConditionStatus::False => Self::Valid,
             ConditionStatus::Unknown => Self::Pending,
         }
@@ -193,9 +193,9 @@ impl OwnershipFacts {
         }
     }
 
-    /// Returns `Wait` if an older App can take the appID, and `first` if this App is the first that can take it. The
-    /// older App takes the appID in its next reconcile, if it is valid.
-    fn defer_to_older(&self, first: OwnershipDecision, can_claim: impl Fn(&AppIdOwner) -> bool) -> OwnershipDecision {
+    /// Returns `Wait` if an older App can take the appID. If the older App is valid, it takes the appID in its next
+    /// reconcile. Returns `oldest` if this App is the oldest App that can take the appID.
+    fn defer_to_older(&self, oldest: OwnershipDecision, can_claim: impl Fn(&AppIdOwner) -> bool) -> OwnershipDecision {
         let waits = self.other_claims.iter().any(|other| {
             let claims = match other.validity {
                 ClaimValidity::Pending | ClaimValidity::Valid => can_claim(&other.owner),
@@ -203,6 +203,6 @@ impl OwnershipFacts {
             };
             claims && other.has_precedence_over(&self.claim)
         });
-        if waits { OwnershipDecision::Wait } else { first }
+        if waits { OwnershipDecision::Wait } else { oldest }
     }
 }

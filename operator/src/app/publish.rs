@@ -66,16 +66,16 @@ pub(crate) async fn publish(context: &Context, owner: DocumentOwner<'_>, rendere
     Ok(())
 }
 
-/// Deletes the Secret of a document. Fails if the Secret has changed since it was read.
-pub(crate) async fn delete_document(context: &Context, secret: &str, read: &PublishedApp) -> Result<(), Error> {
+/// Deletes the Secret of a document. Fails if the Secret is not in the state `published` any more.
+pub(crate) async fn delete_document(context: &Context, secret: &str, published: &PublishedApp) -> Result<(), Error> {
     let api = context.install_secrets();
-    delete_secret(&api, secret, Some(read)).await
+    delete_secret(&api, secret, Some(published)).await
 }
 
-async fn delete_secret(api: &Api<Secret>, name: &str, read: Option<&PublishedApp>) -> Result<(), Error> {
-    let preconditions = read.map(|read| Preconditions {
-        uid: Some(read.uid.clone()),
-        resource_version: Some(read.resource_version.clone()),
+async fn delete_secret(api: &Api<Secret>, name: &str, expected: Option<&PublishedApp>) -> Result<(), Error> {
+    let preconditions = expected.map(|expected| Preconditions {
+        uid: Some(expected.uid.clone()),
+        resource_version: Some(expected.resource_version.clone()),
     });
     let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
     match api.delete(name, &parameters).await {

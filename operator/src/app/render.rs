@@ -21,7 +21,7 @@ pub(crate) fn needed_format(_: &ValidatedApp) -> (u32, &'static str) {
     (1, "a rendered App")
 }
 
-/// Renders the document in the format `format`, or in [`FORMAT`] if this is lower.
+/// Renders the document in the format `format`, or in [`FORMAT`] if `FORMAT` is lower.
 pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, format: u32) -> Rendered {
     let document = RenderedApp {
         format: format.min(FORMAT),

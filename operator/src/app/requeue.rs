@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The wait if nothing is due. Watch events report every change, so this is only a safety net.
+/// The wait if nothing is due. It can be long, because watch events report every change.
 pub(crate) const RESYNC: Duration = Duration::from_secs(10 * 60 * 60);
 /// The wait if the reconcile must be repeated soon, for example because another writer has changed the keys.
 pub(crate) const RETRY_SOON: Duration = Duration::from_millis(500);

@@ -32,8 +32,8 @@ use crate::{
     monitor::RolloutState,
 };
 
-/// How long a reconcile waits for all servers to acknowledge the published document. If they do so within this time, a
-/// single write of the status is enough.
+/// How long a reconcile waits for all servers to acknowledge the published document. If they acknowledge it within this
+/// time, the status is written only once.
 const ACKNOWLEDGEMENT_WAIT: Duration = Duration::from_secs(1);
 /// The maximum number of key transitions in one reconcile. Three are enough to rotate the HMAC keys: the new key
 /// becomes Published, the new key becomes Active, and the end of the old key is recorded.
@@ -140,8 +140,8 @@ impl Rollout<'_> {
         let replaced = key_secret::replace(&context.install_secrets(), keys, &next, &keys.owner).await?;
         let Some(replaced) = replaced else { return Err(Stop::RETRY_SOON) };
         context.objects.key_versions.record(&validated.app_id, replaced.version());
-        let (before, now) = (keys.document.status(policy), replaced.document.status(policy));
-        events::record_key_change(context, app, &before, &now).await;
+        let (before, after) = (keys.document.status(policy), replaced.document.status(policy));
+        events::record_key_change(context, app, &before, &after).await;
         Ok(Some(replaced))
     }
 }

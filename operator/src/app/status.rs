@@ -54,7 +54,7 @@ pub(crate) struct Outcome {
 // === impl Outcome ===
 
 impl Outcome {
-    /// The whole status. `old` is the status before this reconcile.
+    /// The complete status of the App. `old` is the status before this reconcile.
     pub(crate) fn status(&self, old: &AppStatus, generation: i64, now: OffsetDateTime) -> AppStatus {
         let wanted = [self.accepted(), self.resolved_refs(), self.programmed(old)];
         AppStatus {
@@ -189,8 +189,8 @@ fn to_desired(condition: &Condition) -> Option<DesiredCondition> {
 
 /// Whether two statuses differ at most in the times of their conditions.
 pub(crate) fn is_same_but_for_times(one: &AppStatus, other: &AppStatus) -> bool {
-    let rest = |status: &AppStatus| AppStatus { conditions: Vec::new(), ..status.clone() };
-    equal_except_times(&one.conditions, &other.conditions) && rest(one) == rest(other)
+    let without_conditions = |status: &AppStatus| AppStatus { conditions: Vec::new(), ..status.clone() };
+    equal_except_times(&one.conditions, &other.conditions) && without_conditions(one) == without_conditions(other)
 }
 
 #[cfg(test)]
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(
             status_and_reason(&status, ConditionType::Programmed).0,
             ConditionStatus::True,
-            "the rest is served"
+            "the App is served without the broken references"
         );
     }
 }

@@ -12,21 +12,22 @@ use crate::{
     facts::FieldError,
 };
 
-/// The error type of the steps.
+/// The error type of the steps: how the reconcile continues after a step that stopped early.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// The reconcile cannot continue now, and is repeated after this time.
     Requeue(Duration),
     /// The App cannot be served as it is. The status reports why.
     Rejected { rejection: Rejection, field_errors: Vec<FieldError> },
-    /// A request or the generation of a key failed.
+    /// A request to the API server failed, or a key could not be generated.
     Failed(Error),
 }
 
 // === impl Stop ===
 
 impl Stop {
-    /// The reconcile is repeated soon, because another writer was faster, or because an older App can take the appID.
+    /// The reconcile is repeated soon, because another writer changed the keys first, or because an older App can take
+    /// the appID.
     pub(crate) const RETRY_SOON: Self = Self::Requeue(RETRY_SOON);
 
     /// Adds the field errors of the validation to a rejection by a later step, so that the status reports both.

@@ -1,5 +1,5 @@
-//! An App that the API server stores but this operator cannot decode. The document that was published for the App
-//! before is still served.
+//! An App that the API server stores but this operator cannot decode. The servers continue to serve the last published
+//! document of the App.
 
 use kube::{
     Api, Resource,
@@ -24,7 +24,7 @@ use crate::{
     watch::Guarded,
 };
 
-/// Reports the error in the conditions. The rest of the status stays as it is. If the App is being deleted and its
+/// Reports the error in the conditions, and keeps the other fields of the status. If the App is being deleted and its
 /// policy is not `Delete`, only removes the finalizer.
 pub(crate) async fn reconcile(guarded: &Guarded<App>, error: &str, context: &Context) -> Result<Action, Error> {
     let meta = guarded.meta();

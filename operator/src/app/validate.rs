@@ -1,5 +1,5 @@
-//! Validates the facts of an App: returns what can be served of the App, or why nothing of it can be served. Pure. The
-//! checks run in a fixed order.
+//! Validates an App with the objects that it references. Returns what can be served of the App, or why nothing of it
+//! can be served. The checks run in a fixed order. They do no I/O and read no clock.
 
 use std::{collections::BTreeMap, str::FromStr, sync::Arc};
 
@@ -46,7 +46,7 @@ pub(crate) struct ValidatedApp {
     pub(crate) password: PasswordPolicy,
     pub(crate) mail: RenderedMail,
     pub(crate) tokens: RenderedTokens,
-    /// After how many days a key is replaced. Not part of the rendered document.
+    /// The number of days after which a key is replaced. Not part of the rendered document.
     pub(crate) key_rotation_days: u32,
     pub(crate) limits: BTreeMap<LimitName, Vec<Window>>,
     pub(crate) administrators: Vec<Administrator>,
@@ -57,7 +57,7 @@ pub(crate) struct ValidatedApp {
     pub(crate) field_errors: Vec<FieldError>,
 }
 
-/// Why nothing of the App can be served. What was published before is still served.
+/// Why nothing of the App can be served. The document that was published last is still served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rejection {
     pub(crate) reason: Reason,

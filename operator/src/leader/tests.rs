@@ -16,7 +16,7 @@ const NAME: &str = "operator";
 const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/latchkey/leases/operator";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/latchkey/leases";
 
-/// Stores one Lease as an API server does, with the fault that a test sets.
+/// Stores one Lease as an API server does. A test can set a fault.
 #[derive(Clone, Default)]
 struct MockLeaseApi(Arc<Mutex<LeaseState>>);
 
@@ -60,10 +60,10 @@ impl MockLeaseApi {
 
     /// Changes the Lease as another writer with its own clock.
     fn write_as(&self, holder: &str, renewed: &str) {
-        let mut kept = self.0.lock();
-        kept.version += 1;
-        kept.lease = Some(json!({
-            "metadata": { "name": NAME, "namespace": "latchkey", "resourceVersion": kept.version.to_string() },
+        let mut state = self.0.lock();
+        state.version += 1;
+        state.lease = Some(json!({
+            "metadata": { "name": NAME, "namespace": "latchkey", "resourceVersion": state.version.to_string() },
             "spec": {
                 "holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 4,
                 "acquireTime": renewed, "renewTime": renewed,
@@ -115,24 +115,24 @@ impl MockLeaseApi {
     }
 
     fn answer(&self, method: &Method, body: &[u8]) -> (StatusCode, Value) {
-        let mut kept = self.0.lock();
+        let mut state = self.0.lock();
         if *method == Method::GET {
-            return kept.lease.clone().map_or_else(|| not_found(NAME), |lease| (StatusCode::OK, lease));
+            return state.lease.clone().map_or_else(|| not_found(NAME), |lease| (StatusCode::OK, lease));
         }
         let mut lease: Value = serde_json::from_slice(body).unwrap();
-        let there = kept.lease.as_ref().map(|lease| lease["metadata"]["resourceVersion"].clone());
-        let fits = match there {
+        let stored_version = state.lease.as_ref().map(|lease| lease["metadata"]["resourceVersion"].clone());
+        let is_accepted = match stored_version {
             None if *method == Method::PUT => return not_found(NAME),
             None => true,
-            Some(there) => *method == Method::PUT && there == lease["metadata"]["resourceVersion"],
+            Some(stored_version) => *method == Method::PUT && stored_version == lease["metadata"]["resourceVersion"],
         };
-        if !fits {
+        if !is_accepted {
             return api_error(StatusCode::CONFLICT, "Conflict", NAME);
         }
-        kept.version += 1;
-        kept.writes += 1;
-        lease["metadata"]["resourceVersion"] = kept.version.to_string().into();
-        kept.lease = Some(lease.clone());
+        state.version += 1;
+        state.writes += 1;
+        lease["metadata"]["resourceVersion"] = state.version.to_string().into();
+        state.lease = Some(lease.clone());
         (StatusCode::OK, lease)
     }
 }
@@ -149,11 +149,14 @@ async fn a_missing_lease_is_created() {
             .expect(Method::POST, LEASES, |call| (StatusCode::CREATED, call.body.clone()));
     let held = acquire(script.client(), options("a")).await;
     assert!(held.fence().is_open());
-    let made = &script.finish()[1].body;
-    assert_eq!(made["metadata"]["name"], NAME);
-    assert_eq!(made["spec"]["holderIdentity"], "a");
-    assert_eq!((&made["spec"]["leaseDurationSeconds"], &made["spec"]["leaseTransitions"]), (&json!(15), &json!(0)));
-    assert_eq!(made["spec"]["acquireTime"], made["spec"]["renewTime"]);
+    let created = &script.finish()[1].body;
+    assert_eq!(created["metadata"]["name"], NAME);
+    assert_eq!(created["spec"]["holderIdentity"], "a");
+    assert_eq!(
+        (&created["spec"]["leaseDurationSeconds"], &created["spec"]["leaseTransitions"]),
+        (&json!(15), &json!(0))
+    );
+    assert_eq!(created["spec"]["acquireTime"], created["spec"]["renewTime"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -325,7 +328,7 @@ async fn two_replicas_never_write_at_the_same_time() {
     let waiting = tokio::spawn(acquire(leases.client(), options("b")));
     tokio::time::sleep(seconds(30)).await;
     // The first replica can no longer renew the Lease. The second still reaches the API server.
-    first.renewing.abort();
+    first.renewal_task.abort();
     let second = waiting.await.unwrap();
     assert!(second.fence().is_open() && !fence.is_open());
 }

@@ -17,11 +17,11 @@ pub(super) fn parse_documents(file: &str, text: &str, cache: &ParseCache) -> Vec
     }
     split_documents(text)
         .into_iter()
-        .map(|(first_line, document)| {
-            let name = format!("{file}:{first_line}");
+        .map(|(lines_before, document)| {
+            let name = format!("{file}:{lines_before}");
             let parsed = cache.documents.get_or_compute(&name, document, |document| {
                 let parsed = catch(|| parse_yaml(document)).map_err(|panicked| panicked.message())?;
-                parsed.map_err(|error| yaml_error(&error, first_line))
+                parsed.map_err(|error| yaml_error(&error, lines_before))
             });
             Result::clone(&parsed)
         })
@@ -39,7 +39,7 @@ fn split_documents(text: &str) -> Vec<(usize, String)> {
             // Text after the marker belongs to the document; spaces keep its column.
             (Some(rest), _) => parts.push((number, format!("   {rest}\n"))),
             (None, Some((_, part))) => {
-                // Directives and end markers have no meaning here.
+                // Directives (`%…`) and end markers (`...`) are left out, because they do not change the parsed value.
                 if line.trim_end() != "..." && !(line.starts_with('%') && part.trim().is_empty()) {
                     part.push_str(line);
                 }

@@ -14,8 +14,8 @@ const MAX_FILE_BYTES: u64 = 8 * 1024 * 1024;
 pub(super) fn find(folder: &Path) -> io::Result<BTreeMap<String, Result<PathBuf, String>>> {
     let mut found = BTreeMap::new();
     let mut visited = BTreeSet::new();
-    let mut open = vec![(String::new(), folder.to_path_buf())];
-    while let Some((prefix, folder)) = open.pop() {
+    let mut folders_to_read = vec![(String::new(), folder.to_path_buf())];
+    while let Some((prefix, folder)) = folders_to_read.pop() {
         // A symbolic link can lead back to a folder above.
         if !visited.insert(fs::canonicalize(&folder)?) {
             continue;
@@ -29,7 +29,7 @@ pub(super) fn find(folder: &Path) -> io::Result<BTreeMap<String, Result<PathBuf,
             }
             let relative = format!("{prefix}{name}");
             match fs::metadata(entry.path()) {
-                Ok(metadata) if metadata.is_dir() => open.push((format!("{relative}/"), entry.path())),
+                Ok(metadata) if metadata.is_dir() => folders_to_read.push((format!("{relative}/"), entry.path())),
                 Ok(metadata) if metadata.is_file() && is_manifest(&name) => {
                     found.insert(relative, Ok(entry.path()));
                 }

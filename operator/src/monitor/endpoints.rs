@@ -1,4 +1,4 @@
-//! Reads the server pods from the EndpointSlices of the ops Service.
+//! Reads the server pods from the EndpointSlices of the Service of the servers' operations port.
 
 use std::{
     collections::HashMap,
@@ -35,11 +35,11 @@ pub(super) fn pods_of_slices<'a>(slices: impl Iterator<Item = &'a EndpointSlice>
             let name = target.name.clone().unwrap_or_else(|| uid.clone());
             let found = PodEndpoint { name, address: SocketAddr::new(ip, port), is_serving: serving && !terminating };
             match pods.get_mut(&uid) {
-                // A dual-stack Service has the pod in one slice for each IP family, and a pod that is moved between
-                // slices can be in both. Any of its addresses is fine, but the choice must be stable.
-                Some(known) => {
-                    known.address = known.address.min(found.address);
-                    known.is_serving = known.is_serving || found.is_serving;
+                // A dual-stack Service has the pod in one slice for each IP family. A pod that is moved between slices
+                // can be in both slices. Any of its IP addresses is fine, but the choice must be stable.
+                Some(listed) => {
+                    listed.address = listed.address.min(found.address);
+                    listed.is_serving = listed.is_serving || found.is_serving;
                 }
                 None => {
                     pods.insert(uid, found);
@@ -90,22 +90,22 @@ mod tests {
             slice(&json!([endpoint("a", "10.0.0.1", &json!({})), endpoint("b", "10.0.0.2", &json!({}))])),
             slice(&json!([endpoint("c", "10.0.0.3", &json!({})), endpoint("a", "fd00::1", &json!({}))])),
         ];
-        let forth = pods_of_slices(slices.iter());
-        assert_eq!(forth.len(), 3);
+        let listed_pods = pods_of_slices(slices.iter());
+        assert_eq!(listed_pods.len(), 3);
         let a = PodEndpoint { name: "server-a".into(), address: "10.0.0.1:9090".parse().unwrap(), is_serving: true };
-        assert_eq!(forth["a"], a);
-        assert_eq!(forth, pods_of_slices(slices.iter().rev()), "the order of the slices does not move a stream");
+        assert_eq!(listed_pods["a"], a);
+        assert_eq!(listed_pods, pods_of_slices(slices.iter().rev()), "the order of the slices does not move a stream");
     }
 
     #[test]
     fn endpoints_without_a_pod_are_ignored() {
-        let mut nameless = slice(&json!([endpoint("a", "10.0.0.1", &json!({}))]));
-        nameless.ports = None;
+        let mut without_ports = slice(&json!([endpoint("a", "10.0.0.1", &json!({}))]));
+        without_ports.ports = None;
         let broken = slice(&json!([
             { "addresses": ["10.0.0.1"] },
             { "addresses": [], "targetRef": { "uid": "b" } },
             { "addresses": ["an.fqdn"], "targetRef": { "uid": "c" } },
         ]));
-        assert!(pods_of_slices([nameless, broken].iter()).is_empty());
+        assert!(pods_of_slices([without_ports, broken].iter()).is_empty());
     }
 }

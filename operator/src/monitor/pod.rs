@@ -18,11 +18,12 @@ use super::endpoints::PodEndpoint;
 
 /// A pod that sends nothing for this long is silent.
 pub(super) const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
-/// The limit for one line while its parts arrive: a hello of many Apps has several MiB.
+/// The maximum time until one line is complete. A hello that lists many Apps has several MiB.
 pub(super) const LINE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The maximum length of a stored reason, in bytes. Longer reasons are cut.
 const MAX_REASON_BYTES: usize = 1024;
-/// The possible findings on a Provider, the best first. Other reports, of a later server version, are dropped.
+/// The possible findings on a Provider, the best first. Other findings come from a later version of the server, and are
+/// dropped.
 pub(super) const FINDINGS: [Reason; 5] = [
     Reason::Reachable,
     Reason::TokenEndpointFailed,
@@ -31,8 +32,8 @@ pub(super) const FINDINGS: [Reason; 5] = [
     Reason::ClientRefused,
 ];
 
-/// The pods, and which timeouts have passed. Only the periodic check records that a timeout has passed. Otherwise a
-/// caller could read a changed rollout state although the change has triggered no reconcile.
+/// The pods, and which timeouts have passed. Only the periodic check records that a timeout has passed, because it also
+/// triggers the reconciles. Otherwise a caller could read a changed rollout state that has triggered no reconcile.
 #[derive(Default)]
 pub(super) struct Pods {
     /// By uid.
@@ -84,7 +85,8 @@ pub(super) struct RejectedRevision {
 /// A Provider, by namespace and name.
 pub(super) type ProviderKey = (String, String);
 
-/// The worst finding of all serving pods on each Provider, as an index into [`FINDINGS`]; `None` without a report.
+/// The worst finding of all serving pods on each Provider, as an index into [`FINDINGS`]. `None` if no serving pod has
+/// reported a finding.
 pub(super) type OverallFindings = HashMap<ProviderKey, Option<usize>>;
 
 /// A revision as its 32 bytes. The text would need more memory, and there is one revision for each App and pod.

@@ -237,9 +237,9 @@ impl PodStates {
         }
     }
 
-    /// Clears the pod's findings, but remembers, for each Provider of these findings, the worst finding of all serving
-    /// pods. After a hello the server reports its findings again, unless it is a new container that has not checked
-    /// yet.
+    /// Clears the pod's findings. For each Provider of these findings, remembers the worst finding of all serving pods.
+    /// After a hello the server reports its findings again, unless it is a new container, which has not checked any
+    /// Provider yet.
     fn begin_hello(&mut self, uid: &str, stream: &CancellationToken) {
         let Some(pod) = self.pods.by_uid.get(uid) else { return };
         let providers = pod.findings.keys().filter(|provider| !pod.findings_before_hello.contains_key(*provider));
@@ -275,7 +275,7 @@ impl PodStates {
         self.record_line(uid, stream);
         let ProviderReport { namespace, name, reason } = report;
         let key = (namespace, name);
-        let Some(index) = FINDINGS.iter().position(|known| known.as_str() == reason) else { return };
+        let Some(index) = FINDINGS.iter().position(|finding| finding.as_str() == reason) else { return };
         let Some(pod) = self.pods.pod_of_stream(uid, stream) else { return };
         if pod.findings.len() >= MAX_PROVIDERS && !pod.findings.contains_key(&key) {
             return;
@@ -343,13 +343,13 @@ impl PodStates {
             report.apps.insert(app.clone(), reported)
         };
         let too_many = report.apps.len() > MAX_APPS;
-        let progressed = before.and_then(|before| before.deletion) != deletion;
+        let has_progressed = before.and_then(|before| before.deletion) != deletion;
         if was_silent {
             self.notify_changed();
         } else {
             self.notify_if_changed(&app);
         }
-        if progressed {
+        if has_progressed {
             self.notify_apps(vec![app]);
         }
         if too_many { Err(TooManyApps) } else { Ok(()) }

@@ -4,15 +4,16 @@ use latchkey_crds::types::AppId;
 
 use super::pod::{Pods, RevisionBytes};
 
-/// At most this many pods are named in a message; the rest is a number.
+/// The maximum number of pods that a message names. The message only counts the other pods.
 const MAX_NAMED_PODS: usize = 3;
 
 /// How far the servers have rolled out an App's revision, the worst first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RolloutState {
-    /// A serving pod rejects exactly the published document.
+    /// A serving pod rejects the published document. Its rejections of earlier documents do not count.
     Rejected { pod: String, reason: String },
-    /// A serving pod rejects the published document because the App's users have other keys, which were lost.
+    /// A serving pod rejects the published document because it has new keys, and the App has users whose keys were
+    /// lost.
     KeysLost { pod: String },
     /// Pods that sent nothing for 15 s while serving.
     Silent { pods: Vec<String> },
@@ -108,7 +109,7 @@ pub(super) fn if_decided(state: &RolloutState) -> Option<RolloutState> {
     (!matches!(state, RolloutState::Undecided { .. })).then(|| state.clone())
 }
 
-/// Whether nothing relevant changed. The number of servers is not relevant.
+/// Whether two states count as the same. The number of servers does not matter.
 fn is_same(one: &RolloutState, other: &RolloutState) -> bool {
     matches!((one, other), (RolloutState::Complete { .. }, RolloutState::Complete { .. })) || one == other
 }

@@ -104,17 +104,18 @@ async fn read_stream(states: &Mutex<PodStates>, connector: &Connector, pod: &Pod
         return Err(StreamError::Status(response.status()));
     }
     let mut lines = Lines { body: response.into_body(), buffer: Vec::new() };
-    let mut greeted = false;
+    let mut has_said_hello = false;
     loop {
-        let quiet = if greeted { STREAM_TIMEOUT } else { SILENCE_TIMEOUT };
-        let line = timeout(LINE_TIMEOUT, lines.next_line(quiet, || states.lock().record_part(uid, stop))).await??;
+        let max_silence = if has_said_hello { STREAM_TIMEOUT } else { SILENCE_TIMEOUT };
+        let line =
+            timeout(LINE_TIMEOUT, lines.next_line(max_silence, || states.lock().record_part(uid, stop))).await??;
         match serde_json::from_slice(&line)? {
             RevisionsMessage::Hello { hello } if hello.pod_uid == *uid => {
                 states.lock().record_hello(uid, stop, hello)?;
-                greeted = true;
+                has_said_hello = true;
             }
             RevisionsMessage::Hello { .. } => return Err(StreamError::OtherPod),
-            _ if !greeted => return Err(StreamError::NoHello),
+            _ if !has_said_hello => return Err(StreamError::NoHello),
             RevisionsMessage::Change(change) => states.lock().record_change(uid, stop, change)?,
             RevisionsMessage::Provider { provider } => states.lock().record_finding(uid, stop, provider),
             RevisionsMessage::Heartbeat { .. } => states.lock().record_heartbeat(uid, stop),
@@ -131,9 +132,9 @@ struct Lines {
 // === impl Lines ===
 
 impl Lines {
-    /// Returns the next line, or an error if nothing arrives for `quiet`. Calls `on_part` for each part of the line
-    /// that arrives.
-    async fn next_line(&mut self, quiet: Duration, on_part: impl Fn()) -> Result<Vec<u8>, StreamError> {
+    /// Returns the next line, or an error if nothing arrives for `max_silence`. Calls `on_part` for each part of the
+    /// line that arrives.
+    async fn next_line(&mut self, max_silence: Duration, on_part: impl Fn()) -> Result<Vec<u8>, StreamError> {
         let mut searched = 0;
         loop {
             if let Some(end) = self.buffer[searched..].iter().position(|byte| *byte == b'\n') {
@@ -141,7 +142,7 @@ impl Lines {
                 return Ok(std::mem::replace(&mut self.buffer, rest));
             }
             searched = self.buffer.len();
-            let frame = timeout(quiet, self.body.frame()).await?.ok_or(StreamError::Ended)??;
+            let frame = timeout(max_silence, self.body.frame()).await?.ok_or(StreamError::Ended)??;
             if let Ok(data) = frame.into_data() {
                 if self.buffer.len() + data.len() > MAX_LINE_BYTES {
                     return Err(StreamError::LineTooLong);

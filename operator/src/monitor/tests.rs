@@ -17,12 +17,12 @@ use super::{
     *,
 };
 
-/// Mock server pods that send what a test tells them to send, on paused time and without real sockets.
+/// Mock server pods. Each test decides what they send. The time is paused, and there are no real sockets.
 struct MockPods {
     monitor: Monitor,
     events: mpsc::UnboundedReceiver<MonitorEvent>,
     streams: mpsc::UnboundedReceiver<MockStream>,
-    waiting: Vec<MockStream>,
+    unclaimed_streams: Vec<MockStream>,
     /// Pods that accept no connection.
     unreachable: Arc<Mutex<HashSet<SocketAddr>>>,
     stop: CancellationToken,
@@ -95,16 +95,16 @@ impl MockPods {
                 if is_unreachable {
                     std::future::pending::<()>().await;
                 }
-                let (ours, theirs) = tokio::io::duplex(64 * 1024);
-                tokio::spawn(respond(address, theirs, stream_sender));
-                Ok(Box::new(ours) as Box<dyn Socket>)
+                let (operator_end, server_end) = tokio::io::duplex(64 * 1024);
+                tokio::spawn(respond(address, server_end, stream_sender));
+                Ok(Box::new(operator_end) as Box<dyn Socket>)
             })
         });
         let (event_sender, events) = mpsc::unbounded_channel();
         let monitor = Monitor::new(event_sender, connector);
         let ticking = monitor.clone();
         tokio::spawn(async move { ticking.run_ticks().await });
-        Self { monitor, events, streams, waiting: Vec::new(), unreachable, stop: CancellationToken::new() }
+        Self { monitor, events, streams, unclaimed_streams: Vec::new(), unreachable, stop: CancellationToken::new() }
     }
 
     /// Mock pods that are serving. The monitor has read that each of them serves the App's revision.
@@ -130,11 +130,11 @@ impl MockPods {
     /// The next open stream to a pod.
     async fn next_stream(&mut self, pod: u8) -> MockStream {
         loop {
-            self.waiting.retain(|stream| !stream.is_cut());
-            if let Some(at) = self.waiting.iter().position(|stream| stream.address == address(pod)) {
-                return self.waiting.swap_remove(at);
+            self.unclaimed_streams.retain(|stream| !stream.is_cut());
+            if let Some(at) = self.unclaimed_streams.iter().position(|stream| stream.address == address(pod)) {
+                return self.unclaimed_streams.swap_remove(at);
             }
-            self.waiting.push(self.streams.recv().await.unwrap());
+            self.unclaimed_streams.push(self.streams.recv().await.unwrap());
         }
     }
 
@@ -259,7 +259,8 @@ async fn silence_is_notified_once_and_so_is_its_end() {
 
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_silence_is_notified_if_somebody_has_read_the_silence() {
-    // The state is read around the end of the 15 s. Whoever has read `Silent` is notified when the silence ends.
+    // The state is read shortly before or after the pod becomes silent. Only if the result was `Silent`, the end of the
+    // silence is notified.
     for after in 14_500..16_500 {
         if after % 50 != 0 {
             continue;
@@ -283,14 +284,14 @@ async fn the_end_of_a_silence_is_notified_if_somebody_has_read_the_silence() {
 async fn a_reconnected_stream_changes_nothing() {
     let (mut mock, mut streams) = MockPods::serving(&[1, 2]).await;
     for _ in 0..5 {
-        let other = streams.pop().unwrap();
+        let stream_2 = streams.pop().unwrap();
         streams.clear();
-        let stream = mock.next_stream(1).await;
+        let stream_1 = mock.next_stream(1).await;
         assert_eq!(mock.rollout(), complete(2));
-        stream.send_hello(1, revision(1));
-        advance_seconds(5, &[&other, &stream]).await;
+        stream_1.send_hello(1, revision(1));
+        advance_seconds(5, &[&stream_2, &stream_1]).await;
         assert_eq!((mock.rollout(), mock.drain_events()), (complete(2), vec![]));
-        streams = vec![stream, other];
+        streams = vec![stream_1, stream_2];
     }
 }
 
@@ -299,10 +300,10 @@ async fn a_silently_dropped_connection_changes_nothing() {
     let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     advance_seconds(7, &[&streams[1]]).await;
     assert!(streams[0].is_cut(), "the stream is opened again before the pod is silent");
-    let again = mock.next_stream(1).await;
+    let reopened = mock.next_stream(1).await;
     advance_seconds(4, &[&streams[1]]).await;
-    again.send_hello(1, revision(1));
-    advance_seconds(14, &[&streams[1], &again]).await;
+    reopened.send_hello(1, revision(1));
+    advance_seconds(14, &[&streams[1], &reopened]).await;
     assert_eq!((mock.rollout(), mock.drain_events()), (complete(2), vec![]));
 }
 
@@ -330,10 +331,10 @@ async fn a_pod_that_never_reports_becomes_silent() {
     mock.set_pods(&[1, 2], &[]);
     advance_seconds(17, &[&streams[0]]).await;
     assert_eq!((mock.rollout(), mock.drain_events()), (silent(&[2]), app_events()));
-    // It becomes reachable.
+    // The new pod becomes reachable.
     mock.unreachable.lock().clear();
-    let late = mock.next_stream(2).await;
-    late.send_hello(2, revision(1));
+    let stream = mock.next_stream(2).await;
+    stream.send_hello(2, revision(1));
     advance_seconds(1, &[&streams[0]]).await;
     assert_eq!((mock.rollout(), mock.drain_events()), (complete(2), app_events()));
 }
@@ -381,7 +382,7 @@ async fn a_line_has_a_maximum_length() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_line_that_keeps_coming_is_a_sign_of_life_and_one_that_hangs_is_not() {
+async fn a_long_line_is_a_sign_of_life_only_while_its_parts_arrive() {
     let (mut mock, streams) = MockPods::serving(&[1]).await;
     streams[0].send_part("{\"hello\":");
     for _ in 0..10 {
@@ -401,7 +402,7 @@ async fn a_long_line_that_keeps_coming_is_a_sign_of_life_and_one_that_hangs_is_n
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_without_an_end_is_silence() {
+async fn a_pod_that_completes_no_line_becomes_silent() {
     let (mut mock, mut streams) = MockPods::serving(&[1]).await;
     let mut stream = streams.remove(0);
     // Unfinished lines, on one stream after another.
@@ -421,16 +422,16 @@ async fn a_removed_or_terminating_pod_is_not_waited_for() {
     streams[1].send_change(revision(9));
     advance_seconds(17, &[&streams[0], &streams[1]]).await;
     assert_eq!((mock.rollout(), mock.drain_events().len()), (silent(&[3]), 2));
-    // The silent pod is removed.
+    // The third pod, which is silent, is removed.
     mock.set_pods(&[1, 2], &[]);
     assert_eq!((mock.rollout(), mock.drain_events()), (behind(&[2]), app_events()));
     settle_tasks().await;
     assert!(streams[2].is_cut() && mock.monitor.pod_counts() == (2, 0));
-    // The pod that is behind terminates, so its endpoint is no longer serving.
+    // The second pod, which is behind, terminates, so its endpoint is no longer serving.
     mock.set_pods(&[1], &[2]);
     assert_eq!((mock.rollout(), mock.drain_events()), (complete(1), app_events()));
     assert_eq!(mock.monitor.pod_counts(), (1, 0));
-    // This pod serves again, and its last report counts.
+    // The second pod serves again, and its last report counts.
     mock.set_pods(&[1, 2], &[]);
     assert_eq!((mock.rollout(), mock.drain_events()), (behind(&[2]), app_events()));
 }
@@ -466,7 +467,7 @@ async fn a_pod_at_another_address_reports_again_and_its_old_stream_is_ignored() 
 
 #[tokio::test(start_paused = true)]
 async fn no_servers_is_reported_after_15_s_until_a_server_appears() {
-    let (mut mock, _talks) = MockPods::serving(&[1]).await;
+    let (mut mock, _streams) = MockPods::serving(&[1]).await;
     mock.set_pods(&[], &[1]);
     advance_seconds(14, &[]).await;
     assert_eq!((mock.rollout(), mock.drain_events()), (undecided(&[]), vec![]));
@@ -503,7 +504,7 @@ async fn only_a_rejection_of_the_published_revision_counts() {
     streams[0].send_rejection(revision(3), revision(3));
     settle_tasks().await;
     assert_eq!(mock.rollout(), rejected);
-    // The pod reported the rejection before the operator knew what is published.
+    // The rejection also counts if the pod reported it before the operator knew the published revision.
     mock.monitor.forget(&app());
     assert_eq!(mock.monitor.expect_revision(&app(), &revision(3)), rejected);
 }
@@ -554,7 +555,7 @@ async fn the_worst_report_decides() {
 
 #[tokio::test(start_paused = true)]
 async fn at_most_three_pods_are_named() {
-    let (mock, _talks) = MockPods::serving(&[1, 2, 3, 4, 5]).await;
+    let (mock, _streams) = MockPods::serving(&[1, 2, 3, 4, 5]).await;
     let RolloutState::Behind { pods } = mock.monitor.expect_revision(&app(), &revision(2)) else { panic!() };
     assert_eq!(pods, ["server-1", "server-2", "server-3", "2 more"]);
 }
@@ -564,11 +565,11 @@ async fn the_lowest_format_counts_and_everything_is_rendered_again_when_it_chang
     let mut mock = MockPods::new();
     mock.set_pods(&[1, 2], &[]);
     assert_eq!(mock.monitor.format(), 1, "what this operator writes, without any report");
-    let (one, two) = (mock.next_stream(1).await, mock.next_stream(2).await);
-    one.send_hello_of(1, 99, &json!({}));
+    let (stream_1, stream_2) = (mock.next_stream(1).await, mock.next_stream(2).await);
+    stream_1.send_hello_of(1, 99, &json!({}));
     settle_tasks().await;
     assert_eq!((mock.monitor.format(), mock.drain_events()), (1, vec![]), "a newer server supports ours");
-    two.send_hello_of(2, 0, &json!({}));
+    stream_2.send_hello_of(2, 0, &json!({}));
     settle_tasks().await;
     assert_eq!((mock.monitor.format(), mock.drain_events()), (0, vec![MonitorEvent::AllApps]));
     assert_eq!(mock.monitor.pods_at_format(0), names(&[2]));
@@ -606,7 +607,7 @@ async fn a_leader_starts_when_all_pods_have_reported_or_after_15_s() {
     assert!(!mock.monitor.is_settled(), "nothing was read");
     mock.set_pods(&[1, 2], &[3]);
     mock.next_stream(1).await.send_hello(1, revision(1));
-    let two = mock.next_stream(2).await;
+    let stream_2 = mock.next_stream(2).await;
     settle_tasks().await;
     assert!(!mock.monitor.is_settled());
     let began = Instant::now();
@@ -616,12 +617,12 @@ async fn a_leader_starts_when_all_pods_have_reported_or_after_15_s() {
         waited.elapsed()
     });
     settle_tasks().await;
-    two.send_hello(2, revision(1));
+    stream_2.send_hello(2, revision(1));
     assert!(waiting.await.unwrap() < Duration::from_secs(1));
 
     let mut hanging = MockPods::new();
     hanging.set_pods(&[1], &[]);
-    let _says_nothing = hanging.next_stream(1).await;
+    let _silent_stream = hanging.next_stream(1).await;
     hanging.monitor.wait_settled().await;
     assert!((15..17).contains(&began.elapsed().as_secs()));
 }
@@ -639,7 +640,7 @@ async fn a_server_that_reports_too_many_apps_is_disconnected() {
 
 #[test]
 fn the_time_to_check_all_apps_is_linear_in_their_number() {
-    let cost = |apps: usize| {
+    let duration_of_check = |apps: usize| {
         let (events, _receiver) = mpsc::unbounded_channel();
         let mut states = PodStates::new(events, watch::Sender::new(()));
         let stop = CancellationToken::new();
@@ -650,14 +651,14 @@ fn the_time_to_check_all_apps_is_linear_in_their_number() {
             assert!(states.record_hello(&uid, &stop, serde_json::from_value(hello).unwrap()).is_ok());
         }
         serving.iter().for_each(|(app, revision)| assert_eq!(states.expect_revision(app, revision), complete(6)));
-        let least = (0..10).map(|_| {
+        let durations = (0..10).map(|_| {
             let began = std::time::Instant::now();
             drop(states.update_endpoints(pods(&[1, 2, 3, 4, 5, 6], &[]), &stop));
             began.elapsed()
         });
-        least.min().unwrap()
+        durations.min().unwrap()
     };
-    let (few, many) = (cost(1_000), cost(10_000));
+    let (few, many) = (duration_of_check(1_000), duration_of_check(10_000));
     assert!(many < few * 60, "1,000 Apps: {few:?}, 10,000: {many:?}");
 }
 
@@ -706,7 +707,7 @@ async fn pods_that_start_or_stop_serving_change_the_finding() {
     assert_eq!((mock.finding(), mock.drain_events()), (None, vec![]));
 }
 
-/// Two serving pods. The second reports that the provider refuses the client. The notifications of both are drained.
+/// Two serving pods: the first reports `Reachable`, the second reports `ClientRefused`. Drains the notifications.
 async fn one_pod_reports_client_refused() -> (MockPods, Vec<MockStream>) {
     let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     streams[0].send_finding("Reachable");
@@ -716,15 +717,16 @@ async fn one_pod_reports_client_refused() -> (MockPods, Vec<MockStream>) {
     (mock, streams)
 }
 
-/// Like [`one_pod_reports_client_refused`], but the second pod has another stream, on which it has only sent its hello.
+/// Like [`one_pod_reports_client_refused`], but the second pod then opens a new stream, on which it has only sent its
+/// hello. Returns the streams of both pods.
 async fn one_pod_says_hello_again() -> (MockPods, MockStream, MockStream) {
     let (mut mock, mut streams) = one_pod_reports_client_refused().await;
     drop(streams.pop());
-    let again = mock.next_stream(2).await;
-    again.send_hello(2, revision(1));
+    let new_stream = mock.next_stream(2).await;
+    new_stream.send_hello(2, revision(1));
     settle_tasks().await;
     assert_eq!(mock.drain_events(), []);
-    (mock, streams.remove(0), again)
+    (mock, streams.remove(0), new_stream)
 }
 
 #[tokio::test(start_paused = true)]
@@ -738,10 +740,10 @@ async fn a_container_that_reports_again_on_another_stream_changes_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn findings_of_a_container_end_when_the_next_container_has_reported() {
-    for ends_with_a_change in [false, true] {
+    for sends_a_change in [false, true] {
         let (mut mock, _first, next) = one_pod_says_hello_again().await;
-        // The new container has checked no provider yet.
-        if ends_with_a_change {
+        // The new container has checked no provider yet, so its first line after the hello is not a finding.
+        if sends_a_change {
             next.send_change(revision(1))
         } else {
             next.send_heartbeat()
@@ -783,9 +785,9 @@ async fn findings_of_a_container_do_not_come_back_with_the_next_container() {
 
 #[tokio::test(start_paused = true)]
 async fn findings_of_a_container_end_when_its_pod_stops_serving_before_the_next_container_has_reported() {
-    for is_gone in [false, true] {
+    for is_removed in [false, true] {
         let (mut mock, _first, next) = one_pod_says_hello_again().await;
-        mock.set_pods(&[1], if is_gone { &[] } else { &[2] });
+        mock.set_pods(&[1], if is_removed { &[] } else { &[2] });
         drop(next);
         settle_tasks().await;
         assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::Reachable), provider_events()));
@@ -794,15 +796,15 @@ async fn findings_of_a_container_end_when_its_pod_stops_serving_before_the_next_
 
 #[tokio::test]
 async fn stored_findings_are_bounded_however_often_a_server_says_hello() {
-    const MOST: usize = 200_000;
+    const MAX_FINDINGS: usize = 200_000;
     let (events, _receiver) = mpsc::unbounded_channel();
     let mut states = PodStates::new(events, watch::Sender::new(()));
-    let opened = states.update_endpoints(pods(&[1], &[]), &CancellationToken::new());
-    let PodStream { uid, stop, .. } = &opened[0];
+    let streams = states.update_endpoints(pods(&[1], &[]), &CancellationToken::new());
+    let PodStream { uid, stop, .. } = &streams[0];
     for round in 0..3 {
         let hello = json!({ "podUID": uid, "format": 1, "revisions": {} });
         assert!(states.record_hello(uid, stop, serde_json::from_value(hello).unwrap()).is_ok());
-        for number in 0..=MOST {
+        for number in 0..=MAX_FINDINGS {
             let name = format!("{round}-{number}");
             states.record_finding(
                 uid,
@@ -810,8 +812,8 @@ async fn stored_findings_are_bounded_however_often_a_server_says_hello() {
                 ProviderReport { namespace: "shop".into(), name, reason: "Reachable".into() },
             );
         }
-        assert_eq!(states.stored_findings(uid), (MOST, if round == 0 { 0 } else { MOST }));
+        assert_eq!(states.stored_findings(uid), (MAX_FINDINGS, if round == 0 { 0 } else { MAX_FINDINGS }));
     }
     states.record_heartbeat(uid, stop);
-    assert_eq!(states.stored_findings(uid), (MOST, 0));
+    assert_eq!(states.stored_findings(uid), (MAX_FINDINGS, 0));
 }

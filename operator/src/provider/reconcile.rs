@@ -44,7 +44,7 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<Provider>>, context: Arc<Cont
     if is_same_but_for_times(&old, &new) {
         return Ok(Action::requeue(RESYNC));
     }
-    // The result of an edit of the Provider itself does not wait for the rate limiter, because somebody expects it.
+    // The result of an edit of the Provider itself does not wait for the rate limiter: somebody may be waiting for it.
     if old.observed_generation == Some(generation)
         && let Err(wait) = context.rate_limiter.try_acquire(&format!("Provider {namespace}/{name}"))
     {

@@ -1,4 +1,4 @@
-//! Collects what is known about a Provider. Decides nothing.
+//! Collects a Provider and the secret that it references. Decides nothing.
 
 use latchkey_crds::provider::Provider;
 

@@ -1,4 +1,4 @@
-//! The status of a Provider. Pure.
+//! Computes the status of a Provider, without I/O.
 
 use latchkey_crds::{
     conditions::{ConditionStatus, ConditionType, DesiredCondition, Reason, equal_except_times, merge_conditions},
@@ -90,21 +90,22 @@ mod tests {
     }
 
     fn reachable_and_ready(status: &ProviderStatus) -> (ConditionStatus, &str, ConditionStatus) {
-        let of = |type_: ConditionType| status.conditions.iter().find(|one| one.type_ == type_.as_str()).unwrap();
-        let reachable = of(ConditionType::Reachable);
-        (reachable.status, &reachable.reason, of(ConditionType::Ready).status)
+        let condition =
+            |type_: ConditionType| status.conditions.iter().find(|one| one.type_ == type_.as_str()).unwrap();
+        let reachable = condition(ConditionType::Reachable);
+        (reachable.status, &reachable.reason, condition(ConditionType::Ready).status)
     }
 
     #[test]
     fn findings_of_servers_are_reported_but_do_not_affect_ready() {
         use ConditionStatus::{False, True, Unknown};
         let none = ProviderStatus::default();
-        let fresh = status(&validated(None), &none, None, 1, NOW);
-        assert_eq!(reachable_and_ready(&fresh), (Unknown, "Pending", True));
-        let good = status(&validated(None), &fresh, Some(Reason::Reachable), 1, NOW);
-        assert_eq!(reachable_and_ready(&good), (True, "Reachable", True));
-        let bad = status(&validated(None), &good, Some(Reason::ClientRefused), 1, NOW);
-        assert_eq!(reachable_and_ready(&bad), (False, "ClientRefused", True));
+        let unchecked = status(&validated(None), &none, None, 1, NOW);
+        assert_eq!(reachable_and_ready(&unchecked), (Unknown, "Pending", True));
+        let reachable = status(&validated(None), &unchecked, Some(Reason::Reachable), 1, NOW);
+        assert_eq!(reachable_and_ready(&reachable), (True, "Reachable", True));
+        let refused = status(&validated(None), &reachable, Some(Reason::ClientRefused), 1, NOW);
+        assert_eq!(reachable_and_ready(&refused), (False, "ClientRefused", True));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Facts of a Provider → the settings that a server needs for it, or why it cannot be served. Pure.
+//! Validates a Provider: returns the settings that a server needs for it, or why it cannot be served. Does no I/O and
+//! reads no clock.
 
 use std::collections::BTreeMap;
 
@@ -122,7 +123,7 @@ fn is_p256_key(pem: &str) -> bool {
 }
 
 fn provider_settings(client: &ProviderClient, secret: Option<SecretString>) -> ProviderSettings {
-    let with = |oauth: &OAuthClient, options: Vec<(&str, Value)>| ProviderSettings {
+    let settings_with = |oauth: &OAuthClient, options: Vec<(&str, Value)>| ProviderSettings {
         preset: client.member_name().into(),
         client_id: oauth.client_id.clone(),
         additional_client_ids: oauth.additional_client_ids.clone(),
@@ -140,7 +141,7 @@ fn provider_settings(client: &ProviderClient, secret: Option<SecretString>) -> P
         | ProviderClient::Slack(oauth)
         | ProviderClient::Bitbucket(oauth)
         | ProviderClient::Twitch(oauth)
-        | ProviderClient::Spotify(oauth) => with(oauth, Vec::new()),
+        | ProviderClient::Spotify(oauth) => settings_with(oauth, Vec::new()),
         ProviderClient::Apple(apple) => ProviderSettings {
             preset: client.member_name().into(),
             client_id: apple.client_id.clone(),
@@ -154,11 +155,11 @@ fn provider_settings(client: &ProviderClient, secret: Option<SecretString>) -> P
         },
         ProviderClient::GitLab(gitlab) => {
             let base_url = gitlab.base_url.as_ref().map_or("https://gitlab.com", |url| url.as_str());
-            with(&gitlab.client, vec![("baseURL", json!(base_url))])
+            settings_with(&gitlab.client, vec![("baseURL", json!(base_url))])
         }
         ProviderClient::Microsoft(microsoft) => {
             let tenant = microsoft.tenant.as_deref().unwrap_or("common");
-            with(&microsoft.client, vec![("tenant", json!(tenant))])
+            settings_with(&microsoft.client, vec![("tenant", json!(tenant))])
         }
         ProviderClient::Oidc(OidcClient { client: oauth, issuer, claims }) => {
             let claims = json!({
@@ -166,7 +167,7 @@ fn provider_settings(client: &ProviderClient, secret: Option<SecretString>) -> P
                 "emailVerified": claims.email_verified.as_deref().unwrap_or("email_verified"),
                 "name": claims.name.as_deref().unwrap_or("name"),
             });
-            with(oauth, vec![("issuer", json!(issuer)), ("claims", claims)])
+            settings_with(oauth, vec![("issuer", json!(issuer)), ("claims", claims)])
         }
         ProviderClient::OAuth2(OAuth2Client {
             client: oauth,
@@ -187,7 +188,7 @@ fn provider_settings(client: &ProviderClient, secret: Option<SecretString>) -> P
             if let Some(url) = introspection_url {
                 options.push(("introspectionURL", json!(url)));
             }
-            with(oauth, options)
+            settings_with(oauth, options)
         }
     }
 }

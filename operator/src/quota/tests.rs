@@ -113,7 +113,7 @@ fn rotated_keys_are_never_delayed_but_are_counted() {
     assert!(quotas.admit_document(&secret("a"), "shop", size(1300, 310)).is_ok());
     quotas.record_document(&secret("a"), Some(("shop", size(1300, 310))));
     assert_eq!(admit(&quotas, "shop", "b", 1), Err(QuotaExceeded::Bytes(1000)));
-    // The part of the author is smaller, the keys are larger.
+    // Without its keys, this document is smaller than the published one. Only its keys are larger.
     assert!(quotas.admit_document(&secret("a"), "shop", size(1400, 500)).is_ok());
     assert!(quotas.admit_document(&secret("a"), "shop", size(1301, 310)).is_err());
 }

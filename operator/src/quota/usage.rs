@@ -35,7 +35,7 @@ pub(super) struct CountedAppId {
 
 pub(super) struct CountedDocument {
     pub(super) namespace: String,
-    /// The size that counts: the larger of the published one and the one about to be published.
+    /// The bytes that count: the larger of the published size and the size that is about to be published.
     pub(super) counted: u64,
     pub(super) published: Option<DocumentSize>,
 }

@@ -137,7 +137,8 @@ impl<'a> Release<'a> {
         let secret = rendered_app_secret(id);
         let _lock = context.releases.lock_exclusive(id).await;
         let published = context.objects.published.get(&secret);
-        let Some(own) = published.filter(|published| published.revision.as_ref() == Some(&release.revision)) else {
+        let Some(own_document) = published.filter(|published| published.revision.as_ref() == Some(&release.revision))
+        else {
             // An App with this appID was published instead, or somebody deleted the document.
             return Ok(ReleaseOutcome::Done);
         };
@@ -146,7 +147,7 @@ impl<'a> Release<'a> {
             return Ok(ReleaseOutcome::Done);
         }
         context.monitor.forget(id);
-        delete_document(context, &secret, &own).await?;
+        delete_document(context, &secret, &own_document).await?;
         match response {
             ReleaseResponse::Reserved => return Ok(ReleaseOutcome::Done),
             ReleaseResponse::Unanswered => return Ok(ReleaseOutcome::Unanswered),

@@ -68,9 +68,9 @@ impl Releases {
     /// after the first call with this revision. Returns `None` when this time is over.
     pub(crate) fn request_drain_left(&self, id: &AppId, revision: &Revision, drain: Duration) -> Option<Duration> {
         let mut deleted = self.deleted.lock();
-        let (known, since) = deleted.entry(id.clone()).or_insert_with(|| (revision.clone(), Instant::now()));
-        if known != revision {
-            (*known, *since) = (revision.clone(), Instant::now());
+        let (stored_revision, since) = deleted.entry(id.clone()).or_insert_with(|| (revision.clone(), Instant::now()));
+        if stored_revision != revision {
+            (*stored_revision, *since) = (revision.clone(), Instant::now());
         }
         let left = drain.saturating_sub(since.elapsed());
         (!left.is_zero()).then_some(left)

@@ -65,34 +65,34 @@ async fn run_release(script: &MockApi, stored: Option<Value>) -> ReleaseOutcome 
         apps.apply_watcher_event(&Event::InitApply(serde_json::from_value(stored).unwrap()));
     }
     apps.apply_watcher_event(&Event::InitDone);
-    let holder = AppIdOwner { namespace: "shop".into(), name: "store".into() };
-    context.objects.quotas.record_keys(&shop(), Some(holder));
+    let owner = AppIdOwner { namespace: "shop".into(), name: "store".into() };
+    context.objects.quotas.record_keys(&shop(), Some(owner));
     let guard = context.releases.try_begin(&shop()).unwrap();
     release(&context, &shop(), &guard, &Semaphore::new(1)).await.unwrap()
 }
 
 #[tokio::test]
 async fn keys_of_an_existing_app_are_not_deleted() {
-    let known = MockApi::default();
-    assert!(matches!(run_release(&known, Some(app("store"))).await, ReleaseOutcome::Done));
-    known.finish();
+    let with_stored_app = MockApi::default();
+    assert!(matches!(run_release(&with_stored_app, Some(app("store"))).await, ReleaseOutcome::Done));
+    with_stored_app.finish();
     // The watch has not reported the App yet.
-    let there =
+    let with_unreported_app =
         MockApi::default()
             .expect(Method::GET, KEYS, |_| (StatusCode::OK, keys()))
             .expect(Method::GET, APP, |_| (StatusCode::OK, app("store")));
-    assert!(matches!(run_release(&there, None).await, ReleaseOutcome::Done));
-    there.finish();
+    assert!(matches!(run_release(&with_unreported_app, None).await, ReleaseOutcome::Done));
+    with_unreported_app.finish();
 }
 
 #[tokio::test]
 async fn without_a_serving_pod_nothing_is_written() {
-    let gone =
+    let with_deleted_app =
         MockApi::default()
             .expect(Method::GET, KEYS, |_| (StatusCode::OK, keys()))
             .expect(Method::GET, APP, |_| not_found("store"));
-    assert!(matches!(run_release(&gone, None).await, ReleaseOutcome::Unanswered));
-    gone.finish();
+    assert!(matches!(run_release(&with_deleted_app, None).await, ReleaseOutcome::Unanswered));
+    with_deleted_app.finish();
 }
 
 fn published(document: &[u8], version: &str) -> PublishedApp {
@@ -111,55 +111,55 @@ async fn the_keys_stay_until_every_request_of_the_deleted_app_has_ended() {
     let (context, _apps) = context(MockApi::default().client());
     let secret = rendered_app_secret(&shop());
     context.objects.published.record_write(&secret, published(b"released", "1"));
-    let holder = AppIdOwner { namespace: "shop".into(), name: "store".into() };
+    let owner = AppIdOwner { namespace: "shop".into(), name: "store".into() };
     let revision = Revision::of(b"released");
     let id = shop();
-    let release = Release::new(&context, &id, holder);
-    let waiting = async || {
+    let release = Release::new(&context, &id, owner);
+    let wait = async || {
         let began = Instant::now();
         (release.wait_for_requests(&revision).await, began.elapsed())
     };
-    assert_eq!(waiting().await, (true, Duration::from_secs(120)));
+    assert_eq!(wait().await, (true, Duration::from_secs(120)));
     // The wait ends as soon as an App is published under this appID, even if that App is deleted again.
-    let anew = async {
+    let publish_again = async {
         sleep(Duration::from_secs(7)).await;
         context.objects.published.record_write(&secret, published(b"served", "2"));
     };
-    let ((ended, waited), ()) = tokio::join!(waiting(), anew);
+    let ((ended, waited), ()) = tokio::join!(wait(), publish_again);
     assert!(!ended && waited <= Duration::from_secs(8), "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_deletion_waits_for_requests_once_for_each_document() {
     let releases = Releases::default();
-    let within = Duration::from_secs(120);
-    let left = |document: &[u8]| releases.request_drain_left(&shop(), &Revision::of(document), within);
-    assert_eq!(left(b"1"), Some(within));
+    let drain = Duration::from_secs(120);
+    let left = |document: &[u8]| releases.request_drain_left(&shop(), &Revision::of(document), drain);
+    assert_eq!(left(b"1"), Some(drain));
     sleep(Duration::from_secs(100)).await;
     assert_eq!(left(b"1"), Some(Duration::from_secs(20)));
-    assert_eq!(left(b"2"), Some(within), "the App was served again meanwhile");
-    sleep(within).await;
+    assert_eq!(left(b"2"), Some(drain), "the App was served again meanwhile");
+    sleep(drain).await;
     assert_eq!(left(b"2"), None);
     releases.forget_deletion(&shop());
-    assert_eq!(left(b"2"), Some(within));
+    assert_eq!(left(b"2"), Some(drain));
 }
 
 #[tokio::test]
 async fn a_step_of_a_release_and_a_reconcile_of_its_app_id_do_not_overlap() {
     let releases = Releases::default();
-    let (one, other) = (releases.lock_shared(&shop()).await, releases.lock_shared(&shop()).await);
+    let (first, second) = (releases.lock_shared(&shop()).await, releases.lock_shared(&shop()).await);
     let shop = shop();
     let step = releases.lock_exclusive(&shop);
     tokio::pin!(step);
     assert!(futures::poll!(&mut step).is_pending());
-    drop(one);
+    drop(first);
     assert!(futures::poll!(&mut step).is_pending());
-    drop(other);
+    drop(second);
     let step = step.await;
     let reconcile = releases.lock_shared(&shop);
     tokio::pin!(reconcile);
     assert!(futures::poll!(&mut reconcile).is_pending());
-    let _elsewhere = releases.lock_shared(&"other".parse().unwrap()).await;
+    let _other_app_id = releases.lock_shared(&"other".parse().unwrap()).await;
     drop(step);
     reconcile.await;
 }
@@ -167,11 +167,11 @@ async fn a_step_of_a_release_and_a_reconcile_of_its_app_id_do_not_overlap() {
 #[test]
 fn during_a_release_no_other_release_of_the_app_id_begins_and_its_document_is_no_orphan() {
     let releases = Releases::default();
-    let under_way = releases.try_begin(&shop()).unwrap();
+    let guard = releases.try_begin(&shop()).unwrap();
     assert!(releases.try_begin(&shop()).is_none() && !releases.is_asking_servers(&shop()));
-    under_way.set_asking();
+    guard.set_asking();
     assert!(releases.is_asking_servers(&shop()));
-    let state = under_way.end();
+    let state = guard.end();
     assert!(state.asking && state.requeued, "it is checked once more");
     assert!(!releases.is_asking_servers(&shop()) && releases.try_begin(&shop()).is_some());
 }

@@ -44,7 +44,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sync_folder(folder)
 }
 
-/// Makes a rename durable.
+/// Makes renames and deletions in the folder durable.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     fs::File::open(folder)?.sync_all()
 }
@@ -106,7 +106,7 @@ pub(crate) fn read_keys(folder: &Path, app_id: &AppId) -> Result<Option<KeyDocum
     Ok(Some(keys))
 }
 
-/// Stores the first keys of an App. If another process has already stored keys, returns those.
+/// Stores the first keys of an App. If another process has already stored keys, returns the stored keys.
 pub(crate) fn store_first_keys(folder: &Path, keys: KeyDocument) -> Result<KeyDocument, KeyFileError> {
     let path = keys_path(folder, &keys.app_id);
     let file = write_temporary(folder, &to_json(&keys)).map_err(KeyFileError::Io)?;

@@ -1,4 +1,4 @@
-//! Renders the Apps of a folder: manifests → documents and keys, by the same steps as in a cluster.
+//! Renders the Apps of a folder: turns manifests into documents and keys, by the same steps as in a cluster.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 

@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::render::renderer::Renderer;
 
-/// How long after an event the folder is checked, so that several writes of an editor are one change.
+/// The wait between an event and the check of the folder, so that several writes of an editor count as one change.
 const DEBOUNCE: Duration = Duration::from_millis(100);
 /// How often the folder is checked without an event: network file systems send none.
 const POLL: Duration = Duration::from_secs(1);
@@ -90,16 +90,16 @@ async fn wait_for_event(events: &mut mpsc::Receiver<()>) {
 /// The stamps of every file below a folder.
 fn file_stamps(folder: &Path) -> io::Result<FileStamps> {
     let mut stamps = FileStamps::new();
-    let mut open = vec![(folder.to_path_buf(), 0)];
-    while let Some((folder, depth)) = open.pop() {
+    let mut folders = vec![(folder.to_path_buf(), 0)];
+    while let Some((folder, depth)) = folders.pop() {
         for entry in fs::read_dir(&folder)? {
             let path = entry?.path();
             // A file may be deleted after it was listed.
             let Ok(metadata) = fs::metadata(&path) else { continue };
             if metadata.is_dir() {
-                // Links can form cycles.
+                // Symbolic links can form cycles.
                 if depth < 16 {
-                    open.push((path, depth + 1));
+                    folders.push((path, depth + 1));
                 }
             } else {
                 stamps.insert(path, (metadata.len(), metadata.modified().ok()));
@@ -172,9 +172,9 @@ mod tests {
     #[tokio::test]
     async fn an_edit_among_fifty_apps_is_live_within_two_seconds() {
         with_render_running(|folder| async move {
-            let number = |number: usize| SHOP.replace("shop", &format!("a{number}"));
+            let numbered_app = |number: usize| SHOP.replace("shop", &format!("a{number}"));
             for app in 0..50 {
-                fs::write(folder.join(format!("from/a{app}.yaml")), number(app)).unwrap();
+                fs::write(folder.join(format!("from/a{app}.yaml")), numbered_app(app)).unwrap();
             }
             let all_rendered = async {
                 while !(0..50).all(|app| folder.join(format!("to/a{app}.json")).exists()) {
@@ -182,7 +182,7 @@ mod tests {
                 }
             };
             timeout(Duration::from_secs(60), all_rendered).await.expect("all are rendered");
-            fs::write(folder.join("from/a7.yaml"), number(7).replace("One", "Another")).unwrap();
+            fs::write(folder.join("from/a7.yaml"), numbered_app(7).replace("One", "Another")).unwrap();
             wait_until(|| fs::read_to_string(folder.join("to/a7.json")).unwrap().contains("\"Another\"")).await;
         })
         .await;

@@ -51,7 +51,7 @@ struct WatchedObjects {
     hasher: RandomState,
     /// The objects of the list that is being read.
     listed: HashSet<ObjectKey>,
-    synced: bool,
+    is_synced: bool,
 }
 
 /// Calls `handle` with every change that the watches report. Objects that are unchanged in a new list are skipped.
@@ -81,7 +81,7 @@ pub(super) async fn follow_watches<K>(
                 for (namespace, name) in objects.end_list() {
                     handle(WatchEvent::Deleted { namespace, name, version: None });
                 }
-                if !std::mem::replace(&mut objects.synced, true) && watched.iter().all(|objects| objects.synced) {
+                if !std::mem::replace(&mut objects.is_synced, true) && watched.iter().all(|objects| objects.is_synced) {
                     handle(WatchEvent::Synced);
                     health.set_synced(name);
                 }

@@ -45,7 +45,7 @@ impl Handlers {
                 &references_now(&event, references_of_app),
             );
             let id_before = before.as_ref().and_then(|app| claimed_app_id(app));
-            // Called if the App is deleted, or claims another appID.
+            // Called if the App is deleted or claims another appID: queues its documents and its previous appID.
             let enqueue_abandoned = |namespace: &str, name: &str| {
                 for secret in objects.published.of_app(namespace, name) {
                     queue.enqueue_orphan(secret);

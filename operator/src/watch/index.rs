@@ -26,7 +26,7 @@ pub(crate) enum Reference {
     ConfigMap(NamespacedName),
 }
 
-/// Which objects (`V`) reference what (`K`).
+/// Maps each reference (`K`) to the names of the objects that have it (`V`).
 pub(crate) struct ReferenceIndex<K, V>(Mutex<BTreeSet<(K, V)>>);
 
 // === impl NamespacedName ===
@@ -97,7 +97,7 @@ impl<K: Ord + Clone, V: Ord + Clone + Default> ReferenceIndex<K, V> {
     /// How many objects have this reference.
     pub(crate) fn count(&self, reference: &K) -> usize {
         let all = self.0.lock();
-        // The default is the empty name, which sorts first.
+        // `V::default()` is the empty name, which sorts first.
         all.range((reference.clone(), V::default())..).take_while(|(key, _)| key == reference).count()
     }
 
@@ -137,16 +137,16 @@ mod tests {
             index.reindex(&BTreeSet::new(), &references_of_app(app));
         }
         let both = [NamespacedName::new("shop", "one"), NamespacedName::new("shop", "other")];
-        let at = |name: &str| NamespacedName::new("shop", name);
+        let in_shop = |name: &str| NamespacedName::new("shop", name);
         assert_eq!(index.get(&Reference::AppId("shop".parse().unwrap())), both);
-        assert_eq!(index.get(&Reference::Provider(at("github"))), both);
-        assert_eq!(index.get(&Reference::ConfigMap(at("mail"))), both);
-        assert_eq!(index.get(&Reference::Secret(at("smtp"))), both);
+        assert_eq!(index.get(&Reference::Provider(in_shop("github"))), both);
+        assert_eq!(index.get(&Reference::ConfigMap(in_shop("mail"))), both);
+        assert_eq!(index.get(&Reference::Secret(in_shop("smtp"))), both);
         assert!(index.get(&Reference::Secret(NamespacedName::new("other", "smtp"))).is_empty());
 
         index.reindex(&references_of_app(&one), &references_of_app(&app("one", &spec("smtp-2"))));
-        assert_eq!(index.get(&Reference::Secret(at("smtp"))), both[1..]);
-        assert_eq!(index.get(&Reference::Secret(at("smtp-2"))), both[..1]);
+        assert_eq!(index.get(&Reference::Secret(in_shop("smtp"))), both[1..]);
+        assert_eq!(index.get(&Reference::Secret(in_shop("smtp-2"))), both[..1]);
         index.reindex(&references_of_app(&other), &BTreeSet::new());
         assert_eq!(index.get(&Reference::AppId("shop".parse().unwrap())), both[..1]);
     }

@@ -7,10 +7,11 @@ use kube::{
 };
 use latchkey_crds::{app::App, types::AppId};
 
-/// The prefix of our annotations (`latchkey_crds::names`).
+/// The prefix of Latchkey's annotations (`latchkey_crds::names`).
 const ANNOTATION_PREFIX: &str = "latchkey.dev/";
 
-/// An App or a Provider, or the error if it cannot be decoded. Such an object does not stop the watch of the others.
+/// An App or a Provider, or the error if it cannot be decoded. So an object that cannot be decoded does not stop the
+/// watch of the other objects.
 pub(crate) type Guarded<K> = DeserializeGuard<K>;
 
 /// The metadata of a Secret or ConfigMap. Its values are read when they are needed.

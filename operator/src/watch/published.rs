@@ -81,7 +81,7 @@ impl PublishedDocuments {
         let version = parse_version(&app.resource_version);
         let mut index = self.lock();
         index.newest_version = index.newest_version.max(version);
-        if index.apps.get(secret).is_some_and(|known| parse_version(&known.resource_version) > version) {
+        if index.apps.get(secret).is_some_and(|stored| parse_version(&stored.resource_version) > version) {
             return false;
         }
         self.put(&mut index, secret, Some(app.clone())) != Some(app)
@@ -93,7 +93,7 @@ impl PublishedDocuments {
         let mut index = self.lock();
         index.newest_version = index.newest_version.max(version.unwrap_or(0));
         let is_newer =
-            |known: &PublishedApp| version.is_some_and(|deleted| parse_version(&known.resource_version) > deleted);
+            |stored: &PublishedApp| version.is_some_and(|deleted| parse_version(&stored.resource_version) > deleted);
         if !index.apps.get(secret).is_some_and(is_newer) {
             self.put(&mut index, secret, None);
         }

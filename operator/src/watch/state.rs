@@ -16,7 +16,7 @@ use crate::{
     quota::{QuotaLimits, Quotas},
 };
 
-/// Everything that the operator keeps a copy of.
+/// The operator's copies of watched objects, and what it derives from them.
 #[derive(Clone)]
 pub(crate) struct ClusterState {
     pub(crate) apps: Store<Guarded<App>>,

@@ -17,7 +17,7 @@ pub(super) struct StoreWriter<K: Resource<DynamicType = ()> + Clone + 'static> {
     writer: Writer<K>,
     store: Store<K>,
     /// The objects that are reported before all watches are synced; `None` afterwards. They enter the store when all
-    /// watches are synced, so that an object that is deleted earlier never enters it.
+    /// watches are synced. So an object that is deleted before that never enters the store.
     before_sync: Option<HashMap<ObjectRef<K>, Arc<K>>>,
 }
 
@@ -32,25 +32,25 @@ impl<K: Resource<DynamicType = ()> + Clone + 'static> StoreWriter<K> {
     /// Applies an event and returns the object as it was before.
     pub(super) fn apply(&mut self, event: &WatchEvent<K>) -> Option<Arc<K>> {
         match (event, &mut self.before_sync) {
-            (WatchEvent::Applied(object), Some(early)) => {
-                early.insert(ObjectRef::from_obj(object), Arc::new(object.clone()))
+            (WatchEvent::Applied(object), Some(before_sync)) => {
+                before_sync.insert(ObjectRef::from_obj(object), Arc::new(object.clone()))
             }
             (WatchEvent::Applied(object), None) => {
                 let before = self.store.get(&ObjectRef::from_obj(object));
                 self.writer.apply_watcher_event(&Event::Apply(object.clone()));
                 before
             }
-            (WatchEvent::Deleted { namespace, name, .. }, Some(early)) => {
-                early.remove(&ObjectRef::new(name).within(namespace))
+            (WatchEvent::Deleted { namespace, name, .. }, Some(before_sync)) => {
+                before_sync.remove(&ObjectRef::new(name).within(namespace))
             }
             (WatchEvent::Deleted { namespace, name, .. }, None) => {
                 let before = self.store.get(&ObjectRef::new(name).within(namespace))?;
                 self.writer.apply_watcher_event(&Event::Delete(K::clone(&before)));
                 Some(before)
             }
-            (WatchEvent::Synced, early) => {
+            (WatchEvent::Synced, before_sync) => {
                 self.writer.apply_watcher_event(&Event::Init);
-                for (_, object) in early.take().unwrap_or_default() {
+                for (_, object) in before_sync.take().unwrap_or_default() {
                     self.writer.apply_watcher_event(&Event::InitApply(Arc::unwrap_or_clone(object)));
                 }
                 self.writer.apply_watcher_event(&Event::InitDone);

@@ -78,14 +78,16 @@ async fn an_app_deleted_before_the_first_sync_does_not_come_back() {
     // The second watch reports last, after every event of the first.
     let (objects, writer) = objects();
     let (queue, _receivers) = ReconcileQueue::new();
-    let (more, late) = mpsc::unbounded_channel();
-    let late = stream::unfold(late, |mut late| async { Some((late.recv().await?, late)) });
+    let (second_sender, second_receiver) = mpsc::unbounded_channel();
+    let second_watch =
+        stream::unfold(second_receiver, |mut receiver| async { Some((receiver.recv().await?, receiver)) });
     let follower = tokio::spawn(
-        handlers(&objects, queue, "apps").follow_apps(vec![stream::iter(first).map(Ok).boxed(), late.boxed()], writer),
+        handlers(&objects, queue, "apps")
+            .follow_apps(vec![stream::iter(first).map(Ok).boxed(), second_watch.boxed()], writer),
     );
     tokio::task::yield_now().await;
-    second.into_iter().for_each(|event| more.send(Ok(event)).unwrap());
-    drop(more);
+    second.into_iter().for_each(|event| second_sender.send(Ok(event)).unwrap());
+    drop(second_sender);
     follower.await.unwrap();
     let stored: Vec<_> = objects.apps.state().iter().map(|app| app.namespace().unwrap()).collect();
     assert_eq!(stored, ["other"]);
@@ -165,14 +167,15 @@ fn the_newer_of_written_and_watched_documents_counts() {
     let revision = |documents: &PublishedDocuments| documents.get("shop").and_then(|app| app.revision);
     documents.record_write("shop", published("10", b"ours"));
     assert!(!documents.record_watched("shop", published("10", b"ours")), "unchanged");
-    // Somebody edits the Secret immediately, and the watch is faster than the response to our own write.
+    // Somebody edits the Secret immediately. The watch reports this edit before the operator gets the response to its
+    // own write.
     assert!(documents.record_watched("shop", published("12", b"theirs")));
     documents.record_write("shop", published("11", b"ours"));
     assert_eq!(revision(&documents), Some(Revision::of(b"theirs")));
     documents.record_deletion("shop", Some(14));
     documents.record_write("shop", published("13", b"ours"));
     assert_eq!(revision(&documents), None);
-    // The watch has not reported yet what we wrote.
+    // The watch has not reported the operator's write yet.
     documents.record_write("shop", published("20", b"ours"));
     assert!(!documents.record_watched("shop", published("17", b"theirs")));
     documents.record_deletion("shop", Some(18));
@@ -198,7 +201,7 @@ async fn the_app_of_a_deleted_document_is_enqueued_even_if_the_operator_deleted_
 }
 
 #[tokio::test]
-async fn changed_keys_enqueue_all_apps_with_the_app_id_unless_the_only_one_has_already_used_them() {
+async fn changed_keys_enqueue_all_apps_with_the_app_id_unless_its_only_app_has_already_used_them() {
     let keys = |version: &str| {
         let secret = json!({
             "apiVersion": "v1", "kind": "Secret",

@@ -79,7 +79,7 @@ trait KeySource: Send + Sync {
     fn fetch(&self) -> FetchFuture<'_>;
 }
 
-/// The field of the discovery document that we use.
+/// The only field of the discovery document that is used.
 #[derive(Deserialize)]
 struct Discovery {
     issuer: String,
@@ -105,35 +105,35 @@ impl ClusterKeys {
     /// The keys to verify a token with this key id. If the keys do not contain the id, the cluster has no such key.
     /// `None` if the keys cannot be fetched: the token may then be valid.
     pub async fn keys(&self, id: &str, now: Instant) -> Option<Arc<KeySet>> {
-        if let Some(known) = &*self.cached.load()
-            && known.is_fresh(now)
-            && known.keys.contains(id)
+        if let Some(cached) = &*self.cached.load()
+            && cached.is_fresh(now)
+            && cached.keys.contains(id)
         {
-            return Some(Arc::clone(&known.keys));
+            return Some(Arc::clone(&cached.keys));
         }
         let mut limiter = match self.limiter.try_lock() {
             Ok(limiter) => limiter,
             Err(_) => match self.cached.load_full() {
                 // Another task is fetching. Until it has finished, the cached keys are used.
-                Some(known) if known.keys.contains(id) => return Some(Arc::clone(&known.keys)),
+                Some(cached) if cached.keys.contains(id) => return Some(Arc::clone(&cached.keys)),
                 Some(_) | None => self.limiter.lock().await,
             },
         };
-        let known = self.cached.load_full();
-        let only_unknown = known.as_ref().is_some_and(|known| known.is_fresh(now));
-        if only_unknown && known.as_ref().is_some_and(|known| known.keys.contains(id)) {
-            return known.map(|known| Arc::clone(&known.keys));
+        let cached = self.cached.load_full();
+        let only_for_unknown_id = cached.as_ref().is_some_and(|cached| cached.is_fresh(now));
+        if only_for_unknown_id && cached.as_ref().is_some_and(|cached| cached.keys.contains(id)) {
+            return cached.map(|cached| Arc::clone(&cached.keys));
         }
-        if limiter.try_acquire(only_unknown, known.is_some(), now)
+        if limiter.try_acquire(only_for_unknown_id, cached.is_some(), now)
             && let Some(keys) = self.fetch(&mut limiter, now).await
         {
             return Some(keys);
         }
         // If the last fetch succeeded, it was at most `UNKNOWN_KEY_INTERVAL` ago. In this case, the cluster is assumed
         // to have no other keys than the cached ones.
-        known
-            .filter(|known| known.keys.contains(id) || limiter.last_failure.is_none())
-            .map(|known| Arc::clone(&known.keys))
+        cached
+            .filter(|cached| cached.keys.contains(id) || limiter.last_failure.is_none())
+            .map(|cached| Arc::clone(&cached.keys))
     }
 
     async fn fetch(&self, limiter: &mut FetchLimiter, now: Instant) -> Option<Arc<KeySet>> {
@@ -171,17 +171,17 @@ impl CachedKeys {
 // === impl FetchLimiter ===
 
 impl FetchLimiter {
-    /// Whether a fetch is allowed now. `only_unknown`: the only reason for the fetch is an unknown key id.
-    fn try_acquire(&mut self, only_unknown: bool, has_cached_keys: bool, now: Instant) -> bool {
-        let past = |at: Option<Instant>, pause| at.is_none_or(|at| now.saturating_duration_since(at) >= pause);
-        if only_unknown {
-            let admitted = past(self.last_unknown, UNKNOWN_KEY_INTERVAL);
+    /// Whether a fetch is allowed now. `only_for_unknown_id`: the only reason for the fetch is an unknown key id.
+    fn try_acquire(&mut self, only_for_unknown_id: bool, has_cached_keys: bool, now: Instant) -> bool {
+        let has_passed = |at: Option<Instant>, pause| at.is_none_or(|at| now.saturating_duration_since(at) >= pause);
+        if only_for_unknown_id {
+            let admitted = has_passed(self.last_unknown, UNKNOWN_KEY_INTERVAL);
             if admitted {
                 self.last_unknown = Some(now);
             }
             return admitted;
         }
-        past(self.last_failure, if has_cached_keys { RETRY_DELAY } else { RETRY_DELAY_WITHOUT_KEYS })
+        has_passed(self.last_failure, if has_cached_keys { RETRY_DELAY } else { RETRY_DELAY_WITHOUT_KEYS })
     }
 }
 
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(fixture.look_up("a", 300).await, (Some(true), 2));
         assert_eq!(fixture.look_up("a", 329).await, (Some(true), 2), "not every call fetches again");
         assert_eq!(fixture.look_up("a", 330).await, (Some(true), 3));
-        // Unknown: `b` can be a new key.
+        // `b` may be a new key, so the result is unknown.
         assert_eq!(fixture.look_up("b", 331).await, (None, 3));
         assert_eq!(fixture.look_up("a", 100_000).await, (Some(true), 4));
         fixture.api.set_keys(Some(&["b"]));

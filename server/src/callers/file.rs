@@ -69,7 +69,7 @@ impl FileKeys {
         {
             last_read.at = now;
             let path = self.path.clone();
-            let read = tokio::task::spawn_blocking(move || read(&path)).await.unwrap_or_else(|_| Ok(Vec::new()));
+            let read = tokio::task::spawn_blocking(move || read(&path)).await.unwrap_or_else(|error| Err(error.into()));
             self.update(&mut last_read, read);
         }
         self.keys.load_full()
@@ -126,14 +126,14 @@ mod tests {
         let keys = FileKeys::open(path.clone(), start).unwrap();
         fs::write(&path, jwks(&Signer::new("b"))).unwrap();
         assert!(keys.keys(start).await.contains("a"), "the file is read once per second");
-        let seen = keys.keys(after(1)).await;
-        assert!(seen.contains("b") && !seen.contains("a"));
+        let current_keys = keys.keys(after(1)).await;
+        assert!(current_keys.contains("b") && !current_keys.contains("a"));
         fs::write(&path, "{").unwrap();
         assert!(keys.keys(after(2)).await.contains("b"));
         fs::remove_file(&path).unwrap();
         assert!(keys.keys(after(3)).await.contains("b"));
         fs::write(&path, jwks(&Signer::new("c"))).unwrap();
-        let seen = keys.keys(after(4)).await;
-        assert!(seen.contains("c") && !seen.contains("b"));
+        let current_keys = keys.keys(after(4)).await;
+        assert!(current_keys.contains("c") && !current_keys.contains("b"));
     }
 }

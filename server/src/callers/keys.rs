@@ -147,25 +147,25 @@ mod tests {
     #[test]
     fn keys_that_cannot_verify_a_signature_are_ignored() {
         let good = Signer::new("good").jwk();
-        let with = |name: &str, value: &str| {
+        let key_with = |name: &str, value: &str| {
             let mut key = Signer::new("other").jwk();
             key[name] = value.into();
             key
         };
         let keys = json!([
             good,
-            with("use", "enc"),
-            with("alg", "HS256"),
-            with("alg", "ES384"),
-            with("alg", "ES512"),
-            with("kty", "future"),
+            key_with("use", "enc"),
+            key_with("alg", "HS256"),
+            key_with("alg", "ES384"),
+            key_with("alg", "ES512"),
+            key_with("kty", "future"),
             { "kty": "oct", "kid": "secret", "k": "c2VjcmV0", "alg": "HS256" },
             { "kid": "nothing" },
             7,
         ]);
         let set = parse(&keys).unwrap();
         assert_eq!(set.keys.keys().collect::<Vec<_>>(), ["good"]);
-        assert!(matches!(parse(&json!([with("use", "enc")])), Err(KeySetError::Empty)));
+        assert!(matches!(parse(&json!([key_with("use", "enc")])), Err(KeySetError::Empty)));
     }
 
     #[test]

@@ -189,11 +189,11 @@ mod tests {
         }
         fs::write(&file, "{ }").unwrap();
         signals.recv_timeout(Duration::from_secs(60)).expect("writing wakes the thread");
-        let mut more = 0;
+        let mut further_signals = 0;
         while signals.recv_timeout(Duration::from_millis(500)).is_ok() {
-            more += 1;
+            further_signals += 1;
         }
         // A write causes two or three events.
-        assert!(more < 10, "{more}");
+        assert!(further_signals < 10, "{further_signals}");
     }
 }

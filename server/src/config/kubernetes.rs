@@ -36,7 +36,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 const MIN_BACKOFF: Duration = Duration::from_millis(250);
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
-/// After this time without a failure, retry delays start again from the first.
+/// After this time without a failure, the retry delays start again at [`MIN_BACKOFF`].
 const BACKOFF_RESET: Duration = Duration::from_secs(60);
 
 /// Timeouts of calls to the API server.

@@ -73,11 +73,11 @@ mod tests {
 
     #[test]
     fn ipv6_addresses_in_one_64_are_one_client_address() {
-        let of = |text: &str| ClientAddress::from_ip(text.parse().unwrap());
-        assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
-        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
-        assert_eq!(of("2001:db8:1:2::1").ipv6_site(), of("2001:db8:1:3::1").ipv6_site());
-        assert_ne!(of("2001:db8:1::1").ipv6_site(), of("2001:db8:2::1").ipv6_site());
-        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+        let client = |text: &str| ClientAddress::from_ip(text.parse().unwrap());
+        assert_eq!(client("2001:db8:1:2::1"), client("2001:db8:1:2:ffff::9"));
+        assert_ne!(client("2001:db8:1:2::1"), client("2001:db8:1:3::1"));
+        assert_eq!(client("2001:db8:1:2::1").ipv6_site(), client("2001:db8:1:3::1").ipv6_site());
+        assert_ne!(client("2001:db8:1::1").ipv6_site(), client("2001:db8:2::1").ipv6_site());
+        assert_eq!(client("::ffff:192.0.2.1"), client("192.0.2.1"));
     }
 }

@@ -25,8 +25,8 @@ pub struct Email {
 #[error("is not an email address")]
 pub struct InvalidEmail;
 
-/// The key of an account in rate limits and refusals: a hash of the appID and the email address, known or not. For an
-/// account without an email address, it is a hash of the appID and the user id.
+/// The key of an account in rate limits and refusals: a hash of the appID and the email address, whether or not the
+/// account exists. For an account without an email address, it is a hash of the appID and the user id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AccountKey(String);
 
@@ -93,27 +93,27 @@ impl AccountKey {
 
 /// Whether the text is a dot-atom (RFC 5322, 3.2.3) without comments and white space.
 fn is_dot_atom(text: &str) -> bool {
-    let atom = |part: &str| {
+    let is_atom = |part: &str| {
         !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-/=?^_`{|}~".contains(&b))
     };
-    text.split('.').all(atom)
+    text.split('.').all(is_atom)
 }
 
 /// Whether the text is a host name of two labels or more (RFC 1123, 2.1). The last label must not be a number, so no IP
 /// address passes.
 fn is_host_name(text: &str) -> bool {
-    let label = |part: &str| {
+    let is_label = |part: &str| {
         !part.is_empty()
             && part.len() <= 63
             && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
             && !part.starts_with('-')
             && !part.ends_with('-')
     };
-    let numeric = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
+    let is_numeric = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
     text.len() <= 253
         && text.split('.').count() >= 2
-        && text.split('.').all(label)
-        && !text.rsplit('.').next().is_some_and(numeric)
+        && text.split('.').all(is_label)
+        && !text.rsplit('.').next().is_some_and(is_numeric)
 }
 
 #[cfg(test)]
@@ -161,21 +161,21 @@ mod tests {
 
     #[test]
     fn length_limits_are_exact() {
-        let of = |local: usize, total: usize| {
+        let parse_with_lengths = |local: usize, total: usize| {
             let mut domain = String::new();
-            let mut left = total - local - 1;
-            while left > 64 {
+            let mut remaining = total - local - 1;
+            while remaining > 64 {
                 domain.push_str(&"d".repeat(60));
                 domain.push('.');
-                left -= 61;
+                remaining -= 61;
             }
-            domain.push_str(&"e".repeat(left - 2));
+            domain.push_str(&"e".repeat(remaining - 2));
             domain.push_str(".f");
             Email::parse(&format!("{}@{domain}", "l".repeat(local)))
         };
-        assert!(of(64, 254).is_ok());
-        assert!(of(65, 254).is_err());
-        assert!(of(64, 255).is_err());
+        assert!(parse_with_lengths(64, 254).is_ok());
+        assert!(parse_with_lengths(65, 254).is_err());
+        assert!(parse_with_lengths(64, 255).is_err());
     }
 
     #[test]

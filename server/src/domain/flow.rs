@@ -219,9 +219,9 @@ impl Flow {
         let (nonce, sealed) = sealed.split_first_chunk::<NONCE_LEN>()?;
         let associated = associated_data(app.id(), provider, state, binding);
         let flow: Self = app.keys.all_hmac().find_map(|key| {
-            let mut text = sealed.to_vec();
+            let mut buffer = sealed.to_vec();
             let nonce = Nonce::assume_unique_for_key(*nonce);
-            let opened = key.flows.open_in_place(nonce, Aad::from(&associated), &mut text).ok()?;
+            let opened = key.flows.open_in_place(nonce, Aad::from(&associated), &mut buffer).ok()?;
             serde_json::from_slice(opened).ok()
         })?;
         (now.unix_timestamp() < flow.expires_at).then_some(flow)
@@ -339,8 +339,8 @@ mod tests {
             let changed = String::from_utf8(changed).unwrap();
             assert_eq!(open(&app, &github, &state, FlowBinding::Browser, &changed), None, "symbol {at}");
         }
-        for nothing in ["", "A", "AAAA", &sealed[..16]] {
-            assert_eq!(open(&app, &github, &state, FlowBinding::Browser, nothing), None);
+        for truncated in ["", "A", "AAAA", &sealed[..16]] {
+            assert_eq!(open(&app, &github, &state, FlowBinding::Browser, truncated), None);
         }
     }
 

@@ -23,9 +23,9 @@ pub struct VerifiedIdentity {
     pub authority: String,
     /// The user's id at the authority. It never changes, and the authority never assigns it to another user.
     pub subject: String,
-    /// `None` if the provider sends no email address, or one that we do not accept.
+    /// `None` if the provider sends no email address, or one that Latchkey does not accept.
     pub email: Option<ProviderEmail>,
-    /// `None` if the provider sends no name, or one that we do not accept.
+    /// `None` if the provider sends no name, or one that Latchkey does not accept.
     pub name: Option<Name>,
 }
 
@@ -50,7 +50,7 @@ pub struct ProviderCapabilities {
 /// The authorization request that the browser sends to a provider.
 #[derive(Clone, Copy, Debug)]
 pub struct AuthorizationRequest<'a> {
-    /// Our callback URL for this App and Provider.
+    /// Latchkey's callback URL for this App and Provider.
     pub redirect_uri: &'a str,
     pub state: &'a str,
     /// S256 (RFC 7636, 4.2).

@@ -22,8 +22,8 @@ pub enum MailKind {
 #[derive(Clone, Debug)]
 pub struct Mail {
     pub kind: MailKind,
-    /// The user who gets the mail, at the stored email address. `None` if the outbox row sends nothing: it exists so
-    /// that known and unknown email addresses cost the same.
+    /// The user who gets the mail, at the stored email address. `None` if the outbox row sends nothing: such a row only
+    /// makes requests for known and unknown email addresses cost the same.
     pub recipient: Option<UserId>,
     /// The time of the request that caused the mail.
     pub requested_at: OffsetDateTime,

@@ -16,11 +16,11 @@ pub struct RateLimitCheck {
     /// The subject whose uses are counted, for example a client address. Unique among the subjects of the limit in the
     /// App. Contains no email address in clear text.
     pub subject: String,
-    /// All windows apply.
+    /// A use must fit into every window.
     pub windows: Vec<Window>,
 }
 
-/// A rate limit is reached; nothing was consumed.
+/// A rate limit is reached. No use was counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("limit {} is reached", .limit.as_str())]
 pub struct RateLimited {
@@ -64,8 +64,8 @@ fn per_client(app: &App, limit: LimitName, client: ClientAddress, suffix: &str) 
 }
 
 /// The rate limits for every call that checks a password, sets a password in a session, calls the provider for a login,
-/// or changes an account in another way. They are acquired before the work, and not released after the work has
-/// started.
+/// or changes an account in another way. They are acquired before any of these actions, and are not released after the
+/// action has started.
 pub fn logins(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::LoginsPerClient, client, "")
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// every decoder can read.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// A redirect URL that was found on the App's current list. It cannot be made in another way.
+/// A redirect URL that was found on the App's current list. Only [`choose_target`] and [`find_target`] construct it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedirectTarget {
     url: String,
@@ -20,7 +20,7 @@ pub struct RedirectTarget {
 /// A reference to a redirect URL of the list. A stored reference must be found on the list again before it is used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RedirectReference {
-    /// SHA-256 of the entry, truncated.
+    /// The first 16 bytes of the SHA-256 of the entry, in base64url.
     entry: String,
     /// The requested port, if the entry is an `http` loopback URL.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -44,7 +44,8 @@ struct LoopbackUrl<'a> {
     /// `http://` and the host.
     prefix: &'a str,
     port: Option<u16>,
-    rest: &'a str,
+    /// The path, the query and the fragment.
+    suffix: &'a str,
 }
 
 /// The requested redirect URL or, if none was requested, the first on the list. `None` if none was requested and the
@@ -89,7 +90,7 @@ impl RedirectTarget {
             return Some(Self::from_entry(entry));
         }
         let (listed, requested) = (LoopbackUrl::parse(entry.as_str())?, LoopbackUrl::parse(requested)?);
-        (listed.prefix == requested.prefix && listed.rest == requested.rest).then(|| Self {
+        (listed.prefix == requested.prefix && listed.suffix == requested.suffix).then(|| Self {
             url: listed.with_port(requested.port),
             reference: RedirectReference { entry: entry_digest(entry), port: requested.port },
         })
@@ -140,7 +141,7 @@ impl<'a> LoopbackUrl<'a> {
     fn parse(url: &'a str) -> Option<Self> {
         let authority = url.strip_prefix("http://")?;
         let end = authority.find(['/', '?', '#']).unwrap_or(authority.len());
-        let (authority, rest) = authority.split_at(end);
+        let (authority, suffix) = authority.split_at(end);
         let host = match authority.strip_prefix('[') {
             Some(v6) => v6.find(']')? + 2,
             None => authority.find(':').unwrap_or(authority.len()),
@@ -149,12 +150,12 @@ impl<'a> LoopbackUrl<'a> {
             "" => None,
             port => Some(port.strip_prefix(':').and_then(parse_port)?),
         };
-        Some(Self { prefix: &url[.."http://".len() + host], port, rest })
+        Some(Self { prefix: &url[.."http://".len() + host], port, suffix })
     }
 
     fn with_port(&self, port: Option<u16>) -> String {
-        let Self { prefix, rest, .. } = self;
-        port.map_or_else(|| format!("{prefix}{rest}"), |port| format!("{prefix}:{port}{rest}"))
+        let Self { prefix, suffix, .. } = self;
+        port.map_or_else(|| format!("{prefix}{suffix}"), |port| format!("{prefix}:{port}{suffix}"))
     }
 }
 
@@ -172,8 +173,8 @@ mod tests {
         entries.iter().map(|entry| entry.parse().unwrap()).collect()
     }
 
-    fn chosen(entries: &[&str], asked: &str) -> Option<String> {
-        choose_target(&list(entries), Some(asked)).ok().flatten().map(|target| target.as_str().to_owned())
+    fn chosen(entries: &[&str], requested: &str) -> Option<String> {
+        choose_target(&list(entries), Some(requested)).ok().flatten().map(|target| target.as_str().to_owned())
     }
 
     #[test]
@@ -187,10 +188,10 @@ mod tests {
     #[test]
     fn a_redirect_url_other_than_http_loopback_must_match_byte_for_byte() {
         let entries = ["https://shop.example.com/done?a=b", "com.example.shop:/done"];
-        for asked in entries {
-            assert_eq!(chosen(&entries, asked).as_deref(), Some(asked));
+        for requested in entries {
+            assert_eq!(chosen(&entries, requested).as_deref(), Some(requested));
         }
-        for asked in [
+        for requested in [
             "",
             "https://shop.example.com/done",
             "https://shop.example.com/done?a=b&c=d",
@@ -201,14 +202,14 @@ mod tests {
             "com.example.shop://done",
             "com.example.shop:/done/",
         ] {
-            assert_eq!(chosen(&entries, asked), None, "{asked}");
+            assert_eq!(chosen(&entries, requested), None, "{requested}");
         }
     }
 
     #[test]
     fn the_port_of_an_http_loopback_url_can_differ() {
         let entries = ["http://127.0.0.1/done", "http://[::1]:3000/done", "http://localhost:3000/?x"];
-        for asked in [
+        for requested in [
             "http://127.0.0.1/done",
             "http://127.0.0.1:1/done",
             "http://127.0.0.1:65535/done",
@@ -217,9 +218,9 @@ mod tests {
             "http://localhost/?x",
             "http://localhost:80/?x",
         ] {
-            assert_eq!(chosen(&entries, asked).as_deref(), Some(asked));
+            assert_eq!(chosen(&entries, requested).as_deref(), Some(requested));
         }
-        for asked in [
+        for requested in [
             "https://127.0.0.1/done",
             "http://127.0.0.1:/done",
             "http://127.0.0.1:0/done",
@@ -239,17 +240,17 @@ mod tests {
             "http://[0:0:0:0:0:0:0:1]:3000/done",
             "http://evil.example:3000/done",
         ] {
-            assert_eq!(chosen(&entries, asked), None, "{asked}");
+            assert_eq!(chosen(&entries, requested), None, "{requested}");
         }
     }
 
     #[test]
     fn a_stored_reference_is_found_while_its_entry_is_listed() {
         let entries = list(&["https://shop.example.com/done", "http://127.0.0.1:3000/done"]);
-        for asked in ["https://shop.example.com/done", "http://127.0.0.1/done", "http://127.0.0.1:51004/done"] {
-            let target = choose_target(&entries, Some(asked)).unwrap().unwrap();
+        for requested in ["https://shop.example.com/done", "http://127.0.0.1/done", "http://127.0.0.1:51004/done"] {
+            let target = choose_target(&entries, Some(requested)).unwrap().unwrap();
             assert_eq!(find_target(&entries, target.reference()), Ok(target.clone()));
-            assert_eq!(target.as_str(), asked);
+            assert_eq!(target.as_str(), requested);
             assert_eq!(
                 find_target(&list(&["https://shop.example.com/other"]), target.reference()),
                 Err(RedirectNotAllowed)
@@ -259,9 +260,9 @@ mod tests {
 
     #[test]
     fn parameters_are_appended_to_the_redirect_url() {
-        let with = |entry: &str, place| {
+        let with = |entry: &str, location| {
             let target = choose_target(&list(&[entry]), None).unwrap().unwrap();
-            target.with_parameters(place, [("error", "access_denied"), ("error_description", "né & so on")])
+            target.with_parameters(location, [("error", "access_denied"), ("error_description", "né & so on")])
         };
         let parameters = "error=access_denied&error_description=n%C3%A9%20%26%20so%20on";
         assert_eq!(with("https://a.example", ParameterLocation::Query), format!("https://a.example?{parameters}"));

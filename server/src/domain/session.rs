@@ -80,7 +80,7 @@ pub struct LiveSession {
 pub struct SessionInfo {
     pub id: SessionId,
     pub created_at: OffsetDateTime,
-    /// Updated at most once a minute.
+    /// Updated by each rotation of the refresh token, and by other uses at most once a minute.
     pub last_used_at: OffsetDateTime,
     /// The IP address of the client that opened the session.
     pub ip: String,
@@ -104,8 +104,8 @@ pub enum RefreshOutcome {
     Renewed(RefreshKind, LiveSession),
     /// The rate limit on new generations is reached; nothing was changed.
     Limited { window: Window, retry_after: Duration },
-    /// The token is older than the previous one, or the previous one was used late too often: two clients have tokens
-    /// of the session. The session has ended.
+    /// The token is older than the previous token of the session, or the previous token was used late too often: two
+    /// clients have tokens of the session. The session has ended.
     ReuseDetected,
     /// There is no such live session.
     NotFound,

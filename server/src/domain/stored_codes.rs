@@ -1,4 +1,4 @@
-//! Finds a code that a user sent back, and restores a consumed code whose change failed.
+//! Finds a code that a user sent back, and stores a consumed code again if the transaction that uses it failed.
 
 use tracing::warn;
 

@@ -17,9 +17,9 @@ use super::{
 
 /// The prefix of refresh tokens, so that secret scanners find leaked ones.
 pub const REFRESH_PREFIX: &str = "lkr_";
-/// Bytes of the truncated HMAC-SHA-256 (specification: Sessions and tokens, Refresh tokens).
+/// Length of the truncated HMAC-SHA-256 in bytes (specification: Sessions and tokens, Refresh tokens).
 const MAC_BYTES: usize = 16;
-/// Bytes of the key number, user id, session id and generation.
+/// Total length of the key number, user id, session id and generation, in bytes.
 const BODY_BYTES: usize = 4 + 16 + 16 + 8;
 
 /// The claims that are read from an access token.
@@ -134,8 +134,8 @@ pub fn issue_tokens(app: &App, env: &Env, profile: &Profile, session: &Session) 
 
 /// Subtracts up to 5 % at random, so that many clients do not refresh at the same time.
 fn jittered_lifetime(seconds: u32, env: &Env) -> i64 {
-    let most = seconds / 20;
-    let jitter = u32::from_be_bytes(env.random_bytes()) % (most + 1);
+    let max_jitter = seconds / 20;
+    let jitter = u32::from_be_bytes(env.random_bytes()) % (max_jitter + 1);
     i64::from(seconds - jitter)
 }
 
@@ -178,7 +178,7 @@ impl RefreshToken {
         Self { user: session.user, session: session.id, generation: session.generation }
     }
 
-    /// The text form. The same content and key always give the same text.
+    /// The token as text. The same content and key always give the same text.
     pub fn encode(&self, app: &App) -> String {
         let key = app.keys.active_hmac();
         let body = self.body(key.number);
@@ -193,7 +193,7 @@ impl RefreshToken {
         let bytes = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| RefreshTokenError::Invalid)?;
         let bytes: [u8; BODY_BYTES + MAC_BYTES] = bytes.try_into().map_err(|_| RefreshTokenError::Invalid)?;
         let (body, tag) = bytes.split_at(BODY_BYTES);
-        let part = |from: usize| <[u8; 16]>::try_from(&body[from..from + 16]).map(Uuid::from_bytes);
+        let uuid_at = |from: usize| <[u8; 16]>::try_from(&body[from..from + 16]).map(Uuid::from_bytes);
         let number = u32::from_be_bytes(body[..4].try_into().map_err(|_| RefreshTokenError::Invalid)?);
         let Some(key) = app.keys.hmac_by_number(number) else {
             let newest = app.keys.all_hmac().map(|key| key.number).max().unwrap_or(0);
@@ -203,8 +203,8 @@ impl RefreshToken {
         aws_lc_rs::constant_time::verify_slices_are_equal(&expected.as_ref()[..MAC_BYTES], tag)
             .map_err(|_| RefreshTokenError::Invalid)?;
         Ok(Self {
-            user: UserId(part(4).map_err(|_| RefreshTokenError::Invalid)?),
-            session: SessionId(part(20).map_err(|_| RefreshTokenError::Invalid)?),
+            user: UserId(uuid_at(4).map_err(|_| RefreshTokenError::Invalid)?),
+            session: SessionId(uuid_at(20).map_err(|_| RefreshTokenError::Invalid)?),
             generation: u64::from_be_bytes(body[36..].try_into().map_err(|_| RefreshTokenError::Invalid)?),
         })
     }
@@ -282,15 +282,18 @@ mod tests {
             let header = jsonwebtoken::decode_header(&tokens.access_token).unwrap();
             assert_eq!((header.typ.as_deref(), header.kid.as_deref()), (Some("at+jwt"), Some("s4")));
 
-            let read = verify_access_token(&app, NOW, &tokens.access_token).unwrap();
-            assert_eq!((read.sub, read.sid), (user(), session().id));
-            let end = NOW + time::Duration::seconds(tokens.expires_in);
-            assert!(verify_access_token(&app, end - time::Duration::SECOND, &tokens.access_token).is_some());
-            assert!(verify_access_token(&app, end, &tokens.access_token).is_none());
-            let other = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
-            assert!(verify_access_token(&other, NOW, &tokens.access_token).is_none(), "another issuer and audience");
-            let stranger = fixtures::app(fixtures::rendered("shop"));
-            assert!(verify_access_token(&stranger, NOW, &tokens.access_token).is_none(), "other keys");
+            let verified = verify_access_token(&app, NOW, &tokens.access_token).unwrap();
+            assert_eq!((verified.sub, verified.sid), (user(), session().id));
+            let expiry = NOW + time::Duration::seconds(tokens.expires_in);
+            assert!(verify_access_token(&app, expiry - time::Duration::SECOND, &tokens.access_token).is_some());
+            assert!(verify_access_token(&app, expiry, &tokens.access_token).is_none());
+            let other_app = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
+            assert!(
+                verify_access_token(&other_app, NOW, &tokens.access_token).is_none(),
+                "another issuer and audience"
+            );
+            let with_other_keys = fixtures::app(fixtures::rendered("shop"));
+            assert!(verify_access_token(&with_other_keys, NOW, &tokens.access_token).is_none(), "other keys");
         }
     }
 
@@ -335,8 +338,8 @@ mod tests {
         let encode = |header: &Header| jsonwebtoken::encode(header, &claims, &private).unwrap();
         assert!(verify_access_token(&app, NOW, &encode(&typed("AT+JWT"))).is_some());
         assert!(verify_access_token(&app, NOW, &encode(&typed("JWT"))).is_none(), "an ID token is no access token");
-        let unkeyed = Header { kid: None, ..typed(ACCESS_TOKEN_TYP) };
-        assert!(verify_access_token(&app, NOW, &encode(&unkeyed)).is_none());
+        let without_kid = Header { kid: None, ..typed(ACCESS_TOKEN_TYP) };
+        assert!(verify_access_token(&app, NOW, &encode(&without_kid)).is_none());
         let secret = EncodingKey::from_secret(app.id().as_str().as_bytes());
         let hmac = Header {
             typ: Some(ACCESS_TOKEN_TYP.to_owned()),
@@ -357,12 +360,12 @@ mod tests {
         assert!(text.starts_with(REFRESH_PREFIX));
         assert_eq!(token.encode(&app), text, "one text for one generation");
         assert_eq!(RefreshToken::decode(&app, &text), Ok(token));
-        let other = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
-        assert_eq!(RefreshToken::decode(&other, &text), Err(RefreshTokenError::Invalid));
+        let other_app = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
+        assert_eq!(RefreshToken::decode(&other_app, &text), Err(RefreshTokenError::Invalid));
         for at in 4..text.len() {
             let mut changed = text.clone().into_bytes();
             changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
-            assert!(RefreshToken::decode(&app, std::str::from_utf8(&changed).unwrap()).is_err(), "symbol {at}");
+            assert!(RefreshToken::decode(&app, std::str::from_utf8(&changed).unwrap()).is_err(), "character {at}");
         }
     }
 

@@ -27,8 +27,8 @@ pub struct Epoch(pub i64);
 #[derive(Clone, Debug)]
 pub struct User {
     pub id: UserId,
-    /// `None` while the only email address is pending, or for a user without an email address, if the App allows such
-    /// users.
+    /// `None` while the only email address is pending. Also `None` for a user without an email address, if the App
+    /// allows such users.
     pub email: Option<Email>,
     pub email_verified: bool,
     /// An email address that is not confirmed yet. The user has requested a change to it, or a provider has sent it.

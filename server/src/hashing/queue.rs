@@ -34,7 +34,9 @@ struct SubQueue<V> {
     finish_time: Duration,
     /// The queue's position in the schedule. `None` if no job waits.
     position: Option<(Duration, u64)>,
+    /// The number of waiting jobs, including those in the queues of the next level.
     waiting: usize,
+    /// The queues of the next level or, for a client address, the jobs.
     content: V,
 }
 
@@ -63,7 +65,8 @@ pub(super) enum PushOutcome<T> {
     Queued,
     /// The new job is queued and has displaced this other job: see [`FairQueue::displaced_owner`].
     Displaced(T),
-    /// No slot: the queue is full and no other owner has more jobs, or it is half full and the client has two slots.
+    /// There is no slot. Either the queue is full and no other owner has more jobs, or the queue is at least half full
+    /// and the client address already has two waiting jobs.
     Refused(T),
 }
 
@@ -85,7 +88,7 @@ pub(super) struct Charge<N, A, C> {
 /// The maximum number of slots of a client address, over all Apps, while the queue is at least half full.
 const MAX_CLIENT_SLOTS_WHEN_CROWDED: usize = 2;
 /// How many turns a namespace gets for one turn of a client that waits in many Apps. A user logs in to one App at a
-/// time, so such a client is a program, which must not get as much as a namespace.
+/// time, so such a client is a program, which must not get as many turns as a namespace.
 const TURNS_PER_MULTI_APP_TURN: u32 = 4;
 /// The maximum number of clients' queues per slot, including queues that only record used time. A queue takes about 150
 /// bytes.
@@ -145,9 +148,9 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
         let taken = take(&mut queue.content)?;
         queue.waiting -= 1;
         if queue.waiting == 0
-            && let Some(place) = queue.position.take()
+            && let Some(position) = queue.position.take()
         {
-            self.schedule.remove(&place);
+            self.schedule.remove(&position);
         }
         Some(taken)
     }
@@ -155,10 +158,10 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
     /// Replaces the expected time of a job by the time that it took.
     fn correct_charge(&mut self, key: &K, expected: Duration, took: Duration) -> Option<&mut V> {
         let queue = self.queues.get_mut(key)?;
-        let settled = |charged: Duration| charged.saturating_sub(expected) + took;
-        queue.finish_time = settled(queue.finish_time);
+        let corrected = |charged: Duration| charged.saturating_sub(expected) + took;
+        queue.finish_time = corrected(queue.finish_time);
         if let Some((due, _)) = queue.position {
-            queue.reposition(settled(due), &mut self.next_sequence, &mut self.schedule, key);
+            queue.reposition(corrected(due), &mut self.next_sequence, &mut self.schedule, key);
         }
         Some(&mut queue.content)
     }
@@ -173,8 +176,8 @@ impl<V> SubQueue<V> {
         schedule: &mut BTreeMap<(Duration, u64), K>,
         key: &K,
     ) {
-        if let Some(place) = self.position.take() {
-            schedule.remove(&place);
+        if let Some(position) = self.position.take() {
+            schedule.remove(&position);
         }
         *next_sequence += 1;
         self.position = Some((due, *next_sequence));
@@ -197,6 +200,11 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
 
     pub(super) fn len(&self) -> usize {
         self.length
+    }
+
+    /// Changes the number of slots. If more jobs wait than there are slots, they keep their places.
+    pub(super) fn set_capacity(&mut self, capacity: usize) {
+        self.capacity = capacity;
     }
 
     /// Whether a push would be accepted now.
@@ -256,9 +264,9 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         self.length += 1;
         let apps = self.namespaces.enqueue(&owner.namespace, delay, FairScheduler::new);
         let clients = apps.enqueue(&owner.app, delay, FairScheduler::new);
-        let known = clients.queues.len();
+        let queues_before = clients.queues.len();
         clients.enqueue(&owner.client, delay, Vec::new).push(job);
-        self.client_queues += clients.queues.len() - known;
+        self.client_queues += clients.queues.len() - queues_before;
         if self.client_queues > self.capacity * CLIENT_QUEUES_PER_SLOT {
             self.drop_idle_queues();
         }
@@ -293,16 +301,16 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
 
     /// Drops the queues without jobs, to bound memory. The time that these queues used is forgotten.
     fn drop_idle_queues(&mut self) {
-        let mut left = 0;
+        let mut remaining_queues = 0;
         self.namespaces.queues.retain(|_, namespace| {
             namespace.content.queues.retain(|_, app| {
                 app.content.queues.retain(|_, client| client.waiting > 0);
-                left += app.content.queues.len();
+                remaining_queues += app.content.queues.len();
                 app.waiting > 0
             });
             namespace.waiting > 0
         });
-        self.client_queues = left;
+        self.client_queues = remaining_queues;
     }
 
     fn is_client_limit_reached(&self, client: &C) -> bool {
@@ -317,19 +325,19 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
     /// client) at which the two owners differ.
     fn displaced_owner(&self, owner: &JobOwner<N, A, C>) -> Option<JobOwner<N, A, C>> {
         let (namespace, apps) = self.namespaces.longest()?;
-        let mut shared = *namespace == owner.namespace;
-        if !shared && apps.waiting <= self.namespaces.waiting(&owner.namespace) + 1 {
+        let mut is_same_so_far = *namespace == owner.namespace;
+        if !is_same_so_far && apps.waiting <= self.namespaces.waiting(&owner.namespace) + 1 {
             return None;
         }
         let (app, clients) = apps.content.longest()?;
-        if shared && *app != owner.app {
+        if is_same_so_far && *app != owner.app {
             if clients.waiting <= apps.content.waiting(&owner.app) + 1 {
                 return None;
             }
-            shared = false;
+            is_same_so_far = false;
         }
         let (client, jobs) = clients.content.longest()?;
-        if shared && (*client == owner.client || jobs.waiting <= clients.content.waiting(&owner.client) + 1) {
+        if is_same_so_far && (*client == owner.client || jobs.waiting <= clients.content.waiting(&owner.client) + 1) {
             return None;
         }
         Some(JobOwner { namespace: namespace.clone(), app: app.clone(), client: client.clone() })
@@ -445,8 +453,8 @@ mod tests {
         assert_eq!(queue.add(only_app_owner(name(200), 3), 1001), PushOutcome::Queued);
         let order = drain(&mut queue);
         for item in [1000, 1001] {
-            let before = order.iter().position(|other| *other == item);
-            assert!(before.is_some_and(|before| before <= 3), "{item}: {order:?}");
+            let position = order.iter().position(|other| *other == item);
+            assert!(position.is_some_and(|position| position <= 3), "{item}: {order:?}");
         }
     }
 
@@ -460,14 +468,14 @@ mod tests {
             queue.add(only_app_owner("shop", client), client.into());
         }
         // Each job is followed by another one of the same owner.
-        let mut scattered = 0;
+        let mut multi_app_turns = 0;
         for _ in 0..1000 {
             let job = queue.pop(JOB).unwrap();
             queue.correct_charge(&job.charge, JOB);
-            scattered += u32::from(job.job < 64);
+            multi_app_turns += u32::from(job.job < 64);
             assert_eq!(queue.add(job.charge.owner, job.job), PushOutcome::Queued);
         }
-        assert!((150..=250).contains(&scattered), "{scattered} of 1000");
+        assert!((150..=250).contains(&multi_app_turns), "{multi_app_turns} of 1000");
     }
 
     #[test]
@@ -479,8 +487,8 @@ mod tests {
         for item in 100..120 {
             queue.add(only_app_owner("shop", 2), item);
         }
-        let office = (0..20).filter(|_| queue.next().is_some_and(|item| item < 100)).count();
-        assert_eq!(office, 10);
+        let office_turns = (0..20).filter(|_| queue.next().is_some_and(|item| item < 100)).count();
+        assert_eq!(office_turns, 10);
     }
 
     #[test]
@@ -504,7 +512,7 @@ mod tests {
     #[test]
     fn used_time_counts_after_a_queue_was_empty_and_idle_time_gives_no_credit() {
         let mut queue = Queue::new(100);
-        // Both queues are busy; the only job of the first takes long.
+        // Both Apps have jobs. The only job of `slow` takes ten times as long as expected.
         queue.add(only_app_owner("slow", 1), 0);
         for number in 0..30 {
             queue.add(only_app_owner("busy", 2), 100 + number);
@@ -513,14 +521,14 @@ mod tests {
         queue.add(only_app_owner("slow", 1), 1);
         let order: Vec<_> = (0..11).map_while(|_| queue.next_taking(JOB)).collect();
         let turn = order.iter().position(|item| *item == 1);
-        assert!(turn.is_some_and(|turn| turn >= 9), "it waits as long as its first job took: {order:?}");
+        assert!(turn.is_some_and(|turn| turn >= 9), "the second job waits as long as the first job took: {order:?}");
         // A queue that starts late gets one turn, not the turns that it missed.
         queue.add(only_app_owner("late", 3), 200);
         queue.add(only_app_owner("late", 3), 201);
         queue.add(only_app_owner("late", 3), 202);
         let order: Vec<_> = (0..6).map_while(|_| queue.next_taking(JOB)).collect();
-        let late: Vec<_> = order.iter().map(|item| *item >= 200).collect();
-        assert!(!late.windows(2).any(|pair| pair == [true, true]), "{order:?}");
+        let is_late: Vec<_> = order.iter().map(|item| *item >= 200).collect();
+        assert!(!is_late.windows(2).any(|pair| pair == [true, true]), "{order:?}");
     }
 
     #[test]
@@ -576,8 +584,8 @@ mod tests {
             }
         }
         assert!(refused > 200 && refused < 1800, "{refused}");
-        let left = queue.len();
-        assert_eq!(drain(&mut queue).len(), left);
+        let remaining = queue.len();
+        assert_eq!(drain(&mut queue).len(), remaining);
     }
 
     #[test]

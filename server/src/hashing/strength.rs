@@ -4,24 +4,25 @@ use zxcvbn::{Entropy, zxcvbn};
 
 use crate::domain::password::MAX_PASSWORD_CHARS;
 
-/// The most characters that zxcvbn scores at once. Its time grows with the square of the length. zxcvbn also computes a
-/// power of 4, the average number of neighbours of a key; the exponent is the number of turns of a keyboard pattern. A
-/// pattern of 32 characters has at most 31 turns: 4^31 fits in 64 bits, 4^32 does not.
+/// The most characters that zxcvbn scores at once. Its time grows with the square of the length. For a keyboard
+/// pattern, zxcvbn also computes 4^turns, because a key has 4 neighbours on average. A pattern of 32 characters has at
+/// most 31 turns: 4^31 fits in 64 bits, 4^32 does not.
 const MAX_SCORED_CHARS: usize = 32;
-/// The most keypad keys in a row. A keypad key has 5 neighbours: 5^27 fits in 64 bits, 5^28 does not.
+/// The most keypad keys in a row. A keypad key has 5 neighbours on average, and 28 keys have at most 27 turns: 5^27
+/// fits in 64 bits, 5^28 does not.
 const MAX_KEYPAD_RUN: usize = 28;
 /// The keys of the two keypads of zxcvbn.
 const KEYPAD: &str = "0123456789*+-./=";
-/// The maximum number of guess words; further ones are ignored. An ordinary address and name give fewer than 15.
+/// The maximum number of guess words; further ones are ignored. An ordinary email address and name give fewer than 15.
 const MAX_GUESSES: usize = 24;
-/// zxcvbn searches its dictionaries once per reading of the l33t symbols, and the time of a search grows with the
-/// square of the length. The limit is the cost of the longest scored part if all its symbols are digits: digits have at
-/// most 8 readings.
+/// The maximum number of readings, multiplied by the square of the length. zxcvbn searches its dictionaries once per
+/// reading of the l33t symbols, and the time of a search grows with the square of the length. Digits have at most 8
+/// readings, so a part of the maximum length that has only digits is within the limit.
 const MAX_SEARCH_COST: usize = 8 * MAX_SCORED_CHARS * MAX_SCORED_CHARS;
 /// The shortest guess word, and the shortest repetition, that is removed from a long password before the password is
-/// split.
+/// split, in characters.
 const MIN_REMOVED_CHARS: usize = 8;
-/// The longest pattern that is scored with the next part if the split may have broken it.
+/// The longest pattern, in characters, that is scored with the next part if the split may have broken it.
 const MAX_BROKEN_CHARS: usize = 12;
 /// The fewest guesses for each score above 0, as in zxcvbn.
 const SCORE_THRESHOLDS: [u64; 4] = [1_005, 1_000_005, 100_000_005, 10_000_000_005];
@@ -53,19 +54,19 @@ pub fn score(password: &str, guesses: &[String]) -> u8 {
             guess.clear();
         }
     }
-    let strongest = SCORE_THRESHOLDS[SCORE_THRESHOLDS.len() - 1];
+    let highest_threshold = SCORE_THRESHOLDS[SCORE_THRESHOLDS.len() - 1];
     let mut attempts: u64 = 1;
-    let mut rest = &chars[..];
-    while !rest.is_empty() && attempts < strongest {
-        let part = &rest[..rest.len().min(MAX_SCORED_CHARS)];
+    let mut unscored = &chars[..];
+    while !unscored.is_empty() && attempts < highest_threshold {
+        let part = &unscored[..unscored.len().min(MAX_SCORED_CHARS)];
         let mut estimated = estimate(part, &guesses);
         // A pattern that the split may have broken is scored with the next part, because half of a word would look like
         // random characters.
         let end = start_near_the_end(&estimated);
-        rest = match end {
-            Some(end) if part.len() < rest.len() => {
+        unscored = match end {
+            Some(end) if part.len() < unscored.len() => {
                 estimated = estimate(&part[..end], &guesses);
-                &rest[end..]
+                &unscored[end..]
             }
             // Either nothing follows, or the last pattern is long and may go on: what follows is not scored.
             _ => &[],
@@ -85,7 +86,8 @@ fn estimate(part: &[char], guesses: &[String]) -> Entropy {
     zxcvbn(&part.iter().collect::<String>(), &guesses)
 }
 
-/// The start of the first pattern that the split at the end of a part of maximum length may have broken.
+/// The start of the first pattern that begins in the last [`MAX_BROKEN_CHARS`] characters of a part of maximum length.
+/// The split at the end of the part may have broken this pattern.
 fn start_near_the_end(estimated: &Entropy) -> Option<usize> {
     let mut starts = estimated.sequence().iter().map(|pattern| pattern.i);
     starts.find(|start| *start >= MAX_SCORED_CHARS - MAX_BROKEN_CHARS)
@@ -133,7 +135,7 @@ fn fold_lookalikes(char: char) -> char {
 
 /// Keeps one copy of each repetition, starting with the shortest period.
 fn without_repeats(mut chars: Vec<char>) -> Vec<char> {
-    let close = |kept: &mut Vec<char>, run: usize, period: usize| {
+    let drop_copies = |kept: &mut Vec<char>, run: usize, period: usize| {
         if run >= period && run + period >= MIN_REMOVED_CHARS {
             let second_copy = kept.len() - run;
             kept.drain(second_copy..second_copy + run / period * period);
@@ -148,12 +150,12 @@ fn without_repeats(mut chars: Vec<char>) -> Vec<char> {
             if at >= period && chars[at - period] == *char {
                 run += 1;
             } else {
-                close(&mut kept, run, period);
+                drop_copies(&mut kept, run, period);
                 run = 0;
             }
             kept.push(*char);
         }
-        close(&mut kept, run, period);
+        drop_copies(&mut kept, run, period);
         chars = kept;
         period += 1;
     }
@@ -291,8 +293,8 @@ mod tests {
             usize::try_from(self.0 >> 33).unwrap() % bound
         }
 
-        fn pick<'a>(&mut self, of: &[&'a str]) -> &'a str {
-            of[self.below(of.len())]
+        fn pick<'a>(&mut self, options: &[&'a str]) -> &'a str {
+            options[self.below(options.len())]
         }
 
         fn text(&mut self, alphabet: &str, length: usize) -> String {
@@ -347,8 +349,8 @@ mod tests {
             let length = 8 + numbers.below(33);
             passwords.push(numbers.text(&printable, length));
             passwords.push(numbers.text("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789", length));
-            let own = numbers.pick(&["ada", "Lovelace", "lovelace", "countess", "augusta", "example"]);
-            passwords.push(format!("{own}{}{}", numbers.pick(&WORDS), numbers.pick(&SUFFIXES)));
+            let user_word = numbers.pick(&["ada", "Lovelace", "lovelace", "countess", "augusta", "example"]);
+            passwords.push(format!("{user_word}{}{}", numbers.pick(&WORDS), numbers.pick(&SUFFIXES)));
         }
         passwords
     }
@@ -359,16 +361,16 @@ mod tests {
         assert_eq!(passwords.len(), 1000);
         let guesses = guesses_of_ada();
         let mut scores = [0; 5];
-        let mut differ = Vec::new();
+        let mut differences = Vec::new();
         for password in &passwords {
             let expected = plain_score(password, &guesses);
             scores[usize::from(expected)] += 1;
-            let found = score(password, &guesses);
-            if found != expected {
-                differ.push((password, expected, found));
+            let actual = score(password, &guesses);
+            if actual != expected {
+                differences.push((password, expected, actual));
             }
         }
-        assert!(differ.is_empty(), "{}: {differ:?}", differ.len());
+        assert!(differences.is_empty(), "{}: {differences:?}", differences.len());
         assert!(scores.iter().all(|count| *count >= 10), "all scores occur: {scores:?}");
         assert!(passwords.iter().any(|password| password.len() > MAX_SCORED_CHARS));
     }
@@ -377,36 +379,37 @@ mod tests {
     fn a_long_password_of_a_few_easy_parts_scores_no_higher_than_in_plain_zxcvbn() {
         let mut numbers = Numbers(2);
         let guesses = guesses_of_ada();
-        let own: &[&str] =
+        let user_texts: &[&str] =
             &["ada.lovelace+shop@mail.example-company.co.uk", "ku.oc.ynapmoc-elpmaxe.liam@pohs+ecalevol.ada"];
-        let walks: &[&str] = &["qwertyuiopasdfghjklzxcvbnm", "1234567890qwertyuiop", "zaq12wsxcde34rfvbgt56yhnmju78ik"];
+        let keyboard_patterns: &[&str] =
+            &["qwertyuiopasdfghjklzxcvbnm", "1234567890qwertyuiop", "zaq12wsxcde34rfvbgt56yhnmju78ik"];
         let sequences: &[&str] = &["abcdefghijklmnopqrstuvwxyz", "zyxwvutsrqponmlkjihg", "13579", "αβγδεζηθικλμνξοπ"];
         let words: &[&str] = &["password", "washington", "university", "international", "california", "christopher"];
-        let kinds = [own, walks, sequences, words];
-        let mut judged = 0;
-        let mut raised = Vec::new();
-        while judged < 300 {
-            let (mut password, mut once) = (String::new(), String::new());
+        let kinds = [user_texts, keyboard_patterns, sequences, words];
+        let mut tested = 0;
+        let mut too_high = Vec::new();
+        while tested < 300 {
+            let (mut password, mut unrepeated) = (String::new(), String::new());
             for _ in 0..1 + numbers.below(3) {
                 let kind = numbers.below(kinds.len());
                 let part = numbers.pick(kinds[kind]);
-                if !once.ends_with(part) {
-                    once += part;
+                if !unrepeated.ends_with(part) {
+                    unrepeated += part;
                 }
                 password += &part.repeat(1 + numbers.below(6));
             }
             if !(MAX_SCORED_CHARS + 1..=100).contains(&password.chars().count()) {
                 continue;
             }
-            judged += 1;
+            tested += 1;
             // A repeated part scores like one copy, which plain zxcvbn may rate higher than the repetition.
-            let expected = plain_score(&password, &guesses).max(plain_score(&once, &guesses));
-            let found = score(&password, &guesses);
-            if found > expected {
-                raised.push((password, expected, found));
+            let expected = plain_score(&password, &guesses).max(plain_score(&unrepeated, &guesses));
+            let actual = score(&password, &guesses);
+            if actual > expected {
+                too_high.push((password, expected, actual));
             }
         }
-        assert!(raised.is_empty(), "{}: {raised:?}", raised.len());
+        assert!(too_high.is_empty(), "{}: {too_high:?}", too_high.len());
     }
 
     #[test]
@@ -464,7 +467,7 @@ mod tests {
         }
         let mut hostile = Vec::new();
         let nested: Vec<String> = (2..20).map(|length| "a".repeat(length)).collect();
-        let many: Vec<String> = WORDS.iter().map(|word| (*word).to_owned()).collect();
+        let all_words: Vec<String> = WORDS.iter().map(|word| (*word).to_owned()).collect();
         for password in passwords {
             let parts = |size| {
                 let chars: Vec<char> = password.chars().collect();
@@ -474,7 +477,7 @@ mod tests {
             hostile.push((password.clone(), vec![password.clone()]));
             hostile.push((password.clone(), parts(3)));
             hostile.push((password.clone(), nested.clone()));
-            hostile.push((password.clone(), [parts(5), many.clone()].concat()));
+            hostile.push((password.clone(), [parts(5), all_words.clone()].concat()));
         }
         // The guess words of an address and a name of maximum length.
         let local = "ab.".repeat(21) + "x";
@@ -484,9 +487,9 @@ mod tests {
         hostile
     }
 
-    /// The shortest of three times: other load on the machine only adds to it.
+    /// The shortest of ten times: other load on the machine only adds to it.
     fn shortest_time(mut work: impl FnMut()) -> Duration {
-        let times = (0..3).map(|_| {
+        let times = (0..10).map(|_| {
             let started = Instant::now();
             work();
             started.elapsed()
@@ -497,7 +500,7 @@ mod tests {
     #[test]
     fn no_password_takes_as_long_to_score_as_to_hash() {
         score("The first call reads the dictionaries.", &[]);
-        let mut engine = Argon2Engine::default();
+        let mut engine = Argon2Engine::new(argon2_simd::Kernel::fastest());
         let hash = shortest_time(|| drop(engine.hash(&Password::new("x"), &[7; 16])));
         for (password, guesses) in hostile_passwords() {
             let took = shortest_time(|| assert!(score(&password, &guesses) <= 4));
@@ -533,8 +536,8 @@ mod tests {
         {
             assert_eq!(of(text), expected, "{text}");
         }
-        let mut most: Vec<char> = "4@8({[<3691!|70$5+%2".repeat(2)[..MAX_SCORED_CHARS].chars().collect();
-        limit_readings(&mut most, &mut []);
-        assert_eq!(count_readings(&most), 8);
+        let mut all_symbols: Vec<char> = "4@8({[<3691!|70$5+%2".repeat(2)[..MAX_SCORED_CHARS].chars().collect();
+        limit_readings(&mut all_symbols, &mut []);
+        assert_eq!(count_readings(&all_symbols), 8);
     }
 }

@@ -54,8 +54,8 @@ struct NotListed(ServiceAccount);
 // === impl Bearer ===
 
 impl<'a> Bearer<'a> {
-    pub fn from_headers(request: &'a HeaderMap) -> Self {
-        let mut fields = request.get_all(AUTHORIZATION).iter();
+    pub fn from_headers(headers: &'a HeaderMap) -> Self {
+        let mut fields = headers.get_all(AUTHORIZATION).iter();
         let only = match (fields.next(), fields.next()) {
             (None, _) => return Self::None,
             (Some(only), None) => only,
@@ -106,16 +106,16 @@ pub async fn authenticate_again<S: Ports>(
 pub async fn forward_auth_session<S: Ports>(
     state: &State<S>,
     app: &App,
-    request: &HeaderMap,
+    headers: &HeaderMap,
 ) -> Result<Arc<LiveSession>, Problem> {
-    let token = bearer_token(app, request)?;
-    let look = |user, session| state.stores.session(app.id(), user, session);
-    let admitted = state.token_cache.authenticate(&state.env, app, token, Instant::now(), look).await;
-    admitted.map_err(|error| session_problem(app, error))
+    let token = bearer_token(app, headers)?;
+    let find_session = |user, session| state.stores.session(app.id(), user, session);
+    let authenticated = state.token_cache.authenticate(&state.env, app, token, Instant::now(), find_session).await;
+    authenticated.map_err(|error| session_problem(app, error))
 }
 
-fn bearer_token<'a>(app: &App, request: &'a HeaderMap) -> Result<&'a str, Problem> {
-    match Bearer::from_headers(request) {
+fn bearer_token<'a>(app: &App, headers: &'a HeaderMap) -> Result<&'a str, Problem> {
+    match Bearer::from_headers(headers) {
         Bearer::None => Err(invalid_token(app, false)),
         Bearer::Malformed => Err(invalid_token(app, true)),
         Bearer::Token(token) => Ok(token),
@@ -134,9 +134,9 @@ fn session_problem(app: &App, error: AuthenticationError) -> Problem {
 pub async fn authenticate_administrator<S: Ports>(
     state: &State<S>,
     app: &App,
-    request: &HeaderMap,
+    headers: &HeaderMap,
 ) -> Result<Administrator, Problem> {
-    let token = match Bearer::from_headers(request) {
+    let token = match Bearer::from_headers(headers) {
         Bearer::None => return Err(invalid_client(app, false)),
         Bearer::Malformed => return Err(invalid_client(app, true)),
         Bearer::Token(token) => token,
@@ -186,7 +186,8 @@ pub fn invalid_token(app: &App, has_token: bool) -> Problem {
     )
 }
 
-/// The challenge that every 401 carries (RFC 9110, 15.5.2). RFC 6750, 3 requires a parameter, hence the realm.
+/// The challenge that every 401 carries (RFC 9110, 15.5.2). RFC 6750, 3 requires at least one parameter, so each
+/// challenge contains the realm.
 pub fn challenge(app: &App, error: Option<ErrorCode>) -> HeaderValue {
     let realm = app.id();
     let text = match error {

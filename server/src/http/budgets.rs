@@ -187,7 +187,7 @@ impl Budgets {
         self.request_bytes.used() + self.further_requests.used()
     }
 
-    /// Starts to count a request. `alone`: no other request of its connection is running.
+    /// Starts to count a request. `is_alone`: no other request of its connection is running.
     ///
     /// # Errors
     ///
@@ -195,10 +195,10 @@ impl Budgets {
     pub(super) fn begin_request(
         &self,
         client: ClientAddress,
-        alone: bool,
+        is_alone: bool,
         parts: &Parts,
     ) -> Result<RequestMemory, Exhausted> {
-        let further = if alone { 0 } else { FURTHER_REQUEST_COST };
+        let further = if is_alone { 0 } else { FURTHER_REQUEST_COST };
         let mut memory = RequestMemory {
             allowance: ALLOWANCE,
             permit: self.request_bytes.empty_permit(Some(client)),
@@ -357,7 +357,7 @@ mod tests {
             let mut held = Vec::new();
             let mut most_of_client = 0;
             for last in 0..=u8::MAX {
-                // The first refusal, and those of the first three early returns, are not held.
+                // The first refusal and the refusals of the first three early returns are not held.
                 for _ in 0..4 {
                     assert!(hold(client(last)).is_none());
                 }
@@ -384,8 +384,8 @@ mod tests {
         let budgets = Budgets::new(256 << 20, 256);
         let _all = budgets.request_bytes.try_acquire(None, 16 * MIB).unwrap();
         // The second iteration is an additional request on an HTTP/2 connection.
-        for alone in [true, false] {
-            let mut login = budgets.begin_request(client(1), alone, &parts()).unwrap();
+        for is_alone in [true, false] {
+            let mut login = budgets.begin_request(client(1), is_alone, &parts()).unwrap();
             login.try_acquire(4096).unwrap();
             assert_eq!(login.try_acquire(8192), Err(Exhausted), "a larger one needs the budget");
         }
@@ -451,7 +451,7 @@ mod tests {
             }
             connections.push(connection);
         }
-        // 56 KiB each, out of 8 MiB.
+        // Each large head costs 56 KiB. The large heads of all proxies together can cost 8 MiB.
         assert_eq!(connections.len(), 146);
         for last in 0..4 {
             let mut other = slots.admit(slots.acquire_slot().await, [192, 0, 2, last].into(), false, &budgets).unwrap();

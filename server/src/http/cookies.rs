@@ -59,8 +59,8 @@ impl FlowCookies {
     }
 
     /// The cookies of the browser's current flows.
-    pub fn from_request(self, request: &HeaderMap) -> Vec<FlowCookie<'_>> {
-        let fields = request.get_all(COOKIE).iter().filter_map(|field| field.to_str().ok());
+    pub fn from_request(self, headers: &HeaderMap) -> Vec<FlowCookie<'_>> {
+        let fields = headers.get_all(COOKIE).iter().filter_map(|field| field.to_str().ok());
         fields.flat_map(|field| field.split(';')).filter_map(|pair| self.parse_pair(pair)).collect()
     }
 
@@ -68,23 +68,25 @@ impl FlowCookies {
         let (name, value) = pair.trim().split_once('=')?;
         let (started_ms, id) = name.strip_prefix(self.prefix())?.strip_prefix(NAME_PREFIX)?.split_once('.')?;
         // Accept only what can be written back into a header unchanged.
-        let plain = |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
-        let started_ms = started_ms.parse().ok().filter(|_| plain(started_ms) && plain(id))?;
+        let is_header_safe = |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+        let started_ms = started_ms.parse().ok().filter(|_| is_header_safe(started_ms) && is_header_safe(id))?;
         Some(FlowCookie { name, started_ms, id, value })
     }
 
-    /// The headers that add a flow to the browser and clear the oldest flows beyond the maximum.
+    /// The headers that store the cookie of a flow in the browser, and clear the cookies of the oldest flows beyond the
+    /// maximum.
     pub fn add(
         self,
         sent: &[FlowCookie<'_>],
         id: &FlowId,
         now: OffsetDateTime,
         sealed: &str,
-        seconds: i64,
+        lifetime_seconds: i64,
     ) -> Vec<(HeaderName, HeaderValue)> {
         let started_ms = now.unix_timestamp_nanos() / 1_000_000;
         let name = format!("{}{NAME_PREFIX}{started_ms}.{}", self.prefix(), id.as_str());
-        let mut headers = vec![set_cookie(format!("{name}={sealed}; Max-Age={seconds}; {}", self.attributes()))];
+        let mut headers =
+            vec![set_cookie(format!("{name}={sealed}; Max-Age={lifetime_seconds}; {}", self.attributes()))];
         let mut sent = sent.to_vec();
         sent.sort_by_key(|cookie| std::cmp::Reverse(cookie.started_ms));
         headers.extend(sent.get(MAX_FLOWS - 1..).unwrap_or_default().iter().map(|cookie| self.clear(cookie)));
@@ -172,14 +174,14 @@ mod tests {
         let cookies = FlowCookies::Secure;
         let begin =
             |sent: &[FlowCookie<'_>], minute| cookies.add(sent, &id(), NOW + Duration::minutes(minute), "sealed", 600);
-        let mut alive: Vec<_> = [3, 0, 2].into_iter().flat_map(|minute| begin(&[], minute)).collect();
-        let request = cookie_header(&alive);
+        let mut stored_cookies: Vec<_> = [3, 0, 2].into_iter().flat_map(|minute| begin(&[], minute)).collect();
+        let request = cookie_header(&stored_cookies);
         assert_eq!(begin(&cookies.from_request(&request), 4).len(), 1);
-        alive.extend(begin(&[], 4));
-        let request = cookie_header(&alive);
+        stored_cookies.extend(begin(&[], 4));
+        let request = cookie_header(&stored_cookies);
         let headers = begin(&cookies.from_request(&request), 5);
         assert_eq!(headers.len(), 2);
-        let oldest = text(&alive)[1].split('=').next().unwrap().to_owned();
+        let oldest = text(&stored_cookies)[1].split('=').next().unwrap().to_owned();
         assert!(text(&headers)[1].starts_with(&format!("{oldest}=; Max-Age=0;")), "{headers:?}");
     }
 

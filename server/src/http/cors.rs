@@ -34,8 +34,8 @@ pub enum Cors {
 // === impl Cors ===
 
 impl Cors {
-    pub fn from_request(request: &HeaderMap, allowed: &[Origin]) -> Self {
-        let mut origins = request.get_all(ORIGIN).iter();
+    pub fn from_request(headers: &HeaderMap, allowed: &[Origin]) -> Self {
+        let mut origins = headers.get_all(ORIGIN).iter();
         let (Some(origin), None) = (origins.next(), origins.next()) else { return Self::Unlisted };
         if allowed.iter().any(|allowed| allowed.as_str().as_bytes() == origin.as_bytes()) {
             Self::Listed(origin.clone())
@@ -61,12 +61,12 @@ impl Cors {
     }
 
     /// The response to OPTIONS.
-    pub fn options(&self, request: &HeaderMap, allow: &'static str) -> Response {
+    pub fn options(&self, request_headers: &HeaderMap, allow: &'static str) -> Response {
         let mut response = response::empty(StatusCode::NO_CONTENT);
         let headers = response.headers_mut();
         headers.insert(ALLOW, HeaderValue::from_static(allow));
         headers.insert(VARY, VARY_PREFLIGHT);
-        if matches!(self, Self::Listed(_)) && request.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
+        if matches!(self, Self::Listed(_)) && request_headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
             headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(allow));
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, ALLOWED_HEADERS);
             headers.insert(ACCESS_CONTROL_MAX_AGE, MAX_AGE);
@@ -89,9 +89,9 @@ mod tests {
 
     #[test]
     fn an_origin_must_match_exactly() {
-        let of = |origins: &[&'static str]| Cors::from_request(&origin_headers(origins), &listed());
-        assert_eq!(of(&["https://shop.example.com"]), Cors::Listed("https://shop.example.com".parse().unwrap()));
-        assert_eq!(of(&["http://localhost:3000"]), Cors::Listed("http://localhost:3000".parse().unwrap()));
+        let cors_for = |origins: &[&'static str]| Cors::from_request(&origin_headers(origins), &listed());
+        assert_eq!(cors_for(&["https://shop.example.com"]), Cors::Listed("https://shop.example.com".parse().unwrap()));
+        assert_eq!(cors_for(&["http://localhost:3000"]), Cors::Listed("http://localhost:3000".parse().unwrap()));
         for origins in [
             &[][..],
             &["null"],
@@ -104,7 +104,7 @@ mod tests {
             &["https://shop.example.com.evil.example"],
             &["https://shop.example.com", "https://shop.example.com"],
         ] {
-            assert_eq!(of(origins), Cors::Unlisted, "{origins:?}");
+            assert_eq!(cors_for(origins), Cors::Unlisted, "{origins:?}");
         }
     }
 

@@ -77,7 +77,7 @@ error_codes! {
     AppNotFound = NOT_FOUND, "app_not_found", "There is no App with this appID.";
     ProviderNotFound = NOT_FOUND, "provider_not_found", "The App has no provider of this name.";
     MethodNotAllowed = METHOD_NOT_ALLOWED, "method_not_allowed", "The path does not support this method; `Allow` lists those that it supports.";
-    EmailTaken = CONFLICT, "email_taken", "The email address has an account (only with enumeration protection `Disabled`, and for administrators).";
+    EmailTaken = CONFLICT, "email_taken", "The email address has an account (returned only if enumeration protection is `Disabled`).";
     AccountLinkRequired = CONFLICT, "account_link_required", "The email address has an account that this provider cannot be linked to by address (only with enumeration protection `Disabled`).";
     LastIdentity = CONFLICT, "last_identity", "The identity is the last way to log in to the account.";
     PayloadTooLarge = PAYLOAD_TOO_LARGE, "payload_too_large", "The body is larger than 64 KiB.";

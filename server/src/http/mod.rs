@@ -71,8 +71,8 @@ pub fn admin_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budge
     Service::new(admin::AdminEndpoints, state, metrics, budgets, slots)
 }
 
-/// The service of the operations listener. `drain` is the drain of this listener. When the listener stops accepting
-/// connections, the revision streams end.
+/// The service of the operations listener. `drain` must be the drain of this listener: when the listener stops
+/// accepting connections, the revision streams end.
 pub fn ops_service<S: Ports>(
     state: Arc<State<S>>,
     metrics: HttpMetrics,

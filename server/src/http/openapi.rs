@@ -87,15 +87,15 @@ mod tests {
     }
 
     /// Adds every `$ref` of a document to `found`.
-    fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+    fn collect_references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
         match value {
             Value::Object(object) => {
                 if let Some(Value::String(reference)) = object.get("$ref") {
                     found.push(reference);
                 }
-                object.values().for_each(|inner| references(inner, found));
+                object.values().for_each(|inner| collect_references(inner, found));
             }
-            Value::Array(items) => items.iter().for_each(|inner| references(inner, found)),
+            Value::Array(items) => items.iter().for_each(|inner| collect_references(inner, found)),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
     }
@@ -104,7 +104,7 @@ mod tests {
     fn every_reference_resolves() {
         let document = generated();
         let mut found = Vec::new();
-        references(&document, &mut found);
+        collect_references(&document, &mut found);
         assert!(found.len() > 50);
         for reference in found {
             let pointer = reference.strip_prefix('#').unwrap();

@@ -128,7 +128,7 @@ trait DynPipeline: Send + Sync {
         self: Arc<Self>,
         request: Request<Incoming>,
         peer: IpAddr,
-        alone: bool,
+        is_alone: bool,
         body_timeout: Duration,
     ) -> Pin<Box<dyn Future<Output = PipelineResponse> + Send>>;
 
@@ -197,16 +197,16 @@ impl Service {
         Self { pipeline, slots, running: TaskTracker::new(), timeouts: Timeouts::DEFAULT }
     }
 
-    /// Handles a request in its own task. The task keeps the slot of the connection. `alone`: no other request of the
-    /// connection was running when this request arrived.
+    /// Handles a request in its own task. The task keeps the slot of the connection. `is_alone`: no other request of
+    /// the connection was running when this request arrived.
     pub(super) async fn handle(
         &self,
         request: Request<Incoming>,
         peer: IpAddr,
-        alone: bool,
+        is_alone: bool,
         slot: Arc<SlotPermit>,
     ) -> PipelineResponse {
-        let response = Arc::clone(&self.pipeline).handle(request, peer, alone, self.timeouts.body);
+        let response = Arc::clone(&self.pipeline).handle(request, peer, is_alone, self.timeouts.body);
         let response = response.inspect(move |_| drop(slot));
         // The pipeline catches panics of handlers. The task ends without a response only when the runtime shuts down.
         let no_response = |_| PipelineResponse { response: Problem::server_error().to_response(""), held: None };
@@ -278,10 +278,10 @@ impl<E: Endpoints, S: Send + Sync + 'static> DynPipeline for Pipeline<E, S> {
         self: Arc<Self>,
         request: Request<Incoming>,
         peer: IpAddr,
-        alone: bool,
+        is_alone: bool,
         body_timeout: Duration,
     ) -> Pin<Box<dyn Future<Output = PipelineResponse> + Send>> {
-        Box::pin(async move { self.handle_request(request, peer, alone, body_timeout).await })
+        Box::pin(async move { self.handle_request(request, peer, is_alone, body_timeout).await })
     }
 
     fn head_timeout_response(&self) -> Vec<u8> {
@@ -332,7 +332,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
         &self,
         request: Request<Incoming>,
         peer: IpAddr,
-        alone: bool,
+        is_alone: bool,
         body_timeout: Duration,
     ) -> PipelineResponse {
         let started = Instant::now();
@@ -340,7 +340,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
         self.budgets.refusals().log_omitted(started);
         let (parts, body) = request.into_parts();
         let client = self.client(&parts.headers, peer);
-        let memory = self.budgets.begin_request(client.client_address(), alone, &parts);
+        let memory = self.budgets.begin_request(client.client_address(), is_alone, &parts);
         let lookup = self.endpoints.find(&parts.method, parts.uri.path());
         let context = self.request_context(started, &parts, peer, &client, &lookup);
 
@@ -415,13 +415,13 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
             }
             Err(problem) => (problem.to_response(&context.id), Some(Arc::new(problem))),
         };
-        let closes = problem.as_ref().is_some_and(|problem| problem.closes_connection);
+        let closes_connection = problem.as_ref().is_some_and(|problem| problem.closes_connection);
         let (held, is_logged) = match problem {
             Some(problem) => self.record_problem(context, &problem, response.status()),
             None => (None, true),
         };
         context.cors.apply(response.headers_mut());
-        set_common_headers(&mut response, &context.method, context.version, closes, &context.id);
+        set_common_headers(&mut response, &context.method, context.version, closes_connection, &context.id);
 
         let (status, duration) = (response.status(), context.started.elapsed());
         request_span::record_status(&context.trace_span, status);
@@ -518,15 +518,16 @@ fn log_response<E: Endpoints>(context: &RequestContext<E::Route>, status: Status
 }
 
 /// Adds the headers that every response has, and applies what HEAD and the version of HTTP require.
-fn set_common_headers(response: &mut Response, method: &Method, version: Version, closes: bool, id: &str) {
+fn set_common_headers(response: &mut Response, method: &Method, version: Version, closes_connection: bool, id: &str) {
     let exact = response.body().size_hint().exact();
-    let closes = closes || matches!(response.status(), StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE);
+    let closes_connection =
+        closes_connection || matches!(response.status(), StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE);
     let headers = response.headers_mut();
     headers.insert(X_REQUEST_ID, HeaderValue::try_from(id).expect("a request id is ASCII"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     // The rest of the request is not read, so the connection must close (RFC 9112, 9.3). HTTP/2 has no `Connection`
     // header.
-    if closes && version <= Version::HTTP_11 {
+    if closes_connection && version <= Version::HTTP_11 {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     if method == Method::HEAD {

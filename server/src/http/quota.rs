@@ -1,4 +1,4 @@
-//! A number of units that all clients share, with a limit per client address and per IPv6 site (/48).
+//! Quotas: a fixed number of units that all clients share, with a limit per client address and per IPv6 site (/48).
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -24,8 +24,8 @@ pub struct Quota {
 #[derive(Debug, Default)]
 struct QuotaState {
     used: usize,
-    clients: HashMap<ClientAddress, usize>,
-    sites: HashMap<Ipv6Site, usize>,
+    units_per_client: HashMap<ClientAddress, usize>,
+    units_per_site: HashMap<Ipv6Site, usize>,
 }
 
 /// Units of a quota, released when this is dropped.
@@ -92,18 +92,18 @@ impl QuotaPermit {
             return Err(Exhausted);
         }
         if let Some(client) = self.client {
-            let held = state.clients.get(&client).copied().unwrap_or(0).saturating_add(units);
+            let held = state.units_per_client.get(&client).copied().unwrap_or(0).saturating_add(units);
             if held > self.quota.per_client {
                 return Err(Exhausted);
             }
             if let Some(site) = client.ipv6_site() {
-                let held_by_site = state.sites.get(&site).copied().unwrap_or(0).saturating_add(units);
+                let held_by_site = state.units_per_site.get(&site).copied().unwrap_or(0).saturating_add(units);
                 if held_by_site > self.quota.per_site {
                     return Err(Exhausted);
                 }
-                state.sites.insert(site, held_by_site);
+                state.units_per_site.insert(site, held_by_site);
             }
-            state.clients.insert(client, held);
+            state.units_per_client.insert(client, held);
         }
         state.used = used;
         self.units += units;
@@ -119,9 +119,9 @@ impl Drop for QuotaPermit {
         let mut state = self.quota.state.lock();
         state.used -= self.units;
         if let Some(client) = self.client {
-            release(&mut state.clients, client, self.units);
+            release(&mut state.units_per_client, client, self.units);
             if let Some(site) = client.ipv6_site() {
-                release(&mut state.sites, site, self.units);
+                release(&mut state.units_per_site, site, self.units);
             }
         }
     }
@@ -130,11 +130,11 @@ impl Drop for QuotaPermit {
 /// Subtracts units from a holder, and removes a holder that has no units left.
 fn release<K: Eq + Hash>(held: &mut HashMap<K, usize>, holder: K, units: usize) {
     if let Entry::Occupied(mut entry) = held.entry(holder) {
-        let left = entry.get().saturating_sub(units);
-        if left == 0 {
+        let remaining = entry.get().saturating_sub(units);
+        if remaining == 0 {
             entry.remove();
         } else {
-            entry.insert(left);
+            entry.insert(remaining);
         }
     }
 }
@@ -161,7 +161,7 @@ mod tests {
         assert!(quota.try_acquire(None, 1).is_err());
         drop((first, second, proxy));
         assert_eq!(quota.used(), 0);
-        assert!(quota.state.lock().clients.is_empty(), "a client without units is not stored");
+        assert!(quota.state.lock().units_per_client.is_empty(), "a client without units is not stored");
         quota.try_acquire(client(1), 40).unwrap();
     }
 
@@ -180,12 +180,12 @@ mod tests {
         let of = |net: usize| Some(ClientAddress::from_ip(format!("2001:db8:7:{net:x}::1").parse().unwrap()));
         let held: Vec<_> = (0..20).filter_map(|net| quota.try_acquire(of(net), 10).ok()).collect();
         assert_eq!(held.len(), 5);
-        assert!(quota.state.lock().clients.len() == 5, "a refused client is not stored");
+        assert!(quota.state.lock().units_per_client.len() == 5, "a refused client is not stored");
         let other = Some(ClientAddress::from_ip("2001:db8:8::1".parse().unwrap()));
         assert!(quota.try_acquire(other, 10).is_ok());
         assert!(quota.try_acquire(client(1), 10).is_ok(), "IPv4 addresses have no site");
         drop(held);
         let state = quota.state.lock();
-        assert!(state.used == 0 && state.clients.is_empty() && state.sites.is_empty());
+        assert!(state.used == 0 && state.units_per_client.is_empty() && state.units_per_site.is_empty());
     }
 }

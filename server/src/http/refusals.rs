@@ -165,21 +165,21 @@ impl ReturningClients {
         retry_after: Duration,
     ) -> Duration {
         let wait = retry_after.min(MAX_REMEMBERED);
-        if let Some(known) = self.clients.get_mut(&client) {
-            if began >= known.retry_at {
-                *known = EarlyReturns { count: 0, sent_at: now, retry_at: now + wait };
+        if let Some(early_returns) = self.clients.get_mut(&client) {
+            if began >= early_returns.retry_at {
+                *early_returns = EarlyReturns { count: 0, sent_at: now, retry_at: now + wait };
                 return Duration::ZERO;
             }
-            if began >= known.sent_at {
-                known.count = known.count.saturating_add(1);
-                known.sent_at = now + hold_duration(known.count);
+            if began >= early_returns.sent_at {
+                early_returns.count = early_returns.count.saturating_add(1);
+                early_returns.sent_at = now + hold_duration(early_returns.count);
             }
-            let hold = hold_duration(known.count);
-            known.retry_at = now + hold + wait;
+            let hold = hold_duration(early_returns.count);
+            early_returns.retry_at = now + hold + wait;
             return hold;
         }
         if self.clients.len() >= MAX_CLIENTS && now >= self.next_sweep {
-            self.clients.retain(|_, known| known.retry_at > now);
+            self.clients.retain(|_, early_returns| early_returns.retry_at > now);
             self.next_sweep = now + SWEEP_INTERVAL;
         }
         if self.clients.len() < MAX_CLIENTS {
@@ -271,20 +271,20 @@ mod tests {
         // Room for 16 held refusals; one client can have two of them.
         let refusals = Refusals::new(16);
         let now = Instant::now();
-        let mut all = Vec::new();
+        let mut held_refusals = Vec::new();
         for number in 0..20 {
             for _ in 0..=FREE_RETURNS {
                 assert!(hold_time(&refusals, number, now).is_none());
             }
             let mut of_client = 0;
             while let Some(held) = refusals.hold(client(number), now, now, RETRY_AFTER) {
-                all.push(held);
+                held_refusals.push(held);
                 of_client += 1;
             }
             assert!(of_client <= 2, "{of_client}");
         }
-        assert_eq!((all.len(), refusals.held_count()), (16, 16));
-        all.clear();
+        assert_eq!((held_refusals.len(), refusals.held_count()), (16, 16));
+        held_refusals.clear();
         assert_eq!(refusals.held_count(), 0);
 
         for number in 0..=u16::MAX {

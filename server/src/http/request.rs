@@ -208,15 +208,16 @@ impl InboundRequest {
     }
 
     async fn read_bytes(&mut self) -> Result<Bytes, Problem> {
-        let declared = self.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-        if declared.is_some_and(|length| length > MAX_BODY as u64) {
+        let declared_length =
+            self.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        if declared_length.is_some_and(|length| length > MAX_BODY as u64) {
             return Err(payload_too_large());
         }
         // The memory for the declared length is acquired before any of the body is read.
-        let declared = declared.and_then(|length| usize::try_from(length).ok());
+        let declared_length = declared_length.and_then(|length| usize::try_from(length).ok());
         let too_late =
             || Problem::invalid_request("the body was not received in time").with_status(StatusCode::REQUEST_TIMEOUT);
-        let collecting = collect_body(&mut self.body, declared, &mut self.memory);
+        let collecting = collect_body(&mut self.body, declared_length, &mut self.memory);
         tokio::time::timeout(self.body_timeout, collecting).await.map_err(|_| too_late())?
     }
 }
@@ -259,14 +260,14 @@ pub fn parse_form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
 
 async fn collect_body(
     body: &mut Incoming,
-    declared: Option<usize>,
+    declared_length: Option<usize>,
     memory: &mut RequestMemory,
 ) -> Result<Bytes, Problem> {
     let over_budget = |Exhausted| Problem::over_budget();
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    let mut reserved = declared.unwrap_or(FIRST_RESERVATION);
+    let mut reserved = declared_length.unwrap_or(FIRST_RESERVATION);
     memory.try_acquire(reserved).map_err(over_budget)?;
     let mut bytes = Vec::with_capacity(reserved);
     while let Some(frame) = body.frame().await {
@@ -278,9 +279,9 @@ async fn collect_body(
         }
         let needed = bytes.len() + data.len();
         if needed > reserved {
-            let step = needed.max(2 * reserved).min(MAX_BODY);
-            memory.try_acquire(step - reserved).map_err(over_budget)?;
-            reserved = step;
+            let new_reserved = needed.max(2 * reserved).min(MAX_BODY);
+            memory.try_acquire(new_reserved - reserved).map_err(over_budget)?;
+            reserved = new_reserved;
             bytes.reserve_exact(reserved - bytes.len());
         }
         bytes.extend_from_slice(&data);
@@ -502,7 +503,7 @@ mod tests {
         assert_eq!(error_of(b"{\"name\": \"\xff\"}"), "the body is not UTF-8");
         assert_eq!(error_of(b"{\"name\": \"\xed\xa0\x80\"}"), "the body is not UTF-8");
         assert_eq!(error_of(b""), "the body is empty; send a JSON object");
-        // The raw byte 0xD9 is not valid UTF-8, although it would be together with the decoded byte.
+        // The raw byte 0xD9 alone is not valid UTF-8. The raw byte and the decoded byte 0xBD together would be.
         assert!(parse_form(b"a=\xd9%BD").is_err() && parse_form(b"a=%D9%BD").is_ok());
         for not_an_object in ["[]", "\"x\"", "1", "null", "true"] {
             assert_eq!(error_of(not_an_object.as_bytes()), "the body is not a JSON object");

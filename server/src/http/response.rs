@@ -69,10 +69,10 @@ pub fn private_empty(status: StatusCode) -> Response {
 }
 
 /// A public document. Clients can use it for five minutes and then validate it by its ETag (RFC 9110, 13.1.2).
-pub fn public_document(bytes: impl Into<Bytes>, request: &HeaderMap) -> Response {
+pub fn public_document(bytes: impl Into<Bytes>, request_headers: &HeaderMap) -> Response {
     let bytes = bytes.into();
     let tag = entity_tag(&bytes);
-    let mut response = if matches_etag(request, &tag) {
+    let mut response = if matches_etag(request_headers, &tag) {
         empty(StatusCode::NOT_MODIFIED)
     } else {
         let mut response = Response::new(full_body(bytes));
@@ -92,15 +92,15 @@ fn entity_tag(bytes: &[u8]) -> String {
 
 /// Whether `If-None-Match` contains the ETag. The comparison is weak, as RFC 9110, 13.1.2 requires. The list can be
 /// split at commas, because our ETags contain none.
-fn matches_etag(request: &HeaderMap, tag: &str) -> bool {
-    let mut listed = request
+fn matches_etag(request_headers: &HeaderMap, tag: &str) -> bool {
+    let mut listed = request_headers
         .get_all(IF_NONE_MATCH)
         .iter()
         .filter_map(|field| field.to_str().ok())
         .flat_map(|field| field.split(','));
-    listed.any(|listed| {
-        let listed = listed.trim();
-        listed == "*" || listed.strip_prefix("W/").unwrap_or(listed) == tag
+    listed.any(|candidate| {
+        let candidate = candidate.trim();
+        candidate == "*" || candidate.strip_prefix("W/").unwrap_or(candidate) == tag
     })
 }
 
@@ -136,9 +136,9 @@ mod tests {
         assert_eq!(first.headers()[CACHE_CONTROL], "public, max-age=300");
         let tag = first.headers()[ETAG].to_str().unwrap().to_owned();
         assert!(tag.starts_with('"') && tag.ends_with('"'), "a strong tag");
-        for known in [tag.clone(), format!("W/{tag}"), format!("\"other\", {tag}"), "*".to_owned()] {
-            let again = public_document("{}", &if_none_match(&known));
-            assert_eq!(again.status(), StatusCode::NOT_MODIFIED, "{known}");
+        for sent_tag in [tag.clone(), format!("W/{tag}"), format!("\"other\", {tag}"), "*".to_owned()] {
+            let again = public_document("{}", &if_none_match(&sent_tag));
+            assert_eq!(again.status(), StatusCode::NOT_MODIFIED, "{sent_tag}");
             assert_eq!(again.headers()[ETAG], tag.as_str());
             assert_eq!(again.headers()[CACHE_CONTROL], "public, max-age=300");
             assert!(!again.headers().contains_key(CONTENT_TYPE));

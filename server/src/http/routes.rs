@@ -136,16 +136,17 @@ enum Segment {
     /// Another placeholder, such as `{SESSION}`: any text that is not empty.
     Parameter,
     /// `{SUFFIX}`: the rest of the path, which can be empty.
-    Rest,
+    Suffix,
 }
 
 static PATHS: LazyLock<Vec<PathPattern>> = LazyLock::new(|| {
     let mut paths: Vec<PathPattern> = Vec::new();
     for route in Route::ALL {
-        let same = |path: &&mut PathPattern| path.routes.iter().any(|other| other.template() == route.template());
-        match paths.iter_mut().find(same) {
+        let has_same_template =
+            |path: &&mut PathPattern| path.routes.iter().any(|other| other.template() == route.template());
+        match paths.iter_mut().find(has_same_template) {
             Some(path) => path.routes.push(*route),
-            None => paths.push(PathPattern::of(*route)),
+            None => paths.push(PathPattern::from_route(*route)),
         }
     }
     for path in &mut paths {
@@ -158,7 +159,7 @@ static PATHS: LazyLock<Vec<PathPattern>> = LazyLock::new(|| {
 /// A pattern that matches the path of a request, with the values of the placeholders.
 #[derive(Clone, Copy)]
 pub struct MatchedPath<'a> {
-    path: &'static PathPattern,
+    pattern: &'static PathPattern,
     /// The text at `{APPID}`. There may be no App with this appID.
     pub app: Option<&'a str>,
     /// The text at `{PROVIDER}` or `{SESSION}`.
@@ -171,7 +172,7 @@ impl Route {
     /// The routes of the path of a request; `None` if there are none. Nothing is decoded or normalized: every path has
     /// exactly one spelling.
     pub fn find(path: &str) -> Option<MatchedPath<'_>> {
-        PATHS.iter().find_map(|known| known.matches(path))
+        PATHS.iter().find_map(|pattern| pattern.matches(path))
     }
 
     /// The path of a route that has no placeholder but `{APPID}`.
@@ -187,11 +188,11 @@ impl Route {
 // === impl PathPattern ===
 
 impl PathPattern {
-    fn of(route: Route) -> Self {
+    fn from_route(route: Route) -> Self {
         let segments = route.template().split('/').map(|segment| match segment {
             "{APPID}" => Segment::App,
             "{PROVIDER}" => Segment::Provider,
-            "{SUFFIX}" => Segment::Rest,
+            "{SUFFIX}" => Segment::Suffix,
             placeholder if placeholder.starts_with('{') => Segment::Parameter,
             literal => Segment::Literal(literal),
         });
@@ -199,7 +200,7 @@ impl PathPattern {
     }
 
     fn matches<'a>(&'static self, path: &'a str) -> Option<MatchedPath<'a>> {
-        let mut matched = MatchedPath { path: self, app: None, path_parameter: None };
+        let mut matched = MatchedPath { pattern: self, app: None, path_parameter: None };
         let mut segments = path.split('/');
         for expected in &self.segments {
             let segment = segments.next()?;
@@ -208,7 +209,7 @@ impl PathPattern {
                 Segment::App if !segment.is_empty() => matched.app = Some(segment),
                 Segment::Provider if segment.parse::<ProviderName>().is_ok() => matched.path_parameter = Some(segment),
                 Segment::Parameter if !segment.is_empty() => matched.path_parameter = Some(segment),
-                Segment::Rest => return Some(matched),
+                Segment::Suffix => return Some(matched),
                 Segment::Literal(_) | Segment::App | Segment::Provider | Segment::Parameter => return None,
             }
         }
@@ -221,17 +222,17 @@ impl PathPattern {
 impl MatchedPath<'_> {
     /// The route that accepts the method.
     pub fn route_for(&self, method: &Method) -> Option<Route> {
-        self.path.routes.iter().copied().find(|route| route.verb().allows(method))
+        self.pattern.routes.iter().copied().find(|route| route.verb().allows(method))
     }
 
     /// The first route of the path. Logs, metrics and CORS use it if no route accepts the method.
     pub fn any_route(&self) -> Route {
-        self.path.routes[0]
+        self.pattern.routes[0]
     }
 
     /// The methods that the path accepts, as the value of `Allow`.
     pub fn allow(&self) -> &'static str {
-        &self.path.allow
+        &self.pattern.allow
     }
 }
 

@@ -56,9 +56,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Controls how a listener drains. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct Drain {
+    /// Cancelled when the drain begins.
     begun: CancellationToken,
+    /// Cancelled after the delay, when the listener stops accepting connections.
     closing: CancellationToken,
+    /// How long the listener still accepts connections after the drain has begun.
     delay: Duration,
+    /// How long running requests can continue after the delay.
     limit: Duration,
 }
 
@@ -146,8 +150,9 @@ async fn accept(listener: &TcpListener, service: &Service) -> io::Result<(TcpStr
 
 pub(super) fn connection_builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
-    // The stream below hyper enforces the header timeout. The buffer limits the header block: a larger block gets 431.
-    // A client can close its half of the connection after it has sent a request: the request is still finished.
+    // `TimeoutStream`, which is below hyper, enforces the header timeout. The buffer limits the header block: a larger
+    // block gets 431. A client can close its half of the connection after it has sent a request: the request is still
+    // finished.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEADER_BYTES).half_close(true);
     // Rapid resets (CVE-2023-44487) are limited by h2's own defaults.
     builder
@@ -202,7 +207,7 @@ pub(super) async fn serve_connection<T>(
     let mut connection = pin!(builder.serve_connection(io, requests));
     let mut begun = pin!(drain.begun.cancelled());
     let mut closing = pin!(drain.closing.cancelled());
-    let (mut has_begun, mut is_closing, mut shutdown_sent) = (false, false, false);
+    let (mut has_begun, mut is_closing, mut is_shutdown_sent) = (false, false, false);
     let mut goaway_timer: Option<Pin<Box<Sleep>>> = None;
     let served = poll_fn(|cx| {
         loop {
@@ -210,8 +215,8 @@ pub(super) async fn serve_connection<T>(
             is_closing = is_closing || closing.as_mut().poll(cx).is_ready();
             // An idle HTTP/1 connection stays open until the listener stops accepting connections: its client may be
             // sending a request at this moment.
-            if !shutdown_sent && (is_closing || (has_begun && shared.is_http2() && shared.has_served())) {
-                shutdown_sent = true;
+            if !is_shutdown_sent && (is_closing || (has_begun && shared.is_http2() && shared.has_served())) {
+                is_shutdown_sent = true;
                 connection.as_mut().graceful_shutdown();
             }
             // Pings would keep an idle HTTP/2 connection open while other connections wait for its slots.
@@ -224,7 +229,7 @@ pub(super) async fn serve_connection<T>(
             if polled.is_pending() && has_just_expired {
                 continue;
             }
-            if polled.is_pending() && goaway_timer.as_mut().is_some_and(|last| last.as_mut().poll(cx).is_ready()) {
+            if polled.is_pending() && goaway_timer.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready()) {
                 return Poll::Ready(Ok(()));
             }
             return polled;

@@ -202,12 +202,12 @@ const EMAIL_ENDPOINTS: [(&str, &str); 5] = [
 
 /// Waits until the condition is true.
 async fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let soon = async {
+    let polling = async {
         while !condition() {
             tokio::task::yield_now().await;
         }
     };
-    timeout(Duration::from_secs(20), soon).await.unwrap_or_else(|_| panic!("timed out: {what}"));
+    timeout(Duration::from_secs(20), polling).await.unwrap_or_else(|_| panic!("timed out: {what}"));
 }
 
 /// The text of a login request.

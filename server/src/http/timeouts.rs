@@ -1,8 +1,8 @@
 //! Timeouts of a connection: for the headers of a request, for the next request, and for the writing of a response.
 //!
-//! hyper's own header timeout closes the connection without a response, also covers the time between requests, and does
-//! not run while hyper-util detects the HTTP version. [`TimeoutStream`] is below hyper and hyper-util. It enforces the
-//! timeouts, and it limits what a connection can buffer before there is a request.
+//! hyper's own header timeout is disabled: it closes the connection without a response, also covers the time between
+//! requests, and does not run while hyper-util detects the HTTP version. [`TimeoutStream`] is below hyper and
+//! hyper-util. It enforces the timeouts, and it limits what a connection can buffer before there is a request.
 
 use std::{
     future::Future,
@@ -53,7 +53,8 @@ const MAX_READ_BYTES: usize = 4096;
 
 /// Maximum bytes that are read from a client that still sends after its response.
 const MAX_LINGER_BYTES: usize = 256 * 1024;
-/// Maximum bytes of one such read. Most of a refused body is in the socket's buffer already, so few reads are needed.
+/// Maximum bytes of one read after the response. Most of a refused body is in the socket's buffer already, so few reads
+/// are needed.
 const MAX_LINGER_READ_BYTES: usize = 32 * 1024;
 
 /// The connection preface of HTTP/2 (RFC 9113, 3.4).
@@ -69,7 +70,7 @@ pub struct ConnectionState {
     /// A counter that changes when a request arrives, when it gets its response, and when a part of a response is
     /// written.
     activity: AtomicU64,
-    http2: AtomicBool,
+    is_http2: AtomicBool,
     has_served: AtomicBool,
     /// Whether the idle timeout of an HTTP/2 connection has expired.
     is_idle_expired: AtomicBool,
@@ -81,7 +82,7 @@ pub struct ConnectionState {
 /// A request that runs: it counts as running until this value is dropped.
 pub struct ActiveRequest {
     shared: Arc<ConnectionState>,
-    alone: bool,
+    is_alone: bool,
     is_unanswered: bool,
 }
 
@@ -101,13 +102,13 @@ pub struct TimeoutStream<T> {
     read_timer: Pin<Box<Sleep>>,
     write_timer: Option<Pin<Box<Sleep>>>,
     linger: Option<Linger>,
-    ended: bool,
+    has_ended: bool,
 }
 
 /// The detected HTTP version.
 #[derive(Clone, Copy)]
 enum HttpVersion {
-    /// Not detected yet: so far, this many bytes of the HTTP/2 preface have arrived, and no others.
+    /// Not detected yet: so far, this many bytes of the HTTP/2 preface have arrived, and nothing else.
     Preface(usize),
     Http1,
     Http2,
@@ -143,7 +144,7 @@ impl Timeouts {
         head: Duration::from_secs(10),
         body: Duration::from_secs(30),
         idle: Duration::from_secs(75),
-        // A drain waits the same time for running requests.
+        // A drain waits just as long for running requests.
         goaway: Duration::from_secs(35),
         write: Duration::from_secs(30),
         linger: Duration::from_secs(1),
@@ -158,11 +159,11 @@ impl ConnectionState {
         self.unanswered.fetch_add(1, Ordering::Relaxed);
         self.activity.fetch_add(1, Ordering::Relaxed);
         self.has_served.store(true, Ordering::Relaxed);
-        ActiveRequest { shared: Arc::clone(self), alone: others == 0, is_unanswered: true }
+        ActiveRequest { shared: Arc::clone(self), is_alone: others == 0, is_unanswered: true }
     }
 
     pub fn is_http2(&self) -> bool {
-        self.http2.load(Ordering::Relaxed)
+        self.is_http2.load(Ordering::Relaxed)
     }
 
     pub fn has_served(&self) -> bool {
@@ -179,7 +180,7 @@ impl ConnectionState {
 impl ActiveRequest {
     /// Whether no other request of the connection was running when this request arrived.
     pub fn is_alone(&self) -> bool {
-        self.alone
+        self.is_alone
     }
 
     /// Records that the response is ready; it is not written yet.
@@ -209,13 +210,13 @@ impl Drop for ActiveRequest {
 
 impl<T> TimeoutStream<T> {
     pub fn new(io: T, shared: Arc<ConnectionState>, service: Service, permit: ConnectionPermit) -> Self {
-        let times = service.timeouts();
-        let deadline = Instant::now() + times.head;
+        let timeouts = service.timeouts();
+        let deadline = Instant::now() + timeouts.head;
         Self {
             io,
             shared,
             service,
-            timeouts: times,
+            timeouts,
             permit,
             http_version: HttpVersion::Preface(0),
             read_state: ReadState::FirstRequest(deadline),
@@ -224,7 +225,7 @@ impl<T> TimeoutStream<T> {
             read_timer: Box::pin(sleep_until(deadline)),
             write_timer: None,
             linger: None,
-            ended: false,
+            has_ended: false,
         }
     }
 
@@ -233,12 +234,12 @@ impl<T> TimeoutStream<T> {
         let activity = self.shared.activity.load(Ordering::Relaxed);
         // In HTTP/2, a response that the client does not read blocks no write on the connection, so the write timeout
         // does not run. Therefore only requests without a response count as running.
-        let busy = match self.http_version {
+        let running_requests = match self.http_version {
             HttpVersion::Http2 => &self.shared.unanswered,
             HttpVersion::Preface(_) | HttpVersion::Http1 => &self.shared.unfinished,
         };
         if matches!(self.read_state, ReadState::Ending) {
-        } else if busy.load(Ordering::Relaxed) > 0 {
+        } else if running_requests.load(Ordering::Relaxed) > 0 {
             self.read_state = ReadState::RequestRunning;
             self.head_bytes = 0;
         } else if activity != self.seen_activity || matches!(self.read_state, ReadState::RequestRunning) {
@@ -256,7 +257,7 @@ impl<T> TimeoutStream<T> {
             self.http_version = if bytes[..common] != expected[..common] {
                 HttpVersion::Http1
             } else if common == expected.len() {
-                self.shared.http2.store(true, Ordering::Relaxed);
+                self.shared.is_http2.store(true, Ordering::Relaxed);
                 // An HTTP/2 connection has no HTTP/1 header block to wait for. The idle timeout applies until a request
                 // arrives.
                 self.read_state = ReadState::NextRequest(Instant::now() + self.timeouts.idle);
@@ -297,7 +298,7 @@ impl<T> TimeoutStream<T> {
             let answer = self.service.head_refused_response();
             let _ = Pin::new(&mut self.io).poll_write(cx, &answer);
         }
-        self.ended = true;
+        self.has_ended = true;
         io::Error::other(Exhausted)
     }
 
@@ -322,8 +323,8 @@ impl<T> TimeoutStream<T> {
             return wrote;
         }
         let limit = self.timeouts.write;
-        let stalled = self.write_timer.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + limit)));
-        ready!(stalled.as_mut().poll(cx));
+        let timer = self.write_timer.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + limit)));
+        ready!(timer.as_mut().poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
@@ -331,7 +332,7 @@ impl<T> TimeoutStream<T> {
 impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimeoutStream<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if this.ended {
+        if this.has_ended {
             return Poll::Ready(Ok(()));
         }
         this.update_read_state();
@@ -340,11 +341,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimeoutStream<T> {
         let mut step = ReadBuf::new(buf.initialize_unfilled_to(MAX_READ_BYTES.min(buf.remaining())));
         match Pin::new(&mut this.io).poll_read(cx, &mut step) {
             Poll::Ready(Ok(())) => {
-                let came = step.filled().len();
-                buf.advance(came);
+                let received = step.filled().len();
+                buf.advance(received);
                 let bytes = &buf.filled()[before..];
                 if bytes.is_empty() {
-                    this.ended = true;
+                    this.has_ended = true;
                 } else if let Err(Exhausted) = this.record_read(bytes) {
                     return Poll::Ready(Err(this.refuse(cx)));
                 }
@@ -364,7 +365,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimeoutStream<T> {
                 }
                 // No request has begun: close without a response.
                 if !matches!(this.read_state, ReadState::Headers(_)) {
-                    this.ended = true;
+                    this.has_ended = true;
                     return Poll::Ready(Ok(()));
                 }
                 // Do not write into the middle of a response that is still being written.
@@ -413,14 +414,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimeoutStream<T> {
         }
         let Some(linger) = &mut this.linger else { return Poll::Ready(Ok(())) };
         let mut scratch = [0; MAX_LINGER_READ_BYTES];
-        while !this.ended && linger.bytes_left > 0 && linger.until.as_mut().poll(cx).is_pending() {
+        while !this.has_ended && linger.bytes_left > 0 && linger.until.as_mut().poll(cx).is_pending() {
             let mut buf = ReadBuf::new(&mut scratch);
             match Pin::new(&mut this.io).poll_read(cx, &mut buf) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
                     linger.bytes_left = linger.bytes_left.saturating_sub(buf.filled().len());
                 }
-                Poll::Ready(Ok(()) | Err(_)) => this.ended = true,
+                Poll::Ready(Ok(()) | Err(_)) => this.has_ended = true,
             }
         }
         Poll::Ready(Ok(()))

@@ -19,30 +19,30 @@ const DELAYS: [Duration; 7] = [
 pub(super) const MAX_ATTEMPTS: u32 = 54;
 
 /// The delay after a failure. `attempts` is the number of failures before this one. `None` after the last attempt.
-/// `unit` (0 to 1) varies the delay by ±20 %, so that rows that failed together are not retried together.
-pub(super) fn after_failure(attempts: u32, unit: f64) -> Option<Duration> {
+/// `random_unit` (0 to 1) varies the delay by ±20 %, so that rows that failed together are not retried together.
+pub(super) fn after_failure(attempts: u32, random_unit: f64) -> Option<Duration> {
     if attempts.saturating_add(1) >= MAX_ATTEMPTS {
         return None;
     }
     let index = usize::try_from(attempts).unwrap_or(usize::MAX).min(DELAYS.len() - 1);
-    Some(jitter(DELAYS[index], unit))
+    Some(jitter(DELAYS[index], random_unit))
 }
 
 /// The delay of a row for which no attempt was possible: a quarter of its age, from 2 s to 10 min. Therefore the
 /// waiting rows of an App cost little if its relay is missing for a week, and are delayed little if the relay is
 /// missing for a minute.
-pub(super) fn while_waiting(age: Duration, unit: f64) -> Duration {
-    jitter((age / 4).clamp(Duration::from_secs(2), Duration::from_secs(600)), unit)
+pub(super) fn while_waiting(age: Duration, random_unit: f64) -> Duration {
+    jitter((age / 4).clamp(Duration::from_secs(2), Duration::from_secs(600)), random_unit)
 }
 
 /// The delay before an epoch or a profile is sent to Redis again. There is no last attempt: a session that should end
 /// must end.
-pub(super) fn for_epoch(attempts: u32, unit: f64) -> Duration {
-    jitter(Duration::from_secs(1 << attempts.min(5)), unit)
+pub(super) fn for_epoch(attempts: u32, random_unit: f64) -> Duration {
+    jitter(Duration::from_secs(1 << attempts.min(5)), random_unit)
 }
 
-pub(super) fn jitter(delay: Duration, unit: f64) -> Duration {
-    delay.mul_f64(0.8 + 0.4 * unit.clamp(0.0, 1.0))
+pub(super) fn jitter(delay: Duration, random_unit: f64) -> Duration {
+    delay.mul_f64(0.8 + 0.4 * random_unit.clamp(0.0, 1.0))
 }
 
 #[cfg(test)]

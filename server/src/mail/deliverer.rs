@@ -4,7 +4,7 @@ use std::future::Future;
 
 use crate::domain::ports::{ClaimedRow, DeliveryOutcome};
 
-/// Delivers a row.
+/// Delivers one row of the outbox.
 pub(super) trait Deliverer: Send + Sync + 'static {
     fn deliver(&self, claimed: &ClaimedRow) -> impl Future<Output = DeliveryOutcome> + Send;
 

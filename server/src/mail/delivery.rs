@@ -54,6 +54,7 @@ struct Recipient {
     /// Empty if the email address is not verified: a mail to an unverified address contains nothing that a client
     /// wrote.
     name: String,
+    /// The purpose of the code in the mail. `None` if the mail has no code.
     code: Option<CodePurpose>,
 }
 
@@ -70,7 +71,7 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
         Self { stores, apps, env, relays: RelayPool::new(settings), metrics, templates: TemplateCache::default() }
     }
 
-    /// `former`: the recipient, if it is a former email address of the user.
+    /// `former`: the email address that gets the mail, if it is a former address of the user.
     async fn deliver_mail(&self, claimed: &ClaimedRow, mail: &Mail, former: Option<&Email>) -> DeliveryOutcome {
         let (outcome, attempt) = match self.try_deliver_mail(claimed, mail, former).await {
             Ok(outcomes) => outcomes,
@@ -132,8 +133,8 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
     }
 
     /// The user who gets the mail, and the kind of the mail. If another user has verified the pending email address,
-    /// that user gets the "you already have an account" mail instead of a code. This is decided at delivery, so that
-    /// the response to the request does not depend on it.
+    /// that user gets the "you already have an account" mail instead of a code. The decision is made at delivery, so
+    /// that the response to the request cannot depend on it.
     async fn recipient_and_kind(&self, app: &App, user: User, kind: MailKind) -> Result<(User, MailKind), StoreError> {
         let pending = user.pending_email.as_ref().filter(|_| kind == MailKind::Confirm && !user.disabled);
         let Some(pending) = pending else { return Ok((user, kind)) };
@@ -329,7 +330,7 @@ fn recipient(user: &User, kind: MailKind, former: Option<&Email>) -> Option<Reci
         return None;
     }
     let verified = user.email_verified;
-    let own = |code| {
+    let to_current_address = |code| {
         let name = if verified { user.name.clone() } else { String::new() };
         user.email.clone().map(|address| Recipient { address, name, code })
     };
@@ -339,11 +340,11 @@ fn recipient(user: &User, kind: MailKind, former: Option<&Email>) -> Option<Reci
                 Some(Recipient { address: pending.clone(), name: String::new(), code: Some(CodePurpose::Change) })
             }
             None if verified => None,
-            None => own(Some(CodePurpose::Confirm)),
+            None => to_current_address(Some(CodePurpose::Confirm)),
         },
-        MailKind::Reset => own(Some(CodePurpose::Reset)),
+        MailKind::Reset => to_current_address(Some(CodePurpose::Reset)),
         MailKind::AccountExists | MailKind::PasswordChanged | MailKind::AddressChanging | MailKind::NewSignIn => {
-            own(None).filter(|_| verified)
+            to_current_address(None).filter(|_| verified)
         }
         MailKind::AddressChanged => {
             former.map(|address| Recipient { address: address.clone(), name: user.name.clone(), code: None })
@@ -530,7 +531,7 @@ mod tests {
         }
     }
 
-    fn routed(mail: &RenderedMail, install: bool) -> Option<(String, String, Option<String>, bool)> {
+    fn route_summary(mail: &RenderedMail, install: bool) -> Option<(String, String, Option<String>, bool)> {
         let from = "Install <noreply@auth.example.net>".parse().unwrap();
         let install = install.then(|| InstallRelay { relay: relay("install"), from });
         let settings = MailSettings { install, ..MailSettings::default() };
@@ -541,7 +542,7 @@ mod tests {
 
     #[test]
     fn the_relay_of_the_installation_sends_as_the_installation_with_the_name_of_the_app() {
-        let route = |from| routed(&mail(from, RenderedSmtp::Install), true);
+        let route = |from| route_summary(&mail(from, RenderedSmtp::Install), true);
         let expected = |name: &str, reply_to: Option<&str>| {
             let from = format!("{name} <noreply@auth.example.net>");
             Some(("install".to_owned(), from, reply_to.map(str::to_owned), false))
@@ -556,7 +557,7 @@ mod tests {
 
     #[test]
     fn the_own_relay_of_an_app_sends_as_the_app() {
-        let route = |from| routed(&mail(from, RenderedSmtp::Own(relay("own"))), true);
+        let route = |from| route_summary(&mail(from, RenderedSmtp::Own(relay("own"))), true);
         let expected = |from: &str| Some(("own".to_owned(), from.to_owned(), None, true));
         assert_eq!(route(Some("hello@shop.example.com")), expected("The Shop <hello@shop.example.com>"));
         assert_eq!(route(Some("\"Our Shop\" <hello@shop.example.com>")), expected("Our Shop <hello@shop.example.com>"));
@@ -565,9 +566,9 @@ mod tests {
 
     #[test]
     fn without_a_relay_or_a_sender_there_is_no_route() {
-        assert!(routed(&mail(None, RenderedSmtp::Unresolved), true).is_none());
-        assert!(routed(&mail(Some("a@b.example"), RenderedSmtp::Install), false).is_none());
-        assert!(routed(&mail(None, RenderedSmtp::Own(relay("own"))), false).is_none());
+        assert!(route_summary(&mail(None, RenderedSmtp::Unresolved), true).is_none());
+        assert!(route_summary(&mail(Some("a@b.example"), RenderedSmtp::Install), false).is_none());
+        assert!(route_summary(&mail(None, RenderedSmtp::Own(relay("own"))), false).is_none());
     }
 
     #[test]
@@ -685,8 +686,8 @@ mod tests {
         }
 
         async fn store_profile(&self, _: &AppId, user: UserId, profile: &Profile) -> Result<(), StoreError> {
-            let known = self.user.as_ref().unwrap();
-            assert_eq!((user, profile), (known.id, &known.profile()));
+            let stored_user = self.user.as_ref().unwrap();
+            assert_eq!((user, profile), (stored_user.id, &stored_user.profile()));
             self.replication.map_or_else(unavailable, |_| Ok(()))
         }
     }
@@ -714,7 +715,7 @@ mod tests {
         ClaimedRow { id: Uuid::from_u128(1), app: app.parse().unwrap(), attempts: 0, task, lease_until, trace: None }
     }
 
-    fn reset(requested_at: OffsetDateTime) -> OutboxTask {
+    fn reset_task(requested_at: OffsetDateTime) -> OutboxTask {
         OutboxTask::Mail(Mail { kind: MailKind::Reset, recipient: Some(user().id), requested_at })
     }
 
@@ -724,7 +725,7 @@ mod tests {
         let stores = FakeStores { user: Some(user()), codes: Some(Mutex::default()), replication: None };
         let delivery = deliverer(stores, port);
         let now = delivery.env.now();
-        assert!(matches!(delivery.deliver(&row("shop", reset(now))).await, DeliveryOutcome::Done));
+        assert!(matches!(delivery.deliver(&row("shop", reset_task(now))).await, DeliveryOutcome::Done));
         let stores = delivery.stores.clone();
         let app = delivery.apps.get("shop").unwrap();
         drop(delivery);
@@ -751,7 +752,7 @@ mod tests {
             let stores = FakeStores { user: Some(user()), codes: Some(Mutex::default()), replication: None };
             let delivery = deliverer(stores, port);
             let now = delivery.env.now();
-            delivery.deliver(&row("shop", reset(now))).await
+            delivery.deliver(&row("shop", reset_task(now))).await
         };
         let outcome = deliver(&[("RCPT", "550 Ada@Example.com is unknown\r\n")]).await;
         assert!(
@@ -771,7 +772,7 @@ mod tests {
         let delivery = deliverer(FakeStores { user: Some(user()), codes: None, replication: None }, 9);
         let now = delivery.env.now();
         for app in ["shop", "unresolved", "not-served"] {
-            let outcome = delivery.deliver(&row(app, reset(now))).await;
+            let outcome = delivery.deliver(&row(app, reset_task(now))).await;
             assert!(matches!(outcome, DeliveryOutcome::Wait { at } if at > now), "{app}: {outcome:?}");
         }
     }
@@ -780,7 +781,7 @@ mod tests {
     async fn a_reset_mail_older_than_the_lifetime_of_its_code_becomes_a_dead_letter() {
         let delivery = deliverer(FakeStores::default(), 9);
         let old = delivery.env.now() - Duration::from_secs(1_801);
-        let outcome = delivery.deliver(&row("shop", reset(old))).await;
+        let outcome = delivery.deliver(&row("shop", reset_task(old))).await;
         assert!(matches!(&outcome, DeliveryOutcome::Dead { error } if error.contains("older")), "{outcome:?}");
     }
 
@@ -791,7 +792,7 @@ mod tests {
         let mail = Mail { kind: MailKind::Reset, recipient: None, requested_at: now };
         assert!(matches!(delivery.deliver(&row("shop", OutboxTask::Mail(mail))).await, DeliveryOutcome::Done));
         assert!(
-            matches!(delivery.deliver(&row("shop", reset(now))).await, DeliveryOutcome::Done),
+            matches!(delivery.deliver(&row("shop", reset_task(now))).await, DeliveryOutcome::Done),
             "the user does not exist"
         );
     }
@@ -802,13 +803,16 @@ mod tests {
         let propagate = async |replication| {
             let delivery = deliverer(FakeStores { replication, ..FakeStores::default() }, 9);
             let row = ClaimedRow { attempts: 1_000, ..row("not-served", OutboxTask::PropagateEpoch(change.clone())) };
-            let soon = delivery.env.now() + Duration::from_secs(60);
-            (delivery.deliver(&row).await, soon)
+            let deadline = delivery.env.now() + Duration::from_secs(60);
+            (delivery.deliver(&row).await, deadline)
         };
         assert!(matches!(propagate(Some(Replication::Complete)).await.0, DeliveryOutcome::Done));
         for replication in [Some(Replication::Unconfirmed), None] {
-            let (outcome, soon) = propagate(replication).await;
-            assert!(matches!(outcome, DeliveryOutcome::Retry { at, .. } if at < soon), "{replication:?}: {outcome:?}");
+            let (outcome, deadline) = propagate(replication).await;
+            assert!(
+                matches!(outcome, DeliveryOutcome::Retry { at, .. } if at < deadline),
+                "{replication:?}: {outcome:?}"
+            );
         }
     }
 }

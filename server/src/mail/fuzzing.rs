@@ -1,4 +1,4 @@
-//! Entry point for fuzz targets: a mail from its templates to the bytes for the relay.
+//! Entry point for fuzz targets: renders a mail, from its templates to the bytes for the relay.
 
 use latchkey_crds::{
     rendered::{RenderedMail, SmtpRelay},
@@ -38,7 +38,7 @@ pub struct Sender<'a> {
     pub from: &'a Mailbox,
 }
 
-/// Renders a mail to this email address. `None` if it cannot be sent.
+/// Renders a mail to this email address. `None` if the mail cannot be sent.
 pub fn render(sender: Sender<'_>, to: &str, kind: MailKind, values: TemplateValues<'_>) -> Option<RenderedMessage> {
     let install = InstallRelay { relay: sender.relay.clone(), from: sender.from.clone() };
     let settings = MailSettings { install: Some(install), ..MailSettings::default() };

@@ -17,12 +17,12 @@ pub struct MailMetrics {
     propagations: Family<PropagationLabels, Counter>,
     send_seconds: Histogram,
     in_flight: Gauge,
-    due: Gauge,
+    due_rows: Gauge,
     oldest_due_seconds: Gauge<f64, AtomicU64>,
-    dead: Gauge,
+    dead_letters: Gauge,
 }
 
-/// The outcome of an attempt, as a label.
+/// The outcome of an attempt to deliver a row of the outbox. It is the value of the metric label `outcome`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum AttemptOutcome {
     /// The relay accepted the mail, or Redis stored the epoch or the profile.
@@ -55,12 +55,12 @@ impl MailMetrics {
         let metrics = Self {
             mails: Family::default(),
             propagations: Family::default(),
-            // The buckets range from the time of a relay in the same network to the timeout of ten seconds.
+            // The buckets range from the response time of a relay in the same network to the timeout of ten seconds.
             send_seconds: Histogram::new([0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]),
             in_flight: Gauge::default(),
-            due: Gauge::default(),
+            due_rows: Gauge::default(),
             oldest_due_seconds: Gauge::default(),
-            dead: Gauge::default(),
+            dead_letters: Gauge::default(),
         };
         // Create all series at the start, so that the first increase of each is visible.
         for outcome in AttemptOutcome::ALL {
@@ -83,13 +83,13 @@ impl MailMetrics {
             metrics.send_seconds.clone(),
         );
         registry.register("mail_in_flight", "Rows of the outbox being delivered", metrics.in_flight.clone());
-        registry.register("outbox_due", "Rows of the outbox that are due", metrics.due.clone());
+        registry.register("outbox_due", "Rows of the outbox that are due", metrics.due_rows.clone());
         registry.register(
             "outbox_oldest_due_seconds",
             "How long the oldest due row has waited",
             metrics.oldest_due_seconds.clone(),
         );
-        registry.register("outbox_dead", "Dead letters in the outbox", metrics.dead.clone());
+        registry.register("outbox_dead", "Dead letters in the outbox", metrics.dead_letters.clone());
         metrics
     }
 
@@ -110,9 +110,9 @@ impl MailMetrics {
     }
 
     pub(super) fn set_backlog(&self, backlog: OutboxBacklog) {
-        self.due.set(i64::try_from(backlog.due).unwrap_or(i64::MAX));
+        self.due_rows.set(i64::try_from(backlog.due).unwrap_or(i64::MAX));
         self.oldest_due_seconds.set(backlog.oldest_due_seconds);
-        self.dead.set(i64::try_from(backlog.dead).unwrap_or(i64::MAX));
+        self.dead_letters.set(i64::try_from(backlog.dead).unwrap_or(i64::MAX));
     }
 }
 

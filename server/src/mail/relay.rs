@@ -35,12 +35,13 @@ use crate::outbound::{ResolveError, lookup_host, tls_roots::TlsRoots};
 
 /// Timeout of one mail: DNS lookup, connection, TLS, authentication and SMTP.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a connection can be idle before it is closed. Relays also close idle connections: Postfix after 300 s, some
-/// after 30 s.
+/// How long a connection can be idle before it is closed. Relays also close idle connections: Postfix after 300 s,
+/// other relays after 30 s.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(20);
-/// Many relays accept a hundred mails per connection, some fewer.
+/// Many relays accept a hundred mails per connection, and some relays accept fewer.
 const MAX_MAILS_PER_CONNECTION: u32 = 50;
-/// The maximum number of idle connections per relay and App: as many as mails of an App are sent at the same time.
+/// The maximum number of idle connections per relay and App. It is also the maximum number of mails of an App that are
+/// sent at the same time.
 const MAX_IDLE_CONNECTIONS: usize = 4;
 
 /// The relay and the sender of a mail.
@@ -70,7 +71,7 @@ pub(super) struct RelayPool {
     idle: Mutex<HashMap<ConnectionKey, Vec<IdleConnection>>>,
 }
 
-/// The App and the SHA-256 of the relay with its credentials.
+/// The App that owns the relay, and the SHA-256 of the relay's settings and credentials.
 type ConnectionKey = (Option<AppId>, [u8; SHA256_OUTPUT_LEN]);
 
 struct IdleConnection {
@@ -182,8 +183,8 @@ fn host(relay: &SmtpRelay) -> &str {
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// The key of the connections of a route. A relay with a changed Secret has another key. The key contains a hash, so
-/// that the pool does not keep credentials.
+/// The key under which the pool keeps the connections of this route. If the Secret of a relay changes, the key changes,
+/// too. The key contains a hash, so that the pool does not keep credentials.
 fn connection_key(route: &Route) -> ConnectionKey {
     let relay = serde_json::to_vec(&route.relay).expect("a relay is strings and a number");
     let mut hash = [0; SHA256_OUTPUT_LEN];
@@ -234,7 +235,7 @@ pub(super) mod tests {
     use super::*;
     use crate::outbound::OutboundPolicy;
 
-    /// Responses by the first word of the command.
+    /// Each entry is the first word of a command, and the response to the command.
     type Replies = &'static [(&'static str, &'static str)];
 
     /// Responds to each command by its first word; commands that are not listed are accepted. Returns what it received.
@@ -465,7 +466,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn an_apps_own_relay_is_restricted_in_address_and_port_and_that_of_the_installation_is_not() {
+    async fn only_relays_of_apps_are_restricted_to_public_addresses_and_mail_ports() {
         let (port, received) = test_relay(&[]).await;
         let relays = RelayPool::new(MailSettings::default());
         let with_host = |mut route: Route, host: &str, port| {
@@ -480,21 +481,22 @@ pub(super) mod tests {
             let outcome = relays.send(&with_host(route(port, SmtpTls::None), host, 25), test_mail()).await;
             assert_eq!(outcome, Err(SendError::AddressNotAllowed), "{host}");
         }
-        let install = Route { owner: None, ..route(port, SmtpTls::None) };
-        relays.send(&install, test_mail()).await.unwrap();
+        let install_route = Route { owner: None, ..route(port, SmtpTls::None) };
+        relays.send(&install_route, test_mail()).await.unwrap();
         drop(relays);
         assert!(received.await.unwrap().iter().any(|line| line.starts_with("RCPT")));
     }
 
     #[test]
     fn another_app_or_another_login_has_its_own_connections() {
-        let one = route(25, SmtpTls::None);
+        let shop = route(25, SmtpTls::None);
         let other_app = Route { owner: Some("blog".parse().unwrap()), ..route(25, SmtpTls::None) };
         let mut other_login = route(25, SmtpTls::None);
         other_login.relay.password = Some(SecretString::new("x"));
-        assert!(connection_key(&one) == connection_key(&route(25, SmtpTls::None)));
+        assert!(connection_key(&shop) == connection_key(&route(25, SmtpTls::None)));
         assert!(
-            connection_key(&one) != connection_key(&other_app) && connection_key(&one) != connection_key(&other_login)
+            connection_key(&shop) != connection_key(&other_app)
+                && connection_key(&shop) != connection_key(&other_login)
         );
     }
 }

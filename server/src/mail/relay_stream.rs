@@ -28,24 +28,25 @@ use crate::outbound::tls_roots::TlsRoots;
 /// The maximum number of bytes that a peer can send on one connection. lettre reads lines of any length, and the peer
 /// is untrusted. The responses to fifty mails need a hundredth of this limit.
 const MAX_READ_BYTES: usize = 1024 * 1024;
-/// Timeout per IP address, so that an address that does not respond leaves time for the next one.
+/// Timeout per IP address. It leaves time for the next IP address if one does not respond.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Adapts a byte stream to lettre.
 struct RelayStream<T> {
     stream: T,
     peer: SocketAddr,
-    /// What is read before the stream: the greeting, if [`starttls`] has already read it from the stream.
+    /// The greeting, if [`starttls`] has already read it from `stream`. Otherwise empty. lettre reads these bytes
+    /// before the bytes of `stream`.
     greeting: io::Cursor<Vec<u8>>,
 }
 
 /// A stream that fails when the peer has sent more bytes than its limit.
 struct LimitedStream {
     stream: TcpStream,
-    remaining: usize,
+    remaining_bytes: usize,
 }
 
-/// Connects to the first address that accepts the connection.
+/// Connects to the first IP address that accepts the connection.
 pub(super) async fn connect(addresses: &[SocketAddr]) -> Result<(TcpStream, SocketAddr), SendError> {
     for address in addresses {
         if let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
@@ -67,7 +68,7 @@ pub(super) async fn open(
     hello: &ClientId,
     trust: &TlsRoots,
 ) -> Result<AsyncSmtpConnection, SendError> {
-    let stream = LimitedStream { stream, remaining: MAX_READ_BYTES };
+    let stream = LimitedStream { stream, remaining_bytes: MAX_READ_BYTES };
     let stream: Box<dyn AsyncTokioStream> = match tls {
         SmtpTls::None => Box::new(RelayStream::new(stream, peer, Vec::new())),
         SmtpTls::Implicit => Box::new(RelayStream::new(tls_handshake(stream, host, trust).await?, peer, Vec::new())),
@@ -81,8 +82,8 @@ pub(super) async fn open(
         .map_err(|error| SendError::from_smtp(Stage::Greeting, &error))
 }
 
-/// Negotiates STARTTLS (RFC 3207). Also returns the greeting: lettre reads a greeting first, and a relay sends none
-/// after STARTTLS.
+/// Negotiates STARTTLS (RFC 3207). Also returns the relay's greeting, because lettre expects a greeting, and the relay
+/// sends no second greeting after STARTTLS.
 async fn starttls(stream: LimitedStream, hello: &ClientId) -> Result<(LimitedStream, Vec<u8>), SendError> {
     let mut stream = BufReader::new(stream);
     let greeting = read_reply(&mut stream, Stage::Greeting).await?;
@@ -189,9 +190,9 @@ impl AsyncRead for LimitedStream {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
         let read = buf.filled().len() - before;
-        match self.remaining.checked_sub(read) {
-            Some(remaining) => {
-                self.remaining = remaining;
+        match self.remaining_bytes.checked_sub(read) {
+            Some(remaining_bytes) => {
+                self.remaining_bytes = remaining_bytes;
                 Poll::Ready(Ok(()))
             }
             None => Poll::Ready(Err(io::Error::other("the peer sent too much"))),

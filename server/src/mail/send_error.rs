@@ -1,6 +1,6 @@
 //! Why a mail was not sent, and whether a retry can help.
 
-/// The stage of an SMTP session, for errors.
+/// The stage of an SMTP session at which an error happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Greeting,
@@ -11,7 +11,7 @@ pub(super) enum Stage {
     Content,
 }
 
-/// Why a mail was not sent. The texts are our own: text from a peer is never kept.
+/// Why a mail was not sent. The error messages never contain text that the relay sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SendError {
     #[error("the relay's port {0} is not a mail port")]
@@ -73,8 +73,8 @@ impl SendError {
 
     /// Whether a retry is useless: this recipient or this message is rejected permanently (RFC 5321, section 4.2.1).
     /// After an error that the application team or the administrator of the relay can fix (authentication, sender, TLS,
-    /// network), the mail is retried. It is also retried if a recipient or message is rejected only for missing
-    /// authentication (530) or a bad command sequence (503).
+    /// network), the mail is retried. The mail is also retried if the relay rejects the recipient or the message only
+    /// because of missing authentication (530) or a bad command sequence (503).
     pub(super) fn is_permanent(self) -> bool {
         match self {
             Self::Rejected { stage: Stage::Recipient | Stage::Content, code } => {

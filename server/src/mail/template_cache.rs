@@ -1,4 +1,4 @@
-//! A cache of compiled templates. Apps with the same texts share them.
+//! A cache of compiled templates. Apps with the same template texts share the compiled templates.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 
 use super::templates::AppTemplates;
 
-/// The maximum size of all sources in the cache: four of the largest ConfigMaps. A compiled template needs up to ten
-/// times the size of its source.
+/// The maximum size of all template sources in the cache, in bytes: four ConfigMaps of the maximum size. A compiled
+/// template needs up to ten times the size of its source.
 const MAX_SOURCE_BYTES: usize = 1024 * 1024;
-/// The maximum number of sets in the cache. Each set also contains the layout, about 20 KiB.
+/// The maximum number of compiled sets in the cache. Each set also contains the compiled layout, about 20 KiB.
 const MAX_SETS: usize = 128;
 
-/// The templates of an App by name, as in its document.
+/// The sources of an App's templates by template name, as in the App's rendered document.
 type Sources = BTreeMap<String, Arc<String>>;
 
 /// A bounded cache that evicts the least recently used set.
@@ -23,10 +23,10 @@ type Sources = BTreeMap<String, Arc<String>>;
 pub(super) struct TemplateCache(Mutex<VecDeque<CompiledSet>>);
 
 struct CompiledSet {
-    /// `Weak`, so that the cache does not keep the texts of removed Apps in memory, and a memory address is not reused
-    /// for another text. Documents share equal texts, so comparing memory addresses is enough.
+    /// `Weak`, because the cache must not keep the texts of removed Apps in memory. Rendered documents share equal
+    /// texts, so `matches` compares only memory addresses. While a `Weak` exists, its memory address is not reused.
     sources: BTreeMap<String, Weak<String>>,
-    bytes: usize,
+    source_bytes: usize,
     templates: Arc<AppTemplates>,
 }
 
@@ -42,19 +42,19 @@ impl TemplateCache {
         let templates = Arc::new(AppTemplates::new(app, sources));
         let set = CompiledSet {
             sources: sources.iter().map(|(name, source)| (name.clone(), Arc::downgrade(source))).collect(),
-            bytes: sources.values().map(|source| source.len()).sum(),
+            source_bytes: sources.values().map(|source| source.len()).sum(),
             templates: Arc::clone(&templates),
         };
         let mut sets = self.0.lock();
         sets.retain(CompiledSet::is_in_use);
         sets.push_front(set);
         let mut bytes = 0;
-        let fits = sets.iter().take(MAX_SETS).take_while(|set| {
-            bytes += set.bytes;
+        let fitting = sets.iter().take(MAX_SETS).take_while(|set| {
+            bytes += set.source_bytes;
             bytes <= MAX_SOURCE_BYTES
         });
-        let fits = fits.count();
-        sets.truncate(fits);
+        let count = fitting.count();
+        sets.truncate(count);
         templates
     }
 
@@ -119,7 +119,7 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &cache.get("shop", &sources(&texts[0]))));
         cache.get("shop", &sources(&texts[MAX_SETS]));
         assert_eq!(len(&cache), MAX_SETS);
-        assert!(Arc::ptr_eq(&first, &cache.get("shop", &sources(&texts[0]))), "it was used more recently");
+        assert!(Arc::ptr_eq(&first, &cache.get("shop", &sources(&texts[0]))), "the first set was used more recently");
         drop(texts);
         cache.get("shop", &Sources::new());
         assert_eq!(len(&cache), 1);

@@ -71,7 +71,7 @@ const fn template_of(kind: MailKind) -> MailTemplate {
 // === impl AppTemplates ===
 
 impl AppTemplates {
-    /// Compiles the templates of an App. Invalid ones are logged and replaced by the default.
+    /// Compiles the templates of an App. An invalid template is logged, and the default is used instead.
     pub(super) fn new(app: &str, own: &BTreeMap<String, Arc<String>>) -> Self {
         let mut set = TemplateSet::default();
         for (name, source) in own {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn every_default_renders_without_a_name_and_a_link() {
+    fn every_default_renders_without_a_name_or_a_link() {
         for kind in MailKind::ALL {
             let mail = rendered(&[], kind, TemplateValues { name: "", url: "", ..SAMPLE });
             for body in [&mail.text, &mail.html] {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn every_default_passes_the_check_that_an_apps_own_must_pass() {
+    fn every_default_passes_the_check_of_an_apps_own_templates() {
         for (name, source) in DEFAULTS {
             assert_eq!(check(name, source), Ok(()), "{name}");
         }
@@ -261,7 +261,8 @@ mod tests {
         assert!(mail.text.starts_with("Hello nnn"), "{}", &mail.text[..40]);
     }
 
-    /// The operator's tests use the same samples: the server accepts what the operator publishes, and rejects the rest.
+    /// The operator's tests use the same samples: the server accepts the templates that the operator publishes, and
+    /// rejects all other templates.
     #[test]
     fn templates_that_the_operator_publishes_are_accepted_and_no_others() {
         let accepted = |name: &str, source: &str| {
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_is_replaced_by_the_default_or_rendered_in_time() {
+    fn a_template_bomb_is_replaced_by_the_default_or_rendered_in_time() {
         for bombs::Bomb { name, template, source, refusal } in bombs::bombs() {
             let started = std::time::Instant::now();
             let mail = rendered(&[(template, &source)], MailKind::Confirm, SAMPLE);
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mail_and_its_templates_have_one_name() {
+    fn a_mail_kind_and_its_templates_have_the_same_name() {
         assert_eq!(MailKind::ALL.map(template_of), MailTemplate::ALL);
         assert_eq!(MailKind::ALL.map(MailKind::as_str), MailTemplate::ALL.map(MailTemplate::as_str));
     }

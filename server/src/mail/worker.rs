@@ -1,4 +1,4 @@
-//! Claims rows from the outbox and delivers them concurrently, so that no App delays another.
+//! Claims rows from the outbox and delivers them concurrently, so that no App delays another App.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,14 +18,14 @@ use crate::{
     },
 };
 
-/// The maximum number of rows in delivery at the same time. Each needs a connection and a few buffers.
+/// The maximum number of rows in delivery at the same time. Each delivery needs a connection and a few buffers.
 const MAX_IN_FLIGHT: usize = 16;
 /// The maximum number of rows of one App in delivery, over all servers: a hanging relay occupies at most a quarter of
 /// [`MAX_IN_FLIGHT`].
 const MAX_IN_FLIGHT_PER_APP: usize = 4;
 /// How long a claimed row belongs to the server that claimed it: at least twice the time that a delivery needs (ten
-/// seconds for DNS lookup and SMTP, and some for the stores). After this time, other servers can claim the rows of a
-/// dead server.
+/// seconds for DNS lookup and SMTP, and some seconds for the stores). After this time, other servers can claim the rows
+/// of a dead server.
 const LEASE: Duration = Duration::from_secs(60);
 /// Timeout of the delivery of a row. It is shorter than [`LEASE`], so that a delivery ends before the lease of its row.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(40);
@@ -186,7 +186,7 @@ fn log_panic(ended: Result<(), tokio::task::JoinError>) {
     // The panic hook has logged the location. The text of the error is not logged, because it can quote a value such as
     // a code.
     if ended.is_err() {
-        error!("the delivery of a mail panicked; it is retried when its lease ends");
+        error!("the delivery of a row panicked; it is retried when its lease ends");
     }
 }
 
@@ -228,9 +228,9 @@ mod tests {
     struct FakeOutbox {
         due: Mutex<VecDeque<ClaimedRow>>,
         claimed: Mutex<Vec<ClaimedRow>>,
-        claims: Mutex<Vec<usize>>,
+        claim_limits: Mutex<Vec<usize>>,
         failing_finishes: Mutex<u32>,
-        outages: Mutex<u32>,
+        failing_claims: Mutex<u32>,
         notification: Notify,
         finished: Mutex<Vec<(String, DeliveryOutcome)>>,
     }
@@ -272,12 +272,12 @@ mod tests {
 
         async fn claim(&self, limit: usize, per_app: usize, lease: Duration) -> Result<Vec<ClaimedRow>, StoreError> {
             assert_eq!(lease, LEASE);
-            let mut outages = self.outages.lock().unwrap();
-            if *outages > 0 {
-                *outages -= 1;
+            let mut failures = self.failing_claims.lock().unwrap();
+            if *failures > 0 {
+                *failures -= 1;
                 return Err(unavailable());
             }
-            self.claims.lock().unwrap().push(limit);
+            self.claim_limits.lock().unwrap().push(limit);
             let (mut due, mut claimed) = (self.due.lock().unwrap(), self.claimed.lock().unwrap());
             let mut rows = Vec::new();
             for row in std::mem::take(&mut *due) {
@@ -304,7 +304,7 @@ mod tests {
         }
 
         async fn remove_epoch_row(&self, _: &AppId, _: &EpochChange) -> Result<(), StoreError> {
-            unreachable!("requests do this")
+            unreachable!("only requests remove epoch rows")
         }
 
         async fn wait_for_notification(&self) {
@@ -332,7 +332,7 @@ mod tests {
         }
     }
 
-    struct Running {
+    struct RunningWorker {
         outbox: Arc<FakeOutbox>,
         deliverer: Arc<FakeDeliverer>,
         started: mpsc::UnboundedReceiver<String>,
@@ -340,7 +340,7 @@ mod tests {
         worker: tokio::task::JoinHandle<()>,
     }
 
-    fn run(outbox: Arc<FakeOutbox>) -> Running {
+    fn run(outbox: Arc<FakeOutbox>) -> RunningWorker {
         let (sender, started) = mpsc::unbounded_channel();
         let deliverer = Arc::new(FakeDeliverer { released: Semaphore::new(0), started: sender });
         let shutdown = CancellationToken::new();
@@ -351,10 +351,10 @@ mod tests {
                 schedule(outbox, deliverer, &Env::system(), &metrics, &shutdown).await;
             }
         });
-        Running { outbox, deliverer, started, shutdown, worker }
+        RunningWorker { outbox, deliverer, started, shutdown, worker }
     }
 
-    impl Running {
+    impl RunningWorker {
         /// Waits until `count` more deliveries have started. Returns their Apps.
         async fn wait_for_started_apps(&mut self, count: usize) -> Vec<String> {
             let mut apps = Vec::new();
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_app_with_a_hanging_relay_delays_no_other() {
+    async fn an_app_with_a_hanging_relay_delays_no_other_app() {
         let mut running = run(FakeOutbox::with(&[("hangs", 100), ("shop", 40), ("blog", 40)]));
         let started = running.wait_for_started_apps(84).await;
         assert_eq!(started.iter().filter(|app| *app == "hangs").count(), MAX_IN_FLIGHT_PER_APP);
@@ -380,7 +380,7 @@ mod tests {
         running.outbox.add("shop", 5);
         running.outbox.notification.notify_one();
         assert_eq!(running.wait_for_started_apps(5).await, ["shop"; 5]);
-        assert!(running.outbox.claims.lock().unwrap().iter().all(|limit| (1..=MAX_IN_FLIGHT).contains(limit)));
+        assert!(running.outbox.claim_limits.lock().unwrap().iter().all(|limit| (1..=MAX_IN_FLIGHT).contains(limit)));
         running.deliverer.released.add_permits(1_000);
         assert_eq!(running.wait_for_started_apps(96).await, ["hangs"; 96]);
         running.stop().await;
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_row_that_cannot_be_finished_at_first_is_finished_and_not_sent_twice() {
+    async fn a_failed_finish_is_retried_without_a_second_delivery() {
         let outbox = FakeOutbox::with(&[("shop", 1)]);
         *outbox.failing_finishes.lock().unwrap() = 2;
         let mut running = run(outbox.clone());
@@ -419,7 +419,7 @@ mod tests {
     #[tokio::test]
     async fn an_outbox_is_read_again_after_an_outage() {
         let outbox = FakeOutbox::with(&[("shop", 1)]);
-        *outbox.outages.lock().unwrap() = 1;
+        *outbox.failing_claims.lock().unwrap() = 1;
         let mut running = run(outbox);
         assert_eq!(running.wait_for_started_apps(1).await, ["shop"]);
         running.stop().await;

@@ -1,5 +1,5 @@
-//! Outgoing connections: to which IP addresses a server connects for an App. The server connects to the IP address that
-//! was checked, without a second lookup.
+//! Outgoing connections: the IP addresses to which a server connects for an App. The server connects to the IP address
+//! that was checked, without a second lookup.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -8,7 +8,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub mod proxy;
 pub(crate) mod tls_roots;
 
-/// To which networks the server connects for Apps. Public networks are always allowed.
+/// The networks to which the server connects for Apps. Public networks are always allowed.
 #[derive(Clone, Debug, Default)]
 pub struct OutboundPolicy {
     /// The only private networks that are allowed.
@@ -84,7 +84,7 @@ impl OutboundPolicy {
             || (self.allow_insecure && address.is_loopback())
     }
 
-    /// Those IP addresses of a host to which connections are allowed.
+    /// Looks up a host. Returns only the IP addresses to which connections are allowed.
     pub(crate) async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, ResolveError> {
         let mut addresses = lookup_host(host, port).await?;
         addresses.retain(|address| self.allows(address.ip()));
@@ -106,13 +106,13 @@ pub(crate) async fn lookup_host(host: &str, port: u16) -> Result<Vec<SocketAddr>
 mod tests {
     use super::*;
 
-    fn allowed(reach: &OutboundPolicy, address: &str) -> bool {
-        reach.allows(address.parse().unwrap())
+    fn allowed(policy: &OutboundPolicy, address: &str) -> bool {
+        policy.allows(address.parse().unwrap())
     }
 
     #[test]
     fn public_addresses_are_allowed() {
-        let reach = OutboundPolicy::default();
+        let policy = OutboundPolicy::default();
         for public in [
             "1.1.1.1",
             "9.255.255.255",
@@ -131,21 +131,21 @@ mod tests {
             "64:ff9b::1.1.1.1",
             "::ffff:1.1.1.1",
         ] {
-            assert!(allowed(&reach, public), "{public}");
+            assert!(allowed(&policy, public), "{public}");
         }
     }
 
     #[test]
     fn every_reserved_range_is_rejected_at_both_ends() {
-        let reach = OutboundPolicy::default();
+        let policy = OutboundPolicy::default();
         for net in RESERVED_V4 {
-            assert!(!reach.allows(net.network().into()), "{net}");
-            assert!(!reach.allows(net.broadcast().into()), "{net}");
-            assert!(!reach.allows(net.network().to_ipv6_mapped().into()), "mapped {net}");
+            assert!(!policy.allows(net.network().into()), "{net}");
+            assert!(!policy.allows(net.broadcast().into()), "{net}");
+            assert!(!policy.allows(net.network().to_ipv6_mapped().into()), "mapped {net}");
         }
         for net in RESERVED_V6 {
-            assert!(!reach.allows(net.network().into()), "{net}");
-            assert!(!reach.allows(net.broadcast().into()), "{net}");
+            assert!(!policy.allows(net.network().into()), "{net}");
+            assert!(!policy.allows(net.broadcast().into()), "{net}");
         }
         for private in [
             "0.0.0.0",
@@ -178,28 +178,28 @@ mod tests {
             "2002:a00:1::1",
             "5f00::1",
         ] {
-            assert!(!allowed(&reach, private), "{private}");
+            assert!(!allowed(&policy, private), "{private}");
         }
     }
 
     #[test]
     fn a_listed_private_network_is_allowed_and_no_other() {
-        let reach = OutboundPolicy {
+        let policy = OutboundPolicy {
             private_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd00:1::/32".parse().unwrap()],
             ..OutboundPolicy::default()
         };
         for listed in ["10.1.2.3", "::ffff:10.1.2.3", "fd00:1::9"] {
-            assert!(allowed(&reach, listed), "{listed}");
+            assert!(allowed(&policy, listed), "{listed}");
         }
         for other in ["10.2.0.1", "127.0.0.1", "fd00:2::9"] {
-            assert!(!allowed(&reach, other), "{other}");
+            assert!(!allowed(&policy, other), "{other}");
         }
     }
 
     #[test]
     fn development_allows_loopback_but_no_private_network() {
-        let reach = OutboundPolicy { allow_insecure: true, ..OutboundPolicy::default() };
-        assert!(allowed(&reach, "127.0.0.1") && allowed(&reach, "::1"));
-        assert!(!allowed(&reach, "10.0.0.1") && !allowed(&reach, "169.254.169.254"));
+        let policy = OutboundPolicy { allow_insecure: true, ..OutboundPolicy::default() };
+        assert!(allowed(&policy, "127.0.0.1") && allowed(&policy, "::1"));
+        assert!(!allowed(&policy, "10.0.0.1") && !allowed(&policy, "169.254.169.254"));
     }
 }

@@ -18,7 +18,7 @@ pub struct InvalidProxyUrl;
 // === impl OutboundProxy ===
 
 impl OutboundProxy {
-    /// From the usual environment variables, in upper or lower case.
+    /// Reads `HTTPS_PROXY` and `NO_PROXY` from the environment. The names can be in upper or lower case.
     pub fn from_env() -> Result<Self, InvalidProxyUrl> {
         let get = |names: [&str; 2]| names.iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
         Self::new(&get(["HTTPS_PROXY", "https_proxy"]), &get(["NO_PROXY", "no_proxy"]))
@@ -30,8 +30,8 @@ impl OutboundProxy {
         if url.is_empty() {
             return Ok(Self(None));
         }
-        // A matcher with a URL that does not parse reports no error and intercepts nothing. Therefore an example is
-        // tried.
+        // A matcher with an invalid proxy URL reports no error and intercepts nothing. Therefore the matcher is tried
+        // with an example URL.
         let example = Uri::from_static("https://provider.example");
         let proxy = Matcher::builder().https(url.to_owned()).build().intercept(&example);
         if proxy.is_none_or(|proxy| proxy.uri().scheme_str() != Some("http")) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs, pki_types::CertificateDer};
 use tokio::sync::OnceCell;
 
-/// The trusted roots of the machine (`SSL_CERT_FILE` and `SSL_CERT_DIR` if they are set), read once.
+/// The trusted root certificates of the machine (`SSL_CERT_FILE` and `SSL_CERT_DIR` if they are set), read once.
 #[derive(Debug, Default)]
 pub(crate) struct TlsRoots {
     extra_roots: Vec<CertificateDer<'static>>,

@@ -23,7 +23,7 @@ const MAX_CACHED_SECRETS: usize = 1024;
 
 const AUDIENCE: &str = "https://appleid.apple.com";
 
-/// Cached client secrets, by the SHA-256 of their inputs.
+/// Cached client secrets, by the SHA-256 of the team ID, key ID, client ID and private key.
 #[derive(Default)]
 pub(super) struct ClientSecrets(Mutex<HashMap<[u8; 32], CachedSecret>>);
 
@@ -123,8 +123,8 @@ mod tests {
 
     #[test]
     fn another_key_gives_another_secret_and_an_invalid_key_gives_none() {
-        let (secrets, one, other) = (ClientSecrets::default(), apple(), apple());
-        assert_ne!(secrets.get(&client(&one), NOW), secrets.get(&client(&other), NOW));
+        let (secrets, first_key, second_key) = (ClientSecrets::default(), apple(), apple());
+        assert_ne!(secrets.get(&client(&first_key), NOW), secrets.get(&client(&second_key), NOW));
         let mut broken = apple();
         broken.secret = Some(SecretString::new("hush"));
         assert_eq!(secrets.get(&client(&broken), NOW), Err(UnusableReason::InvalidKey));

@@ -18,13 +18,14 @@ use crate::domain::{
 
 /// A copy younger than this is used without a fetch.
 const MAX_AGE: time::Duration = time::Duration::HOUR;
-/// After a failed fetch, a stale copy is used for this time without another fetch. Also the shortest time between two
-/// fetches that are started because a copy lacks something (specification: Social login, Provider documents).
+/// After a failed fetch, a stale copy is used for this time without another fetch. This is also the shortest time
+/// between two fetches that start because a copy lacks what a caller needs, for example a new key (specification:
+/// Social login, Provider documents).
 const RETRY_INTERVAL: time::Duration = time::Duration::MINUTE;
-/// How long a caller waits for a newer copy if there is a stale one. After that, the fetch continues without the
-/// caller.
+/// How long a caller waits for a newer copy if there is a stale copy. After that time, the caller gets the stale copy,
+/// and the fetch continues.
 const REFRESH_WAIT: Duration = Duration::from_secs(1);
-/// Maximum number of copies. Most have a few KiB.
+/// Maximum number of copies. Most copies have a few KiB.
 const MAX_ENTRIES: usize = 2048;
 /// Maximum size of all copies of one cache, in bytes: 4 KiB for each of [`MAX_ENTRIES`]. A key set can take more than
 /// ten times as much, so without this bound the documents of hostile providers could exhaust the memory.
@@ -57,7 +58,7 @@ struct EntryState<T> {
     /// The memory that the document takes, in bytes.
     footprint: usize,
     failed_at: Option<OffsetDateTime>,
-    /// When a fetch last began because the document lacked something.
+    /// When a fetch last began because the document lacked what a caller needed.
     last_miss: Option<OffsetDateTime>,
     last_used: OffsetDateTime,
     fetch: Option<Shared<BoxFuture<'static, FetchResult<T>>>>,
@@ -96,8 +97,8 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
         }
     }
 
-    /// A newer document than `stale`, because `stale` lacks something that the caller needs. `None` if the fetch fails,
-    /// or if the last fetch for this reason began less than [`RETRY_INTERVAL`] ago and has ended.
+    /// A newer document than `stale`, because `stale` lacks what the caller needs. `None` if the fetch fails. Also
+    /// `None` if the last fetch for this reason has ended, but began less than [`RETRY_INTERVAL`] ago.
     pub(super) async fn get_newer(
         &self,
         url: &str,
@@ -260,17 +261,17 @@ mod tests {
             Self { cache: DocumentCache::new(env), clock, fetched: Arc::default() }
         }
 
-        fn fetch(&self, up: bool) -> impl Future<Output = Result<usize, ProviderError>> + Send + use<> {
+        fn fetch(&self, is_available: bool) -> impl Future<Output = Result<usize, ProviderError>> + Send + use<> {
             let fetched = Arc::clone(&self.fetched);
             async move {
                 tokio::task::yield_now().await;
                 let number = fetched.fetch_add(1, Ordering::SeqCst) + 1;
-                if up { Ok(number) } else { Err(UNREACHABLE) }
+                if is_available { Ok(number) } else { Err(UNREACHABLE) }
             }
         }
 
-        async fn get(&self, up: bool) -> Result<usize, ProviderError> {
-            self.cache.get("a", self.fetch(up)).await.map(|document| *document)
+        async fn get(&self, is_available: bool) -> Result<usize, ProviderError> {
+            self.cache.get("a", self.fetch(is_available)).await.map(|document| *document)
         }
 
         fn advance(&self, seconds: i64) {
@@ -333,7 +334,7 @@ mod tests {
             async move { cache.get_newer("a", stale, fetch).await.map(|document| *document) }
         };
         assert_eq!(newer(&first).await, Some(2), "fetched immediately, whatever the age of the copy");
-        assert_eq!(newer(&first).await, Some(2), "the cache already has a newer one");
+        assert_eq!(newer(&first).await, Some(2), "the cache already has a newer copy");
         let second = fixture.cache.get("a", fixture.fetch(true)).await.unwrap();
         assert_eq!(newer(&second).await, None);
         fixture.advance(59);

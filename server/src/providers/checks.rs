@@ -38,7 +38,7 @@ const TICK: Duration = Duration::from_secs(1);
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 /// After a check with any other result, the next check follows after this time, plus or minus 25 %.
 const RETRY_INTERVAL: Duration = Duration::from_secs(300);
-/// The first check of a new or changed Provider is due within this time.
+/// The first check of a new or changed Provider is due at a random moment within this time.
 const FIRST_CHECK_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum number of concurrent checks. A few are enough, because no client waits for a check.
 const MAX_CONCURRENT_CHECKS: usize = 8;
@@ -74,7 +74,8 @@ impl SocialProviders {
                 }
                 Some(done) = running.join_next() => {
                     let Ok((key, fingerprint, result)) = done else { continue };
-                    if let Some(provider) = watched.get_mut(&key).filter(|known| known.fingerprint == fingerprint) {
+                    let provider = watched.get_mut(&key).filter(|provider| provider.fingerprint == fingerprint);
+                    if let Some(provider) = provider {
                         let pause = if result == Some(Reason::Reachable) { CHECK_INTERVAL } else { RETRY_INTERVAL };
                         provider.next_check = Instant::now() + with_jitter(pause, env.random_unit());
                         match result {
@@ -108,15 +109,16 @@ impl SocialProviders {
         }
     }
 
-    /// Runs one check. `None` if the preset is unknown, its option `claims` is invalid, or the secret is missing.
+    /// Runs one check. `None` if the Provider's preset is unknown, its option `claims` is invalid, or its secret is
+    /// missing.
     async fn run_check(&self, permit: &Permit, settings: &ProviderSettings, callback: &str) -> Option<Reason> {
         let client = ProviderConfig::new(settings, permit).ok()?;
         client.secret().ok()?;
         Some(self.0.run_check(&client, callback).await)
     }
 
-    /// Checks now whether the provider can be reached and accepts the client. `None` if it cannot be checked: the
-    /// preset is unknown, its option `claims` is invalid, the secret is missing, or no permit is free.
+    /// Checks now whether the provider can be reached and accepts the client. `None` if the Provider cannot be checked:
+    /// its preset is unknown, its option `claims` is invalid, its secret is missing, or no permit is free.
     pub async fn check(&self, namespace: &str, provider: &RenderedProvider, callback: &str) -> Option<Reason> {
         let key = Arc::new((namespace.to_owned(), provider.resource.clone()));
         let permit = self.0.permits.try_acquire_for_check(&key).ok()?;
@@ -124,7 +126,7 @@ impl SocialProviders {
     }
 }
 
-/// Updates `watched` to the Providers that the Apps name now.
+/// Updates `watched`, so that it contains exactly the Providers that the Apps reference now.
 fn update_watched(
     watched: &mut HashMap<ProviderKey, WatchedProvider>,
     apps: &Apps,
@@ -148,7 +150,7 @@ fn update_watched(
     });
     for (key, (settings, callback)) in referenced {
         let fingerprint = fingerprint(&settings);
-        if watched.get(&key).is_some_and(|known| known.fingerprint == fingerprint) {
+        if watched.get(&key).is_some_and(|provider| provider.fingerprint == fingerprint) {
             continue;
         }
         let next_check = Instant::now() + FIRST_CHECK_WITHIN.mul_f64(env.random_unit());
@@ -162,9 +164,9 @@ fn fingerprint(settings: &ProviderSettings) -> Vec<u8> {
     digest(&SHA256, &settings).as_ref().to_vec()
 }
 
-/// 75 % to 125 % of `duration`, for `unit` from 0 to 1.
-fn with_jitter(duration: Duration, unit: f64) -> Duration {
-    duration.mul_f64(0.75 + unit / 2.0)
+/// 75 % to 125 % of `duration`, for `random_unit` from 0 to 1.
+fn with_jitter(duration: Duration, random_unit: f64) -> Duration {
+    duration.mul_f64(0.75 + random_unit / 2.0)
 }
 
 impl Inner {
@@ -175,7 +177,7 @@ impl Inner {
     }
 
     async fn check_provider(&self, client: &ProviderConfig<'_>, callback: &str) -> Reason {
-        // Fetches the document, because a cached one does not show that the provider is available now.
+        // Fetches the discovery document, because a cached copy does not show that the provider is available now.
         if let EndpointSource::Discovered { issuer, .. } = &client.preset.endpoints {
             match client.discovery_url(*issuer) {
                 Ok((_, url)) if self.fetch_metadata(client, &url).await.is_ok() => {}

@@ -1,4 +1,4 @@
-//! A Provider of an App: the settings in the rendered document, with the preset.
+//! A Provider of an App: its preset, and its settings from the rendered document.
 
 use std::borrow::Cow;
 
@@ -41,7 +41,11 @@ pub(super) enum EmailVerification {
     Never,
     Documented,
     AddressList,
-    Claim { name: Cow<'static, str>, accepts_one: bool },
+    Claim {
+        name: Cow<'static, str>,
+        /// Whether the number 1 means the same as `true`.
+        accepts_one: bool,
+    },
 }
 
 /// The `claims` of a Provider with the preset `oidc` or `oauth2`.
@@ -59,7 +63,7 @@ struct ConfiguredClaims {
 impl<'a> ProviderConfig<'a> {
     pub(super) fn new(settings: &'a ProviderSettings, permit: &Permit) -> Result<Self, UnusableReason> {
         let preset = find_preset(&settings.preset).ok_or(UnusableReason::UnknownPreset)?;
-        let mapping = mapping(preset, settings)?;
+        let mapping = claim_mapping(preset, settings)?;
         Ok(Self { preset, settings, permit: permit.clone(), mapping })
     }
 
@@ -73,7 +77,7 @@ impl<'a> ProviderConfig<'a> {
         self.settings.secret.as_ref().ok_or(UnusableReason::MissingSecret)
     }
 
-    /// The value of this option of the Provider, if the value is text.
+    /// The value of the Provider's option `name`, if the value is text.
     pub(super) fn option(&self, name: &str) -> Option<&'a str> {
         self.settings.options.get(name).and_then(Value::as_str)
     }
@@ -115,7 +119,8 @@ impl<'a> ProviderConfig<'a> {
         client == self.settings.client_id || self.settings.additional_client_ids.iter().any(|other| other == client)
     }
 
-    /// The authority of identities that are not read from an ID token.
+    /// The authority of identities that are not read from an ID token; see
+    /// [`crate::domain::identity::VerifiedIdentity::authority`].
     pub(super) fn authority(&self) -> Result<String, UnusableReason> {
         match &self.preset.endpoints {
             EndpointSource::Fixed { base_url, .. } => Ok(format!("{}:{base_url}", self.preset.name)),
@@ -125,7 +130,7 @@ impl<'a> ProviderConfig<'a> {
     }
 }
 
-fn mapping(preset: &Preset, settings: &ProviderSettings) -> Result<ClaimMapping, UnusableReason> {
+fn claim_mapping(preset: &Preset, settings: &ProviderSettings) -> Result<ClaimMapping, UnusableReason> {
     match &preset.claims {
         ClaimNames::Fixed { subject, email, verified, name } => Ok(ClaimMapping {
             subject: subject.iter().copied().map(Cow::Borrowed).collect(),
@@ -144,23 +149,23 @@ fn mapping(preset: &Preset, settings: &ProviderSettings) -> Result<ClaimMapping,
             name: name.iter().copied().map(Cow::Borrowed).collect(),
         }),
         ClaimNames::Configured => {
-            let given = settings.options.get("claims").ok_or(UnusableReason::InvalidOptions)?;
-            let given = ConfiguredClaims::deserialize(given).map_err(|_| UnusableReason::InvalidOptions)?;
+            let configured = settings.options.get("claims").ok_or(UnusableReason::InvalidOptions)?;
+            let configured = ConfiguredClaims::deserialize(configured).map_err(|_| UnusableReason::InvalidOptions)?;
             // The subject of an ID token is always `sub` (OpenID Connect Core 1.0, 2).
             let subject = match &preset.endpoints {
                 EndpointSource::Discovered { .. } => "sub".to_owned(),
                 EndpointSource::Fixed { .. } | EndpointSource::Configured => {
-                    given.subject.ok_or(UnusableReason::InvalidOptions)?
+                    configured.subject.ok_or(UnusableReason::InvalidOptions)?
                 }
             };
             Ok(ClaimMapping {
                 subject: vec![subject.into()],
-                email: given.email.map(Cow::Owned),
-                verified: match given.email_verified {
+                email: configured.email.map(Cow::Owned),
+                verified: match configured.email_verified {
                     Some(name) => EmailVerification::Claim { name: name.into(), accepts_one: false },
                     None => EmailVerification::Never,
                 },
-                name: given.name.map(Cow::Owned).into_iter().collect(),
+                name: configured.name.map(Cow::Owned).into_iter().collect(),
             })
         }
     }
@@ -203,7 +208,7 @@ pub(super) mod tests {
         };
         let claims = json!({ "email": "email", "emailVerified": "email_verified", "name": "name" });
         let end = "/.well-known/openid-configuration";
-        for (preset, options, issuer, below) in [
+        for (preset, options, issuer, base_url) in [
             ("google", json!({}), "https://accounts.google.com", "https://accounts.google.com"),
             (
                 "gitlab",
@@ -224,7 +229,7 @@ pub(super) mod tests {
                 "https://id.example",
             ),
         ] {
-            assert_eq!(discovery_url(preset, options), (issuer.into(), format!("{below}{end}")), "{preset}");
+            assert_eq!(discovery_url(preset, options), (issuer.into(), format!("{base_url}{end}")), "{preset}");
         }
     }
 

@@ -124,7 +124,7 @@ impl MemorySize for Metadata {
 // === impl AcceptedIssuers ===
 
 impl AcceptedIssuers {
-    /// The authority for a token's `iss`. `None` if `iss` is not accepted.
+    /// The authority of an identity whose token has this `iss`. `None` if `iss` is not accepted.
     pub(super) fn authority(&self, iss: &str, tenant: Option<&str>) -> Option<String> {
         match self {
             Self::Unknown => None,
@@ -160,7 +160,8 @@ fn is_tenant_id(tenant: &str) -> bool {
 // === impl Endpoints ===
 
 impl Endpoints {
-    /// Validates `iss` of a callback: its value if present, its presence if the provider announces it.
+    /// Validates `iss` of a callback. If `iss` is present, its value must be accepted. If the provider announces `iss`,
+    /// it must be present.
     pub(super) fn validate_iss(&self, iss: Option<&str>) -> Result<(), ProviderError> {
         match iss {
             Some(iss) if !self.issuers.is_valid_in_callback(iss) => {
@@ -214,7 +215,7 @@ impl Inner {
         issuer: IssuerSource,
         aliases: &'static [&'static str],
     ) -> Result<Endpoints, ProviderError> {
-        let (configured, url) = client.discovery_url(issuer)?;
+        let (expected_issuer, url) = client.discovery_url(issuer)?;
         let metadata = self.metadata(client, &url).await?;
         let invalid = |reason| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Discovery, reason };
         let issuers = match issuer {
@@ -223,10 +224,10 @@ impl Inner {
             }
             IssuerSource::Fixed(_) | IssuerSource::Option(_) => {
                 // OpenID Connect Discovery 1.0, 4.3.
-                if metadata.issuer != configured && !aliases.contains(&metadata.issuer.as_str()) {
+                if metadata.issuer != expected_issuer && !aliases.contains(&metadata.issuer.as_str()) {
                     return Err(invalid(InvalidResponse::IssuerMismatch));
                 }
-                AcceptedIssuers::Known { issuer: configured.into_owned(), aliases }
+                AcceptedIssuers::Known { issuer: expected_issuer.into_owned(), aliases }
             }
         };
         Ok(Endpoints {
@@ -357,7 +358,8 @@ mod tests {
 
     #[test]
     fn the_length_of_a_cached_url_is_bounded() {
-        let of = |length: usize| format!("https://id.example/{}", "x".repeat(length - "https://id.example/".len()));
+        let url_of_length =
+            |length: usize| format!("https://id.example/{}", "x".repeat(length - "https://id.example/".len()));
         for name in [
             "issuer",
             "authorization_endpoint",
@@ -366,8 +368,8 @@ mod tests {
             "userinfo_endpoint",
             "introspection_endpoint",
         ] {
-            assert!(parse(json!({ name: of(2048) })).is_ok(), "{name}");
-            assert_eq!(parse(json!({ name: of(2049) })).err(), Some(InvalidResponse::UrlTooLong), "{name}");
+            assert!(parse(json!({ name: url_of_length(2048) })).is_ok(), "{name}");
+            assert_eq!(parse(json!({ name: url_of_length(2049) })).err(), Some(InvalidResponse::UrlTooLong), "{name}");
         }
     }
 
@@ -388,34 +390,34 @@ mod tests {
     #[test]
     fn an_issuer_template_accepts_only_tenant_ids() {
         let template = format!("{MICROSOFT_BASE_URL}{{tenantid}}/v2.0");
-        let all = AcceptedIssuers::MicrosoftTenants { template: template.clone(), allows_consumers: true };
-        let of = |tenant: &str| format!("{MICROSOFT_BASE_URL}{tenant}/v2.0");
-        assert_eq!(all.authority(&of(TENANT), Some(TENANT)), Some(of(TENANT)));
+        let all_tenants = AcceptedIssuers::MicrosoftTenants { template: template.clone(), allows_consumers: true };
+        let issuer_of = |tenant: &str| format!("{MICROSOFT_BASE_URL}{tenant}/v2.0");
+        assert_eq!(all_tenants.authority(&issuer_of(TENANT), Some(TENANT)), Some(issuer_of(TENANT)));
         assert_eq!(
-            all.authority(&of(MICROSOFT_CONSUMERS_TENANT), Some(MICROSOFT_CONSUMERS_TENANT)),
-            Some(of(MICROSOFT_CONSUMERS_TENANT))
+            all_tenants.authority(&issuer_of(MICROSOFT_CONSUMERS_TENANT), Some(MICROSOFT_CONSUMERS_TENANT)),
+            Some(issuer_of(MICROSOFT_CONSUMERS_TENANT))
         );
         for (iss, tid) in [
-            (of(TENANT), None),
-            (of(TENANT), Some(MICROSOFT_CONSUMERS_TENANT)),
-            (of("{tenantid}"), Some("{tenantid}")),
-            (of("x"), Some("x")),
-            (of(""), Some("")),
+            (issuer_of(TENANT), None),
+            (issuer_of(TENANT), Some(MICROSOFT_CONSUMERS_TENANT)),
+            (issuer_of("{tenantid}"), Some("{tenantid}")),
+            (issuer_of("x"), Some("x")),
+            (issuer_of(""), Some("")),
             (format!("{MICROSOFT_BASE_URL}../evil/v2.0"), Some("../evil")),
-            (of(&TENANT.to_uppercase()), Some(&*TENANT.to_uppercase())),
+            (issuer_of(&TENANT.to_uppercase()), Some(&*TENANT.to_uppercase())),
         ] {
-            assert_eq!(all.authority(&iss, tid), None, "{iss}");
+            assert_eq!(all_tenants.authority(&iss, tid), None, "{iss}");
         }
         let work_accounts_only = AcceptedIssuers::MicrosoftTenants { template, allows_consumers: false };
-        assert!(work_accounts_only.authority(&of(TENANT), Some(TENANT)).is_some());
+        assert!(work_accounts_only.authority(&issuer_of(TENANT), Some(TENANT)).is_some());
         assert_eq!(
-            work_accounts_only.authority(&of(MICROSOFT_CONSUMERS_TENANT), Some(MICROSOFT_CONSUMERS_TENANT)),
+            work_accounts_only.authority(&issuer_of(MICROSOFT_CONSUMERS_TENANT), Some(MICROSOFT_CONSUMERS_TENANT)),
             None
         );
         assert!(
-            all.is_valid_in_callback(&of(TENANT))
-                && !all.is_valid_in_callback(&of("common"))
-                && !all.is_valid_in_callback(TENANT)
+            all_tenants.is_valid_in_callback(&issuer_of(TENANT))
+                && !all_tenants.is_valid_in_callback(&issuer_of("common"))
+                && !all_tenants.is_valid_in_callback(TENANT)
         );
     }
 

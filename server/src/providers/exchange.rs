@@ -29,8 +29,8 @@ use crate::domain::identity::{
     AuthorizationCodeGrant, InvalidResponse, ProviderEndpoint, ProviderError, UnusableReason, VerifiedIdentity,
 };
 
-/// The response of a token endpoint (RFC 6749, 5.1; OpenID Connect Core 1.0, 3.1.3.3). Other members are not read,
-/// because their format can differ between providers: for example, that of `scope`.
+/// The response of a token endpoint (RFC 6749, 5.1; OpenID Connect Core 1.0, 3.1.3.3). Other members, such as `scope`,
+/// are not read, because their format differs between providers.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct ProviderTokens {
     access_token: AccessToken,
@@ -146,9 +146,9 @@ impl Inner {
     ) -> Result<VerifiedIdentity, ProviderError> {
         let at = |endpoint| move |reason| ProviderError::InvalidResponse { endpoint, reason };
         let access_token = tokens.access_token.secret();
-        let text = tokens.id_token.as_ref().ok_or(at(ProviderEndpoint::Token)(InvalidResponse::MissingIdToken))?;
+        let encoded = tokens.id_token.as_ref().ok_or(at(ProviderEndpoint::Token)(InvalidResponse::MissingIdToken))?;
         let expected = TokenOrigin::Flow { nonce: grant.nonce.filter(|_| client.preset.supports_nonce) };
-        let result = self.validate_id_token(client, endpoints, &text.0, expected).await?;
+        let result = self.validate_id_token(client, endpoints, &encoded.0, expected).await?;
         let result = result.and_then(|token| token.validate_access_token_hash(access_token).map(|()| token));
         let token = result.map_err(|error| at(ProviderEndpoint::Token)(InvalidResponse::IdToken(error)))?;
         let mut statements = vec![token.statement];
@@ -218,7 +218,7 @@ fn token_endpoint_error(
         RequestTokenError::ServerResponse(response) => reason_of_error_code(client, response.error().as_ref()),
         // Some providers send errors with status 200.
         RequestTokenError::Parse(_, body) => match parse(&body) {
-            // `error` is an error code (RFC 6749, 5.2). Facebook sends an object with the number `code` as `error`.
+            // `error` is an error code (RFC 6749, 5.2). At Facebook, `error` is an object with the number `code`.
             // Twitch sends `message` instead of `error`.
             Ok(claims) => {
                 let error_code =
@@ -233,7 +233,7 @@ fn token_endpoint_error(
     ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Token, reason }
 }
 
-/// The meaning of an error code: one from RFC 6749, 5.2, or one of the provider's own.
+/// The meaning of an error code. The code is from RFC 6749, 5.2, or is the provider's own.
 fn reason_of_error_code(client: &ProviderConfig<'_>, error: &str) -> InvalidResponse {
     let codes = &client.preset.error_codes;
     let is = |kind: BasicErrorResponseType| error == kind.as_ref();

@@ -20,7 +20,7 @@ pub struct KeySet(id_token::KeySet);
 pub struct Expectation<'a> {
     pub issuer: &'a str,
     pub client: &'a ProviderSettings,
-    /// True: an application sent the token to *login*. False: the token comes from a flow.
+    /// Whether an application sent the token in a request to *login*. False if the token comes from a flow.
     pub is_login: bool,
     pub nonce: Option<&'a str>,
 }
@@ -83,8 +83,8 @@ impl KeySet {
         IdToken::verify(token, &self.0, &algorithms, &issuers, &client, expected, now).map(drop)
     }
 
-    /// Whether a signature over `message` is valid under one of the keys. Test vectors need this, because what they
-    /// sign is not a token.
+    /// Whether a signature over `message` is valid under one of the keys. Test vectors need this function, because
+    /// their messages are not tokens.
     pub fn verifies(&self, algorithm: &str, message: &[u8], signature: &[u8]) -> bool {
         self.0.verifies_with_any_key(algorithm, message, signature)
     }

@@ -42,7 +42,7 @@ use crate::{
     outbound::{OutboundPolicy, ResolveError, lookup_host, proxy::OutboundProxy, tls_roots::TlsRoots},
 };
 
-/// Timeout of one operation with all its calls, and of one call (specification: Limits, Provider calls).
+/// Timeout of one operation, which can make several calls, and of each call (specification: Limits, Provider calls).
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a response body, in bytes. Checked against `Content-Length`, and again while the body is read.
 /// docs/decisions/0024 lists the sizes of the largest responses of providers.
@@ -229,8 +229,8 @@ async fn read_body(mut body: Incoming) -> Result<Vec<u8>, HttpCallError> {
     Ok(bytes)
 }
 
-/// The [`UnavailableReason`] in the error's source chain. Without one, a failed connect is a TLS failure, and any other
-/// failure a closed connection.
+/// The [`UnavailableReason`] in the error's source chain. If there is none, a failed connection attempt counts as a TLS
+/// failure, and any other failure counts as a closed connection.
 fn unavailable_reason(error: &hyper_util::client::legacy::Error) -> UnavailableReason {
     let mut source: Option<&(dyn Error + 'static)> = error.source();
     while let Some(inner) = source {
@@ -281,8 +281,8 @@ impl ProviderConnector {
     }
 
     /// Connects through the installation's proxy, which looks up the name itself. This server looks up the name, too.
-    /// If it finds IP addresses, all of them must be allowed. If it finds none, only the proxy can check the IP address
-    /// (docs/decisions/0019).
+    /// If this server finds IP addresses, all of them must be allowed. If this server finds none, only the proxy can
+    /// check the IP address (docs/decisions/0019).
     async fn tunnel(
         &self,
         proxy: &Intercept,
@@ -387,18 +387,18 @@ mod tests {
     #[tokio::test]
     async fn plain_http_works_only_in_development() {
         let url = run_server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi".to_vec()).await;
-        let listed =
+        let policy =
             OutboundPolicy { private_cidrs: vec!["127.0.0.0/8".parse().unwrap()], ..OutboundPolicy::default() };
-        assert_eq!(get(&http(listed), &url).await, Err(HttpCallError::InvalidResponse(InvalidResponse::NotHttps)));
+        assert_eq!(get(&http(policy), &url).await, Err(HttpCallError::InvalidResponse(InvalidResponse::NotHttps)));
         assert_eq!(get(&insecure_http(), &url).await, Ok((200, 2)));
     }
 
     #[tokio::test]
     async fn a_host_in_a_listed_network_is_reached_and_its_certificate_is_verified() {
         let url = run_server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi".to_vec()).await;
-        let listed =
+        let policy =
             OutboundPolicy { private_cidrs: vec!["127.0.0.0/8".parse().unwrap()], ..OutboundPolicy::default() };
-        let result = get(&http(listed), &url.replace("http://", "https://")).await;
+        let result = get(&http(policy), &url.replace("http://", "https://")).await;
         assert_eq!(result, Err(HttpCallError::Unavailable(UnavailableReason::Tls)));
     }
 
@@ -407,28 +407,29 @@ mod tests {
         let http = insecure_http();
         let too_large = Err(HttpCallError::InvalidResponse(InvalidResponse::TooLarge));
         // Rejected because of its `Content-Length`, before the body arrives.
-        let declared = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", MAX_RESPONSE_BODY + 1);
-        assert_eq!(get(&http, &run_server(declared.into_bytes()).await).await, too_large);
-        let fits = format!("HTTP/1.1 200 OK\r\ncontent-length: {MAX_RESPONSE_BODY}\r\n\r\n").into_bytes();
-        let fits = fits.into_iter().chain(std::iter::repeat_n(b'x', MAX_RESPONSE_BODY)).collect();
-        assert_eq!(get(&http, &run_server(fits).await).await, Ok((200, MAX_RESPONSE_BODY)));
+        let long_content_length = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", MAX_RESPONSE_BODY + 1);
+        assert_eq!(get(&http, &run_server(long_content_length.into_bytes()).await).await, too_large);
+        let largest_allowed = format!("HTTP/1.1 200 OK\r\ncontent-length: {MAX_RESPONSE_BODY}\r\n\r\n").into_bytes();
+        let largest_allowed = largest_allowed.into_iter().chain(std::iter::repeat_n(b'x', MAX_RESPONSE_BODY)).collect();
+        assert_eq!(get(&http, &run_server(largest_allowed).await).await, Ok((200, MAX_RESPONSE_BODY)));
         // A body in chunks, without a `Content-Length`.
-        let pieces = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".iter().copied();
-        let pieces = pieces.chain(b"1\r\nx\r\n".repeat(MAX_RESPONSE_BODY + 1)).collect();
-        assert_eq!(get(&http, &run_server(pieces).await).await, too_large);
-        let head = format!("HTTP/1.1 200 OK\r\nx: {}\r\ncontent-length: 0\r\n\r\n", "x".repeat(3 * MAX_RESPONSE_HEAD));
+        let chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".iter().copied();
+        let chunked = chunked.chain(b"1\r\nx\r\n".repeat(MAX_RESPONSE_BODY + 1)).collect();
+        assert_eq!(get(&http, &run_server(chunked).await).await, too_large);
+        let long_head =
+            format!("HTTP/1.1 200 OK\r\nx: {}\r\ncontent-length: 0\r\n\r\n", "x".repeat(3 * MAX_RESPONSE_HEAD));
         assert_eq!(
-            get(&http, &run_server(head.into_bytes()).await).await,
+            get(&http, &run_server(long_head.into_bytes()).await).await,
             Err(HttpCallError::Unavailable(UnavailableReason::ConnectionClosed))
         );
-        let fields = format!("HTTP/1.1 200 OK\r\n{}content-length: 0\r\n\r\n", "x: y\r\n".repeat(101));
+        let many_fields = format!("HTTP/1.1 200 OK\r\n{}content-length: 0\r\n\r\n", "x: y\r\n".repeat(101));
         assert_eq!(
-            get(&http, &run_server(fields.into_bytes()).await).await,
+            get(&http, &run_server(many_fields.into_bytes()).await).await,
             Err(HttpCallError::Unavailable(UnavailableReason::ConnectionClosed))
         );
-        let elsewhere = b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n".to_vec();
+        let redirect = b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n".to_vec();
         assert_eq!(
-            get(&http, &run_server(elsewhere).await).await,
+            get(&http, &run_server(redirect).await).await,
             Err(HttpCallError::InvalidResponse(InvalidResponse::Status(302)))
         );
         let busy = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n".to_vec();
@@ -459,11 +460,11 @@ mod tests {
             let result = get(&http, &format!("https://{host}/x")).await;
             assert_eq!(result, Err(HttpCallError::Unavailable(UnavailableReason::AddressNotAllowed)), "{host}");
         }
-        let nobody_came = timeout(Duration::from_millis(200), listener.accept()).await.is_err();
-        assert!(nobody_came);
+        let is_proxy_unused = timeout(Duration::from_millis(200), listener.accept()).await.is_err();
+        assert!(is_proxy_unused);
         // The proxy looks up a name that the server cannot look up. This proxy closes the connection.
-        let elsewhere = get(&http, "https://no-such-host.invalid/x");
-        let (result, accepted) = tokio::join!(elsewhere, async { drop(listener.accept().await) });
+        let proxied_call = get(&http, "https://no-such-host.invalid/x");
+        let (result, accepted) = tokio::join!(proxied_call, async { drop(listener.accept().await) });
         assert_eq!((result, accepted), (Err(HttpCallError::Unavailable(UnavailableReason::Proxy)), ()));
     }
 }

@@ -17,7 +17,7 @@ use crate::domain::identity::{InvalidProviderToken, InvalidResponse};
 
 /// Tolerated clock difference, in seconds.
 const CLOCK_LEEWAY: f64 = 60.0;
-/// Maximum number of keys that are read from one set; Microsoft has a dozen.
+/// Maximum number of keys that are read from one set. Microsoft's set has about a dozen keys.
 const MAX_KEYS: usize = 64;
 /// Maximum length of a key ID and of the name of a key's algorithm, in bytes.
 const MAX_KEY_ID_LENGTH: usize = 255;
@@ -29,7 +29,8 @@ pub(super) const MAX_TOKEN_LENGTH: usize = 32 * 1024;
 /// Maximum length of a token's encoded header, in bytes. Most headers have about 100 bytes, headers with a certificate
 /// chain about 4 KiB.
 const MAX_HEADER_LENGTH: usize = 8 * 1024;
-/// Estimated memory that a key and its place in the set take, in bytes, without the texts of the key.
+/// Estimated memory that a key in a set takes in addition to the key's texts (ID, algorithm, issuer and numbers), in
+/// bytes.
 const KEY_OVERHEAD: usize = 256;
 /// Maximum length of a subject, in bytes (OpenID Connect Core 1.0, 2).
 pub(super) const MAX_SUBJECT_LENGTH: usize = 255;
@@ -68,6 +69,7 @@ struct VerificationKey {
     decoding: DecodingKey,
     /// Microsoft: the issuer for which the key signs.
     issuer: Option<String>,
+    /// The memory that the key takes, in bytes.
     footprint: usize,
 }
 
@@ -75,6 +77,7 @@ struct VerificationKey {
 #[derive(Debug)]
 pub struct VerifiedSignature<'a> {
     pub claims: UnvalidatedClaims,
+    /// The hash function of the signing algorithm.
     hash: &'static digest::Algorithm,
     key: &'a VerificationKey,
 }
@@ -96,6 +99,7 @@ pub(super) struct IdToken {
     pub(super) statement: SourceClaims,
     /// The claim `at_hash`. `None` if it is missing, `Some(None)` if it is not text.
     access_token_hash: Option<Option<String>>,
+    /// The hash function of the signing algorithm. `at_hash` uses the same function.
     hash: &'static digest::Algorithm,
 }
 
@@ -121,12 +125,12 @@ struct Header {
 }
 
 /// The algorithms in a provider's list that this server supports. RS256 if the list is empty.
-pub(super) fn allowed_algorithms(supported: &[String]) -> Vec<Algorithm> {
-    if supported.is_empty() {
+pub(super) fn allowed_algorithms(listed: &[String]) -> Vec<Algorithm> {
+    if listed.is_empty() {
         return vec![Algorithm::RS256];
     }
-    let known = ALGORITHMS.into_iter();
-    known.filter(|(name, ..)| supported.iter().any(|one| one == name)).map(|(_, algorithm, _)| algorithm).collect()
+    let supported = ALGORITHMS.into_iter();
+    supported.filter(|(name, ..)| listed.iter().any(|other| other == name)).map(|(_, algorithm, _)| algorithm).collect()
 }
 
 // === impl KeySet ===
@@ -390,7 +394,7 @@ fn validate_nonce(claims: &UnvalidatedClaims, expected: TokenOrigin<'_>) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use jsonwebtoken::{EncodingKey, Header as Jose, jwk::Jwk};
+    use jsonwebtoken::{EncodingKey, Header as JwtHeader, jwk::Jwk};
     use latchkey_crds::rendered::{KeyState, SigningAlgorithm};
     use serde_json::json;
     use time::macros::datetime;
@@ -427,8 +431,8 @@ mod tests {
             Self { key, algorithm, jwk }
         }
 
-        fn header(&self) -> Jose {
-            Jose { kid: self.jwk["kid"].as_str().map(str::to_owned), ..Jose::new(self.algorithm) }
+        fn header(&self) -> JwtHeader {
+            JwtHeader { kid: self.jwk["kid"].as_str().map(str::to_owned), ..JwtHeader::new(self.algorithm) }
         }
 
         fn sign(&self, claims: &Value) -> String {
@@ -444,6 +448,7 @@ mod tests {
         KeySet::from_document(&json!({ "keys": signers.iter().map(|signer| &signer.jwk).collect::<Vec<_>>() })).unwrap()
     }
 
+    /// The claims of a valid token with this change. The value null removes a claim.
     fn claims(change: Value) -> Value {
         let now = NOW.unix_timestamp();
         let mut claims =
@@ -484,10 +489,10 @@ mod tests {
             let keys = key_set(&[&other, &signer]);
             let token = signer.sign(&claims(json!({})));
             assert_eq!(verify_with(&token, &keys, &[signer.algorithm], FLOW), None);
-            let unnamed = Jose { kid: None, ..signer.header() };
-            let unnamed = jsonwebtoken::encode(&unnamed, &claims(json!({})), &signer.key).unwrap();
+            let header = JwtHeader { kid: None, ..signer.header() };
+            let token_without_kid = jsonwebtoken::encode(&header, &claims(json!({})), &signer.key).unwrap();
             assert_eq!(
-                verify_with(&unnamed, &keys, &[signer.algorithm], FLOW),
+                verify_with(&token_without_kid, &keys, &[signer.algorithm], FLOW),
                 None,
                 "without a key ID every key is tried"
             );
@@ -519,7 +524,7 @@ mod tests {
         let keys = key_set(&[&signer]);
         for secret in [signer.jwk["n"].as_str().unwrap().to_owned(), signer.jwk.to_string()] {
             let key = EncodingKey::from_secret(secret.as_bytes());
-            let header = Jose { kid: Some("k1".to_owned()), ..Jose::new(Algorithm::HS256) };
+            let header = JwtHeader { kid: Some("k1".to_owned()), ..JwtHeader::new(Algorithm::HS256) };
             let token = jsonwebtoken::encode(&header, &claims(json!({})), &key).unwrap();
             let supported = ["HS256", "none", "RS256"].map(str::to_owned);
             assert_eq!(
@@ -568,10 +573,10 @@ mod tests {
             error_with(&KeySet::from_document(&json!({ "keys": [for_encryption] })).unwrap()),
             Some(InvalidProviderToken::UnknownKey)
         );
-        let mut for_another = signer.jwk.clone();
-        for_another["alg"] = json!("ES384");
+        let mut for_another_algorithm = signer.jwk.clone();
+        for_another_algorithm["alg"] = json!("ES384");
         assert_eq!(
-            error_with(&KeySet::from_document(&json!({ "keys": [for_another] })).unwrap()),
+            error_with(&KeySet::from_document(&json!({ "keys": [for_another_algorithm] })).unwrap()),
             Some(InvalidProviderToken::UnknownKey)
         );
         let parts: Vec<&str> = token.split('.').collect();
@@ -592,7 +597,7 @@ mod tests {
             assert_eq!(error_of(token), Some(InvalidProviderToken::Malformed), "{token}");
         }
         for typ in ["at+jwt", "AT+JWT", "application/at+jwt"] {
-            let header = Jose { typ: Some(typ.to_owned()), ..signer.header() };
+            let header = JwtHeader { typ: Some(typ.to_owned()), ..signer.header() };
             let token = jsonwebtoken::encode(&header, &claims(json!({})), &signer.key).unwrap();
             assert_eq!(error_of(&token), Some(InvalidProviderToken::Malformed), "{typ}");
         }
@@ -734,8 +739,8 @@ mod tests {
     }
 
     #[test]
-    fn microsofts_keys_of_one_tenant_do_not_sign_for_another() {
-        let [ours, theirs] = ["72f988bf-86f1-41af-91ab-2d7cd011db47", "9188040d-6c67-4c5b-b112-36a304b66dad"];
+    fn microsofts_keys_of_one_tenant_do_not_sign_for_another_tenant() {
+        let [tenant, other_tenant] = ["72f988bf-86f1-41af-91ab-2d7cd011db47", "9188040d-6c67-4c5b-b112-36a304b66dad"];
         let iss = |tenant: &str| format!("https://login.microsoftonline.com/{tenant}/v2.0");
         let issuers = AcceptedIssuers::MicrosoftTenants { template: iss("{tenantid}"), allows_consumers: true };
         let settings = test_settings("microsoft", json!({ "tenant": "common" }));
@@ -743,14 +748,14 @@ mod tests {
         let verify_with_issuer = |key_issuer: Value| {
             let mut signer = es256_signer();
             signer.jwk["issuer"] = key_issuer;
-            let token = signer.sign(&claims(json!({ "iss": iss(ours), "tid": ours })));
+            let token = signer.sign(&claims(json!({ "iss": iss(tenant), "tid": tenant })));
             let keys = key_set(&[&signer]);
             IdToken::verify(&token, &keys, &[Algorithm::ES256], &issuers, &client, FLOW, NOW)
                 .map(|token| token.authority)
                 .map_err(|error| error == InvalidProviderToken::UnknownKey)
         };
-        assert_eq!(verify_with_issuer(json!(iss("{tenantid}"))), Ok(iss(ours)));
-        assert_eq!(verify_with_issuer(json!(iss(ours))), Ok(iss(ours)));
-        assert_eq!(verify_with_issuer(json!(iss(theirs))), Err(true));
+        assert_eq!(verify_with_issuer(json!(iss("{tenantid}"))), Ok(iss(tenant)));
+        assert_eq!(verify_with_issuer(json!(iss(tenant))), Ok(iss(tenant)));
+        assert_eq!(verify_with_issuer(json!(iss(other_tenant))), Err(true));
     }
 }

@@ -55,7 +55,7 @@ use permits::{Permits, SharedProviderKey};
 /// Bounds on the JSON of a provider's response and of a token's claims. Regular documents are smaller: a list of 100
 /// email addresses has about 900 values, a discovery document 400, and the claims of a user in 500 groups 600. Within
 /// these bounds, the parsed JSON takes less than 2 MiB in addition to its text. No parsed JSON is kept across an
-/// `await`, so each thread has at most one such value at a time.
+/// `await`, so each thread keeps at most one parsed document at a time.
 pub const RESPONSE_BOUNDS: Bounds = Bounds { depth: 16, values: 2000 };
 
 /// Settings of the installation that apply to the providers of all Apps.
@@ -276,7 +276,7 @@ fn authorization_url(
         url = url.add_extra_param(*name, *value);
     }
     // `prompt` is a list of values, separated by spaces (OpenID Connect Core 1.0, 3.1.2.1). It is sent only if the
-    // provider supports all values, because some of the values alone can have a different meaning.
+    // provider supports every value, because a shorter list can have a different meaning.
     let is_supported = |prompt: &&str| prompt.split(' ').all(|value| preset.prompts.contains(&value));
     if let Some(prompt) = request.prompt.filter(is_supported) {
         url = url.add_extra_param("prompt", prompt);
@@ -287,7 +287,7 @@ fn authorization_url(
     Ok(url.url().0.into())
 }
 
-/// Fetches a public document.
+/// Fetches a discovery document or a key set, which need no credentials.
 async fn fetch(http: &ProviderHttp, target: CallTarget, url: &str) -> Result<http::ProviderResponse, ProviderError> {
     send_request(http, target, Request::get(url)).await
 }
@@ -301,8 +301,8 @@ async fn send_request(
     let endpoint = target.endpoint;
     // The URL can be invalid, because it can come from a discovery document or from a Provider.
     let incomplete = |_| ProviderError::InvalidResponse { endpoint, reason: InvalidResponse::Incomplete };
-    let accepts = request.headers_ref().is_some_and(|headers| headers.contains_key(ACCEPT));
-    let request = if accepts { request } else { request.header(ACCEPT, "application/json") };
+    let has_accept = request.headers_ref().is_some_and(|headers| headers.contains_key(ACCEPT));
+    let request = if has_accept { request } else { request.header(ACCEPT, "application/json") };
     let response = http.call(target, request.body(Default::default()).map_err(incomplete)?).await;
     response.map_err(|error| error.into_provider_error(endpoint))
 }

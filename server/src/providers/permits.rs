@@ -18,8 +18,8 @@ const MAX_PER_SERVER: usize = 128;
 /// namespace still gets a permit.
 const MAX_PER_NAMESPACE: usize = 64;
 /// The maximum of one Provider (specification: Limits, Provider calls). Likewise, a Provider that holds as many
-/// permits as are still free in its namespace gets no further permit (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998): when five
-/// Providers hang, a sixth still gets a permit.
+/// permits as are still free in its namespace gets no further permit: when five Providers hang, a sixth Provider still
+/// gets a permit. The method is from Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998.
 const MAX_PER_PROVIDER: usize = 32;
 /// The maximum of one client address at one Provider. At 300 ms per login, one client address can make 13 logins per
 /// second.
@@ -94,7 +94,7 @@ impl Permits {
         client: ClientAddress,
         operation: ProviderOperation,
     ) -> Result<Permit, UnavailableReason> {
-        let mut levels = Self::levels(provider);
+        let mut levels = Self::provider_levels(provider);
         levels.extend([LimitLevel::Client(client), LimitLevel::ClientAndProvider(Arc::clone(provider), client)]);
         if let Some(site) = client.ipv6_site() {
             levels.extend([LimitLevel::Site(site), LimitLevel::SiteAndProvider(Arc::clone(provider), site)]);
@@ -104,12 +104,12 @@ impl Permits {
 
     /// Acquires a permit for a check ([`super::checks`]).
     pub(super) fn try_acquire_for_check(&self, provider: &SharedProviderKey) -> Result<Permit, UnavailableReason> {
-        let mut levels = Self::levels(provider);
+        let mut levels = Self::provider_levels(provider);
         levels.push(LimitLevel::NamespaceChecks(provider.0.clone()));
         self.acquire_in(levels, None)
     }
 
-    fn levels(provider: &SharedProviderKey) -> Vec<LimitLevel> {
+    fn provider_levels(provider: &SharedProviderKey) -> Vec<LimitLevel> {
         vec![LimitLevel::Server, LimitLevel::Namespace(provider.0.clone()), LimitLevel::Provider(Arc::clone(provider))]
     }
 
@@ -192,8 +192,8 @@ mod tests {
         clients.into_iter().filter_map(acquire).collect()
     }
 
-    fn addresses(third: usize, count: usize) -> impl Iterator<Item = String> {
-        (0..count).map(move |last| format!("192.0.{third}.{last}"))
+    fn addresses(third_byte: usize, count: usize) -> impl Iterator<Item = String> {
+        (0..count).map(move |last_byte| format!("192.0.{third_byte}.{last_byte}"))
     }
 
     #[test]
@@ -213,28 +213,29 @@ mod tests {
     #[test]
     fn one_client_leaves_permits_for_others() {
         let (permits, github) = (Permits::default(), provider("shop", "github"));
-        let same = |count| (0..count).map(|_| "192.0.2.7".to_owned());
-        let acquired = acquire_all(&permits, &github, same(32));
+        let same_client = |count| (0..count).map(|_| "192.0.2.7".to_owned());
+        let acquired = acquire_all(&permits, &github, same_client(32));
         assert_eq!(acquired.len(), 4);
         assert!(permits.try_acquire(&github, client("192.0.2.8"), ProviderOperation::Callback).is_ok());
         // The client also has a maximum over all Providers of all Apps.
-        let more: Vec<_> =
-            (0..10).flat_map(|name| acquire_all(&permits, &provider("mail", &name.to_string()), same(32))).collect();
-        assert_eq!(acquired.len() + more.len(), 16);
+        let at_other_providers: Vec<_> = (0..10)
+            .flat_map(|name| acquire_all(&permits, &provider("mail", &name.to_string()), same_client(32)))
+            .collect();
+        assert_eq!(acquired.len() + at_other_providers.len(), 16);
     }
 
     #[test]
     fn an_ipv6_client_is_limited_by_its_slash_64_and_slash_48() {
         let (permits, github) = (Permits::default(), provider("shop", "github"));
         let subnet = |net: usize| (0..32).map(move |host| format!("2001:db8:7:{net:x}::{host:x}"));
-        let first = acquire_all(&permits, &github, subnet(1));
-        assert_eq!(first.len(), 4);
-        let site = acquire_all(&permits, &github, (2..32).flat_map(subnet));
-        assert_eq!(first.len() + site.len(), 16);
-        let elsewhere: Vec<_> = (0..10)
+        let of_subnet = acquire_all(&permits, &github, subnet(1));
+        assert_eq!(of_subnet.len(), 4);
+        let of_site = acquire_all(&permits, &github, (2..32).flat_map(subnet));
+        assert_eq!(of_subnet.len() + of_site.len(), 16);
+        let at_other_providers: Vec<_> = (0..10)
             .flat_map(|name| acquire_all(&permits, &provider("mail", &name.to_string()), (1..32).flat_map(subnet)))
             .collect();
-        assert_eq!(first.len() + site.len() + elsewhere.len(), 32);
+        assert_eq!(of_subnet.len() + of_site.len() + at_other_providers.len(), 32);
         assert!(permits.try_acquire(&github, client("2001:db8:8::1"), ProviderOperation::Login).is_ok());
     }
 
@@ -252,11 +253,14 @@ mod tests {
     #[test]
     fn one_namespace_leaves_permits_for_others_and_the_total_is_bounded() {
         let permits = Permits::default();
-        let of = |namespace: &str, third| -> Vec<Permit> {
+        let acquire_in_namespace = |namespace: &str, third_byte| -> Vec<Permit> {
             let names = (0..8).map(|name| provider(namespace, &name.to_string()));
-            names.enumerate().flat_map(|(at, key)| acquire_all(&permits, &key, addresses(third + at, 40))).collect()
+            names
+                .enumerate()
+                .flat_map(|(at, key)| acquire_all(&permits, &key, addresses(third_byte + at, 40)))
+                .collect()
         };
-        let acquired: Vec<_> = (0..9).map(|at| of(&at.to_string(), at * 20)).collect();
+        let acquired: Vec<_> = (0..9).map(|at| acquire_in_namespace(&at.to_string(), at * 20)).collect();
         assert_eq!(acquired.iter().map(Vec::len).collect::<Vec<_>>(), [64, 32, 16, 8, 4, 2, 1, 1, 0]);
         drop(acquired);
         let check = |namespace: &str| permits.try_acquire_for_check(&provider(namespace, "0"));

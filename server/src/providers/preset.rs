@@ -19,7 +19,7 @@ pub(super) struct Preset {
     pub(super) parameters: &'static [(&'static str, &'static str)],
     /// The supported values of `prompt`.
     pub(super) prompts: &'static [&'static str],
-    /// The name of the provider's parameter for `login_hint`, if it has one.
+    /// The name of the provider's parameter for `login_hint`, if the provider has such a parameter.
     pub(super) login_hint: Option<&'static str>,
     pub(super) profile: ProfileSource,
     pub(super) claims: ClaimNames,
@@ -81,6 +81,7 @@ pub(super) enum ProfileSource {
         url: &'static str,
         headers: &'static [(&'static str, &'static str)],
         proof: ProfileCredential,
+        /// If set, the user's email address comes from this list, not from the profile.
         addresses: Option<AddressList>,
     },
     /// The Provider's `userInfoURL`.
@@ -103,8 +104,11 @@ pub(super) struct AddressList {
     pub(super) url: &'static str,
     /// A JSON pointer to the list. Empty if the list is the whole response.
     pub(super) list: &'static str,
+    /// The claim of a list entry that contains the email address.
     pub(super) address: &'static str,
+    /// The claim that is `true` in the entry of the primary email address.
     pub(super) primary: &'static str,
+    /// The claim that is `true` if the email address is verified.
     pub(super) verified: &'static str,
 }
 
@@ -126,9 +130,9 @@ pub(super) enum ClaimNames {
 /// How the provider shows that an email address is verified (specification: Social login, Identities).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EmailVerificationSource {
-    /// The provider does not show this, so no email address counts as verified.
+    /// The provider does not show whether an email address is verified, so no email address counts as verified.
     Never,
-    /// The documentation of the provider says that it returns verified email addresses only.
+    /// The documentation says that the provider returns only verified email addresses.
     Documented,
     /// This claim is `true`.
     Claim(&'static str),
@@ -151,8 +155,8 @@ pub(super) enum TokenCheck {
         authentication: CheckAuthentication,
         /// A member of the response that must be `true`.
         valid_member: Option<&'static str>,
-        /// Members of the response with a client ID. At least one must be present. All that are present must be one of
-        /// our client IDs.
+        /// Members of the response with a client ID. At least one must be present. Each one that is present must be one
+        /// of our client IDs.
         client_id_members: &'static [&'static str],
         /// A member of the response that must equal the profile's subject.
         subject: Option<&'static str>,
@@ -161,9 +165,9 @@ pub(super) enum TokenCheck {
         /// Whether the endpoint accepts only tokens of `clientID`, and no tokens of `additionalClientIDs`.
         own_tokens_only: bool,
     },
-    /// Introspection (RFC 7662) at the `introspection_endpoint` of the discovery document, if it has one.
+    /// Introspection (RFC 7662) at the `introspection_endpoint`, if the discovery document names one.
     Discovered,
-    /// Introspection (RFC 7662) at the Provider's `introspectionURL`, if it has one.
+    /// Introspection (RFC 7662) at the `introspectionURL`, if the Provider has one.
     Configured,
 }
 
@@ -705,7 +709,7 @@ pub(super) static PRESETS: [Preset; 15] = [
     },
 ];
 
-/// `None` for an unknown preset, for example one of a later version.
+/// `None` for an unknown preset, for example a preset of a later version.
 pub(super) fn find_preset(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name)
 }
@@ -731,14 +735,14 @@ mod tests {
             assert_eq!(is_oidc || name == "facebook", preset.scopes.contains(&"openid"), "{name}");
             assert!(is_oidc || !preset.supports_nonce, "{name}: a nonce needs an ID token");
             assert_eq!(preset.uses_pkce, name != "linkedin", "{name}");
-            let form_post = preset.parameters.contains(&("response_mode", "form_post"));
-            assert_eq!(form_post, preset.uses_form_post, "{name}");
-            let listed = matches!(&preset.profile, ProfileSource::Endpoint { addresses: Some(_), .. });
-            let from_list = matches!(
+            let requests_form_post = preset.parameters.contains(&("response_mode", "form_post"));
+            assert_eq!(requests_form_post, preset.uses_form_post, "{name}");
+            let has_address_list = matches!(&preset.profile, ProfileSource::Endpoint { addresses: Some(_), .. });
+            let reads_address_list = matches!(
                 &preset.claims,
                 ClaimNames::Fixed { verified: EmailVerificationSource::AddressList, email: None, .. }
             );
-            assert_eq!(listed, from_list, "{name}");
+            assert_eq!(has_address_list, reads_address_list, "{name}");
         }
     }
 

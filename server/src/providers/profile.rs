@@ -21,14 +21,15 @@ use crate::domain::{
     user::Name,
 };
 
-/// What one source (a response or a token) states about its user. Small values only: the source itself can be large.
+/// What one source (a response or a token) states about its user. Contains only small values, because the source itself
+/// can be large.
 #[derive(Debug, Default)]
 pub(super) struct SourceClaims {
     subject: Option<String>,
     /// The member `sub`, the subject in OpenID Connect, if it is text of an allowed length.
     pub(super) sub: Option<String>,
     email: ClaimValue<Email>,
-    /// Whether the source states that the email address is verified. `None` if it has no such claim.
+    /// Whether the source states that the email address is verified. `None` if the source has no such claim.
     verified: Option<bool>,
     name: ClaimValue<Name>,
 }
@@ -120,9 +121,9 @@ impl ClaimMapping {
 
     /// Whether the statement lacks a claim that another source can have.
     pub(super) fn has_missing_claims(&self, statement: &SourceClaims) -> bool {
-        let has_claim = matches!(self.verified, EmailVerification::Claim { .. });
+        let is_verified_by_claim = matches!(self.verified, EmailVerification::Claim { .. });
         self.email.is_some() && statement.email.is_missing()
-            || has_claim && statement.verified.is_none()
+            || is_verified_by_claim && statement.verified.is_none()
             || statement.name.is_missing()
     }
 
@@ -201,8 +202,8 @@ impl Inner {
             ProfileCredential::ClientId => request = request.header("client-id", &client.settings.client_id),
             ProfileCredential::AppSecret => {
                 let key = hmac::Key::new(hmac::HMAC_SHA256, client.secret()?.expose().as_bytes());
-                let proof = hmac::sign(&key, access_token.as_bytes());
-                let proof: String = proof.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+                let tag = hmac::sign(&key, access_token.as_bytes());
+                let proof: String = tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
                 url.query_pairs_mut().append_pair("appsecret_proof", &proof);
             }
         }
@@ -234,11 +235,11 @@ impl Inner {
             .map_err(invalid)?;
         let list =
             body.pointer(addresses.list).and_then(Value::as_array).ok_or(invalid(InvalidResponse::Incomplete))?;
-        let is = |entry: &Value, name| find_claim(entry, name).is_some_and(|claim| is_true(claim, false));
-        let primary = list.iter().find(|entry| is(entry, addresses.primary));
+        let is_claim_true = |entry: &Value, name| find_claim(entry, name).is_some_and(|claim| is_true(claim, false));
+        let primary = list.iter().find(|entry| is_claim_true(entry, addresses.primary));
         Ok(primary.and_then(|entry| {
             let email = Email::parse(find_claim(entry, addresses.address)?.as_str()?).ok()?;
-            Some(ProviderEmail { email, is_verified: is(entry, addresses.verified) })
+            Some(ProviderEmail { email, is_verified: is_claim_true(entry, addresses.verified) })
         }))
     }
 
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_microsoft_address_is_verified_only_with_xms_edov() {
+    fn a_microsoft_email_address_is_verified_only_with_xms_edov() {
         let microsoft = |more: Value| {
             let mut claims = json!({ "sub": "1", "email": "ada@example.com" });
             claims.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -321,16 +322,16 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_facebook_spotify_and_unmapped_oauth2_are_never_verified() {
+    fn email_addresses_of_facebook_and_spotify_and_of_oauth2_without_a_claim_are_never_verified() {
         let claims = json!({ "id": "1", "email": "ada@example.com", "email_verified": true, "verified": true });
         assert_eq!(is_email_verified("facebook", claims.clone()), Some(false));
         assert_eq!(is_email_verified("spotify", claims.clone()), Some(false));
-        let given = identity("oauth2", json!({ "claims": { "subject": "id", "email": "email" } }), &[&claims]);
-        assert!(!given.unwrap().email.unwrap().is_verified);
+        let without_claim = identity("oauth2", json!({ "claims": { "subject": "id", "email": "email" } }), &[&claims]);
+        assert!(!without_claim.unwrap().email.unwrap().is_verified);
     }
 
     #[test]
-    fn invalid_addresses_and_names_are_ignored() {
+    fn invalid_email_addresses_and_names_are_ignored() {
         for email in [json!("ada"), json!("ada@bücher.example"), json!("Ada <ada@example.com>"), json!(7), json!("")] {
             assert_eq!(
                 is_email_verified("discord", json!({ "id": "1", "email": email, "verified": true })),
@@ -345,24 +346,25 @@ mod tests {
     }
 
     #[test]
-    fn an_address_and_its_verification_come_from_one_source() {
+    fn an_email_address_and_its_verification_come_from_one_source() {
         let claims = json!({ "claims": { "email": "email", "emailVerified": "email_verified", "name": "name" } });
-        let token = json!({ "sub": "1", "email": "ada@example.com" });
-        let other = json!({ "sub": "1", "email": "eve@example.com", "email_verified": false });
+        let email_alone = json!({ "sub": "1", "email": "ada@example.com" });
+        let other_email_and_claim = json!({ "sub": "1", "email": "eve@example.com", "email_verified": false });
         let claim_alone = json!({ "sub": "1", "email_verified": true });
         let email = |sources: &[&Value]| {
             let email = identity("oidc", claims.clone(), sources).unwrap().email.unwrap();
             (email.email.as_str().to_owned(), email.is_verified)
         };
-        assert_eq!(email(&[&token, &claim_alone]), ("ada@example.com".to_owned(), false));
-        assert_eq!(email(&[&token, &other]), ("eve@example.com".to_owned(), false));
-        let both = json!({ "sub": "1", "email": "ada@example.com", "email_verified": true });
-        assert_eq!(email(&[&both, &other]), ("ada@example.com".to_owned(), true));
+        assert_eq!(email(&[&email_alone, &claim_alone]), ("ada@example.com".to_owned(), false));
+        assert_eq!(email(&[&email_alone, &other_email_and_claim]), ("eve@example.com".to_owned(), false));
+        let email_and_claim = json!({ "sub": "1", "email": "ada@example.com", "email_verified": true });
+        assert_eq!(email(&[&email_and_claim, &other_email_and_claim]), ("ada@example.com".to_owned(), true));
     }
 
     #[test]
     fn a_subject_is_text_or_an_integer() {
-        let subject = |value: Value| identity("discord", json!({}), &[&json!({ "id": value })]).map(|who| who.subject);
+        let subject =
+            |value: Value| identity("discord", json!({}), &[&json!({ "id": value })]).map(|identity| identity.subject);
         assert_eq!(subject(json!("80351110224678912")).as_deref(), Some("80351110224678912"));
         assert_eq!(subject(json!(18_446_744_073_709_551_615_u64)).as_deref(), Some("18446744073709551615"));
         for bad in [json!(""), json!(1.5), json!(true), json!(null), json!({}), json!(["1"]), json!("x".repeat(256))] {
@@ -381,8 +383,8 @@ mod tests {
     fn claim_names_can_be_pointers() {
         let options = json!({ "claims": { "subject": "/user/id", "name": "/user/names/0" } });
         let source = json!({ "user": { "id": 7, "names": ["Ada"] } });
-        let vouched = identity("oauth2", options, &[&source]).unwrap();
-        assert_eq!((vouched.subject.as_str(), vouched.name.unwrap().as_str()), ("7", "Ada"));
+        let identity = identity("oauth2", options, &[&source]).unwrap();
+        assert_eq!((identity.subject.as_str(), identity.name.unwrap().as_str()), ("7", "Ada"));
     }
 
     #[test]

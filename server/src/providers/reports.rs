@@ -31,8 +31,8 @@ impl ProviderReports {
     /// All current reports, and a receiver of every later one. No report is missed or repeated in between.
     pub fn subscribe(&self) -> (Vec<ProviderReport>, broadcast::Receiver<ProviderReport>) {
         let results = self.results.lock();
-        let known = results.iter().map(|(key, reason)| report(key, *reason)).collect();
-        (known, self.updates.subscribe())
+        let current = results.iter().map(|(key, reason)| report(key, *reason)).collect();
+        (current, self.updates.subscribe())
     }
 
     /// Records a result. Subscribers receive it only if it differs from the last result of this Provider.
@@ -44,8 +44,8 @@ impl ProviderReports {
         }
     }
 
-    /// Removes the report of a Provider that no App names or that cannot be checked. Subscribers are not told: the
-    /// stream to the operator has no line for a removal.
+    /// Removes the report of a Provider that no App references or that cannot be checked. Subscribers receive nothing,
+    /// because the stream to the operator has no line for a removal.
     pub(super) fn remove(&self, key: &ProviderKey) {
         self.results.lock().remove(key);
     }
@@ -60,17 +60,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_changed_results_are_sent_and_a_late_subscriber_gets_the_latest() {
+    fn only_changed_results_are_sent_and_a_new_subscriber_gets_the_current_results() {
         let (reports, key) = (ProviderReports::default(), ("shop".to_owned(), "github".to_owned()));
-        let (known, mut updates) = reports.subscribe();
-        assert!(known.is_empty());
+        let (current, mut updates) = reports.subscribe();
+        assert!(current.is_empty());
         for reason in [Reason::Reachable, Reason::Reachable, Reason::ClientRefused] {
             reports.record(&key, reason);
         }
         let reported: Vec<_> = std::iter::from_fn(|| updates.try_recv().ok()).map(|report| report.reason).collect();
         assert_eq!(reported, ["Reachable", "ClientRefused"]);
-        let (known, _) = reports.subscribe();
-        assert_eq!(known, [report(&key, Reason::ClientRefused)]);
+        let (current, _) = reports.subscribe();
+        assert_eq!(current, [report(&key, Reason::ClientRefused)]);
         reports.remove(&key);
         assert!(reports.subscribe().0.is_empty());
     }

@@ -78,8 +78,8 @@ impl Inner {
             | InvalidProviderToken::Unknown => return Err(ProviderError::InvalidToken(error)),
         }
         let Some(check) = token_check_request(client, &endpoints)? else {
-            // If ID tokens of the provider are accepted, this token is an invalid one. If not, no token of the provider
-            // can be checked.
+            // If ID tokens of the provider are accepted, this token is an invalid ID token. Otherwise, no token of the
+            // provider can be checked.
             return Err(if endpoints.keys.is_some() {
                 ProviderError::InvalidToken(error)
             } else {
@@ -168,7 +168,7 @@ impl Inner {
     }
 }
 
-/// The check of this provider. `None` if the provider offers no check.
+/// The request that checks a token at this provider. `None` if the provider offers no check.
 fn token_check_request<'a>(
     client: &ProviderConfig<'_>,
     endpoints: &Endpoints,
@@ -271,8 +271,8 @@ fn http_request(
     request.uri(url.as_str()).body(body).map_err(|_| incomplete)
 }
 
-/// HTTP Basic (RFC 7617). OAuth endpoints require form-encoding of both parts (RFC 6749, 2.3.1). The encoding does not
-/// change IDs and secrets of letters and digits.
+/// Credentials for HTTP Basic (RFC 7617). OAuth endpoints require form-encoding of the ID and of the secret (RFC 6749,
+/// 2.3.1). The encoding does not change letters and digits.
 fn basic_authorization(id: &str, secret: &str) -> Result<http::HeaderValue, ProviderError> {
     let encoded = |part: &str| form_urlencoded::byte_serialize(part.as_bytes()).collect::<String>();
     authorization_header("Basic", &STANDARD.encode(format!("{}:{}", encoded(id), encoded(secret))))

@@ -47,8 +47,8 @@ impl AuditLog for Stores {
 
 impl Stores {
     /// Writes the refusals of the Apps that are served, for every finished quarter of an hour. Returns the number of
-    /// quarters that it wrote. Several servers can do this at the same time. If a server dies, another server finishes
-    /// its work. The id of a row derives from what the row counts, so each row is written only once.
+    /// quarters that it wrote. Several servers can call this at the same time. If a server dies, another server writes
+    /// the same quarter again. The id of a row derives from what the row counts, so each row is written only once.
     pub async fn write_refusals(&self, is_served: impl Fn(&AppId) -> bool + Send + Sync) -> Result<usize, StoreError> {
         let (mut written, mut skipped) = (0, 0);
         loop {

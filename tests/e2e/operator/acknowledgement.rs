@@ -21,9 +21,9 @@ async fn published_revision(install: &Installation<'_>, app: &App) -> String {
     install.get(app).await.unwrap().status.unwrap().revision.unwrap()
 }
 
-async fn wait_until_not_programmed(install: &Installation<'_>, app: &App, reason: &str, named: &str) {
+async fn wait_until_not_programmed(install: &Installation<'_>, app: &App, reason: &str, expected_text: &str) {
     let message = install.wait_for_condition(app, ConditionType::Programmed, False, reason).await;
-    assert!(message.contains(named), "{message} does not name {named}");
+    assert!(message.contains(expected_text), "{message} does not name {expected_text}");
     let ready = install.condition(app, ConditionType::Ready).await.unwrap();
     assert_eq!((ready.status, ready.reason.as_str()), (False, reason));
 }
@@ -35,7 +35,7 @@ async fn assert_registration_works(install: &Installation<'_>, server: &PodServe
 }
 
 #[tokio::test]
-async fn a_hanging_server_is_named_and_the_app_recovers_with_it() {
+async fn the_status_names_a_paused_server_and_recovers_when_the_server_resumes() {
     let install = TestCluster::shared().await.install().await;
     let servers = install.start_servers(2).await;
     let _operator = install.start_operator().await;
@@ -62,8 +62,8 @@ async fn server_reports_decide_whether_an_app_is_programmed() {
     let published = published_revision(&install, &app).await;
 
     // The scripted server reports a revision that was never published.
-    let never = "f".repeat(64);
-    let scripted = install.scripted_server(RevisionScript::serving(1, app.id(), &never)).await.unwrap();
+    let unpublished = "f".repeat(64);
+    let scripted = install.scripted_server(RevisionScript::serving(1, app.id(), &unpublished)).await.unwrap();
     let name = scripted.pod().name().to_owned();
     wait_until_not_programmed(&install, &app, "WaitingForServers", &name).await;
 
@@ -83,9 +83,9 @@ async fn server_reports_decide_whether_an_app_is_programmed() {
     let edited = app.clone().set("/displayName", "Edited");
     install.apply(&edited).await.unwrap();
     wait_until_not_programmed(&install, &app, "WaitingForServers", &name).await;
-    let refused = published_revision(&install, &app).await;
-    assert_ne!(refused, published);
-    scripted.set_script(RevisionScript::rejecting(app.id(), &published, &refused, "the tests do not like it"));
+    let refused_revision = published_revision(&install, &app).await;
+    assert_ne!(refused_revision, published);
+    scripted.set_script(RevisionScript::rejecting(app.id(), &published, &refused_revision, "the tests do not like it"));
     wait_until_not_programmed(&install, &app, "RefusedByServer", "the tests do not like it").await;
     install.apply(&app.clone().set("/displayName", "Mended")).await.unwrap();
     wait_until_not_programmed(&install, &app, "WaitingForServers", &name).await;
@@ -94,18 +94,18 @@ async fn server_reports_decide_whether_an_app_is_programmed() {
 }
 
 #[tokio::test]
-async fn a_silent_server_is_named() {
+async fn the_status_names_a_server_that_reports_nothing() {
     let install = TestCluster::shared().await.install().await;
     let _server = install.start_server().await;
     let _operator = install.start_operator().await;
     let app = App::new("shop");
     install.apply(&app).await.unwrap();
     install.wait_until_ready(&app).await;
-    let serving = RevisionScript::serving(1, app.id(), &published_revision(&install, &app).await);
+    let serving_script = RevisionScript::serving(1, app.id(), &published_revision(&install, &app).await);
 
     let silent = install.scripted_server(RevisionScript::hanging()).await.unwrap();
     wait_until_not_programmed(&install, &app, "WaitingForServers", silent.pod().name()).await;
-    silent.set_script(serving);
+    silent.set_script(serving_script);
     install.wait_until_ready(&app).await;
     silent.set_script(RevisionScript::hanging());
     wait_until_not_programmed(&install, &app, "WaitingForServers", silent.pod().name()).await;
@@ -138,7 +138,7 @@ async fn rollouts_scaling_and_a_change_of_leader_write_nothing() {
     let [leader, standby] = leader::leader_and_standby(&install, &operators).await;
     leader.terminate().await.unwrap();
     leader::wait_until_leader(&install, standby).await;
-    // When the new leader has reconciled a new App, it has reconciled everything before it.
+    // When the new leader has reconciled a new App, it has also reconciled all earlier Apps.
     let other = App::new("other");
     install.apply(&other).await.unwrap();
     install.wait_until_ready(&other).await;
@@ -150,13 +150,13 @@ async fn rollouts_scaling_and_a_change_of_leader_write_nothing() {
     let written: Vec<_> = events
         .iter()
         .filter(|event| event.is_write() && by_operators(&event.credential) && event.name.contains(app.id()))
-        // Leaves out Events: the Event about the first Ready can come after `mark`, and every other Event would follow
-        // a write of the status, and this list would contain that write.
+        // Leaves out Events. The Event about the first Ready can come after `mark`. Every other Event would follow a
+        // write of the status, which this list would contain.
         .filter(|event| event.resource != "events")
         .collect();
     assert!(written.is_empty(), "{written:#?}");
     assert_eq!(install.get(&app).await.unwrap().metadata.resource_version, before.metadata.resource_version);
-    let of_other = |event: &&AuditEvent| event.name.contains(other.id());
-    assert!(events.iter().filter(of_other).any(|event| event.is_write()), "the audit log contains the writes");
+    let is_about_other = |event: &&AuditEvent| event.name.contains(other.id());
+    assert!(events.iter().filter(is_about_other).any(|event| event.is_write()), "the audit log contains the writes");
     assert_eq!(install.condition(&app, ConditionType::Programmed).await.unwrap().status, True);
 }

@@ -70,29 +70,30 @@ async fn assert_session_and_login_work(
 }
 
 #[tokio::test]
-async fn the_holder_keeps_its_appid_and_only_its_namespace_inherits_it() {
+async fn the_holder_keeps_its_appid_and_only_apps_of_its_namespace_inherit_it() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let servers = install.start_servers(2).await;
     let _operator = install.start_operator().await;
     let (ours, theirs) = (install.tenants()[0].as_str(), install.tenants()[1].as_str());
     let app = app_without_mail_limit();
     // The App `older` is created before `holder`, but it is invalid when `holder` is created.
-    let enormous = format!("{{#{}#}}", format!("{}\n", "\u{1}".repeat(1023)).repeat(100));
-    let broken = app.clone().template("confirm.txt", &enormous);
-    let broken: Vec<Value> = objects_named(&broken, "older", theirs).into_iter().rev().collect();
-    install.apply_all(&broken).await.unwrap();
+    let oversized_template = format!("{{#{}#}}", format!("{}\n", "\u{1}".repeat(1023)).repeat(100));
+    let oversized = app.clone().template("confirm.txt", &oversized_template);
+    let oversized: Vec<Value> = objects_named(&oversized, "older", theirs).into_iter().rev().collect();
+    install.apply_all(&oversized).await.unwrap();
     wait_until_not_accepted(&install, theirs, "older", "TooLarge").await;
     install.apply_all(&objects_named(&app, "holder", ours)).await.unwrap();
     wait_until_ready(&install, ours, "holder").await;
     let session = register_and_log_in(&install, &servers[0], &app).await;
-    let (public, before) = (jwks(&install, &servers[0], &app).await, rendered_document(&install, &app).await);
+    let (jwks_before, document_before) =
+        (jwks(&install, &servers[0], &app).await, rendered_document(&install, &app).await);
 
     install.apply_all(&objects_named(&app, "older", theirs)).await.unwrap();
     install.apply_all(&objects_named(&app, "second", ours)).await.unwrap();
     for (namespace, name) in [(theirs, "older"), (ours, "second")] {
         let message = wait_until_not_accepted(&install, namespace, name, "AppIDConflict").await;
-        let wanted = format!("spec.appID: another App owns the appID {}; set another spec.appID", app.id());
-        assert_eq!(message, wanted);
+        let expected = format!("spec.appID: another App owns the appID {}; set another spec.appID", app.id());
+        assert_eq!(message, expected);
         let status = wait_for_condition(
             &install,
             ("App", namespace, name),
@@ -103,9 +104,10 @@ async fn the_holder_keeps_its_appid_and_only_its_namespace_inherits_it() {
         assert_eq!(status.await, "nothing is served; see Accepted");
     }
     wait_until_ready(&install, ours, "holder").await;
-    assert_eq!(rendered_document(&install, &app).await, before);
+    assert_eq!(rendered_document(&install, &app).await, document_before);
 
-    // The holder is deleted. An App of its namespace inherits the keys and users; the older App does not.
+    // When the holder is deleted, an App of the holder's namespace inherits the keys and users. The App `older` does
+    // not, because it is in another namespace.
     delete_app(&install, ours, "second").await;
     delete_app(&install, ours, "holder").await;
     let message = wait_until_not_accepted(&install, theirs, "older", "AppIDReserved").await;
@@ -119,7 +121,7 @@ async fn the_holder_keeps_its_appid_and_only_its_namespace_inherits_it() {
     wait_until_ready(&install, ours, "heir").await;
     wait_until_not_accepted(&install, theirs, "older", "AppIDConflict").await;
     for server in &servers {
-        assert_eq!(jwks(&install, server, &app).await, public);
+        assert_eq!(jwks(&install, server, &app).await, jwks_before);
     }
     assert_session_and_login_work(&install, &servers, &app, &session).await;
     assert_eq!(count_users(&install, &app).await, 1);
@@ -136,7 +138,7 @@ async fn the_platform_team_can_hand_over_an_appid_with_its_users() {
     install.apply_all(&objects_named(&app, "before", from)).await.unwrap();
     wait_until_ready(&install, from, "before").await;
     let session = register_and_log_in(&install, &servers[0], &app).await;
-    let public = jwks(&install, &servers[0], &app).await;
+    let jwks_before = jwks(&install, &servers[0], &app).await;
     for namespace in [to, third] {
         install.apply_all(&objects_named(&app, "after", namespace)).await.unwrap();
         wait_until_not_accepted(&install, namespace, "after", "AppIDConflict").await;
@@ -157,7 +159,7 @@ async fn the_platform_team_can_hand_over_an_appid_with_its_users() {
         .await;
         assert_eq!(rendered_document(&install, &app).await["namespace"], namespace);
         for server in &servers {
-            assert_eq!(jwks(&install, server, &app).await, public);
+            assert_eq!(jwks(&install, server, &app).await, jwks_before);
         }
         assert_session_and_login_work(&install, &servers, &app, &session).await;
         assert_eq!(count_users(&install, &app).await, 1);
@@ -208,33 +210,33 @@ fn with_edited_spec(app: &App, namespace: &str, edit: impl FnOnce(&mut Value)) -
 }
 
 #[tokio::test]
-async fn an_unreadable_app_is_reported_and_others_are_still_reconciled() {
+async fn an_unreadable_app_is_reported_and_other_apps_are_still_reconciled() {
     let cluster = TestCluster::start().await.unwrap();
     let install = cluster.install().await;
     let servers = install.start_servers(2).await;
     let operator = install.start_operator().await;
-    let (good, served_before, never) = (App::new("good"), App::new("before"), App::new("never"));
+    let (good, served_before, never_served) = (App::new("good"), App::new("before"), App::new("never"));
     for app in [&good, &served_before] {
         install.apply(app).await.unwrap();
         install.wait_until_ready(app).await;
     }
     let before = install.get(&served_before).await.unwrap().status.unwrap();
     accept_any_spec(&install).await;
-    let (here, client) = (install.tenant(), install.admin());
-    let wrong = |app: &App| with_edited_spec(app, here, |spec| spec["tokens"] = json!("often"));
+    let (namespace, client) = (install.tenant(), install.admin());
+    let unreadable = |app: &App| with_edited_spec(app, namespace, |spec| spec["tokens"] = json!("often"));
     let provider = json!({
         "apiVersion": "latchkey.dev/v1alpha1",
         "kind": "Provider",
-        "metadata": { "name": "wrong", "namespace": here },
+        "metadata": { "name": "wrong", "namespace": namespace },
         "spec": { "github": { "clientID": 5 } },
     });
-    for object in [wrong(&served_before), wrong(&never), provider] {
+    for object in [unreadable(&served_before), unreadable(&never_served), provider] {
         // The API server needs a moment to use the changed CRD.
         eventually_ok("the API server accepts it", LIMIT, || apply(&client, &object)).await;
     }
     let wait_until_unreadable = async || {
-        for (kind, name) in [("App", served_before.id()), ("App", never.id()), ("Provider", "wrong")] {
-            let object = (kind, here, name);
+        for (kind, name) in [("App", served_before.id()), ("App", never_served.id()), ("Provider", "wrong")] {
+            let object = (kind, namespace, name);
             let message =
                 wait_for_condition(&install, object, ConditionType::Accepted, ConditionStatus::False, "InvalidSpec")
                     .await;
@@ -244,8 +246,9 @@ async fn an_unreadable_app_is_reported_and_others_are_still_reconciled() {
     };
     wait_until_unreadable().await;
     wait_until_served(&install, &servers, &served_before, true).await;
-    wait_until_served(&install, &servers, &never, false).await;
-    let status = &super::helpers::get_object(&install, "App", here, served_before.id()).await.unwrap().data["status"];
+    wait_until_served(&install, &servers, &never_served, false).await;
+    let status =
+        &super::helpers::get_object(&install, "App", namespace, served_before.id()).await.unwrap().data["status"];
     assert_eq!(status["revision"], json!(before.revision));
     assert_eq!(status["signingKeys"], json!(before.signing_keys));
 
@@ -266,18 +269,19 @@ async fn an_unreadable_app_is_reported_and_others_are_still_reconciled() {
     wait_until_served(&install, &servers, &served_before, true).await;
 
     // The operator itself also rejects what the schema would have rejected.
-    let twice =
-        with_edited_spec(&good, here, |spec| spec["providerRefs"] = json!([{ "name": "same" }, { "name": "same" }]));
-    apply(&client, &twice).await.unwrap();
+    let duplicate_refs = with_edited_spec(&good, namespace, |spec| {
+        spec["providerRefs"] = json!([{ "name": "same" }, { "name": "same" }]);
+    });
+    apply(&client, &duplicate_refs).await.unwrap();
     let message =
         install.wait_for_condition(&good, ConditionType::Accepted, ConditionStatus::False, "InvalidSpec").await;
     assert_eq!(message, "spec.providerRefs[1]: same is already the name of an earlier entry; set another alias");
     wait_until_served(&install, &servers, &good, true).await;
     assert_eq!(rendered_document(&install, &good).await["displayName"], "Edited");
 
-    for app in [&good, &served_before, &never] {
+    for app in [&good, &served_before, &never_served] {
         install.apply(app).await.unwrap();
         install.wait_until_ready(app).await;
     }
-    wait_until_served(&install, &servers, &never, true).await;
+    wait_until_served(&install, &servers, &never_served, true).await;
 }

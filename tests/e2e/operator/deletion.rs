@@ -57,10 +57,10 @@ async fn wait_until_deleted(install: &Installation<'_>, namespace: &str, name: &
 }
 
 /// Waits until the App's condition reports the deletion with this text.
-async fn wait_for_deletion_message(install: &Installation<'_>, app: &App, says: &str) {
-    eventually(&format!("the condition says {says:?}"), LIMIT, || async {
+async fn wait_for_deletion_message(install: &Installation<'_>, app: &App, text: &str) {
+    eventually(&format!("the condition says {text:?}"), LIMIT, || async {
         let condition = install.condition(app, ConditionType::Programmed).await.unwrap();
-        (condition.reason == "Deleting" && condition.message.contains(says) && condition.message.ends_with(RETAIN_HINT))
+        (condition.reason == "Deleting" && condition.message.contains(text) && condition.message.ends_with(RETAIN_HINT))
             .then_some(())
     })
     .await;
@@ -80,7 +80,7 @@ async fn wait_until_document_deleted(install: &Installation<'_>, app: &App) {
 }
 
 #[tokio::test]
-async fn deleting_an_app_keeps_its_users_by_default_and_never_deletes_others() {
+async fn deleting_an_app_keeps_its_users_by_default_and_never_deletes_other_users() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let servers = install.start_servers(2).await;
     let _operator = install.start_operator().await;
@@ -90,14 +90,14 @@ async fn deleting_an_app_keeps_its_users_by_default_and_never_deletes_others() {
     let before = key_secret(&install, &app).await.unwrap();
 
     // If an App that does not own its appID is deleted, the users stay.
-    let there = install.tenants()[1].as_str();
+    let other_namespace = install.tenants()[1].as_str();
     let stranger = app.clone().set("/deletionPolicy", "Delete");
-    install.apply_all(&objects_named(&stranger, "stranger", there)).await.unwrap();
-    let conflict = ("App", there, "stranger");
+    install.apply_all(&objects_named(&stranger, "stranger", other_namespace)).await.unwrap();
+    let conflict = ("App", other_namespace, "stranger");
     wait_for_condition(&install, conflict, ConditionType::Accepted, ConditionStatus::False, "AppIDConflict").await;
-    let apps: Api<app::App> = Api::namespaced(install.admin(), there);
+    let apps: Api<app::App> = Api::namespaced(install.admin(), other_namespace);
     apps.delete("stranger", &DeleteParams::default()).await.unwrap();
-    wait_until_deleted(&install, there, "stranger").await;
+    wait_until_deleted(&install, other_namespace, "stranger").await;
     install.wait_until_ready(&app).await;
     wait_until_served(&install, &servers, &app, true).await;
     assert_eq!(count_users(&install, &app).await, 2);
@@ -107,13 +107,13 @@ async fn deleting_an_app_keeps_its_users_by_default_and_never_deletes_others() {
     wait_until_document_deleted(&install, &app).await;
     wait_until_served(&install, &servers, &app, false).await;
     let after = key_secret(&install, &app).await.unwrap();
-    let made = |secret: &Secret| {
+    let keys_of = |secret: &Secret| {
         let mut keys: serde_json::Value = serde_json::from_slice(&secret_values(secret)["keys.json"]).unwrap();
         // The operator raises this counter when it asks the servers whether the appID is free.
         keys.as_object_mut().unwrap().remove("handover");
         keys
     };
-    assert_eq!((after.uid(), made(&after)), (before.uid(), made(&before)));
+    assert_eq!((after.uid(), keys_of(&after)), (before.uid(), keys_of(&before)));
     assert_eq!(count_users(&install, &app).await, 2);
 }
 
@@ -136,12 +136,12 @@ async fn users_are_deleted_before_their_app() {
 }
 
 async fn another_namespace_can_take_the_appid_afterwards(install: &Installation<'_>, servers: &[PodServer]) {
-    let (app, there) = (app_with_delete_policy("delete"), install.tenants()[1].as_str());
+    let (app, other_namespace) = (app_with_delete_policy("delete"), install.tenants()[1].as_str());
     apply_with_users(install, &servers[0], &app, &["ada", "grace"]).await;
     assert_eq!(install.get(&app).await.unwrap().finalizers(), [FINALIZER]);
-    let public = jwks(install, &servers[0], &app).await;
-    install.apply_all(&objects_named(&app, "next", there)).await.unwrap();
-    let next = ("App", there, "next");
+    let jwks_before = jwks(install, &servers[0], &app).await;
+    install.apply_all(&objects_named(&app, "next", other_namespace)).await.unwrap();
+    let next = ("App", other_namespace, "next");
     wait_for_condition(install, next, ConditionType::Accepted, ConditionStatus::False, "AppIDConflict").await;
 
     // The App and its keys stay until every server has stopped serving the App.
@@ -163,7 +163,7 @@ async fn another_namespace_can_take_the_appid_afterwards(install: &Installation<
     assert_eq!(count_users(install, &app).await, 0);
     wait_for_condition(install, next, ConditionType::Ready, ConditionStatus::True, "Ready").await;
     wait_until_served(install, servers, &app, true).await;
-    assert_ne!(jwks(install, &servers[1], &app).await, public, "the keys of the previous App are not used again");
+    assert_ne!(jwks(install, &servers[1], &app).await, jwks_before, "the keys of the previous App are not used again");
     let client = install.client_of(&servers[1]);
     client
         .login(app.id(), "ada@example.com", PASSWORD)
@@ -175,17 +175,24 @@ async fn another_namespace_can_take_the_appid_afterwards(install: &Installation<
 
 /// No namespace controller runs here, so the test deletes the contents of the namespace itself.
 async fn deletion_of_a_namespace_is_not_blocked(install: &Installation<'_>, servers: &[PodServer]) {
-    let (app, there) = (app_with_delete_policy("namespace"), install.tenants()[2].as_str());
-    install.apply_all(&app.objects(there)).await.unwrap();
-    wait_for_condition(install, ("App", there, app.id()), ConditionType::Ready, ConditionStatus::True, "Ready").await;
+    let (app, other_namespace) = (app_with_delete_policy("namespace"), install.tenants()[2].as_str());
+    install.apply_all(&app.objects(other_namespace)).await.unwrap();
+    wait_for_condition(
+        install,
+        ("App", other_namespace, app.id()),
+        ConditionType::Ready,
+        ConditionStatus::True,
+        "Ready",
+    )
+    .await;
     register_user(install, &servers[0], &app, "ada").await;
     let namespaces: Api<Namespace> = Api::all(install.admin());
-    namespaces.delete(there, &DeleteParams::default()).await.unwrap();
-    let phase = namespaces.get(there).await.unwrap().status.and_then(|status| status.phase);
+    namespaces.delete(other_namespace, &DeleteParams::default()).await.unwrap();
+    let phase = namespaces.get(other_namespace).await.unwrap().status.and_then(|status| status.phase);
     assert_eq!(phase.as_deref(), Some("Terminating"));
-    let apps: Api<app::App> = Api::namespaced(install.admin(), there);
+    let apps: Api<app::App> = Api::namespaced(install.admin(), other_namespace);
     apps.delete(app.id(), &DeleteParams::default()).await.unwrap();
-    wait_until_deleted(install, there, app.id()).await;
+    wait_until_deleted(install, other_namespace, app.id()).await;
     assert_eq!(count_users(install, &app).await, 0);
     assert!(key_secret(install, &app).await.is_none());
     wait_until_document_deleted(install, &app).await;
@@ -194,17 +201,17 @@ async fn deletion_of_a_namespace_is_not_blocked(install: &Installation<'_>, serv
 async fn a_rejection_by_a_server_is_reported(install: &Installation<'_>, servers: &[PodServer]) {
     let app = app_with_delete_policy("refused");
     apply_with_users(install, &servers[0], &app, &["ada"]).await;
-    let owner = async |namespace: &str| {
+    let set_owner = async |namespace: &str| {
         let id = app.id();
         execute_sql(install, &format!("UPDATE apps SET namespace = '{namespace}' WHERE app_id = '{id}'")).await;
     };
     // The database says that the appID belongs to another namespace, for example after a restore of another cluster's
     // database.
-    owner("elsewhere").await;
+    set_owner("elsewhere").await;
     install.delete(&app).await.unwrap();
     wait_for_deletion_message(install, &app, "rejects it: the appID belongs to another namespace").await;
     assert_eq!(count_users(install, &app).await, 1);
-    owner(install.tenant()).await;
+    set_owner(install.tenant()).await;
     wait_until_deleted(install, install.tenant(), app.id()).await;
     assert_eq!(count_users(install, &app).await, 0);
 }
@@ -212,7 +219,7 @@ async fn a_rejection_by_a_server_is_reported(install: &Installation<'_>, servers
 async fn the_number_of_remaining_users_is_reported(install: &Installation<'_>, servers: &[PodServer]) {
     let app = app_with_delete_policy("progress");
     apply_with_users(install, &servers[0], &app, &["ada", "grace"]).await;
-    // Takes the lock that another server has while it deletes the users.
+    // Takes the lock that a server needs to delete the users, so that the deletion waits.
     let mut connection = install.database.connect().await.unwrap();
     let mut transaction = connection.begin().await.unwrap();
     let lock = format!("SELECT FROM apps WHERE app_id = '{}' FOR UPDATE", app.id());
@@ -234,7 +241,7 @@ async fn without_servers_a_deletion_waits_and_says_how_to_end_it() {
     for app in [&kept, &deleted, &lost] {
         apply_with_users(&install, &servers[0], app, &["ada"]).await;
     }
-    let public = jwks(&install, &servers[0], &kept).await;
+    let jwks_before = jwks(&install, &servers[0], &kept).await;
 
     servers.remove(0).remove().await.unwrap();
     for app in [&kept, &deleted] {
@@ -265,7 +272,7 @@ async fn without_servers_a_deletion_waits_and_says_how_to_end_it() {
     assert_eq!(count_users(&install, &kept).await, 1);
     install.apply(&kept).await.unwrap();
     install.wait_until_ready(&kept).await;
-    assert_eq!(jwks(&install, &servers[0], &kept).await, public);
+    assert_eq!(jwks(&install, &servers[0], &kept).await, jwks_before);
     let client = install.client_of(&servers[0]);
     client.login(kept.id(), "ada@example.com", PASSWORD).await.expect(http::StatusCode::OK);
 }
@@ -283,14 +290,14 @@ async fn without_postgres_a_deletion_waits_and_says_how_to_end_it() {
     for app in [&kept, &deleted, &damaged] {
         apply_with_users(&install, &servers[0], app, &["ada"]).await;
     }
-    // Damages the keys of an App, so that the operator cannot read from them who owns the users.
+    // Damages the keys of an App, so that the operator cannot read who owns the App's users.
     let secrets: Api<Secret> = own_secrets(&install);
-    let damage = async |data: serde_json::Value| {
+    let set_key_data = async |data: serde_json::Value| {
         let patch = Patch::Merge(json!({ "data": data }));
         secrets.patch(&key_secret_name(&damaged), &PatchParams::default(), &patch).await.unwrap();
     };
-    let good = json!(key_secret(&install, &damaged).await.unwrap().data);
-    damage(json!(null)).await;
+    let undamaged_data = json!(key_secret(&install, &damaged).await.unwrap().data);
+    set_key_data(json!(null)).await;
     install.wait_for_condition(&damaged, ConditionType::Accepted, ConditionStatus::False, "KeysInvalid").await;
 
     proxy.refuse().await;
@@ -305,12 +312,12 @@ async fn without_postgres_a_deletion_waits_and_says_how_to_end_it() {
     .await;
     for app in [&kept, &deleted] {
         wait_until_served(&install, &servers, app, false).await;
-        let stuck = "the servers have not started; if this does not change, check that they can reach Postgres";
-        wait_for_deletion_message(&install, app, stuck).await;
+        let text = "the servers have not started; if this does not change, check that they can reach Postgres";
+        wait_for_deletion_message(&install, app, text).await;
     }
     let times_served = || {
-        let is_of = |line: &&str| line.contains(kept.id()) && line.contains("\"serving\"");
-        servers.iter().map(|server| server.read_log().lines().filter(is_of).count()).collect::<Vec<_>>()
+        let is_about_kept = |line: &&str| line.contains(kept.id()) && line.contains("\"serving\"");
+        servers.iter().map(|server| server.read_log().lines().filter(is_about_kept).count()).collect::<Vec<_>>()
     };
     let before = times_served();
     assert!(before.iter().all(|times| *times > 0), "the log has a line when a server serves an App");
@@ -325,7 +332,7 @@ async fn without_postgres_a_deletion_waits_and_says_how_to_end_it() {
         })
         .await;
     }
-    damage(good).await;
+    set_key_data(undamaged_data).await;
     proxy.restore().unwrap();
 
     for app in [&deleted, &damaged] {
@@ -336,7 +343,7 @@ async fn without_postgres_a_deletion_waits_and_says_how_to_end_it() {
     assert_eq!(times_served(), before, "a server does not serve a removed App again");
 }
 
-/// The URL of a database with another socket address.
+/// Replaces the socket address `from` in the URL of a database by `to`.
 fn url_at(url: &str, from: SocketAddr, to: SocketAddr) -> String {
     let (from, to) = (from.to_string(), to.to_string());
     assert!(url.contains(&from), "{url}");

@@ -1,4 +1,5 @@
-//! Changes to the operator's Secrets by others: the operator restores rendered documents, and does not overwrite keys.
+//! Changes that others make to the operator's Secrets: the operator restores rendered documents, and does not overwrite
+//! keys.
 
 use std::time::{Duration, Instant};
 
@@ -22,11 +23,11 @@ use super::helpers::{
     rendered_secret_name, secret_values,
 };
 
-/// A document is restored within two seconds; a loaded machine takes longer.
+/// A rendered document is restored within two seconds; a loaded machine takes longer.
 const RESTORE_LIMIT: Duration = Duration::from_secs(20);
 
 /// The fields that the operator writes to a Secret.
-fn written_parts(secret: &Secret) -> Value {
+fn written_fields(secret: &Secret) -> Value {
     json!({ "data": secret.data, "type": secret.type_, "labels": secret.labels(), "annotations": secret.annotations() })
 }
 
@@ -40,7 +41,7 @@ async fn wait_until_restored(
 ) {
     let begun = Instant::now();
     eventually(&format!("after {what} the document is restored"), RESTORE_LIMIT, || async {
-        rendered_secret(install, app).await.filter(|secret| written_parts(secret) == written_parts(before))
+        rendered_secret(install, app).await.filter(|secret| written_fields(secret) == written_fields(before))
     })
     .await;
     println!("after {what} the document was restored within {:?}", begun.elapsed());
@@ -86,7 +87,8 @@ async fn a_changed_rendered_secret_is_restored_at_once() {
     secrets.delete(&name, &DeleteParams::default()).await.unwrap();
     wait_until_restored(&install, &servers, &app, &before, "its deletion").await;
 
-    // The type of a Secret cannot be edited. So the test replaces the Secret, and retries if the operator is faster.
+    // The type of a Secret cannot be edited. So the test deletes the Secret and creates it with another type. It
+    // retries if the operator has created the Secret first.
     let other = Secret {
         metadata: kube::core::ObjectMeta { name: Some(name.clone()), ..Default::default() },
         string_data: Some([("app.json".to_owned(), "{}".to_owned())].into()),
@@ -111,10 +113,10 @@ async fn editing_the_annotations_of_a_rendered_secret_removes_no_app() {
     install.wait_until_ready(&app).await;
     let before = rendered_secret(&install, &app).await.unwrap();
     let (secrets, name) = (own_secrets(&install), rendered_secret_name(&app));
-    let mut watching = JoinSet::new();
+    let mut watchers = JoinSet::new();
     for server in &servers {
         let (client, app) = (install.client_of(server), app.clone());
-        watching.spawn(async move {
+        watchers.spawn(async move {
             while is_served(&client, &app).await {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -130,7 +132,7 @@ async fn editing_the_annotations_of_a_rendered_secret_removes_no_app() {
         merge_patch(&secrets, &name, &json!({ "metadata": { "annotations": annotations } })).await;
         wait_until_restored(&install, &servers, &app, &before, what).await;
     }
-    assert!(watching.try_join_next().is_none(), "a server stopped serving the App for a moment");
+    assert!(watchers.try_join_next().is_none(), "a server stopped serving the App for a moment");
     let after = rendered_secret(&install, &app).await.unwrap();
     assert_eq!(after.uid(), before.uid(), "the operator corrected the Secret and did not create it again");
 }
@@ -149,27 +151,27 @@ async fn deleted_keys_are_restored_and_damaged_keys_are_left_alone() {
     let document = |secret: &Secret| -> Value { serde_json::from_slice(&secret_values(secret)["keys.json"]).unwrap() };
     let key_material = |secret: &Secret| {
         let document = document(secret);
-        let of = |sort: &str, secret: &str| -> Vec<Value> {
-            let keys = document[sort].as_array().unwrap().iter();
+        let keys_of = |kind: &str, secret: &str| -> Vec<Value> {
+            let keys = document[kind].as_array().unwrap().iter();
             keys.map(|key| json!([key["id"], key["state"], key[secret]])).collect()
         };
-        json!([document["incarnation"], of("signing", "privateKey"), of("hmac", "secret")])
+        json!([document["incarnation"], keys_of("signing", "privateKey"), keys_of("hmac", "secret")])
     };
     let before = key_secret(&install, &app).await.unwrap();
     let (status, public) = (install.get(&app).await.unwrap().status.unwrap(), jwks(&install, &servers[0], &app).await);
 
     secrets.delete(&name, &DeleteParams::default()).await.unwrap();
-    let rebuilt = eventually("the key Secret is restored", LIMIT, || key_secret(&install, &app)).await;
-    assert_ne!(rebuilt.uid(), before.uid());
-    assert_eq!(key_material(&rebuilt), key_material(&before));
-    assert_eq!(rebuilt.annotations(), before.annotations());
+    let restored = eventually("the key Secret is restored", LIMIT, || key_secret(&install, &app)).await;
+    assert_ne!(restored.uid(), before.uid());
+    assert_eq!(key_material(&restored), key_material(&before));
+    assert_eq!(restored.annotations(), before.annotations());
     install.wait_until_ready(&app).await;
     assert_eq!(install.get(&app).await.unwrap().status.unwrap().revision, status.revision);
 
     // The operator cannot know the right content of damaged keys, so it does not overwrite the Secret.
-    let mut broken = document(&rebuilt);
+    let mut broken = document(&restored);
     broken["signing"][0]["privateKey"] = json!("not a key");
-    for (damage, says) in [
+    for (damage, text) in [
         (json!({ "stringData": { "keys.json": "not json" } }), "its keys.json is not a key document"),
         (json!({ "stringData": { "keys.json": broken.to_string() } }), "a signing key is not a private key"),
         (json!({ "data": null }), "it has no key keys.json"),
@@ -178,7 +180,7 @@ async fn deleted_keys_are_restored_and_damaged_keys_are_left_alone() {
         let damaged = key_secret(&install, &app).await.unwrap();
         let condition = eventually("the condition reports the damage", LIMIT, || async {
             let condition = install.condition(&app, ConditionType::Accepted).await.unwrap();
-            (condition.status == ConditionStatus::False && condition.message.contains(says)).then_some(condition)
+            (condition.status == ConditionStatus::False && condition.message.contains(text)).then_some(condition)
         })
         .await;
         assert_eq!(condition.reason, "KeysInvalid");
@@ -191,12 +193,12 @@ async fn deleted_keys_are_restored_and_damaged_keys_are_left_alone() {
         let after = key_secret(&install, &app).await.unwrap();
         assert_eq!(after.resource_version(), damaged.resource_version());
     }
-    let data = rebuilt.data.clone();
+    let data = restored.data.clone();
     merge_patch(&secrets, &name, &json!({ "data": data })).await;
     install.wait_until_ready(&app).await;
     for server in &servers {
         assert_eq!(jwks(&install, server, &app).await, public);
-        let again = install.client_of(server).with_token(app.id(), session.token());
-        again.verify().await.expect(http::StatusCode::OK);
+        let client = install.client_of(server).with_token(app.id(), session.token());
+        client.verify().await.expect(http::StatusCode::OK);
     }
 }

@@ -48,7 +48,7 @@ async fn logins_continue_while_the_api_server_is_unavailable() {
     for server in &servers {
         log_in(&install, server, &app).await;
     }
-    // The server restarts, as its container would, and has only its local copy of the documents.
+    // The server restarts, as its container would, and has only its local copy of the rendered documents.
     servers[1].kill();
     servers[1].start_ready().await.unwrap();
     log_in(&install, &servers[1], &app).await;
@@ -88,13 +88,13 @@ async fn a_server_recovers_from_a_silently_dropped_watch() {
     install.wait_until_ready(&first).await;
 
     proxy.lose();
-    let lost = Instant::now();
+    let lost_at = Instant::now();
     let second = App::new("second");
     install.apply(&second).await.unwrap();
     // The operator does not consider the revision acknowledged while this server has not received it.
     install.wait_for_condition(&second, ConditionType::Programmed, ConditionStatus::False, "WaitingForServers").await;
     wait_until_served(&install, &server, &second, SILENT_DROP_LIMIT).await;
-    println!("current again after {:?}", lost.elapsed());
+    println!("current again after {:?}", lost_at.elapsed());
     install.wait_until_ready(&second).await;
 }
 
@@ -111,7 +111,7 @@ async fn an_operator_recovers_from_silently_dropped_watches() {
     install.wait_until_ready(&first).await;
 
     proxy.lose();
-    let lost = Instant::now();
+    let lost_at = Instant::now();
     let second = App::new("second");
     install.apply(&second).await.unwrap();
     // Because of the lost packets, the operator can lose its Lease and end. A kubelet would restart it.
@@ -123,7 +123,7 @@ async fn an_operator_recovers_from_silently_dropped_watches() {
         install.client_of(&server).get(&jwks).await.status.is_success().then_some(())
     })
     .await;
-    println!("served after {:?}", lost.elapsed());
+    println!("served after {:?}", lost_at.elapsed());
     install.wait_until_ready(&second).await;
 }
 

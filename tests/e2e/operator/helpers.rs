@@ -25,8 +25,7 @@ use sqlx::{AssertSqlSafe, Connection};
 /// The operator and the servers follow a change within a second or two; a loaded machine takes longer.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-/// An App or Provider by kind, namespace and name, in the stored form. Also works if the object does not match the
-/// schema.
+/// Gets an App or Provider in the stored form. Also works if the object does not match the schema.
 pub(super) async fn get_object(
     install: &Installation<'_>,
     kind: &str,
@@ -56,7 +55,8 @@ pub(super) async fn wait_for_condition(
     eventually_ok(&what, LIMIT, || async {
         let object = get_object(install, kind, namespace, name).await?;
         let conditions = conditions_of(&object)?;
-        let found = conditions.into_iter().find(|one| one.type_ == type_.as_str()).context("no such condition")?;
+        let found =
+            conditions.into_iter().find(|condition| condition.type_ == type_.as_str()).context("no such condition")?;
         ensure!(found.observed_generation == object.metadata.generation, "for another generation: {found:?}");
         ensure!(found.status == status && found.reason == reason, "{found:?}");
         Ok(found.message)
@@ -74,7 +74,7 @@ pub(super) fn objects_named(app: &App, name: &str, namespace: &str) -> Vec<Value
 
 /// A Secret with these values.
 pub(super) fn secret_object(namespace: &str, name: &str, values: &[(&str, &str)]) -> Value {
-    // In `data`, because with `stringData` a later apply without a key would not remove that key.
+    // The values are in `data`, because with `stringData` a later apply without a key would not remove that key.
     let data: serde_json::Map<_, _> =
         values.iter().map(|(key, value)| ((*key).to_owned(), json!(STANDARD.encode(value)))).collect();
     json!({
@@ -185,7 +185,10 @@ pub(super) async fn events_of(
 ) -> Vec<(String, String, String)> {
     let events: Api<Event> = Api::namespaced(install.admin(), namespace);
     let about = |event: &Event| {
-        event.regarding.as_ref().is_some_and(|of| of.kind.as_deref() == Some("App") && of.name.as_deref() == Some(name))
+        event
+            .regarding
+            .as_ref()
+            .is_some_and(|object| object.kind.as_deref() == Some("App") && object.name.as_deref() == Some(name))
     };
     let found = events.list(&ListParams::default()).await.unwrap().items;
     let summaries = found.into_iter().filter(about).map(|event| {

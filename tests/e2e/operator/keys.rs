@@ -50,7 +50,7 @@ struct TestInstall {
     app: App,
 }
 
-/// Logs in at the servers in turn, and refreshes one session at them, until [`LoginLoad::stop_and_check`].
+/// Logs in at the servers in turn, and refreshes one session, until [`LoginLoad::stop_and_check`] is called.
 struct LoginLoad {
     stop: Arc<AtomicBool>,
     task: JoinHandle<(usize, Vec<String>)>,
@@ -130,7 +130,7 @@ impl TestInstall {
         jwks.body["keys"].as_array().unwrap().iter().map(|key| key["kid"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Edits the App's spec and waits until the operator has observed the edit, and so everything before it.
+    /// Edits the App's spec and waits until the operator has observed the edit, and therefore all earlier changes.
     async fn edit_and_wait(&self, name: &str) {
         let patch = Patch::Merge(json!({ "spec": { "displayName": name } }));
         let apps = self.install.apps();
@@ -148,18 +148,18 @@ impl TestInstall {
 
     fn start_load(&self) -> LoginLoad {
         let stop = Arc::new(AtomicBool::new(false));
-        let (ends, app) = (Arc::clone(&stop), self.id().to_owned());
+        let (is_stopped, app) = (Arc::clone(&stop), self.id().to_owned());
         let addresses: Vec<_> = self.servers.iter().map(|server| server.public).collect();
         let task = tokio::spawn(async move {
             let (mut passed, mut failed) = (0, Vec::new());
             let mut refresh_token: Option<String> = None;
             for address in addresses.into_iter().cycle() {
-                if ends.load(Ordering::Relaxed) {
+                if is_stopped.load(Ordering::Relaxed) {
                     break;
                 }
                 let client = ApiClient::new(address);
                 let response = client.login(&app, EMAIL, PASSWORD).await;
-                // A refresh token of one server is valid at the other, whichever key signed it.
+                // A refresh token from one server is valid at the other server, whichever key signed it.
                 let token = refresh_token.get_or_insert_with(|| response.string("refresh_token").to_owned());
                 let refreshed = client.refresh(&app, token).await;
                 match refreshed.status {
@@ -227,8 +227,12 @@ async fn a_requested_rotation_happens_once_without_effect_on_users() {
     let after = test.client(1).authenticate(test.id(), EMAIL, PASSWORD).await;
     assert_eq!((key_id_of(before.token()), key_id_of(after.token())), ("s1".to_owned(), "s1".to_owned()));
     let (signing, hmac) = test.keys().await;
-    let ends = |keys: &[KeyStatus]| keys.iter().map(|key| key.not_after.is_some()).collect::<Vec<_>>();
-    assert_eq!((ends(&signing), ends(&hmac)), (vec![true, false], vec![true, true]), "{signing:?} {hmac:?}");
+    let have_expiry = |keys: &[KeyStatus]| keys.iter().map(|key| key.not_after.is_some()).collect::<Vec<_>>();
+    assert_eq!(
+        (have_expiry(&signing), have_expiry(&hmac)),
+        (vec![true, false], vec![true, true]),
+        "{signing:?} {hmac:?}"
+    );
 
     // Tokens and codes from before the rotation are still valid, also at the other server.
     before.verify().await.expect(StatusCode::OK);
@@ -249,7 +253,8 @@ async fn a_requested_rotation_happens_once_without_effect_on_users() {
     })
     .await;
 
-    // The same value requests no second rotation, also after a restart of the operator. Another value requests one.
+    // The same value of the annotation requests no second rotation, also after a restart of the operator. Another value
+    // requests one.
     test.annotate(ROTATE_KEYS_ANNOTATION, "1").await;
     test.operator.terminate().await.expect("the operator ends");
     test.operator.start().unwrap();
@@ -265,11 +270,11 @@ async fn no_key_is_active_before_every_serving_pod_has_it() {
     let plane = install.cluster().plane();
     let proxy = Proxy::start(plane.addr()).unwrap();
     let account = plane.account_at(install.server_account(), proxy.addr()).unwrap();
-    let behind = install.create_server(&account, &[]).await.unwrap();
-    behind.start_ready().await.unwrap();
-    behind.set_endpoint(Endpoint::SERVING).await.unwrap();
-    let current = install.start_server().await;
-    let test = TestInstall::start_with(install, vec![behind, current]).await;
+    let proxied_server = install.create_server(&account, &[]).await.unwrap();
+    proxied_server.start_ready().await.unwrap();
+    proxied_server.set_endpoint(Endpoint::SERVING).await.unwrap();
+    let direct_server = install.start_server().await;
+    let test = TestInstall::start_with(install, vec![proxied_server, direct_server]).await;
     let name = test.servers[0].name().to_owned();
     test.register_for_code(0, EMAIL).await;
     let load = test.start_load();
@@ -358,12 +363,12 @@ async fn lost_keys_are_rebuilt_from_the_rendered_secret_and_without_it_the_app_i
         secrets
     };
 
-    let first = secrets.get(&app_keys_secret(&id)).await.unwrap();
+    let first_secret = secrets.get(&app_keys_secret(&id)).await.unwrap();
     secrets.delete(&app_keys_secret(&id), &DeleteParams::default()).await.unwrap();
     let name = app_keys_secret(&id);
-    let again = eventually_ok("the key Secret is restored", LIMIT, || secrets.get(&name)).await;
-    assert_ne!(again.metadata.uid, first.metadata.uid);
-    assert_eq!(keys(again), keys(first.clone()));
+    let restored_secret = eventually_ok("the key Secret is restored", LIMIT, || secrets.get(&name)).await;
+    assert_ne!(restored_secret.metadata.uid, first_secret.metadata.uid);
+    assert_eq!(keys(restored_secret), keys(first_secret.clone()));
     before.verify().await.expect(StatusCode::OK);
     test.client(1).confirm(test.id(), &code).await.expect(StatusCode::OK);
     let before = test.client(0).authenticate(test.id(), EMAIL, PASSWORD).await;

@@ -51,7 +51,7 @@ fn is_write_by(operator: &OperatorProcess, event: &AuditEvent) -> bool {
     event.is_write() && event.credential.as_deref() == Some(operator.account().credential())
 }
 
-/// The operator's writes since this mark in the audit log, failed ones included.
+/// The operator's writes since this mark in the audit log, including failed writes.
 fn writes_since(install: &Installation<'_>, operator: &OperatorProcess, since: Mark) -> Vec<AuditEvent> {
     let mut events = install.cluster().plane().audit_since(since).unwrap();
     events.retain(|event| is_write_by(operator, event));
@@ -81,8 +81,8 @@ async fn only_one_of_two_operators_writes() {
     }
     let [leader, standby] = leader_and_standby(&install, &operators).await;
     assert!(!writes_since(&install, leader, mark).is_empty());
-    let tried = writes_since(&install, standby, mark);
-    assert!(tried.iter().all(|event| event.resource == "leases" && event.status == 409), "{tried:#?}");
+    let writes = writes_since(&install, standby, mark);
+    assert!(writes.iter().all(|event| event.resource == "leases" && event.status == 409), "{writes:#?}");
 }
 
 #[tokio::test]
@@ -99,10 +99,10 @@ async fn when_the_leader_is_killed_the_standby_takes_over() {
     install.wait_until_ready(&app).await;
     // After the standby has taken the Lease, the API server processes no write of the killed leader.
     let events = install.cluster().plane().audit_since(mark).unwrap();
-    let taken = events.iter().position(|event| is_write_by(standby, event)).expect("the standby took the Lease");
-    assert_eq!((events[taken].resource.as_str(), events[taken].status), ("leases", 200));
-    let late: Vec<_> = events[taken..].iter().filter(|event| is_write_by(leader, event)).collect();
-    assert!(late.is_empty(), "{late:#?}");
+    let takeover = events.iter().position(|event| is_write_by(standby, event)).expect("the standby took the Lease");
+    assert_eq!((events[takeover].resource.as_str(), events[takeover].status), ("leases", 200));
+    let late_writes: Vec<_> = events[takeover..].iter().filter(|event| is_write_by(leader, event)).collect();
+    assert!(late_writes.is_empty(), "{late_writes:#?}");
     assert_eq!(lease(&install).await.lease_transitions, Some(1));
     // The killed operator starts again, as its pod would, and is the standby.
     leader.start().unwrap();
@@ -134,24 +134,24 @@ async fn a_leader_that_was_paused_for_long_ends_without_writing() {
     let app = apply_app(&install, "shop").await;
     let [leader, standby] = leader_and_standby(&install, &operators).await;
     leader.pause();
-    // Changes that the leader would write when it resumes.
-    let late = App::new("late");
-    install.apply(&late).await.unwrap();
+    // Makes changes, so that the leader would have something to write when it resumes.
+    let late_app = App::new("late");
+    install.apply(&late_app).await.unwrap();
     install.apply(&app.clone().set("/displayName", "Edited")).await.unwrap();
     wait_until_leader(&install, standby).await;
     install.wait_until_ready(&app).await;
-    install.wait_until_ready(&late).await;
+    install.wait_until_ready(&late_app).await;
 
     let mark = install.cluster().plane().audit_mark();
     leader.resume();
     let status = eventually("the former leader ends", LIMIT, || async { leader.exit_status() }).await;
     assert!(!status.success(), "it ends with a failure: {status}");
     assert!(leader.read_log().contains("the Lease is lost"));
-    let mut late = writes_since(&install, leader, mark);
+    let mut late_writes = writes_since(&install, leader, mark);
     // Before the pause, the leader may have been about to send an Event or a renewal of the Lease. The API server now
     // rejects the renewal.
-    late.retain(|event| event.resource != "events" && !is_rejected_lease_request(event));
-    assert_eq!(late, []);
+    late_writes.retain(|event| event.resource != "events" && !is_rejected_lease_request(event));
+    assert_eq!(late_writes, []);
     wait_until_leader(&install, standby).await;
     install.wait_until_ready(&app).await;
 }
@@ -182,7 +182,7 @@ async fn a_leader_that_is_cut_off_ends_before_the_standby_takes_over() {
     proxy.restore().unwrap();
     install.apply(&app.clone().set("/displayName", "Edited again")).await.unwrap();
     install.wait_until_ready(&app).await;
-    let late = writes_since(&install, &leader, mark);
-    assert!(late.iter().all(is_rejected_lease_request), "{late:#?}");
+    let late_writes = writes_since(&install, &leader, mark);
+    assert!(late_writes.iter().all(is_rejected_lease_request), "{late_writes:#?}");
     wait_until_leader(&install, &standby).await;
 }

@@ -18,7 +18,7 @@ use serde_json::json;
 
 /// Limit for one step of the test. The operator logs a missing permission within a second or two.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The duration of the Lease.
+/// How long a Lease lasts without a renewal.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
 /// Number of installations, which test different permissions at the same time.
 const INSTALLS: usize = 4;
@@ -34,17 +34,17 @@ async fn the_operator_needs_each_permission_and_logs_a_missing_one() {
     assert!(permissions.len() > 20, "{permissions:?}");
     // Each installation has the same permissions, in its own roles. So each installation can test a part of the
     // permissions.
-    let tries = installs.iter().enumerate().map(|(number, install)| async move {
+    let checks = installs.iter().enumerate().map(|(number, install)| async move {
         let mut unneeded = Vec::new();
-        let own = install.permissions("operator");
-        for permission in own.into_iter().skip(number).step_by(INSTALLS) {
+        let all_permissions = install.permissions("operator");
+        for permission in all_permissions.into_iter().skip(number).step_by(INSTALLS) {
             if !is_needed(install, &permission).await {
                 unneeded.push(permission);
             }
         }
         unneeded
     });
-    let unneeded: Vec<_> = join_all(tries).await.into_iter().flatten().collect();
+    let unneeded: Vec<_> = join_all(checks).await.into_iter().flatten().collect();
     assert!(unneeded.is_empty(), "nothing broke without {unneeded:#?}");
 }
 
@@ -65,7 +65,7 @@ async fn is_needed(install: &Installation<'_>, permission: &Permission) -> bool 
     install.apply_provider(&provider).await.unwrap();
     install.apply(&app).await.unwrap();
     let operator = install.start_operator().await;
-    let missed = tokio::select! {
+    let is_logged = tokio::select! {
         () = wait_until_logged(&operator, permission) => true,
         // The operator renews the Lease every two seconds. The lifecycle can end before the next renewal.
         () = run_lifecycle(install, &app) => tokio::time::timeout(LEASE_DURATION, wait_until_logged(&operator, permission)).await.is_ok(),
@@ -74,7 +74,7 @@ async fn is_needed(install: &Installation<'_>, permission: &Permission) -> bool 
     install.grant(permission).await.unwrap();
     server.remove().await.unwrap();
     remove_app(install, &app).await;
-    missed
+    is_logged
 }
 
 fn missing_permission_text(permission: &Permission) -> String {
@@ -84,8 +84,8 @@ fn missing_permission_text(permission: &Permission) -> String {
 }
 
 async fn wait_until_logged(operator: &OperatorProcess, permission: &Permission) {
-    let lack = missing_permission_text(permission);
-    eventually(&lack, LIMIT * 4, || async { operator.read_log().contains(&lack).then_some(()) }).await;
+    let text = missing_permission_text(permission);
+    eventually(&text, LIMIT * 4, || async { operator.read_log().contains(&text).then_some(()) }).await;
 }
 
 /// Waits until the App is Ready, rotates its keys twice, and deletes it. Then creates and deletes an App with `Retain`.

@@ -52,11 +52,17 @@ async fn a_namespace_at_its_quota_accepts_the_next_app_when_another_is_deleted()
         assert!(key_secret(&install, app).await.is_none() && rendered_secret(&install, app).await.is_none());
     }
     // Another namespace has its own quota. An edit of an accepted App is not counted again.
-    let elsewhere = App::new("elsewhere");
-    let there = install.tenants()[1].as_str();
-    install.apply_all(&elsewhere.objects(there)).await.unwrap();
-    wait_for_condition(&install, ("App", there, elsewhere.id()), ConditionType::Ready, ConditionStatus::True, "Ready")
-        .await;
+    let other_app = App::new("elsewhere");
+    let other_namespace = install.tenants()[1].as_str();
+    install.apply_all(&other_app.objects(other_namespace)).await.unwrap();
+    wait_for_condition(
+        &install,
+        ("App", other_namespace, other_app.id()),
+        ConditionType::Ready,
+        ConditionStatus::True,
+        "Ready",
+    )
+    .await;
     let edited = one.clone().set("/displayName", "Edited");
     install.apply(&edited).await.unwrap();
     install.wait_until_ready(&edited).await;
@@ -69,7 +75,7 @@ async fn a_namespace_at_its_quota_accepts_the_next_app_when_another_is_deleted()
         wait_until_served(&install, &servers, app, true).await;
     }
 
-    // An App without users is deleted: the older waiting App is accepted without an edit.
+    // When an App without users is deleted, the older waiting App is accepted without an edit.
     install.delete(&one).await.unwrap();
     install.wait_until_ready(&third).await;
     wait_until_served(&install, &servers, &third, true).await;
@@ -99,19 +105,19 @@ async fn an_app_that_exceeds_the_quota_keeps_its_last_revision() {
     let servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;
     let (large, small) = (App::new("large"), App::new("small"));
-    let before = large.clone().template("confirm.txt", &template_of_size(20));
-    for app in [&before, &small] {
+    let within_quota = large.clone().template("confirm.txt", &template_of_size(20));
+    for app in [&within_quota, &small] {
         install.apply(app).await.unwrap();
         install.wait_until_ready(app).await;
     }
     let published = rendered_document(&install, &large).await;
     let revision = install.get(&large).await.unwrap().status.unwrap().revision;
-    let after = large.clone().template("confirm.txt", &template_of_size(60));
-    install.apply(&after).await.unwrap();
-    let message = wait_until_quota_exceeded(&install, &after).await;
+    let over_quota = large.clone().template("confirm.txt", &template_of_size(60));
+    install.apply(&over_quota).await.unwrap();
+    let message = wait_until_quota_exceeded(&install, &over_quota).await;
     assert!(message.contains("65536 bytes") && message.contains("--max-rendered-bytes-per-namespace"), "{message}");
     let message =
-        install.wait_for_condition(&after, ConditionType::Programmed, ConditionStatus::Unknown, "Pending").await;
+        install.wait_for_condition(&over_quota, ConditionType::Programmed, ConditionStatus::Unknown, "Pending").await;
     assert_eq!(message, "the last accepted revision is still served; see Accepted");
     assert_eq!(install.get(&large).await.unwrap().status.unwrap().revision, revision);
     assert_eq!(rendered_document(&install, &large).await, published);
@@ -127,7 +133,7 @@ async fn an_app_that_exceeds_the_quota_keeps_its_last_revision() {
     install.apply(&edited).await.unwrap();
     install.wait_until_ready(&edited).await;
 
-    // After the large App has become smaller, the waiting one is within the quota.
+    // After the large App has become smaller, the waiting App is within the quota.
     let shrunk = large.clone().template("confirm.txt", &template_of_size(1));
     install.apply(&shrunk).await.unwrap();
     install.wait_until_ready(&shrunk).await;

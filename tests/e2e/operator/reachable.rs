@@ -61,8 +61,8 @@ struct RestartingServers<'a> {
 impl RestartingServers<'_> {
     /// Restarts a server, which then checks the provider again. Waits until the server has reported the expected result
     /// and the operator has read the report. During the restart, the Pod is not a serving pod.
-    async fn restart(&mut self, at: usize, expected: Reason) {
-        let server = &self.pods[at];
+    async fn restart(&mut self, index: usize, expected: Reason) {
+        let server = &self.pods[index];
         server.set_endpoint(Endpoint::NOT_READY).await.unwrap();
         self.wait_for_serving_pods(1).await;
         server.terminate().await.expect("the server ends");
@@ -70,12 +70,14 @@ impl RestartingServers<'_> {
         server.set_endpoint(Endpoint::SERVING).await.unwrap();
         self.wait_for_serving_pods(2).await;
         let (mut lines, _) = RevisionStream::open(server).await;
-        let found = async {
+        let wait_for_report = async {
             while !matches!(lines.next().await, RevisionsMessage::Provider { provider } if provider.reason == expected.as_str())
             {
             }
         };
-        timeout(LIMIT, found).await.unwrap_or_else(|_| panic!("server {at} does not report {}", expected.as_str()));
+        timeout(LIMIT, wait_for_report)
+            .await
+            .unwrap_or_else(|_| panic!("server {index} does not report {}", expected.as_str()));
         self.marker_edits += 1;
         self.marker = self.marker.clone().limit("loginsPerClient", &[(1_000 + self.marker_edits, 60)]);
         self.install.apply(&self.marker).await.unwrap();
@@ -111,7 +113,7 @@ async fn reachable_follows_the_provider_and_the_app_stays_ready() {
     let corp = provider();
     let upstream = MockProvider::start("oidc", upstream_client(&corp)).await.unwrap();
     let install = install_with_upstream(&upstream).await;
-    let both = install.start_servers(2).await;
+    let pods = install.start_servers(2).await;
     let operator = install.start_operator().await;
     let app = App::new("shop").provider(&corp);
     install.apply_provider(&corp).await.unwrap();
@@ -121,13 +123,8 @@ async fn reachable_follows_the_provider_and_the_app_stays_ready() {
 
     let plane = install.cluster().plane();
     let mark = plane.audit_mark();
-    let mut servers = RestartingServers {
-        install: &install,
-        operator: &operator,
-        pods: both,
-        marker: App::new("bell"),
-        marker_edits: 0,
-    };
+    let mut servers =
+        RestartingServers { install: &install, operator: &operator, pods, marker: App::new("bell"), marker_edits: 0 };
     upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::status(503, &json!({})));
     servers.restart(0, Reason::DiscoveryFailed).await;
     let message = wait_for_reachable(&install, ConditionStatus::False, "DiscoveryFailed").await;
@@ -137,21 +134,21 @@ async fn reachable_follows_the_provider_and_the_app_stays_ready() {
 
     upstream.clear_scripts();
     upstream.set_client(RegisteredClient { id: "another".to_owned(), ..upstream_client(&corp) });
-    for at in 0..2 {
-        servers.restart(at, Reason::ClientRefused).await;
+    for index in 0..2 {
+        servers.restart(index, Reason::ClientRefused).await;
     }
     let message = wait_for_reachable(&install, ConditionStatus::False, "ClientRefused").await;
     assert!(message.contains("check the client ID and the Secret") && !message.contains(corp.secret()), "{message}");
 
     upstream.set_client(upstream_client(&corp));
-    for at in 0..2 {
-        servers.restart(at, Reason::Reachable).await;
+    for index in 0..2 {
+        servers.restart(index, Reason::Reachable).await;
     }
     wait_for_reachable(&install, ConditionStatus::True, "Reachable").await;
     let requests = plane.audit_since(mark).unwrap();
-    let of_apps = status_writes(&install, &requests, "apps/status");
-    let of_apps: Vec<_> = of_apps.into_iter().filter(|event| event.name == app.id()).collect();
-    assert!(of_apps.is_empty(), "{of_apps:#?}");
+    let app_writes = status_writes(&install, &requests, "apps/status");
+    let app_writes: Vec<_> = app_writes.into_iter().filter(|event| event.name == app.id()).collect();
+    assert!(app_writes.is_empty(), "{app_writes:#?}");
     // There is one write for each of the three results, although both servers report each result. While the reports
     // differ, the status contains the worse result.
     let written = status_writes(&install, &requests, "providers/status");

@@ -44,11 +44,11 @@ fn apple_key() -> String {
     rcgen::KeyPair::generate().unwrap().serialize_pem()
 }
 
-fn broken_providers(here: &str, elsewhere: &str) -> Vec<BrokenProvider> {
+fn broken_providers(namespace: &str, other_namespace: &str) -> Vec<BrokenProvider> {
     let apple = json!({
         "apiVersion": "latchkey.dev/v1alpha1",
         "kind": "Provider",
-        "metadata": { "name": "invalid-pem", "namespace": here },
+        "metadata": { "name": "invalid-pem", "namespace": namespace },
         "spec": { "apple": {
             "clientID": "com.example.shop",
             "teamID": "TEAM123456",
@@ -56,31 +56,31 @@ fn broken_providers(here: &str, elsewhere: &str) -> Vec<BrokenProvider> {
             "privateKeyRef": { "name": "invalid-pem", "key": "AuthKey.p8" },
         }},
     });
-    let pem = |value: &str| secret_object(here, "invalid-pem", &[("AuthKey.p8", value)]);
+    let pem = |value: &str| secret_object(namespace, "invalid-pem", &[("AuthKey.p8", value)]);
     vec![
         BrokenProvider {
             name: "no-secret",
-            objects: vec![github_provider(here, "no-secret")],
+            objects: vec![github_provider(namespace, "no-secret")],
             reason: "SecretNotFound",
             message: "Secret no-secret does not exist in this namespace; create it, with the key client-secret",
             has_provider: true,
-            correction: vec![client_secret_object(here, "no-secret", "mended")],
+            correction: vec![client_secret_object(namespace, "no-secret", "mended")],
         },
         BrokenProvider {
             name: "no-key",
-            objects: vec![github_provider(here, "no-key"), secret_object(here, "no-key", &[("secret", "x")])],
+            objects: vec![github_provider(namespace, "no-key"), secret_object(namespace, "no-key", &[("secret", "x")])],
             reason: "SecretKeyNotFound",
             message: "Secret no-key has no key client-secret; add it",
             has_provider: true,
-            correction: vec![client_secret_object(here, "no-key", "mended")],
+            correction: vec![client_secret_object(namespace, "no-key", "mended")],
         },
         BrokenProvider {
             name: "empty",
-            objects: vec![github_provider(here, "empty"), client_secret_object(here, "empty", "\n")],
+            objects: vec![github_provider(namespace, "empty"), client_secret_object(namespace, "empty", "\n")],
             reason: "SecretKeyInvalid",
             message: "Secret empty, key client-secret: is empty",
             has_provider: true,
-            correction: vec![client_secret_object(here, "empty", "mended")],
+            correction: vec![client_secret_object(namespace, "empty", "mended")],
         },
         BrokenProvider {
             name: "invalid-pem",
@@ -93,13 +93,13 @@ fn broken_providers(here: &str, elsewhere: &str) -> Vec<BrokenProvider> {
         BrokenProvider {
             name: "a-mebibyte",
             objects: vec![
-                github_provider(here, "a-mebibyte"),
-                client_secret_object(here, "a-mebibyte", &"x".repeat(MIB)),
+                github_provider(namespace, "a-mebibyte"),
+                client_secret_object(namespace, "a-mebibyte", &"x".repeat(MIB)),
             ],
             reason: "SecretKeyInvalid",
             message: "Secret a-mebibyte, key client-secret: is over 4 KiB",
             has_provider: true,
-            correction: vec![client_secret_object(here, "a-mebibyte", "mended")],
+            correction: vec![client_secret_object(namespace, "a-mebibyte", "mended")],
         },
         BrokenProvider {
             name: "no-provider",
@@ -107,18 +107,24 @@ fn broken_providers(here: &str, elsewhere: &str) -> Vec<BrokenProvider> {
             reason: "ProviderNotFound",
             message: "spec.providerRefs[0]: Provider no-provider does not exist in this namespace; create it",
             has_provider: false,
-            correction: vec![client_secret_object(here, "no-provider", "mended"), github_provider(here, "no-provider")],
+            correction: vec![
+                client_secret_object(namespace, "no-provider", "mended"),
+                github_provider(namespace, "no-provider"),
+            ],
         },
         BrokenProvider {
             name: "elsewhere",
             objects: vec![
-                client_secret_object(elsewhere, "elsewhere", "theirs"),
-                github_provider(elsewhere, "elsewhere"),
+                client_secret_object(other_namespace, "elsewhere", "theirs"),
+                github_provider(other_namespace, "elsewhere"),
             ],
             reason: "ProviderNotFound",
             message: "spec.providerRefs[0]: Provider elsewhere does not exist in this namespace; create it",
             has_provider: false,
-            correction: vec![client_secret_object(here, "elsewhere", "ours"), github_provider(here, "elsewhere")],
+            correction: vec![
+                client_secret_object(namespace, "elsewhere", "ours"),
+                github_provider(namespace, "elsewhere"),
+            ],
         },
     ]
 }
@@ -132,17 +138,20 @@ async fn check_report_and_correction(install: &Installation<'_>, servers: &[PodS
     assert!(message.contains(broken.message), "{message}");
     let ready = install.wait_for_condition(&app, ConditionType::Ready, ConditionStatus::False, broken.reason).await;
     assert_eq!(ready, message);
-    // The rest of the App is served.
+    // The App is served without this provider.
     install.wait_for_condition(&app, ConditionType::Accepted, ConditionStatus::True, "Accepted").await;
     install.wait_for_condition(&app, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
     wait_until_served(install, servers, &app, true).await;
     let provider = ("Provider", install.tenant(), broken.name);
     let settings = rendered_document(install, &app).await["providers"][0]["settings"].clone();
     if broken.has_provider {
-        let own =
+        let provider_message =
             wait_for_condition(install, provider, ConditionType::ResolvedRefs, ConditionStatus::False, broken.reason)
                 .await;
-        assert!(broken.message.ends_with(&own) || own.contains(broken.message), "{own}");
+        assert!(
+            broken.message.ends_with(&provider_message) || provider_message.contains(broken.message),
+            "{provider_message}"
+        );
         assert!(
             settings.is_object() && settings["secret"].is_null(),
             "there are settings without a secret: {settings}"
@@ -163,11 +172,11 @@ async fn an_unresolved_provider_is_reported_and_used_once_corrected() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;
-    let (here, elsewhere) = (install.tenant(), install.tenants()[1].as_str());
-    let all = broken_providers(here, elsewhere)
+    let (namespace, other_namespace) = (install.tenant(), install.tenants()[1].as_str());
+    let checks = broken_providers(namespace, other_namespace)
         .into_iter()
         .map(|broken| check_report_and_correction(&install, &servers, broken));
-    futures::future::join_all(all).await;
+    futures::future::join_all(checks).await;
 }
 
 #[tokio::test]
@@ -215,42 +224,43 @@ async fn mail_waits_for_a_deleted_secret(install: &Installation<'_>, server: &Po
 
 async fn an_invalid_template_is_replaced_by_the_default(install: &Installation<'_>, server: &PodServer) {
     let app = App::new("templates").relay(Relay::of(&install.smtp));
-    let own = app.clone().template("confirm.txt", "Hallo!\nIhr Code: {{ code }}\n");
-    let broken = own.clone().template("confirm.txt", "Hallo!\n{{ code \n").template("reset.subject", "Neues Passwort");
-    install.apply(&broken).await.unwrap();
+    let valid = app.clone().template("confirm.txt", "Hallo!\nIhr Code: {{ code }}\n");
+    let invalid =
+        valid.clone().template("confirm.txt", "Hallo!\n{{ code \n").template("reset.subject", "Neues Passwort");
+    install.apply(&invalid).await.unwrap();
     let message = install
-        .wait_for_condition(&broken, ConditionType::ResolvedRefs, ConditionStatus::False, "TemplatesInvalid")
+        .wait_for_condition(&invalid, ConditionType::ResolvedRefs, ConditionStatus::False, "TemplatesInvalid")
         .await;
     assert!(message.starts_with(&format!("spec.mail.templatesRef: {}-mail/confirm.txt:2: ", app.id())), "{message}");
-    install.wait_for_condition(&broken, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
-    let templates = rendered_document(install, &broken).await["mail"]["templates"].clone();
+    install.wait_for_condition(&invalid, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
+    let templates = rendered_document(install, &invalid).await["mail"]["templates"].clone();
     assert_eq!(templates, json!({ "reset.subject": "Neues Passwort" }), "valid templates are still used");
-    let text = async |name: &str| {
+    let mail_text = async |name: &str| {
         register_user(install, server, &app, name).await;
         let email = format!("{name}@example.com");
         let mail = install.smtp.mails().wait_for(|mail| mail.is_to(&email), LIMIT).await;
         mail.text.clone()
     };
-    assert!(!text("first").await.contains("Ihr Code"));
+    assert!(!mail_text("first").await.contains("Ihr Code"));
 
-    install.apply(&own).await.unwrap();
-    install.wait_until_ready(&own).await;
-    assert!(text("second").await.contains("Ihr Code"));
+    install.apply(&valid).await.unwrap();
+    install.wait_until_ready(&valid).await;
+    assert!(mail_text("second").await.contains("Ihr Code"));
 
     let maps: kube::Api<k8s_openapi::api::core::v1::ConfigMap> =
         kube::Api::namespaced(install.admin(), install.tenant());
     maps.delete(&format!("{}-mail", app.id()), &kube::api::DeleteParams::default()).await.unwrap();
     let message = install
-        .wait_for_condition(&own, ConditionType::ResolvedRefs, ConditionStatus::False, "ConfigMapNotFound")
+        .wait_for_condition(&valid, ConditionType::ResolvedRefs, ConditionStatus::False, "ConfigMapNotFound")
         .await;
     assert!(message.contains("does not exist in this namespace; create it"), "{message}");
-    install.wait_for_condition(&own, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
-    assert!(!text("third").await.contains("Ihr Code"));
+    install.wait_for_condition(&valid, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
+    assert!(!mail_text("third").await.contains("Ihr Code"));
 
-    install.apply(&own).await.unwrap();
-    install.wait_for_condition(&own, ConditionType::ResolvedRefs, ConditionStatus::True, "Resolved").await;
-    install.wait_until_ready(&own).await;
-    assert!(text("fourth").await.contains("Ihr Code"));
+    install.apply(&valid).await.unwrap();
+    install.wait_for_condition(&valid, ConditionType::ResolvedRefs, ConditionStatus::True, "Resolved").await;
+    install.wait_until_ready(&valid).await;
+    assert!(mail_text("fourth").await.contains("Ihr Code"));
 }
 
 #[tokio::test]
@@ -259,18 +269,17 @@ async fn an_expensive_template_is_reported_and_the_operator_continues() {
     let _servers = install.start_servers(1).await;
     let operator = install.start_operator().await;
     let pid = operator.pid();
-    let whole = [App::new("bomb"), App::new("bomb")];
+    let apps = [App::new("bomb"), App::new("bomb")];
     let other = App::new("other");
     let mut bombs = bombs();
     bombs.retain(|bomb| {
-        let classes =
-            ["minus signs", "nots", "filters", "elifs", "conditional expressions", "comment marks in one line"];
-        classes.contains(&bomb.name)
+        let names = ["minus signs", "nots", "filters", "elifs", "conditional expressions", "comment marks in one line"];
+        names.contains(&bomb.name)
     });
     assert_eq!(bombs.len(), 6);
     // An App gets three bombs, because the ConfigMap of an App can have only 256 KiB.
-    for (whole, bombs) in whole.iter().zip(bombs.chunks(3)) {
-        let app = with_bombs(whole, bombs);
+    for (app, bombs) in apps.iter().zip(bombs.chunks(3)) {
+        let app = with_bombs(app, bombs);
         install.apply(&app).await.unwrap();
         let message = install
             .wait_for_condition(&app, ConditionType::ResolvedRefs, ConditionStatus::False, "TemplatesInvalid")
@@ -284,7 +293,7 @@ async fn an_expensive_template_is_reported_and_the_operator_continues() {
     }
     install.apply(&other).await.unwrap();
     install.wait_until_ready(&other).await;
-    let mended = whole[0].clone().template("confirm.txt", "{{ code }}");
+    let mended = apps[0].clone().template("confirm.txt", "{{ code }}");
     install.apply(&mended).await.unwrap();
     install.wait_until_ready(&mended).await;
     wait_until_leader(&install, &operator).await;
@@ -297,24 +306,24 @@ async fn a_secret_of_a_mebibyte_does_not_harm_mail(install: &Installation<'_>, s
     let relay = Relay::of(&install.smtp);
     let port = relay.port.to_string();
     let relay = [("host", relay.host.as_str()), ("port", &port), ("tls", relay.tls)];
-    let full = "x".repeat(MIB - relay.iter().map(|(_, value)| value.len()).sum::<usize>());
-    let with = async |more: &[(&str, &str)]| {
-        let secret = secret_object(install.tenant(), "relay", &[relay.as_slice(), more].concat());
+    let filler = "x".repeat(MIB - relay.iter().map(|(_, value)| value.len()).sum::<usize>());
+    let apply_secret = async |more_values: &[(&str, &str)]| {
+        let secret = secret_object(install.tenant(), "relay", &[relay.as_slice(), more_values].concat());
         install.apply_all(&[secret]).await.unwrap();
     };
-    // A Secret of the maximum size.
-    with(&[("rest", &full)]).await;
+    // The Secret has the maximum size.
+    apply_secret(&[("rest", &filler)]).await;
     install.apply(&app).await.unwrap();
     install.wait_until_ready(&app).await;
 
-    with(&[("username", "a"), ("password", &full[1..])]).await;
+    apply_secret(&[("username", "a"), ("password", &filler[1..])]).await;
     let message =
         install.wait_for_condition(&app, ConditionType::ResolvedRefs, ConditionStatus::False, "SecretKeyInvalid").await;
-    assert!(message.contains("Secret relay, key password: must have 1024 characters or fewer"), "{message}");
+    assert!(message.contains("Secret relay, key password: must have at most 1024 bytes"), "{message}");
     install.wait_for_condition(&app, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
     register_user(install, server, &app, "large").await;
 
-    with(&[("rest", &full)]).await;
+    apply_secret(&[("rest", &filler)]).await;
     install.wait_until_ready(&app).await;
     install.smtp.mails().wait_for(|mail| mail.is_to("large@example.com"), LIMIT).await;
 }
@@ -322,17 +331,28 @@ async fn a_secret_of_a_mebibyte_does_not_harm_mail(install: &Installation<'_>, s
 async fn a_leaked_redirect_url_can_be_removed(install: &Installation<'_>) {
     let (good, leaked) = ("https://shop.example.com/done", "https://leaked.example.com/done");
     let app = App::new("leaked").provider(&Provider::new("nobody", "github"));
-    let both = app.clone().set("/redirectURLs", json!([good, leaked]));
-    install.apply(&both).await.unwrap();
-    install.wait_for_condition(&both, ConditionType::ResolvedRefs, ConditionStatus::False, "ProviderNotFound").await;
-    install.wait_for_condition(&both, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
-    assert_eq!(rendered_document(install, &both).await["redirectURLs"], json!([good, leaked]));
+    let with_leaked_url = app.clone().set("/redirectURLs", json!([good, leaked]));
+    install.apply(&with_leaked_url).await.unwrap();
+    install
+        .wait_for_condition(&with_leaked_url, ConditionType::ResolvedRefs, ConditionStatus::False, "ProviderNotFound")
+        .await;
+    install.wait_for_condition(&with_leaked_url, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
+    assert_eq!(rendered_document(install, &with_leaked_url).await["redirectURLs"], json!([good, leaked]));
 
-    let one = app.set("/redirectURLs", json!([good]));
-    install.apply(&one).await.unwrap();
-    install.wait_for_condition(&one, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
-    assert_eq!(rendered_document(install, &one).await["redirectURLs"], json!([good]));
-    install.wait_for_condition(&one, ConditionType::ResolvedRefs, ConditionStatus::False, "ProviderNotFound").await;
+    let without_leaked_url = app.set("/redirectURLs", json!([good]));
+    install.apply(&without_leaked_url).await.unwrap();
+    install
+        .wait_for_condition(&without_leaked_url, ConditionType::Programmed, ConditionStatus::True, "Programmed")
+        .await;
+    assert_eq!(rendered_document(install, &without_leaked_url).await["redirectURLs"], json!([good]));
+    install
+        .wait_for_condition(
+            &without_leaked_url,
+            ConditionType::ResolvedRefs,
+            ConditionStatus::False,
+            "ProviderNotFound",
+        )
+        .await;
 }
 
 /// The App with a template that makes its document too large: a comment of characters that take six bytes each in JSON.
@@ -368,19 +388,26 @@ async fn an_app_with_a_document_over_the_limit_is_rejected_and_gets_no_appid() {
     }
 
     // A new App that is too large does not get its appID, so another App can take the appID.
-    let (here, there) = (install.tenant(), install.tenants()[1].as_str());
-    let new = App::new("new");
+    let (namespace, other_namespace) = (install.tenant(), install.tenants()[1].as_str());
+    let new_app = App::new("new");
     // The ConfigMap with the templates is created before the App. Without the ConfigMap, the App would be small enough.
-    let too_large: Vec<_> = with_enormous_template(&new).objects(here).into_iter().rev().collect();
+    let too_large: Vec<_> = with_enormous_template(&new_app).objects(namespace).into_iter().rev().collect();
     install.apply_all(&too_large).await.unwrap();
-    install.wait_for_condition(&new, ConditionType::Accepted, ConditionStatus::False, "TooLarge").await;
-    assert!(key_secret(&install, &new).await.is_none() && rendered_secret(&install, &new).await.is_none());
-    install.apply_all(&objects_named(&new, "another", there)).await.unwrap();
-    wait_for_condition(&install, ("App", there, "another"), ConditionType::Ready, ConditionStatus::True, "Ready").await;
+    install.wait_for_condition(&new_app, ConditionType::Accepted, ConditionStatus::False, "TooLarge").await;
+    assert!(key_secret(&install, &new_app).await.is_none() && rendered_secret(&install, &new_app).await.is_none());
+    install.apply_all(&objects_named(&new_app, "another", other_namespace)).await.unwrap();
+    wait_for_condition(
+        &install,
+        ("App", other_namespace, "another"),
+        ConditionType::Ready,
+        ConditionStatus::True,
+        "Ready",
+    )
+    .await;
 
-    // Both Apps are corrected. `large` is Ready again. `new` is not, because another App has its appID now.
+    // Both Apps are corrected. `large` is Ready again. `new_app` is not, because another App has its appID now.
     install.apply(&app).await.unwrap();
-    install.apply_all(&new.objects(here)).await.unwrap();
+    install.apply_all(&new_app.objects(namespace)).await.unwrap();
     install.wait_until_ready(&app).await;
-    install.wait_for_condition(&new, ConditionType::Accepted, ConditionStatus::False, "AppIDConflict").await;
+    install.wait_for_condition(&new_app, ConditionType::Accepted, ConditionStatus::False, "AppIDConflict").await;
 }

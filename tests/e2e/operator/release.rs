@@ -39,31 +39,45 @@ async fn apps_without_users_leave_no_keys_and_free_their_app_ids() {
         install.wait_until_ready(app).await;
     }
     register_user(&install, &servers[0], &used, "ada").await;
-    let there = install.tenants()[1].as_str();
-    install.apply_all(&objects_named(&apps[0], "waiting", there)).await.unwrap();
-    install.apply_all(&objects_named(&used, "refused", there)).await.unwrap();
-    let conflicts = |name| {
+    let other_namespace = install.tenants()[1].as_str();
+    install.apply_all(&objects_named(&apps[0], "waiting", other_namespace)).await.unwrap();
+    install.apply_all(&objects_named(&used, "refused", other_namespace)).await.unwrap();
+    let wait_for_conflict = |name| {
         wait_for_condition(
             &install,
-            ("App", there, name),
+            ("App", other_namespace, name),
             ConditionType::Accepted,
             ConditionStatus::False,
             "AppIDConflict",
         )
     };
-    conflicts("waiting").await;
-    conflicts("refused").await;
+    wait_for_conflict("waiting").await;
+    wait_for_conflict("refused").await;
 
     for app in apps.iter().chain([&used]) {
         install.delete(app).await.unwrap();
     }
     // The waiting App gets the appID without an edit.
-    wait_for_condition(&install, ("App", there, "waiting"), ConditionType::Ready, ConditionStatus::True, "Ready").await;
+    wait_for_condition(
+        &install,
+        ("App", other_namespace, "waiting"),
+        ConditionType::Ready,
+        ConditionStatus::True,
+        "Ready",
+    )
+    .await;
     for app in &apps[1..] {
         wait_until_nothing_is_left(&install, app).await;
     }
-    install.apply_all(&objects_named(&apps[1], "next", there)).await.unwrap();
-    wait_for_condition(&install, ("App", there, "next"), ConditionType::Ready, ConditionStatus::True, "Ready").await;
+    install.apply_all(&objects_named(&apps[1], "next", other_namespace)).await.unwrap();
+    wait_for_condition(
+        &install,
+        ("App", other_namespace, "next"),
+        ConditionType::Ready,
+        ConditionStatus::True,
+        "Ready",
+    )
+    .await;
     for app in &apps[..2] {
         wait_until_served(&install, &servers, app, true).await;
         register_user(&install, &servers[1], app, "grace").await;
@@ -72,7 +86,7 @@ async fn apps_without_users_leave_no_keys_and_free_their_app_ids() {
     // The appID of an App with a user stays reserved.
     wait_for_condition(
         &install,
-        ("App", there, "refused"),
+        ("App", other_namespace, "refused"),
         ConditionType::Accepted,
         ConditionStatus::False,
         "AppIDReserved",
@@ -92,7 +106,7 @@ async fn apps_without_users_leave_no_keys_and_free_their_app_ids() {
     }
     wait_for_condition(
         &install,
-        ("App", there, "refused"),
+        ("App", other_namespace, "refused"),
         ConditionType::Accepted,
         ConditionStatus::False,
         "AppIDConflict",
@@ -119,8 +133,8 @@ async fn an_app_that_is_recreated_at_once_can_be_used() {
             })
             .await;
         }
-        let left = "DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events";
-        super::helpers::execute_statements(&install, left).await;
+        let delete_users = "DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events";
+        super::helpers::execute_statements(&install, delete_users).await;
         install.delete(&app).await.unwrap();
         // Recreates the App at different steps of the deletion.
         match round % 4 {
@@ -168,7 +182,7 @@ async fn apps_deleted_while_no_operator_runs_are_handled_when_an_operator_starts
     for app in [&unused, &used] {
         install.delete(app).await.unwrap();
     }
-    // An operator that ends in the middle of the deletion has deleted only the rendered Secret, and not the key Secret.
+    // Deletes only the rendered Secret and not the key Secret, like an operator that ends in the middle of a deletion.
     own_secrets(&install).delete(&rendered_secret_name(&unused), &Default::default()).await.unwrap();
     operator.start().unwrap();
     wait_until_nothing_is_left(&install, &unused).await;
@@ -199,10 +213,10 @@ async fn the_keys_of_a_deleted_app_stay_until_its_last_request_has_ended() {
         let row = format!("SELECT count(*) FROM apps WHERE app_id = '{}' AND state = 'deleted'", app.id());
         eventually("the users are deleted", LIMIT, || async { (query_count(&install, &row).await == 1).then_some(()) })
             .await;
-        let since = Instant::now();
+        let users_deleted_at = Instant::now();
         wait_until_nothing_is_left(&install, app).await;
         // If the operator did not wait for requests, it would delete the keys about two seconds after the users.
-        assert!(since.elapsed() >= Duration::from_secs(5), "{}: {:?}", app.id(), since.elapsed());
+        assert!(users_deleted_at.elapsed() >= Duration::from_secs(5), "{}: {:?}", app.id(), users_deleted_at.elapsed());
     };
     tokio::join!(keys_stay(&retained), keys_stay(&deleted));
 }

@@ -65,8 +65,8 @@ fn table_words(printed: &str) -> Vec<Vec<&str>> {
 async fn api_server_time(install: &Installation<'_>) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
     let maps: Api<ConfigMap> = Api::namespaced(install.admin(), install.namespace());
     let metadata = ObjectMeta { generate_name: Some("now-".to_owned()), ..ObjectMeta::default() };
-    let made = maps.create(&PostParams::default(), &ConfigMap { metadata, ..ConfigMap::default() }).await.unwrap();
-    made.metadata.creation_timestamp.unwrap()
+    let created = maps.create(&PostParams::default(), &ConfigMap { metadata, ..ConfigMap::default() }).await.unwrap();
+    created.metadata.creation_timestamp.unwrap()
 }
 
 async fn conditions_now(install: &Installation<'_>, kind: &str, name: &str) -> Vec<Condition> {
@@ -88,10 +88,16 @@ async fn kubectl_shows_the_state_of_an_app_and_can_wait_for_it() {
         let first = get_object(&install, kind, install.tenant(), name).await.unwrap();
         assert_eq!(first.data["status"]["observedGeneration"], -1);
         let initial = conditions_of(&first).unwrap();
-        assert_eq!(initial.iter().map(|one| one.type_.as_str()).collect::<Vec<_>>(), types.map(ConditionType::as_str));
-        for one in initial {
-            assert_eq!((one.status, one.reason.as_str()), (ConditionStatus::Unknown, "Pending"));
-            assert_eq!((one.observed_generation, one.message.as_str()), (Some(-1), "Waiting for the operator"));
+        assert_eq!(
+            initial.iter().map(|condition| condition.type_.as_str()).collect::<Vec<_>>(),
+            types.map(ConditionType::as_str)
+        );
+        for condition in initial {
+            assert_eq!((condition.status, condition.reason.as_str()), (ConditionStatus::Unknown, "Pending"));
+            assert_eq!(
+                (condition.observed_generation, condition.message.as_str()),
+                (Some(-1), "Waiting for the operator")
+            );
         }
     }
     let printed = kubectl(&install, &["get", "lkapp"]).await;
@@ -133,13 +139,13 @@ async fn condition_times_change_only_with_their_status() {
     install.apply(&app).await.unwrap();
     install.wait_until_ready(&app).await;
     let after = api_server_time(&install).await;
-    let time = |conditions: &[Condition], type_: ConditionType| {
-        conditions.iter().find(|one| one.type_ == type_.as_str()).unwrap().last_transition_time.clone()
+    let transition_time = |conditions: &[Condition], type_: ConditionType| {
+        conditions.iter().find(|condition| condition.type_ == type_.as_str()).unwrap().last_transition_time.clone()
     };
-    let first = conditions_now(&install, "App", app.id()).await;
-    for one in &first {
-        let at = &one.last_transition_time;
-        assert!(before.0 <= at.0 && at.0 <= after.0, "{one:?}: between {before:?} and {after:?}");
+    let initial = conditions_now(&install, "App", app.id()).await;
+    for condition in &initial {
+        let changed_at = &condition.last_transition_time;
+        assert!(before.0 <= changed_at.0 && changed_at.0 <= after.0, "{condition:?}: between {before:?} and {after:?}");
     }
     // Times are in whole seconds. Waits for the next second, so that a changed time is visible.
     eventually("the next second", LIMIT, || async { (api_server_time(&install).await.0 > after.0).then_some(()) })
@@ -147,23 +153,26 @@ async fn condition_times_change_only_with_their_status() {
     let edited = app.clone().set("/displayName", "Edited");
     install.apply(&edited).await.unwrap();
     install.wait_until_ready(&edited).await;
-    let second = conditions_now(&install, "App", app.id()).await;
+    let after_edit = conditions_now(&install, "App", app.id()).await;
     for type_ in [ConditionType::Accepted, ConditionType::ResolvedRefs] {
-        assert_eq!(time(&second, type_), time(&first, type_), "{type_}");
+        assert_eq!(transition_time(&after_edit, type_), transition_time(&initial, type_), "{type_}");
     }
     let generation = install.get(&app).await.unwrap().metadata.generation;
     assert_eq!(generation, Some(2));
-    assert!(second.iter().all(|one| one.observed_generation == generation));
+    assert!(after_edit.iter().all(|condition| condition.observed_generation == generation));
     assert_eq!(install.get(&app).await.unwrap().status.unwrap().observed_generation, generation);
 
     let broken = edited.clone().provider(&Provider::new("missing", "github"));
     install.apply(&broken).await.unwrap();
     install.wait_for_condition(&broken, ConditionType::Ready, ConditionStatus::False, "ProviderNotFound").await;
     install.wait_for_condition(&broken, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
-    let third = conditions_now(&install, "App", app.id()).await;
-    assert_eq!(time(&third, ConditionType::Accepted), time(&first, ConditionType::Accepted));
+    let after_error = conditions_now(&install, "App", app.id()).await;
+    assert_eq!(
+        transition_time(&after_error, ConditionType::Accepted),
+        transition_time(&initial, ConditionType::Accepted)
+    );
     for type_ in [ConditionType::ResolvedRefs, ConditionType::Ready] {
-        assert!(time(&third, type_).0 > time(&second, type_).0, "{type_}");
+        assert!(transition_time(&after_error, type_).0 > transition_time(&after_edit, type_).0, "{type_}");
     }
 }
 
@@ -172,63 +181,63 @@ async fn events_report_the_effects_of_an_app_and_nothing_about_the_servers() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let servers = install.start_servers(2).await;
     let _operator = install.start_operator().await;
-    let there = install.tenants()[1].as_str();
+    let other_namespace = install.tenants()[1].as_str();
     let app = App::new("events");
-    let reasons = async |namespace: &str, name: &str| -> Vec<String> {
+    let event_texts = async |namespace: &str, name: &str| -> Vec<String> {
         let mut found = events_of(&install, namespace, name).await;
         found.sort();
         found.into_iter().map(|(type_, reason, note)| format!("{type_} {reason}: {note}")).collect()
     };
-    let until = async |namespace: &str, name: &str, wanted: &[String]| {
-        let mut wanted = wanted.to_vec();
-        wanted.sort();
-        eventually(&format!("the Events of {name} are {wanted:#?}"), LIMIT, || async {
-            (reasons(namespace, name).await == wanted).then_some(())
+    let wait_for_events = async |namespace: &str, name: &str, expected: &[String]| {
+        let mut expected = expected.to_vec();
+        expected.sort();
+        eventually(&format!("the Events of {name} are {expected:#?}"), LIMIT, || async {
+            (event_texts(namespace, name).await == expected).then_some(())
         })
         .await;
     };
-    let programmed = async || {
+    let programmed_event = async || {
         let revision = install.get(&app).await.unwrap().status.unwrap().revision.unwrap();
         format!("Normal Programmed: every server pod serves revision {}", &revision[..12])
     };
     install.apply(&app).await.unwrap();
     install.wait_until_ready(&app).await;
-    let mut wanted = vec![programmed().await];
-    until(install.tenant(), app.id(), &wanted).await;
+    let mut expected = vec![programmed_event().await];
+    wait_for_events(install.tenant(), app.id(), &expected).await;
     let edited = app.clone().set("/displayName", "Edited");
     install.apply(&edited).await.unwrap();
     install.wait_until_ready(&edited).await;
-    wanted.push(programmed().await);
-    until(install.tenant(), app.id(), &wanted).await;
+    expected.push(programmed_event().await);
+    wait_for_events(install.tenant(), app.id(), &expected).await;
     let broken = edited.clone().provider(&Provider::new("missing", "github"));
     install.apply(&broken).await.unwrap();
     let message = install
         .wait_for_condition(&broken, ConditionType::ResolvedRefs, ConditionStatus::False, "ProviderNotFound")
         .await;
-    wanted.push(format!("Warning ProviderNotFound: {message}"));
-    until(install.tenant(), app.id(), &wanted).await;
+    expected.push(format!("Warning ProviderNotFound: {message}"));
+    wait_for_events(install.tenant(), app.id(), &expected).await;
     install.apply(&edited).await.unwrap();
     install.wait_until_ready(&edited).await;
 
-    install.apply_all(&objects_named(&app, "second", there)).await.unwrap();
-    let second = ("App", there, "second");
+    install.apply_all(&objects_named(&app, "second", other_namespace)).await.unwrap();
+    let second = ("App", other_namespace, "second");
     let message =
         wait_for_condition(&install, second, ConditionType::Accepted, ConditionStatus::False, "AppIDConflict").await;
-    until(there, "second", &[format!("Warning AppIDConflict: {message}")]).await;
+    wait_for_events(other_namespace, "second", &[format!("Warning AppIDConflict: {message}")]).await;
 
-    // Servers start, stop and return. The App is not the cause, so there is no Event about it.
-    let more = install.start_servers(1).await;
-    for server in servers.iter().chain(&more) {
+    // Servers start, stop and return. The App is not the cause, so there is no Event about the App.
+    let new_servers = install.start_servers(1).await;
+    for server in servers.iter().chain(&new_servers) {
         server.set_endpoint(Endpoint::NOT_READY).await.unwrap();
     }
     install.wait_for_condition(&app, ConditionType::Programmed, ConditionStatus::Unknown, "NoServers").await;
-    for server in servers.iter().chain(&more) {
+    for server in servers.iter().chain(&new_servers) {
         server.set_endpoint(Endpoint::SERVING).await.unwrap();
     }
     install.wait_until_ready(&app).await;
-    assert_eq!(reasons(there, "second").await.len(), 1);
-    wanted.sort();
-    assert_eq!(reasons(install.tenant(), app.id()).await, wanted);
+    assert_eq!(event_texts(other_namespace, "second").await.len(), 1);
+    expected.sort();
+    assert_eq!(event_texts(install.tenant(), app.id()).await, expected);
 }
 
 #[tokio::test]
@@ -267,33 +276,33 @@ async fn no_secret_is_in_a_status_an_event_or_a_log() {
     register_user(&install, &servers[0], &app, "ada").await;
 
     // Damages the keys, so that there are also messages about keys.
-    let kept = key_secret(&install, &app).await.unwrap();
-    let document: Value = serde_json::from_slice(&secret_values(&kept)["keys.json"]).unwrap();
-    let private = document["signing"][0]["privateKey"].as_str().unwrap();
-    let private = private.lines().nth(1).unwrap();
+    let stored_keys = key_secret(&install, &app).await.unwrap();
+    let document: Value = serde_json::from_slice(&secret_values(&stored_keys)["keys.json"]).unwrap();
+    let private_key = document["signing"][0]["privateKey"].as_str().unwrap();
+    let private_key = private_key.lines().nth(1).unwrap();
     let hmac = document["hmac"][0]["secret"].as_str().unwrap();
     let mut damaged = document.clone();
-    damaged["signing"][0]["state"] = json!(private);
+    damaged["signing"][0]["state"] = json!(private_key);
     let patch = json!({ "stringData": { "keys.json": damaged.to_string() } });
     let secrets = super::helpers::own_secrets(&install);
     let patch = kube::api::Patch::Merge(&patch);
-    secrets.patch(&kept.name_any(), &Default::default(), &patch).await.unwrap();
+    secrets.patch(&stored_keys.name_any(), &Default::default(), &patch).await.unwrap();
     install.wait_for_condition(&app, ConditionType::Accepted, ConditionStatus::False, "KeysInvalid").await;
 
-    let mut shown = vec![("the operator's log".to_owned(), operator.read_log())];
-    shown.push(("the server's log".to_owned(), servers[0].read_log()));
+    let mut outputs = vec![("the operator's log".to_owned(), operator.read_log())];
+    outputs.push(("the server's log".to_owned(), servers[0].read_log()));
     for (kind, name) in [("App", app.id()), ("App", broken.id()), ("Provider", "github"), ("Provider", "apple")] {
         let object = get_object(&install, kind, install.tenant(), name).await.unwrap();
-        shown.push((format!("{kind} {name}"), serde_json::to_string(&object).unwrap()));
+        outputs.push((format!("{kind} {name}"), serde_json::to_string(&object).unwrap()));
     }
     for name in [app.id(), broken.id()] {
         let found = events_of(&install, install.tenant(), name).await;
         assert!(!found.is_empty());
-        shown.push((format!("the Events of {name}"), format!("{found:?}")));
+        outputs.push((format!("the Events of {name}"), format!("{found:?}")));
     }
     let apple = "cHJpdmF0ZS1rZXktb2YtYXBwbGU=";
-    for secret in [github.secret(), "of-the-relay", apple, private, hmac] {
-        for (what, text) in &shown {
+    for secret in [github.secret(), "of-the-relay", apple, private_key, hmac] {
+        for (what, text) in &outputs {
             assert!(!text.contains(secret), "{what} shows {secret}");
         }
     }
@@ -321,9 +330,9 @@ async fn applying_an_equivalent_object_writes_nothing() {
         install.apply_provider(&github).await.unwrap();
         install.apply(&app).await.unwrap();
         install.apply_all(&[second.clone()]).await.unwrap();
-        // Changes for which the operator reconciles, but has nothing to write.
-        let more = json!({ "metadata": { "annotations": { "example.com/round": round.to_string() } } });
-        let patch = kube::api::Patch::Merge(&more);
+        // Because of these changes the operator reconciles, but it has nothing to write.
+        let annotations = json!({ "metadata": { "annotations": { "example.com/round": round.to_string() } } });
+        let patch = kube::api::Patch::Merge(&annotations);
         install.apps().patch_metadata(app.id(), &Default::default(), &patch).await.unwrap();
         install.providers().patch_metadata("github", &Default::default(), &patch).await.unwrap();
         second["metadata"]["labels"] = json!({ "example.com/round": round.to_string() });
@@ -333,28 +342,28 @@ async fn applying_an_equivalent_object_writes_nothing() {
         secrets.patch("github", &Default::default(), &patch).await.unwrap();
         secrets.patch(&format!("{}-smtp", app.id()), &Default::default(), &patch).await.unwrap();
     }
-    let mut others = vec![apply_another_app(&install).await];
-    // After its start, an operator reconciles everything.
+    let mut other_apps = vec![apply_another_app(&install).await];
+    // After its start, an operator reconciles every object.
     operator.kill();
     operator.start().unwrap();
-    others.push(apply_another_app(&install).await);
-    others.push(apply_another_app(&install).await);
+    other_apps.push(apply_another_app(&install).await);
+    other_apps.push(apply_another_app(&install).await);
 
     let user = install.operator_account().user_name();
     let requests = plane.audit_since(mark).unwrap();
-    let of_others = |event: &audit::AuditEvent| others.iter().any(|other| event.name.contains(other.id()));
+    let is_about_others = |event: &audit::AuditEvent| other_apps.iter().any(|other| event.name.contains(other.id()));
     let writes: Vec<_> = requests
         .iter()
         .filter(|event| event.user == user && event.is_write() && event.resource != "leases")
         // Leaves out Events. Those about this App are checked below.
-        .filter(|event| !of_others(event) && event.resource != "events")
+        .filter(|event| !is_about_others(event) && event.resource != "events")
         .collect();
     assert!(writes.is_empty(), "{writes:#?}");
     let events = events_of(&install, install.tenant(), app.id()).await;
     assert_eq!(events.len(), 1, "{events:#?}");
     let published =
         |other: &App| requests.iter().any(|event| event.name == rendered_secret_name(other) && event.user == user);
-    assert!(others.iter().all(published), "the audit log contains the operator's writes");
+    assert!(other_apps.iter().all(published), "the audit log contains the operator's writes");
 }
 
 /// Applies another App and waits until it is Ready. Then the operator has reconciled all earlier changes.

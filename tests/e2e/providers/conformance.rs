@@ -1,5 +1,5 @@
-//! Tests every preset against a scripted provider that behaves like the real one. Each preset fills one row of a table,
-//! in which no cell may stay empty.
+//! Tests every preset against a scripted provider that behaves like the real provider. Each preset fills one row of a
+//! table. Every cell of the table must be filled.
 
 use std::{collections::HashMap, io::Write};
 
@@ -111,17 +111,17 @@ impl PresetRow {
     }
 
     async fn check_prompt_and_login_hint(&mut self) {
-        let mut passed = Vec::new();
+        let mut accepted = Vec::new();
         for prompt in ["none", "login", "consent", "select_account", "nonsense", "login nonsense"] {
             let url = self.fixture.authorization_url(Some(prompt), None).await;
             if query_parameters(&url).get("prompt").is_some_and(|sent| sent == prompt) {
-                passed.push(prompt);
+                accepted.push(prompt);
             } else {
                 assert!(!url.contains("prompt"), "{url}");
             }
         }
-        assert_eq!(passed.join(" "), self.expected.prompts, "{}", self.expected.preset);
-        self.add_cell("prompt", if passed.is_empty() { "left out".to_owned() } else { passed.join(" ") });
+        assert_eq!(accepted.join(" "), self.expected.prompts, "{}", self.expected.preset);
+        self.add_cell("prompt", if accepted.is_empty() { "left out".to_owned() } else { accepted.join(" ") });
 
         let url = self.fixture.authorization_url(None, Some("ada@example.com&scope=evil")).await;
         let parameters = query_parameters(&url);
@@ -138,28 +138,28 @@ impl PresetRow {
         assert_eq!(challenge, pkce.then_some(CHALLENGE));
         assert_eq!(query.get("code_challenge_method").map(String::as_str), pkce.then_some("S256"));
         let approved = self.fixture.approve().await;
-        let stolen = self.fixture.exchange_code(&approved.code, &"x".repeat(43), None).await;
+        let with_wrong_verifier = self.fixture.exchange_code(&approved.code, &"x".repeat(43), None).await;
         if pkce {
-            assert_refused_at(stolen, At::Token);
+            assert_refused_at(with_wrong_verifier, At::Token);
             self.add_cell("PKCE", "S256");
         } else {
-            stolen.unwrap();
+            with_wrong_verifier.unwrap();
             let sent = self.fixture.upstream.requests_to(ProviderEndpoint::Token);
             assert!(sent.iter().all(|request| !request.form().contains_key("code_verifier")));
             self.add_cell("PKCE", "not sent, breaks the login");
         }
 
-        let repeats = self.fixture.upstream.profile().nonce;
-        assert_eq!(query.get("nonce").map(String::as_str), repeats.then_some(NONCE));
-        assert_eq!(self.fixture.providers.capabilities(self.fixture.provider()).has_nonce, repeats);
-        if repeats {
+        let returns_nonce = self.fixture.upstream.profile().nonce;
+        assert_eq!(query.get("nonce").map(String::as_str), returns_nonce.then_some(NONCE));
+        assert_eq!(self.fixture.providers.capabilities(self.fixture.provider()).has_nonce, returns_nonce);
+        if returns_nonce {
             for nonce in [json!("another"), json!(null), json!(7)] {
                 self.fixture.upstream.edit_claims(move |claims| claims["nonce"] = nonce.clone());
                 assert_bad_id_token(self.fixture.log_in().await, InvalidProviderToken::Nonce);
             }
             self.fixture.upstream.clear_scripts();
         }
-        self.add_cell("nonce", if repeats { "checked" } else { "not returned" });
+        self.add_cell("nonce", if returns_nonce { "checked" } else { "not returned" });
     }
 
     async fn check_client_secret(&mut self) {
@@ -173,8 +173,7 @@ impl PresetRow {
             (_, true) => "in body",
             (_, false) => "Basic",
         };
-        let right = self.fixture.upstream.profile().preset;
-        let id = client_id(right);
+        let id = client_id(self.expected.preset);
         self.fixture.upstream.set_client(RegisteredClient { id, secret: ClientSecret::Shared("another".to_owned()) });
         assert_refused_at(self.fixture.log_in().await, At::Token);
         self.replace_fixture().await;
@@ -198,28 +197,28 @@ impl PresetRow {
 
     async fn check_identity(&mut self) {
         let preset = self.expected.preset;
-        let who = self.fixture.log_in().await.unwrap();
-        assert_eq!(who.authority, self.expected.authority);
+        let identity = self.fixture.log_in().await.unwrap();
+        assert_eq!(identity.authority, self.expected.authority);
         let subject = person(preset).subject;
         let subject = if preset == "slack" { format!("T0RR-{subject}") } else { subject };
-        assert_eq!(who.subject, subject);
-        assert_eq!(who.name.as_ref().map(|name| name.as_str()), Some("Ada Lovelace"));
+        assert_eq!(identity.subject, subject);
+        assert_eq!(identity.name.as_ref().map(|name| name.as_str()), Some("Ada Lovelace"));
         self.add_cell("authority", self.expected.authority);
 
-        let email = who.email.unwrap();
+        let email = identity.email.unwrap();
         assert_eq!(email.email.as_str(), "Ada@example.com", "the primary address, as the provider writes it");
         assert_eq!(email.is_verified, self.expected.reports_verified);
         self.add_cell("verified address", if email.is_verified { "trusted" } else { "never trusted" });
 
         self.fixture.upstream.set_user(person(preset).unverified("eve@example.com"));
-        let who = self.fixture.log_in().await.unwrap();
-        let reported = who.email.as_ref().map(|email| (email.email.as_str(), email.is_verified));
+        let identity = self.fixture.log_in().await.unwrap();
+        let reported = identity.email.as_ref().map(|email| (email.email.as_str(), email.is_verified));
         assert!(reported.is_none_or(|email| email == ("eve@example.com", false)), "{reported:?}");
         self.add_cell("unverified address", if reported.is_some() { "unverified" } else { "not reported" });
 
         self.fixture.upstream.set_user(person(preset));
-        let who = self.fixture.log_in().await.unwrap();
-        assert_eq!((who.subject, who.email), (subject, None));
+        let identity = self.fixture.log_in().await.unwrap();
+        assert_eq!((identity.subject, identity.email), (subject, None));
         self.add_cell("no address", "none");
         self.fixture.upstream.set_user(person(preset).verified("Ada@example.com").named("Ada Lovelace"));
     }
@@ -229,11 +228,11 @@ impl PresetRow {
             "github" => Some("https://github.com/login/oauth"),
             _ => self.fixture.upstream.profile().issuer,
         };
-        let right = self.fixture.approve().await;
-        self.fixture.exchange_code(&right.code, VERIFIER, issuer).await.unwrap();
-        let wrong = self.fixture.approve().await;
+        let first_login = self.fixture.approve().await;
+        self.fixture.exchange_code(&first_login.code, VERIFIER, issuer).await.unwrap();
+        let second_login = self.fixture.approve().await;
         self.fixture.upstream.clear_requests();
-        let refused = self.fixture.exchange_code(&wrong.code, VERIFIER, Some("https://evil.example")).await;
+        let refused = self.fixture.exchange_code(&second_login.code, VERIFIER, Some("https://evil.example")).await;
         if issuer.is_some() {
             assert_eq!(refused, Err(ProviderError::InvalidCallback(InvalidCallback::IssuerMismatch)));
             assert_eq!(self.fixture.upstream.requests_to(ProviderEndpoint::Token).len(), 0, "the code is not sent");
@@ -252,44 +251,44 @@ impl PresetRow {
         }
         let upstream = &self.fixture.upstream;
         for client in [id.clone(), other_client_id(self.expected.preset)] {
-            let who = self.fixture.check_token(&upstream.id_token(&client, None).unwrap(), None).await.unwrap();
-            assert_eq!(who.authority, self.expected.authority);
+            let identity = self.fixture.check_token(&upstream.id_token(&client, None).unwrap(), None).await.unwrap();
+            assert_eq!(identity.authority, self.expected.authority);
         }
-        let theirs = upstream.id_token("theirs", None).unwrap();
-        assert_invalid_token(self.fixture.check_token(&theirs, None).await);
-        let repeats = upstream.profile().nonce;
-        let with = upstream.id_token(&id, Some("n")).unwrap();
-        assert_eq!(self.fixture.check_token(&with, Some("n")).await.is_ok(), repeats);
-        assert_invalid_token(self.fixture.check_token(&with, Some("m")).await);
+        let foreign_token = upstream.id_token("theirs", None).unwrap();
+        assert_invalid_token(self.fixture.check_token(&foreign_token, None).await);
+        let returns_nonce = upstream.profile().nonce;
+        let with_nonce = upstream.id_token(&id, Some("n")).unwrap();
+        assert_eq!(self.fixture.check_token(&with_nonce, Some("n")).await.is_ok(), returns_nonce);
+        assert_invalid_token(self.fixture.check_token(&with_nonce, Some("m")).await);
         self.add_cell("ID token at login", "ours");
     }
 
     async fn check_access_tokens(&mut self) {
         let preset = self.expected.preset;
         let token = |client: &str| self.fixture.upstream.access_token(client);
-        let (own, other, theirs) = (token(&client_id(preset)), token(&other_client_id(preset)), token("theirs"));
+        let (own, other, foreign) = (token(&client_id(preset)), token(&other_client_id(preset)), token("theirs"));
         let found = match self.expected.access_tokens {
             AccessTokens::NoCheck => {
-                for token in [&own, &other, &theirs] {
+                for token in [&own, &other, &foreign] {
                     assert_eq!(self.fixture.check_token(token, None).await, Err(ProviderError::NoTokenCheck));
                 }
                 assert!(self.fixture.upstream.requests_to(ProviderEndpoint::TokenCheck).is_empty());
                 "400: no check"
             }
             AccessTokens::Rejected => {
-                for token in [&own, &other, &theirs] {
+                for token in [&own, &other, &foreign] {
                     assert_invalid_token(self.fixture.check_token(token, None).await);
                 }
                 "401: ID tokens only"
             }
-            taken @ (AccessTokens::OwnClient | AccessTokens::AllClients) => {
-                let who = self.fixture.check_token(&own, None).await.unwrap();
-                assert_eq!(who.authority, self.expected.authority);
-                assert_eq!(who.subject, person(preset).subject);
-                assert_eq!(who.email.map(|email| email.is_verified), Some(self.expected.reports_verified));
-                assert_invalid_token(self.fixture.check_token(&theirs, None).await);
+            accepted @ (AccessTokens::OwnClient | AccessTokens::AllClients) => {
+                let identity = self.fixture.check_token(&own, None).await.unwrap();
+                assert_eq!(identity.authority, self.expected.authority);
+                assert_eq!(identity.subject, person(preset).subject);
+                assert_eq!(identity.email.map(|email| email.is_verified), Some(self.expected.reports_verified));
+                assert_invalid_token(self.fixture.check_token(&foreign, None).await);
                 assert_invalid_token(self.fixture.check_token(&own, Some("n")).await);
-                match taken {
+                match accepted {
                     AccessTokens::AllClients => {
                         self.fixture.check_token(&other, None).await.unwrap();
                         "ours"
@@ -346,7 +345,7 @@ impl PresetRow {
                     self.fixture.exchange_code(&approved.code, VERIFIER, None).await
                 };
                 if self.fixture.upstream.requests_to(endpoint).is_empty() {
-                    // The login did not call this endpoint, because the ID token contained everything.
+                    // The login did not call this endpoint, because the ID token contained all data of the user.
                     outcome.unwrap();
                     continue;
                 }
@@ -371,11 +370,11 @@ fn assert_refused_at<T: std::fmt::Debug>(outcome: Result<T, ProviderError>, at: 
     }
 }
 
-fn assert_bad_id_token<T: std::fmt::Debug>(outcome: Result<T, ProviderError>, bad: InvalidProviderToken) {
-    let reason = InvalidResponse::IdToken(bad);
+fn assert_bad_id_token<T: std::fmt::Debug>(outcome: Result<T, ProviderError>, expected: InvalidProviderToken) {
+    let reason = InvalidResponse::IdToken(expected);
     match outcome {
         Err(error) => assert_eq!(error, ProviderError::InvalidResponse { endpoint: At::Token, reason }),
-        Ok(taken) => panic!("{taken:?}"),
+        Ok(accepted) => panic!("{accepted:?}"),
     }
 }
 
@@ -406,8 +405,8 @@ async fn every_preset_conforms_to_its_providers_documentation() {
     let checks: Vec<&str> = table[0].cells.iter().map(|(check, _)| *check).collect();
     let mut text = format!("\n| preset | {} |\n|---|{}\n", checks.join(" | "), "---|".repeat(checks.len()));
     for row in &table {
-        let named: Vec<&str> = row.cells.iter().map(|(check, _)| *check).collect();
-        assert_eq!(named, checks, "every cell of {} is filled", row.expected.preset);
+        let row_checks: Vec<&str> = row.cells.iter().map(|(check, _)| *check).collect();
+        assert_eq!(row_checks, checks, "every cell of {} is filled", row.expected.preset);
         assert!(row.cells.iter().all(|(_, found)| !found.is_empty()));
         let cells: Vec<&str> = row.cells.iter().map(|(_, found)| found.as_str()).collect();
         text.push_str(&format!("| {} | {} |\n", row.expected.preset, cells.join(" | ")));

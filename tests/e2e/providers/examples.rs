@@ -20,7 +20,7 @@ use super::{CHALLENGE, RENDER_LIMIT, new_client_address};
 
 const GUIDES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/providers");
 
-/// Renders a manifest with the operator's program and returns the document.
+/// Renders a manifest with the operator's program and returns the rendered document.
 fn render(dir: &Path, manifest: &str) -> RenderedApp {
     for folder in ["manifests", "rendered", "keys"] {
         fs::create_dir_all(dir.join(folder)).unwrap();
@@ -56,12 +56,12 @@ async fn every_preset_has_a_guide_and_an_example_that_renders() {
         let doc = render(&dir.join(preset), &manifest);
         let [provider] = doc.providers.as_slice() else { panic!("{preset}.yaml has one Provider") };
         assert_eq!((provider.name.as_str(), provider.settings.preset.as_str()), (preset, preset));
-        // By default, the presets of known providers link accounts by email address, except Slack's.
+        // By default, the presets of known providers other than Slack link accounts by email address.
         assert_eq!(provider.link_by_email, !["slack", "oidc", "oauth2"].contains(&preset), "{preset}");
         assert!(provider.settings.secret.is_some(), "{preset}.yaml: the Secret resolves");
         let has_discovery = PRESETS.iter().any(|profile| profile.preset == preset && profile.issuer.is_some());
         if !has_discovery {
-            // Without discovery, a server can compute the authorization URL from the document alone.
+            // Without discovery, a server can compute the authorization URL from the rendered document alone.
             let app = App::new(doc.clone(), latchkey_crds::rendered::Revision::of(&doc.to_bytes())).unwrap();
             let request = AuthorizationRequest {
                 redirect_uri: &format!("https://auth.example.com/shop/{preset}/callback"),

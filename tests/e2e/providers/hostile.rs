@@ -25,12 +25,12 @@ const MEBIBYTE: usize = 1024 * 1024;
 /// The largest response that a server reads, in bytes (docs/decisions/0024).
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 
-fn response_error(endpoint: At, fault: InvalidResponse) -> ProviderError {
-    ProviderError::InvalidResponse { endpoint, reason: fault }
+fn response_error(endpoint: At, reason: InvalidResponse) -> ProviderError {
+    ProviderError::InvalidResponse { endpoint, reason }
 }
 
-fn id_token_error(bad: InvalidProviderToken) -> ProviderError {
-    response_error(At::Token, InvalidResponse::IdToken(bad))
+fn id_token_error(reason: InvalidProviderToken) -> ProviderError {
+    response_error(At::Token, InvalidResponse::IdToken(reason))
 }
 
 #[tokio::test]
@@ -54,7 +54,7 @@ async fn a_hanging_provider_times_out_after_ten_seconds_and_delays_no_other() {
         let outcome = slow.exchange_code(&approved.code, VERIFIER, None).await;
         (outcome, begun.elapsed())
     };
-    let meanwhile = async {
+    let other_logins = async {
         let mut logins = 0;
         while begun.elapsed() < Duration::from_secs(5) {
             other.log_in().await.unwrap();
@@ -62,7 +62,7 @@ async fn a_hanging_provider_times_out_after_ten_seconds_and_delays_no_other() {
         }
         logins
     };
-    let ((outcome, took), logins) = tokio::join!(hanging, meanwhile);
+    let ((outcome, took), logins) = tokio::join!(hanging, other_logins);
     assert_eq!(outcome, Err(ProviderError::Unavailable(UnavailableReason::Timeout)));
     assert!(took >= Duration::from_secs(9), "{took:?}");
     assert!(logins > 5, "{logins}");
@@ -72,63 +72,63 @@ async fn a_hanging_provider_times_out_after_ten_seconds_and_delays_no_other() {
 async fn a_thirty_third_concurrent_call_at_one_provider_is_refused() {
     let fixture = Fixture::new("github").await;
     fixture.upstream.script(ProviderEndpoint::UserInfo, ScriptedResponse::silent());
-    let mut logins = Vec::new();
+    let mut tokens = Vec::new();
     for _ in 0..33 {
         let token = fixture.upstream.access_token(&client_id("github"));
-        logins.push(token);
+        tokens.push(token);
     }
-    let all = futures::future::join_all(logins.iter().map(|token| fixture.check_token(token, None))).await;
-    let turned_away = all
+    let outcomes = futures::future::join_all(tokens.iter().map(|token| fixture.check_token(token, None))).await;
+    let refused = outcomes
         .iter()
         .filter(|outcome| **outcome == Err(ProviderError::Unavailable(UnavailableReason::TooManyCalls)))
         .count();
-    assert_eq!(turned_away, 1, "{all:?}");
+    assert_eq!(refused, 1, "{outcomes:?}");
     fixture.upstream.clear_scripts();
     let token = fixture.upstream.access_token(&client_id("github"));
     fixture.check_token(&token, None).await.expect("the permits are free again");
 }
 
 #[tokio::test]
-async fn a_provider_needs_an_allowed_address_and_a_certificate_for_its_name() {
+async fn a_provider_needs_a_known_host_name_and_a_trusted_certificate() {
     let fixture = Fixture::new("oidc").await;
     let authority = CertificateDer::from_pem_slice(fixture.upstream.ca().as_bytes()).unwrap();
-    // Without the overridden host names, the name is looked up in DNS and not found.
-    let unknown = ProviderOptions { test_roots: vec![authority], ..ProviderOptions::default() };
-    // With the overridden host names, but without trust in the CA.
-    let untrusted = ProviderOptions { test_roots: Vec::new(), ..provider_options(&fixture.upstream) };
-    // With a CA that did not sign this provider's certificate.
-    let mut elsewhere = provider_options(&Fixture::new("oauth2").await.upstream);
-    elsewhere.test_hosts = fixture.upstream.hosts();
-    for (options, away) in [
-        (unknown, UnavailableReason::NameUnknown),
-        (untrusted, UnavailableReason::Tls),
-        (elsewhere, UnavailableReason::Tls),
+    // These options override no host names. So the server looks up the name in DNS, and does not find it.
+    let unknown_host = ProviderOptions { test_roots: vec![authority], ..ProviderOptions::default() };
+    // These options override the host names, but do not trust the CA.
+    let without_ca = ProviderOptions { test_roots: Vec::new(), ..provider_options(&fixture.upstream) };
+    // These options trust a CA that did not sign this provider's certificate.
+    let mut with_other_ca = provider_options(&Fixture::new("oauth2").await.upstream);
+    with_other_ca.test_hosts = fixture.upstream.hosts();
+    for (options, reason) in [
+        (unknown_host, UnavailableReason::NameUnknown),
+        (without_ca, UnavailableReason::Tls),
+        (with_other_ca, UnavailableReason::Tls),
     ] {
         let providers = SocialProviders::new(options, Env::system());
         let refused = fixture.check_token_with(&providers, "a.b.c", None, new_client_address()).await;
-        assert_eq!(refused, Err(ProviderError::Unavailable(away)));
+        assert_eq!(refused, Err(ProviderError::Unavailable(reason)));
     }
     assert!(fixture.upstream.requests().is_empty());
 }
 
 #[tokio::test]
-async fn urls_in_a_document_with_a_private_address_or_without_tls_are_not_called() {
-    for address in
+async fn discovered_urls_with_a_private_address_or_without_tls_are_not_called() {
+    for url in
         ["https://169.254.169.254/latest/meta-data", "https://[::ffff:10.0.0.1]/token", "https://localhost/token"]
     {
         let fixture = Fixture::new("oidc").await;
-        let mut document = fixture.upstream.profile().discovery();
-        document["token_endpoint"] = json!(address);
-        fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&document));
+        let mut discovery = fixture.upstream.profile().discovery();
+        discovery["token_endpoint"] = json!(url);
+        fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&discovery));
         let refused = fixture.exchange_code("code", VERIFIER, None).await;
-        assert_eq!(refused, Err(ProviderError::Unavailable(UnavailableReason::AddressNotAllowed)), "{address}");
+        assert_eq!(refused, Err(ProviderError::Unavailable(UnavailableReason::AddressNotAllowed)), "{url}");
     }
     for name in ["token_endpoint", "jwks_uri", "userinfo_endpoint", "authorization_endpoint", "introspection_endpoint"]
     {
         let fixture = Fixture::new("oidc").await;
-        let mut document = fixture.upstream.profile().discovery();
-        document[name] = json!("http://id.provider.test/clear");
-        fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&document));
+        let mut discovery = fixture.upstream.profile().discovery();
+        discovery[name] = json!("http://id.provider.test/clear");
+        fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&discovery));
         assert_eq!(
             fixture.exchange_code("code", VERIFIER, None).await,
             Err(response_error(At::Discovery, InvalidResponse::NotHttps)),
@@ -138,20 +138,20 @@ async fn urls_in_a_document_with_a_private_address_or_without_tls_are_not_called
 }
 
 #[tokio::test]
-async fn a_document_of_another_issuer_is_rejected() {
+async fn a_discovery_document_of_another_issuer_is_rejected() {
     for issuer in ["https://evil.example", "https://id.provider.test/", "http://id.provider.test", ""] {
         let fixture = Fixture::new("oidc").await;
-        let mut document = fixture.upstream.profile().discovery();
-        document["issuer"] = json!(issuer);
-        fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&document));
+        let mut discovery = fixture.upstream.profile().discovery();
+        discovery["issuer"] = json!(issuer);
+        fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&discovery));
         let refused = fixture.exchange_code("code", VERIFIER, None).await;
         assert_eq!(refused, Err(response_error(At::Discovery, InvalidResponse::IssuerMismatch)), "{issuer}");
     }
     for issuer in ["https://login.microsoftonline.com/evil/v2.0", "https://evil.example/{tenantid}/v2.0"] {
         let fixture = Fixture::new("microsoft").await;
-        let mut document = fixture.upstream.profile().discovery();
-        document["issuer"] = json!(issuer);
-        fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&document));
+        let mut discovery = fixture.upstream.profile().discovery();
+        discovery["issuer"] = json!(issuer);
+        fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&discovery));
         let refused = fixture.exchange_code("code", VERIFIER, None).await;
         assert_eq!(refused, Err(response_error(At::Discovery, InvalidResponse::IssuerMismatch)), "{issuer}");
     }
@@ -160,9 +160,9 @@ async fn a_document_of_another_issuer_is_rejected() {
 #[tokio::test]
 async fn an_announced_issuer_parameter_is_required() {
     let fixture = Fixture::new("oidc").await;
-    let mut document = fixture.upstream.profile().discovery();
-    document["authorization_response_iss_parameter_supported"] = json!(true);
-    fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&document));
+    let mut discovery = fixture.upstream.profile().discovery();
+    discovery["authorization_response_iss_parameter_supported"] = json!(true);
+    fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&discovery));
     let approved = fixture.approve().await;
     let missing = fixture.exchange_code(&approved.code, VERIFIER, None).await;
     assert_eq!(missing, Err(ProviderError::InvalidCallback(InvalidCallback::MissingIssuer)));
@@ -174,8 +174,8 @@ async fn an_announced_issuer_parameter_is_required() {
 
 #[tokio::test]
 async fn an_id_token_that_is_not_for_this_login_is_rejected() {
-    type Tweak = fn(&mut Value);
-    let cases: [(Tweak, InvalidProviderToken); 12] = [
+    type ClaimEdit = fn(&mut Value);
+    let cases: [(ClaimEdit, InvalidProviderToken); 12] = [
         (|claims| claims["iss"] = json!("https://evil.example"), InvalidProviderToken::Issuer),
         (|claims| claims["aud"] = json!("theirs"), InvalidProviderToken::Audience),
         (|claims| claims["aud"] = json!(["client-of-oidc", "theirs"]), InvalidProviderToken::Audience),
@@ -190,9 +190,9 @@ async fn an_id_token_that_is_not_for_this_login_is_rejected() {
         (|claims| claims["sub"] = json!(""), InvalidProviderToken::Malformed),
     ];
     let fixture = Fixture::new("oidc").await;
-    for (tweak, bad) in cases {
-        fixture.upstream.edit_claims(tweak);
-        assert_eq!(fixture.log_in().await, Err(id_token_error(bad)));
+    for (edit, reason) in cases {
+        fixture.upstream.edit_claims(edit);
+        assert_eq!(fixture.log_in().await, Err(id_token_error(reason)));
         assert_eq!(fixture.upstream.requests_to(ProviderEndpoint::UserInfo).len(), 0, "no further call is made");
     }
     fixture.upstream.clear_scripts();
@@ -243,17 +243,17 @@ async fn userinfo_is_accepted_only_for_the_subject_of_the_id_token() {
         let body = json!({ "sub": subject, "email": "ada@example.com", "email_verified": true });
         fixture.upstream.script(ProviderEndpoint::UserInfo, ScriptedResponse::json(&body));
     };
-    for other in [json!("2"), json!(null), json!(1), json!("")] {
-        script_userinfo(other.clone());
+    for subject in [json!("2"), json!(null), json!(1), json!("")] {
+        script_userinfo(subject.clone());
         assert_eq!(
             fixture.log_in().await,
             Err(response_error(At::UserInfo, InvalidResponse::SubjectMismatch)),
-            "{other}"
+            "{subject}"
         );
     }
     script_userinfo(json!("1"));
-    let who = fixture.log_in().await.unwrap();
-    assert!(who.email.unwrap().is_verified);
+    let identity = fixture.log_in().await.unwrap();
+    assert!(identity.email.unwrap().is_verified);
 }
 
 #[tokio::test]
@@ -269,7 +269,7 @@ async fn a_token_check_for_another_user_is_rejected() {
 }
 
 #[tokio::test]
-async fn an_incomplete_token_check_or_one_for_another_client_is_rejected() {
+async fn a_token_check_that_is_incomplete_or_for_another_client_is_rejected() {
     for preset in ["google", "github", "discord", "linkedin", "twitch", "facebook", "oidc", "oauth2", "gitlab"] {
         let fixture = Fixture::new(preset).await;
         let token = fixture.upstream.access_token(&client_id(preset));
@@ -293,8 +293,8 @@ async fn an_incomplete_token_check_or_one_for_another_client_is_rejected() {
     }
 }
 
-/// `aud` names the recipients of a token and not the client that got it. So another client can have a token with our
-/// `aud` (RFC 7662, section 2.2).
+/// `aud` names the recipients of a token and not the client that got the token. So another client can have a token with
+/// our `aud` (RFC 7662, section 2.2).
 #[tokio::test]
 async fn an_audience_does_not_prove_the_client_of_a_token() {
     for preset in ["oidc", "oauth2", "gitlab"] {
@@ -329,7 +329,8 @@ async fn an_audience_does_not_prove_the_client_of_a_token() {
     }
 }
 
-/// JSON documents of about this size that are made to be expensive: name, text, and the expected error.
+/// JSON documents of about `size` bytes that are expensive to parse. Each has a name, a text, and the error that is
+/// expected.
 fn hostile_documents(size: usize) -> Vec<(&'static str, String, InvalidResponse)> {
     let fill = |piece: &str| format!("[{}0]", piece.repeat((size - 3) / piece.len()));
     let keys: Vec<String> = (0..size / 10).map(|number| format!("\"{number}\":0")).collect();
@@ -349,38 +350,38 @@ fn hostile_documents(size: usize) -> Vec<(&'static str, String, InvalidResponse)
 
 #[tokio::test]
 async fn hostile_documents_are_rejected_at_every_endpoint() {
-    let scripted = |fixture: &Fixture, endpoint, text: &str| {
+    let script = |fixture: &Fixture, endpoint, text: &str| {
         fixture.upstream.script(endpoint, ScriptedResponse::text(200, "application/json", text.to_owned()));
     };
     let oidc = Fixture::new("oidc").await;
     let github = Fixture::new("github").await;
     let mut documents = hostile_documents(MAX_RESPONSE_BYTES);
     documents.push(("a mebibyte", format!("[{}0]", "{\"\":{}},".repeat(MEBIBYTE / 8)), InvalidResponse::TooLarge));
-    for (what, text, fault) in documents {
+    for (what, text, reason) in documents {
         // A new fixture, because the server of `oidc` has cached the valid discovery document.
-        let fresh = Fixture::new("oidc").await;
-        scripted(&fresh, ProviderEndpoint::Discovery, &text);
+        let new_fixture = Fixture::new("oidc").await;
+        script(&new_fixture, ProviderEndpoint::Discovery, &text);
         assert_eq!(
-            fresh.exchange_code("code", VERIFIER, None).await,
-            Err(response_error(At::Discovery, fault)),
+            new_fixture.exchange_code("code", VERIFIER, None).await,
+            Err(response_error(At::Discovery, reason)),
             "{what}"
         );
-        fresh.upstream.clear_scripts();
-        scripted(&fresh, ProviderEndpoint::Keys, &text);
-        assert_eq!(fresh.log_in().await, Err(response_error(At::Keys, fault)), "{what}");
+        new_fixture.upstream.clear_scripts();
+        script(&new_fixture, ProviderEndpoint::Keys, &text);
+        assert_eq!(new_fixture.log_in().await, Err(response_error(At::Keys, reason)), "{what}");
 
-        scripted(&oidc, ProviderEndpoint::TokenCheck, &text);
-        assert_eq!(oidc.check_token("token", None).await, Err(response_error(At::TokenCheck, fault)), "{what}");
+        script(&oidc, ProviderEndpoint::TokenCheck, &text);
+        assert_eq!(oidc.check_token("token", None).await, Err(response_error(At::TokenCheck, reason)), "{what}");
         oidc.upstream.clear_scripts();
-        scripted(&oidc, ProviderEndpoint::Token, &text);
-        assert_eq!(oidc.exchange_code("code", VERIFIER, None).await, Err(response_error(At::Token, fault)), "{what}");
+        script(&oidc, ProviderEndpoint::Token, &text);
+        assert_eq!(oidc.exchange_code("code", VERIFIER, None).await, Err(response_error(At::Token, reason)), "{what}");
         oidc.upstream.clear_scripts();
 
-        scripted(&github, ProviderEndpoint::UserInfo, &text);
-        assert_eq!(github.log_in().await, Err(response_error(At::UserInfo, fault)), "{what}");
+        script(&github, ProviderEndpoint::UserInfo, &text);
+        assert_eq!(github.log_in().await, Err(response_error(At::UserInfo, reason)), "{what}");
         github.upstream.clear_scripts();
-        scripted(&github, ProviderEndpoint::Emails, &text);
-        assert_eq!(github.log_in().await, Err(response_error(At::Emails, fault)), "{what}");
+        script(&github, ProviderEndpoint::Emails, &text);
+        assert_eq!(github.log_in().await, Err(response_error(At::Emails, reason)), "{what}");
         github.upstream.clear_scripts();
     }
     oidc.log_in().await.expect("the right responses are accepted");
@@ -393,8 +394,8 @@ async fn hostile_tokens_are_rejected_without_a_request_for_keys() {
     let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
     let (header, claims) = (part(r#"{"alg":"RS256","kid":"k1"}"#), part(r#"{"sub":"1"}"#));
     let long = "x".repeat(256);
-    // In base64, documents of 22,000 bytes have nearly the maximum length of a token. The document with a long text is
-    // left out, because a token is not rejected for a long text.
+    // In base64, documents of 22,000 bytes have nearly the maximum length of a token. The document `a long text`
+    // (the only one with `Incomplete`) is left out: it is valid JSON, and an unknown claim of a token can be long.
     let documents: Vec<String> = hostile_documents(22_000)
         .into_iter()
         .filter(|(.., fault)| *fault != InvalidResponse::Incomplete)
@@ -420,8 +421,8 @@ async fn a_fifth_concurrent_call_of_one_client_is_refused_immediately() {
         (0..5).map(|_| fixture.check_token_with(&fixture.providers, "token", None, client)).collect();
     assert_eq!(calls.next().await, Some(Err(ProviderError::Unavailable(UnavailableReason::TooManyCalls))));
     assert!(fixture.permit(ProviderOperation::Login).is_ok(), "other clients still get permits");
-    let held: Vec<_> = calls.collect().await;
-    assert_eq!(held, vec![Err(ProviderError::Unavailable(UnavailableReason::Timeout)); 4]);
+    let waiting_calls: Vec<_> = calls.collect().await;
+    assert_eq!(waiting_calls, vec![Err(ProviderError::Unavailable(UnavailableReason::Timeout)); 4]);
     fixture.upstream.clear_scripts();
     let token = fixture.upstream.access_token(&client_id("github"));
     fixture.check_token_with(&fixture.providers, &token, None, client).await.expect("its permits are free again");
@@ -461,7 +462,7 @@ async fn a_preset_of_a_later_version_is_unusable() {
 async fn only_the_primary_address_of_github_counts() {
     let fixture = Fixture::new("github").await;
     fixture.upstream.set_user(ProviderUser::new("1").verified("ada@example.com"));
-    for (list, email) in [
+    for (emails, expected) in [
         (json!([]), None),
         (json!([{ "email": "a@example.com", "primary": false, "verified": true }]), None),
         (
@@ -474,8 +475,8 @@ async fn only_the_primary_address_of_github_counts() {
         (json!([{ "email": "b@example.com", "primary": true, "verified": true }]), Some(("b@example.com", true))),
         (json!([{ "email": "b@example.com", "primary": true }]), Some(("b@example.com", false))),
     ] {
-        fixture.upstream.script(ProviderEndpoint::Emails, ScriptedResponse::json(&list));
+        fixture.upstream.script(ProviderEndpoint::Emails, ScriptedResponse::json(&emails));
         let found = fixture.log_in().await.unwrap().email;
-        assert_eq!(found.as_ref().map(|found| (found.email.as_str(), found.is_verified)), email, "{list}");
+        assert_eq!(found.as_ref().map(|found| (found.email.as_str(), found.is_verified)), expected, "{emails}");
     }
 }

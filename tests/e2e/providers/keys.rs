@@ -16,7 +16,7 @@ fn assert_unknown_key<T: std::fmt::Debug>(outcome: Result<T, ProviderError>) {
 }
 
 #[tokio::test]
-async fn documents_and_keys_are_read_once_for_many_logins() {
+async fn discovery_and_keys_are_read_once_for_many_logins() {
     let fixture = Fixture::new("oidc").await;
     for _ in 0..3 {
         fixture.log_in().await.unwrap();
@@ -48,13 +48,13 @@ async fn concurrent_calls_with_an_unknown_key_share_one_request() {
     fixture.log_in().await.unwrap();
     fixture.upstream.rotate_key("k2", true);
     let tokens: Vec<_> = (0..20).map(|_| fixture.upstream.id_token(&client_id("oidc"), None).unwrap()).collect();
-    let all = futures::future::join_all(tokens.iter().map(|token| fixture.check_token(token, None))).await;
-    assert!(all.iter().all(Result::is_ok), "{all:?}");
+    let outcomes = futures::future::join_all(tokens.iter().map(|token| fixture.check_token(token, None))).await;
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
     assert_eq!(fixture.upstream.requests_to(ProviderEndpoint::Keys).len(), 2);
 }
 
 #[tokio::test]
-async fn cached_documents_are_used_while_the_provider_is_unavailable() {
+async fn cached_discovery_and_keys_are_used_while_the_provider_is_unavailable() {
     let fixture = Fixture::new("oidc").await;
     fixture.log_in().await.unwrap();
     for endpoint in [ProviderEndpoint::Discovery, ProviderEndpoint::Keys] {
@@ -69,8 +69,8 @@ async fn cached_documents_are_used_while_the_provider_is_unavailable() {
 async fn a_provider_that_was_unavailable_at_first_is_called_again() {
     let fixture = Fixture::new("oidc").await;
     fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::status(503, &json!({})));
-    let away = Err(ProviderError::Unavailable(UnavailableReason::Status(503)));
-    assert_eq!(fixture.check_token("token", None).await, away);
+    let unavailable = Err(ProviderError::Unavailable(UnavailableReason::Status(503)));
+    assert_eq!(fixture.check_token("token", None).await, unavailable);
     fixture.upstream.clear_scripts();
     fixture.upstream.script(ProviderEndpoint::Keys, ScriptedResponse::status(404, &json!({})));
     let token = fixture.upstream.id_token(&client_id("oidc"), None).unwrap();

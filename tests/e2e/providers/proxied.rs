@@ -22,11 +22,11 @@ use serde_json::json;
 
 use super::{Fixture, provider_options};
 
-/// The providers of a server with an outbound proxy at `url`. The proxy resolves the host names. Hosts in `no` are
-/// called without the proxy.
-fn providers_via(fixture: &Fixture, url: &str, no: &str) -> SocialProviders {
-    let hosts = if no.is_empty() { HashMap::new() } else { fixture.upstream.hosts() };
-    let proxy = OutboundProxy::new(url, no).unwrap();
+/// The providers of a server with an outbound proxy at `url`. The proxy resolves the host names. Hosts in `no_proxy`
+/// are called without the proxy.
+fn providers_via(fixture: &Fixture, url: &str, no_proxy: &str) -> SocialProviders {
+    let hosts = if no_proxy.is_empty() { HashMap::new() } else { fixture.upstream.hosts() };
+    let proxy = OutboundProxy::new(url, no_proxy).unwrap();
     SocialProviders::new(
         ProviderOptions { proxy, test_hosts: hosts, ..provider_options(&fixture.upstream) },
         Env::system(),
@@ -42,9 +42,10 @@ async fn a_provider_is_reached_through_a_tunnel_and_its_certificate_is_verified(
     let requests = proxy.requests();
     assert!(!requests.is_empty());
     for connect in requests {
-        let (host, rest) = connect.request_line.strip_prefix("CONNECT ").and_then(|line| line.split_once(':')).unwrap();
+        let (host, port_and_version) =
+            connect.request_line.strip_prefix("CONNECT ").and_then(|line| line.split_once(':')).unwrap();
         assert!(fixture.upstream.hosts().contains_key(host), "{connect:?}");
-        assert_eq!(rest, "443 HTTP/1.1");
+        assert_eq!(port_and_version, "443 HTTP/1.1");
         // `someone:h@sh` in base64.
         assert_eq!(connect.headers["proxy-authorization"], "Basic c29tZW9uZTpoQHNo");
     }
@@ -63,8 +64,8 @@ async fn a_provider_is_reached_through_a_tunnel_and_its_certificate_is_verified(
 async fn hosts_on_the_no_proxy_list_are_reached_directly() {
     let mut fixture = Fixture::new("github").await;
     let proxy = TunnelProxy::start(HashMap::new()).await.unwrap();
-    let no: Vec<String> = fixture.upstream.hosts().into_keys().collect();
-    fixture.providers = providers_via(&fixture, &format!("http://{}", proxy.addr()), &no.join(","));
+    let no_proxy: Vec<String> = fixture.upstream.hosts().into_keys().collect();
+    fixture.providers = providers_via(&fixture, &format!("http://{}", proxy.addr()), &no_proxy.join(","));
     fixture.log_in().await.unwrap();
     assert_eq!(proxy.requests(), []);
 }

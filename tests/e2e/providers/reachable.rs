@@ -57,14 +57,17 @@ async fn the_check_finds_the_state_of_every_provider() {
 
 #[tokio::test]
 async fn without_a_secret_the_check_has_no_result_and_with_an_invalid_key_the_client_is_refused() {
-    let fixture = Fixture::with_changed_provider("oidc", |provider| provider.settings.secret = None).await;
-    assert_eq!(check_provider(&fixture).await, None);
-    let broken = Fixture::with_changed_provider("apple", |provider| {
+    let without_secret = Fixture::with_changed_provider("oidc", |provider| provider.settings.secret = None).await;
+    assert_eq!(check_provider(&without_secret).await, None);
+    let with_invalid_key = Fixture::with_changed_provider("apple", |provider| {
         provider.settings.secret = Some(SecretString::new("not a key"));
     })
     .await;
-    assert_eq!(check_provider(&broken).await, Some(Reason::ClientRefused));
-    assert!(fixture.upstream.requests().is_empty() && broken.upstream.requests_to(ProviderEndpoint::Token).is_empty());
+    assert_eq!(check_provider(&with_invalid_key).await, Some(Reason::ClientRefused));
+    assert!(
+        without_secret.upstream.requests().is_empty()
+            && with_invalid_key.upstream.requests_to(ProviderEndpoint::Token).is_empty()
+    );
 }
 
 async fn next_report(reports: &mut broadcast::Receiver<ProviderReport>) -> (String, String) {
@@ -76,25 +79,27 @@ async fn next_report(reports: &mut broadcast::Receiver<ProviderReport>) -> (Stri
 #[tokio::test]
 async fn a_provider_is_checked_when_it_is_added_and_when_it_changes() {
     let fixture = Fixture::new("github").await;
-    let only = |secret: &str| -> RenderedApp {
+    let doc_with_secret = |secret: &str| -> RenderedApp {
         let mut doc = fixture.app.doc.clone();
         doc.providers = vec![fixture.provider().clone()];
         doc.providers[0].settings.secret = Some(SecretString::new(secret));
         doc
     };
-    let right = fixture.provider().settings.secret.clone().unwrap();
+    let right_secret = fixture.provider().settings.secret.clone().unwrap();
     let (apps, reports) = (Arc::new(Apps::default()), Arc::new(ProviderReports::default()));
-    let (known, mut changes) = reports.subscribe();
-    assert!(known.is_empty());
+    let (known_reports, mut changes) = reports.subscribe();
+    assert!(known_reports.is_empty());
     let checks = fixture.providers.clone().run_checks(Arc::clone(&apps), Arc::clone(&reports));
     let checks = tokio::spawn(checks);
     let id = fixture.app.id();
-    for (secret, reason) in [("wrong", "ClientRefused"), (right.expose(), "Reachable"), ("wrong", "ClientRefused")] {
-        apps.put(id, &only(secret).to_bytes());
+    for (secret, reason) in
+        [("wrong", "ClientRefused"), (right_secret.expose(), "Reachable"), ("wrong", "ClientRefused")]
+    {
+        apps.put(id, &doc_with_secret(secret).to_bytes());
         assert_eq!(next_report(&mut changes).await, ("github".to_owned(), reason.to_owned()));
     }
-    let (known, _) = reports.subscribe();
-    assert_eq!(known.len(), 1, "a late subscriber gets the known reports");
+    let (known_reports, _) = reports.subscribe();
+    assert_eq!(known_reports.len(), 1, "a late subscriber gets the known reports");
     apps.remove(id);
     latchkey_tests::eventually("a report without a Provider is removed", LIMIT, || async {
         reports.subscribe().0.is_empty().then_some(())

@@ -2,11 +2,14 @@
 //! provider has not verified (specification: Social login, Account linking).
 
 use http::StatusCode;
-use latchkey_tests::{client::ApiResponse, passwords::PASSWORD};
+use latchkey_tests::{client::ApiResponse, passwords::PASSWORD, proxy::Trap, stack::Stack};
 use serde_json::json;
 
 use super::{AppRedirect, Person, REDIRECT_URL, SocialTest, app};
-use crate::{fault_support::expect_invalid_credentials, support::NAME};
+use crate::{
+    fault_support::{expect_invalid_credentials, expect_unavailable},
+    support::NAME,
+};
 
 const EMAIL: &str = "grace@example.com";
 
@@ -50,11 +53,11 @@ async fn pre_hijacking_a_planted_password_is_removed_when_the_owner_logs_in() {
 #[tokio::test]
 async fn pre_hijacking_a_planted_session_ends_when_the_owner_logs_in() {
     let social = SocialTest::start().await;
-    let planted = social.register_without_confirming().await;
-    social.assert_ok(&social.test_app.verify(planted.string("token")).await);
+    let planted_login = social.register_without_confirming().await;
+    social.assert_ok(&social.test_app.verify(planted_login.string("token")).await);
     let login = social.log_in_by_token(&owner()).await.expect(StatusCode::OK);
-    assert_eq!(login.string("local_id"), planted.body["user"]["id"]);
-    let response = social.test_app.verify(planted.string("token")).await;
+    assert_eq!(login.string("local_id"), planted_login.body["user"]["id"]);
+    let response = social.test_app.verify(planted_login.string("token")).await;
     response.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     social.assert_ok(&social.test_app.verify(login.string("access_token")).await);
     // The code of the attacker's registration is now invalid.
@@ -80,22 +83,23 @@ async fn pre_hijacking_an_unverified_provider_address_gets_no_existing_account()
     assert!(!mail.text.contains("Grace Hopper"), "{}", mail.text);
 
     // Second case: the attacker's account is older than the owner's account.
-    let other = "ada@example.com";
-    let attacker = AppRedirect::expect_session(&social.log_in(&Person::unverified("attacker-2", other)).await);
-    let owner = AppRedirect::expect_session(&social.log_in(&Person::verified("owner-2", other)).await);
+    let other_email = "ada@example.com";
+    let attacker = AppRedirect::expect_session(&social.log_in(&Person::unverified("attacker-2", other_email)).await);
+    let owner = AppRedirect::expect_session(&social.log_in(&Person::verified("owner-2", other_email)).await);
     assert_ne!(owner.parameter("local_id"), attacker.parameter("local_id"));
     assert_eq!(owner.parameter("email_verified"), "true");
-    let again = AppRedirect::expect_session(&social.log_in(&Person::unverified("attacker-2", other)).await);
-    assert_eq!(again.parameter("email_verified"), "false");
-    assert_eq!(again.parameter("local_id"), attacker.parameter("local_id"));
+    let attacker_again =
+        AppRedirect::expect_session(&social.log_in(&Person::unverified("attacker-2", other_email)).await);
+    assert_eq!(attacker_again.parameter("email_verified"), "false");
+    assert_eq!(attacker_again.parameter("local_id"), attacker.parameter("local_id"));
 }
 
 #[tokio::test]
 async fn pre_hijacking_a_trojan_identity_is_removed_when_the_owner_logs_in() {
     let social = SocialTest::start().await;
-    let planted = social.register_without_confirming().await;
+    let planted_login = social.register_without_confirming().await;
     // The attacker cannot link an identity while the email address is unverified.
-    let signed_in = social.test_app.client().with_token(social.test_app.id(), planted.string("token"));
+    let signed_in = social.test_app.client().with_token(social.test_app.id(), planted_login.string("token"));
     let trojan = Person::verified("trojan", "attacker@example.com");
     let body = json!({ "token": social.upstream.access_token(&trojan) });
     let link = signed_in.post("user/identities/local", &body).await;
@@ -110,7 +114,7 @@ async fn pre_hijacking_a_trojan_identity_is_removed_when_the_owner_logs_in() {
     let redirect = AppRedirect::expect_session(&social.log_in(&owner()).await);
     assert_eq!(social.test_app.query_number("SELECT count(*) FROM identities").await, 1);
     assert_eq!(social.test_app.query_number("SELECT count(*) FROM identities WHERE subject = 'owner'").await, 1);
-    assert_eq!(redirect.parameter("local_id"), planted.body["user"]["id"]);
+    assert_eq!(redirect.parameter("local_id"), planted_login.body["user"]["id"]);
 }
 
 // === linking by address ===
@@ -149,9 +153,10 @@ async fn a_provider_that_anybody_can_run_links_by_address_only_if_the_app_allows
 async fn an_unverified_address_stays_pending_and_responses_do_not_show_whether_it_is_known() {
     let social = SocialTest::start().await;
     social.test_app.register_and_confirm(EMAIL).await;
-    let unknown = AppRedirect::expect_session(&social.log_in(&Person::unverified("1", "new@example.com")).await);
-    let known = AppRedirect::expect_session(&social.log_in(&Person::unverified("2", EMAIL)).await);
-    for redirect in [&unknown, &known] {
+    let with_unused_email =
+        AppRedirect::expect_session(&social.log_in(&Person::unverified("1", "new@example.com")).await);
+    let with_taken_email = AppRedirect::expect_session(&social.log_in(&Person::unverified("2", EMAIL)).await);
+    for redirect in [&with_unused_email, &with_taken_email] {
         assert_eq!(redirect.parameter("email_verified"), "false");
         let mut names: Vec<_> = redirect.parameters.keys().map(String::as_str).collect();
         names.sort_unstable();
@@ -160,14 +165,29 @@ async fn an_unverified_address_stays_pending_and_responses_do_not_show_whether_i
             ["access_token", "email_verified", "expires_at", "expires_in", "local_id", "refresh_token", "session_id"]
         );
     }
-    // The unknown email address gets a code, the known one a notice that an account exists.
+    // The unused email address gets a code. The taken email address gets a notice that an account exists.
     let mail = social.test_app.mail("new@example.com", 1).await;
     assert_eq!(mail.code().len(), 11);
     assert!(!mail.text.contains("Grace Hopper"), "nothing from the provider is repeated: {}", mail.text);
     assert_eq!(social.test_app.settled_mail_count(EMAIL).await, 2);
     // *verify* returns the pending email address.
-    let verify = social.test_app.verify(unknown.parameter("access_token")).await.expect(StatusCode::OK);
+    let verify = social.test_app.verify(with_unused_email.parameter("access_token")).await.expect(StatusCode::OK);
     assert_eq!(verify.string("email"), "new@example.com");
+}
+
+#[tokio::test]
+async fn a_login_that_fails_does_not_count_towards_the_mail_limit() {
+    let app = app().limit("mailsPerRecipient", &[(1, 3600)]);
+    let social = SocialTest::of(app, Stack::builder().proxied()).await;
+    let person = Person::unverified("1", EMAIL);
+    // The first statement with the email address looks for another account that has verified the address.
+    let proxy = social.test_app.stack.postgres_proxy.as_ref().expect("the service has proxies");
+    proxy.set_trap(Trap::Before(EMAIL.into()));
+    expect_unavailable(social.log_in_by_token(&person).await);
+    proxy.trap_triggered().await;
+    assert_eq!(social.counts().await, (0, 0, 0));
+    social.test_app.wait_until_ok("a login", async || social.log_in_by_token(&person).await).await;
+    social.test_app.code(EMAIL, 1).await;
 }
 
 #[tokio::test]
@@ -179,7 +199,7 @@ async fn without_enumeration_protection_a_known_unverified_address_is_reported()
 }
 
 #[tokio::test]
-async fn an_app_that_requires_a_verified_address_accepts_no_other() {
+async fn an_app_that_requires_a_verified_address_accepts_no_unverified_address() {
     let social =
         SocialTest::with_app(app().set("/requireVerifiedEmail", true).set("/allowUsersWithoutEmail", true)).await;
     social.assert_refused(&Person::unverified("1", EMAIL), StatusCode::FORBIDDEN, "email_not_verified").await;

@@ -59,8 +59,8 @@ async fn a_code_is_exchanged_once_and_a_second_use_ends_its_session() {
     social.assert_ok(&social.test_app.verify(session.string("access_token")).await);
 
     assert_invalid_grant(social.exchange(&code, VERIFIER).await);
-    let look = social.test_app.verify(session.string("access_token")).await;
-    look.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    let refused = social.test_app.verify(session.string("access_token")).await;
+    refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     assert_eq!(social.test_app.session_count().await, 0);
 }
 
@@ -83,23 +83,30 @@ async fn a_code_is_bound_to_its_verifier_redirect_url_and_app() {
         SocialTest::of(app().set("/callbackMode", "Code"), latchkey_tests::stack::Stack::builder().app(&other_app))
             .await;
     let code = social.obtain_code().await;
-    let body = |verifier: &str, address: &str| json!({ "grant_type": "authorization_code", "code": code, "code_verifier": verifier, "redirect_url": address });
+    let body = |verifier: &str, redirect_url: &str| {
+        json!({
+            "grant_type": "authorization_code",
+            "code": code,
+            "code_verifier": verifier,
+            "redirect_url": redirect_url,
+        })
+    };
     let client = social.test_app.client();
-    let token = format!("v1/{}/token", social.test_app.id());
-    assert_invalid_grant(client.post(&token, &body(&VERIFIER.replace('d', "e"), REDIRECT_URL)).await);
-    assert_invalid_grant(client.post(&token, &body(&challenge(), REDIRECT_URL)).await);
-    assert_invalid_grant(client.post(&token, &body(VERIFIER, OTHER_REDIRECT_URL)).await);
+    let token_path = format!("v1/{}/token", social.test_app.id());
+    assert_invalid_grant(client.post(&token_path, &body(&VERIFIER.replace('d', "e"), REDIRECT_URL)).await);
+    assert_invalid_grant(client.post(&token_path, &body(&challenge(), REDIRECT_URL)).await);
+    assert_invalid_grant(client.post(&token_path, &body(VERIFIER, OTHER_REDIRECT_URL)).await);
     assert_invalid_grant(client.post(&format!("v1/{}/token", other_app.id()), &body(VERIFIER, REDIRECT_URL)).await);
-    for nothing in ["", "x", "lkc_", "lkc_AAAA"] {
-        let wrong = json!({ "grant_type": "authorization_code", "code": nothing, "code_verifier": VERIFIER });
-        let response = client.post(&token, &wrong).await.expect(StatusCode::BAD_REQUEST);
+    for invalid_code in ["", "x", "lkc_", "lkc_AAAA"] {
+        let wrong = json!({ "grant_type": "authorization_code", "code": invalid_code, "code_verifier": VERIFIER });
+        let response = client.post(&token_path, &wrong).await.expect(StatusCode::BAD_REQUEST);
         assert!(["invalid_grant", "invalid_request"].contains(&response.string("error")), "{}", response.text);
     }
-    let response = client.post(&token, &json!({ "grant_type": "authorization_code" })).await;
+    let response = client.post(&token_path, &json!({ "grant_type": "authorization_code" })).await;
     let response = response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     assert_eq!(response.body["fields"].as_array().map(Vec::len), Some(2), "{}", response.text);
     assert_eq!(social.test_app.session_count().await, 0);
-    client.post(&token, &body(VERIFIER, REDIRECT_URL)).await.expect(StatusCode::OK);
+    client.post(&token_path, &body(VERIFIER, REDIRECT_URL)).await.expect(StatusCode::OK);
     assert_eq!(social.test_app.session_count().await, 1);
 }
 
@@ -119,11 +126,14 @@ async fn a_code_is_invalid_after_the_users_epoch_rises() {
     let social = SocialTest::with_code_mode().await;
     let code = social.obtain_code().await;
     let (epoch, _) = social.test_app.epoch_and_verified("grace@example.com").await;
-    let reset = social.test_app.reset_code("grace@example.com", 1).await;
+    let reset_code = social.test_app.reset_code("grace@example.com", 1).await;
     let password = latchkey_tests::passwords::NEW_PASSWORD;
-    let confirm =
-        social.test_app.client().confirm_password(social.test_app.id(), "grace@example.com", &reset, password).await;
-    confirm.expect(StatusCode::OK);
+    let reset = social
+        .test_app
+        .client()
+        .confirm_password(social.test_app.id(), "grace@example.com", &reset_code, password)
+        .await;
+    reset.expect(StatusCode::OK);
     assert_eq!(social.test_app.epoch_and_verified("grace@example.com").await.0, epoch + 1);
     assert_invalid_grant(social.exchange(&code, VERIFIER).await);
     assert_eq!(social.test_app.session_count().await, 0);

@@ -54,9 +54,9 @@ async fn a_user_returns_from_the_provider_with_a_session() {
     assert_eq!(redirect.parameters.len(), 8);
     social.assert_ok(&social.test_app.verify(redirect.parameter("access_token")).await);
 
-    let again = AppRedirect::expect_session(&social.log_in(&grace()).await);
-    assert_eq!(again.parameter("local_id"), redirect.parameter("local_id"), "one user for one identity");
-    assert!(!again.parameters.contains_key("state"));
+    let second_login = AppRedirect::expect_session(&social.log_in(&grace()).await);
+    assert_eq!(second_login.parameter("local_id"), redirect.parameter("local_id"), "one user for one identity");
+    assert!(!second_login.parameters.contains_key("state"));
     assert_eq!(social.counts().await, (1, 1, 2));
 }
 
@@ -104,8 +104,8 @@ async fn a_missing_wrong_or_foreign_state_is_refused() {
     }
     // The flow is invalid at another Provider of the App, at another App, and in another browser.
     assert_invalid_state(browser.callback(&social.path_of("other", "callback"), &authorization, &code).await);
-    let elsewhere = format!("{}/local/callback", other_app.id());
-    assert_invalid_state(browser.callback(&elsewhere, &authorization, &code).await);
+    let other_callback = format!("{}/local/callback", other_app.id());
+    assert_invalid_state(browser.callback(&other_callback, &authorization, &code).await);
     let mut stranger = social.new_client();
     assert_invalid_state(stranger.callback(&callback, &authorization, &code).await);
     stranger.start_flow(&social.path("redirect")).await;
@@ -290,13 +290,14 @@ async fn a_provider_can_return_the_browser_by_post() {
         .header("content-type", "application/x-www-form-urlencoded")
         .body(format!("state={}&code={code}&user=%7B%7D", authorization.state()));
     AppRedirect::expect_session(&browser.send(post).await);
-    let json = browser.request(Method::POST, &social.path("callback")).json(&json!({ "state": authorization.state() }));
-    browser.send(json).await.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
+    let json_post =
+        browser.request(Method::POST, &social.path("callback")).json(&json!({ "state": authorization.state() }));
+    browser.send(json_post).await.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
     assert_eq!(social.counts().await, (1, 1, 1));
 }
 
 #[tokio::test]
-async fn tabs_have_separate_flows_and_the_fifth_replaces_the_oldest() {
+async fn tabs_have_separate_flows_and_the_fifth_flow_replaces_the_oldest() {
     let social = SocialTest::start().await;
     let mut browser = social.new_client();
     let mut flows = Vec::new();
@@ -317,10 +318,10 @@ async fn tabs_have_separate_flows_and_the_fifth_replaces_the_oldest() {
 #[tokio::test]
 async fn a_page_of_the_same_site_gets_a_bound_flow() {
     let social = SocialTest::with_app(app().set("/browserBinding", "Required")).await;
-    let json = format!("{}?format=json", social.path("redirect"));
+    let json_path = format!("{}?format=json", social.path("redirect"));
     for site in ["same-origin", "same-site"] {
         let mut browser = social.new_client();
-        let request = browser.request(Method::GET, &json).header("sec-fetch-site", site);
+        let request = browser.request(Method::GET, &json_path).header("sec-fetch-site", site);
         let response = browser.send(request).await.expect(StatusCode::OK);
         assert_eq!(browser.cookies.len(), 1);
         let authorization = AuthorizationRequest::of(response.string("url"));
@@ -330,7 +331,7 @@ async fn a_page_of_the_same_site_gets_a_bound_flow() {
     }
     for site in [None, Some("cross-site"), Some("none")] {
         let mut browser = social.new_client();
-        let request = browser.request(Method::GET, &json);
+        let request = browser.request(Method::GET, &json_path);
         let request = site.into_iter().fold(request, |request, site| request.header("sec-fetch-site", site));
         browser.send(request).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     }
@@ -341,8 +342,8 @@ async fn a_page_of_the_same_site_gets_a_bound_flow() {
 async fn an_unbound_flow_is_stored_in_redis_and_used_once() {
     let social = SocialTest::start().await;
     let client = social.new_client();
-    let json = format!("{}?format=json&state=mine", social.path("redirect"));
-    let response = social.new_client().get(&json).await.expect(StatusCode::OK);
+    let json_path = format!("{}?format=json&state=mine", social.path("redirect"));
+    let response = social.new_client().get(&json_path).await.expect(StatusCode::OK);
     assert_eq!(social.test_app.flow_count().await, 1);
     let authorization = AuthorizationRequest::of(response.string("url"));
     let code = social.upstream.approve(&authorization, &grace());
@@ -362,15 +363,15 @@ async fn an_unbound_flow_is_stored_in_redis_and_used_once() {
 async fn a_client_address_can_start_thirty_unbound_flows_per_minute() {
     let social = SocialTest::start().await;
     let mut browser = social.new_client();
-    let json = format!("{}?format=json", social.path("redirect"));
+    let json_path = format!("{}?format=json", social.path("redirect"));
     for _ in 0..30 {
-        browser.get(&json).await.expect(StatusCode::OK);
+        browser.get(&json_path).await.expect(StatusCode::OK);
     }
-    let response = browser.get(&json).await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    let response = browser.get(&json_path).await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     assert_eq!(response.header("ratelimit-policy"), Some("\"unboundFlowsPerClient\";q=30;w=60"));
     assert!(response.header("retry-after").is_some());
     assert_eq!(social.test_app.flow_count().await, 30);
-    social.new_client().get(&json).await.expect(StatusCode::OK);
+    social.new_client().get(&json_path).await.expect(StatusCode::OK);
     browser.start_flow(&social.path("redirect")).await;
 }
 
@@ -378,7 +379,7 @@ async fn a_client_address_can_start_thirty_unbound_flows_per_minute() {
 async fn a_page_of_a_foreign_origin_cannot_start_a_bound_flow() {
     let origin = "https://shop.example.com";
     let social = SocialTest::with_app(app().set("/allowedOrigins", json!([origin]))).await;
-    let ask = async |origin: &str, query: &str| {
+    let request_flow = async |origin: &str, query: &str| {
         let mut browser = social.new_client();
         let request = browser.request(Method::GET, &format!("{}?{query}", social.path("redirect")));
         let request = request.header("origin", origin).header("sec-fetch-site", "same-site");
@@ -386,11 +387,11 @@ async fn a_page_of_a_foreign_origin_cannot_start_a_bound_flow() {
     };
     for query in ["format=json", ""] {
         for foreign in ["https://evil.example", "null"] {
-            let response = ask(foreign, query).await.expect_error(StatusCode::FORBIDDEN, "origin_not_allowed");
+            let response = request_flow(foreign, query).await.expect_error(StatusCode::FORBIDDEN, "origin_not_allowed");
             assert_eq!(response.header("set-cookie"), None);
         }
     }
-    let response = ask(origin, "format=json").await.expect(StatusCode::OK);
+    let response = request_flow(origin, "format=json").await.expect(StatusCode::OK);
     assert_eq!(response.header("access-control-allow-origin"), Some(origin));
     assert_eq!(response.header("access-control-allow-credentials"), Some("true"));
     // Without `Sec-Fetch-Site` the flow is not bound to the browser, and the response has no CORS headers.
@@ -416,8 +417,8 @@ async fn callback_mode_fragment_puts_the_parameters_into_the_fragment() {
 #[tokio::test]
 async fn a_provider_without_its_secret_is_unavailable() {
     let upstream = ScriptedProvider::start().await;
-    let nothing = json!({ "name": "nobody", "key": "client-secret" });
-    let provider = upstream.provider("local").set("clientSecretRef", nothing);
+    let missing_secret = json!({ "name": "nobody", "key": "client-secret" });
+    let provider = upstream.provider("local").set("clientSecretRef", missing_secret);
     let app = app();
     let test_app = TestApp::from_builder(app, Stack::builder().provider(&provider)).await;
     let path = format!("{}/local/redirect", test_app.id());
@@ -459,32 +460,35 @@ async fn an_error_of_another_issuer_is_not_accepted() {
     let github = Provider::new("github", "github");
     let app = app().set("/providerRefs", json!([{ "name": "github" }]));
     let test_app = TestApp::from_builder(app, Stack::builder().provider(&github)).await;
-    let come_back = async |query: &str| {
+    let call_callback = async |query: &str| {
         let mut browser = CookieClient { client: test_app.client(), cookies: BTreeMap::new() };
         let authorization = browser.start_flow(&format!("{}/github/redirect", test_app.id())).await;
         browser.get(&format!("{}/github/callback?state={}&{query}", test_app.id(), authorization.state())).await
     };
-    AppRedirect::expect_error(&come_back("error=access_denied").await, "access_denied");
-    let own = "https%3A%2F%2Fgithub.com%2Flogin%2Foauth";
-    AppRedirect::expect_error(&come_back(&format!("error=access_denied&iss={own}")).await, "access_denied");
-    for other in ["https%3A%2F%2Fevil.example", "", "https%3A%2F%2Fgithub.com"] {
-        AppRedirect::expect_error(&come_back(&format!("error=access_denied&iss={other}")).await, "provider_error");
+    AppRedirect::expect_error(&call_callback("error=access_denied").await, "access_denied");
+    let own_issuer = "https%3A%2F%2Fgithub.com%2Flogin%2Foauth";
+    AppRedirect::expect_error(&call_callback(&format!("error=access_denied&iss={own_issuer}")).await, "access_denied");
+    for other_issuer in ["https%3A%2F%2Fevil.example", "", "https%3A%2F%2Fgithub.com"] {
+        AppRedirect::expect_error(
+            &call_callback(&format!("error=access_denied&iss={other_issuer}")).await,
+            "provider_error",
+        );
     }
 }
 
 #[tokio::test]
-async fn requiring_bound_flows_also_ends_the_unbound_ones() {
+async fn requiring_bound_flows_also_ends_unbound_flows() {
     let social = SocialTest::start().await;
-    let begin = async || {
+    let start_unbound_flow = async || {
         let response = social.new_client().get(&format!("{}?format=json", social.path("redirect"))).await;
         let authorization = AuthorizationRequest::of(response.expect(StatusCode::OK).string("url"));
         let code = social.upstream.approve(&authorization, &grace());
         format!("{}?state={}&code={code}", social.path("callback"), authorization.state())
     };
-    let (one, other) = (begin().await, begin().await);
-    AppRedirect::expect_session(&social.new_client().get(&one).await);
+    let (first_callback, second_callback) = (start_unbound_flow().await, start_unbound_flow().await);
+    AppRedirect::expect_session(&social.new_client().get(&first_callback).await);
     social.test_app.edit_rendered(|document| document["browserBinding"] = json!("Required")).await;
     let response = social.new_client().get(&format!("{}?format=json", social.path("redirect"))).await;
     response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-    assert_invalid_state(social.new_client().get(&other).await);
+    assert_invalid_state(social.new_client().get(&second_callback).await);
 }

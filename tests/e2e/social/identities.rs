@@ -24,7 +24,7 @@ impl SocialTest {
     }
 
     /// Moves the login time of every session six minutes into the past, so that no login is recent.
-    async fn age_sessions(&self) {
+    async fn backdate_logins(&self) {
         let mut redis = self.test_app.stack.redis().connect().await.expect("Redis is there");
         let pattern = format!("lk:{{{}:*}}:session:*", self.test_app.id());
         let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query_async(&mut redis).await.expect("keys");
@@ -84,28 +84,28 @@ async fn a_user_links_lists_and_removes_a_provider() {
 async fn linking_needs_a_recent_login_and_an_identity_that_no_other_user_has() {
     let social = SocialTest::start().await;
     let ada = social.log_in_ada().await;
-    let taken = Person::verified("1", "grace@example.com");
-    AppRedirect::expect_session(&social.log_in(&taken).await);
+    let graces_identity = Person::verified("1", "grace@example.com");
+    AppRedirect::expect_session(&social.log_in(&graces_identity).await);
     let before = social.counts().await;
-    social.link(&ada, "local", &taken).await.expect_error(StatusCode::FORBIDDEN, "access_denied");
+    social.link(&ada, "local", &graces_identity).await.expect_error(StatusCode::FORBIDDEN, "access_denied");
     let response = ada.post("user/identities/nobody", &json!({ "token": "x" })).await;
     response.expect_error(StatusCode::NOT_FOUND, "provider_not_found");
     let response = ada.post("user/identities/local", &json!({ "token": "wrong" })).await;
     response.expect_error(StatusCode::UNAUTHORIZED, "invalid_provider_token");
     let response = ada.post("user/identities/local", &json!({})).await;
     response.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-    let nobody = social.test_app.client().with_token(social.test_app.id(), "nothing");
-    for response in [nobody.get("user/identities").await, unlink(&nobody, "local").await] {
+    let invalid_session = social.test_app.client().with_token(social.test_app.id(), "nothing");
+    for response in [invalid_session.get("user/identities").await, unlink(&invalid_session, "local").await] {
         response.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     }
-    let own = Person::verified("2", "ada@work.example");
-    social.link(&nobody, "local", &own).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    social.age_sessions().await;
-    social.link(&ada, "local", &own).await.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
+    let own_identity = Person::verified("2", "ada@work.example");
+    social.link(&invalid_session, "local", &own_identity).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    social.backdate_logins().await;
+    social.link(&ada, "local", &own_identity).await.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
     assert_eq!(social.counts().await, before);
     ada.get("user/identities").await.expect(StatusCode::OK);
-    let again = social.test_app.client().authenticate(social.test_app.id(), EMAIL, PASSWORD).await;
-    social.link(&again, "local", &own).await.expect(StatusCode::OK);
+    let recent_session = social.test_app.client().authenticate(social.test_app.id(), EMAIL, PASSWORD).await;
+    social.link(&recent_session, "local", &own_identity).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
@@ -139,7 +139,7 @@ async fn the_last_way_to_log_in_is_never_removed() {
 
 #[tokio::test]
 async fn unlinking_counts_as_a_login() {
-    // The first of the three allowed logins is the one in `log_in_ada`.
+    // The first of the three allowed logins is the login in `log_in_ada`.
     let social = SocialTest::with_app(app().limit("loginsPerClient", &[(3, 600)])).await;
     let ada = social.log_in_ada().await;
     for _ in 0..2 {
@@ -158,12 +158,12 @@ async fn identity_changes_are_recorded_in_the_same_transaction() {
     social.test_app.register("grace@example.com").await;
     AppRedirect::expect_session(&social.log_in(&Person::verified("3", "grace@example.com")).await);
     for (kind, subject) in [("registered", "1"), ("identity_linked", "2"), ("identity_linked", "3")] {
-        let together = format!(
+        let in_one_transaction = format!(
             "SELECT count(*) FROM identities JOIN audit_events AS event USING (app_id, user_id)
              WHERE identities.xmin = event.xmin AND event.kind = '{kind}' AND subject = '{subject}'
                 AND event.detail ->> 'provider' = identities.provider AND event.ip IS NOT NULL"
         );
-        assert_eq!(social.test_app.query_number(&together).await, 1, "{kind} {subject}");
+        assert_eq!(social.test_app.query_number(&in_one_transaction).await, 1, "{kind} {subject}");
     }
     unlink(&ada, "local").await.expect(StatusCode::OK);
     // The removal of the last way to log in is rejected, and so not recorded.

@@ -7,7 +7,7 @@ use url::form_urlencoded::byte_serialize;
 
 use super::{AppRedirect, OTHER_REDIRECT_URL, Person, REDIRECT_URL, SocialTest, app};
 
-/// URLs that are not on the list, before they are encoded.
+/// URLs that are not on the App's list of redirect URLs. The test percent-encodes them.
 const HOSTILE_URLS: [&str; 84] = [
     "",
     " ",
@@ -153,8 +153,8 @@ async fn every_listed_redirect_url_is_accepted_and_the_first_is_the_default() {
         let code = social.upstream.approve(&authorization, &person);
         let response = browser.callback(&social.path("callback"), &authorization, &code).await;
         let redirect = AppRedirect::expect_session(&response);
-        let rest = redirect.location.strip_prefix(target).unwrap_or_else(|| panic!("{}", redirect.location));
-        assert!(rest.starts_with(if target.contains('?') { "&access_token=" } else { "?access_token=" }));
+        let added_query = redirect.location.strip_prefix(target).unwrap_or_else(|| panic!("{}", redirect.location));
+        assert!(added_query.starts_with(if target.contains('?') { "&access_token=" } else { "?access_token=" }));
     }
     assert_eq!(social.counts().await, (1, 1, 5));
 }
@@ -163,7 +163,7 @@ async fn every_listed_redirect_url_is_accepted_and_the_first_is_the_default() {
 async fn a_redirect_url_that_was_removed_from_the_list_gets_nothing_not_even_an_error() {
     let social = SocialTest::start().await;
     let person = Person::verified("1", "grace@example.com");
-    for error in [false, true] {
+    for is_error in [false, true] {
         social
             .test_app
             .edit_rendered(|document| document["redirectURLs"] = json!([REDIRECT_URL, OTHER_REDIRECT_URL]))
@@ -173,7 +173,7 @@ async fn a_redirect_url_that_was_removed_from_the_list_gets_nothing_not_even_an_
             browser.start_flow(&format!("{}?redirect_url={REDIRECT_URL}", social.path("redirect"))).await;
         let code = social.upstream.approve(&authorization, &person);
         social.test_app.edit_rendered(|document| document["redirectURLs"] = json!([OTHER_REDIRECT_URL])).await;
-        let response = if error {
+        let response = if is_error {
             browser
                 .get(&format!("{}?state={}&error=access_denied", social.path("callback"), authorization.state()))
                 .await

@@ -36,7 +36,7 @@ pub(crate) struct ScriptedProvider {
     addr: SocketAddr,
     script: Arc<Mutex<Script>>,
     /// The token endpoint delays responses for this subject.
-    delayed: watch::Sender<Option<String>>,
+    delayed_subject: watch::Sender<Option<String>>,
     task: JoinHandle<()>,
 }
 
@@ -47,7 +47,7 @@ struct Script {
     /// Persons by access token.
     persons_by_token: HashMap<String, Person>,
     /// Whether the provider responds 500 to every request.
-    broken: bool,
+    is_broken: bool,
     /// The number of token requests with a code that begins with `code-`, failed ones included.
     exchanges: usize,
     /// Scripted responses by path.
@@ -124,12 +124,12 @@ impl ScriptedProvider {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("it is bound");
         let script = Arc::new(Mutex::new(Script::default()));
-        let delayed = watch::Sender::new(None);
-        let serving = tokio::spawn(serve(listener, Arc::clone(&script), delayed.subscribe()));
-        Self { addr, script, delayed, task: serving }
+        let delayed_subject = watch::Sender::new(None);
+        let task = tokio::spawn(serve(listener, Arc::clone(&script), delayed_subject.subscribe()));
+        Self { addr, script, delayed_subject, task }
     }
 
-    /// The manifest of a Provider for this provider.
+    /// The manifest of a Provider that names this scripted provider.
     pub(crate) fn provider(&self, name: &str) -> Provider {
         let url = |path: &str| format!("http://{}/{path}", self.addr);
         Provider::new(name, "oauth2")
@@ -165,8 +165,8 @@ impl ScriptedProvider {
         token
     }
 
-    pub(crate) fn set_broken(&self, broken: bool) {
-        self.lock().broken = broken;
+    pub(crate) fn set_broken(&self, is_broken: bool) {
+        self.lock().is_broken = is_broken;
     }
 
     /// Sends this response at this path from now on.
@@ -176,7 +176,7 @@ impl ScriptedProvider {
 
     /// Delays the token responses for this subject, until this function is called with another subject or `None`.
     pub(crate) fn delay_subject(&self, subject: Option<&str>) {
-        self.delayed.send_replace(subject.map(str::to_owned));
+        self.delayed_subject.send_replace(subject.map(str::to_owned));
     }
 
     pub(crate) fn exchange_count(&self) -> usize {
@@ -194,11 +194,11 @@ impl Drop for ScriptedProvider {
     }
 }
 
-async fn serve(listener: TcpListener, script: Arc<Mutex<Script>>, delayed: watch::Receiver<Option<String>>) {
+async fn serve(listener: TcpListener, script: Arc<Mutex<Script>>, delayed_subject: watch::Receiver<Option<String>>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let (script, delayed) = (Arc::clone(&script), delayed.clone());
+        let (script, delayed_subject) = (Arc::clone(&script), delayed_subject.clone());
         tokio::spawn(async move {
-            let service = service_fn(move |request| respond(Arc::clone(&script), delayed.clone(), request));
+            let service = service_fn(move |request| respond(Arc::clone(&script), delayed_subject.clone(), request));
             drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
         });
     }
@@ -206,7 +206,7 @@ async fn serve(listener: TcpListener, script: Arc<Mutex<Script>>, delayed: watch
 
 async fn respond(
     script: Arc<Mutex<Script>>,
-    mut delayed: watch::Receiver<Option<String>>,
+    mut delayed_subject: watch::Receiver<Option<String>>,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let path = request.uri().path().to_owned();
@@ -220,14 +220,14 @@ async fn respond(
     if path == "/token" {
         let subject = script.lock().unwrap_or_else(PoisonError::into_inner).count_exchange(&form);
         // An error means that the provider was dropped.
-        drop(delayed.wait_for(|delayed| delayed.is_none() || *delayed != subject).await);
+        drop(delayed_subject.wait_for(|delayed| delayed.is_none() || *delayed != subject).await);
     }
     let mut script = script.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(body) = script.fixed_responses.get(path.as_str()) {
         let response = Response::builder().header("content-type", "application/json").body(Full::new(body.clone()));
         return Ok(response.expect("a plain response"));
     }
-    let (status, body) = if script.broken {
+    let (status, body) = if script.is_broken {
         (StatusCode::INTERNAL_SERVER_ERROR, json!({ "error": "tell-tale" }))
     } else {
         match path.as_str() {

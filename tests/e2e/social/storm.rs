@@ -52,9 +52,10 @@ async fn a_storm_of_callbacks_by_one_client_does_not_block_others() {
         .collect();
     let mut refused = Vec::new();
     while refused.len() < 32 - MAX_CALLS_PER_CLIENT {
-        let one = tokio::time::timeout(LIMIT, storm.next()).await.expect("a refusal is immediate").expect("a response");
-        AppRedirect::expect_error(&one.0, "temporarily_unavailable");
-        refused.push(one);
+        let finished =
+            tokio::time::timeout(LIMIT, storm.next()).await.expect("a refusal is immediate").expect("a response");
+        AppRedirect::expect_error(&finished.0, "temporarily_unavailable");
+        refused.push(finished);
     }
     eventually("the others wait for the provider", LIMIT, || async {
         (social.upstream.exchange_count() == MAX_CALLS_PER_CLIENT).then_some(())
@@ -105,14 +106,14 @@ async fn hostile_responses_cost_little_memory() {
     social.log_in_by_token(&grace()).await.expect(StatusCode::OK);
     let ada = Person::verified("2", "ada@example.com");
     let before = peak_memory_kib(social.test_app.stack.server());
-    let of_kibibytes = |size: usize| format!("[{}0]", "{\"\":{}},".repeat(size * 1024 / 8 - 1));
+    let document_of_kib = |size: usize| format!("[{}0]", "{\"\":{}},".repeat(size * 1024 / 8 - 1));
     // One response is far larger than the limit. The other response is a few bytes smaller than the limit, so it is
     // parsed.
-    let (one_mebibyte, readable) = (of_kibibytes(1024), of_kibibytes(64));
+    let (one_mebibyte, below_limit) = (document_of_kib(1024), document_of_kib(64));
     // The server calls `/introspect` before `/userinfo`. So `/userinfo` is scripted first, while `/introspect` still
     // sends valid responses.
     for path in ["/userinfo", "/introspect"] {
-        for body in [&one_mebibyte, &readable] {
+        for body in [&one_mebibyte, &below_limit] {
             social.upstream.set_response(path, body.clone());
             let responses = stream::iter(0..20).map(|_| social.log_in_by_token(&ada));
             let responses: Vec<_> = responses.buffer_unordered(4).collect().await;
@@ -121,6 +122,6 @@ async fn hostile_responses_cost_little_memory() {
             }
         }
     }
-    let grown = peak_memory_kib(social.test_app.stack.server()).saturating_sub(before);
-    assert!(grown < 16 * 1024, "{grown} KiB for 80 hostile responses, four at a time");
+    let growth = peak_memory_kib(social.test_app.stack.server()).saturating_sub(before);
+    assert!(growth < 16 * 1024, "{growth} KiB for 80 hostile responses, four at a time");
 }

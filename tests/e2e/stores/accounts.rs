@@ -29,7 +29,7 @@ async fn create_user(fixture: &Fixture, email: &str) -> NewUser {
     user
 }
 
-/// A user with a verified address, at the first epoch.
+/// Creates a user with a verified email address, at epoch 1.
 async fn create_verified_user(fixture: &Fixture, email: &str) -> UserId {
     let user = create_user(fixture, email).await;
     fixture.execute(&format!("UPDATE users SET email_verified_at = now() WHERE id = '{}'", user.id)).await;
@@ -90,8 +90,8 @@ async fn due_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
     rows
 }
 
-/// Makes all outbox rows due and claims them, also those that wait because the request itself propagates its change
-/// first.
+/// Makes all outbox rows due and claims them. Some rows are not due at first, because the request itself propagates its
+/// change first.
 async fn all_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
     fixture.execute("UPDATE outbox SET due_at = now() - interval '1 s', lease_until = NULL").await;
     due_rows(fixture).await
@@ -112,21 +112,21 @@ async fn a_session_is_valid_at_its_epoch_or_if_a_pending_epoch_change_keeps_it()
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     let user = create_verified_user(&fixture, "ada@example.com").await;
-    let found = async |session: &Session| stores.user_of_session(app, session).await.unwrap().is_some();
-    assert!(found(&a_session(user, 1)).await);
-    assert!(!found(&a_session(user, 2)).await);
+    let is_valid = async |session: &Session| stores.user_of_session(app, session).await.unwrap().is_some();
+    assert!(is_valid(&a_session(user, 1)).await);
+    assert!(!is_valid(&a_session(user, 2)).await);
     stores.set_password(app, a_password_change(user, 1)).await.unwrap().unwrap();
-    assert!(found(&a_session(user, 1)).await, "the outbox row names the session");
-    assert!(found(&a_session(user, 2)).await);
-    let other = Session { id: SessionId(Uuid::from_u128(8)), ..a_session(user, 1) };
-    assert!(!found(&other).await);
+    assert!(is_valid(&a_session(user, 1)).await, "the outbox row names the session");
+    assert!(is_valid(&a_session(user, 2)).await);
+    let other_session = Session { id: SessionId(Uuid::from_u128(8)), ..a_session(user, 1) };
+    assert!(!is_valid(&other_session).await);
     stores
         .remove_epoch_row(app, &EpochChange { user, epoch: Epoch(2), kept_session: Some(OWN_SESSION) })
         .await
         .unwrap();
-    assert!(!found(&a_session(user, 1)).await, "in Redis the session has the later epoch");
+    assert!(!is_valid(&a_session(user, 1)).await, "in Redis the session has the later epoch");
     fixture.execute("UPDATE users SET disabled_at = now()").await;
-    assert!(!found(&a_session(user, 2)).await);
+    assert!(!is_valid(&a_session(user, 2)).await);
 }
 
 #[tokio::test]
@@ -135,31 +135,31 @@ async fn a_rename_leaves_a_row_that_propagates_the_profile_if_the_request_does_n
     let (stores, app) = (&fixture.stores, &fixture.app);
     // An unverified account can be renamed, too.
     let user = create_user(&fixture, "ada@example.com").await.id;
-    let first = stores.rename(app, a_rename(user, 1)).await.unwrap().unwrap();
+    let first_rename = stores.rename(app, a_rename(user, 1)).await.unwrap().unwrap();
     let Renamed { user: renamed, outbox_row } = stores.rename(app, a_rename(user, 1)).await.unwrap().unwrap();
     assert_eq!(
         (renamed.name.as_str(), renamed.updated_at, renamed.created_at),
         ("Grace Hopper", CHANGED_AT, REQUESTED_AT)
     );
-    assert_eq!((first.user.version, renamed.version, renamed.epoch), (2, 3, Epoch(1)));
+    assert_eq!((first_rename.user.version, renamed.version, renamed.epoch), (2, 3, Epoch(1)));
     assert!(due_rows(&fixture).await.is_empty(), "the request propagates it first");
     stores.remove_profile_row(app, outbox_row).await.unwrap();
     let rows = all_rows(&fixture).await;
     let [ClaimedRow { task: OutboxTask::PropagateProfile(row_user), id, .. }] = rows.as_slice() else {
         panic!("{rows:?}")
     };
-    assert_eq!((*row_user, *id), (user, first.outbox_row), "each rename removes its own row");
+    assert_eq!((*row_user, *id), (user, first_rename.outbox_row), "each rename removes its own row");
 }
 
 #[tokio::test]
-async fn no_change_applies_at_another_epoch_or_to_a_disabled_user_and_most_do_not_apply_to_an_unverified_one() {
+async fn no_change_applies_at_another_epoch_or_to_a_disabled_user_and_few_apply_to_an_unverified_user() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     let user = create_verified_user(&fixture, "ada@example.com").await;
     stores.request_address_change(app, an_address_request(user, 1, "new@example.com")).await.unwrap().unwrap();
-    let before = async || fixture.count("SELECT sum(hashtext(users::text)) FROM users").await;
-    let assert_nothing_applies = async |epoch: i64, unverified: bool| {
-        if !unverified {
+    let users_checksum = async || fixture.count("SELECT sum(hashtext(users::text)) FROM users").await;
+    let assert_nothing_applies = async |epoch: i64, is_unverified: bool| {
+        if !is_unverified {
             assert!(stores.rename(app, a_rename(user, epoch)).await.unwrap().is_none());
             assert!(
                 stores.change_address(app, an_address_change(user, epoch, "new@example.com")).await.unwrap().is_none()
@@ -176,18 +176,18 @@ async fn no_change_applies_at_another_epoch_or_to_a_disabled_user_and_most_do_no
         assert!(stores.delete_user(app, a_user_deletion(user, epoch)).await.unwrap().is_none());
     };
     for epoch in [0, 2] {
-        let users = before().await;
+        let before = users_checksum().await;
         assert_nothing_applies(epoch, false).await;
-        assert_eq!(before().await, users);
+        assert_eq!(users_checksum().await, before);
     }
     fixture.execute("UPDATE users SET disabled_at = created_at").await;
-    let users = before().await;
+    let before = users_checksum().await;
     assert_nothing_applies(1, false).await;
-    assert_eq!(before().await, users);
+    assert_eq!(users_checksum().await, before);
     fixture.execute("UPDATE users SET disabled_at = NULL, email_verified_at = NULL").await;
-    let users = before().await;
+    let before = users_checksum().await;
     assert_nothing_applies(1, true).await;
-    assert_eq!(before().await, users);
+    assert_eq!(users_checksum().await, before);
     assert_eq!(
         row_kinds(&all_rows(&fixture).await),
         ["address-changing", "confirm"],
@@ -213,7 +213,7 @@ async fn a_new_password_cancels_pending_changes_and_sends_a_notice() {
     };
     assert_eq!(*epoch_change, EpochChange { user, epoch: Epoch(2), kept_session: Some(OWN_SESSION) });
 
-    // If the account has only a pending address, that address stays pending, and there is no address for the notice.
+    // If the account has only a pending email address, it stays pending, and there is no email address for the notice.
     fixture
         .execute(
             "DELETE FROM outbox;
@@ -261,7 +261,7 @@ async fn a_change_of_address_replaces_only_an_unverified_account() {
         (mail.kind.as_str(), mail.recipient, former.as_str()),
         ("address-changed", Some(user), "Ada@example.com")
     );
-    let mut epoch_change: Vec<_> = rows
+    let mut epoch_changes: Vec<_> = rows
         .iter()
         .filter_map(|row| {
             if let OutboxTask::PropagateEpoch(epoch_change) = &row.task {
@@ -271,8 +271,8 @@ async fn a_change_of_address_replaces_only_an_unverified_account() {
             }
         })
         .collect();
-    epoch_change.sort_by_key(|(_, keep)| keep.is_some());
-    assert_eq!(epoch_change, [(other, None), (user, Some(OWN_SESSION))]);
+    epoch_changes.sort_by_key(|(_, kept_session)| kept_session.is_some());
+    assert_eq!(epoch_changes, [(other, None), (user, Some(OWN_SESSION))]);
 }
 
 #[tokio::test]
@@ -280,26 +280,26 @@ async fn only_one_of_many_concurrent_users_gets_an_address() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     for round in 0..5 {
-        let prize = format!("prize{round}@example.com");
+        let target = format!("prize{round}@example.com");
         let mut tasks = JoinSet::new();
-        for who in 0..8 {
-            let user = create_verified_user(&fixture, &format!("u{round}x{who}@example.com")).await;
-            stores.request_address_change(app, an_address_request(user, 1, &prize)).await.unwrap().unwrap();
-            let (stores, app, prize) = (stores.clone(), app.clone(), prize.clone());
+        for index in 0..8 {
+            let user = create_verified_user(&fixture, &format!("u{round}x{index}@example.com")).await;
+            stores.request_address_change(app, an_address_request(user, 1, &target)).await.unwrap().unwrap();
+            let (stores, app, target) = (stores.clone(), app.clone(), target.clone());
             tasks.spawn(async move {
-                if who % 4 == 3 {
-                    // Registers the address. A later change of address takes the address from this account.
-                    let user = a_new_user(&prize);
+                if index % 4 == 3 {
+                    // Registers the email address. A later change of address takes it from this unverified account.
+                    let user = a_new_user(&target);
                     stores.create_user(&app, user, None).await.unwrap();
                     return false;
                 }
-                stores.change_address(&app, an_address_change(user, 1, &prize)).await.unwrap().is_some()
+                stores.change_address(&app, an_address_change(user, 1, &target)).await.unwrap().is_some()
             });
         }
         let won = tasks.join_all().await;
         assert_eq!(won.iter().filter(|won| **won).count(), 1, "in round {round}");
         let owners =
-            format!("SELECT count(*) FROM users WHERE email_canonical = '{prize}' AND email_verified_at IS NOT NULL");
+            format!("SELECT count(*) FROM users WHERE email_canonical = '{target}' AND email_verified_at IS NOT NULL");
         assert_eq!(fixture.count(&owners).await, 1);
     }
 }
@@ -310,13 +310,13 @@ async fn swapping_addresses_does_not_deadlock() {
     let (stores, app) = (&fixture.stores, &fixture.app);
     let users =
         [create_verified_user(&fixture, "a@example.com").await, create_verified_user(&fixture, "b@example.com").await];
-    for (user, wanted) in users.iter().zip(["b@example.com", "a@example.com"]) {
-        stores.request_address_change(app, an_address_request(*user, 1, wanted)).await.unwrap().unwrap();
+    for (user, target) in users.iter().zip(["b@example.com", "a@example.com"]) {
+        stores.request_address_change(app, an_address_request(*user, 1, target)).await.unwrap().unwrap();
     }
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
-        for (user, wanted) in users.iter().zip(["b@example.com", "a@example.com"]) {
-            let (stores, app, change) = (stores.clone(), app.clone(), an_address_change(*user, 1, wanted));
+        for (user, target) in users.iter().zip(["b@example.com", "a@example.com"]) {
+            let (stores, app, change) = (stores.clone(), app.clone(), an_address_change(*user, 1, target));
             tasks.spawn(async move { stores.change_address(&app, change).await.unwrap().is_some() });
         }
     }

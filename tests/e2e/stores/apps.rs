@@ -91,10 +91,10 @@ async fn an_app_belongs_to_one_namespace_until_it_is_handed_over() {
     let claim = a_claim(&fixture, "shop");
     assert_eq!(claim_app(&fixture, &claim).await, ClaimOutcome::Held);
     assert_eq!(claim_app(&fixture, &claim).await, ClaimOutcome::Held);
-    let foreign = a_claim(&fixture, "thief");
-    assert_eq!(claim_app(&fixture, &foreign).await, ClaimOutcome::OtherNamespace);
-    let newer = OwnershipClaim { incarnation: Some("i2".to_owned()), ..foreign.clone() };
-    assert_eq!(claim_app(&fixture, &newer).await, ClaimOutcome::OtherNamespace);
+    let foreign_claim = a_claim(&fixture, "thief");
+    assert_eq!(claim_app(&fixture, &foreign_claim).await, ClaimOutcome::OtherNamespace);
+    let foreign_with_other_keys = OwnershipClaim { incarnation: Some("i2".to_owned()), ..foreign_claim.clone() };
+    assert_eq!(claim_app(&fixture, &foreign_with_other_keys).await, ClaimOutcome::OtherNamespace);
 
     let handed_over = OwnershipClaim { handover: 1, ..a_claim(&fixture, "heir") };
     assert_eq!(claim_app(&fixture, &handed_over).await, ClaimOutcome::Held);
@@ -104,37 +104,40 @@ async fn an_app_belongs_to_one_namespace_until_it_is_handed_over() {
 #[tokio::test]
 async fn other_keys_than_those_of_the_users_are_rejected_until_new_keys_are_requested() {
     let fixture = Fixture::new().await;
-    let first = a_claim(&fixture, "shop");
-    let other = OwnershipClaim { incarnation: Some("i2".to_owned()), ..first.clone() };
-    assert_eq!(claim_app(&fixture, &first).await, ClaimOutcome::Held);
+    let first_keys = a_claim(&fixture, "shop");
+    let other_keys = OwnershipClaim { incarnation: Some("i2".to_owned()), ..first_keys.clone() };
+    assert_eq!(claim_app(&fixture, &first_keys).await, ClaimOutcome::Held);
     // Without users, other keys are accepted.
-    assert_eq!(claim_app(&fixture, &other).await, ClaimOutcome::Held);
-    assert_eq!(claim_app(&fixture, &first).await, ClaimOutcome::Held);
+    assert_eq!(claim_app(&fixture, &other_keys).await, ClaimOutcome::Held);
+    assert_eq!(claim_app(&fixture, &first_keys).await, ClaimOutcome::Held);
     register_user(&fixture, 0).await.unwrap();
-    assert_eq!(claim_app(&fixture, &other).await, ClaimOutcome::KeysLost);
-    // A document of an older operator has no incarnation, and is accepted with any keys.
-    assert_eq!(claim_app(&fixture, &OwnershipClaim { incarnation: None, ..first.clone() }).await, ClaimOutcome::Held);
-    assert_eq!(claim_app(&fixture, &first).await, ClaimOutcome::Held, "the first keys are restored from a copy");
+    assert_eq!(claim_app(&fixture, &other_keys).await, ClaimOutcome::KeysLost);
+    // A rendered document of an older operator has no incarnation, and is accepted with any keys.
+    assert_eq!(
+        claim_app(&fixture, &OwnershipClaim { incarnation: None, ..first_keys.clone() }).await,
+        ClaimOutcome::Held
+    );
+    assert_eq!(claim_app(&fixture, &first_keys).await, ClaimOutcome::Held, "the first keys are restored from a copy");
 
-    let with_new_keys = OwnershipClaim { handover: 29_000_000, ..other };
+    let with_new_keys = OwnershipClaim { handover: 29_000_000, ..other_keys };
     assert_eq!(claim_app(&fixture, &with_new_keys).await, ClaimOutcome::Held);
     assert_eq!(claim_app(&fixture, &with_new_keys).await, ClaimOutcome::Held);
-    assert_eq!(claim_app(&fixture, &first).await, ClaimOutcome::KeysLost, "an old document");
-    let foreign = OwnershipClaim { handover: 29_000_000, ..a_claim(&fixture, "thief") };
-    assert_eq!(claim_app(&fixture, &foreign).await, ClaimOutcome::OtherNamespace);
+    assert_eq!(claim_app(&fixture, &first_keys).await, ClaimOutcome::KeysLost, "an old document");
+    let foreign_claim = OwnershipClaim { handover: 29_000_000, ..a_claim(&fixture, "thief") };
+    assert_eq!(claim_app(&fixture, &foreign_claim).await, ClaimOutcome::OtherNamespace);
 }
 
 #[tokio::test]
 async fn other_keys_do_not_cancel_a_deletion() {
     let fixture = Fixture::new().await;
-    let first = a_claim(&fixture, "shop");
-    claim_app(&fixture, &first).await;
+    let first_keys = a_claim(&fixture, "shop");
+    claim_app(&fixture, &first_keys).await;
     for number in 0..2 {
         register_user(&fixture, number).await.unwrap();
     }
-    assert_eq!(fixture.stores.delete_users(&first, 1, || true).await.unwrap(), DeleteOutcome::Partial);
-    let other = OwnershipClaim { incarnation: Some("i2".to_owned()), ..first };
-    assert_eq!(claim_app(&fixture, &other).await, ClaimOutcome::KeysLost);
+    assert_eq!(fixture.stores.delete_users(&first_keys, 1, || true).await.unwrap(), DeleteOutcome::Partial);
+    let other_keys = OwnershipClaim { incarnation: Some("i2".to_owned()), ..first_keys };
+    assert_eq!(claim_app(&fixture, &other_keys).await, ClaimOutcome::KeysLost);
 }
 
 #[tokio::test]
@@ -180,9 +183,9 @@ async fn a_deletion_removes_everything_of_the_app_and_nothing_of_others() {
             user = users[0].id,
         ))
         .await;
-    let other = an_app();
-    let spared = a_new_user("user0@example.com");
-    fixture.stores.create_user(&other, spared.clone(), Some(a_mail(Some(spared.id)))).await.unwrap();
+    let other_app = an_app();
+    let other_user = a_new_user("user0@example.com");
+    fixture.stores.create_user(&other_app, other_user.clone(), Some(a_mail(Some(other_user.id)))).await.unwrap();
 
     assert_eq!(
         fixture.stores.delete_users(&claim, 3, || false).await.unwrap(),
@@ -196,11 +199,11 @@ async fn a_deletion_removes_everything_of_the_app_and_nothing_of_others() {
     let progress = fixture.stores.postgres.deletion_progress(&claim).await.unwrap();
     assert_eq!((progress.users_left, progress.done), (0, true));
     for table in ["users", "identities", "outbox", "audit_events"] {
-        let left = fixture.count(&format!("SELECT count(*) FROM {table} WHERE app_id = '{}'", fixture.app)).await;
-        assert_eq!(left, 0, "{table}");
+        let remaining = fixture.count(&format!("SELECT count(*) FROM {table} WHERE app_id = '{}'", fixture.app)).await;
+        assert_eq!(remaining, 0, "{table}");
     }
     assert!(fixture.stores.session(&fixture.app, users[0].id, session).await.unwrap().is_none());
-    assert!(fixture.stores.user(&other, spared.id).await.unwrap().is_some());
+    assert!(fixture.stores.user(&other_app, other_user.id).await.unwrap().is_some());
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 1);
     assert_eq!(fixture.stores.delete_users(&claim, 3, || true).await.unwrap(), DeleteOutcome::Done, "again");
 }
@@ -215,11 +218,11 @@ async fn registrations_are_refused_while_an_app_is_being_deleted() {
     let refused = register_user(&fixture, 1).await.unwrap_err();
     assert!(matches!(refused, StoreError::Unavailable { .. }), "{refused:?}");
     let event = an_event(EventKind::RegisteredAgain, user.id);
-    let again = fixture
+    let repeated = fixture
         .stores
         .record_repeated_registration(&fixture.app, user.id, Epoch(1), true, Some(a_mail(None)), event)
         .await;
-    assert!(matches!(again, Err(StoreError::Unavailable { .. })), "{again:?}");
+    assert!(matches!(repeated, Err(StoreError::Unavailable { .. })), "{repeated:?}");
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 0);
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 0);
 }
@@ -268,10 +271,10 @@ async fn only_the_apps_own_document_deletes_its_users() {
     let fixture = Fixture::new().await;
     claim_app(&fixture, &a_claim(&fixture, "shop")).await;
     register_user(&fixture, 0).await.unwrap();
-    let foreign = a_claim(&fixture, "thief");
-    assert_eq!(fixture.stores.delete_users(&foreign, 9, || true).await.unwrap(), DeleteOutcome::OtherNamespace);
-    let later = OwnershipClaim { incarnation: Some("i0".to_owned()), ..a_claim(&fixture, "shop") };
-    assert_eq!(fixture.stores.delete_users(&later, 9, || true).await.unwrap(), DeleteOutcome::OtherApp);
+    let foreign_claim = a_claim(&fixture, "thief");
+    assert_eq!(fixture.stores.delete_users(&foreign_claim, 9, || true).await.unwrap(), DeleteOutcome::OtherNamespace);
+    let with_other_keys = OwnershipClaim { incarnation: Some("i0".to_owned()), ..a_claim(&fixture, "shop") };
+    assert_eq!(fixture.stores.delete_users(&with_other_keys, 9, || true).await.unwrap(), DeleteOutcome::OtherApp);
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 1);
     register_user(&fixture, 1).await.unwrap();
 }
@@ -367,12 +370,12 @@ async fn an_app_with_a_user_or_with_events_of_a_user_stays_reserved() {
 #[tokio::test]
 async fn an_old_document_does_not_release_a_recreated_app() {
     let fixture = Fixture::new().await;
-    let before = a_claim(&fixture, "shop");
-    let again = OwnershipClaim { handover: 1, ..before.clone() };
-    claim_app(&fixture, &before).await;
-    claim_app(&fixture, &again).await;
+    let old_claim = a_claim(&fixture, "shop");
+    let recreated = OwnershipClaim { handover: 1, ..old_claim.clone() };
+    claim_app(&fixture, &old_claim).await;
+    claim_app(&fixture, &recreated).await;
     assert_eq!(
-        release_app(&fixture.stores, &before).await,
+        release_app(&fixture.stores, &old_claim).await,
         ReleaseOutcome::OtherApp,
         "a server with an older document"
     );
@@ -380,45 +383,49 @@ async fn an_old_document_does_not_release_a_recreated_app() {
     fixture.execute("DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events").await;
 
     // Now the App is released before it is recreated: its next claim gets the appID.
-    assert_eq!(release_app(&fixture.stores, &again).await, ReleaseOutcome::Freed);
-    let next = OwnershipClaim { handover: 2, ..before.clone() };
-    assert_eq!(claim_app(&fixture, &next).await, ClaimOutcome::Held);
-    for stale in [&before, &again] {
+    assert_eq!(release_app(&fixture.stores, &recreated).await, ReleaseOutcome::Freed);
+    let next_claim = OwnershipClaim { handover: 2, ..old_claim.clone() };
+    assert_eq!(claim_app(&fixture, &next_claim).await, ClaimOutcome::Held);
+    for stale in [&old_claim, &recreated] {
         assert_eq!(release_app(&fixture.stores, stale).await, ReleaseOutcome::OtherApp);
     }
     register_user(&fixture, 1).await.unwrap();
     fixture.execute("DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events").await;
-    let other_keys = OwnershipClaim { incarnation: Some("i0".to_owned()), handover: 9, ..before };
+    let other_keys = OwnershipClaim { incarnation: Some("i0".to_owned()), handover: 9, ..old_claim };
     assert_eq!(release_app(&fixture.stores, &other_keys).await, ReleaseOutcome::OtherApp);
 }
 
 #[tokio::test]
 async fn a_late_document_of_the_former_namespace_does_not_take_a_freed_app_id() {
     let fixture = Fixture::new().await;
-    let former = OwnershipClaim { handover: 3, ..a_claim(&fixture, "shop") };
-    assert_eq!(claim_app(&fixture, &former).await, ClaimOutcome::Held);
-    assert_eq!(release_app(&fixture.stores, &former).await, ReleaseOutcome::Freed);
-    let next = OwnershipClaim { incarnation: Some("i2".to_owned()), ..a_claim(&fixture, "next") };
-    assert_eq!(claim_app(&fixture, &next).await, ClaimOutcome::Held);
-    let later = OwnershipClaim { handover: 29_000_000, ..former.clone() };
-    let unknown = OwnershipClaim { incarnation: None, ..former.clone() };
+    let former_claim = OwnershipClaim { handover: 3, ..a_claim(&fixture, "shop") };
+    assert_eq!(claim_app(&fixture, &former_claim).await, ClaimOutcome::Held);
+    assert_eq!(release_app(&fixture.stores, &former_claim).await, ReleaseOutcome::Freed);
+    let next_claim = OwnershipClaim { incarnation: Some("i2".to_owned()), ..a_claim(&fixture, "next") };
+    assert_eq!(claim_app(&fixture, &next_claim).await, ClaimOutcome::Held);
+    let with_later_handover = OwnershipClaim { handover: 29_000_000, ..former_claim.clone() };
+    let without_incarnation = OwnershipClaim { incarnation: None, ..former_claim.clone() };
     for users in 0..2 {
-        for late in [&former, &later, &unknown] {
-            assert_eq!(claim_app(&fixture, late).await, ClaimOutcome::OtherNamespace, "{late:?}");
-            let deleting = fixture.stores.delete_users(late, 9, || true).await.unwrap();
-            assert_eq!(deleting, DeleteOutcome::OtherNamespace, "{late:?}");
-            assert_eq!(release_app(&fixture.stores, late).await, ReleaseOutcome::OtherNamespace, "{late:?}");
+        for late_claim in [&former_claim, &with_later_handover, &without_incarnation] {
+            assert_eq!(claim_app(&fixture, late_claim).await, ClaimOutcome::OtherNamespace, "{late_claim:?}");
+            let deleting = fixture.stores.delete_users(late_claim, 9, || true).await.unwrap();
+            assert_eq!(deleting, DeleteOutcome::OtherNamespace, "{late_claim:?}");
+            assert_eq!(
+                release_app(&fixture.stores, late_claim).await,
+                ReleaseOutcome::OtherNamespace,
+                "{late_claim:?}"
+            );
         }
-        assert_eq!(claim_app(&fixture, &next).await, ClaimOutcome::Held);
+        assert_eq!(claim_app(&fixture, &next_claim).await, ClaimOutcome::Held);
         register_user(&fixture, users).await.unwrap();
     }
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 2);
 
     // The platform team can still hand the appID over. The keys stay, and the handover counter starts again at one.
-    let heir = OwnershipClaim { namespace: "heir".to_owned(), handover: 1, ..next.clone() };
+    let heir = OwnershipClaim { namespace: "heir".to_owned(), handover: 1, ..next_claim.clone() };
     assert_eq!(claim_app(&fixture, &heir).await, ClaimOutcome::Held);
-    assert_eq!(claim_app(&fixture, &next).await, ClaimOutcome::OtherNamespace);
-    assert_eq!(claim_app(&fixture, &later).await, ClaimOutcome::OtherNamespace);
+    assert_eq!(claim_app(&fixture, &next_claim).await, ClaimOutcome::OtherNamespace);
+    assert_eq!(claim_app(&fixture, &with_later_handover).await, ClaimOutcome::OtherNamespace);
 }
 
 #[tokio::test]
@@ -600,9 +607,9 @@ async fn an_app_with_other_keys_than_its_users_is_suspended_and_reported() {
     apps.put(&fixture.app, &with_new_keys.to_bytes());
     let change = wait_for_change(&mut changes, |change| change.revision.is_some()).await;
     assert_eq!(change.refused, None);
-    let first = a_claim(&fixture, &namespace);
+    let first_keys = a_claim(&fixture, &namespace);
     eventually("the database has the new keys", LIMIT, || async {
-        (claim_app(&fixture, &first).await == ClaimOutcome::KeysLost).then_some(())
+        (claim_app(&fixture, &first_keys).await == ClaimOutcome::KeysLost).then_some(())
     })
     .await;
 }
@@ -632,18 +639,18 @@ async fn every_server_reports_the_progress_of_a_deletion() {
         register_user(&fixture, number).await.unwrap();
     }
     let document = a_document_of_a_deleted_app(&fixture);
-    let current = watch::Sender::new(false);
+    let has_all_documents = watch::Sender::new(false);
     let mut servers = Vec::new();
     for _ in 0..2 {
         let apps = Arc::new(Apps::default());
         apps.put(&fixture.app, &document);
         let changes = apps.subscribe_changes();
-        tokio::spawn(deletion::run(Arc::clone(&apps), fixture.another_server().await, current.subscribe()));
+        tokio::spawn(deletion::run(Arc::clone(&apps), fixture.another_server().await, has_all_documents.subscribe()));
         servers.push((apps, changes));
     }
     tokio::task::yield_now().await;
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 3, "not before all documents were read");
-    current.send_replace(true);
+    has_all_documents.send_replace(true);
     for (apps, mut changes) in servers {
         let change =
             wait_for_change(&mut changes, |change| change.deletion.is_some_and(|deletion| deletion.done)).await;
@@ -662,8 +669,8 @@ async fn a_deletion_that_the_database_rejects_is_reported() {
     let apps = Arc::new(Apps::default());
     apps.put(&fixture.app, &a_document_of_a_deleted_app(&fixture));
     let mut changes = apps.subscribe_changes();
-    let current = watch::Sender::new(true);
-    tokio::spawn(deletion::run(Arc::clone(&apps), fixture.stores.clone(), current.subscribe()));
+    let has_all_documents = watch::Sender::new(true);
+    tokio::spawn(deletion::run(Arc::clone(&apps), fixture.stores.clone(), has_all_documents.subscribe()));
     assert!(wait_for_change(&mut changes, |_| true).await.refused.is_some());
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 1);
 }

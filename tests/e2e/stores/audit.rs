@@ -54,8 +54,8 @@ fn account(app: &AppId, email: &str) -> AccountKey {
 }
 
 /// The refusal of a wrong password: for this user, or for an unknown account if `user` is `None`.
-fn wrong_password(user: Option<UserId>, from: &str) -> Refusal {
-    Refusal { kind: RefusalKind::Login, account: None, user, client: client(from) }
+fn wrong_password(user: Option<UserId>, ip: &str) -> Refusal {
+    Refusal { kind: RefusalKind::Login, account: None, user, client: client(ip) }
 }
 
 /// The App's refusals that are not written to Postgres yet: the number of refusals for each row that will be written.
@@ -66,29 +66,29 @@ async fn pending_refusals(fixture: &Fixture) -> BTreeMap<String, i64> {
         .query_async(&mut redis)
         .await
         .unwrap();
-    let mut all = BTreeMap::new();
+    let mut totals = BTreeMap::new();
     for key in keys {
         let rows: BTreeMap<String, i64> = redis::cmd("HGETALL").arg(key).query_async(&mut redis).await.unwrap();
         for (row, count) in rows {
             if !row.starts_with('#') {
-                *all.entry(row).or_default() += count;
+                *totals.entry(row).or_default() += count;
             }
         }
     }
-    all
+    totals
 }
 
 /// Waits until Redis has counted this number of refusals.
 async fn wait_until_counted(fixture: &Fixture, refusals: i64) {
-    let all = || async { (pending_refusals(fixture).await.values().sum::<i64>() == refusals).then_some(()) };
-    eventually(&format!("{refusals} refusals"), LIMIT, all).await;
+    let all_counted = || async { (pending_refusals(fixture).await.values().sum::<i64>() == refusals).then_some(()) };
+    eventually(&format!("{refusals} refusals"), LIMIT, all_counted).await;
 }
 
 /// Writes the refusals that are due by a clock that is ahead by this time. Returns the number of quarters of an hour
 /// that were written.
 async fn write_refusals(fixture: &Fixture, by: time::Duration) -> usize {
     let app = fixture.app.clone();
-    fixture.with_later_clock(by).await.write_refusals(move |of| *of == app).await.unwrap()
+    fixture.with_later_clock(by).await.write_refusals(move |id| *id == app).await.unwrap()
 }
 
 /// Kind, user, session, IP address, count and detail of an audit event.
@@ -154,8 +154,8 @@ async fn many_concurrent_events_cost_few_transactions() {
 #[tokio::test]
 async fn an_event_without_a_user_leaves_no_row() {
     let fixture = Fixture::new().await;
-    let nobody = Event { user: None, ..an_event(EventKind::PasswordResetRequested, a_user_id()) };
-    fixture.stores.record(&fixture.app, nobody).await;
+    let event = Event { user: None, ..an_event(EventKind::PasswordResetRequested, a_user_id()) };
+    fixture.stores.record(&fixture.app, event).await;
     assert_eq!(count_events(&fixture).await, 0);
 }
 
@@ -174,15 +174,15 @@ async fn a_user_sees_their_newest_hundred_events() {
     fixture.stores.postgres.flush_audit().await;
     assert_eq!(count_events(&fixture).await, 122);
 
-    let day = at - time::Duration::days(1);
-    let seen = fixture.stores.activity(&fixture.app, user, day).await.unwrap();
+    let a_day_ago = at - time::Duration::days(1);
+    let seen = fixture.stores.activity(&fixture.app, user, a_day_ago).await.unwrap();
     assert_eq!(seen.len(), 100);
     assert!(seen.iter().all(|event| event.kind == EventKind::LoggedIn));
     assert!(seen.is_sorted_by(|one, next| one.at > next.at), "newest first");
     assert!(seen[99].at > at - time::Duration::minutes(100));
-    let lately = fixture.stores.activity(&fixture.app, user, at - time::Duration::minutes(9)).await.unwrap();
-    assert!(lately.len() < 12, "no event from before that time");
-    assert_eq!(fixture.stores.activity(&fixture.app, other, day).await.unwrap().len(), 1);
+    let recent = fixture.stores.activity(&fixture.app, user, at - time::Duration::minutes(9)).await.unwrap();
+    assert!(recent.len() < 12, "no event from before that time");
+    assert_eq!(fixture.stores.activity(&fixture.app, other, a_day_ago).await.unwrap().len(), 1);
 
     // A newer server has written events of a kind that this server does not know.
     fixture
@@ -191,7 +191,7 @@ async fn a_user_sees_their_newest_hundred_events() {
              SELECT app_id, gen_random_uuid(), now(), 'of_tomorrow', user_id FROM audit_events",
         )
         .await;
-    assert_eq!(fixture.stores.activity(&fixture.app, user, day).await.unwrap().len(), 100);
+    assert_eq!(fixture.stores.activity(&fixture.app, user, a_day_ago).await.unwrap().len(), 100);
 }
 
 #[tokio::test]
@@ -199,12 +199,12 @@ async fn events_cannot_be_changed() {
     let fixture = Fixture::new().await;
     fixture.stores.record(&fixture.app, an_event(EventKind::LoggedIn, a_user_id())).await;
     let mut connection = fixture.database.connect().await.unwrap();
-    let month: String = sqlx::query_scalar("SELECT tableoid::regclass::text FROM audit_events")
+    let partition: String = sqlx::query_scalar("SELECT tableoid::regclass::text FROM audit_events")
         .fetch_one(&mut connection)
         .await
         .unwrap();
-    assert!(month.starts_with("audit_events_2"), "the event is in the partition of its month: {month}");
-    for table in ["audit_events", &month] {
+    assert!(partition.starts_with("audit_events_2"), "the event is in the partition of its month: {partition}");
+    for table in ["audit_events", &partition] {
         let change = format!("UPDATE {table} SET kind = 'logged_out'");
         let error = sqlx::raw_sql(sqlx::AssertSqlSafe(change)).execute(&mut connection).await.unwrap_err();
         let code = error.as_database_error().and_then(|error| error.code().map(std::borrow::Cow::into_owned));
@@ -263,8 +263,8 @@ async fn refusals_of_a_quarter_of_an_hour_are_one_row_per_account_and_client_add
     }
     one.count_refusal(&fixture.app, wrong_password(Some(ada), "192.0.2.2"));
     one.count_refusal(&fixture.app, wrong_password(Some(eva), "2001:db8:1:2::7"));
-    let code = Refusal { kind: RefusalKind::PasswordReset, ..wrong_password(Some(ada), "192.0.2.1") };
-    another.count_refusal(&fixture.app, code);
+    let reset_refusal = Refusal { kind: RefusalKind::PasswordReset, ..wrong_password(Some(ada), "192.0.2.1") };
+    another.count_refusal(&fixture.app, reset_refusal);
     for _ in 0..3 {
         another.count_refusal(&fixture.app, wrong_password(None, "192.0.2.9"));
     }
@@ -312,8 +312,8 @@ async fn concurrent_or_repeated_writes_store_each_row_once() {
 
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
-        let (later, app) = (fixture.with_later_clock(quarter_start + AFTER_QUARTER_HOUR).await, fixture.app.clone());
-        tasks.spawn(async move { later.write_refusals(|of| *of == app).await.unwrap() });
+        let (stores, app) = (fixture.with_later_clock(quarter_start + AFTER_QUARTER_HOUR).await, fixture.app.clone());
+        tasks.spawn(async move { stores.write_refusals(|id| *id == app).await.unwrap() });
     }
     assert!(tasks.join_all().await.into_iter().sum::<usize>() >= 1);
     assert_eq!(fixture.count("SELECT sum(count)::bigint FROM audit_events").await, 150);
@@ -343,38 +343,42 @@ async fn refusals_cannot_fill_the_table() {
         stores.count_refusal(&fixture.app, wrong_password(Some(user), &format!("192.0.2.{number}")));
     }
     for number in 0..300 {
-        let from = format!("198.51.{}.{}", number / 200, number % 200);
-        stores.count_refusal(&fixture.app, wrong_password(None, &from));
+        let ip = format!("198.51.{}.{}", number / 200, number % 200);
+        stores.count_refusal(&fixture.app, wrong_password(None, &ip));
     }
     wait_until_counted(&fixture, 330).await;
     write_refusals(&fixture, quarter_start + AFTER_QUARTER_HOUR).await;
-    let of = async |filter: &str| {
+    let rows_and_refusals = async |filter: &str| {
         let rows = fixture.count(&format!("SELECT count(*) FROM audit_events WHERE {filter}")).await;
         let sum = format!("SELECT coalesce(sum(count), 0)::bigint FROM audit_events WHERE {filter}");
         (rows, fixture.count(&sum).await)
     };
-    assert_eq!(of("user_id IS NOT NULL AND ip IS NOT NULL").await, (20, 20));
-    assert_eq!(of("user_id IS NOT NULL AND ip IS NULL").await, (1, 10), "refusals for a user are still counted");
-    assert_eq!(of("user_id IS NULL AND ip IS NOT NULL").await, (200, 200));
-    assert_eq!(of("user_id IS NULL AND ip IS NULL").await, (1, 100));
+    assert_eq!(rows_and_refusals("user_id IS NOT NULL AND ip IS NOT NULL").await, (20, 20));
+    assert_eq!(
+        rows_and_refusals("user_id IS NOT NULL AND ip IS NULL").await,
+        (1, 10),
+        "refusals for a user are still counted"
+    );
+    assert_eq!(rows_and_refusals("user_id IS NULL AND ip IS NOT NULL").await, (200, 200));
+    assert_eq!(rows_and_refusals("user_id IS NULL AND ip IS NULL").await, (1, 100));
 }
 
 #[tokio::test]
 async fn a_refusal_before_the_account_lookup_counts_for_the_account() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
-    let named = |email: &str, user| {
+    let refusal_of = |email: &str, user| {
         let account = Some(account(&fixture.app, email));
         Refusal { kind: RefusalKind::Login, account, user, client: client("192.0.2.1") }
     };
-    fixture.stores.count_refusal(&fixture.app, named("ada@example.com", Some(user)));
+    fixture.stores.count_refusal(&fixture.app, refusal_of("ada@example.com", Some(user)));
     wait_until_counted(&fixture, 1).await;
-    let limited = |email| Refusal { kind: RefusalKind::LoginLimit, ..named(email, None) };
+    let limited = |email| Refusal { kind: RefusalKind::LoginLimit, ..refusal_of(email, None) };
     fixture.stores.count_refusal(&fixture.app, limited("ada@example.com"));
     fixture.stores.count_refusal(&fixture.app, limited("nobody@example.com"));
     wait_until_counted(&fixture, 3).await;
-    let kept = pending_refusals(&fixture).await;
-    assert!(kept.keys().all(|row| !row.contains('@') && !row.contains("example")), "{kept:?}");
+    let pending = pending_refusals(&fixture).await;
+    assert!(pending.keys().all(|row| !row.contains('@') && !row.contains("example")), "{pending:?}");
     write_refusals(&fixture, AFTER_QUARTER_HOUR).await;
     let limited: Vec<_> = event_rows(&fixture).await.into_iter().filter(|row| row.0 == "login_limited").collect();
     let users: Vec<_> = limited.iter().map(|row| row.1).collect();
@@ -393,7 +397,7 @@ async fn refusals_wait_while_postgres_is_unavailable() {
     };
     proxy.refuse().await;
     let app = fixture.app.clone();
-    stores.write_refusals(|of| *of == app).await.unwrap_err();
+    stores.write_refusals(|id| *id == app).await.unwrap_err();
     wait_until_counted(&fixture, 1).await;
     proxy.restore().unwrap();
     assert_eq!(write_refusals(&fixture, AFTER_QUARTER_HOUR).await, 1);
@@ -415,8 +419,8 @@ async fn a_deleted_app_leaves_no_events_and_gets_none() {
     let id = user.id;
     stores.create_user(app, user, None).await.unwrap();
     stores.record(app, an_event(EventKind::LoggedIn, id)).await;
-    let past = Event { at: now() - time::Duration::days(800), ..an_event(EventKind::LoggedIn, id) };
-    stores.record(app, past).await;
+    let old_event = Event { at: now() - time::Duration::days(800), ..an_event(EventKind::LoggedIn, id) };
+    stores.record(app, old_event).await;
     stores.record(&an_app(), an_event(EventKind::LoggedIn, id)).await;
     stores.count_refusal(app, wrong_password(Some(id), "192.0.2.1"));
     wait_until_counted(&fixture, 1).await;
@@ -436,8 +440,8 @@ async fn partitions_of_months_are_created_once_in_advance() {
     let fixture = Arc::new(Fixture::new().await);
     let months = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'audit_events'::regclass";
     assert_eq!(fixture.count(months).await, 1 + 12 + 1, "this month, a year, and the default partition");
-    let third = "audit_events_' || to_char(now() AT TIME ZONE 'UTC' + interval '2 months', 'YYYY_MM')";
-    fixture.execute(&format!("DO $$ BEGIN EXECUTE 'DROP TABLE {third}; END $$")).await;
+    let third_month = "audit_events_' || to_char(now() AT TIME ZONE 'UTC' + interval '2 months', 'YYYY_MM')";
+    fixture.execute(&format!("DO $$ BEGIN EXECUTE 'DROP TABLE {third_month}; END $$")).await;
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
         let fixture = Arc::clone(&fixture);
@@ -447,7 +451,7 @@ async fn partitions_of_months_are_created_once_in_advance() {
     assert_eq!(fixture.count(months).await, 14);
 
     // The events of a month without a partition are in the default partition, and stay there.
-    fixture.execute(&format!("DO $$ BEGIN EXECUTE 'DROP TABLE {third}; END $$")).await;
+    fixture.execute(&format!("DO $$ BEGIN EXECUTE 'DROP TABLE {third_month}; END $$")).await;
     fixture
         .execute(
             "INSERT INTO audit_events (app_id, id, at, kind) SELECT 'shop', gen_random_uuid(),

@@ -136,8 +136,8 @@ async fn a_code_expires_in_redis_soon_after_its_end() {
     let record = a_record();
     fixture.stores.store_code(&fixture.app, &key, &record).await.unwrap();
     let mut redis = Redis::shared().await.connect().await.unwrap();
-    let stored = format!("lk:{{{}:{}}}:code", fixture.app, key.as_str());
-    let expires_at: i64 = redis::cmd("EXPIRETIME").arg(stored).query_async(&mut redis).await.unwrap();
+    let redis_key = format!("lk:{{{}:{}}}:code", fixture.app, key.as_str());
+    let expires_at: i64 = redis::cmd("EXPIRETIME").arg(redis_key).query_async(&mut redis).await.unwrap();
     assert!((record.expires_at..record.expires_at + 120).contains(&expires_at), "expires at {expires_at}");
 }
 

@@ -1,5 +1,5 @@
-//! Stores that are down, slow, overloaded or restarted: calls fail fast, and servers use the stores again without a
-//! restart of their own.
+//! Stores that are down, slow, overloaded or restarted: calls fail fast, and servers use the stores again without being
+//! restarted.
 
 use std::{
     fs,
@@ -96,12 +96,15 @@ async fn a_postgres_that_refuses_stalls_or_cuts_is_unavailable_and_then_used_aga
     wait_for_postgres(&stores).await;
 
     // Many concurrent calls fill the pool with connections, which are then cut.
-    let many = futures::future::join_all((0..20).map(|_| stores.backlog())).await;
-    assert!(many.iter().all(Result::is_ok));
+    let results = futures::future::join_all((0..20).map(|_| stores.backlog())).await;
+    assert!(results.iter().all(Result::is_ok));
     proxy.cut_and_wait().await;
     wait_for_postgres(&stores).await;
-    let many = futures::future::join_all((0..20).map(|_| stores.backlog())).await;
-    assert!(many.iter().all(Result::is_ok), "the pool checks its other connections before it uses them: {many:?}");
+    let results = futures::future::join_all((0..20).map(|_| stores.backlog())).await;
+    assert!(
+        results.iter().all(Result::is_ok),
+        "the pool checks its other connections before it uses them: {results:?}"
+    );
 }
 
 /// The median time of calls that fail, one after the other.
@@ -127,19 +130,19 @@ async fn calls_fail_at_once_while_postgres_is_known_to_be_unavailable() {
             proxy.refuse().await;
         } else {
             proxy.stall();
-            // The first call notices the outage: neither the open connections nor a new one respond.
+            // The first call notices the outage: neither the open connections nor a new connection respond.
             assert_postgres_unavailable(&stores).await;
         }
         let started = Instant::now();
         assert_postgres_unavailable(&stores).await;
-        let (first, then) = (started.elapsed(), median_failure_time(&stores).await);
-        println!("Postgres {fault}: the first call failed after {first:?}, the next after {then:?}");
-        assert!(then < MAX_MEDIAN_FAILURE_TIME, "it {fault}: {then:?}");
+        let (first, median) = (started.elapsed(), median_failure_time(&stores).await);
+        println!("Postgres {fault}: the first call failed after {first:?}, the next after {median:?}");
+        assert!(median < MAX_MEDIAN_FAILURE_TIME, "it {fault}: {median:?}");
         // Many concurrent calls do not wait either, and few of them try to connect.
         let before = proxy.connections();
         let started = Instant::now();
-        let many = futures::future::join_all((0..2000).map(|_| stores.backlog())).await;
-        assert!(many.iter().all(Result::is_err), "it {fault}");
+        let results = futures::future::join_all((0..2000).map(|_| stores.backlog())).await;
+        assert!(results.iter().all(Result::is_err), "it {fault}");
         assert!(started.elapsed() < ACQUIRE_LIMIT, "2000 refusals took {:?}, it {fault}", started.elapsed());
         assert!(proxy.connections() - before < 100, "{} connections", proxy.connections() - before);
         proxy.restore().unwrap();
@@ -167,22 +170,22 @@ async fn calls_that_wait_for_a_connection_are_bounded() {
 
 /// New connections fail while a password is rotated: it changes in Postgres a moment before it changes in the file.
 #[tokio::test]
-async fn open_connections_are_used_while_new_ones_fail() {
+async fn open_connections_are_used_while_new_connections_fail() {
     let fixture = Fixture::new().await;
     let role = format!("r_{:016x}", rand::random::<u64>());
     let execute = async |sql: String| {
         PostgresServer::shared().await.execute(&fixture.database.name, &sql).await.expect("the SQL is right");
     };
     execute(format!("CREATE ROLE {role} LOGIN PASSWORD 'first' SUPERUSER")).await;
-    let (_, rest) = fixture.database.url.split_once('@').unwrap();
-    let url = UrlSource::from_value(format!("postgres://{role}:first@{rest}"));
+    let (_, server_and_database) = fixture.database.url.split_once('@').unwrap();
+    let url = UrlSource::from_value(format!("postgres://{role}:first@{server_and_database}"));
     let options = postgres::Options { listen: false, ..postgres::Options::new(url) };
     let stores = Stores { postgres: PostgresStore::connect(options).unwrap(), ..fixture.stores.clone() };
     wait_for_postgres(&stores).await;
 
     execute(format!("ALTER ROLE {role} PASSWORD 'second'")).await;
-    let many = futures::future::join_all((0..200).map(|_| stores.backlog())).await;
-    assert!(many.iter().any(Result::is_err), "new connections are refused");
+    let results = futures::future::join_all((0..200).map(|_| stores.backlog())).await;
+    assert!(results.iter().any(Result::is_err), "new connections are refused");
     let mut registry = Registry::default();
     stores.postgres.register_metrics(&mut registry);
     for _ in 0..50 {
@@ -204,25 +207,25 @@ async fn a_stalled_postgres_does_not_exhaust_the_pool() {
     let stores = stores_via(&fixture, &proxy);
     wait_for_postgres(&stores).await;
     proxy.stall();
-    // More callers than the pool has connections cancel their calls halfway.
+    // More callers than the pool has connections start a call, and cancel it before it ends.
     for _ in 0..40 {
         let call = stores.backlog();
         assert!(tokio::time::timeout(Duration::from_millis(20), call).await.is_err());
     }
     proxy.restore().unwrap();
     wait_for_postgres(&stores).await;
-    let many = futures::future::join_all((0..20).map(|_| stores.backlog())).await;
-    assert!(many.iter().all(Result::is_ok), "{many:?}");
+    let results = futures::future::join_all((0..20).map(|_| stores.backlog())).await;
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
 }
 
 #[tokio::test]
-async fn postgres_with_a_wrong_password_is_unavailable_until_the_file_has_the_right_one() {
+async fn postgres_with_a_wrong_password_is_unavailable_until_the_file_has_the_right_password() {
     let fixture = Fixture::new().await;
     let file = process::fresh_dir("url").join("url");
-    let right = fixture.database.url.clone();
-    let (start, rest) = right.split_once("latchkey:").unwrap();
-    let wrong = format!("{start}latchkey:wrong{rest}");
-    write_private(&file, &wrong).unwrap();
+    let right_url = fixture.database.url.clone();
+    let (start, end) = right_url.split_once("latchkey:").unwrap();
+    let wrong_url = format!("{start}latchkey:wrong{end}");
+    write_private(&file, &wrong_url).unwrap();
     let options = postgres::Options { listen: false, ..postgres::Options::new(UrlSource::File(file.clone())) };
     let stores = Stores { postgres: PostgresStore::connect(options).unwrap(), ..fixture.stores.clone() };
     let error = stores.backlog().await.unwrap_err();
@@ -231,7 +234,7 @@ async fn postgres_with_a_wrong_password_is_unavailable_until_the_file_has_the_ri
     assert_unavailable::<()>(Err(error));
 
     fs::remove_file(&file).unwrap();
-    write_private(&file, &right).unwrap();
+    write_private(&file, &right_url).unwrap();
     stores.backlog().await.unwrap();
 }
 
@@ -246,9 +249,9 @@ async fn postgres_tls_trusts_only_the_ca_in_the_url() {
     };
     assert!(database.url.contains("sslmode=verify-full"), "the fixture asks for TLS");
     assert_eq!(version(&database.url).await.unwrap(), None);
-    let (plain, _) = database.url.split_once('?').unwrap();
-    assert_unavailable(version(&format!("{plain}?sslmode=disable")).await);
-    assert_unavailable(version(&format!("{plain}?sslmode=verify-full")).await);
+    let (base_url, _) = database.url.split_once('?').unwrap();
+    assert_unavailable(version(&format!("{base_url}?sslmode=disable")).await);
+    assert_unavailable(version(&format!("{base_url}?sslmode=verify-full")).await);
 }
 
 #[tokio::test]
@@ -305,14 +308,14 @@ async fn a_redis_without_its_scripts_gets_them_again() {
 }
 
 #[tokio::test]
-async fn redis_with_a_wrong_password_is_unavailable_until_the_file_has_the_right_one() {
+async fn redis_with_a_wrong_password_is_unavailable_until_the_file_has_the_right_password() {
     let options = redis::Options { password: Some("right".to_owned()), ..redis::Options::for_tests() };
     let server = RedisServer::start(options).await.unwrap();
     let file = process::fresh_dir("url").join("url");
     write_private(&file, &server.url().replace(":right@", ":wrong@")).unwrap();
     let options = latchkey_server::store::redis::Options::new(UrlSource::File(file.clone()));
-    let all = stores("postgres://nobody@127.0.0.1:1/none", "redis://127.0.0.1:1/");
-    let stores = Stores { redis: RedisStore::connect(options).unwrap(), ..all };
+    let without_stores = stores("postgres://nobody@127.0.0.1:1/none", "redis://127.0.0.1:1/");
+    let stores = Stores { redis: RedisStore::connect(options).unwrap(), ..without_stores };
     assert_redis_unavailable(&stores).await;
     fs::remove_file(&file).unwrap();
     write_private(&file, &server.url()).unwrap();

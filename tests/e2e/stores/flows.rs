@@ -27,7 +27,7 @@ fn a_flow_id() -> FlowId {
     FlowState::generate(&Env::system()).id()
 }
 
-/// An IPv4 client address; each number gives another one.
+/// An IPv4 client address. Each number gives a different address.
 fn client(number: u32) -> ClientAddress {
     ClientAddress::from_ip(Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 0).to_bits() + number).into())
 }
@@ -47,8 +47,8 @@ fn ipv6_client(site: u16, net: u16) -> ClientAddress {
 }
 
 async fn store_flows(stores: &Stores, app: &AppId, from: impl Iterator<Item = ClientAddress>) -> Vec<FlowId> {
-    let keeping = stream::iter(from).map(|client| store_flow(stores, app, client)).buffer_unordered(64);
-    keeping.try_collect().await.expect("no flow is refused")
+    let flows = stream::iter(from).map(|client| store_flow(stores, app, client)).buffer_unordered(64);
+    flows.try_collect().await.expect("no flow is refused")
 }
 
 async fn count_found(stores: &Stores, app: &AppId, ids: &[FlowId]) -> usize {
@@ -63,8 +63,8 @@ async fn stored_sizes(app: &AppId) -> (usize, [usize; 3]) {
     let keys: Vec<String> =
         redis::cmd("KEYS").arg(format!("lk:{{{app}:flows}}:*")).query_async(&mut redis).await.unwrap();
     for key in &keys {
-        let left: i64 = redis::cmd("PTTL").arg(key).query_async(&mut redis).await.unwrap();
-        assert!((1..=600_000).contains(&left), "{key} expires in {left} ms");
+        let ttl_millis: i64 = redis::cmd("PTTL").arg(key).query_async(&mut redis).await.unwrap();
+        assert!((1..=600_000).contains(&ttl_millis), "{key} expires in {ttl_millis} ms");
     }
     let mut sizes = [0; 3];
     for (size, (command, index)) in sizes.iter_mut().zip([("ZCARD", "alive"), ("HLEN", "clients"), ("ZCARD", "counts")])
@@ -79,39 +79,43 @@ async fn stored_sizes(app: &AppId) -> (usize, [usize; 3]) {
 async fn clients_that_fill_the_flow_limit_displace_only_their_own_flows() {
     let fixture = Fixture::new().await;
     let Fixture { stores, app, .. } = &fixture;
-    let honest = store_flows(stores, app, (1000..1020).map(client)).await;
-    // The number of flows that 34 client addresses can start in ten minutes. Here 340 start them in one minute.
-    let each = (0..340).flat_map(|number| (0..MAX_PER_CLIENT).map(move |_| client(number)));
-    let theirs = store_flows(stores, app, each).await;
-    assert_eq!(theirs.len(), 10_200);
+    let honest_flows = store_flows(stores, app, (1000..1020).map(client)).await;
+    // 34 client addresses can start this many flows in ten minutes. Here 340 client addresses start them in one minute.
+    let attackers = (0..340).flat_map(|number| (0..MAX_PER_CLIENT).map(move |_| client(number)));
+    let attacker_flows = store_flows(stores, app, attackers).await;
+    assert_eq!(attacker_flows.len(), 10_200);
     assert_eq!(
         stored_sizes(app).await.1,
         [10_000, 10_000, 360],
         "the maximum number of flows, from 340 and 20 clients"
     );
-    assert_eq!(count_found(stores, app, &honest).await, 20, "a client with few flows keeps them, however old they are");
-    assert_eq!(count_found(stores, app, &theirs).await, 9_980);
+    assert_eq!(
+        count_found(stores, app, &honest_flows).await,
+        20,
+        "a client with few flows keeps them, however old they are"
+    );
+    assert_eq!(count_found(stores, app, &attacker_flows).await, 9_980);
 
     // New clients can start flows. The clients with the most flows lose some.
-    let newcomers = store_flows(stores, app, (2000..2100).map(client)).await;
-    assert_eq!(count_found(stores, app, &newcomers).await, 100);
-    assert_eq!(count_found(stores, app, &honest).await, 20);
-    assert_eq!(count_found(stores, app, &theirs).await, 9_880);
-    for id in &newcomers {
+    let new_flows = store_flows(stores, app, (2000..2100).map(client)).await;
+    assert_eq!(count_found(stores, app, &new_flows).await, 100);
+    assert_eq!(count_found(stores, app, &honest_flows).await, 20);
+    assert_eq!(count_found(stores, app, &attacker_flows).await, 9_880);
+    for id in &new_flows {
         assert!(stores.consume_flow(app, id, FlowBinding::Unbound).await.unwrap());
     }
     assert_eq!(stored_sizes(app).await.1, [9_900, 9_900, 360], "used flows are no longer counted");
 
     // The client with the most flows loses its oldest flows. All flows of an IPv6 /48 count as those of one client,
     // although each /64 has few flows.
-    let mut site = Vec::new();
+    let mut site_flows = Vec::new();
     for net in 0..300 {
-        site.push(store_flow(stores, app, ipv6_client(7, net)).await.unwrap());
+        site_flows.push(store_flow(stores, app, ipv6_client(7, net)).await.unwrap());
     }
     assert_eq!(stored_sizes(app).await.1, [10_000, 10_000, 361]);
-    assert_eq!(count_found(stores, app, &site[..150]).await, 0);
-    assert_eq!(count_found(stores, app, &site[280..]).await, 20);
-    assert_eq!(count_found(stores, app, &honest).await, 20);
+    assert_eq!(count_found(stores, app, &site_flows[..150]).await, 0);
+    assert_eq!(count_found(stores, app, &site_flows[280..]).await, 20);
+    assert_eq!(count_found(stores, app, &honest_flows).await, 20);
 }
 
 #[tokio::test]
@@ -139,11 +143,11 @@ async fn used_and_expired_flows_are_not_counted() {
     }
     assert_eq!(stored_sizes(app).await, (0, [0, 0, 0]));
 
-    let ended = store_flows(stores, app, (0..60).map(client)).await;
+    let expired = store_flows(stores, app, (0..60).map(client)).await;
     let later = fixture.with_later_clock(time::Duration::seconds(601)).await;
     store_flow(&later, app, client(100)).await.unwrap();
     assert_eq!(stored_sizes(app).await.1, [1, 1, 1]);
-    assert_eq!(count_found(&later, app, &ended).await, 0);
+    assert_eq!(count_found(&later, app, &expired).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

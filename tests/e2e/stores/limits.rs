@@ -45,8 +45,8 @@ async fn a_limit_is_exact_and_names_its_window() {
     assert_eq!((limited.limit, limited.window), (LimitName::LoginsPerClient, check[0].windows[0]));
     assert!(limited.retry_after > Duration::from_secs(590) && limited.retry_after <= Duration::from_secs(612));
     acquire(&fixture.stores, &fixture, &[a_check("192.0.2.2", &[(3, 600)])]).await.unwrap();
-    let elsewhere = fixture.stores.acquire(&an_app(), check.to_vec()).await;
-    assert!(elsewhere.is_ok(), "another App has its own count");
+    let in_other_app = fixture.stores.acquire(&an_app(), check.to_vec()).await;
+    assert!(in_other_app.is_ok(), "another App has its own count");
 }
 
 #[tokio::test]
@@ -117,15 +117,15 @@ async fn a_retry_succeeds_after_the_retry_time_and_not_before() {
         let check = [a_check(&format!("{count} in {seconds}"), &[(count, seconds)])];
         // Spreads the calls over the first half of the window.
         for number in 0..count {
-            let at = time::Duration::milliseconds(i64::from(seconds) * 500 * i64::from(number) / i64::from(count));
-            acquire(&fixture.with_later_clock(at).await, &fixture, &check).await.unwrap();
+            let offset = time::Duration::milliseconds(i64::from(seconds) * 500 * i64::from(number) / i64::from(count));
+            acquire(&fixture.with_later_clock(offset).await, &fixture, &check).await.unwrap();
         }
         let half = time::Duration::seconds(i64::from(seconds) / 2);
         let limited = acquire(&fixture.with_later_clock(half).await, &fixture, &check).await.unwrap_err();
         let wait = time::Duration::try_from(limited.retry_after).unwrap();
         // Two seconds before the end of the wait, because the real clock advances during the test.
-        let early = half + wait - time::Duration::seconds(2);
-        acquire(&fixture.with_later_clock(early).await, &fixture, &check).await.unwrap_err();
+        let too_early = half + wait - time::Duration::seconds(2);
+        acquire(&fixture.with_later_clock(too_early).await, &fixture, &check).await.unwrap_err();
         acquire(&fixture.with_later_clock(half + wait).await, &fixture, &check).await.unwrap();
         // Calls are counted per fiftieth of a window, so the wait can be too long by up to a fiftieth of the window. A
         // limit never allows more calls than its count, and seldom fewer.
@@ -138,8 +138,8 @@ async fn a_retry_succeeds_after_the_retry_time_and_not_before() {
 async fn a_clock_that_goes_back_blocks_no_client() {
     let fixture = Fixture::new().await;
     let check = [a_check("192.0.2.1", &[(2, 600)])];
-    let month = fixture.with_later_clock(time::Duration::days(30)).await;
-    for stores in [&month, &fixture.stores] {
+    let a_month_ahead = fixture.with_later_clock(time::Duration::days(30)).await;
+    for stores in [&a_month_ahead, &fixture.stores] {
         acquire(stores, &fixture, &check).await.unwrap();
         acquire(stores, &fixture, &check).await.unwrap();
         let limited = acquire(stores, &fixture, &check).await.unwrap_err();
@@ -160,8 +160,8 @@ async fn limit_keys_contain_no_client_address_and_expire() {
     assert_eq!(keys.len(), 2, "{keys:?}");
     for key in keys {
         assert!(!key.contains("192.0.2.77") && !key.contains(account.as_str()), "{key}");
-        let lives: i64 = redis::cmd("TTL").arg(&key).query_async(&mut redis).await.unwrap();
-        assert!(lives > 0, "{key} has a TTL of {lives} s");
+        let ttl: i64 = redis::cmd("TTL").arg(&key).query_async(&mut redis).await.unwrap();
+        assert!(ttl > 0, "{key} has a TTL of {ttl} s");
     }
 }
 

@@ -85,21 +85,21 @@ async fn concurrent_workers_hold_no_row_twice_and_respect_the_limit_per_app() {
 async fn a_row_can_be_claimed_again_when_its_lease_ends() {
     let fixture = Fixture::new().await;
     fixture.enqueue_mails(&fixture.app, 1).await;
-    let [lost] = fixture.stores.claim(1, 4, Duration::from_millis(200)).await.unwrap().try_into().unwrap();
+    let [lost_row] = fixture.stores.claim(1, 4, Duration::from_millis(200)).await.unwrap().try_into().unwrap();
     assert!(fixture.stores.claim(1, 4, LEASE).await.unwrap().is_empty(), "it is held");
     let another = fixture.another_server().await;
     let row = eventually("the lease ends", LIMIT, async || another.claim(1, 4, LEASE).await.unwrap().pop()).await;
-    assert_eq!((row.id, row.attempts), (lost.id, 0));
+    assert_eq!((row.id, row.attempts), (lost_row.id, 0));
 
     // The first server returns after a long pause. Its lease of the row has ended.
-    let later = now() + time::Duration::hours(1);
+    let in_an_hour = now() + time::Duration::hours(1);
     for outcome in [
         DeliveryOutcome::Done,
-        DeliveryOutcome::Retry { at: later, error: "late".to_owned() },
-        DeliveryOutcome::Wait { at: later },
+        DeliveryOutcome::Retry { at: in_an_hour, error: "late".to_owned() },
+        DeliveryOutcome::Wait { at: in_an_hour },
         DeliveryOutcome::Dead { error: "late".to_owned() },
     ] {
-        fixture.stores.finish(&lost, outcome).await.unwrap();
+        fixture.stores.finish(&lost_row, outcome).await.unwrap();
     }
     let untouched = "SELECT count(*) FROM outbox WHERE lease_until > now() AND attempts = 0 AND dead_at IS NULL";
     assert_eq!(fixture.count(untouched).await, 1);
@@ -108,7 +108,7 @@ async fn a_row_can_be_claimed_again_when_its_lease_ends() {
 }
 
 #[tokio::test]
-async fn a_late_holder_finishes_a_row_that_no_other_worker_claimed() {
+async fn a_worker_finishes_a_row_after_its_lease_if_no_other_worker_claimed_the_row() {
     let fixture = Fixture::new().await;
     fixture.enqueue_mails(&fixture.app, 1).await;
     let [row] = fixture.stores.claim(1, 4, Duration::ZERO).await.unwrap().try_into().unwrap();
@@ -148,8 +148,8 @@ async fn each_outcome_updates_its_row() {
     assert!(!stores.postgres.retry_dead_letter(Uuid::from_u128(1)).await.unwrap());
     assert!(stores.postgres.retry_dead_letter(row.id).await.unwrap());
     assert!(!stores.postgres.retry_dead_letter(row.id).await.unwrap(), "the row is no longer a dead letter");
-    let again = claim().await.unwrap();
-    assert_eq!((again.id, again.attempts), (row.id, 0));
+    let retried = claim().await.unwrap();
+    assert_eq!((retried.id, retried.attempts), (row.id, 0));
 }
 
 #[tokio::test]
@@ -165,12 +165,12 @@ async fn rows_of_an_unknown_kind_are_left_to_newer_servers() {
 async fn a_propagated_epoch_deletes_its_row_and_the_rows_of_earlier_epochs() {
     let fixture = Fixture::new().await;
     let (user, other) = (a_user_id(), a_user_id());
-    let keep = Uuid::from_u128(9);
+    let kept_session = Uuid::from_u128(9);
     for (user, epoch) in [(user, 2), (user, 3), (user, 4), (other, 3)] {
         fixture
             .execute(&format!(
                 "INSERT INTO outbox (app_id, kind, user_id, epoch, keep_session)
-                 VALUES ('{}', 'epoch', '{user}', {epoch}, '{keep}')",
+                 VALUES ('{}', 'epoch', '{user}', {epoch}, '{kept_session}')",
                 fixture.app
             ))
             .await;
@@ -178,14 +178,14 @@ async fn a_propagated_epoch_deletes_its_row_and_the_rows_of_earlier_epochs() {
     let epoch_change = EpochChange { user, epoch: Epoch(3), kept_session: None };
     fixture.stores.remove_epoch_row(&an_app(), &epoch_change).await.unwrap();
     fixture.stores.remove_epoch_row(&fixture.app, &epoch_change).await.unwrap();
-    let mut left: Vec<(bool, i64)> = Vec::new();
+    let mut remaining: Vec<(bool, i64)> = Vec::new();
     for row in fixture.stores.claim(10, 10, LEASE).await.unwrap() {
         let OutboxTask::PropagateEpoch(epoch_change) = row.task else { panic!("{row:?}") };
-        assert_eq!(epoch_change.kept_session, Some(SessionId(keep)));
-        left.push((epoch_change.user == user, epoch_change.epoch.0));
+        assert_eq!(epoch_change.kept_session, Some(SessionId(kept_session)));
+        remaining.push((epoch_change.user == user, epoch_change.epoch.0));
     }
-    left.sort();
-    assert_eq!(left, [(false, 3), (true, 4)]);
+    remaining.sort();
+    assert_eq!(remaining, [(false, 3), (true, 4)]);
 }
 
 #[tokio::test]
@@ -224,8 +224,8 @@ async fn a_listening_server_is_notified_of_rows_of_other_servers_also_after_a_cu
         timeout(LIMIT, listening.wait_for_notification()).await.unwrap();
         notifying.enqueue(&fixture.app, a_mail(None)).await.unwrap();
         timeout(LIMIT, listening.wait_for_notification()).await.unwrap();
-        let nothing = timeout(Duration::from_millis(200), listening.wait_for_notification()).await;
-        assert!(nothing.is_err(), "a notification without a new row");
+        let notification = timeout(Duration::from_millis(200), listening.wait_for_notification()).await;
+        assert!(notification.is_err(), "a notification without a new row");
         proxy.cut();
     }
 }
@@ -233,8 +233,8 @@ async fn a_listening_server_is_notified_of_rows_of_other_servers_also_after_a_cu
 #[tokio::test]
 async fn a_server_that_does_not_listen_is_still_notified_of_its_own_rows() {
     let fixture = Fixture::new().await;
-    let nothing = timeout(Duration::from_millis(200), fixture.stores.wait_for_notification()).await;
-    assert!(nothing.is_err());
+    let notification = timeout(Duration::from_millis(200), fixture.stores.wait_for_notification()).await;
+    assert!(notification.is_err());
     fixture.enqueue_mails(&fixture.app, 1).await;
     timeout(LIMIT, fixture.stores.wait_for_notification()).await.unwrap();
 }

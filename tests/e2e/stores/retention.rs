@@ -46,8 +46,8 @@ fn retention_rule(fixture: &Fixture) -> UnverifiedExpiry {
 }
 
 /// Creates an unverified account of this age.
-async fn register_aged(fixture: &Fixture, email: &str, ago: Duration) -> User {
-    let created_at = now() - ago;
+async fn register_aged(fixture: &Fixture, email: &str, age: Duration) -> User {
+    let created_at = now() - age;
     let mut user = a_new_user(email);
     (user.created_at, user.event.at) = (created_at, created_at);
     fixture.stores.create_user(&fixture.app, user, None).await.unwrap();
@@ -78,9 +78,10 @@ async fn open_session(stores: &Stores, fixture: &Fixture, user: &User, idle_seco
 async fn sweep(stores: &Stores, rule: &UnverifiedExpiry, batch_size: u32) -> u64 {
     let (mut deleted, mut after) = (0, None::<UnverifiedPosition>);
     loop {
-        let UnverifiedBatch { deleted: some, next } = stores.delete_unverified(rule, after, batch_size).await.unwrap();
-        assert!(some <= u64::from(batch_size));
-        deleted += some;
+        let UnverifiedBatch { deleted: batch_deleted, next } =
+            stores.delete_unverified(rule, after, batch_size).await.unwrap();
+        assert!(batch_deleted <= u64::from(batch_size));
+        deleted += batch_deleted;
         if next.is_none() {
             return deleted;
         }
@@ -110,6 +111,7 @@ fn confirmation(user: &User) -> Confirmation {
 async fn only_old_accounts_without_verified_address_identity_or_live_session_are_deleted() {
     let fixture = claimed_fixture().await;
     let old = RETENTION + DAY;
+    // `asked` requests another code below. `bare` has neither an email address nor an identity.
     for name in ["forgotten", "expired", "verified", "linked", "pending", "social", "disabled", "asked", "bare"] {
         register_aged(&fixture, &format!("{name}@x.test"), old).await;
     }
@@ -118,11 +120,11 @@ async fn only_old_accounts_without_verified_address_identity_or_live_session_are
     assert_eq!(open_session(&fixture.stores, &fixture, &live, 3600).await, OpenOutcome::Opened);
     let expired = user_of(&fixture, "expired@x.test").await.unwrap();
     assert_eq!(open_session(&fixture.stores, &fixture, &expired, 60).await, OpenOutcome::Opened);
-    let set = async |name: &str, sql: &str| {
+    let update_user = async |name: &str, sql: &str| {
         fixture.execute(&format!("UPDATE users SET {sql} WHERE email = '{name}@x.test'")).await;
     };
-    set("verified", "email_verified_at = now()").await;
-    set("disabled", "disabled_at = now()").await;
+    update_user("verified", "email_verified_at = now()").await;
+    update_user("disabled", "disabled_at = now()").await;
     let identity = |name: &str| {
         format!(
             "INSERT INTO identities (app_id, authority, subject, user_id, provider, linked_at)
@@ -132,19 +134,23 @@ async fn only_old_accounts_without_verified_address_identity_or_live_session_are
     fixture.execute(&identity("linked")).await;
     fixture.execute(&identity("social")).await;
     for name in ["pending", "social"] {
-        set(name, "pending_email = email, pending_email_canonical = email, email = NULL, email_canonical = NULL").await;
+        update_user(
+            name,
+            "pending_email = email, pending_email_canonical = email, email = NULL, email_canonical = NULL",
+        )
+        .await;
     }
-    set("bare", "email = NULL, email_canonical = NULL").await;
+    update_user("bare", "email = NULL, email_canonical = NULL").await;
     let asked = user_of(&fixture, "asked@x.test").await.unwrap();
-    let again = an_event(EventKind::RegisteredAgain, asked.id);
-    fixture.stores.record_repeated_registration(&fixture.app, asked.id, asked.epoch, false, None, again).await.unwrap();
+    let event = an_event(EventKind::RegisteredAgain, asked.id);
+    fixture.stores.record_repeated_registration(&fixture.app, asked.id, asked.epoch, false, None, event).await.unwrap();
 
     // The clock is so far ahead that the short session has expired.
     let later = fixture.with_later_clock(Duration::minutes(2)).await;
     assert_eq!(sweep(&later, &retention_rule(&fixture), 100).await, 3);
-    let stay = ["asked", "bare", "disabled", "linked", "live", "social", "verified", "young"];
+    let remaining_names = ["asked", "bare", "disabled", "linked", "live", "social", "verified", "young"];
     let expected: BTreeSet<String> =
-        stay.iter().map(|name| if *name == "bare" { String::new() } else { (*name).to_owned() }).collect();
+        remaining_names.iter().map(|name| if *name == "bare" { String::new() } else { (*name).to_owned() }).collect();
     assert_eq!(remaining_users(&fixture).await, expected);
     assert_eq!(sweep(&later, &retention_rule(&fixture), 100).await, 0);
     // The email address of a deleted account can be registered again.
@@ -162,9 +168,10 @@ async fn an_account_is_deleted_with_its_mails_and_the_event_is_recorded() {
     let rule = retention_rule(&fixture);
     assert_eq!(sweep(&fixture.stores, &rule, 100).await, 1);
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 1, "the mail of the other account");
-    let kinds = "SELECT count(*) FROM audit_events WHERE kind = 'user_expired' AND ip IS NULL AND session_id IS NULL";
-    assert_eq!(fixture.count(&format!("{kinds} AND user_id = '{}'", user.id)).await, 1);
-    assert_eq!(fixture.count(kinds).await, 1);
+    let expiry_events =
+        "SELECT count(*) FROM audit_events WHERE kind = 'user_expired' AND ip IS NULL AND session_id IS NULL";
+    assert_eq!(fixture.count(&format!("{expiry_events} AND user_id = '{}'", user.id)).await, 1);
+    assert_eq!(fixture.count(expiry_events).await, 1);
     // A login that read the account before the deletion opens no session. The user's data in Redis expires soon.
     assert_eq!(open_session(&fixture.stores, &fixture, &user, 3600).await, OpenOutcome::EpochRaised);
     let mut redis = RedisServer::shared().await.connect().await.unwrap();
@@ -199,9 +206,9 @@ async fn two_concurrent_servers_delete_each_account_once_in_batches() {
 async fn nothing_is_deleted_if_the_app_has_another_owner_or_is_not_active() {
     let fixture = claimed_fixture().await;
     register_aged(&fixture, "ada@x.test", RETENTION + DAY).await;
-    let mut other = retention_rule(&fixture);
-    other.claim.namespace = "blog".to_owned();
-    assert_eq!(sweep(&fixture.stores, &other, 100).await, 0);
+    let mut other_rule = retention_rule(&fixture);
+    other_rule.claim.namespace = "blog".to_owned();
+    assert_eq!(sweep(&fixture.stores, &other_rule, 100).await, 0);
     fixture.execute("UPDATE apps SET state = 'deleting'").await;
     assert_eq!(sweep(&fixture.stores, &retention_rule(&fixture), 100).await, 0);
     fixture.execute("DELETE FROM apps").await;
@@ -214,15 +221,15 @@ async fn a_server_with_a_clock_that_is_ahead_deletes_nothing_too_early() {
     let fixture = claimed_fixture().await;
     register_aged(&fixture, "old@x.test", RETENTION + DAY).await;
     register_aged(&fixture, "young@x.test", DAY).await;
-    let ahead = |rule: UnverifiedExpiry, by: Duration| UnverifiedExpiry {
+    let with_clock_offset = |rule: UnverifiedExpiry, by: Duration| UnverifiedExpiry {
         created_before: rule.created_before + by,
         code_sent_before: rule.code_sent_before + by,
         now: rule.now + by,
         ..rule
     };
     // A server with a clock that is behind deletes nothing.
-    assert_eq!(sweep(&fixture.stores, &ahead(retention_rule(&fixture), -400 * DAY), 100).await, 0);
-    assert_eq!(sweep(&fixture.stores, &ahead(retention_rule(&fixture), 400 * DAY), 100).await, 1);
+    assert_eq!(sweep(&fixture.stores, &with_clock_offset(retention_rule(&fixture), -400 * DAY), 100).await, 0);
+    assert_eq!(sweep(&fixture.stores, &with_clock_offset(retention_rule(&fixture), 400 * DAY), 100).await, 1);
     assert_eq!(remaining_users(&fixture).await, BTreeSet::from(["young".to_owned()]));
 }
 
@@ -245,14 +252,14 @@ async fn a_concurrent_confirmation_wins_or_comes_too_late() {
             sweep(&fixture.stores, &rule, 100).await
         };
         let (changed, swept) = tokio::join!(confirming, sweeping);
-        let there = user_of(&fixture, &email).await;
+        let remaining_user = user_of(&fixture, &email).await;
         match (changed, swept) {
             (Some(_), 0) => {
-                assert!(there.unwrap().email_verified);
+                assert!(remaining_user.unwrap().email_verified);
                 confirmed += 1;
             }
             (None, 1) => {
-                assert!(there.is_none());
+                assert!(remaining_user.is_none());
                 deleted += 1;
             }
             (changed, swept) => panic!("round {round}: confirmed {}, deleted {swept}", changed.is_some()),
@@ -279,11 +286,11 @@ async fn a_concurrently_opened_session_keeps_the_account_or_is_not_opened() {
             sweep(&fixture.stores, &rule, 100).await
         };
         let (opening, swept) = tokio::join!(login, sweeping);
-        let there = user_of(&fixture, &email).await.is_some();
+        let user_exists = user_of(&fixture, &email).await.is_some();
         let sessions = fixture.stores.sessions(&fixture.app, user.id).await.unwrap().len();
         match opening {
-            OpenOutcome::Opened => assert_eq!((swept, there, sessions), (0, true, 1), "round {round}"),
-            OpenOutcome::EpochRaised => assert_eq!((swept, there, sessions), (1, false, 0), "round {round}"),
+            OpenOutcome::Opened => assert_eq!((swept, user_exists, sessions), (0, true, 1), "round {round}"),
+            OpenOutcome::EpochRaised => assert_eq!((swept, user_exists, sessions), (1, false, 0), "round {round}"),
         }
     }
 }
@@ -296,21 +303,21 @@ async fn a_deletion_that_is_cut_off_in_the_middle_leaves_complete_accounts() {
     }
     let rule = retention_rule(&fixture);
     // Without Redis the server does not know whether an account has sessions, so it deletes nothing.
-    let blind = stores(&fixture.database.url, "redis://127.0.0.1:1/");
-    assert_unavailable(blind.delete_unverified(&rule, None, 100).await);
+    let without_redis = stores(&fixture.database.url, "redis://127.0.0.1:1/");
+    assert_unavailable(without_redis.delete_unverified(&rule, None, 100).await);
     assert_eq!(remaining_users(&fixture).await.len(), 10);
     // Cuts the connection before the first and before the last statement of the deletion.
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     for text in ["DELETE FROM users", "user_expired"] {
-        let cut = faults::stores_via(&fixture, &proxy);
+        let cut_stores = faults::stores_via(&fixture, &proxy);
         proxy.set_trap(Trap::Before(text.into()));
-        assert_unavailable(cut.delete_unverified(&rule, None, 100).await);
+        assert_unavailable(cut_stores.delete_unverified(&rule, None, 100).await);
         proxy.trap_triggered().await;
         assert_eq!(remaining_users(&fixture).await.len(), 10, "cut before {text}");
         // Waits for the end of the transaction that was cut off, because the next deletion skips locked rows.
-        let open = "SELECT count(*) FROM pg_stat_activity
+        let open_transactions = "SELECT count(*) FROM pg_stat_activity
                     WHERE datname = current_database() AND xact_start IS NOT NULL AND pid <> pg_backend_pid()";
-        let ended = || async { (fixture.count(open).await == 0).then_some(()) };
+        let ended = || async { (fixture.count(open_transactions).await == 0).then_some(()) };
         eventually("the end of the transaction", LIMIT, ended).await;
     }
     assert_eq!(fixture.count("SELECT count(*) FROM audit_events WHERE kind = 'user_expired'").await, 0);
@@ -322,9 +329,9 @@ async fn a_deletion_that_is_cut_off_in_the_middle_leaves_complete_accounts() {
 async fn an_account_of_another_app_is_not_touched() {
     let fixture = claimed_fixture().await;
     register_aged(&fixture, "ada@x.test", RETENTION + DAY).await;
-    let mut other = retention_rule(&fixture);
-    other.claim.app = an_app();
-    fixture.stores.postgres.claim_apps(std::slice::from_ref(&other.claim)).await.unwrap();
-    assert_eq!(sweep(&fixture.stores, &other, 100).await, 0);
+    let mut other_rule = retention_rule(&fixture);
+    other_rule.claim.app = an_app();
+    fixture.stores.postgres.claim_apps(std::slice::from_ref(&other_rule.claim)).await.unwrap();
+    assert_eq!(sweep(&fixture.stores, &other_rule, 100).await, 0);
     assert_eq!(remaining_users(&fixture).await.len(), 1);
 }

@@ -88,7 +88,9 @@ struct Episode {
     user: UserId,
     start: OffsetDateTime,
     rng: StdRng,
+    /// The current time, in seconds since the start of the episode.
     time: i64,
+    /// The grace period, in seconds.
     grace: i64,
     model: Model,
     holders: Vec<Holder>,
@@ -104,51 +106,51 @@ impl Model {
     /// The session, if it is live. Removes an expired session.
     fn live(&mut self, id: SessionId, time: i64) -> Option<&mut ModelSession> {
         let epoch = self.epoch;
-        let at = self.sessions.iter().position(|known| known.id == id)?;
-        if self.sessions[at].epoch < epoch {
+        let index = self.sessions.iter().position(|session| session.id == id)?;
+        if self.sessions[index].epoch < epoch {
             return None;
         }
-        if time >= self.sessions[at].ends_at || time >= self.sessions[at].used_at + IDLE_SECONDS {
-            self.sessions.remove(at);
+        if time >= self.sessions[index].ends_at || time >= self.sessions[index].used_at + IDLE_SECONDS {
+            self.sessions.remove(index);
             return None;
         }
-        Some(&mut self.sessions[at])
+        Some(&mut self.sessions[index])
     }
 
     fn refresh(&mut self, id: SessionId, generation: u64, time: i64, grace: i64) -> ModelOutcome {
-        let Some(known) = self.live(id, time) else { return ModelOutcome::Gone };
-        let renewal = if generation >= known.generation {
-            let renewal = if generation == known.generation { RefreshKind::Rotated } else { RefreshKind::Adopted };
-            (known.generation, known.renewed_at, known.used_at) = (generation + 1, time, time);
+        let Some(session) = self.live(id, time) else { return ModelOutcome::Gone };
+        let renewal = if generation >= session.generation {
+            let renewal = if generation == session.generation { RefreshKind::Rotated } else { RefreshKind::Adopted };
+            (session.generation, session.renewed_at, session.used_at) = (generation + 1, time, time);
             renewal
-        } else if generation + 1 == known.generation && time - known.renewed_at < grace {
+        } else if generation + 1 == session.generation && time - session.renewed_at < grace {
             RefreshKind::Repeated
         } else {
-            known.late_responses.retain(|at| time - at < DAY_SECONDS);
-            let (before, since) = known.lateness;
-            let lateness = before.saturating_sub(known.generation - since) + LATENESS_STEP;
-            let too_late = known.late_responses.len() == MAX_LATE_RESPONSES || lateness > MAX_LATENESS;
-            if generation + 1 < known.generation || too_late {
-                self.sessions.retain(|known| known.id != id);
+            session.late_responses.retain(|at| time - at < DAY_SECONDS);
+            let (lateness_before, generation_before) = session.lateness;
+            let lateness = lateness_before.saturating_sub(session.generation - generation_before) + LATENESS_STEP;
+            let too_late = session.late_responses.len() == MAX_LATE_RESPONSES || lateness > MAX_LATENESS;
+            if generation + 1 < session.generation || too_late {
+                self.sessions.retain(|session| session.id != id);
                 return ModelOutcome::Stolen;
             }
-            known.late_responses.push(time);
-            known.lateness = (lateness, known.generation);
-            known.renewed_at = time;
+            session.late_responses.push(time);
+            session.lateness = (lateness, session.generation);
+            session.renewed_at = time;
             RefreshKind::Late
         };
-        if time - known.used_at >= TOUCH_INTERVAL_SECONDS {
-            known.used_at = time;
+        if time - session.used_at >= TOUCH_INTERVAL_SECONDS {
+            session.used_at = time;
         }
-        ModelOutcome::Live { renewal, generation: known.generation, epoch: known.epoch }
+        ModelOutcome::Live { renewal, generation: session.generation, epoch: session.epoch }
     }
 
     fn look_up(&mut self, id: SessionId, time: i64) -> Option<(u64, i64)> {
-        let known = self.live(id, time)?;
-        if time - known.used_at >= TOUCH_INTERVAL_SECONDS {
-            known.used_at = time;
+        let session = self.live(id, time)?;
+        if time - session.used_at >= TOUCH_INTERVAL_SECONDS {
+            session.used_at = time;
         }
-        Some((known.generation, known.epoch))
+        Some((session.generation, session.epoch))
     }
 
     fn open(&mut self, id: SessionId, epoch: i64, time: i64) -> OpenOutcome {
@@ -156,17 +158,15 @@ impl Model {
             return OpenOutcome::EpochRaised;
         }
         self.epoch = epoch;
-        let (taken, used, ends) = (time, time, time + LIFETIME_SECONDS);
-        let (late, lateness) = (Vec::new(), (0, 0));
         self.sessions.push(ModelSession {
             id,
             epoch,
             generation: 1,
-            renewed_at: taken,
-            used_at: used,
-            ends_at: ends,
-            late_responses: late,
-            lateness,
+            renewed_at: time,
+            used_at: time,
+            ends_at: time + LIFETIME_SECONDS,
+            late_responses: Vec::new(),
+            lateness: (0, 0),
         });
         OpenOutcome::Opened
     }
@@ -176,20 +176,20 @@ impl Model {
             return;
         }
         self.epoch = epoch;
-        self.sessions.retain(|known| known.epoch >= epoch || Some(known.id) == keep);
-        for known in &mut self.sessions {
-            known.epoch = known.epoch.max(epoch);
+        self.sessions.retain(|session| session.epoch >= epoch || Some(session.id) == keep);
+        for session in &mut self.sessions {
+            session.epoch = session.epoch.max(epoch);
         }
     }
 
     fn end_session(&mut self, id: SessionId, time: i64) -> bool {
         let live = self.live(id, time).is_some();
-        self.sessions.retain(|known| known.id != id);
+        self.sessions.retain(|session| session.id != id);
         live
     }
 
     fn end_other_sessions(&mut self, keep: SessionId) {
-        self.sessions.retain(|known| known.id == keep);
+        self.sessions.retain(|session| session.id == keep);
     }
 }
 
@@ -251,7 +251,7 @@ impl Episode {
     }
 
     /// Sends `times` concurrent refreshes with the same token. Returns the generation of the next token, which is the
-    /// same for all.
+    /// same for all responses.
     async fn refresh(&mut self, holder: &Holder, times: usize) -> Option<u64> {
         let token = RefreshToken { user: self.user, session: holder.session, generation: holder.generation };
         let rules = RefreshRules { grace_seconds: self.grace.try_into().unwrap(), windows: Vec::new() };
@@ -297,7 +297,7 @@ impl Episode {
         let at = self.rng.random_range(0..self.holders.len());
         let holder = self.holders[at].clone();
         match self.rng.random_range(0..100) {
-            // The most frequent case: one tab or several tabs refresh, and get the response.
+            // The most frequent case: one tab or several tabs refresh, and get the responses.
             0..34 => {
                 let times = *[1, 1, 1, 2, 5].choose(&mut self.rng).unwrap();
                 if let Some(generation) = self.refresh(&holder, times).await {
@@ -414,7 +414,7 @@ async fn run_episode(fixture: std::sync::Arc<Fixture>, seed: u64) -> bool {
     let began = Instant::now();
     let mut episode = Episode::new(fixture, seed).await;
     for _ in 0..STEPS_PER_EPISODE {
-        // Checked before each step, because slowness alone can cause a difference to the model.
+        // The time is checked before each step, because slowness alone can make the store differ from the model.
         if began.elapsed() > MAX_EPISODE_TIME {
             return false;
         }
@@ -434,24 +434,27 @@ async fn run_episode(fixture: std::sync::Arc<Fixture>, seed: u64) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_store_decides_like_the_model_for_any_interleaving() {
     let fixture = std::sync::Arc::new(Fixture::new().await);
-    let first: u64 = rand::random();
-    let mut done = 0;
-    let mut begun = 0;
-    while done < STEPS {
-        assert!(begun * STEPS_PER_EPISODE < 20 * STEPS, "the machine is too slow: {done} of {STEPS} steps");
+    let first_seed: u64 = rand::random();
+    let mut steps_done = 0;
+    let mut episodes_begun = 0;
+    while steps_done < STEPS {
+        assert!(
+            episodes_begun * STEPS_PER_EPISODE < 20 * STEPS,
+            "the machine is too slow: {steps_done} of {STEPS} steps"
+        );
         let batch: Vec<_> = (0..CONCURRENT_EPISODES)
             .map(|number| {
-                let seed = first.wrapping_add((begun + number) as u64);
+                let seed = first_seed.wrapping_add((episodes_begun + number) as u64);
                 tokio::spawn(run_episode(fixture.clone(), seed))
             })
             .collect();
-        begun += CONCURRENT_EPISODES;
-        for ended in join_all(batch).await {
-            match ended {
-                Ok(counts) => done += if counts { STEPS_PER_EPISODE } else { 0 },
+        episodes_begun += CONCURRENT_EPISODES;
+        for result in join_all(batch).await {
+            match result {
+                Ok(is_valid) => steps_done += if is_valid { STEPS_PER_EPISODE } else { 0 },
                 Err(error) => std::panic::resume_unwind(error.into_panic()),
             }
         }
     }
-    println!("{done} steps in {begun} episodes, no difference");
+    println!("{steps_done} steps in {episodes_begun} episodes, no difference");
 }

@@ -69,17 +69,18 @@ async fn raise_epoch(fixture: &Fixture, user: UserId, epoch: i64, keep: Option<S
 #[tokio::test]
 async fn an_opened_session_exists_only_for_its_user_and_app() {
     let fixture = Fixture::new().await;
-    let new = open_session(&fixture, a_user_id(), 3).await;
+    let new_session = open_session(&fixture, a_user_id(), 3).await;
     let stores = &fixture.stores;
-    let LiveSession { session: seen, profile } = stores.session(&fixture.app, new.user, new.id).await.unwrap().unwrap();
-    assert_eq!(profile, new.profile);
-    let opened = Session::opened(&new);
-    assert_eq!((seen.id, seen.user, seen.epoch), (opened.id, opened.user, opened.epoch));
-    assert_eq!((seen.generation, seen.amr), (1, Amr::Password));
-    assert_eq!(seen.auth_time.unix_timestamp(), new.auth_time.unix_timestamp());
-    assert!(stores.session(&an_app(), new.user, new.id).await.unwrap().is_none());
-    assert!(stores.session(&fixture.app, a_user_id(), new.id).await.unwrap().is_none());
-    assert!(stores.session(&fixture.app, new.user, SessionId(Uuid::from_u128(1))).await.unwrap().is_none());
+    let LiveSession { session: found, profile } =
+        stores.session(&fixture.app, new_session.user, new_session.id).await.unwrap().unwrap();
+    assert_eq!(profile, new_session.profile);
+    let opened = Session::opened(&new_session);
+    assert_eq!((found.id, found.user, found.epoch), (opened.id, opened.user, opened.epoch));
+    assert_eq!((found.generation, found.amr), (1, Amr::Password));
+    assert_eq!(found.auth_time.unix_timestamp(), new_session.auth_time.unix_timestamp());
+    assert!(stores.session(&an_app(), new_session.user, new_session.id).await.unwrap().is_none());
+    assert!(stores.session(&fixture.app, a_user_id(), new_session.id).await.unwrap().is_none());
+    assert!(stores.session(&fixture.app, new_session.user, SessionId(Uuid::from_u128(1))).await.unwrap().is_none());
 }
 
 #[tokio::test]
@@ -90,10 +91,10 @@ async fn a_session_ends_when_idle_and_at_the_end_of_its_lifetime() {
     // A lookup counts as a use, after which the idle time starts again.
     let half_an_hour = fixture.with_later_clock(idle / 2).await;
     assert!(session_epoch(&half_an_hour, &fixture, &session).await.is_some());
-    let then = fixture.with_later_clock(idle + Duration::minutes(20)).await;
-    assert!(session_epoch(&then, &fixture, &session).await.is_some());
-    let unused = fixture.with_later_clock(idle * 2 + Duration::minutes(21)).await;
-    assert!(session_epoch(&unused, &fixture, &session).await.is_none());
+    let much_later = fixture.with_later_clock(idle + Duration::minutes(20)).await;
+    assert!(session_epoch(&much_later, &fixture, &session).await.is_some());
+    let after_idle_time = fixture.with_later_clock(idle * 2 + Duration::minutes(21)).await;
+    assert!(session_epoch(&after_idle_time, &fixture, &session).await.is_none());
     assert!(session_epoch(&fixture.stores, &fixture, &session).await.is_none(), "ended for good");
 
     let session = open_session(&fixture, a_user_id(), 1).await;
@@ -106,7 +107,7 @@ async fn a_session_ends_when_idle_and_at_the_end_of_its_lifetime() {
 }
 
 #[tokio::test]
-async fn a_raised_epoch_ends_every_session_except_the_kept_one() {
+async fn a_raised_epoch_ends_every_session_except_the_kept_session() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
     let (kept, ended) = (open_session(&fixture, user, 1).await, open_session(&fixture, user, 1).await);
@@ -120,7 +121,7 @@ async fn a_raised_epoch_ends_every_session_except_the_kept_one() {
 }
 
 #[tokio::test]
-async fn an_epoch_never_decreases_and_late_changes_end_nothing() {
+async fn an_epoch_never_decreases_and_late_epoch_changes_end_nothing() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
     raise_epoch(&fixture, user, 5, None).await;
@@ -148,21 +149,21 @@ async fn a_login_that_raced_a_reset_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_login_at_a_newer_epoch_ends_older_sessions_until_the_change_restores_the_kept_one() {
+async fn a_login_at_a_newer_epoch_ends_older_sessions_until_the_epoch_change_restores_the_kept_session() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
     let (kept, ended) = (open_session(&fixture, user, 1).await, open_session(&fixture, user, 1).await);
-    let newer = open_session(&fixture, user, 2).await;
+    let newer_session = open_session(&fixture, user, 2).await;
     assert_eq!(session_epoch(&fixture.stores, &fixture, &ended).await, None);
     assert_eq!(session_epoch(&fixture.stores, &fixture, &kept).await, None);
     raise_epoch(&fixture, user, 2, Some(kept.id)).await;
     assert_eq!(session_epoch(&fixture.stores, &fixture, &kept).await, Some(2));
-    assert_eq!(session_epoch(&fixture.stores, &fixture, &newer).await, Some(2));
+    assert_eq!(session_epoch(&fixture.stores, &fixture, &newer_session).await, Some(2));
     assert_eq!(session_epoch(&fixture.stores, &fixture, &ended).await, None);
 }
 
 #[tokio::test]
-async fn the_hundred_and_first_session_ends_the_least_recently_used() {
+async fn the_hundred_and_first_session_ends_the_least_recently_used_session() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
     let mut sessions = Vec::new();
@@ -200,10 +201,10 @@ async fn all_session_keys_expire_in_redis() {
         ::redis::cmd("KEYS").arg(format!("lk:{{{}:{user}}}:*", fixture.app)).query_async(&mut redis).await.unwrap();
     assert_eq!(keys.len(), 3, "{keys:?}");
     for key in keys {
-        let lives: i64 = ::redis::cmd("TTL").arg(&key).query_async(&mut redis).await.unwrap();
-        assert!(lives > 0, "{key} has a TTL of {lives} s");
+        let ttl: i64 = ::redis::cmd("TTL").arg(&key).query_async(&mut redis).await.unwrap();
+        assert!(ttl > 0, "{key} has a TTL of {ttl} s");
         if key.ends_with(":user") {
-            assert!(lives > 730 * 24 * 60 * 60, "an epoch outlives the longest session: {lives} s");
+            assert!(ttl > 730 * 24 * 60 * 60, "an epoch outlives the longest session: {ttl} s");
         }
     }
 }
@@ -242,25 +243,26 @@ async fn an_epoch_change_in_a_cluster_is_complete_only_when_a_replica_of_its_nod
     let cluster = redis::RedisCluster::start_with(&redis::Options::for_tests(), true).await.unwrap();
     let stores = stores("postgres://nobody@127.0.0.1:1/none", &cluster.url());
     let app = an_app();
-    let stopped = 1;
-    cluster.replicas[stopped].process().signal(rustix::process::Signal::STOP);
+    let stopped_replica = 1;
+    cluster.replicas[stopped_replica].process().signal(rustix::process::Signal::STOP);
     for _ in 0..12 {
         let user = a_user_id();
         let slot = cluster.slot_of(&format!("lk:{{{app}:{user}}}:user")).await.unwrap();
-        let expected = if cluster.owner(slot).await.unwrap() == stopped {
+        let expected = if cluster.owner(slot).await.unwrap() == stopped_replica {
             Replication::Unconfirmed
         } else {
             Replication::Complete
         };
         let epoch_change = EpochChange { user, epoch: Epoch(2), kept_session: None };
-        // Repeated, because on a loaded machine even a running replica can respond later than the store waits.
+        // The call is repeated, because on a loaded machine even a running replica can respond later than the store
+        // waits.
         eventually("the result matches the state of the replica", LIMIT, async || {
             let replication = stores.raise_epoch(&app, &epoch_change, None).await.unwrap();
             (replication == expected).then_some(())
         })
         .await;
     }
-    cluster.replicas[stopped].process().signal(rustix::process::Signal::CONT);
+    cluster.replicas[stopped_replica].process().signal(rustix::process::Signal::CONT);
 }
 
 async fn profile_name(fixture: &Fixture, session: &NewSession) -> String {
@@ -268,7 +270,7 @@ async fn profile_name(fixture: &Fixture, session: &NewSession) -> String {
 }
 
 #[tokio::test]
-async fn an_older_profile_never_replaces_a_newer_one() {
+async fn an_older_profile_never_replaces_a_newer_profile() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
     let session = open_session(&fixture, user, 1).await;
@@ -307,23 +309,23 @@ async fn a_user_lists_the_live_sessions_and_ends_them() {
         open_session(&fixture, user, 1).await,
     );
     open_session(&fixture, a_user_id(), 1).await;
-    let listed = async || {
+    let list_ids = async || {
         let sessions = fixture.stores.sessions(&fixture.app, user).await.unwrap();
         assert!(sessions.iter().all(|info| info.ip == "2001:db8::1" && info.user_agent.as_deref() == Some("curl/8.0")));
         let mut ids: Vec<_> = sessions.into_iter().map(|info| info.id.0).collect();
         ids.sort();
         ids
     };
-    let mut all = vec![first.id.0, second.id.0, third.id.0];
-    all.sort();
-    assert_eq!(listed().await, all);
+    let mut expected = vec![first.id.0, second.id.0, third.id.0];
+    expected.sort();
+    assert_eq!(list_ids().await, expected);
     assert!(fixture.stores.end_session(&fixture.app, user, second.id).await.unwrap());
     assert!(!fixture.stores.end_session(&fixture.app, user, second.id).await.unwrap(), "ended before");
     assert!(!fixture.stores.end_session(&fixture.app, a_user_id(), first.id).await.unwrap(), "not this user's session");
     assert_eq!(session_epoch(&fixture.stores, &fixture, &second).await, None);
     let ended = fixture.stores.end_other_sessions(&fixture.app, user, third.id).await.unwrap();
     assert_eq!(ended, [first.id]);
-    assert_eq!(listed().await, [third.id.0]);
+    assert_eq!(list_ids().await, [third.id.0]);
     let later = fixture.with_later_clock(Duration::seconds(i64::from(IDLE_SECONDS) + 1)).await;
     assert!(later.sessions(&fixture.app, user).await.unwrap().is_empty());
 }
@@ -353,24 +355,24 @@ async fn a_refresh_within_the_minute_counts_as_a_use() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
     let first = open_session(&fixture, user, 1).await;
-    let at = async |seconds: i64| fixture.with_later_clock(Duration::seconds(seconds)).await;
+    let stores_at = async |seconds: i64| fixture.with_later_clock(Duration::seconds(seconds)).await;
     let second = a_session(user, 1);
-    at(10).await.open_session(&fixture.app, &second).await.unwrap();
-    assert_eq!(expect_renewal(&at(50).await, &fixture, &first, 1).await, (RefreshKind::Rotated, 2));
+    stores_at(10).await.open_session(&fixture.app, &second).await.unwrap();
+    assert_eq!(expect_renewal(&stores_at(50).await, &fixture, &first, 1).await, (RefreshKind::Rotated, 2));
 
-    let listed = at(51).await.sessions(&fixture.app, user).await.unwrap();
+    let listed = stores_at(51).await.sessions(&fixture.app, user).await.unwrap();
     assert_eq!(listed.iter().map(|session| session.id).collect::<Vec<_>>(), [first.id, second.id]);
     let key = format!("lk:{{{}:{user}}}:session:{}", fixture.app, first.id);
     let mut connection = redis::Redis::shared().await.connect().await.unwrap();
-    let life: u32 = ::redis::cmd("TTL").arg(key).query_async(&mut connection).await.unwrap();
+    let ttl: u32 = ::redis::cmd("TTL").arg(key).query_async(&mut connection).await.unwrap();
     // By Redis's clock the session was opened a moment ago. By the clock of the store it was used 50 seconds later, so
     // its key must live 50 seconds longer than the idle time.
-    assert!(life >= IDLE_SECONDS + 50, "{life} s");
+    assert!(ttl >= IDLE_SECONDS + 50, "{ttl} s");
     for _ in 0..99 {
-        at(52).await.open_session(&fixture.app, &a_session(user, 1)).await.unwrap();
+        stores_at(52).await.open_session(&fixture.app, &a_session(user, 1)).await.unwrap();
     }
-    assert!(session_epoch(&at(53).await, &fixture, &first).await.is_some(), "used more recently");
-    assert!(session_epoch(&at(53).await, &fixture, &second).await.is_none(), "the least recently used");
+    assert!(session_epoch(&stores_at(53).await, &fixture, &first).await.is_some(), "used more recently");
+    assert!(session_epoch(&stores_at(53).await, &fixture, &second).await.is_none(), "the least recently used");
 }
 
 async fn expect_renewal(
@@ -395,8 +397,8 @@ async fn a_token_and_its_predecessor_give_one_result_within_the_grace_period() {
         assert_eq!(expect_renewal(stores, &fixture, &session, 1).await, (RefreshKind::Repeated, 2));
     }
     assert_eq!(expect_renewal(stores, &fixture, &session, 2).await, (RefreshKind::Rotated, 3));
-    let soon = fixture.with_later_clock(Duration::seconds(29)).await;
-    assert_eq!(expect_renewal(&soon, &fixture, &session, 2).await, (RefreshKind::Repeated, 3));
+    let within_grace = fixture.with_later_clock(Duration::seconds(29)).await;
+    assert_eq!(expect_renewal(&within_grace, &fixture, &session, 2).await, (RefreshKind::Repeated, 3));
 }
 
 #[tokio::test]
@@ -460,16 +462,16 @@ async fn a_thief_who_refreshes_nightly_is_detected_within_two_weeks() {
 async fn a_client_that_often_loses_responses_keeps_its_session() {
     let fixture = Fixture::new().await;
     let session = open_session_for_a_year(&fixture).await;
-    let (mut token, mut late) = (1, 0);
+    let (mut token, mut late_count) = (1, 0);
     for day in 1..365 {
-        let then = fixture.with_later_clock(Duration::days(day)).await;
-        let (renewal, next) = expect_renewal(&then, &fixture, &session, token).await;
-        late += u32::from(renewal == RefreshKind::Late);
+        let stores = fixture.with_later_clock(Duration::days(day)).await;
+        let (renewal, next) = expect_renewal(&stores, &fixture, &session, token).await;
+        late_count += u32::from(renewal == RefreshKind::Late);
         if day % 3 != 0 {
             token = next;
         }
     }
-    assert_eq!(late, 121);
+    assert_eq!(late_count, 121);
 }
 
 /// The script of an older server does not know the field `lateness`: it neither writes nor removes the field, and
@@ -480,23 +482,31 @@ async fn lateness_counts_for_a_session_that_old_servers_refresh_too() {
     let session = open_session_for_a_year(&fixture).await;
     let key = format!("lk:{{{}:{}}}:session:{}", fixture.app, session.user, session.id);
     let mut redis = redis::Redis::shared().await.connect().await.unwrap();
-    let at = async |day: i64| fixture.with_later_clock(Duration::days(day)).await;
-    assert_eq!(expect_renewal(&at(1).await, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
+    let stores_at = async |day: i64| fixture.with_later_clock(Duration::days(day)).await;
+    assert_eq!(expect_renewal(&stores_at(1).await, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
     // An older server has given a late response, and stored only its time.
     let _: i64 = ::redis::cmd("HSET").arg(&key).arg("late").arg("1").query_async(&mut redis).await.unwrap();
     for day in 2..=8 {
-        assert_eq!(expect_renewal(&at(day).await, &fixture, &session, 1).await, (RefreshKind::Late, 2), "day {day}");
+        assert_eq!(
+            expect_renewal(&stores_at(day).await, &fixture, &session, 1).await,
+            (RefreshKind::Late, 2),
+            "day {day}"
+        );
     }
     // Twelve new tokens from older servers lower the lateness so far that six late responses are possible.
     let _: i64 = ::redis::cmd("HINCRBY").arg(&key).arg("n").arg(12).query_async(&mut redis).await.unwrap();
     for day in 9..=14 {
-        assert_eq!(expect_renewal(&at(day).await, &fixture, &session, 13).await, (RefreshKind::Late, 14), "day {day}");
+        assert_eq!(
+            expect_renewal(&stores_at(day).await, &fixture, &session, 13).await,
+            (RefreshKind::Late, 14),
+            "day {day}"
+        );
     }
-    assert_eq!(refresh_session(&at(15).await, &fixture, &session, 13).await.0, RefreshOutcome::ReuseDetected);
+    assert_eq!(refresh_session(&stores_at(15).await, &fixture, &session, 13).await.0, RefreshOutcome::ReuseDetected);
 }
 
 #[tokio::test]
-async fn an_older_token_ends_the_session_and_a_newer_one_is_adopted() {
+async fn an_older_token_ends_the_session_and_a_newer_token_is_adopted() {
     let fixture = Fixture::new().await;
     let session = open_session(&fixture, a_user_id(), 1).await;
     let stores = &fixture.stores;
@@ -535,9 +545,9 @@ struct LimitedSession {
 impl LimitedSession {
     async fn with_windows(windows: &[(u32, u32)]) -> Self {
         let fixture = Fixture::new().await;
-        let life = Duration::days(60);
-        let idle_seconds = u32::try_from(life.whole_seconds()).unwrap();
-        let session = NewSession { ends_at: now() + life, idle_seconds, ..a_session(a_user_id(), 1) };
+        let lifetime = Duration::days(60);
+        let idle_seconds = u32::try_from(lifetime.whole_seconds()).unwrap();
+        let session = NewSession { ends_at: now() + lifetime, idle_seconds, ..a_session(a_user_id(), 1) };
         fixture.stores.open_session(&fixture.app, &session).await.unwrap();
         let windows = windows.iter().map(|(count, seconds)| Window { count: *count, window_seconds: *seconds });
         Self { session, windows: windows.collect(), generation: 1, fixture }
@@ -559,7 +569,8 @@ impl LimitedSession {
     }
 }
 
-/// Refreshes are counted in the session's key, other limits in counters. Both must implement the same rule.
+/// Refreshes are counted in the key of the session. For all other limits, calls are counted in separate keys. Both must
+/// implement the same rule.
 #[tokio::test]
 async fn new_generations_are_counted_like_any_other_limit() {
     // The windows are so long that two consecutive calls are nearly always (except once in a million times) in the same
@@ -574,7 +585,7 @@ async fn new_generations_are_counted_like_any_other_limit() {
         let mut rng = StdRng::seed_from_u64(seed);
         // Each round starts after all windows of the previous round have ended.
         let mut at = Duration::days(15) * i32::try_from(seed).unwrap();
-        let mut refused = BTreeMap::new();
+        let mut cases = BTreeMap::new();
         for step in 0..120 {
             at += Duration::seconds(match rng.random_range(0..10) {
                 0..6 => rng.random_range(0..2_000),
@@ -585,18 +596,21 @@ async fn new_generations_are_counted_like_any_other_limit() {
                 limited.fixture.with_later_clock(at).await.acquire(&limited.fixture.app, check.to_vec()).await;
             let refresh_result = limited.refresh(at).await;
             match (counted, refresh_result) {
-                (Ok(_), Ok(())) => *refused.entry(0).or_insert(0) += 1,
+                (Ok(_), Ok(())) => *cases.entry(0).or_insert(0) += 1,
                 (Err(AcquireError::RateLimited(counted)), Err((window, wait))) => {
                     assert_eq!(counted.window, window, "seed {seed}, step {step}");
-                    let apart = counted.retry_after.abs_diff(wait);
-                    assert!(apart < std::time::Duration::from_secs(20), "seed {seed}, step {step}: {apart:?} apart");
-                    *refused.entry(window.window_seconds).or_insert(0) += 1;
+                    let difference = counted.retry_after.abs_diff(wait);
+                    assert!(
+                        difference < std::time::Duration::from_secs(20),
+                        "seed {seed}, step {step}: {difference:?} apart"
+                    );
+                    *cases.entry(window.window_seconds).or_insert(0) += 1;
                 }
                 (counted, refreshed) => panic!("seed {seed}, step {step}: {:?}, but {refreshed:?}", counted.map(drop)),
             }
         }
-        let each = [0, 50_000, 86_400].map(|window| refused.get(&window).copied().unwrap_or(0));
-        assert!(each.iter().all(|times| *times > 5), "seed {seed} covers too few cases: {refused:?}");
+        let counts = [0, 50_000, 86_400].map(|window| cases.get(&window).copied().unwrap_or(0));
+        assert!(counts.iter().all(|times| *times > 5), "seed {seed} covers too few cases: {cases:?}");
     }
 }
 
@@ -620,8 +634,10 @@ async fn the_stored_generations_of_a_session_are_bounded() {
     let (app, session) = (&limited.fixture.app, &limited.session);
     let key = format!("lk:{{{app}:{}}}:session:{}", session.user, session.id);
     let mut connection = redis::Redis::shared().await.connect().await.unwrap();
-    let kept: usize = ::redis::cmd("HSTRLEN").arg(key).arg("w1200").query_async(&mut connection).await.unwrap();
-    assert!((50 * 16..=52 * 16).contains(&kept), "{kept} bytes");
+    // The name of this field is the length of a bucket of the window: 60 s / 50 = 1200 ms. The field has a mark of 16
+    // bytes for each bucket.
+    let stored_bytes: usize = ::redis::cmd("HSTRLEN").arg(key).arg("w1200").query_async(&mut connection).await.unwrap();
+    assert!((50 * 16..=52 * 16).contains(&stored_bytes), "{stored_bytes} bytes");
 }
 
 #[tokio::test]
@@ -629,10 +645,10 @@ async fn a_session_at_an_older_epoch_or_past_its_end_is_not_refreshed() {
     let fixture = Fixture::new().await;
     let session = open_session(&fixture, a_user_id(), 1).await;
     let idle = Duration::seconds(IDLE_SECONDS.into());
-    let half = fixture.with_later_clock(idle / 2).await;
-    assert_eq!(expect_renewal(&half, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
-    let then = fixture.with_later_clock(idle + Duration::minutes(20)).await;
-    assert_eq!(expect_renewal(&then, &fixture, &session, 2).await, (RefreshKind::Rotated, 3));
+    let half_idle_time = fixture.with_later_clock(idle / 2).await;
+    assert_eq!(expect_renewal(&half_idle_time, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
+    let later = fixture.with_later_clock(idle + Duration::minutes(20)).await;
+    assert_eq!(expect_renewal(&later, &fixture, &session, 2).await, (RefreshKind::Rotated, 3));
     let end = fixture.with_later_clock(Duration::minutes(181)).await;
     assert_eq!(refresh_session(&end, &fixture, &session, 3).await.0, RefreshOutcome::NotFound);
     let session = open_session(&fixture, a_user_id(), 1).await;

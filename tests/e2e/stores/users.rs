@@ -1,4 +1,5 @@
-//! Users: one account per email address, and changes that apply only if the epoch has not changed since the decision.
+//! Users: each email address has at most one account. A change of an account applies only if the account still has the
+//! epoch that the caller expects.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,7 @@ fn registered_again_event(user: UserId) -> Event {
 }
 
 /// Claims all rows of the outbox, also those that are not due yet.
-async fn all_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
+async fn claim_all_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
     fixture.execute("UPDATE outbox SET due_at = now() - interval '1 s', lease_until = NULL").await;
     let mut rows = fixture.stores.claim(100, 100, Duration::from_secs(60)).await.unwrap();
     rows.sort_by_key(|row| matches!(row.task, OutboxTask::PropagateEpoch(_)));
@@ -63,7 +64,7 @@ async fn count_identities(fixture: &Fixture) -> i64 {
 }
 
 #[tokio::test]
-async fn a_created_user_is_found_by_id_and_by_address_in_upper_or_lower_case() {
+async fn a_created_user_is_found_by_id_and_by_email_address_in_upper_or_lower_case() {
     let fixture = Fixture::new().await;
     let new = a_new_user("Ada@Example.com");
     let mail = a_mail(Some(new.id));
@@ -80,7 +81,7 @@ async fn a_created_user_is_found_by_id_and_by_address_in_upper_or_lower_case() {
     assert!(fixture.stores.user_by_email(&fixture.app, &an_email("eva@example.com")).await.unwrap().is_none());
     assert!(fixture.stores.user(&fixture.app, a_user_id()).await.unwrap().is_none());
 
-    let rows = all_rows(&fixture).await;
+    let rows = claim_all_rows(&fixture).await;
     let [ClaimedRow { task: OutboxTask::Mail(mail), app, attempts: 0, .. }] = rows.as_slice() else {
         panic!("{rows:?}")
     };
@@ -94,12 +95,12 @@ async fn apps_do_not_see_each_others_users() {
     let other = an_app();
     assert!(fixture.stores.user(&other, user.id).await.unwrap().is_none());
     assert!(fixture.stores.user_by_email(&other, &user.email).await.unwrap().is_none());
-    let namesake = fixture.stores.create_user(&other, a_new_user("ada@example.com"), None).await.unwrap();
-    assert_eq!(namesake, CreateUserOutcome::Created);
+    let creation = fixture.stores.create_user(&other, a_new_user("ada@example.com"), None).await.unwrap();
+    assert_eq!(creation, CreateUserOutcome::Created);
 }
 
 #[tokio::test]
-async fn a_pending_address_matches_nobody() {
+async fn a_pending_email_address_matches_no_user() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     fixture
@@ -134,12 +135,12 @@ async fn twenty_concurrent_registrations_create_one_user_and_one_mail() {
 }
 
 #[tokio::test]
-async fn registering_again_contests_only_an_unverified_account_at_its_epoch() {
+async fn registering_again_contests_an_account_only_if_it_is_unverified_and_has_the_given_epoch() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     let stores = &fixture.stores;
     let contested = async || stores.user(&fixture.app, user.id).await.unwrap().unwrap().contested;
-    let again = async |epoch: i64, contest: bool| {
+    let register_again = async |epoch: i64, contest: bool| {
         stores
             .record_repeated_registration(
                 &fixture.app,
@@ -152,18 +153,18 @@ async fn registering_again_contests_only_an_unverified_account_at_its_epoch() {
             .await
             .unwrap();
     };
-    again(1, false).await;
+    register_again(1, false).await;
     assert!(!contested().await);
-    again(2, true).await;
+    register_again(2, true).await;
     assert!(!contested().await, "the epoch has changed");
-    again(1, true).await;
+    register_again(1, true).await;
     assert!(contested().await);
-    again(1, false).await;
+    register_again(1, false).await;
     assert!(contested().await, "a later registration with the right password does not undo it");
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 4, "the mail is queued in any case");
 
     fixture.execute("UPDATE users SET contested = false, email_verified_at = now()").await;
-    again(1, true).await;
+    register_again(1, true).await;
     assert!(!contested().await);
     stores
         .record_repeated_registration(&fixture.app, user.id, Epoch(1), true, None, registered_again_event(user.id))
@@ -197,7 +198,7 @@ async fn confirming_verifies_the_address_and_raises_the_epoch() {
     assert_eq!(count_identities(&fixture).await, 0, "the owner has not proved that the identity is theirs");
     let rows = fixture.stores.claim(10, 10, Duration::from_secs(60)).await.unwrap();
     assert!(rows.is_empty(), "the request propagates the epoch first: {rows:?}");
-    let rows = all_rows(&fixture).await;
+    let rows = claim_all_rows(&fixture).await;
     let [ClaimedRow { task: OutboxTask::PropagateEpoch(epoch_change), .. }] = rows.as_slice() else {
         panic!("{rows:?}")
     };
@@ -205,7 +206,7 @@ async fn confirming_verifies_the_address_and_raises_the_epoch() {
 }
 
 #[tokio::test]
-async fn confirming_with_the_accounts_own_session_keeps_identities_and_names_the_session() {
+async fn confirming_with_the_accounts_own_session_keeps_the_identities_and_this_session() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     link_identity(&fixture, user.id).await;
@@ -213,7 +214,7 @@ async fn confirming_with_the_accounts_own_session_keeps_identities_and_names_the
     let session = change.session;
     fixture.stores.confirm_address(&fixture.app, change).await.unwrap().unwrap();
     assert_eq!(count_identities(&fixture).await, 1);
-    let rows = all_rows(&fixture).await;
+    let rows = claim_all_rows(&fixture).await;
     let [ClaimedRow { task: OutboxTask::PropagateEpoch(epoch_change), .. }] = rows.as_slice() else {
         panic!("{rows:?}")
     };
@@ -253,7 +254,7 @@ async fn resetting_sets_the_password_and_queues_the_notice() {
     assert!(changed.was_contested && !changed.user.contested && changed.user.email_verified);
     assert_eq!(changed.user.password_hash, Some(PasswordHash::new("$argon2id$second")));
     assert_eq!(count_identities(&fixture).await, 0, "the address was unverified");
-    let rows = all_rows(&fixture).await;
+    let rows = claim_all_rows(&fixture).await;
     let [
         ClaimedRow { task: OutboxTask::Mail(notice), .. },
         ClaimedRow { task: OutboxTask::PropagateEpoch(epoch_change), .. },
@@ -278,12 +279,12 @@ async fn a_stale_code_changes_nothing() {
     let user = create_user(&fixture, "ada@example.com").await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     let before = fixture.count("SELECT sum(hashtext(users::text)) FROM users").await;
-    let elsewhere = "eva@example.com".to_owned();
+    let other_email = "eva@example.com".to_owned();
     for (epoch, id, address) in [
         (Epoch(2), user.id, "ada@example.com".to_owned()),
         (Epoch(0), user.id, "ada@example.com".to_owned()),
         (Epoch(1), a_user_id(), "ada@example.com".to_owned()),
-        (Epoch(1), user.id, elsewhere),
+        (Epoch(1), user.id, other_email),
     ] {
         let confirmation = Confirmation { address: address.clone(), ..a_confirmation(id, epoch) };
         assert!(stores.confirm_address(app, confirmation).await.unwrap().is_none());
@@ -313,28 +314,29 @@ async fn only_one_of_many_changes_at_one_epoch_applies() {
             }
         });
     }
-    let held = tasks.join_all().await;
-    assert_eq!(held.iter().filter(|held| **held).count(), 1);
+    let applied = tasks.join_all().await;
+    assert_eq!(applied.iter().filter(|applied| **applied).count(), 1);
     assert_eq!(fixture.stores.user(&fixture.app, user.id).await.unwrap().unwrap().epoch, Epoch(2));
     assert_eq!(fixture.count("SELECT count(*) FROM outbox WHERE kind = 'epoch'").await, 1);
 }
 
 /// The response times for known and unknown email addresses must not differ (specification: Accounts, Equal response
-/// times). Each of ten rounds compares the medians of both calls. If the calls take the same time, a median is wrong by
-/// about 0.02 ms, so it is practically impossible that all ten differences exceed the bound.
+/// times). Each of ten rounds compares the median time of `create_user` with that of `record_repeated_registration`.
+/// The test fails only if the medians differ by 0.2 ms or more in every round. This practically never happens by
+/// chance, because a median scatters by only about 0.02 ms.
 #[tokio::test]
-async fn registering_again_takes_as_long_as_creating() {
+async fn registering_again_takes_as_long_as_creating_a_user() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
-    let mut smallest = f64::INFINITY;
+    let mut smallest_difference = f64::INFINITY;
     for round in 0..10 {
-        let (mut fresh, mut again) = (Vec::new(), Vec::new());
+        let (mut creation_times, mut repetition_times) = (Vec::new(), Vec::new());
         for number in 0..100 {
             let new = a_new_user(&format!("u{round}x{number}@example.com"));
             let mail = Some(a_mail(Some(new.id)));
             let started = Instant::now();
             fixture.stores.create_user(&fixture.app, new, mail).await.unwrap();
-            fresh.push(started.elapsed());
+            creation_times.push(started.elapsed());
             let mail = Some(a_mail(Some(user.id)));
             let started = Instant::now();
             fixture
@@ -349,12 +351,12 @@ async fn registering_again_takes_as_long_as_creating() {
                 )
                 .await
                 .unwrap();
-            again.push(started.elapsed());
+            repetition_times.push(started.elapsed());
         }
-        fresh.sort();
-        again.sort();
-        let difference = (fresh[50].as_secs_f64() - again[50].as_secs_f64()).abs() * 1000.0;
-        smallest = smallest.min(difference);
+        creation_times.sort();
+        repetition_times.sort();
+        let difference = (creation_times[50].as_secs_f64() - repetition_times[50].as_secs_f64()).abs() * 1000.0;
+        smallest_difference = smallest_difference.min(difference);
     }
-    assert!(smallest < 0.2, "the medians differ by {smallest:.3} ms");
+    assert!(smallest_difference < 0.2, "the medians differ by {smallest_difference:.3} ms");
 }

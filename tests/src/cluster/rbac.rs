@@ -121,11 +121,11 @@ mod tests {
             resource: "secrets".into(),
             verb: "get".into(),
         };
-        let left = json!([
+        let expected = json!([
             { "apiGroups": [""], "resources": ["secrets"], "verbs": ["watch"] },
             { "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "watch"] },
         ]);
-        assert_eq!(json!(permission.remove_from(&rule)), left);
+        assert_eq!(json!(permission.remove_from(&rule)), expected);
         let other = json!({ "apiGroups": ["other"], "resources": ["secrets"], "verbs": ["get"] });
         assert_eq!(permission.remove_from(&other), [other]);
     }

@@ -75,9 +75,9 @@ impl Installation<'_> {
     }
 
     /// Creates a Pod without an endpoint. The server in the Pod is not started yet. With an account from
-    /// [`crate::control_plane::ControlPlane::account_at`], the server reaches the API server through a proxy. `more`
-    /// are additional flags.
-    pub async fn create_server(&self, account: &ServiceAccountToken, more: &[&str]) -> Result<PodServer> {
+    /// [`crate::control_plane::ControlPlane::account_at`], the server reaches the API server through a proxy. Adds
+    /// `extra_flags` to the server's command line.
+    pub async fn create_server(&self, account: &ServiceAccountToken, extra_flags: &[&str]) -> Result<PodServer> {
         let index = self.server_count.fetch_add(1, Ordering::Relaxed);
         let public = if index == 0 { self.public } else { process::free_addr() };
         let pod = self.create_server_pod(&format!("{}-server-{index}", self.release)).await?;
@@ -92,7 +92,7 @@ impl Installation<'_> {
         .flat_map(|(flag, value)| [flag.to_owned(), value])
         .collect();
         args.extend(self.server_args.iter().cloned());
-        args.extend(more.iter().map(|arg| (*arg).to_owned()));
+        args.extend(extra_flags.iter().map(|arg| (*arg).to_owned()));
         let mut envs = vec![
             ("KUBECONFIG".to_owned(), account.kubeconfig().display().to_string()),
             // Without a load balancer, a drain has nothing to wait for. A test can override this variable with a flag.
@@ -260,10 +260,10 @@ fn machine_address() -> Result<IpAddr> {
 /// The first IPv4 address of the machine that is neither loopback nor link-local. `table` is `/proc/net/fib_trie`, in
 /// which a line with `host LOCAL` follows the line of each such address.
 fn find_address(table: &str) -> Option<IpAddr> {
-    let mut before = "";
+    let mut previous_line = "";
     for line in table.lines() {
         if line.contains("/32 host LOCAL") {
-            let address: Option<IpAddr> = before.trim().trim_start_matches("|-- ").parse().ok();
+            let address: Option<IpAddr> = previous_line.trim().trim_start_matches("|-- ").parse().ok();
             let usable = |address: &IpAddr| match address {
                 IpAddr::V4(address) => !address.is_loopback() && !address.is_link_local(),
                 IpAddr::V6(_) => false,
@@ -272,7 +272,7 @@ fn find_address(table: &str) -> Option<IpAddr> {
                 return Some(address);
             }
         }
-        before = line;
+        previous_line = line;
     }
     None
 }

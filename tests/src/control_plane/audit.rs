@@ -9,13 +9,18 @@ use std::{
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
+use time::OffsetDateTime;
 
 /// The field of the log in which the API server writes the id of a token.
 const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
-/// An offset in the log: the end of the log at a moment of the test.
+/// A moment of the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark(u64);
+pub struct Mark {
+    /// The end of the log at this moment.
+    offset: u64,
+    at: OffsetDateTime,
+}
 
 /// A request and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +45,8 @@ struct LogLine {
     stage: String,
     verb: String,
     user: User,
+    #[serde(with = "time::serde::rfc3339")]
+    request_received_timestamp: OffsetDateTime,
     object_ref: Option<ObjectRef>,
     response_status: Option<ResponseStatus>,
 }
@@ -79,18 +86,22 @@ pub fn count<'a>(events: impl IntoIterator<Item = &'a AuditEvent>) -> BTreeMap<(
 }
 
 pub(super) fn mark(log: &Path) -> Mark {
-    Mark(log.metadata().map_or(0, |metadata| metadata.len()))
+    Mark { offset: log.metadata().map_or(0, |metadata| metadata.len()), at: OffsetDateTime::now_utc() }
 }
 
 pub(super) fn since(log: &Path, mark: Mark) -> Result<Vec<AuditEvent>> {
     let mut file = File::open(log).with_context(|| format!("opening {}", log.display()))?;
-    file.seek(SeekFrom::Start(mark.0))?;
+    file.seek(SeekFrom::Start(mark.offset))?;
     let mut reader = BufReader::new(file);
     let (mut events, mut line) = (Vec::new(), String::new());
-    // The API server may not have written the last line completely yet.
+    // The last line can be incomplete, because the API server is still writing it.
     while reader.read_line(&mut line)? > 0 && line.ends_with('\n') {
         let parsed: LogLine = serde_json::from_str(&line).context("a line of the audit log")?;
-        events.extend(event(parsed));
+        // The API server logs a request after it has sent the response. So a request whose result the test had already
+        // seen at the mark can have a line after the mark.
+        if parsed.request_received_timestamp > mark.at {
+            events.extend(event(parsed));
+        }
         line.clear();
     }
     Ok(events)
@@ -98,11 +109,11 @@ pub(super) fn since(log: &Path, mark: Mark) -> Result<Vec<AuditEvent>> {
 
 /// The event of a log line, if the line completes a request. A watch has one event: when it starts or is rejected.
 fn event(line: LogLine) -> Option<AuditEvent> {
-    let wanted = if line.verb == "watch" { "ResponseStarted" } else { "ResponseComplete" };
+    let expected_stage = if line.verb == "watch" { "ResponseStarted" } else { "ResponseComplete" };
     let status = line.response_status.map_or(0, |status| status.code);
     // A rejected watch never starts.
     let is_rejected = line.verb == "watch" && line.stage == "ResponseComplete" && status >= 400;
-    if line.stage != wanted && !is_rejected {
+    if line.stage != expected_stage && !is_rejected {
         return None;
     }
     let object = line.object_ref.unwrap_or_default();

@@ -108,8 +108,8 @@ fn replace(text: &str, default: &str, configured: &str) -> String {
     let mut parts = text.split(default);
     let mut replaced = parts.next().unwrap_or_default().to_owned();
     for part in parts {
-        let is_another = part.starts_with(|first: char| first.is_ascii_digit());
-        replaced += if is_another { default } else { configured };
+        let has_longer_port = part.starts_with(|first: char| first.is_ascii_digit());
+        replaced += if has_longer_port { default } else { configured };
         replaced += part;
     }
     replaced
@@ -121,9 +121,9 @@ mod tests {
     use crate::process;
 
     #[test]
-    fn the_copy_follows_the_original_with_replaced_addresses() {
+    fn the_copy_follows_the_original_with_replaced_socket_addresses() {
         let (from, to) = (process::fresh_dir("from"), process::fresh_dir("to").join("copy"));
-        let set: SocketAddr = "127.0.0.1:9999".parse().unwrap();
+        let configured: SocketAddr = "127.0.0.1:9999".parse().unwrap();
         let write = |name: &str, text: &str| {
             let path = from.join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -134,7 +134,7 @@ mod tests {
         write("below/b.yml", "one");
         write("notes.txt", "not a manifest");
 
-        let addresses = [("127.0.0.1:5556", set)];
+        let addresses = [("127.0.0.1:5556", configured)];
         let mut manifests = Manifests::new(&from, to.clone(), &addresses).unwrap();
         assert_eq!(manifests.folder(), to);
         assert_eq!(copied("a.yaml").unwrap(), "issuer: http://127.0.0.1:9999/dex # not http://127.0.0.1:55560");
@@ -145,7 +145,7 @@ mod tests {
         manifests.follow().unwrap();
         assert_eq!((copied("below/b.yml").as_deref(), copied("a.yaml")), (Some("two"), None));
 
-        let usual = [("127.0.0.1:9999", set)];
-        assert_eq!(Manifests::new(&from, to, &usual).unwrap().folder(), from);
+        let unchanged = [("127.0.0.1:9999", configured)];
+        assert_eq!(Manifests::new(&from, to, &unchanged).unwrap().folder(), from);
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct LocalProvider {
     seen: FileMarks,
 }
 
-/// Length and modification time of each document, to detect changes.
+/// Length and modification time of each rendered document, to detect changes.
 type FileMarks = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
 
 /// A social login of an App with the local provider.
@@ -66,7 +66,7 @@ impl LocalProvider {
         self.dex.as_ref().map(Dex::process)
     }
 
-    /// Restarts Dex if the documents have changed and contain other clients now.
+    /// Restarts Dex if the rendered documents have changed and contain other clients now.
     pub(super) async fn follow(&mut self) -> Result<()> {
         let seen = file_marks(&self.rendered);
         if seen == self.seen {
@@ -90,17 +90,18 @@ impl LocalProvider {
     }
 }
 
-/// The URL that starts a login with the local provider. The login redirects to `done` at the end if the App allows this
-/// redirect URL. Prefers the App `shop`. `None` if no App has such a login that a browser can complete without an
-/// application.
-pub(super) fn login_link(rendered: &Path, provider: SocketAddr, done: &str) -> Option<String> {
+/// The URL that starts a login with the local provider. At its end, the login redirects to `done_url` if the App allows
+/// this redirect URL. Prefers the App `shop`. `None` if no App has a login with this provider that a browser can
+/// complete without an application.
+pub(super) fn login_link(rendered: &Path, provider: SocketAddr, done_url: &str) -> Option<String> {
     let mut logins = logins(rendered, provider);
     logins.retain(|login| login.app.callback_mode != CallbackMode::Code && !login.app.redirect_urls.is_empty());
     logins.sort_by_key(|login| login.app.app_id.as_str() != "shop");
     let login = logins.first()?;
     let link = format!("{}/{}/redirect", login.app.issuer, login.provider);
-    let knows_done = login.app.redirect_urls.iter().any(|url| without_port(url.as_str()) == without_port(done));
-    Some(if knows_done { format!("{link}?redirect_url={done}") } else { link })
+    let allows_done_url =
+        login.app.redirect_urls.iter().any(|url| without_port(url.as_str()) == without_port(done_url));
+    Some(if allows_done_url { format!("{link}?redirect_url={done_url}") } else { link })
 }
 
 /// The URL without its port, because `http` redirect URLs for loopback match with any port (RFC 8252, 7.3).
@@ -122,7 +123,7 @@ fn clients(rendered: &Path, provider: SocketAddr) -> Vec<Client> {
     clients.into_values().collect()
 }
 
-/// The social logins with this provider in all documents, in the order of the appIDs.
+/// The social logins with this provider in all rendered documents, in the order of the appIDs.
 fn logins(rendered: &Path, provider: SocketAddr) -> Vec<SocialLogin> {
     let issuer = dex::issuer(provider);
     let mut logins = Vec::new();
@@ -131,16 +132,16 @@ fn logins(rendered: &Path, provider: SocketAddr) -> Vec<SocialLogin> {
         let Some(app) = fs::read(path).ok().and_then(|text| serde_json::from_slice::<RenderedApp>(&text).ok()) else {
             continue;
         };
-        for of_app in &app.providers {
-            let settings = &of_app.settings;
+        for app_provider in &app.providers {
+            let settings = &app_provider.settings;
             let (Some(secret), Some(configured)) = (&settings.secret, settings.options.get("issuer")) else { continue };
             if configured.as_str() == Some(&issuer) {
                 let client = Client {
                     id: settings.client_id.clone(),
                     secret: secret.expose().to_owned(),
-                    callbacks: vec![format!("{}/{}/callback", app.issuer, of_app.name)],
+                    callbacks: vec![format!("{}/{}/callback", app.issuer, app_provider.name)],
                 };
-                logins.push(SocialLogin { app: app.clone(), provider: of_app.name.to_string(), client });
+                logins.push(SocialLogin { app: app.clone(), provider: app_provider.name.to_string(), client });
             }
         }
     }

@@ -11,13 +11,15 @@ use super::{ProviderEndpoint, ProviderUser, RecordedRequest, ScriptedResponse, S
 #[derive(Debug)]
 pub struct ProviderProfile {
     pub preset: &'static str,
-    /// The issuer in its ID tokens, for an OpenID provider.
+    /// The issuer in the provider's ID tokens; `None` if the provider has no ID tokens.
     pub issuer: Option<&'static str>,
     pub authorization: &'static str,
     /// Each endpoint with its `host/path`, in which `{client_id}` stands for the client's id.
     pub(super) endpoints: &'static [(ProviderEndpoint, &'static str)],
     pub(super) authentication: Authentication,
+    /// Whether the provider checks PKCE challenges.
     pub pkce: bool,
+    /// Whether ID tokens repeat the `nonce` of the authorization request.
     pub nonce: bool,
     /// Whether only ID tokens contain the email address, because the provider has no userinfo endpoint.
     pub(super) id_token_only: bool,
@@ -234,15 +236,17 @@ pub static PRESETS: [ProviderProfile; 15] = [
 impl ProviderProfile {
     /// The provider's host names, without duplicates.
     pub(super) fn hosts(&self) -> Vec<&'static str> {
-        let mut hosts: Vec<&str> = self.endpoints.iter().filter_map(|(_, at)| at.split('/').next()).collect();
+        let mut hosts: Vec<&str> =
+            self.endpoints.iter().filter_map(|(_, host_and_path)| host_and_path.split('/').next()).collect();
         hosts.sort_unstable();
         hosts.dedup();
         hosts
     }
 
     pub(super) fn endpoint(&self, host: &str, path: &str, client: &str) -> ProviderEndpoint {
-        let at = format!("{host}{path}");
-        let found = self.endpoints.iter().find(|(_, endpoint)| endpoint.replace("{client_id}", client) == at);
+        let host_and_path = format!("{host}{path}");
+        let found =
+            self.endpoints.iter().find(|(_, endpoint)| endpoint.replace("{client_id}", client) == host_and_path);
         found.map_or(ProviderEndpoint::Unknown, |(endpoint, _)| *endpoint)
     }
 
@@ -251,7 +255,10 @@ impl ProviderProfile {
     }
 
     fn endpoint_url(&self, endpoint: ProviderEndpoint) -> Option<String> {
-        self.endpoints.iter().find(|(one, _)| *one == endpoint).map(|(_, at)| format!("https://{at}"))
+        self.endpoints
+            .iter()
+            .find(|(one, _)| *one == endpoint)
+            .map(|(_, host_and_path)| format!("https://{host_and_path}"))
     }
 
     /// The provider's discovery document.
@@ -378,7 +385,7 @@ pub(super) fn user_info(profile: &ProviderProfile, person: &ProviderUser) -> Val
     }
 }
 
-/// The list of the user's email addresses. The primary one is not the first.
+/// The list of the user's email addresses. The primary email address is not the first in the list.
 pub(super) fn emails(profile: &ProviderProfile, person: &ProviderUser) -> Value {
     let (primary, verified) =
         if profile.preset == "github" { ("primary", "verified") } else { ("is_primary", "is_confirmed") };

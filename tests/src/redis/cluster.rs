@@ -59,14 +59,14 @@ impl RedisCluster {
         poll_until("the nodes of the Redis Cluster agree", SETUP_LIMIT, async || this.do_nodes_agree().await).await?;
         for (master, replica) in this.masters.iter().zip(&this.replicas) {
             let id: String = redis::cmd("CLUSTER").arg("MYID").query_async(&mut master.connect().await?).await?;
-            let follow = ["REPLICATE", &id];
-            redis::cmd("CLUSTER").arg(&follow).query_async::<()>(&mut replica.connect().await?).await?;
+            let replicate = ["REPLICATE", &id];
+            redis::cmd("CLUSTER").arg(&replicate).query_async::<()>(&mut replica.connect().await?).await?;
         }
         poll_until("the replicas are connected", SETUP_LIMIT, async || this.are_replicas_connected().await).await?;
         Ok(this)
     }
 
-    /// A URL with one node, from which clients discover the others.
+    /// A URL with one node, from which clients discover the other nodes.
     pub fn url(&self) -> String {
         let master = &self.masters[0];
         format!("{}://{}{}", master.url_scheme("redis-cluster"), master.url_userinfo(), master.addr())
@@ -99,13 +99,13 @@ impl RedisCluster {
         for (index, master) in self.masters.iter().enumerate() {
             let mut connection = master.connect().await?;
             let nodes: String = redis::cmd("CLUSTER").arg("NODES").query_async(&mut connection).await?;
-            let own = nodes.lines().find(|line| line.contains("myself")).context("a node lists itself")?;
-            let has = own.split(' ').skip(8).any(|range| {
+            let own_line = nodes.lines().find(|line| line.contains("myself")).context("a node lists itself")?;
+            let owns_slot = own_line.split(' ').skip(8).any(|range| {
                 let (first, last) = range.split_once('-').unwrap_or((range, range));
                 let (first, last) = (first.parse(), last.parse());
                 matches!((first, last), (Ok(first), Ok(last)) if (first..=last).contains(&slot))
             });
-            if has {
+            if owns_slot {
                 return Ok(index);
             }
         }
@@ -150,10 +150,10 @@ impl RedisCluster {
     }
 
     async fn do_nodes_agree(&self) -> Result<bool> {
-        let known = format!("cluster_known_nodes:{}", self.nodes().count());
+        let expected_count = format!("cluster_known_nodes:{}", self.nodes().count());
         for node in self.nodes() {
             let info: String = redis::cmd("CLUSTER").arg("INFO").query_async(&mut node.connect().await?).await?;
-            if !info.contains("cluster_state:ok") || !info.contains(&known) {
+            if !info.contains("cluster_state:ok") || !info.contains(&expected_count) {
                 return Ok(false);
             }
         }

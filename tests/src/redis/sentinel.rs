@@ -70,31 +70,34 @@ impl SentinelSetup {
     /// Starts all processes, and waits until the sentinels know each other and the replicas replicate.
     pub async fn start(options: SentinelOptions) -> Result<Self> {
         let primary = options.server.with_new_location();
-        let at = primary.addr;
-        let first = RestartableServer::start(primary).await?;
-        let (scheme, login) = match first.running() {
+        let primary_addr = primary.addr;
+        let primary_server = RestartableServer::start(primary).await?;
+        let (scheme, login) = match primary_server.running() {
             Some(redis) => (redis.url_scheme("redis-sentinel"), redis.url_userinfo()),
             None => bail!("the primary runs"),
         };
-        let mut servers = vec![first];
+        let mut servers = vec![primary_server];
         for _ in 0..options.replicas {
             servers.push(
-                RestartableServer::start(Options { replica_of: Some(at), ..options.server.with_new_location() })
-                    .await?,
+                RestartableServer::start(Options {
+                    replica_of: Some(primary_addr),
+                    ..options.server.with_new_location()
+                })
+                .await?,
             );
         }
-        let sentinels = (0..SENTINELS).map(|_| Sentinel::start(&options, at)).collect::<Result<Vec<_>>>()?;
+        let sentinels = (0..SENTINELS).map(|_| Sentinel::start(&options, primary_addr)).collect::<Result<Vec<_>>>()?;
         let hosts: Vec<String> = sentinels.iter().map(|sentinel| sentinel.addr.to_string()).collect();
         let query = options.password.map(|password| format!("?sentinel_password={password}")).unwrap_or_default();
         let url = format!("{scheme}://{login}{}/{PRIMARY_NAME}/0{query}", hosts.join(","));
         let this = Self { servers, sentinels, url };
         poll_until("the sentinels know all", CHANGE_LIMIT, async || {
             for sentinel in &this.sentinels {
-                let known = sentinel.ask("MASTER").await?;
-                let count = |name: &str| known.get(name).and_then(|count| count.parse::<usize>().ok());
+                let primary_info = sentinel.ask("MASTER").await?;
+                let count = |name: &str| primary_info.get(name).and_then(|count| count.parse::<usize>().ok());
                 let knows_all = count("num-other-sentinels") == Some(SENTINELS - 1)
                     && count("num-slaves") == Some(options.replicas)
-                    && known.get("flags").is_some_and(|flags| flags == "master");
+                    && primary_info.get("flags").is_some_and(|flags| flags == "master");
                 if !knows_all {
                     return Ok(false);
                 }
@@ -184,7 +187,8 @@ impl SentinelSetup {
         self.wait_until_replicated().await
     }
 
-    /// Waits until every running replica has replicated the primary's data and the sentinels know about it.
+    /// Waits until every running replica has replicated the primary's data, and until each sentinel considers that many
+    /// replicas promotable.
     async fn wait_until_replicated(&self) -> Result<()> {
         poll_until("the replicas replicate", CHANGE_LIMIT, async || {
             let primary = self.primary().await?;
@@ -301,14 +305,14 @@ impl Sentinel {
     async fn promotable_replicas(&self) -> Result<usize> {
         let replicas: Vec<HashMap<String, String>> =
             redis::cmd("SENTINEL").arg(&["REPLICAS", PRIMARY_NAME]).query_async(&mut self.connect().await?).await?;
-        let is = |replica: &HashMap<String, String>, name: &str, value: &str| {
+        let has_value = |replica: &HashMap<String, String>, name: &str, value: &str| {
             replica.get(name).is_some_and(|found| found == value)
         };
-        let good = |replica: &&HashMap<String, String>| {
-            is(replica, "flags", "slave")
-                && is(replica, "master-link-status", "ok")
-                && !is(replica, "slave-priority", "0")
+        let is_promotable = |replica: &&HashMap<String, String>| {
+            has_value(replica, "flags", "slave")
+                && has_value(replica, "master-link-status", "ok")
+                && !has_value(replica, "slave-priority", "0")
         };
-        Ok(replicas.iter().filter(good).count())
+        Ok(replicas.iter().filter(is_promotable).count())
     }
 }

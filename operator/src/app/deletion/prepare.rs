@@ -1,4 +1,5 @@
-//! Prepares the deletion of an App's users: finds out who owns the appID, and what identifies the users.
+//! Prepares the deletion of an App's users: finds out who owns the appID, and creates the document by which the servers
+//! recognize the users.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -24,12 +25,13 @@ pub(super) enum DeletionState {
     NotOwned,
     /// The keys changed since they were read.
     KeysChanged,
-    /// The keys that identify the owner of the users cannot be used.
+    /// The key Secret exists but cannot be used. It contains `incarnation` and `handover`, by which the servers
+    /// recognize the users of this App.
     KeysUnusable(UnusableReason),
 }
 
-/// Checks whether the App `us` owns the appID. If so, creates the document that tells the servers which users to
-/// delete.
+/// Checks whether the App `us` owns the appID. If so, creates the document with the state `Deleted`. The servers delete
+/// the users when they get this document.
 pub(super) async fn prepare_deletion(
     secrets: &Api<Secret>,
     app_id: &AppId,
@@ -78,8 +80,8 @@ async fn document_from_rendered(
     app_id: &AppId,
     us: &AppIdOwner,
 ) -> Result<Option<DeletedApp>, Error> {
-    let read = secrets.get_opt(&rendered_app_secret(app_id)).await.map_err(Error::api("read the rendered App"))?;
-    let Some(secret) = read.filter(|secret| key_secret::owner_of(&secret.metadata).as_ref() == Some(us)) else {
+    let found = secrets.get_opt(&rendered_app_secret(app_id)).await.map_err(Error::api("read the rendered App"))?;
+    let Some(secret) = found.filter(|secret| key_secret::owner_of(&secret.metadata).as_ref() == Some(us)) else {
         return Ok(None);
     };
     let document = secret.data.and_then(|mut data| data.remove(RENDERED_APP_KEY));

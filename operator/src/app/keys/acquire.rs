@@ -36,7 +36,7 @@ pub(crate) async fn acquire(
     let stored = match (decision, facts.keys) {
         (OwnershipDecision::Ours, KeyLookup::Stored(stored)) => *stored,
         (decision, keys) => {
-            let Some(stored) = take(decision, keys, &facts.claim.owner, app_id, policy, context).await? else {
+            let Some(stored) = take_app_id(decision, keys, &facts.claim.owner, app_id, policy, context).await? else {
                 return Err(Stop::RETRY_SOON);
             };
             // The quota includes the appID from now on, before the watch reports the key Secret.
@@ -48,8 +48,9 @@ pub(crate) async fn acquire(
     Ok(stored)
 }
 
-/// Creates or changes the key Secret. `None`: another writer was faster, so everything must be read and decided again.
-async fn take(
+/// Creates the key Secret, or makes the App its owner. `None`: another writer was faster, so the facts must be read and
+/// decided again.
+async fn take_app_id(
     decision: OwnershipDecision,
     keys: KeyLookup,
     owner: &AppIdOwner,

@@ -15,11 +15,11 @@ use super::material::{KeyGenerationError, generate_hmac_secret, generate_private
 pub(crate) struct KeyDocument {
     #[serde(rename = "appID")]
     pub(crate) app_id: AppId,
-    /// A random value, generated with the first keys of an App in a cluster and with new keys. Distinguishes the App
-    /// from an earlier App with the same appID.
+    /// A random value. Generated together with the first keys of an App in a cluster, and again when the new-keys
+    /// annotation replaces all keys. Distinguishes the App from an earlier App with the same appID.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) incarnation: Option<String>,
-    /// The namespace that the keys were last written for. If the Secret's annotation names another namespace, the keys
+    /// The namespace for which the keys were written last. If the Secret's annotation names another namespace, the keys
     /// were handed over to that other namespace.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) namespace: Option<String>,
@@ -30,8 +30,8 @@ pub(crate) struct KeyDocument {
     pub(crate) handover: u32,
     pub(crate) signing: Vec<StoredSigningKey>,
     pub(crate) hmac: Vec<StoredHmacKey>,
-    /// The highest key numbers that were assigned. Zero in documents that were stored without this field, so use
-    /// [`KeyDocument::last_numbers`] to read them.
+    /// The highest key numbers that were assigned. Zero in documents that were stored without this field, so only
+    /// [`KeyDocument::last_numbers`] is reliable.
     #[serde(default)]
     pub(crate) last: LastNumbers,
     /// The value of the rotation annotation that was handled last.
@@ -96,7 +96,8 @@ pub(crate) struct KeyLifecycle {
     /// allows is assumed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) longest_seconds: Option<u32>,
-    /// Somebody requested this key, so it becomes Active earlier than the key of a scheduled rotation.
+    /// An annotation requested the rotation to this key, so the key becomes Active earlier than in a scheduled
+    /// rotation.
     #[serde(rename = "asked", skip_serializing_if = "std::ops::Not::not")]
     pub(crate) is_requested: bool,
 }
@@ -150,7 +151,8 @@ impl KeyDocument {
     }
 
     /// The keys after a change of the signing algorithm, or `None` if the Active key already has this algorithm. The
-    /// new key is Active immediately: this function is for documents that no server has to acknowledge.
+    /// new key is Active immediately, because this function is for `latchkey-operator render`: no server acknowledges
+    /// the documents of this command.
     pub(crate) fn changed_to_algorithm(
         &self,
         algorithm: SigningAlgorithm,
@@ -174,7 +176,7 @@ impl KeyDocument {
 
     /// The keys of a rendered document, to recover lost keys.
     pub(crate) fn from_rendered(document: RenderedApp, now: OffsetDateTime) -> Self {
-        let life = KeyLifecycle::default;
+        let empty_lifecycle = KeyLifecycle::default;
         let keys = document.keys;
         let mut recovered = Self {
             app_id: document.app_id,
@@ -184,9 +186,13 @@ impl KeyDocument {
             signing: keys
                 .signing
                 .into_iter()
-                .map(|key| StoredSigningKey { key, created_at: now, lifecycle: life() })
+                .map(|key| StoredSigningKey { key, created_at: now, lifecycle: empty_lifecycle() })
                 .collect(),
-            hmac: keys.hmac.into_iter().map(|key| StoredHmacKey { key, created_at: now, lifecycle: life() }).collect(),
+            hmac: keys
+                .hmac
+                .into_iter()
+                .map(|key| StoredHmacKey { key, created_at: now, lifecycle: empty_lifecycle() })
+                .collect(),
             last: LastNumbers::default(),
             rotation: None,
             new_keys: None,

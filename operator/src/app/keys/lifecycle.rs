@@ -1,7 +1,8 @@
 //! The life cycle of an App's keys: Published, Active, Retired, dropped. Pure except for the generation of keys.
 //!
 //! Every step depends only on the stored keys, what the App asks for, the time, and whether every serving pod serves
-//! exactly those keys. Nothing else is remembered, so a step whose result was not stored is repeated.
+//! exactly the stored keys. Nothing else is remembered. So if the result of a step was not stored, the step is
+//! repeated.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use latchkey_crds::{
@@ -26,7 +27,7 @@ mod tests;
 /// that still creates tokens although it is not a serving pod any more.
 const RETIREMENT_MARGIN: Duration = Duration::HOUR;
 /// The maximum number of keys of one kind. A status can list 64 keys, so there is always room for the new key that a
-/// revocation needs. If there are this many keys, a rotation waits until a key expires.
+/// revocation needs. While 60 keys of a kind are stored, a rotation waits until one of them expires.
 const MAX_KEYS: usize = 60;
 /// How many revoked ids are remembered.
 const MAX_REVOKED_IDS: usize = 64;
@@ -199,8 +200,8 @@ impl KeyDocument {
     }
 }
 
-/// The number of the next key. Skips the number in the revocation annotation, because the annotation cannot refer to a
-/// key that does not exist yet.
+/// The number of the next key. Skips the number in the revocation annotation, because a new key with this number would
+/// be revoked immediately.
 fn next_number<K: StoredKey>(last: u32, policy: &KeyPolicy) -> Result<u32, KeyGenerationError> {
     let next = last.checked_add(1).ok_or(KeyGenerationError)?;
     match &policy.revoke_id {
@@ -224,10 +225,12 @@ fn add_key<K: StoredKey>(
     Ok(keys.len() - 1)
 }
 
+/// The position of the newest key with this state.
 fn position<K: StoredKey>(keys: &[K], state: KeyState) -> Option<usize> {
     keys.iter().rposition(|key| key.state() == state)
 }
 
+/// Whether a rotation can go on without exceeding [`MAX_KEYS`]. If a key is Published already, a rotation adds no key.
 fn has_room<K: StoredKey>(keys: &[K]) -> bool {
     keys.len() < MAX_KEYS || position(keys, KeyState::Published).is_some()
 }
@@ -251,12 +254,12 @@ fn advance_states<K: StoredKey>(
     // Tokens of a revoked key are rejected, but a session that was opened with the key can continue and get tokens of
     // later keys. `sessions_end` is the latest end of such sessions.
     let mut sessions_end = now;
-    let mut requested = false;
+    let mut dropped_requested_key = false;
     keys.retain(|key| {
         let lifecycle = key.lifecycle();
         if revoked.iter().any(|id| id == key.id()) {
             match key.state() {
-                KeyState::Published => requested |= lifecycle.is_requested,
+                KeyState::Published => dropped_requested_key |= lifecycle.is_requested,
                 KeyState::Active => {
                     sessions_end = sessions_end.max(saturating_add(now, timing.max_lifetime(lifecycle)))
                 }
@@ -270,7 +273,7 @@ fn advance_states<K: StoredKey>(
         match key.state() {
             // Nothing was ever created with a Published key, so it can be dropped.
             KeyState::Published if !key.matches_policy(policy) => {
-                requested |= lifecycle.is_requested;
+                dropped_requested_key |= lifecycle.is_requested;
                 false
             }
             KeyState::Published | KeyState::Active => true,
@@ -282,10 +285,10 @@ fn advance_states<K: StoredKey>(
     match (position(keys, KeyState::Active), published) {
         (Some(active), Some(published)) => {
             let lifecycle = keys[published].lifecycle();
-            let ready = lifecycle
+            let delay_has_passed = lifecycle
                 .published_at
                 .is_some_and(|since| saturating_add(since, timing.publication_delay(lifecycle)) <= now);
-            if acknowledged && ready {
+            if acknowledged && delay_has_passed {
                 keys[active].set_state(KeyState::Retired);
                 keys[active].lifecycle_mut().retired_at = Some(now);
                 activate(&mut keys[published], &timing, now);
@@ -295,21 +298,21 @@ fn advance_states<K: StoredKey>(
         // Without an Active key nobody can log in, so the published key becomes Active immediately.
         (None, Some(published)) => {
             activate(&mut keys[published], &timing, now);
-            requested = false;
+            dropped_requested_key = false;
         }
         (None, None) => {
             add_key(keys, last, policy, now)?;
-            requested = false;
+            dropped_requested_key = false;
         }
     }
-    let remaining =
+    let remaining_seconds =
         u32::try_from((sessions_end - now).whole_seconds()).unwrap_or(timing.max_lifetime_if_unknown_seconds);
-    extend_lifetimes(keys, remaining);
-    Ok(requested)
+    extend_lifetimes(keys, remaining_seconds);
+    Ok(dropped_requested_key)
 }
 
-/// Raises the recorded longest lifetime to at least `seconds`, for each key with which a pod may still create
-/// something.
+/// Raises the recorded longest lifetime to at least `seconds`, for each key with which a pod may still create tokens,
+/// sessions or codes.
 fn extend_lifetimes<K: StoredKey>(keys: &mut [K], seconds: u32) {
     for key in keys {
         let can_create = match key.state() {
@@ -350,7 +353,8 @@ fn activate(key: &mut impl StoredKey, timing: &KeyTiming, now: OffsetDateTime) {
     lifecycle.longest_seconds = Some(timing.max_lifetime_seconds);
 }
 
-/// Publishes the next key if it is due. If a key is Published already, only records whether this key is requested.
+/// Publishes the next key if it is due. If a key is Published already, adds no key, but marks the Published key as
+/// requested if a rotation is requested.
 fn publish_next_key<K: StoredKey>(
     keys: &mut Vec<K>,
     last: &mut u32,
@@ -376,14 +380,14 @@ fn publish_next_key<K: StoredKey>(
 /// The times at which steps become due for these keys, if every serving pod has acknowledged the keys.
 fn due_times<'a, K: StoredKey>(keys: &'a [K], policy: &'a KeyPolicy) -> impl Iterator<Item = OffsetDateTime> + 'a {
     let timing = K::timing(policy);
-    let rotates = position(keys, KeyState::Published).is_none() && has_room(keys);
+    let can_rotate = position(keys, KeyState::Published).is_none() && has_room(keys);
     keys.iter().filter_map(move |key| {
         let lifecycle = key.lifecycle();
         match key.state() {
             KeyState::Published => {
                 lifecycle.published_at.map(|since| saturating_add(since, timing.publication_delay(lifecycle)))
             }
-            KeyState::Active => rotates.then(|| timing.next_key_due(key)),
+            KeyState::Active => can_rotate.then(|| timing.next_key_due(key)),
             KeyState::Retired => lifecycle.not_after,
         }
     })

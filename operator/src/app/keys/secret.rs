@@ -1,6 +1,6 @@
 //! The Secret that stores the keys of an App and names the owner of its appID: read by GET, created by POST, changed by
-//! PUT with its resourceVersion. The operator never changes it by patch or apply, because then a leader that was paused
-//! could overwrite newer keys.
+//! PUT with its resourceVersion. The operator never changes this Secret by patch or apply, because then a leader that
+//! was paused could overwrite newer keys.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,7 @@ pub(crate) struct KeySecretError {
 // === impl AppIdOwner ===
 
 impl AppIdOwner {
-    /// The App as an owner of its appID.
+    /// The namespace and the name of this App.
     pub(crate) fn of_app(app: &App) -> Self {
         Self {
             namespace: app.metadata.namespace.clone().unwrap_or_default(),
@@ -89,7 +89,7 @@ impl Stored {
         self.metadata.resource_version.as_deref().unwrap_or_default()
     }
 
-    /// Whether the platform team assigned the keys to another namespace since they were written.
+    /// Whether the platform team has assigned the keys to another namespace since the operator wrote them last.
     pub(crate) fn is_handed_over(&self) -> bool {
         self.document.namespace.as_ref().is_some_and(|namespace| *namespace != self.owner.namespace)
     }
@@ -203,8 +203,8 @@ pub(crate) async fn replace(
     }
 }
 
-/// Deletes the keys, which frees the appID. Returns `false` if the Secret has changed since it was read; then nothing
-/// is deleted.
+/// Deletes the key Secret, which frees the appID. Returns `false`, and deletes nothing, if the Secret has changed since
+/// it was read.
 pub(crate) async fn delete(secrets: &Api<Secret>, stored: &Stored) -> Result<bool, KeySecretError> {
     let name = app_keys_secret(&stored.document.app_id);
     let preconditions =

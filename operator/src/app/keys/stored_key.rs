@@ -17,7 +17,8 @@ pub(super) const PUBLICATION_DELAY: Duration = Duration::DAY;
 pub(super) const REQUESTED_PUBLICATION_DELAY: Duration = Duration::seconds(300 + 60);
 /// The longest lifetime of an access token that the schema allows, in seconds.
 const MAX_ACCESS_LIFETIME_SECONDS: u32 = 86_400;
-/// The longest lifetime of a session that the schema allows, in seconds. No code lives that long.
+/// The longest lifetime of a session that the schema allows, in seconds. The lifetime of an emailed code is always
+/// shorter.
 pub(super) const MAX_SESSION_LIFETIME_SECONDS: u32 = 63_072_000;
 
 /// The durations in the life cycle of the keys of one kind: signing keys or HMAC keys.
@@ -35,6 +36,7 @@ pub(super) struct KeyTiming {
 
 /// A stored key of either kind.
 pub(super) trait StoredKey: Sized {
+    /// The first character of the ids of these keys.
     const LETTER: char;
 
     fn id(&self) -> &str;
@@ -129,7 +131,8 @@ impl StoredKey for StoredHmacKey {
 
     fn timing(policy: &KeyPolicy) -> KeyTiming {
         KeyTiming {
-            // Only servers read what is created with the key, so it is enough that the servers know the key.
+            // Only servers read what is created with an HMAC key (refresh tokens, emailed codes, flows). So it is
+            // enough that every serving pod knows the key.
             publication_delay: Duration::ZERO,
             requested_publication_delay: Duration::ZERO,
             rotation_period: Duration::days(policy.rotation_days.into()),

@@ -48,7 +48,7 @@ impl OwnershipFacts {
             KeyLookup::Stored(_) | KeyLookup::Unusable(..) => None,
         };
         let owner_state = match keys.owner().or(rendered_owner.as_ref()) {
-            Some(owner) if *owner != claim.owner => find_owner(client, owner, app_id).await?,
+            Some(owner) if *owner != claim.owner => read_owner_state(client, owner, app_id).await?,
             Some(_) | None => OwnerState::Exists,
         };
         Ok(Self { claim, keys, rendered_owner, owner_state, other_claims })
@@ -64,7 +64,7 @@ async fn rendered_secret_owner(secrets: &Api<Secret>, app_id: &AppId) -> Result<
 }
 
 /// Finds out by a GET whether the owner exists. An owner that is missing in a cache may still exist.
-async fn find_owner(client: &Client, owner: &AppIdOwner, app_id: &AppId) -> Result<OwnerState, KeySecretError> {
+async fn read_owner_state(client: &Client, owner: &AppIdOwner, app_id: &AppId) -> Result<OwnerState, KeySecretError> {
     let apps: Api<App> = Api::namespaced(client.clone(), &owner.namespace);
     match apps.get(&owner.name).await {
         // The App with the name of the owner has another appID.

@@ -63,9 +63,9 @@ fn the_owner_keeps_the_app_id_even_if_other_apps_are_older() {
     let older = vec![claim("shop", "older", 1, ClaimValidity::Valid), claim("other", "older", 1, ClaimValidity::Valid)];
     let facts = OwnershipFacts { keys: stored("shop", "store", "shop"), other_claims: older, ..facts() };
     assert_eq!(facts.decide(), OwnershipDecision::Ours);
-    // An older App that becomes valid after this does not get the appID.
-    let late = OwnershipFacts { claim: claim("other", "older", 1, ClaimValidity::Valid), ..facts };
-    assert_eq!(late.decide(), OwnershipDecision::OwnedByOther);
+    // The older App does not get the appID, even if it becomes valid later.
+    let of_older_app = OwnershipFacts { claim: claim("other", "older", 1, ClaimValidity::Valid), ..facts };
+    assert_eq!(of_older_app.decide(), OwnershipDecision::OwnedByOther);
 }
 
 #[test]
@@ -97,8 +97,9 @@ fn the_platform_team_can_hand_over_an_app_id() {
     // The keys are also handed over if the App has exactly the name of the previous owner.
     assert_eq!(edited("store").decide(), OwnershipDecision::HandedOver);
     // The previous owner does not own the appID any more.
-    let before = OwnershipFacts { claim: claim("before", "store", 1, ClaimValidity::Valid), ..edited("store") };
-    assert_eq!(before.decide(), OwnershipDecision::Reserved);
+    let of_previous_owner =
+        OwnershipFacts { claim: claim("before", "store", 1, ClaimValidity::Valid), ..edited("store") };
+    assert_eq!(of_previous_owner.decide(), OwnershipDecision::Reserved);
 }
 
 #[test]
@@ -217,10 +218,12 @@ async fn only_the_api_server_proves_that_an_owner_is_deleted() {
     };
     assert_eq!(with(|_| not_found("before")).await.unwrap(), OwnerState::Deleted);
     // An App with the name of the owner exists, but has another appID.
-    let another = |_: &ReceivedCall| (StatusCode::OK, serde_json::to_value(app("other", "before", "another")).unwrap());
-    assert_eq!(with(another).await.unwrap(), OwnerState::Deleted);
-    let there = |_: &ReceivedCall| (StatusCode::OK, serde_json::to_value(app("other", "before", "shop")).unwrap());
-    assert_eq!(with(there).await.unwrap(), OwnerState::Exists);
+    let other_app_id =
+        |_: &ReceivedCall| (StatusCode::OK, serde_json::to_value(app("other", "before", "another")).unwrap());
+    assert_eq!(with(other_app_id).await.unwrap(), OwnerState::Deleted);
+    let same_app_id =
+        |_: &ReceivedCall| (StatusCode::OK, serde_json::to_value(app("other", "before", "shop")).unwrap());
+    assert_eq!(with(same_app_id).await.unwrap(), OwnerState::Exists);
     // If the CRD is missing, the 404 does not prove that the owner is deleted.
     let no_crd = |_: &ReceivedCall| {
         let (status, mut body) = not_found("");
@@ -230,10 +233,10 @@ async fn only_the_api_server_proves_that_an_owner_is_deleted() {
     with(no_crd).await.unwrap_err();
     let forbidden = |_: &ReceivedCall| api_error(StatusCode::FORBIDDEN, "Forbidden", "before");
     assert_eq!(with(forbidden).await.unwrap(), OwnerState::Exists);
-    let broken = |_: &ReceivedCall| (StatusCode::OK, json!({ "kind": "App", "spec": 7 }));
-    assert_eq!(with(broken).await.unwrap(), OwnerState::Exists);
-    let away = |_: &ReceivedCall| api_error(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", "before");
-    with(away).await.unwrap_err();
+    let undecodable = |_: &ReceivedCall| (StatusCode::OK, json!({ "kind": "App", "spec": 7 }));
+    assert_eq!(with(undecodable).await.unwrap(), OwnerState::Exists);
+    let unavailable = |_: &ReceivedCall| api_error(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", "before");
+    with(unavailable).await.unwrap_err();
 }
 
 #[tokio::test]

@@ -38,7 +38,7 @@ pub(crate) async fn write_outcome(
         rate_limit::cancel(app, context);
         return Ok(Action::requeue(requeue));
     }
-    // A reconcile that has published has already waited for its turn.
+    // A reconcile that has published a document has already waited for the rate limit.
     if !published && let Err(wait) = rate_limit::try_acquire(app, old, context) {
         return Ok(Action::requeue(wait));
     }
@@ -64,7 +64,7 @@ pub(crate) async fn write_rejection(
     write_outcome(app, old, Reconciled { outcome, requeue: RESYNC, published: false }, context).await
 }
 
-/// The revision that is published for this App.
+/// The published revision of the appID, if it belongs to this App.
 fn published_revision(app: &App, app_id: &AppId, context: &Context) -> Option<Revision> {
     let published = context.objects.published.get(&rendered_app_secret(app_id))?;
     let is_ours = Some(&published.namespace) == app.metadata.namespace.as_ref()

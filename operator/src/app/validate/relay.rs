@@ -115,7 +115,7 @@ fn optional_credential(values: &SecretValues, key: &'static str) -> Result<Optio
         return Err(RelayError::InvalidKey(key, "is empty; remove the key if the relay needs no login"));
     }
     if text.expose().len() > MAX_CREDENTIAL_BYTES || text.expose().contains(char::is_control) {
-        return Err(RelayError::InvalidKey(key, "must have 1024 characters or fewer and no control character"));
+        return Err(RelayError::InvalidKey(key, "must have at most 1024 bytes and no control character"));
     }
     Ok(Some(text))
 }

@@ -170,7 +170,7 @@ fn the_key_policy_comes_from_the_spec_and_the_annotations() {
     );
     let requests = (policy.rotate_request.as_deref(), policy.revoke_id.as_deref(), policy.new_keys_request.as_deref());
     assert_eq!(requests, (Some("1"), Some("h1"), None));
-    // A code can outlive a session.
+    // Here the code is valid for longer than a session, so the lifetime of the code counts.
     let spec = json!({
         "tokens": { "sessionLifetimeSeconds": 600, "keyRotationDays": 7, "signingAlgorithm": "EdDSA" },
         "mail": { "confirmCodeLifetimeSeconds": 604_800 },
@@ -285,7 +285,7 @@ fn mail_waits_if_the_relay_secret_is_missing() {
 #[test]
 fn each_key_of_a_relay_secret_is_checked_and_no_value_is_reported() {
     let relay = json!({ "mail": { "smtpSecretRef": { "name": "relay" } } });
-    let with = |key: &str, value: Option<&str>| {
+    let facts_with = |key: &str, value: Option<&str>| {
         let mut facts = facts(relay.clone());
         let Some(Lookup::Found(values)) = &mut facts.smtp else { panic!("it exists") };
         match value {
@@ -294,6 +294,7 @@ fn each_key_of_a_relay_secret_is_checked_and_no_value_is_reported() {
         }
         facts
     };
+    let long = "é".repeat(513);
     for (key, value, message) in [
         ("host", "", "must be a host name"),
         ("host", "smtp.example.com:587", "must be a host name"),
@@ -306,23 +307,24 @@ fn each_key_of_a_relay_secret_is_checked_and_no_value_is_reported() {
         ("tls", "none", "if there is a password"),
         ("username", "", "is empty"),
         ("password", "hu\tsh", "no control character"),
+        ("password", long.as_str(), "at most 1024 bytes"),
     ] {
-        let (app, error) = only_error(&with(key, Some(value)));
+        let (app, error) = only_error(&facts_with(key, Some(value)));
         assert_eq!(error.reason, Reason::SecretKeyInvalid, "{key} {value:?}");
         assert!(error.message.starts_with(&format!("Secret relay, key {key}: ")), "{}", error.message);
         assert!(error.message.contains(message), "{}", error.message);
         assert_eq!(app.mail.smtp, RenderedSmtp::Unresolved);
     }
     for key in ["host", "port", "tls", "username", "password"] {
-        let (_, error) = only_error(&with(key, None));
+        let (_, error) = only_error(&facts_with(key, None));
         assert_eq!(error.reason, Reason::SecretKeyNotFound);
         assert!(error.message.contains(&format!("has no key {key}")), "{}", error.message);
     }
     for (key, value) in [("host", "192.0.2.1\n"), ("host", "2001:db8::1"), ("port", " 465 "), ("tls", "implicit")] {
-        assert_eq!(validate(&with(key, Some(value)), &settings()).unwrap().field_errors, [], "{key} {value:?}");
+        assert_eq!(validate(&facts_with(key, Some(value)), &settings()).unwrap().field_errors, [], "{key} {value:?}");
     }
-    assert_eq!(validate(&with("port", Some("1025")), &development_settings()).unwrap().field_errors, []);
-    assert_eq!(validate(&with("tls", Some("none")), &development_settings()).unwrap().field_errors, []);
+    assert_eq!(validate(&facts_with("port", Some("1025")), &development_settings()).unwrap().field_errors, []);
+    assert_eq!(validate(&facts_with("tls", Some("none")), &development_settings()).unwrap().field_errors, []);
 }
 
 #[test]

@@ -33,13 +33,13 @@ impl Folders {
         self.0.path().join(name).to_str().unwrap().to_owned()
     }
 
-    fn renderer(&self, more: &[&str]) -> anyhow::Result<Renderer> {
+    fn renderer(&self, extra_args: &[&str]) -> anyhow::Result<Renderer> {
         let (from, to, keys) = (self.path("from"), self.path("to"), self.path("keys"));
         let mut words = vec!["latchkey-operator", "render", "--from", &from, "--to", &to, "--keys", &keys];
-        if !more.contains(&"--base-url") {
+        if !extra_args.contains(&"--base-url") {
             words.extend(["--base-url", "https://auth.example.com/"]);
         }
-        words.extend(more);
+        words.extend(extra_args);
         let Some(Command::Render(args)) = Args::try_parse_from(words)?.command else {
             panic!("render is a command");
         };
@@ -50,8 +50,8 @@ impl Folders {
         self.run_with(&[])
     }
 
-    fn run_with(&self, more: &[&str]) -> RenderSummary {
-        self.renderer(more).unwrap().run(OffsetDateTime::UNIX_EPOCH).unwrap()
+    fn run_with(&self, extra_args: &[&str]) -> RenderSummary {
+        self.renderer(extra_args).unwrap().run(OffsetDateTime::UNIX_EPOCH).unwrap()
     }
 
     fn document(&self, app_id: &str) -> Option<RenderedApp> {
@@ -395,9 +395,9 @@ fn two_concurrent_runs_store_the_same_first_keys() {
     let folder = TempDir::new().unwrap();
     let app_id: AppId = "shop".parse().unwrap();
     let generate = || KeyDocument::first(&app_id, SigningAlgorithm::ES256, OffsetDateTime::UNIX_EPOCH).unwrap();
-    let one = files::store_first_keys(folder.path(), generate()).unwrap();
-    let other = files::store_first_keys(folder.path(), generate()).unwrap();
-    assert_eq!(one, other);
+    let first = files::store_first_keys(folder.path(), generate()).unwrap();
+    let second = files::store_first_keys(folder.path(), generate()).unwrap();
+    assert_eq!(first, second);
 }
 
 #[test]
@@ -495,7 +495,7 @@ fn numbered_app(number: usize, display_name: &str) -> String {
 }
 
 /// How many Apps and Providers the last run parsed, how many Apps it validated, and how many Apps it rendered.
-fn work(renderer: &Renderer) -> (usize, usize, usize) {
+fn last_run_counts(renderer: &Renderer) -> (usize, usize, usize) {
     (renderer.parse_cache.parsed_count(), renderer.validated.computed(), renderer.rendered.computed())
 }
 
@@ -506,7 +506,7 @@ fn an_edit_renders_what_it_changes_and_nothing_else() {
     let run = || renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
     let first = run();
     assert_eq!((first.apps.len(), first.rejected.len()), (50, 0), "{first:?}");
-    assert_eq!(work(&renderer), (100, 50, 50));
+    assert_eq!(last_run_counts(&renderer), (100, 50, 50));
     folders.write("a7.yaml", numbered_app(7, "Another"));
     run();
     folders.write("a7.yaml", numbered_app(7, "Other"));
@@ -516,7 +516,7 @@ fn an_edit_renders_what_it_changes_and_nothing_else() {
     };
     let before = stamps();
     run();
-    assert_eq!(work(&renderer), (1, 1, 1));
+    assert_eq!(last_run_counts(&renderer), (1, 1, 1));
     let after = stamps();
     let changed: Vec<_> = (0..50).filter(|number| before[*number] != after[*number]).collect();
     assert_eq!(changed, [7]);
@@ -534,10 +534,10 @@ fn a_change_of_a_referenced_object_is_rendered() {
             "apiVersion: v1\nkind: ConfigMap\nmetadata: {{ name: a3, namespace: shop }}\ndata: {{ confirm.txt: {source:?} }}\n"
         )
     };
-    let rest = numbered_app(3, "One").replace("ConfigMap", "Unknown");
-    folders.write("a3.yaml", format!("{rest}---\n{}", template("Code: {{ code }}")));
+    let without_config_map = numbered_app(3, "One").replace("ConfigMap", "Unknown");
+    folders.write("a3.yaml", format!("{without_config_map}---\n{}", template("Code: {{ code }}")));
     run();
-    assert_eq!(work(&renderer), (0, 1, 1));
+    assert_eq!(last_run_counts(&renderer), (0, 1, 1));
     assert_eq!(folders.document("a3").unwrap().mail.templates["confirm.txt"].as_str(), "Code: {{ code }}");
     folders.remove("a3.yaml");
     run();

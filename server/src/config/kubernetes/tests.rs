@@ -34,7 +34,7 @@ enum ExpectedCall {
         secrets: Vec<Value>,
         next_token: Option<&'static str>,
     },
-    /// A watch from this resourceVersion. The response has the lines, and then stays open or not.
+    /// A watch from this resourceVersion. The response has the lines. If `stays_open` is set, it does not end.
     Watch {
         resource_version: &'static str,
         lines: Vec<Value>,
@@ -67,11 +67,11 @@ impl ExpectedCalls {
             pairs.into_owned().find(|(key, _)| key == name).map(|(_, value)| value)
         };
         let expected = self.calls.lock().unwrap().pop_front();
-        let mut fits = request.uri().path() == "/api/v1/namespaces/latchkey/secrets"
+        let mut is_expected = request.uri().path() == "/api/v1/namespaces/latchkey/secrets"
             && query("fieldSelector").as_deref() == Some("type=latchkey.dev/rendered-app");
         let response = match expected {
             Some(ExpectedCall::List { continue_token, secrets, next_token }) => {
-                fits &= query("watch").is_none()
+                is_expected &= query("watch").is_none()
                     && query("limit").as_deref() == Some("25")
                     && query("continue").as_deref() == continue_token;
                 json_response(
@@ -83,7 +83,7 @@ impl ExpectedCalls {
                 )
             }
             Some(ExpectedCall::Watch { resource_version, lines, stays_open }) => {
-                fits &= query("watch").is_some()
+                is_expected &= query("watch").is_some()
                     && query("timeoutSeconds").as_deref() == Some("30")
                     && query("resourceVersion").as_deref() == Some(resource_version);
                 let lines = lines.into_iter().map(|line| Ok(Frame::data(Bytes::from(format!("{line}\n")))));
@@ -100,11 +100,11 @@ impl ExpectedCalls {
             ),
             Some(ExpectedCall::Hang) => return None,
             None => {
-                fits &= query("watch").is_some();
+                is_expected &= query("watch").is_some();
                 json_response(500, &json!({}))
             }
         };
-        if !fits {
+        if !is_expected {
             self.unexpected.send(request.uri().to_string()).unwrap();
         }
         Some(response)
@@ -268,14 +268,15 @@ async fn a_secret_must_have_the_name_of_its_app() {
 
 #[tokio::test]
 async fn apps_missing_from_a_new_list_are_removed() {
-    let gone = json!({ "kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "too old" });
+    let expired =
+        json!({ "kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "too old" });
     let server = TestApiServer::new([
         ExpectedCall::List {
             continue_token: None,
             secrets: vec![secret("goes", "1"), secret("stays", "2")],
             next_token: None,
         },
-        ExpectedCall::Watch { resource_version: "10", lines: vec![event("ERROR", gone)], stays_open: false },
+        ExpectedCall::Watch { resource_version: "10", lines: vec![event("ERROR", expired)], stays_open: false },
         ExpectedCall::List { continue_token: None, secrets: vec![secret("stays", "2")], next_token: None },
         ExpectedCall::Watch { resource_version: "10", lines: vec![], stays_open: true },
     ])
@@ -314,15 +315,15 @@ async fn an_interrupted_list_removes_nothing() {
     let apps = Arc::new(Apps::default());
     let mut changes = apps.subscribe_changes();
     let (_watching, _results) = server.watch(&apps);
-    let mut seen = Vec::new();
+    let mut received = Vec::new();
     loop {
         let change = wait_for(&mut changes, |_| true).await;
-        seen.push((change.app.to_string(), change.revision.is_some()));
+        received.push((change.app.to_string(), change.revision.is_some()));
         if change.app.as_str() == "three" {
             break;
         }
     }
-    assert!(seen.iter().all(|(_, serves)| *serves), "{seen:?}");
+    assert!(received.iter().all(|(_, serves)| *serves), "{received:?}");
     assert_eq!(ids(&apps), ["one", "three", "two"]);
 }
 
@@ -351,15 +352,15 @@ async fn an_unreachable_api_server_is_reported() {
 #[tokio::test]
 async fn cached_documents_are_corrected_by_the_list() {
     let folder = tempfile::tempdir().unwrap();
-    let cached = || Arc::new(Apps::default().with_cache(Cache::open(folder.path().to_owned()).unwrap()));
-    let before = cached();
-    let mut whole = before.start_full_sync();
+    let open_cache = || Arc::new(Apps::default().with_cache(Cache::open(folder.path().to_owned()).unwrap()));
+    let before = open_cache();
+    let mut full_sync = before.start_full_sync();
     for id in ["goes", "stays"] {
-        whole.put(&id.parse().unwrap(), &fixtures::rendered(id).to_bytes());
+        full_sync.put(&id.parse().unwrap(), &fixtures::rendered(id).to_bytes());
     }
-    whole.commit();
+    full_sync.commit();
 
-    let apps = cached();
+    let apps = open_cache();
     assert!(apps.restore_from_cache());
     assert_eq!(ids(&apps), ["goes", "stays"]);
     let server = TestApiServer::new([
@@ -374,9 +375,9 @@ async fn cached_documents_are_corrected_by_the_list() {
     let (_watching, mut results) = server.watch(&apps);
     assert_eq!(receive(&mut results).await, Ok(()));
     assert_eq!(ids(&apps), ["comes", "stays"]);
-    let again = cached();
-    assert!(again.restore_from_cache());
-    assert_eq!(ids(&again), ["comes", "stays"]);
+    let reopened = open_cache();
+    assert!(reopened.restore_from_cache());
+    assert_eq!(ids(&reopened), ["comes", "stays"]);
 }
 
 #[test]
@@ -403,7 +404,7 @@ async fn a_silent_list_and_a_silent_watch_are_restarted() {
         },
     ])
     .await;
-    let limits = Timeouts { read: Duration::from_millis(600), list: Duration::from_millis(300) };
+    let timeouts = Timeouts { read: Duration::from_millis(600), list: Duration::from_millis(300) };
     // Fails if another test has already installed a crypto provider.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let (sender, mut results) = mpsc::unbounded_channel();
@@ -413,7 +414,7 @@ async fn a_silent_list_and_a_silent_watch_are_restarted() {
     let on_result = move |result| {
         let _ = sender.send(result);
     };
-    let source = SecretWatcher::new(api(config, "latchkey", limits).unwrap(), apps, on_result, limits);
+    let source = SecretWatcher::new(api(config, "latchkey", timeouts).unwrap(), apps, on_result, timeouts);
     let running = tokio::spawn(source.run()).abort_handle();
     wait_for(&mut changes, |change| change.app.as_str() == "three").await;
     running.abort();

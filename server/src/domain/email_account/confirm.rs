@@ -65,19 +65,21 @@ async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + 
 ) -> Result<Confirmed, ConfirmError> {
     let found = find_code(call, code, &[CodePurpose::Confirm, CodePurpose::Change]).await?;
     let (key, record) = found.ok_or(ConfirmError::InvalidCode)?;
-    let own = own_session(call, bearer, record.user).await?;
+    let bearer_session = own_session(call, bearer, record.user).await?;
     // Only the account that requested a new email address can confirm it. For anybody else the code is not consumed.
-    if record.purpose == CodePurpose::Change && own.as_ref().is_none_or(|session| session.epoch != record.epoch) {
+    if record.purpose == CodePurpose::Change
+        && bearer_session.as_ref().is_none_or(|session| session.epoch != record.epoch)
+    {
         return Err(ConfirmError::InvalidCode);
     }
     let record = call.stores.consume_code(call.app_id(), &key).await?.ok_or(ConfirmError::InvalidCode)?;
-    let session = own.as_ref().map_or_else(|| SessionId(call.env.new_uuid()), |session| session.id);
-    let applied = match (record.purpose, &own) {
+    let session = bearer_session.as_ref().map_or_else(|| SessionId(call.env.new_uuid()), |session| session.id);
+    let applied = match (record.purpose, &bearer_session) {
         (CodePurpose::Change, Some(_)) => change_address(call, &record, session).await,
         (CodePurpose::Change, None) => Ok(None),
         (CodePurpose::Confirm | CodePurpose::Reset, _) => {
             let event = Event {
-                session: own.as_ref().map(|session| session.id),
+                session: bearer_session.as_ref().map(|session| session.id),
                 ..call.event(EventKind::Confirmed, record.user)
             };
             let change = Confirmation {
@@ -85,7 +87,7 @@ async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + 
                 epoch: record.epoch,
                 address: record.address.clone(),
                 session,
-                keeps_session: own.is_some(),
+                keeps_session: bearer_session.is_some(),
                 at: event.at,
                 event,
             };
@@ -100,8 +102,8 @@ async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + 
         }
     };
     let user = changed.user;
-    propagate_epoch(call, &user, own.as_ref().map(|session| session.id)).await;
-    let tokens = match own {
+    propagate_epoch(call, &user, bearer_session.as_ref().map(|session| session.id)).await;
+    let tokens = match bearer_session {
         Some(session) => {
             let session = Session { epoch: user.epoch, ..session };
             token::issue_tokens(call.app, call.env, &user.profile(), &session)?

@@ -56,7 +56,8 @@ pub async fn reset_password<S: Users + Outbox + RateLimits + Codes + Sessions + 
     let permit = call.stores.acquire(call.app_id(), rate_limits::codes(call.app, call.client_address())).await?;
     let email = request.email.clone();
     let outcome = apply_reset_code(call, request).await;
-    // For a weak password the permit is not released: scoring is work, and the code may not have been checked yet.
+    // For a weak password the permit is not released: scoring costs CPU time, and the code may not have been checked
+    // yet.
     if matches!(outcome, Ok(()) | Err(ResetPasswordError::Common(_))) {
         call.stores.release(call.app_id(), permit).await;
     }

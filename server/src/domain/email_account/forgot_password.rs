@@ -26,9 +26,9 @@ pub async fn forgot_password<S: Users + RateLimits + Outbox + AuditLog>(
             call.stores
                 .enqueue(call.app_id(), Mail { kind: MailKind::Reset, recipient, requested_at: call.env.now() })
                 .await?;
-            // The request does not wait for the event: for an unknown email address no event is written, and the
-            // shorter time would reveal that. If a mail limit is reached, there is no event either, so that the mail
-            // limits bound the events too.
+            // The request does not wait for the event. For an unknown email address no event is written, so waiting
+            // would reveal that an email address is known. If a mail limit is reached, no event is recorded either, so
+            // the mail limits also limit the events.
             call.stores.record_later(call.app_id(), call.event(EventKind::PasswordResetRequested, id));
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! The use case of *login* (specification: Accounts, Login).
 
+use futures::join;
 use latchkey_crds::rendered::EnumerationProtection;
 use tracing::warn;
 
@@ -59,19 +60,19 @@ pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog
         let account = Some(account.clone());
         call.stores.count_refusal(call.app_id(), call.refusal(kind, account, user.map(|user| user.id)));
     };
-    let failure = acquire_login_limits(call, &account, None).await?;
+    let failure_permit = acquire_login_limits(call, &account, None).await?;
     let user = match check_password(call, &request).await {
         Ok(user) => user,
         Err(error) => {
             // The password was not checked.
-            call.stores.release(call.app_id(), failure).await;
+            call.stores.release(call.app_id(), failure_permit).await;
             return Err(error.into());
         }
     };
     let user = match user {
         Ok(user) => user,
-        Err(known) => {
-            count_refusal(RefusalKind::Login, known.as_ref());
+        Err(known_user) => {
+            count_refusal(RefusalKind::Login, known_user.as_ref());
             return Err(LoginError::InvalidCredentials);
         }
     };
@@ -82,17 +83,16 @@ pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog
         count_refusal(RefusalKind::Login, Some(&user));
         return Err(LoginError::InvalidCredentials);
     }
-    call.stores.release(call.app_id(), failure).await;
-    if user.disabled {
+    let release = call.stores.release(call.app_id(), failure_permit);
+    if user.disabled || unverified {
+        release.await;
         count_refusal(RefusalKind::Login, Some(&user));
-        return Err(LoginError::Disabled);
-    }
-    if unverified {
-        count_refusal(RefusalKind::Login, Some(&user));
-        return Err(LoginError::EmailNotVerified);
+        return Err(if user.disabled { LoginError::Disabled } else { LoginError::EmailNotVerified });
     }
     renew_hash(call, &user, &request.password).await;
-    let tokens = match open_session(call, &user, Amr::Password).await? {
+    // Neither depends on the other, and together they take one round trip to Redis.
+    let ((), tokens) = join!(release, open_session(call, &user, Amr::Password));
+    let tokens = match tokens? {
         Some(tokens) => tokens,
         // The password was right, but the epoch has risen since the user was read, for example by a reset.
         None => return Err(LoginError::InvalidCredentials),
@@ -112,7 +112,7 @@ async fn check_password<S: Users + PasswordHasher>(
     let is_right = call.stores.verify(call.app, call.client_address(), &request.password, hash).await?;
     Ok(match user {
         Some(user) if is_right => Ok(user),
-        known => Err(known),
+        known_user => Err(known_user),
     })
 }
 

@@ -77,16 +77,16 @@ pub async fn register<S: Users + RateLimits + PasswordHasher>(
     check_password_policy(call, &request.password, guesses).await?;
 
     let now = call.env.now();
-    let known = call.stores.user_by_email(call.app_id(), &request.email).await?;
-    let taken =
+    let known_user = call.stores.user_by_email(call.app_id(), &request.email).await?;
+    let is_taken =
         |user: &User| user.email_verified && call.app.doc.enumeration_protection == EnumerationProtection::Disabled;
-    if known.as_ref().is_some_and(taken) {
+    if known_user.as_ref().is_some_and(is_taken) {
         return Err(RegisterError::EmailTaken);
     }
     let mail_permit = acquire_mail_limit(call, &request.email, MailPurpose::Confirm).await?;
     let new_id = UserId(call.env.new_uuid());
     let event = Event { at: now, ..call.event(EventKind::Registered, new_id) };
-    if let Err(error) = create_or_contest_user(call, &request, known, new_id, mail_permit.is_some(), event).await {
+    if let Err(error) = create_or_contest_user(call, &request, known_user, new_id, mail_permit.is_some(), event).await {
         release_mail_limit(call, mail_permit).await;
         return Err(error.into());
     }
@@ -100,12 +100,12 @@ pub async fn register<S: Users + RateLimits + PasswordHasher>(
 async fn create_or_contest_user<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &RegisterInput,
-    known: Option<User>,
+    known_user: Option<User>,
     new_id: UserId,
     is_mailed: bool,
     event: Event,
 ) -> Result<(), CommonError> {
-    let known = match known {
+    let known_user = match known_user {
         Some(user) => Some(user),
         None => {
             let password_hash = call.stores.hash(call.app, call.client_address(), &request.password).await?;
@@ -126,7 +126,7 @@ async fn create_or_contest_user<S: Users + PasswordHasher>(
             }
         }
     };
-    match known {
+    match known_user {
         Some(user) => register_known_address(call, request, &user, is_mailed, event).await,
         None => Ok(()),
     }
@@ -142,12 +142,15 @@ async fn register_known_address<S: Users + PasswordHasher>(
     event: Event,
 ) -> Result<(), CommonError> {
     let hash = user.password_hash.as_ref();
-    let is_same = call.stores.verify(call.app, call.client_address(), &request.password, hash).await?;
+    let is_same_password = call.stores.verify(call.app, call.client_address(), &request.password, hash).await?;
     let kind = if user.email_verified { MailKind::AccountExists } else { MailKind::Confirm };
     // The owner of a disabled account gets no mail: the outbox row is written, but sends nothing.
     let recipient = (!user.disabled).then_some(user.id);
     let mail = is_mailed.then_some(Mail { kind, recipient, requested_at: event.at });
-    let contest = !user.email_verified && !is_same;
+    let becomes_contested = !user.email_verified && !is_same_password;
     let event = Event { kind: EventKind::RegisteredAgain, user: Some(user.id), ..event };
-    Ok(call.stores.record_repeated_registration(call.app_id(), user.id, user.epoch, contest, mail, event).await?)
+    Ok(call
+        .stores
+        .record_repeated_registration(call.app_id(), user.id, user.epoch, becomes_contested, mail, event)
+        .await?)
 }

@@ -32,8 +32,8 @@ pub async fn verify<S: OwnAccounts + RateLimits + Outbox + Sessions + AuditLog>(
     signed_in: &AuthenticatedSession,
 ) -> Result<Email, VerifyError> {
     let user = signed_in.load_user(call).await?.ok_or(VerifyError::InvalidToken)?;
-    let unverified = user.pending_email.as_ref().or(user.email.as_ref().filter(|_| !user.email_verified));
-    let Some(address) = unverified else {
+    let unverified_address = user.pending_email.as_ref().or(user.email.as_ref().filter(|_| !user.email_verified));
+    let Some(address) = unverified_address else {
         return user.email.ok_or(VerifyError::InvalidToken);
     };
     let account = call.account_key(address);

@@ -1,4 +1,5 @@
-//! Reads the account of a session, and checks that its email address is verified, as most changes require.
+//! Reads the account of a session. Checks that the email address of the account is verified, because most changes
+//! require this.
 
 use crate::domain::{
     authentication::AuthenticatedSession,
@@ -16,7 +17,8 @@ pub enum OwnAccountError {
     InvalidToken,
     #[error("the email address is not verified")]
     EmailNotVerified,
-    /// The request has no password, and there is no recent login, or a recent login is not enough.
+    /// The request has no password. Either the login is not recent, or the call requires the password even after a
+    /// recent login.
     #[error("the password or a recent login is required")]
     ReauthenticationRequired,
     #[error("the password is wrong")]

@@ -47,14 +47,15 @@ impl<E: Into<OwnAccountError>> From<E> for ChangeAddressError {
     }
 }
 
-/// Makes an email address pending until it is confirmed with its code. With enumeration protection, this does not check
-/// whether the email address has an account, so that known and unknown email addresses cost the same. The content of
-/// the mail is decided when the mail is sent.
+/// Makes an email address pending until it is confirmed with its code. With enumeration protection, the function does
+/// not check whether the email address has an account, so that known and unknown email addresses cost the same. The
+/// content of the mail is decided when the mail is sent.
 pub async fn request_address_change<S: Users + OwnAccounts + RateLimits + PasswordHasher + Sessions + AuditLog>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
     request: &ChangeAddressInput,
 ) -> Result<PendingAddressChange, ChangeAddressError> {
+    let mut is_limit_acquired = false;
     loop {
         let user = load_user(call, signed_in).await?;
         require_verified_address(&user)?;
@@ -62,14 +63,17 @@ pub async fn request_address_change<S: Users + OwnAccounts + RateLimits + Passwo
             return Err(ChangeAddressError::DomainNotAllowed);
         }
         match &request.password {
-            Some(password) => check_password(call, &user, password).await?,
+            Some(password) => check_password(call, &user, password, is_limit_acquired).await?,
             // A recent login is enough only if the account has no password.
             None if user.password_hash.is_none() && is_recent_login(call.env, &signed_in.session) => {
-                let checks = rate_limits::logins(call.app, call.client_address());
-                call.stores.acquire(call.app_id(), checks).await?;
+                if !is_limit_acquired {
+                    let checks = rate_limits::logins(call.app, call.client_address());
+                    call.stores.acquire(call.app_id(), checks).await?;
+                }
             }
             None => return Err(OwnAccountError::ReauthenticationRequired.into()),
         }
+        is_limit_acquired = true;
         if is_reported_as_taken(call, &user, &request.email).await? {
             return Err(ChangeAddressError::EmailTaken);
         }
@@ -104,8 +108,8 @@ async fn is_reported_as_taken<S: Users>(
     match call.app.doc.enumeration_protection {
         EnumerationProtection::Strict => Ok(false),
         EnumerationProtection::Disabled => {
-            let known = call.stores.user_by_email(call.app_id(), email).await?;
-            Ok(known.is_some_and(|known| known.id != user.id && known.email_verified))
+            let owner = call.stores.user_by_email(call.app_id(), email).await?;
+            Ok(owner.is_some_and(|owner| owner.id != user.id && owner.email_verified))
         }
     }
 }

@@ -45,7 +45,7 @@ impl From<PasswordPolicyError> for ChangePasswordError {
     }
 }
 
-/// Sets the password. Ends all other sessions of the user and all codes; this session continues.
+/// Sets the password. Ends all other sessions of the user and all codes. The session of the request continues.
 pub async fn change_password<S: OwnAccounts + RateLimits + PasswordHasher + Sessions + Outbox + AuditLog>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
@@ -70,8 +70,8 @@ pub async fn change_password<S: OwnAccounts + RateLimits + PasswordHasher + Sess
         }
         check_password_policy(call, &request.password, likely_guesses(&user)).await?;
         if let Some(current) = &request.current {
-            let failure = acquire_login_failure_limits(call, &account_key(call, &user), Some(user.id)).await?;
-            verify_password(call, &user, current, failure).await?;
+            let failure_permit = acquire_login_failure_limits(call, &account_key(call, &user), Some(user.id)).await?;
+            verify_password(call, &user, current, failure_permit).await?;
         }
         let password_hash = call.stores.hash(call.app, call.client_address(), &request.password).await?;
         let event = signed_in.event(call, EventKind::PasswordChanged);

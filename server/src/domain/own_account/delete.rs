@@ -20,17 +20,21 @@ pub async fn delete_account<S: OwnAccounts + RateLimits + PasswordHasher + Sessi
     signed_in: &AuthenticatedSession,
     password: Option<&Password>,
 ) -> Result<(), OwnAccountError> {
+    let mut is_limit_acquired = false;
     loop {
         let user = load_user(call, signed_in).await?;
         require_verified_address(&user)?;
         match password {
-            Some(password) => check_password(call, &user, password).await?,
+            Some(password) => {
+                check_password(call, &user, password, is_limit_acquired).await?;
+                is_limit_acquired = true;
+            }
             None if is_recent_login(call.env, &signed_in.session) => {}
             None => return Err(OwnAccountError::ReauthenticationRequired),
         }
         let event = signed_in.event(call, EventKind::UserDeleted);
-        let removal = UserDeletion { user: user.id, epoch: user.epoch, event };
-        if let Some(epoch) = call.stores.delete_user(call.app_id(), removal).await? {
+        let deletion = UserDeletion { user: user.id, epoch: user.epoch, event };
+        if let Some(epoch) = call.stores.delete_user(call.app_id(), deletion).await? {
             propagate_epoch_change(call, &EpochChange { user: user.id, epoch, kept_session: None }, None).await;
             return Ok(());
         }

@@ -13,7 +13,7 @@ use crate::domain::{
     user::{Name, User},
 };
 
-/// Sets the name of the user.
+/// Sets the name of the user. The call counts towards the rate limit of logins.
 pub async fn rename_user<S: OwnAccounts + Sessions + RateLimits>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,

@@ -12,20 +12,20 @@ use crate::domain::{
 };
 
 /// The audit log: events in Postgres, and refusals that are counted in Redis until they become a row in Postgres. No
-/// request fails because an event or a refusal cannot be recorded. A metric counts the lost events and
-/// refusals.
+/// request fails because an event or a refusal cannot be recorded. A metric counts the lost events and refusals.
 pub trait AuditLog: Sync {
     /// Writes an event. Waits for at most one second; a longer write continues in the background.
     fn record(&self, app: &AppId, event: Event) -> impl Future<Output = ()> + Send;
 
-    /// Like [`Self::record`], but does not wait. For requests that also work without Postgres, or that must take the
-    /// same time with and without an event.
+    /// Like [`Self::record`], but does not wait. Meant for requests that also work without Postgres, and for requests
+    /// that must take the same time with and without an event.
     fn record_later(&self, app: &AppId, event: Event);
 
-    /// Counts a refusal after the response.
+    /// Counts a refusal in the background, without a delay of the response.
     fn count_refusal(&self, app: &AppId, refusal: Refusal);
 
-    /// The newest 100 events of a user, refusals included, the newest first. Events before `since` are left out.
+    /// The newest 100 events of a user, including refusals. The newest event is the first. Events before `since` are
+    /// left out.
     fn activity(
         &self,
         app: &AppId,

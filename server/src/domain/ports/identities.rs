@@ -104,8 +104,7 @@ pub trait Identities: Sync {
     ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
     /// Creates the user, the identity and the mail. Returns false and writes nothing if the identity or the email
-    /// address already belongs to a user. Of concurrent calls for one identity, only one creates
-    /// the user.
+    /// address already belongs to a user. Of concurrent calls for one identity, only one creates the user.
     fn create_federated_user(
         &self,
         app: &AppId,

@@ -54,8 +54,8 @@ pub trait Outbox: Sync {
     /// Queues one mail in a transaction of its own.
     fn enqueue(&self, app: &AppId, mail: Mail) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Claims up to `most` due rows. The claim ends after the time `lease`. Claims round-robin over Apps, and the
-    /// oldest rows of an App first. All servers together claim at most `per_app` rows of one App at a time.
+    /// Claims up to `most` due rows for the time `lease`. The Apps take turns; the oldest row of an App is claimed
+    /// first. All servers together claim at most `per_app` rows of one App at a time.
     fn claim(
         &self,
         most: usize,

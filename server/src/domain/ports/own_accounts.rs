@@ -97,9 +97,9 @@ pub struct AddressChanged {
 /// `request_address_change` and `delete_user` also return `None` and write nothing if the email address of the account
 /// is unverified.
 pub trait OwnAccounts: Sync {
-    /// The user of the session. `None` if the user is deleted or disabled, or the session has ended. The session has
-    /// ended unless the user has the epoch of the session, or a later epoch that Redis does not have yet and at which
-    /// the session continues.
+    /// The user of the session. `None` if the user is deleted or disabled, or the session has ended. The session is
+    /// live if the user has the epoch of the session. It is also live at a later epoch, if an outbox row still has to
+    /// propagate this epoch to Redis and names the session as the one that continues.
     fn user_of_session(&self, app: &AppId, session: &Session)
     -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
@@ -139,6 +139,6 @@ pub trait OwnAccounts: Sync {
     fn delete_user(
         &self,
         app: &AppId,
-        removal: UserDeletion,
+        deletion: UserDeletion,
     ) -> impl Future<Output = StoreResult<Option<Epoch>>> + Send;
 }

@@ -22,7 +22,7 @@ pub trait PasswordHasher: Sync {
         password: &Password,
     ) -> impl Future<Output = Result<PasswordHash, Overloaded>> + Send;
 
-    /// Whether the password matches the hash. Without a hash, this does the same work and returns false.
+    /// Whether the password matches the hash. Without a hash, the call does the same work and returns false.
     fn verify(
         &self,
         app: &App,
@@ -31,7 +31,7 @@ pub trait PasswordHasher: Sync {
         hash: Option<&PasswordHash>,
     ) -> impl Future<Output = Result<bool, Overloaded>> + Send;
 
-    /// Whether the hash was made with other parameters than new hashes have.
+    /// Whether the parameters of the hash differ from those of new hashes.
     fn is_outdated(&self, hash: &PasswordHash) -> bool;
 
     /// Whether the password has the App's minimum strength (zxcvbn). `guesses` are the words that an attacker would try

@@ -46,7 +46,7 @@ pub trait Sessions: Sync {
         rules: &RefreshRules,
     ) -> impl Future<Output = StoreResult<RefreshOutcome>> + Send;
 
-    /// Ends a session. Returns whether it was live.
+    /// Ends a session. Returns whether the session was live.
     fn end_session(
         &self,
         app: &AppId,
@@ -62,8 +62,9 @@ pub trait Sessions: Sync {
         keep: SessionId,
     ) -> impl Future<Output = StoreResult<Vec<SessionId>>> + Send;
 
-    /// Raises the epoch and never lowers it. Every session ends except `kept_session`, which continues at the new
-    /// epoch. Also writes the profile, which is `None` if the user was deleted.
+    /// Raises the epoch. Does nothing if Redis has a later epoch. Every session of a lower epoch ends except
+    /// `kept_session`, which continues at the new epoch. Also writes the profile, which is `None` if the user was
+    /// deleted.
     fn raise_epoch(
         &self,
         app: &AppId,

@@ -122,9 +122,9 @@ pub trait Users: Sync {
         change: Confirmation,
     ) -> impl Future<Output = StoreResult<Option<ChangedUser>>> + Send;
 
-    /// Returns `None` as `confirm_address` does. Otherwise, in one transaction: sets the password, marks the email
-    /// address verified, removes a pending email address, ends a contest, removes identities if the email address was
-    /// unverified, raises the epoch, queues the notice, and adds an outbox row that propagates the epoch.
+    /// Returns `None` in the same cases as `confirm_address`. Otherwise, in one transaction: sets the password, marks
+    /// the email address verified, removes a pending email address, ends a contest, removes identities if the email
+    /// address was unverified, raises the epoch, queues the notice, and adds an outbox row that propagates the epoch.
     fn reset_password(
         &self,
         app: &AppId,

@@ -17,8 +17,8 @@ use crate::domain::{
     user::UserId,
 };
 
-/// The time until a retry if another server has a newer key than this server. A new document arrives within two
-/// seconds.
+/// The time until a retry if another server has a newer key than this server. The rendered document with the newer key
+/// arrives within two seconds.
 pub const UNKNOWN_KEY_RETRY: Duration = Duration::from_secs(2);
 
 /// The result of a refresh.

@@ -17,12 +17,13 @@ use crate::domain::{
     redirect::{self, ParameterLocation, RedirectNotAllowed, RedirectTarget},
 };
 
-/// What the provider sent to *callback* through the browser.
+/// What the browser sends to *callback*: the parameters of the provider, and the flows in its cookies.
 pub struct CallbackInput<'a> {
     pub state: FlowState,
     pub code: Option<&'a str>,
     pub iss: Option<&'a str>,
     pub error: Option<&'a str>,
+    /// The form field `user`, which only Apple sends.
     pub posted_user: Option<&'a str>,
     /// The sealed flows in the browser's cookies for this state.
     pub sealed: Vec<&'a str>,
@@ -179,7 +180,7 @@ where
     }
 }
 
-/// The error of a provider. Some providers (Apple, LinkedIn) have their own error codes for a login that the user
+/// Parses the error code of a provider. Some providers (Apple, LinkedIn) have their own codes for a login that the user
 /// cancels.
 fn authorization_error(error: &str) -> Option<AuthorizationError> {
     match error {

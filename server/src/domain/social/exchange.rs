@@ -58,8 +58,8 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
         return Err(CodeExchangeError::InvalidGrant);
     }
     let url_matches = exchange.redirect_url.is_none_or(|url| login.redirect_url.as_deref() == Some(url));
-    let in_time = call.env.now().unix_timestamp() < login.expires_at;
-    if !in_time || !url_matches || !login.challenge.is_satisfied_by(exchange.code_verifier) {
+    let is_in_time = call.env.now().unix_timestamp() < login.expires_at;
+    if !is_in_time || !url_matches || !login.challenge.is_satisfied_by(exchange.code_verifier) {
         return Err(CodeExchangeError::InvalidGrant);
     }
     let logged_in_at =
@@ -88,17 +88,22 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
     };
     match call.stores.redeem_login(call.app_id(), &key, new.id).await {
         Ok(None) => Ok(ExchangedSession { user: login.user, tokens }),
-        Ok(Some(first)) => {
-            for session in [first, new.id] {
-                call.stores.end_session(call.app_id(), login.user, session).await?;
-            }
+        Ok(Some(first_session)) => {
+            let first_end = call.stores.end_session(call.app_id(), login.user, first_session).await;
+            end_unused_session(call, login.user, new.id).await;
+            first_end?;
             Err(CodeExchangeError::InvalidGrant)
         }
         Err(error) => {
-            if let Err(error) = call.stores.end_session(call.app_id(), login.user, new.id).await {
-                warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "an unused session stays open");
-            }
+            end_unused_session(call, login.user, new.id).await;
             Err(error.into())
         }
+    }
+}
+
+/// Ends a session whose tokens nobody got.
+async fn end_unused_session<S: Sessions>(call: Call<'_, S>, user: UserId, session: SessionId) {
+    if let Err(error) = call.stores.end_session(call.app_id(), user, session).await {
+        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "an unused session stays open");
     }
 }

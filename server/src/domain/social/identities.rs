@@ -52,8 +52,8 @@ pub async fn link_identity<S: Users + Identities + RateLimits + Providers>(
     let user = call.stores.user(call.app_id(), signed_in.user_id()).await?;
     let user = user.filter(|user| !user.disabled && user.epoch == signed_in.session.epoch);
     let user = user.ok_or(LinkError::InvalidToken)?;
-    // Without this check, an attacker could register the email address of another person, link an identity, and log in
-    // with this identity after the owner of the email address has confirmed it.
+    // Without this check, an attacker could register the email address of another person and link an identity. After
+    // that person has confirmed the email address, the attacker could still log in with the identity.
     if user.email.is_some() && !user.email_verified {
         return Err(LinkError::EmailNotVerified);
     }

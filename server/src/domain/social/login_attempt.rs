@@ -147,10 +147,10 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
         let mut mail_permit = None;
         let mut mail = None;
         if let Some(address) = &pending {
+            // The mail is chosen before the limit is acquired. If the choice fails, nothing was counted.
+            let pending_mail = self.mail_to_pending_address(address, id, now).await?;
             mail_permit = acquire_mail_limit(self.call, address, MailPurpose::Confirm).await?;
-            if mail_permit.is_some() {
-                mail = Some(self.mail_to_pending_address(address, id, now).await?);
-            }
+            mail = mail_permit.is_some().then_some(pending_mail);
         }
         let user = NewFederatedUser {
             id,

@@ -132,7 +132,7 @@ mod tests {
         let plan = plan_new_identity(&fixtures::app(doc), &provider, identity, find_user).now_or_never().unwrap();
         let summary = match plan {
             Ok(Plan::Link(_)) => "link",
-            Ok(Plan::Transfer(_, email)) if email.as_str() == EMAIL => "take over",
+            Ok(Plan::Transfer(_, email)) if email.as_str() == EMAIL => "transfer",
             Ok(Plan::Create { email: Some(_), pending: None }) => "create",
             Ok(Plan::Create { email: None, pending: Some(_) }) => "create, pending",
             Ok(Plan::Create { email: None, pending: None }) => "create, no address",
@@ -156,7 +156,7 @@ mod tests {
         for (known, expected) in [
             (None, "create"),
             (Some(account(true, false)), "link"),
-            (Some(account(false, false)), "take over"),
+            (Some(account(false, false)), "transfer"),
             (Some(account(true, true)), "disabled"),
             (Some(account(false, true)), "disabled"),
         ] {
@@ -178,11 +178,11 @@ mod tests {
     #[test]
     fn an_unverified_address_is_looked_up_only_without_enumeration_protection() {
         let identity = verified_identity(Some(EMAIL), false);
-        let off = |doc: &mut RenderedApp| doc.enumeration_protection = EnumerationProtection::Disabled;
+        let without_protection = |doc: &mut RenderedApp| doc.enumeration_protection = EnumerationProtection::Disabled;
         for known in [None, Some(account(true, false)), Some(account(false, false))] {
             assert_eq!(plan_summary(unchanged, true, &identity, known.clone()), ("create, pending", 0));
             let expected = if known.is_some() { "link required" } else { "create, pending" };
-            assert_eq!(plan_summary(off, true, &identity, known), (expected, 1));
+            assert_eq!(plan_summary(without_protection, true, &identity, known), (expected, 1));
         }
     }
 
@@ -192,11 +192,14 @@ mod tests {
         assert_eq!(plan_summary(required, true, &verified_identity(Some(EMAIL), false), None), ("not verified", 0));
         assert_eq!(plan_summary(required, false, &verified_identity(Some(EMAIL), true), None), ("not verified", 0));
         assert_eq!(plan_summary(required, true, &verified_identity(Some(EMAIL), true), None), ("create", 1));
-        let both = |doc: &mut RenderedApp| {
+        let verified_or_no_email = |doc: &mut RenderedApp| {
             doc.require_verified_email = true;
             doc.allow_users_without_email = true;
         };
-        assert_eq!(plan_summary(both, true, &verified_identity(None, false), None), ("not verified", 0));
+        assert_eq!(
+            plan_summary(verified_or_no_email, true, &verified_identity(None, false), None),
+            ("not verified", 0)
+        );
     }
 
     #[test]
@@ -208,10 +211,10 @@ mod tests {
 
     #[test]
     fn an_address_of_another_domain_is_rejected_before_any_lookup() {
-        let only = |doc: &mut RenderedApp| doc.allowed_email_domains = vec!["example.org".parse().unwrap()];
+        let only_example_org = |doc: &mut RenderedApp| doc.allowed_email_domains = vec!["example.org".parse().unwrap()];
         for verified in [true, false] {
             let identity = verified_identity(Some(EMAIL), verified);
-            assert_eq!(plan_summary(only, true, &identity, Some(account(true, false))), ("domain", 0));
+            assert_eq!(plan_summary(only_example_org, true, &identity, Some(account(true, false))), ("domain", 0));
         }
     }
 

@@ -67,7 +67,7 @@ fn header_values(live: &LiveSession) -> Result<[HeaderValue; 5], Problem> {
     ])
 }
 
-/// Ids, email addresses and percent-encoded text are ASCII.
+/// Fails only if the text is not ASCII. Ids, email addresses and percent-encoded names are always ASCII.
 fn header_value(text: impl Display) -> Result<HeaderValue, Problem> {
     HeaderValue::try_from(text.to_string()).map_err(|error| Problem::server_error().with_cause(error))
 }

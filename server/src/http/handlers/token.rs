@@ -86,7 +86,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     let body: TokenRequest = request.read_json_or_form().await?;
     match body.grant_type.as_ref().map(|RawText(grant)| grant.as_str()) {
         None | Some("refresh_token") => handle_refresh(state.call(app, &request.client), body).await,
-        // Boxed: an exchange is rarer than a refresh, and its future is larger.
+        // The future of an exchange is boxed, because it is larger than the future of a refresh, and rarely needed.
         Some("authorization_code") => Box::pin(handle_exchange(state.call(app, &request.client), body)).await,
         Some(_) => {
             let why = "grant_type must be refresh_token or authorization_code";

@@ -31,14 +31,14 @@ pub(super) fn error_response(status: StatusCode, codes: &[ErrorCode], error: &Sc
 }
 
 fn error_example(code: ErrorCode) -> Value {
-    let field = |description: &str, field: &'static str, code: FieldCode, message: &'static str| {
+    let field_error = |description: &str, field: &'static str, code: FieldCode, message: &'static str| {
         (description.to_owned(), vec![FieldProblem { field, code, message: message.into() }])
     };
     let (description, fields) = if code == ErrorCode::InvalidRequest {
-        field("email is not an email address", "email", FieldCode::Invalid, "is not an email address")
+        field_error("email is not an email address", "email", FieldCode::Invalid, "is not an email address")
     } else if code == ErrorCode::WeakPassword {
         let message = "is too easy to guess; use a longer or less common one";
-        field(&format!("password {message}"), "password", FieldCode::Guessable, message)
+        field_error(&format!("password {message}"), "password", FieldCode::Guessable, message)
     } else {
         ("…".to_owned(), Vec::new())
     };

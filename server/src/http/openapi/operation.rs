@@ -37,7 +37,7 @@ pub type Parameter = (&'static str, &'static str);
 pub struct Content {
     schema: fn(&mut SchemaGenerator) -> Schema,
     example: Option<Value>,
-    required: bool,
+    is_required: bool,
     media_types: &'static [&'static str],
 }
 
@@ -226,14 +226,14 @@ impl Content {
         Self::json_with_schema(SchemaGenerator::subschema_for::<T>, example)
     }
 
-    /// JSON of a schema that no type declares.
+    /// A JSON body with a schema that no Rust type declares.
     pub fn json_with_schema(schema: fn(&mut SchemaGenerator) -> Schema, example: Value) -> Self {
-        Self { schema, example: Some(example), required: true, media_types: &[JSON] }
+        Self { schema, example: Some(example), is_required: true, media_types: &[JSON] }
     }
 
     /// A JSON body that can be left out.
     pub fn optional_json<T: JsonSchema>(example: Value) -> Self {
-        Self { required: false, ..Self::json::<T>(example) }
+        Self { is_required: false, ..Self::json::<T>(example) }
     }
 
     /// JSON, or a form with the same fields.
@@ -243,17 +243,17 @@ impl Content {
 
     /// A form, but no JSON.
     pub fn form(schema: fn(&mut SchemaGenerator) -> Schema) -> Self {
-        Self { schema, example: None, required: true, media_types: &[FORM] }
+        Self { schema, example: None, is_required: true, media_types: &[FORM] }
     }
 
-    /// `{}`: a response without data, or a request without data. The body of the request can be left out.
+    /// The body `{}` of a response or a request without data. A request can leave out this body.
     pub fn empty_object() -> Self {
         let schema = |_: &mut SchemaGenerator| json_schema!({ "type": "object", "maxProperties": 0 });
-        Self { required: false, ..Self::json_with_schema(schema, json!({})) }
+        Self { is_required: false, ..Self::json_with_schema(schema, json!({})) }
     }
 
     fn render_request(&self, schemas: &mut SchemaGenerator) -> Value {
-        json!({ "required": self.required, "content": self.render(schemas) })
+        json!({ "required": self.is_required, "content": self.render(schemas) })
     }
 
     fn render(&self, schemas: &mut SchemaGenerator) -> Value {

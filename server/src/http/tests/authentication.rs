@@ -14,8 +14,8 @@ use crate::http::{
 async fn verify_without_a_valid_token_is_401_whatever_its_body() {
     let server = TestServer::new(FailingStores::Panicking);
     let verify = "/v1/shop/email/verify";
-    let bare = format!("POST {verify} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
-    let reply = server.send_request(bare.clone()).await;
+    let bare_request = format!("POST {verify} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    let reply = server.send_request(bare_request.clone()).await;
     reply.assert_refused(401, "invalid_token");
     assert_eq!(reply.header("www-authenticate"), Some("Bearer realm=\"shop\""));
     server.post(verify, "", "").await.assert_refused(401, "invalid_token");
@@ -34,19 +34,19 @@ async fn forward_auth_requires_a_token_with_any_method_and_sends_no_cors_headers
     let token = access_token(&server);
     for method in ["GET", "OPTIONS", "POST", "PROPFIND"] {
         for suffix in ["", "/", "/a//b/../c"] {
-            let ask = |headers: &str| {
+            let request = |headers: &str| {
                 format!(
                     "{method} /v1/shop/authorize{suffix} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\
                      Origin: https://shop.example.com\r\nAccess-Control-Request-Method: GET\r\n{headers}\r\n"
                 )
             };
-            let reply = server.send_request(ask("")).await;
+            let reply = server.send_request(request("")).await;
             reply.assert_refused(401, "invalid_token");
             assert_eq!(reply.header("www-authenticate"), Some("Bearer realm=\"shop\""));
             assert!(!reply.headers.keys().any(|name| name.starts_with("access-control") || name == "vary"));
-            let reply = server.send_request(ask("Authorization: Bearer a.b.c\r\n")).await;
+            let reply = server.send_request(request("Authorization: Bearer a.b.c\r\n")).await;
             reply.assert_refused(401, "invalid_token");
-            let reply = server.send_request(ask(&format!("Authorization: Bearer {token}\r\n"))).await;
+            let reply = server.send_request(request(&format!("Authorization: Bearer {token}\r\n"))).await;
             reply.assert_refused(503, "temporarily_unavailable");
             assert_eq!(reply.header("retry-after"), Some("5"));
         }
@@ -87,7 +87,7 @@ async fn a_call_that_needs_a_token_is_401_without_one_whatever_its_body_and_para
     server.timeouts.body = Duration::from_secs(600);
     server.timeouts.linger = Duration::from_millis(5);
     let document = openapi::document(&server.state.settings.base_url);
-    let mut seen = 0;
+    let mut call_count = 0;
     for route in Route::ALL.iter().copied() {
         let path = route.template().replace("{APPID}", "shop").replace("{PROVIDER}", "nobody");
         let path = path.replace("{SESSION}", "%00not-an-id").replace("{SUFFIX}", "a/b");
@@ -103,7 +103,7 @@ async fn a_call_that_needs_a_token_is_401_without_one_whatever_its_body_and_para
             assert_ne!(reply.status, 401, "{} needs a token, but the OpenAPI document does not say so", route.name());
             continue;
         }
-        seen += 1;
+        call_count += 1;
         let code = if route == Route::Introspect { "invalid_client" } else { "invalid_token" };
         for (token, challenge) in [
             ("", "Bearer realm=\"shop\""),
@@ -117,7 +117,7 @@ async fn a_call_that_needs_a_token_is_401_without_one_whatever_its_body_and_para
             }
         }
     }
-    assert!(seen >= 15, "only {seen} calls need a token");
+    assert!(call_count >= 15, "only {call_count} calls need a token");
 }
 
 #[tokio::test]

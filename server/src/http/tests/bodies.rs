@@ -14,13 +14,13 @@ use super::{FailingStores, Reply, TestServer};
 async fn bad_bodies_are_refused_before_any_store_is_called() {
     let server = TestServer::new(FailingStores::Panicking);
     let login = "/v1/shop/email/login";
-    let typed = |kind: &str| {
-        format!("POST {login} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{kind}Content-Length: 2\r\n\r\n{{}}")
+    let login_with = |headers: &str| {
+        format!("POST {login} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{headers}Content-Length: 2\r\n\r\n{{}}")
     };
-    server.send_request(typed("")).await.assert_refused(415, "unsupported_media_type");
-    server.send_request(typed("Content-Type: text/plain\r\n")).await.assert_refused(415, "unsupported_media_type");
+    server.send_request(login_with("")).await.assert_refused(415, "unsupported_media_type");
+    server.send_request(login_with("Content-Type: text/plain\r\n")).await.assert_refused(415, "unsupported_media_type");
     server
-        .send_request(typed("Content-Type: application/json\r\nContent-Encoding: gzip\r\n"))
+        .send_request(login_with("Content-Type: application/json\r\nContent-Encoding: gzip\r\n"))
         .await
         .assert_refused(415, "unsupported_media_type");
     server.post(login, "", "").await.assert_refused(400, "invalid_request");
@@ -40,7 +40,7 @@ async fn bad_bodies_are_refused_before_any_store_is_called() {
 async fn the_declared_and_the_sent_length_of_a_body_are_bounded() {
     let server = TestServer::new(FailingStores::Panicking);
     let head = "POST /v1/shop/email/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n";
-    // Refused immediately: the body never arrives.
+    // The request is refused immediately, although its body never arrives.
     let reply = server.send_request(format!("{head}Content-Length: 65537\r\n\r\n")).await;
     reply.assert_refused(413, "payload_too_large");
     assert_eq!(reply.header("connection"), Some("close"));

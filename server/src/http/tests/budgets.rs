@@ -95,9 +95,9 @@ async fn a_body_of_unknown_length_is_counted_as_it_arrives() {
     let mut client = server.connect(server.public());
     client.write_all(head.as_bytes()).await.unwrap();
     let used = || server.budgets.request_bytes().used();
-    for step in [0, 4 << 10, 20 << 10, 20 << 10, 52 << 10, 52 << 10, 52 << 10] {
+    for minimum in [0, 4 << 10, 20 << 10, 20 << 10, 52 << 10, 52 << 10, 52 << 10] {
         client.write_all(chunk.as_bytes()).await.unwrap();
-        wait_until("the body counts against the budget", || used() > step).await;
+        wait_until("the body counts against the budget", || used() > minimum).await;
         assert!(used() <= 64 << 10);
     }
     // The rest of the budget is used up, so another body does not fit.
@@ -113,13 +113,13 @@ async fn a_body_of_unknown_length_is_counted_as_it_arrives() {
 async fn large_heads_that_do_not_fit_the_budget_are_refused_while_they_arrive() {
     let mut server = TestServer::new(FailingStores::Panicking);
     server.timeouts.head = Duration::from_secs(600);
-    let half = format!("GET /openapi.json HTTP/1.1\r\nX-Filler: {}", "x".repeat(20_000));
+    let incomplete_head = format!("GET /openapi.json HTTP/1.1\r\nX-Filler: {}", "x".repeat(20_000));
     let service = server.public();
     let mut clients = Vec::new();
     let mut refused = 0;
     for number in 0..700_u32 {
         let mut client = server.connect_from(service.clone(), (number % 250) as u8 + 1);
-        refused += usize::from(is_refused(&server, &mut client, half.as_bytes()).await);
+        refused += usize::from(is_refused(&server, &mut client, incomplete_head.as_bytes()).await);
         clients.push(client);
     }
     // Each head costs 56 KiB: a buffer of twice the maximum head, minus the 8 KiB that every connection has.

@@ -18,22 +18,22 @@ use super::{
 use crate::http::{Budgets, Drain};
 
 #[tokio::test]
-async fn a_drain_finishes_running_requests_and_closes_the_rest() {
+async fn a_drain_finishes_running_requests_and_closes_connections() {
     let server = TestServer::new(FailingStores::Panicking);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let drain = Drain::new(Duration::from_millis(300), Duration::from_secs(10));
     let serving = tokio::spawn(crate::http::serve(listener, server.public(), drain.clone()));
-    let mut kept = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut old_connection = tokio::net::TcpStream::connect(address).await.unwrap();
     let mut buffer = vec![0; 4096];
-    kept.write_all(b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-    let read = kept.read(&mut buffer).await.unwrap();
+    old_connection.write_all(b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let read = old_connection.read(&mut buffer).await.unwrap();
     assert_eq!(Reply::parse(&buffer[..read]).header("connection"), None);
 
     drain.begin();
     // The connection from before the drain and a new connection both get a response that closes them.
-    let fresh = tokio::net::TcpStream::connect(address).await.unwrap();
-    for mut stream in [kept, fresh] {
+    let new_connection = tokio::net::TcpStream::connect(address).await.unwrap();
+    for mut stream in [old_connection, new_connection] {
         stream.write_all(b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
         let mut reply = Vec::new();
         timeout(Duration::from_secs(20), stream.read_to_end(&mut reply)).await.expect("closed in time").unwrap();
@@ -65,7 +65,7 @@ async fn a_client_that_disconnects_keeps_its_slot_while_its_requests_run() {
     let mut client = server.connect(service.clone());
     client.write_all(&[PREFACE, &openapi_request_frame(1)].concat()).await.unwrap();
     wait_for(&slow.began).await;
-    // How many more connections the address of the client can open.
+    // How many more connections the client address can open.
     let free_slots = || {
         let admit = || service.admit(service.acquire_slot().now_or_never()?, [192, 0, 2, 1].into()).ok();
         std::iter::from_fn(admit).collect::<Vec<_>>().len()
@@ -98,11 +98,11 @@ async fn a_client_that_half_closed_gets_its_response() {
 #[tokio::test]
 async fn a_drain_waits_for_running_requests_up_to_its_limit() {
     let server = TestServer::new(FailingStores::Panicking);
-    for answers in [true, false] {
+    for ends_in_time in [true, false] {
         let slow = SlowEndpoint::default();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let limit = if answers { Duration::from_secs(20) } else { Duration::from_millis(50) };
+        let limit = if ends_in_time { Duration::from_secs(20) } else { Duration::from_millis(50) };
         let drain = Drain::new(Duration::ZERO, limit);
         let service = server.service_for(slow.clone());
         let serving = tokio::spawn(crate::http::serve(listener, service, drain.clone()));
@@ -112,13 +112,13 @@ async fn a_drain_waits_for_running_requests_up_to_its_limit() {
         drain.begin();
         drain.closing().cancelled().await;
         assert!(!serving.is_finished());
-        if answers {
+        if ends_in_time {
             slow.may_end.notify_one();
         }
         let mut reply = Vec::new();
         timeout(Duration::from_secs(20), client.read_to_end(&mut reply)).await.expect("closed in time").unwrap();
-        assert_eq!(!reply.is_empty(), answers);
-        if answers {
+        assert_eq!(!reply.is_empty(), ends_in_time);
+        if ends_in_time {
             assert_eq!(Reply::parse(&reply).header("connection"), Some("close"));
         }
         timeout(Duration::from_secs(20), serving).await.expect("the drain ends in time").unwrap();

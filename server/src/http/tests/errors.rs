@@ -32,7 +32,7 @@ async fn a_reached_limit_says_when_to_retry() {
     let server = TestServer::new(FailingStores::Limited);
     for (operation, body) in EMAIL_ENDPOINTS {
         if operation == "forgot-password" {
-            // Only the email of this call is limited, and the response does not reveal that.
+            // The limit applies only to the mail that this call requests, and the response does not reveal the limit.
             continue;
         }
         let reply = server.post(&format!("/v1/shop/email/{operation}"), "", body).await;
@@ -58,10 +58,10 @@ async fn what_the_app_forbids_is_reported() {
     let closed = TestServer::with_app(FailingStores::Panicking, |app| app.sign_up = SignUp::Closed);
     let (_, body) = EMAIL_ENDPOINTS[1];
     closed.post("/v1/shop/email/register", "", body).await.assert_refused(403, "registration_disabled");
-    let narrow = TestServer::with_app(FailingStores::Panicking, |app| {
+    let one_domain = TestServer::with_app(FailingStores::Panicking, |app| {
         app.allowed_email_domains = vec!["example.org".parse().unwrap()]
     });
-    let refused = narrow.post("/v1/shop/email/register", "", body).await.assert_refused(400, "invalid_request");
+    let refused = one_domain.post("/v1/shop/email/register", "", body).await.assert_refused(400, "invalid_request");
     assert_eq!(refused["fields"][0]["field"], "email");
     assert_eq!(refused["fields"][0]["code"], "domain_not_allowed");
     let server = TestServer::new(FailingStores::Overloaded);

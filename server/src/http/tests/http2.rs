@@ -61,14 +61,14 @@ async fn http_2_gets_a_response_and_a_goaway_on_drain() {
     block.extend_from_slice(&[0x01, 1, b'a']);
     client.write_all(&[0, 0, block.len() as u8, HEADERS, 0x05, 0, 0, 0, 1]).await.unwrap();
     client.write_all(&block).await.unwrap();
-    let answer = loop {
+    let header_block = loop {
         let (kind, _, payload) = frame(&mut client).await;
         if kind == HEADERS {
             break payload;
         }
     };
-    // An index into the static table: `:status: 200`.
-    assert!(answer.contains(&0x88), "{answer:?}");
+    // 0x88 is the entry 8 of the static table: `:status: 200` (RFC 7541, 6.1 and appendix A).
+    assert!(header_block.contains(&0x88), "{header_block:?}");
     server.drain.begin();
     while frame(&mut client).await.0 != GOAWAY {}
 }

@@ -52,12 +52,12 @@ fn with_github(document: &mut RenderedApp) {
 
 /// A callback request of a flow that has begun.
 async fn github_callback() -> String {
-    let begun = TestServer::with_app(FailingStores::Overloaded, with_github)
+    let redirect = TestServer::with_app(FailingStores::Overloaded, with_github)
         .send_request(get_request("/shop/github/redirect", ""))
         .await;
-    assert_eq!(begun.status, 302, "{}", begun.body);
-    let (_, state) = begun.header("location").unwrap().split_once("state=").unwrap();
-    let (cookie, _) = begun.header("set-cookie").unwrap().split_once(';').unwrap();
+    assert_eq!(redirect.status, 302, "{}", redirect.body);
+    let (_, state) = redirect.header("location").unwrap().split_once("state=").unwrap();
+    let (cookie, _) = redirect.header("set-cookie").unwrap().split_once(';').unwrap();
     get_request(&format!("/shop/github/callback?state={state}&code=c"), &format!("Cookie: {cookie}\r\n"))
 }
 

@@ -38,8 +38,8 @@ async fn head_is_get_without_the_body() {
     let got = server.send_request(get_request("/shop/.well-known/jwks.json", "")).await;
     let head = server.send_request(get_request("/shop/.well-known/jwks.json", "").replacen("GET", "HEAD", 1)).await;
     assert_eq!((head.status, head.body.as_str()), (200, ""));
-    for same in ["content-length", "etag", "content-type", "cache-control"] {
-        assert_eq!(head.header(same), got.header(same), "{same}");
+    for header in ["content-length", "etag", "content-type", "cache-control"] {
+        assert_eq!(head.header(header), got.header(header), "{header}");
     }
     assert_eq!(got.header("content-length"), Some(got.body.len().to_string().as_str()));
 }
@@ -67,7 +67,7 @@ async fn public_documents_can_be_cached_and_revalidated() {
     let keys = server.send_request(get_request("/shop/.well-known/jwks.json", "")).await.json();
     assert_eq!(keys["keys"][0]["kid"], "s1");
     assert_eq!(keys["keys"][0]["alg"], "ES256");
-    assert!(keys["keys"][0].get("d").is_none(), "the private part stays");
+    assert!(keys["keys"][0].get("d").is_none(), "the private part of the key is not published");
     assert_eq!(
         server.send_request(get_request("/shop/.well-known/openid-configuration", "")).await.json(),
         json!({
@@ -96,15 +96,16 @@ async fn public_documents_can_be_cached_and_revalidated() {
 #[tokio::test]
 async fn a_well_formed_request_id_is_kept() {
     let server = TestServer::new(FailingStores::Panicking);
-    let id =
-        async |sent: &str| server.send_request(get_request("/", sent)).await.header("x-request-id").unwrap().to_owned();
+    let id = async |headers: &str| {
+        server.send_request(get_request("/", headers)).await.header("x-request-id").unwrap().to_owned()
+    };
     assert_eq!(id("X-Request-Id: Trace.1_2-3\r\n").await, "Trace.1_2-3");
     assert_eq!(id(&format!("X-Request-Id: {}\r\n", "a".repeat(128))).await, "a".repeat(128));
     let too_long = format!("X-Request-Id: {}\r\n", "a".repeat(129));
     for bad in ["", "X-Request-Id: a b\r\n", "X-Request-Id: \r\n", "X-Request-Id: a\r\nX-Request-Id: b\r\n", &too_long]
     {
-        let made = Uuid::parse_str(&id(bad).await).unwrap();
-        assert_eq!(made.get_version_num(), 7, "{bad}");
+        let generated = Uuid::parse_str(&id(bad).await).unwrap();
+        assert_eq!(generated.get_version_num(), 7, "{bad}");
     }
 }
 

@@ -34,21 +34,21 @@ async fn headers_that_do_not_arrive_time_out() {
     // The same timeout applies to a further request, after the response to the first one.
     let mut client = server.connect(server.public());
     client.write_all(b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-    let mut first = [0; 16];
-    client.read_exact(&mut first).await.unwrap();
+    let mut first_bytes = [0; 16];
+    client.read_exact(&mut first_bytes).await.unwrap();
     client.write_all(b"GET /v1 HTTP/1.1\r\n").await.unwrap();
-    let mut rest = String::new();
-    timeout(Duration::from_secs(20), client.read_to_string(&mut rest)).await.unwrap().unwrap();
-    assert!(first.starts_with(b"HTTP/1.1 404"));
-    assert!(rest.contains("HTTP/1.1 408"), "{rest}");
+    let mut remaining_text = String::new();
+    timeout(Duration::from_secs(20), client.read_to_string(&mut remaining_text)).await.unwrap().unwrap();
+    assert!(first_bytes.starts_with(b"HTTP/1.1 404"));
+    assert!(remaining_text.contains("HTTP/1.1 408"), "{remaining_text}");
 
     // A client that sends nothing, or only a part of the HTTP/2 preface, gets no response.
-    for silent in ["", "PRI * HTTP/2.0\r\n"] {
+    for sent in ["", "PRI * HTTP/2.0\r\n"] {
         let mut client = server.connect(server.public());
-        client.write_all(silent.as_bytes()).await.unwrap();
+        client.write_all(sent.as_bytes()).await.unwrap();
         let mut reply = Vec::new();
         timeout(Duration::from_secs(20), client.read_to_end(&mut reply)).await.unwrap().unwrap();
-        assert!(reply.is_empty(), "{silent:?}");
+        assert!(reply.is_empty(), "{sent:?}");
     }
 }
 
@@ -67,12 +67,13 @@ async fn an_idle_connection_is_closed_without_a_response() {
 #[tokio::test]
 async fn headers_are_bounded() {
     let server = TestServer::new(FailingStores::Panicking);
-    let with = |size: usize| get_request("/openapi.json", &format!("X-Filler: {}\r\n", "x".repeat(size)));
-    assert_eq!(server.send_request(with(30 * 1024)).await.status, 200);
-    assert_eq!(server.send_request(with(33 * 1024)).await.status, 431);
-    let many: String = (0..150).map(|n| format!("X-{n}: y\r\n")).collect();
-    assert_eq!(server.send_request(get_request("/openapi.json", &many)).await.status, 431);
+    let request_with_header =
+        |size: usize| get_request("/openapi.json", &format!("X-Filler: {}\r\n", "x".repeat(size)));
+    assert_eq!(server.send_request(request_with_header(30 * 1024)).await.status, 200);
+    assert_eq!(server.send_request(request_with_header(33 * 1024)).await.status, 431);
+    let many_headers: String = (0..150).map(|n| format!("X-{n}: y\r\n")).collect();
+    assert_eq!(server.send_request(get_request("/openapi.json", &many_headers)).await.status, 431);
     // A client that sends 200 KiB of headers gets a response too, not a reset.
-    assert_eq!(server.send_request(with(200 * 1024)).await.status, 431);
+    assert_eq!(server.send_request(request_with_header(200 * 1024)).await.status, 431);
     assert_eq!(server.send_request("nonsense\r\n\r\n").await.status, 400);
 }

@@ -20,7 +20,9 @@ pub(super) use row::is_active;
 pub struct OwnershipClaim {
     pub app: AppId,
     pub namespace: String,
+    /// See [`DeletedApp::incarnation`].
     pub incarnation: Option<String>,
+    /// See [`DeletedApp::handover`].
     pub handover: u32,
 }
 

@@ -27,7 +27,7 @@ impl AuditMetrics {
         Self { events: Counter::default(), lost: Counter::default() }
     }
 
-    /// Registers metrics under names without a prefix. The caller's registry adds the prefix of audit.
+    /// Registers the metrics under names without a prefix. `registry` must add the prefix `audit`.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("events", "Audit events that were written", self.events.clone());
         registry.register("lost", "Audit events that could not be written", self.lost.clone());

@@ -69,7 +69,7 @@ impl CallErrorKind {
         }
     }
 
-    /// The kind of a SQLSTATE (PostgreSQL documentation, Appendix A).
+    /// The kind of an error with this SQLSTATE (PostgreSQL documentation, Appendix A).
     fn from_code(code: &str) -> Self {
         match code {
             // query_canceled (by statement_timeout), lock_not_available, idle_in_transaction_session_timeout.
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_that_is_no_bug_means_unavailable() {
+    fn a_sqlstate_that_is_no_bug_means_unavailable() {
         for (code, kind) in [
             ("57P01", CallErrorKind::Unavailable),
             ("57P03", CallErrorKind::Unavailable),

@@ -1,4 +1,4 @@
-//! The handle to the database, and what all calls share.
+//! The handle to the database, and the state that all calls share.
 
 use std::sync::{Arc, Weak};
 
@@ -93,7 +93,7 @@ impl PostgresStore {
         Ok(Self { shared })
     }
 
-    /// Registers metrics under names without a prefix. The caller's registry adds the prefix.
+    /// Registers the metrics under names without a prefix. `registry` must add the prefix `postgres`.
     pub fn register_metrics(&self, registry: &mut Registry) {
         self.shared.metrics.register(registry);
     }

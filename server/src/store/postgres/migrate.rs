@@ -18,8 +18,8 @@ static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 /// the schema.
 pub const REQUIRED_SCHEMA: i64 = 20_261_122_000_000;
 
-/// How many months ahead partitions are created. A server whose role cannot create partitions has the partitions that
-/// it needs for this long after an upgrade, and then uses the default partition.
+/// For how many months ahead `migrate` creates partitions. If a server's role cannot create partitions, these
+/// partitions are enough for this long after an upgrade. After that, rows go to the default partition.
 const MONTHS_AHEAD: i32 = 12;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of attempts to create the lock's table. If two programs create the table at the same time, one of
@@ -102,15 +102,15 @@ fn is_race(error: &sqlx::Error) -> bool {
 
 async fn apply(connection: &mut PgConnection) -> Result<(), MigrationError> {
     let failed = |error: &sqlx::Error| MigrationError::StatementFailed(CallError::from(error));
-    let before = applied_version(connection).await.map_err(|error| failed(&error))?;
+    let applied = applied_version(connection).await.map_err(|error| failed(&error))?;
     let newest = MIGRATOR.iter().map(|migration| migration.version).max();
     let missing: Vec<i64> = MIGRATOR
         .iter()
         .map(|migration| migration.version)
-        .filter(|version| before.is_none_or(|before| *version > before))
+        .filter(|version| applied.is_none_or(|applied| *version > applied))
         .collect();
     if missing.is_empty() {
-        info!(schema = before, "the schema is up to date");
+        info!(schema = applied, "the schema is up to date");
     }
     for migration in MIGRATOR.iter().filter(|migration| missing.contains(&migration.version)) {
         info!(version = migration.version, description = %migration.description, "applying a migration");

@@ -1,6 +1,7 @@
 //! Users, identities, the outbox, audit events and the ownership of Apps in Postgres.
 //!
-//! `handle` contains the handle, `call` the code that all calls share, and each folder the calls for one kind of data.
+//! `handle` contains the handle. `call` contains the code that all calls share. Each folder contains the calls for one
+//! kind of data.
 //! A call that every login or registration needs is one statement. Rare changes are transactions of small statements
 //! (docs/decisions/0032). Transactions lock rows in this order: apps, users, identities, outbox, audit events.
 

@@ -42,7 +42,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 pub(super) struct Availability {
     outage: watch::Sender<Option<Outage>>,
     last_success: Mutex<Instant>,
-    probing: AtomicBool,
+    is_probing: AtomicBool,
     waiting_permits: Semaphore,
 }
 
@@ -60,7 +60,7 @@ impl Availability {
         Self {
             outage: watch::Sender::new(None),
             last_success: Mutex::new(Instant::now()),
-            probing: AtomicBool::new(false),
+            is_probing: AtomicBool::new(false),
             waiting_permits: Semaphore::new(MAX_WAITING_CALLS),
         }
     }
@@ -108,7 +108,7 @@ impl Shared {
             return Err(CallError::pool_timeout());
         };
         if let Some(error) = self.availability.outage_error()
-            // Open connections may still work, for example if Postgres rejects only new ones.
+            // Open connections may still work, for example if Postgres rejects only new connections.
             && self.pool.num_idle() == 0
         {
             self.probe();
@@ -139,9 +139,9 @@ impl Shared {
         })
     }
 
-    /// Starts the task that checks whether connections can be opened, unless it is running.
+    /// Starts the task that checks whether connections can be opened, unless the task is already running.
     fn probe(&self) {
-        if !self.availability.probing.swap(true, Ordering::AcqRel) {
+        if !self.availability.is_probing.swap(true, Ordering::AcqRel) {
             tokio::spawn(probe(Weak::clone(&self.weak_self)));
         }
     }
@@ -149,7 +149,7 @@ impl Shared {
 
 /// Tries to open a connection until an attempt succeeds. Until then, reports an outage.
 async fn probe(shared: Weak<Shared>) {
-    let mut reported = false;
+    let mut is_reported = false;
     loop {
         let Some(pool) = shared.upgrade().map(|shared| shared.pool.clone()) else { return };
         let since = Instant::now();
@@ -158,18 +158,18 @@ async fn probe(shared: Weak<Shared>) {
         let availability = &shared.availability;
         match result {
             Err(error) if error.is_outage() => {
-                if !std::mem::replace(&mut reported, true) {
+                if !std::mem::replace(&mut is_reported, true) {
                     warn!(error = &error as &dyn std::error::Error, "Postgres does not accept connections");
                 }
                 availability.outage.send_replace(Some(Outage { since, error }));
             }
             // The error "too many connections" is no outage: a connection may become free at any moment.
             Ok(()) | Err(_) => {
-                if reported {
+                if is_reported {
                     info!("Postgres accepts connections again");
                 }
                 availability.reset();
-                availability.probing.store(false, Ordering::Release);
+                availability.is_probing.store(false, Ordering::Release);
                 return;
             }
         }
@@ -192,7 +192,7 @@ async fn try_connect(pool: &PgPool) -> Result<(), CallError> {
 // === impl CallError ===
 
 impl CallError {
-    /// Whether the next connection will most likely fail too.
+    /// Whether the next attempt to connect will most likely fail, too.
     fn is_outage(&self) -> bool {
         match self.kind {
             CallErrorKind::Connection

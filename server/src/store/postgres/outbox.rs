@@ -38,8 +38,8 @@ impl Outbox for Stores {
         self.postgres.enqueue_mail(app, mail).await
     }
 
-    async fn claim(&self, most: usize, per_app: usize, lease: Duration) -> Result<Vec<ClaimedRow>, StoreError> {
-        self.postgres.claim_outbox_rows(most, per_app, lease).await
+    async fn claim(&self, max_rows: usize, per_app: usize, lease: Duration) -> Result<Vec<ClaimedRow>, StoreError> {
+        self.postgres.claim_outbox_rows(max_rows, per_app, lease).await
     }
 
     async fn finish(&self, claimed: &ClaimedRow, outcome: DeliveryOutcome) -> Result<(), StoreError> {

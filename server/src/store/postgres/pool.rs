@@ -18,18 +18,18 @@ use crate::store::{UrlReadError, UrlSource};
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 /// A connection that was idle longer than this is pinged before use. Busy connections cost no extra round trip.
 const PING_AFTER_IDLE: Duration = Duration::from_secs(5);
-/// The time limit of that ping.
+/// The time limit of the ping of an idle connection.
 const PING_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a connection can take to return to the pool after its use.
 const RETURN_TIME: Duration = Duration::from_secs(1);
 /// How often the file of the URL is read, so that a rotated password is used before the old password stops working.
 const URL_READ_INTERVAL: Duration = Duration::from_secs(10);
-/// Connections are replaced at this age, so that they spread over Postgres servers that were added.
+/// Connections are replaced at this age, so that new connections also go to Postgres servers that were added.
 const MAX_LIFETIME: Duration = Duration::from_secs(30 * 60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// Runs once on each new connection. The settings are a statement, because poolers reject startup parameters. Behind a
 /// pooler in transaction mode, the settings stay on the server connection that they reached, so a call can run without
-/// them. That is harmless: the module `call` limits the time of every call itself.
+/// the settings. This is harmless, because the module `call` limits the time of every call itself.
 const SESSION_SETTINGS: &str = "SET statement_timeout = 5000; SET idle_in_transaction_session_timeout = 10000";
 
 /// The URL cannot be read or is not a Postgres URL. The message does not contain the URL.
@@ -69,19 +69,19 @@ pub(super) fn new(
             let broken_at = *last_broken.lock();
             // A connection that became idle a moment after the failure may have been on its way back to the pool when
             // the failure happened.
-            let suspect = broken_at.is_some_and(|broken_at| broken_at.elapsed() <= meta.idle_for + RETURN_TIME);
+            let is_suspect = broken_at.is_some_and(|broken_at| broken_at.elapsed() <= meta.idle_for + RETURN_TIME);
             let last_broken = Arc::clone(&last_broken);
             Box::pin(async move {
-                if meta.idle_for < PING_AFTER_IDLE && !suspect {
+                if meta.idle_for < PING_AFTER_IDLE && !is_suspect {
                     return Ok(true);
                 }
                 let ping = sqlx::Connection::ping(connection);
-                let alive = matches!(timeout(PING_TIMEOUT, ping).await, Ok(Ok(())));
-                if !alive {
+                let is_alive = matches!(timeout(PING_TIMEOUT, ping).await, Ok(Ok(())));
+                if !is_alive {
                     // The other idle connections are suspect too.
                     *last_broken.lock() = Some(Instant::now());
                 }
-                Ok(alive)
+                Ok(is_alive)
             })
         })
         .after_connect(|connection, _| {

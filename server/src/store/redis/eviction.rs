@@ -26,7 +26,7 @@ const NO_EVICTION: &str = "noeviction";
 /// Checks at intervals whether Redis evicts keys when its memory is full. Sets a metric at each check, and logs when
 /// the result changes. Runs until the task is aborted.
 pub(super) async fn watch_eviction_policy(client: Arc<RedisClient>, metrics: Metrics) {
-    let mut reported = false;
+    let mut was_evicting = false;
     loop {
         let Some(policy) = eviction_policy(&client).await else {
             sleep(RETRY_INTERVAL).await;
@@ -34,7 +34,7 @@ pub(super) async fn watch_eviction_policy(client: Arc<RedisClient>, metrics: Met
         };
         let evicts = policy != NO_EVICTION;
         metrics.set_evicts(evicts);
-        match (reported, evicts) {
+        match (was_evicting, evicts) {
             (false, true) => error!(
                 policy,
                 "Redis evicts keys when full: sessions and limits can be lost; set maxmemory-policy to noeviction"
@@ -42,7 +42,7 @@ pub(super) async fn watch_eviction_policy(client: Arc<RedisClient>, metrics: Met
             (true, false) => info!(policy, "Redis no longer evicts keys"),
             (false, false) | (true, true) => {}
         }
-        reported = evicts;
+        was_evicting = evicts;
         sleep(CHECK_INTERVAL).await;
     }
 }

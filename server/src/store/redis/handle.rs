@@ -1,4 +1,4 @@
-//! The handle to Redis: sends commands and scripts, with a span, metrics and a deadline per call.
+//! The handle to Redis. It sends commands and scripts. Each call has a trace span, metrics and a deadline.
 
 use std::sync::{Arc, Weak};
 
@@ -15,8 +15,8 @@ use super::{
 };
 use crate::domain::ports::{Replication, StoreError};
 
-/// A key lives this much longer than its content is valid. The content contains the exact end. The extra time allows
-/// for clocks that differ.
+/// A key lives this much longer than its content is valid. The content itself contains the time at which it expires.
+/// The extra time allows for clocks that differ.
 pub(super) const TTL_SLACK_SECONDS: i64 = 60;
 
 /// A handle to Redis. Clones share connections.
@@ -32,7 +32,7 @@ pub(super) struct WeakRedisStore {
     clock_offset: time::Duration,
 }
 
-/// What all handles share.
+/// The state that all handles share.
 pub(super) struct Shared {
     pub(super) client: Arc<RedisClient>,
     pub(super) scripts: Arc<Scripts>,
@@ -70,7 +70,7 @@ impl RedisStore {
         WeakRedisStore { shared: Arc::downgrade(&self.shared), clock_offset: self.clock_offset }
     }
 
-    /// Registers metrics under names without a prefix. The caller's registry adds the prefix.
+    /// Registers the metrics under names without a prefix. `registry` must add the prefix `redis`.
     pub fn register_metrics(&self, registry: &mut Registry) {
         self.shared.metrics.register(registry);
     }

@@ -56,7 +56,7 @@ struct KindLabel {
 
 #[derive(Clone)]
 pub(super) struct Metrics {
-    seconds: Family<OperationLabel, Histogram, fn() -> Histogram>,
+    call_seconds: Family<OperationLabel, Histogram, fn() -> Histogram>,
     errors: Family<KindLabel, Counter>,
     evicts: Gauge,
 }
@@ -103,18 +103,19 @@ impl Metrics {
             drop(errors.get_or_create(&KindLabel { kind: kind.as_str() }));
         }
         // Buckets from 100 µs to 3.3 s.
-        let seconds = Family::new_with_constructor((|| Histogram::new(exponential_buckets(0.000_1, 2.0, 16))) as _);
-        Self { seconds, errors, evicts: Gauge::default() }
+        let call_seconds =
+            Family::new_with_constructor((|| Histogram::new(exponential_buckets(0.000_1, 2.0, 16))) as _);
+        Self { call_seconds, errors, evicts: Gauge::default() }
     }
 
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("seconds", "Duration of calls to Redis", self.seconds.clone());
+        registry.register("seconds", "Duration of calls to Redis", self.call_seconds.clone());
         registry.register("errors", "Calls to Redis that failed, by kind", self.errors.clone());
         registry.register("evicts", "1 if Redis evicts keys when it is full", self.evicts.clone());
     }
 
     pub(super) fn observe(&self, operation: Operation, time: Duration) {
-        self.seconds.get_or_create(&OperationLabel { operation: operation.as_str() }).observe(time.as_secs_f64());
+        self.call_seconds.get_or_create(&OperationLabel { operation: operation.as_str() }).observe(time.as_secs_f64());
     }
 
     pub(super) fn count_error(&self, kind: CallErrorKind) {

@@ -20,10 +20,10 @@ pub(crate) struct ChaosArgs {
 /// Runs the scenario, prints the report, and returns the bounds.
 pub(crate) async fn run(options: &ChaosArgs) -> Result<Vec<Bound>> {
     println!("Chaos\n");
-    let lasts = Duration::from_secs(options.chaos_seconds);
-    let wanted =
-        chaos::Options { sessions: 1_000, stolen: 100, duration: lasts, grace_seconds: 1, servers: 3, kills: 2 };
-    let report = chaos::run(wanted).await?;
+    let duration = Duration::from_secs(options.chaos_seconds);
+    let chaos_options =
+        chaos::Options { sessions: 1_000, stolen: 100, duration, grace_seconds: 1, servers: 3, kills: 2 };
+    let report = chaos::run(chaos_options).await?;
     println!("{report}\n");
     let max_turns = report.turns_ended.iter().max().copied().unwrap_or(0);
     Ok(vec![

@@ -43,7 +43,7 @@ pub(crate) struct HostileArgs {
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Attacker>,
     /// For `hostile`: how long users are measured without an attacker, and again with each attacker of a server, in
-    /// seconds. Attackers of the operator ignore it.
+    /// seconds. Attackers of the operator ignore this option.
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(2..=300))]
     attack_seconds: u64,
 }
@@ -72,11 +72,11 @@ enum Attacker {
     Callbacks,
     /// 256 clients that retry immediately after each refusal.
     Impatient,
-    /// Mail templates that are deep, long or wide.
+    /// Mail templates that are deeply nested, very long, or expensive to render.
     Templates,
     /// 700 Apps that reference one large ConfigMap.
     ManyApps,
-    /// Apps that are created and deleted, and leave their keys behind.
+    /// Apps that are created and deleted, and leave Secrets with their keys behind.
     RetainedKeys,
 }
 
@@ -112,10 +112,10 @@ impl Attacker {
     }
 
     /// Runs one attacker. If the attack cannot be completed, returns a bound that is not met.
-    async fn run(self, lasts: Duration) -> Vec<Bound> {
+    async fn run(self, duration: Duration) -> Vec<Bound> {
         println!("{}", self.name());
         // If a service does not start, the harness panics. The separate task catches the panic.
-        let bounds = match tokio::spawn(async move { self.bounds(lasts).await }).await {
+        let bounds = match tokio::spawn(async move { self.bounds(duration).await }).await {
             Ok(Ok(bounds)) => bounds,
             Ok(Err(error)) => vec![Bound::new(format!("the attack completes: {error:#}"), false)],
             Err(error) => vec![Bound::new(format!("the attack completes: {error}"), false)],
@@ -125,18 +125,18 @@ impl Attacker {
         bounds.into_iter().map(|bound| Bound { what: format!("{name}: {}", bound.what), ..bound }).collect()
     }
 
-    async fn bounds(self, lasts: Duration) -> Result<Vec<Bound>> {
+    async fn bounds(self, duration: Duration) -> Result<Vec<Bound>> {
         match self {
-            Self::Password => password::run(lasts).await,
-            Self::ProviderAnswers => provider_responses::run(lasts).await,
-            Self::SlowBodies => connections::slow_bodies(lasts).await,
-            Self::SlowHeads => connections::slow_heads(lasts).await,
-            Self::Streams => streams::run(lasts).await,
-            Self::OneAddress => connections::one_address(lasts).await,
-            Self::ClientOfManyApps => hashing_slots::client_in_many_apps(lasts).await,
-            Self::TenantOfManyApps => hashing_slots::tenant_of_many_apps(lasts).await,
-            Self::Callbacks => callbacks::run(lasts).await,
-            Self::Impatient => impatient::run(lasts).await,
+            Self::Password => password::run(duration).await,
+            Self::ProviderAnswers => provider_responses::run(duration).await,
+            Self::SlowBodies => connections::slow_bodies(duration).await,
+            Self::SlowHeads => connections::slow_heads(duration).await,
+            Self::Streams => streams::run(duration).await,
+            Self::OneAddress => connections::one_address(duration).await,
+            Self::ClientOfManyApps => hashing_slots::client_in_many_apps(duration).await,
+            Self::TenantOfManyApps => hashing_slots::tenant_of_many_apps(duration).await,
+            Self::Callbacks => callbacks::run(duration).await,
+            Self::Impatient => impatient::run(duration).await,
             Self::Templates => templates::run().await,
             Self::ManyApps => many_apps::run().await,
             Self::RetainedKeys => retained_keys::run().await,

@@ -4,6 +4,7 @@
 //! printed with its measurement. If a bound is not met, the exit code is 1.
 
 mod chaos;
+mod hashing;
 mod hostile;
 mod logins;
 mod measurements;
@@ -33,11 +34,13 @@ struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Benchmark {
-    /// Password logins, compared with the bare argon2 rate.
+    /// The argon2 kernels, compared with the crate argon2.
+    Hashing,
+    /// Password logins, compared with the rate of bare hashing.
     Logins,
     /// Sessions while servers restart and the Redis primary is killed.
     Chaos,
-    /// Refreshes, compared with plain reads of the JWKS document.
+    /// Refreshes, compared with the sum of their parts.
     Refresh,
     /// Logins, refreshes and other providers while a provider is down.
     ProviderDown,
@@ -68,6 +71,9 @@ fn main() -> ExitCode {
 async fn bench(args: &Args) -> Result<Vec<Bound>> {
     let is_wanted = |part| args.parts.is_empty() || args.parts.contains(&part);
     let mut bounds = Vec::new();
+    if is_wanted(Benchmark::Hashing) {
+        bounds.extend(tokio::task::spawn_blocking(hashing::run).await??);
+    }
     if is_wanted(Benchmark::Logins) {
         bounds.extend(logins::run().await?);
     }

@@ -48,7 +48,7 @@ const EDIT_LIMIT: Duration = Duration::from_secs(1);
 const REPAIR_LIMIT: Duration = Duration::from_secs(2);
 /// Upper limit for the median edit time with many Apps, relative to the median edit time with few Apps.
 const MAX_EDIT_RATIO: f64 = 1.5;
-/// Limit for one operation, for example an edit.
+/// Time limit for one operation, for example an edit.
 const STEP_LIMIT: Duration = Duration::from_secs(60);
 /// How long to wait for late writes. Longer than the 15 s after which the operator writes that a server is silent.
 const SETTLE_TIME: Duration = Duration::from_secs(20);
@@ -63,12 +63,12 @@ pub(crate) struct OperatorArgs {
     idle_seconds: u64,
 }
 
-/// The measurements with one number of Apps.
+/// The measurements with one number of Apps. Times are in microseconds.
 struct Measurements {
     apps: usize,
-    applied: Histogram<u64>,
-    edited: Histogram<u64>,
-    repaired: Histogram<u64>,
+    apply_times: Histogram<u64>,
+    edit_times: Histogram<u64>,
+    repair_times: Histogram<u64>,
     /// Unexpected writes, with the activity during which they happened.
     writes: Vec<(String, Vec<AuditEvent>)>,
 }
@@ -87,13 +87,13 @@ pub(crate) async fn run(options: &OperatorArgs) -> Result<Vec<Bound>> {
     let threads = std::thread::available_parallelism()?.get();
     println!("Apps in a cluster, on {threads} cores shared by etcd, the API server, operator, servers and Postgres\n");
     let max_apps = options.apps.iter().copied().max();
-    let few = measure(FEW_APPS, None).await?;
-    let mut bounds = few.bounds();
+    let baseline = measure(FEW_APPS, None).await?;
+    let mut bounds = baseline.bounds();
     for apps in &options.apps {
         let idle = (Some(*apps) == max_apps).then(|| Duration::from_secs(options.idle_seconds));
-        let many = measure(*apps, idle).await?;
-        bounds.extend(many.bounds());
-        bounds.push(many.bound_against(&few));
+        let measurements = measure(*apps, idle).await?;
+        bounds.extend(measurements.bounds());
+        bounds.push(measurements.bound_against(&baseline));
     }
     Ok(bounds)
 }
@@ -102,27 +102,32 @@ async fn measure(apps: usize, idle: Option<Duration>) -> Result<Measurements> {
     println!("{apps} Apps");
     let cluster = TestCluster::start().await?;
     let mut bench = BenchCluster::start(&cluster, apps).await?;
-    let mut figures =
-        Measurements { apps, applied: histogram(), edited: histogram(), repaired: histogram(), writes: Vec::new() };
-    figures.writes.push(("the operator's restart".to_owned(), bench.restart_operator().await?));
+    let mut measurements = Measurements {
+        apps,
+        apply_times: histogram(),
+        edit_times: histogram(),
+        repair_times: histogram(),
+        writes: Vec::new(),
+    };
+    measurements.writes.push(("the operator's restart".to_owned(), bench.restart_operator().await?));
     bench.measure_server_start().await?;
-    bench.measure_edits(&mut figures.edited).await?;
-    print_times("an edit, from the API server's response until the last server serves it", &figures.edited);
-    bench.measure_applies(&mut figures.applied).await?;
-    print_times("from apply of App, Provider and Secret until Ready", &figures.applied);
-    bench.measure_repairs(&mut figures.repaired).await?;
-    print_times("until a rendered Secret is repaired after an edit or deletion by hand", &figures.repaired);
+    bench.measure_edits(&mut measurements.edit_times).await?;
+    print_times("an edit, from the API server's response until the last server serves it", &measurements.edit_times);
+    bench.measure_applies(&mut measurements.apply_times).await?;
+    print_times("from apply of App, Provider and Secret until Ready", &measurements.apply_times);
+    bench.measure_repairs(&mut measurements.repair_times).await?;
+    print_times("until a rendered Secret is repaired after an edit or deletion by hand", &measurements.repair_times);
     // Waits until the writes that the changes above caused are done.
     tokio::time::sleep(SETTLE_TIME).await;
     if let Some(idle) = idle {
-        figures
+        measurements
             .writes
             .push((format!("{:.1} idle minutes", idle.as_secs_f64() / 60.0), bench.measure_idle(idle).await?));
-        figures.writes.extend(bench.roll_out().await?);
+        measurements.writes.extend(bench.roll_out().await?);
         bench.print_memory("after all of it")?;
     }
     println!();
-    Ok(figures)
+    Ok(measurements)
 }
 
 fn print_times(what: &str, times: &Histogram<u64>) {
@@ -144,19 +149,19 @@ impl Measurements {
         let longest = |times: &Histogram<u64>| times.value_at_quantile(1.0);
         let mut bounds = vec![
             Bound::new(
-                format!("{apps} Apps: from apply to Ready under 2 s: max {}", format_millis(&self.applied, 1.0)),
-                longest(&self.applied) < micros_of(APPLY_LIMIT),
+                format!("{apps} Apps: from apply to Ready under 2 s: max {}", format_millis(&self.apply_times, 1.0)),
+                longest(&self.apply_times) < micros_of(APPLY_LIMIT),
             ),
             Bound::new(
-                format!("{apps} Apps: an edit takes effect within 1 s: p99 {}", format_millis(&self.edited, 0.99)),
-                self.edited.value_at_quantile(0.99) < micros_of(EDIT_LIMIT),
+                format!("{apps} Apps: an edit takes effect within 1 s: p99 {}", format_millis(&self.edit_times, 0.99)),
+                self.edit_times.value_at_quantile(0.99) < micros_of(EDIT_LIMIT),
             ),
             Bound::new(
                 format!(
                     "{apps} Apps: a rendered Secret is repaired within 2 s: max {}",
-                    format_millis(&self.repaired, 1.0)
+                    format_millis(&self.repair_times, 1.0)
                 ),
-                longest(&self.repaired) < micros_of(REPAIR_LIMIT),
+                longest(&self.repair_times) < micros_of(REPAIR_LIMIT),
             ),
         ];
         bounds.extend(self.writes.iter().map(|(when, writes)| {
@@ -168,11 +173,11 @@ impl Measurements {
         bounds
     }
 
-    /// The bound on the time of an edit, relative to the time of an edit with few Apps.
-    fn bound_against(&self, few: &Self) -> Bound {
+    /// The bound on the time of an edit, relative to the time of an edit in `baseline`, which has few Apps.
+    fn bound_against(&self, baseline: &Self) -> Bound {
         #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark are far below 2^52")]
-        let at = |figures: &Self, quantile| figures.edited.value_at_quantile(quantile) as f64;
-        let [p50, p99] = [0.5, 0.99].map(|quantile| at(self, quantile) / at(few, quantile));
+        let at = |measurements: &Self, quantile| measurements.edit_times.value_at_quantile(quantile) as f64;
+        let [p50, p99] = [0.5, 0.99].map(|quantile| at(self, quantile) / at(baseline, quantile));
         Bound::new(
             format!(
                 "{} Apps: an edit takes at most {MAX_EDIT_RATIO} times as long as among {FEW_APPS} Apps: p50 {p50:.2}, p99 {p99:.2}",
@@ -230,15 +235,15 @@ impl<'a> BenchCluster<'a> {
         let end = Instant::now() + 10 * STEP_LIMIT;
         loop {
             let page = ops.try_send(ops.request(http::Method::GET, "metrics")).await.map(|response| response.text);
-            let done = page.ok().and_then(|page| {
+            let reconciled = page.ok().and_then(|page| {
                 page.lines()
                     .find_map(|line| line.strip_prefix(RECONCILE_METRIC))
                     .and_then(|count| count.parse::<usize>().ok())
             });
-            if done.is_some_and(|done| done >= self.app_set.len()) {
+            if reconciled.is_some_and(|reconciled| reconciled >= self.app_set.len()) {
                 return Ok(());
             }
-            ensure!(Instant::now() < end, "the operator has not reconciled all: {done:?}");
+            ensure!(Instant::now() < end, "the operator has not reconciled all: {reconciled:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -261,7 +266,7 @@ impl<'a> BenchCluster<'a> {
         server.remove().await
     }
 
-    /// Edits [`FEW_APPS`] Apps in turn, which are spread over the whole list of Apps.
+    /// Edits [`FEW_APPS`] Apps in turn. These Apps are spread evenly over the list of all Apps.
     async fn measure_edits(&self, times: &mut Histogram<u64>) -> Result<()> {
         let mut streams = RevisionStreams::connect(&self.servers).await?;
         let step = (self.app_set.len() / FEW_APPS).max(1);
@@ -272,9 +277,9 @@ impl<'a> BenchCluster<'a> {
             let patch = json!({ "spec": { "displayName": format!("Shop {number}") } });
             apps.patch(app.id(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
             let responded = Instant::now();
-            let live = tokio::time::timeout(STEP_LIMIT, streams.wait_for_change(app.id(), &before)).await;
-            let live = live.with_context(|| format!("edit {number} of {} does not take effect", app.id()))??;
-            times.record(micros_of(live.saturating_duration_since(responded)))?;
+            let live_at = tokio::time::timeout(STEP_LIMIT, streams.wait_for_change(app.id(), &before)).await;
+            let live_at = live_at.with_context(|| format!("edit {number} of {} does not take effect", app.id()))??;
+            times.record(micros_of(live_at.saturating_duration_since(responded)))?;
         }
         Ok(())
     }
@@ -304,7 +309,7 @@ impl<'a> BenchCluster<'a> {
         Ok(())
     }
 
-    /// Edits or deletes rendered Secrets and waits for the repair.
+    /// Edits and deletes rendered Secrets alternately, and waits until the operator has repaired each of them.
     async fn measure_repairs(&self, times: &mut Histogram<u64>) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), self.install.namespace());
         for number in 0..2 * REPAIR_COUNT {
@@ -320,9 +325,9 @@ impl<'a> BenchCluster<'a> {
                 secrets.delete(&name, &DeleteParams::default()).await?;
             }
             let began = Instant::now();
-            let back = await_condition(secrets.clone(), &name, contains_document(document));
-            let back = tokio::time::timeout(STEP_LIMIT, back).await;
-            back.with_context(|| format!("{name} is not repaired"))??;
+            let repaired = await_condition(secrets.clone(), &name, contains_document(document));
+            let repaired = tokio::time::timeout(STEP_LIMIT, repaired).await;
+            repaired.with_context(|| format!("{name} is not repaired"))??;
             times.record(micros_of(began.elapsed()))?;
         }
         Ok(())
@@ -350,8 +355,8 @@ impl<'a> BenchCluster<'a> {
         writes.push(("a rolling restart of 3 servers".to_owned(), self.operator_writes(mark)?));
 
         let mark = self.audit_mark();
-        let more = self.install.start_servers(3).await;
-        for server in more {
+        let added_servers = self.install.start_servers(3).await;
+        for server in added_servers {
             server.remove().await?;
         }
         tokio::time::sleep(SETTLE_TIME).await;

@@ -34,7 +34,7 @@ where
     let end = Instant::now() + limit;
     loop {
         match attempt().await {
-            Ok(seen) => return Ok(seen),
+            Ok(value) => return Ok(value),
             Err(error) if Instant::now() > end => {
                 return Err(error.context(format!("{what}: not within {limit:?}")));
             }
@@ -91,12 +91,13 @@ impl ClusterClient {
         process::root().join("charts/latchkey").display().to_string()
     }
 
-    /// Replaces words in a manifest, and applies the objects of the manifest in this namespace.
-    pub(crate) async fn apply_file(&self, path: &Path, namespace: &str, replaced: &[(&str, &str)]) -> Result<()> {
+    /// Replaces words in the text of a manifest, and applies the manifest's objects in this namespace. `replacements`
+    /// are pairs of a word and its replacement.
+    pub(crate) async fn apply_file(&self, path: &Path, namespace: &str, replacements: &[(&str, &str)]) -> Result<()> {
         let mut text = std::fs::read_to_string(process::root().join(path))?;
-        for (word, by) in replaced {
+        for (word, replacement) in replacements {
             ensure!(text.contains(word), "{} does not contain {word}", path.display());
-            text = text.replace(word, by);
+            text = text.replace(word, replacement);
         }
         for document in serde_yaml::Deserializer::from_str(&text) {
             let mut object = Value::deserialize(document)?;
@@ -160,8 +161,8 @@ impl ClusterClient {
     ) -> Result<()> {
         self.delete(api_version, kind, namespace, name).await?;
         retry_until_ok(&format!("{kind} {name} is deleted"), Duration::from_secs(180), || async {
-            let left = self.get(api_version, kind, namespace, name).await?;
-            ensure!(left.is_null(), "it still exists");
+            let object = self.get(api_version, kind, namespace, name).await?;
+            ensure!(object.is_null(), "it still exists");
             Ok(())
         })
         .await
@@ -183,8 +184,8 @@ impl ClusterClient {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Sends a GET request to the API server. The path can be any, for example that of a pod's port or of a node's
-    /// statistics.
+    /// Sends a GET request to the API server. For example, the path can lead to a port of a pod or to the statistics of
+    /// a node.
     pub(crate) async fn get_path(&self, path: &str) -> Result<Value> {
         let request = Request::builder().method(Method::GET).uri(path).body(Vec::new())?;
         Ok(serde_json::from_str(&self.client.request_text(request).await?)?)
@@ -197,10 +198,11 @@ impl ClusterClient {
             let deployment = self.get("apps/v1", "Deployment", Some(namespace), name).await?;
             let wanted = deployment["spec"]["replicas"].as_i64().context("the Deployment does not exist")?;
             let status = &deployment["status"];
-            let at = |field: &str| status[field].as_i64().unwrap_or(0);
+            let count = |field: &str| status[field].as_i64().unwrap_or(0);
             ensure!(status["observedGeneration"] == deployment["metadata"]["generation"], "not observed yet");
             ensure!(replicas.is_none_or(|replicas| replicas == wanted), "its spec has {wanted} replicas");
-            let counts = (at("replicas"), at("updatedReplicas"), at("availableReplicas"), at("terminatingReplicas"));
+            let counts =
+                (count("replicas"), count("updatedReplicas"), count("availableReplicas"), count("terminatingReplicas"));
             ensure!(counts == (wanted, wanted, wanted, 0), "{status}");
             let labels = deployment["spec"]["selector"]["matchLabels"].as_object().context("labels")?;
             let labels: Vec<_> =

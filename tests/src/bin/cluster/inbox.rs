@@ -14,9 +14,9 @@ use latchkey_tests::{
 
 pub(crate) async fn run() -> Result<()> {
     let mails = Mailbox::default();
-    let everywhere = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-    let options = smtp::Options { addr: everywhere(2525), mails: mails.clone(), ..smtp::Options::plain() };
+    let on_all_interfaces = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+    let options = smtp::Options { addr: on_all_interfaces(2525), mails: mails.clone(), ..smtp::Options::plain() };
     let _smtp = Smtp::start(options).await?;
-    let _inbox = Inbox::start(everywhere(8025), mails)?;
+    let _inbox = Inbox::start(on_all_interfaces(8025), mails)?;
     pending().await
 }

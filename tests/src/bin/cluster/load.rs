@@ -48,7 +48,7 @@ pub(crate) struct LoadArgs {
     password: String,
 }
 
-/// The numbers of requests so far, and the failures.
+/// The numbers of requests so far, and the failures. The keys of the maps are the names of the [`LoadClient`]s.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Counts {
     pub(crate) sent: BTreeMap<String, u64>,
@@ -112,8 +112,8 @@ pub(crate) async fn run(options: LoadArgs) -> Result<()> {
     tokio::spawn(serve_counts(listener, counts.clone(), began));
     register(&options).await.context("registering the user")?;
     let options = Arc::new(options);
-    let clients = CLIENTS.map(|(client, every)| {
-        tokio::spawn(run_client(client, Duration::from_millis(every), options.clone(), counts.clone(), began))
+    let clients = CLIENTS.map(|(client, period)| {
+        tokio::spawn(run_client(client, Duration::from_millis(period), options.clone(), counts.clone(), began))
     });
     join_all(clients).await;
     bail!("a load client ended")
@@ -128,9 +128,15 @@ async fn register(options: &LoadArgs) -> Result<()> {
     Ok(())
 }
 
-async fn run_client(client: LoadClient, every: Duration, options: Arc<LoadArgs>, counts: SharedCounts, began: Instant) {
+async fn run_client(
+    client: LoadClient,
+    period: Duration,
+    options: Arc<LoadArgs>,
+    counts: SharedCounts,
+    began: Instant,
+) {
     let mut sender = None;
-    let mut ticks = interval(every);
+    let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
@@ -155,8 +161,8 @@ async fn run_client(client: LoadClient, every: Duration, options: Arc<LoadArgs>,
     }
 }
 
-/// Sends one request. Opens a new connection if the last one is known to be closed. This does not count as a failure,
-/// because the request had not been sent.
+/// Sends one request. If the kept connection is known to be closed, opens a new connection. A closed connection does
+/// not count as a failure, because the request was not sent on it.
 async fn send_request(client: LoadClient, options: &LoadArgs, kept: &mut Option<Connection>) -> Result<()> {
     let url = match client {
         LoadClient::Front | LoadClient::FrontLogin => &options.front,
@@ -192,12 +198,12 @@ async fn send_request(client: LoadClient, options: &LoadArgs, kept: &mut Option<
     };
     let response = response.context("sending")?;
     let status = response.status();
-    let ends = response.headers().get(CONNECTION).is_some_and(|value| value == "close");
+    let server_closes = response.headers().get(CONNECTION).is_some_and(|value| value == "close");
     let body = response.into_body().collect().await.context("reading the response")?.to_bytes();
     if !status.is_success() {
         bail!("{status}: {}", String::from_utf8_lossy(&body));
     }
-    if !ends {
+    if !server_closes {
         *kept = Some(sender);
     }
     Ok(())

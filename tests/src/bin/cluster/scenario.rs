@@ -45,11 +45,11 @@ pub(crate) const PROVIDER_NAME: &str = "dex";
 /// The user who logs in at the provider.
 const PROVIDER_USER: &str = "grace@example.com";
 
-/// A forged client address that the scenario sends in `X-Forwarded-For`. No program may trust it.
+/// A forged client address that the scenario sends in `X-Forwarded-For`. The service must not use this address.
 const FORGED_ADDRESS: &str = "203.0.113.7";
-/// Limit for the arrival of a mail, which takes a few seconds.
+/// Limit for the arrival of a mail, in seconds. Normally, a mail arrives within a few seconds.
 const MAIL_SECONDS: u64 = 60;
-/// Limit until forward auth rejects a logged-out session, which takes about a second.
+/// Limit until forward auth rejects a logged-out session. Normally, this takes about a second.
 const LOGOUT_LIMIT: Duration = Duration::from_secs(10);
 
 struct Scenario<'a> {
@@ -122,8 +122,11 @@ impl Scenario<'_> {
             .await?;
         ensure!(jwks["keys"].as_array().is_some_and(|keys| !keys.is_empty()), "no keys: {jwks}");
         let sessions = self.send_for_json(self.http.get(self.app_url("sessions")?).bearer_auth(token)).await?;
-        let own = self.own_address()?.to_string();
-        ensure!(sessions["sessions"][0]["ip"] == own, "the client is {own}, the sessions are {sessions}");
+        let own_address = self.own_address()?.to_string();
+        ensure!(
+            sessions["sessions"][0]["ip"] == own_address,
+            "the client is {own_address}, the sessions are {sessions}"
+        );
 
         let user = string_field(&login["user"], "id")?;
         let (status, reported) = self.forward_auth(token).await?;
@@ -159,21 +162,22 @@ impl Scenario<'_> {
     }
 
     async fn social_login_steps(&self) -> Result<()> {
-        let at = |operation| self.url(&format!("{}/{PROVIDER_NAME}/{operation}", self.options.app));
-        let mut begin = at("redirect")?;
-        begin.query_pairs_mut().append_pair("redirect_url", REDIRECT_URL);
-        let begun = self.http.get(begin).send().await.context("redirect")?;
-        let cookie = begun.headers().get(SET_COOKIE).context("a flow has a cookie")?.to_str()?;
+        let provider_endpoint = |operation| self.url(&format!("{}/{PROVIDER_NAME}/{operation}", self.options.app));
+        let mut redirect_endpoint = provider_endpoint("redirect")?;
+        redirect_endpoint.query_pairs_mut().append_pair("redirect_url", REDIRECT_URL);
+        let redirect_response = self.http.get(redirect_endpoint).send().await.context("redirect")?;
+        let cookie = redirect_response.headers().get(SET_COOKIE).context("a flow has a cookie")?.to_str()?;
         let cookie = cookie.split(';').next().unwrap_or_default();
-        let back = dex::callback_url(&self.http, &without_tls(redirect_location(&begun)?), PROVIDER_USER)
-            .await
-            .context("at the provider")?;
-        let (back, callback) = (without_tls(back.as_str()), at("callback")?);
-        ensure!(back.starts_with(callback.as_str()), "the provider does not redirect to {callback}");
-        let response = self.http.get(back).header(COOKIE, cookie).send().await.context("callback")?;
-        let done = Url::parse(redirect_location(&response)?)?;
-        ensure!(done.as_str().starts_with(REDIRECT_URL), "the callback redirects to {}", done.path());
-        let token = done.query_pairs().find(|(name, _)| name == "access_token").context("no access token")?.1;
+        let callback_url =
+            dex::callback_url(&self.http, &without_tls(redirect_location(&redirect_response)?), PROVIDER_USER)
+                .await
+                .context("at the provider")?;
+        let (callback_url, callback) = (without_tls(callback_url.as_str()), provider_endpoint("callback")?);
+        ensure!(callback_url.starts_with(callback.as_str()), "the provider does not redirect to {callback}");
+        let response = self.http.get(callback_url).header(COOKIE, cookie).send().await.context("callback")?;
+        let final_url = Url::parse(redirect_location(&response)?)?;
+        ensure!(final_url.as_str().starts_with(REDIRECT_URL), "the callback redirects to {}", final_url.path());
+        let token = final_url.query_pairs().find(|(name, _)| name == "access_token").context("no access token")?.1;
         let (status, reported) = self.forward_auth(&token).await?;
         ensure!(status == StatusCode::OK, "forward auth returned {status}: {reported}");
         println!("social: {status}");
@@ -192,14 +196,14 @@ impl Scenario<'_> {
     /// Sends a request with this token. Returns the status, and the user that forward auth reports. With a proxy, the
     /// request is for the application behind the proxy. Without a proxy, it is for the endpoint *authorize*.
     async fn forward_auth(&self, token: &str) -> Result<(StatusCode, String)> {
-        let behind = self.options.front.is_some();
-        let url = if behind { Url::parse(PROTECTED_URL)? } else { self.app_url("authorize")? };
+        let has_proxy = self.options.front.is_some();
+        let url = if has_proxy { Url::parse(PROTECTED_URL)? } else { self.app_url("authorize")? };
         let response = self.http.get(url).bearer_auth(token).send().await.context("forward auth")?;
         let status = response.status();
         let user =
             response.headers().get("x-auth-user-id").map(|user| String::from_utf8_lossy(user.as_bytes()).into_owned());
         let body = response.text().await?;
-        Ok((status, if behind { body } else { user.unwrap_or_default() }))
+        Ok((status, if has_proxy { body } else { user.unwrap_or_default() }))
     }
 
     async fn send_for_json(&self, request: RequestBuilder) -> Result<Value> {
@@ -247,9 +251,9 @@ impl Scenario<'_> {
             }
             (None, _) => bail!("the Service must be given by its name"),
         };
-        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let unspecified = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         // Connecting a UDP socket sends nothing.
-        let socket = UdpSocket::bind(any)?;
+        let socket = UdpSocket::bind(unspecified)?;
         socket.connect(to)?;
         Ok(socket.local_addr()?.ip())
     }

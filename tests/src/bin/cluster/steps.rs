@@ -41,7 +41,8 @@ pub(crate) struct RunArgs {
     /// Version that the last upgrade installs. This version has one more migration.
     #[arg(long)]
     next_version: Option<String>,
-    /// Use images with this prefix and version, instead of public images, also for Postgres, Redis, NGINX and Dex.
+    /// Instead of the public images of Postgres, Redis, NGINX and Dex, use images with `--image-prefix` and
+    /// `--version`.
     #[arg(long)]
     own_stores: bool,
     /// Folder with the archives of the images. The test prints the sizes of the archives.
@@ -97,7 +98,7 @@ struct ClusterTest<'a> {
     /// The text (NOTES) that Helm printed after the first install.
     notes: String,
     /// Number of requests that failed because of [`Step::Kill`].
-    failed: u64,
+    kill_failures: u64,
 }
 
 pub(crate) async fn run(options: &RunArgs) -> Result<()> {
@@ -109,7 +110,7 @@ pub(crate) async fn run(options: &RunArgs) -> Result<()> {
         .limit("registrationsPerClient", &[(100_000, 60)])
         .limit("mailsPerRecipient", &[(100, 60)])
         .limit("codesPerClient", &[(100, 60)]);
-    let mut test = ClusterTest { options, cluster, app, notes: String::new(), failed: 0 };
+    let mut test = ClusterTest { options, cluster, app, notes: String::new(), kill_failures: 0 };
     test.clean_up().await?;
     let outcome = test.run_steps().await;
     if let Err(error) = &outcome {
@@ -141,8 +142,8 @@ impl ClusterTest<'_> {
         if only.is_none() {
             let inbox = ["--inbox", &inbox];
             self.run_scenario("mails", RELEASE, &inbox).await?;
-            let by_front = ["--front", &front.address];
-            self.run_scenario("front", RELEASE, &[&inbox[..], &by_front].concat()).await?;
+            let front_args = ["--front", &front.address];
+            self.run_scenario("front", RELEASE, &[&inbox[..], &front_args].concat()).await?;
             self.check_network_policies().await?;
         }
         for step in Step::value_variants() {
@@ -252,10 +253,10 @@ impl ClusterTest<'_> {
         Ok(())
     }
 
-    async fn helm_upgrade<S: AsRef<str>>(&self, more: &[S]) -> Result<()> {
+    async fn helm_upgrade<S: AsRef<str>>(&self, extra_args: &[S]) -> Result<()> {
         let chart = ClusterClient::chart();
         let args = ["upgrade", RELEASE, &*chart, "--namespace", INSTALL_NAMESPACE, "--reset-then-reuse-values"];
-        self.cluster.helm(args.into_iter().chain(more.iter().map(AsRef::as_ref))).await?;
+        self.cluster.helm(args.into_iter().chain(extra_args.iter().map(AsRef::as_ref))).await?;
         Ok(())
     }
 
@@ -337,22 +338,22 @@ impl ClusterTest<'_> {
     }
 
     /// Runs the user scenario through the Service or, with `--front`, through the proxy in front of the Service.
-    async fn run_scenario(&self, name: &str, release: &str, more: &[&str]) -> Result<()> {
+    async fn run_scenario(&self, name: &str, release: &str, extra_args: &[&str]) -> Result<()> {
         let pod = format!("journey-{name}");
-        let front = more.contains(&"--front");
-        let url = if front { format!("http://{HOST}") } else { service_url(release) };
+        let through_proxy = extra_args.contains(&"--front");
+        let url = if through_proxy { format!("http://{HOST}") } else { service_url(release) };
         let args = ["journey", "--url", &*url, "--app", self.app.id()];
-        self.run_pod(&pod, &[&args, more].concat()).await?;
+        self.run_pod(&pod, &[&args, extra_args].concat()).await?;
         let (succeeded, log) = self.wait_for_pod_end(&pod).await?;
         ensure!(succeeded, "the pod {pod} failed: {log}");
         let mut steps = "register, log in, refresh, JWKS, sessions, forward auth, logout".to_owned();
-        if more.contains(&"--inbox") {
+        if extra_args.contains(&"--inbox") {
             steps += ", mail, confirm, verify, forgotten password, mail, new password, log in";
         }
-        if front {
+        if through_proxy {
             steps += ", social login";
         }
-        let by = if front { "NGINX and the Service" } else { "the Service" };
+        let by = if through_proxy { "NGINX and the Service" } else { "the Service" };
         println!("ok     through {by} of {release}, in a pod: {steps}");
         Ok(())
     }
@@ -360,9 +361,9 @@ impl ClusterTest<'_> {
     /// Installs a proxy in front of the Service, and a provider behind the same proxy. The proxy has a certificate of a
     /// new CA. `change_settings` makes the servers trust the proxy and the CA.
     async fn install_front(&mut self) -> Result<Proxy> {
-        let own = format!("front.{TOOLS_NAMESPACE}.svc");
+        let proxy_host = format!("front.{TOOLS_NAMESPACE}.svc");
         let authority = CertificateAuthority::new()?;
-        let identity = authority.server(&[&own])?;
+        let identity = authority.server(&[&proxy_host])?;
         let metadata = json!({ "name": "front", "namespace": TOOLS_NAMESPACE });
         let data = json!({ "tls.crt": identity.certificate, "tls.key": identity.key });
         self.cluster
@@ -381,7 +382,7 @@ impl ClusterTest<'_> {
             self.cluster.wait_for_rollout(TOOLS_NAMESPACE, name, Some(1)).await?;
         }
 
-        let provider = Provider::new(PROVIDER_NAME, "oidc").set("issuer", format!("https://{own}/dex"));
+        let provider = Provider::new(PROVIDER_NAME, "oidc").set("issuer", format!("https://{proxy_host}/dex"));
         let provider = provider.with_secret("only-for-the-cluster-test");
         self.app = self.app.clone().provider(&provider);
         for object in [provider.secret_object(APP_NAMESPACE), provider.object(APP_NAMESPACE)]
@@ -393,11 +394,11 @@ impl ClusterTest<'_> {
         self.wait_until_app_ready().await?;
 
         let pods = self.cluster.pods(TOOLS_NAMESPACE).list(&ListParams::default().labels("app=front")).await?.items;
-        let pod = pods.into_iter().find_map(|pod| pod.status?.pod_ip).context("the front has an address")?;
-        let length = if pod.contains(':') { 128 } else { 32 };
+        let pod_ip = pods.into_iter().find_map(|pod| pod.status?.pod_ip).context("the front has an address")?;
+        let prefix_length = if pod_ip.contains(':') { 128 } else { 32 };
         let service = self.cluster.get("v1", "Service", Some(TOOLS_NAMESPACE), "front").await?;
         let address = service["spec"]["clusterIP"].as_str().context("a Service has an address")?.to_owned();
-        Ok(Proxy { address, network: format!("{pod}/{length}") })
+        Ok(Proxy { address, network: format!("{pod_ip}/{prefix_length}") })
     }
 
     /// Installs an inbox and makes the App send its mails there. Returns the URL of the inbox.
@@ -444,7 +445,7 @@ impl ClusterTest<'_> {
     async fn assert_no_failures(&mut self, what: &str) -> Result<()> {
         sleep(SETTLE_TIME).await;
         let counts = self.counts().await?;
-        let failed = counts.failed - self.failed;
+        let failed = counts.failed - self.kill_failures;
         ensure!(failed == 0, "{what}: {failed} requests failed: {:#?}", counts.failures);
         let sent: u64 = counts.sent.values().sum();
         println!("ok     {what}: 0 failed, of {sent} requests so far");
@@ -463,7 +464,7 @@ impl ClusterTest<'_> {
     /// Upgrades to the version under test. Keeps the values of the install, and sets those that later steps need.
     async fn change_settings(&mut self, front: &Proxy) -> Result<()> {
         let values = [
-            // The inbox and the provider have private addresses.
+            // The inbox and the provider have private IP addresses.
             "privateCIDRs={10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,fc00::/7}",
             "caBundle.configMap=authority",
             &*format!("trustedProxies={{{}}}", front.network),
@@ -472,8 +473,11 @@ impl ClusterTest<'_> {
             "networkPolicy.egress.enabled=true",
         ];
         let values = values.iter().flat_map(|value| ["--set".to_owned(), (*value).to_owned()]);
-        let nobody = ["--set-json", "networkPolicy.metricsFrom=[]"].map(String::from);
-        self.helm_upgrade(&values.chain(nobody).chain(image_tags(&self.options.version)).collect::<Vec<_>>()).await?;
+        let no_metrics_clients = ["--set-json", "networkPolicy.metricsFrom=[]"].map(String::from);
+        self.helm_upgrade(
+            &values.chain(no_metrics_clients).chain(image_tags(&self.options.version)).collect::<Vec<_>>(),
+        )
+        .await?;
         self.wait_for_server_rollout(Some(2)).await?;
         let from = self.options.from_version.as_ref().map_or(String::new(), |from| format!("upgraded from {from}, "));
         self.assert_no_failures(&format!("{from}new settings, all pods replaced")).await
@@ -501,12 +505,12 @@ impl ClusterTest<'_> {
     async fn delete_pod(&mut self) -> Result<()> {
         let before: Vec<String> = self.servers(RELEASE).await?.iter().map(pod_name).collect();
         self.cluster.pods(INSTALL_NAMESPACE).delete(&before[0], &DeleteParams::default()).await?;
-        let made = Cell::new(None);
+        let first_seen = Cell::new(None);
         let took = retry_until_ok("a new server is ready", POD_LIMIT, || async {
             let pods = self.servers(RELEASE).await?;
             let new = pods.iter().find(|pod| !before.contains(&pod_name(pod))).context("it does not exist yet")?;
-            let since = made.get().unwrap_or_else(Instant::now);
-            made.set(Some(since));
+            let since = first_seen.get().unwrap_or_else(Instant::now);
+            first_seen.set(Some(since));
             let new = serde_json::to_value(new)?;
             ensure!(condition_status(&new, "Ready") == "True", "{}", new["status"]);
             Ok(since.elapsed())
@@ -574,11 +578,11 @@ impl ClusterTest<'_> {
     async fn enable_autoscaler(&mut self) -> Result<()> {
         let server = format!("{RELEASE}-server");
         let watch = async {
-            let mut least = i64::MAX;
+            let mut min_replicas = i64::MAX;
             loop {
                 let deployment = self.cluster.get("apps/v1", "Deployment", Some(INSTALL_NAMESPACE), &server).await?;
-                least = least.min(deployment["spec"]["replicas"].as_i64().unwrap_or(0));
-                ensure!(least >= 2, "enabling the autoscaler reduced the replicas to {least}");
+                min_replicas = min_replicas.min(deployment["spec"]["replicas"].as_i64().unwrap_or(0));
+                ensure!(min_replicas >= 2, "enabling the autoscaler reduced the replicas to {min_replicas}");
                 sleep(Duration::from_millis(100)).await;
             }
         };
@@ -602,17 +606,17 @@ impl ClusterTest<'_> {
         self.assert_no_failures("an autoscaler instead of a fixed number, never fewer than 2").await
     }
 
-    /// Deletes a server's pod without a grace period, and prints how many requests fail. Once a new pod has replaced
-    /// it, no request may fail.
+    /// Deletes a server's pod without a grace period, and prints how many requests fail. After a new pod has replaced
+    /// it, no further request must fail.
     async fn kill_pod(&mut self) -> Result<()> {
         let pods = self.servers(RELEASE).await?;
-        let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-        self.cluster.pods(INSTALL_NAMESPACE).delete(&pod_name(&pods[0]), &at_once).await?;
+        let without_grace_period = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        self.cluster.pods(INSTALL_NAMESPACE).delete(&pod_name(&pods[0]), &without_grace_period).await?;
         self.wait_for_server_rollout(None).await?;
         sleep(SETTLE_TIME).await;
         let counts = self.counts().await?;
-        println!("figure a pod killed with SIGKILL: {} requests failed", counts.failed - self.failed);
-        self.failed = counts.failed;
+        println!("figure a pod killed with SIGKILL: {} requests failed", counts.failed - self.kill_failures);
+        self.kill_failures = counts.failed;
         sleep(SETTLE_TIME).await;
         self.assert_no_failures("after the kill").await?;
         println!("figure slowest responses, ms: {:?}; load of {} s", counts.slowest_ms, counts.seconds);
@@ -659,8 +663,9 @@ impl ClusterTest<'_> {
     /// Deletes the Secrets that the operator created, and restores the keys from a copy, as docs/operations.md
     /// describes.
     async fn restore_keys(&self) -> Result<()> {
-        let of = |type_| ["-n", INSTALL_NAMESPACE, "get", "secret", "--field-selector", type_];
-        let (keys, rendered) = (of("type=latchkey.dev/app-keys"), of("type=latchkey.dev/rendered-app"));
+        let get_secrets = |type_| ["-n", INSTALL_NAMESPACE, "get", "secret", "--field-selector", type_];
+        let (keys, rendered) =
+            (get_secrets("type=latchkey.dev/app-keys"), get_secrets("type=latchkey.dev/rendered-app"));
         let copy = tempfile::NamedTempFile::new()?;
         std::fs::write(copy.path(), self.cluster.kubectl([&keys[..], &["-o", "yaml"]].concat()).await?)?;
         for mut delete in [keys, rendered] {
@@ -672,7 +677,8 @@ impl ClusterTest<'_> {
         Ok(())
     }
 
-    /// Runs the delete commands that Helm printed after the install (docs/install.md contains them too).
+    /// Uninstalls the release, runs the delete commands that Helm printed after the install, and checks that nothing is
+    /// left. docs/install.md must contain the same commands.
     async fn remove_leftovers(&self, notes: &str) -> Result<()> {
         self.cluster.helm(["uninstall", OTHER_RELEASE, "--namespace", INSTALL_NAMESPACE, "--wait"]).await?;
         let docs = std::fs::read_to_string(process::root().join("docs/install.md"))?;
@@ -680,8 +686,8 @@ impl ClusterTest<'_> {
             let documented = command.replace(INSTALL_NAMESPACE, "latchkey");
             ensure!(docs.contains(&documented), "docs/install.md does not contain {documented}");
         }
-        let lease_of_the_first = delete_commands(&self.notes).filter(|command| command.contains(" lease "));
-        for command in delete_commands(notes).chain(lease_of_the_first) {
+        let first_release_lease_command = delete_commands(&self.notes).filter(|command| command.contains(" lease "));
+        for command in delete_commands(notes).chain(first_release_lease_command) {
             self.cluster.kubectl(command.split_whitespace().skip(1)).await?;
         }
         for type_ in ["latchkey.dev/rendered-app", "latchkey.dev/app-keys"] {
@@ -792,12 +798,12 @@ fn condition_status(object: &Value, type_: &str) -> String {
 
 /// Time from the start of the container until the pod was ready, to the second, as the kubelet recorded it.
 fn cold_start(pod: &Value) -> Result<String> {
-    let at = |text: &Value| -> Result<time::OffsetDateTime> {
+    let parse_time = |text: &Value| -> Result<time::OffsetDateTime> {
         let text = text.as_str().context("a time")?;
         Ok(time::OffsetDateTime::parse(text, &time::format_description::well_known::Rfc3339)?)
     };
-    let started = at(&pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"])?;
+    let started = parse_time(&pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"])?;
     let conditions = pod["status"]["conditions"].as_array().context("a pod has conditions")?;
     let ready = conditions.iter().find(|condition| condition["type"] == "Ready").context("Ready")?;
-    Ok(format!("{} s", (at(&ready["lastTransitionTime"])? - started).whole_seconds()))
+    Ok(format!("{} s", (parse_time(&ready["lastTransitionTime"])? - started).whole_seconds()))
 }

@@ -113,13 +113,13 @@ fn a_key_is_not_used_before_every_pod_knows_it() {
     // intervals.
     let keys = keys.advance(&policy, later, true).unwrap().unwrap();
     assert_states(&keys, &["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]);
-    assert_eq!(keys.hmac[0].lifecycle.not_after, None, "a pod with the previous revision still creates tokens with it");
+    assert_eq!(keys.hmac[0].lifecycle.not_after, None, "a pod with the previous revision still creates tokens with h1");
     let keys = keys.advance(&policy, later, true).unwrap().unwrap();
     assert!(keys.hmac[0].lifecycle.not_after.is_some());
 
     let ready = later + REQUESTED_PUBLICATION_DELAY;
     assert_eq!(keys.next_due(&policy, later), Some(ready));
-    assert_eq!(keys.advance(&policy, ready, false), Ok(None), "a new pod does not know it yet");
+    assert_eq!(keys.advance(&policy, ready, false), Ok(None), "a new pod does not know s2 yet");
     assert_states(&advanced(&keys, &policy, ready), &["s1 Retired", "s2 Active"], &["h1 Retired", "h2 Active"]);
 }
 
@@ -164,15 +164,15 @@ fn a_request_accelerates_a_scheduled_rotation() {
 
 #[test]
 fn a_change_of_algorithm_is_a_rotation_and_can_be_reverted() {
-    let other = KeyPolicy { algorithm: EdDSA, ..policy() };
-    let keys = advanced(&first(), &other, NOW);
+    let eddsa = KeyPolicy { algorithm: EdDSA, ..policy() };
+    let keys = advanced(&first(), &eddsa, NOW);
     assert_states(&keys, &["s1 Active", "s2 Published"], &["h1 Active"]);
-    assert_eq!(keys.next_due(&other, NOW), Some(NOW + PUBLICATION_DELAY));
-    let back = advanced(&keys, &policy(), NOW);
-    assert_states(&back, &["s1 Active"], &["h1 Active"]);
+    assert_eq!(keys.next_due(&eddsa, NOW), Some(NOW + PUBLICATION_DELAY));
+    let reverted = advanced(&keys, &policy(), NOW);
+    assert_states(&reverted, &["s1 Active"], &["h1 Active"]);
     // The id `s2` is not reused.
-    assert_states(&advanced(&back, &other, NOW), &["s1 Active", "s3 Published"], &["h1 Active"]);
-    let changed = advanced(&keys, &other, NOW + PUBLICATION_DELAY);
+    assert_states(&advanced(&reverted, &eddsa, NOW), &["s1 Active", "s3 Published"], &["h1 Active"]);
+    let changed = advanced(&keys, &eddsa, NOW + PUBLICATION_DELAY);
     assert_states(&changed, &["s1 Retired", "s2 Active"], &["h1 Active"]);
     assert_eq!(changed.signing[1].key.algorithm, EdDSA);
 }
@@ -228,16 +228,17 @@ fn an_unknown_id_in_the_revocation_annotation_is_reported_and_never_assigned() {
 fn later_keys_are_kept_for_a_session_that_outlives_its_own_key() {
     // A session of two years is opened. Then the session lifetime of the App is shortened, and the HMAC key of the
     // session is rotated twice, or revoked.
-    let long = KeyPolicy { session_lifetime_seconds: MAX_SESSION_LIFETIME_SECONDS, ..policy() };
-    let short = KeyPolicy { session_lifetime_seconds: 300, ..policy() };
-    let keys = KeyDocument::first_with_policy(&shop(), &long, NOW).unwrap();
+    let long_sessions = KeyPolicy { session_lifetime_seconds: MAX_SESSION_LIFETIME_SECONDS, ..policy() };
+    let short_sessions = KeyPolicy { session_lifetime_seconds: 300, ..policy() };
+    let keys = KeyDocument::first_with_policy(&shop(), &long_sessions, NOW).unwrap();
     let end = NOW + Duration::seconds(MAX_SESSION_LIFETIME_SECONDS.into());
-    let rotated = advanced(&keys, &KeyPolicy { rotate_request: Some("1".to_owned()), ..short.clone() }, NOW);
-    let rotated = advanced(&rotated, &KeyPolicy { rotate_request: Some("2".to_owned()), ..short.clone() }, NOW);
+    let rotated = advanced(&keys, &KeyPolicy { rotate_request: Some("1".to_owned()), ..short_sessions.clone() }, NOW);
+    let rotated =
+        advanced(&rotated, &KeyPolicy { rotate_request: Some("2".to_owned()), ..short_sessions.clone() }, NOW);
     let ends = rotated.hmac.iter().map(|stored| stored.lifecycle.not_after).collect::<Vec<_>>();
     assert_eq!(ends, [Some(end + RETIREMENT_MARGIN), Some(end + RETIREMENT_MARGIN), None]);
 
-    let revoked = advanced(&keys, &KeyPolicy { revoke_id: Some("h1".to_owned()), ..short }, NOW);
+    let revoked = advanced(&keys, &KeyPolicy { revoke_id: Some("h1".to_owned()), ..short_sessions }, NOW);
     assert_eq!(revoked.hmac[0].lifecycle.longest_seconds, Some(MAX_SESSION_LIFETIME_SECONDS));
 }
 
@@ -294,7 +295,11 @@ fn keys_restored_from_a_rendered_document_are_kept_for_the_longest_possible_life
         Some(NOW + Duration::seconds(MAX_SESSION_LIFETIME_SECONDS.into()) + RETIREMENT_MARGIN)
     );
     let keys = advanced(&keys, &rotation_requested("2"), NOW);
-    assert_eq!(keys.hmac.last().unwrap().key.id, "h103", "ids that were dropped before are not known");
+    assert_eq!(
+        keys.hmac.last().unwrap().key.id,
+        "h103",
+        "the ids of dropped keys are not known, so 100 numbers are skipped"
+    );
 }
 
 #[test]
@@ -304,17 +309,17 @@ fn a_rotation_waits_if_too_many_keys_are_stored() {
         keys =
             advanced(&keys, &rotation_requested(&turn.to_string()), NOW + Duration::minutes(turn.try_into().unwrap()));
     }
-    let full = rotation_requested("more");
+    let next_request = rotation_requested("more");
     let now = NOW + Duration::hours(12);
-    let keys = advanced(&keys, &full, now);
+    let keys = advanced(&keys, &next_request, now);
     assert_eq!(keys.hmac.len(), MAX_KEYS);
-    assert!(keys.request_error(&full).unwrap().contains("waits"));
+    assert!(keys.request_error(&next_request).unwrap().contains("waits"));
     // A revocation needs no room, because the new key replaces the revoked one. The first key that expires makes room
     // for the rotation.
     assert_eq!(advanced(&keys, &revoking("h60"), now).hmac.len(), MAX_KEYS);
     let end = keys.hmac[0].lifecycle.not_after.unwrap();
-    let later = advanced(&keys, &full, end);
-    assert_eq!((later.rotation.as_deref(), later.request_error(&full)), (Some("more"), None));
+    let later = advanced(&keys, &next_request, end);
+    assert_eq!((later.rotation.as_deref(), later.request_error(&next_request)), (Some("more"), None));
 }
 
 #[test]
@@ -349,14 +354,14 @@ fn keys_written_by_earlier_versions_are_read() {
 
 /// A document that pods serve: its keys, and the App's policy when the document was rendered.
 #[derive(Clone)]
-struct Served {
+struct ServedDocument {
     keys: KeyDocument,
     policy: KeyPolicy,
 }
 
 struct Session {
     ends: OffsetDateTime,
-    /// The HMAC keys of its refresh tokens.
+    /// The ids of the HMAC keys that the refresh tokens of the session use.
     keys: Vec<String>,
 }
 
@@ -366,7 +371,7 @@ struct RandomHistory {
     now: OffsetDateTime,
     policy: KeyPolicy,
     /// Every document that some pod may still serve, the newest last.
-    served: Vec<Served>,
+    served: Vec<ServedDocument>,
     /// The signing key and the end of each access token.
     access_tokens: Vec<(String, OffsetDateTime)>,
     sessions: Vec<Session>,
@@ -392,7 +397,7 @@ impl RandomHistory {
         history
     }
 
-    fn newest(&self) -> &Served {
+    fn newest(&self) -> &ServedDocument {
         self.served.last().unwrap()
     }
 
@@ -404,25 +409,26 @@ impl RandomHistory {
             assert!(!self.revoked.contains(&id), "{id} came back");
         }
         if let (false, Some(before)) = (after_revocation, self.served.last()) {
-            for (id, was) in
+            for (id, id_before) in
                 [(active(&keys.signing), active(&before.keys.signing)), (active(&keys.hmac), active(&before.keys.hmac))]
             {
-                if id != was {
-                    let knows = |served: &Served| secrets(&served.keys).any(|(known, _)| known == id);
+                if id != id_before {
+                    let knows = |served: &ServedDocument| secrets(&served.keys).any(|(known, _)| known == id);
                     assert!(self.served.iter().all(knows), "a pod does not know {id}");
                 }
             }
         }
-        self.served.push(Served { keys, policy: self.policy.clone() });
+        self.served.push(ServedDocument { keys, policy: self.policy.clone() });
     }
 
     /// A pod, which may serve any of the documents, creates an access token, and opens or continues a session.
-    fn mint(&mut self) {
+    fn create_tokens(&mut self) {
         let at = self.random.random_range(0..self.served.len());
-        let Served { keys, policy } = self.served[at].clone();
+        let ServedDocument { keys, policy } = self.served[at].clone();
         let access_end = self.now + Duration::seconds(policy.access_lifetime_seconds.into());
         let (signing, hmac) = (active(&keys.signing), active(&keys.hmac));
-        // Other pods reject what a pod with an earlier revision creates with a revoked key, as they should.
+        // A pod with an earlier revision can still use a revoked key. Other pods must reject its tokens, so these
+        // tokens are not recorded.
         if !self.revoked.contains(&signing) {
             self.access_tokens.push((signing, access_end));
         }
@@ -433,7 +439,7 @@ impl RandomHistory {
             let ends = self.now + Duration::seconds(policy.session_lifetime_seconds.into());
             self.sessions.push(Session { ends, keys: vec![hmac] });
         } else if !self.sessions.is_empty() {
-            // A refresh, or a call in the session: neither moves its absolute end.
+            // A refresh does not change the absolute end of the session.
             let at = self.random.random_range(0..self.sessions.len());
             if self.sessions[at].ends > self.now {
                 self.sessions[at].keys.push(hmac);
@@ -473,7 +479,7 @@ impl RandomHistory {
         assert_eq!(keys.advance(&self.policy, self.now, false), Ok(None), "nothing is due after a step");
         if next.is_some() || before.policy != self.policy {
             let revokes = self.policy.revoke_id != before.policy.revoke_id;
-            // The life cycle of the keys is not part of what is served.
+            // The served document does not contain the times of the keys, so pods need not load it again.
             if before.policy == self.policy && is_same_for_servers(&keys, &before.keys) {
                 self.served.last_mut().unwrap().keys = keys;
             } else {
@@ -512,8 +518,8 @@ impl RandomHistory {
     }
 
     fn step(&mut self) {
-        let longest = if self.random.random_bool(0.5) { 600 } else { 2 * 86_400 };
-        self.now += Duration::seconds(self.random.random_range(0..longest));
+        let max_seconds = if self.random.random_bool(0.5) { 600 } else { 2 * 86_400 };
+        self.now += Duration::seconds(self.random.random_range(0..max_seconds));
         if self.random.random_bool(0.1) {
             self.change_policy();
         }
@@ -521,9 +527,9 @@ impl RandomHistory {
         let still_served =
             if self.random.random_bool(0.6) { 1 } else { self.random.random_range(1..=self.served.len()) };
         self.served.drain(..self.served.len() - still_served);
-        self.mint();
+        self.create_tokens();
         self.reconcile();
-        self.mint();
+        self.create_tokens();
         self.check();
         self.check_due();
     }

@@ -45,7 +45,8 @@ fn written(version: &'static str) -> impl FnOnce(&ReceivedCall) -> (StatusCode, 
     }
 }
 
-fn found(value: Value) -> impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send + 'static {
+/// The response of the API server to a read: this object.
+fn respond_with(value: Value) -> impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send + 'static {
     move |_| (StatusCode::OK, value)
 }
 
@@ -69,20 +70,20 @@ async fn the_first_keys_are_created_and_read_back_unchanged() {
     assert_eq!(body["metadata"]["annotations"]["latchkey.dev/namespace"], "shop");
     assert_eq!(body["metadata"]["annotations"]["latchkey.dev/name"], "store");
 
-    let script = MockApi::default().expect(Method::GET, SECRET, found(body.clone()));
+    let script = MockApi::default().expect(Method::GET, SECRET, respond_with(body.clone()));
     assert_eq!(stored(read(&secrets(&script), &shop()).await.unwrap()).document, document);
 }
 
 #[tokio::test]
 async fn one_of_two_concurrent_creations_of_the_first_keys_wins() {
-    let (theirs, them) = (keys(), AppIdOwner { namespace: "other".into(), name: "shop".into() });
+    let (their_keys, other_owner) = (keys(), AppIdOwner { namespace: "other".into(), name: "shop".into() });
     let script = MockApi::default()
         .expect(Method::POST, SECRETS, |_| api_error(StatusCode::CONFLICT, "AlreadyExists", "latchkey-keys-shop"))
-        .expect(Method::GET, SECRET, found(returned(&theirs, &them, "7")));
+        .expect(Method::GET, SECRET, respond_with(returned(&their_keys, &other_owner, "7")));
     let api = secrets(&script);
     assert_eq!(create(&api, &keys(), &us()).await.unwrap(), None);
     let stored = stored(read(&api, &shop()).await.unwrap());
-    assert_eq!((stored.document, stored.owner), (theirs, them));
+    assert_eq!((stored.document, stored.owner), (their_keys, other_owner));
     script.finish();
 }
 
@@ -90,7 +91,7 @@ async fn one_of_two_concurrent_creations_of_the_first_keys_wins() {
 async fn a_change_names_the_version_that_was_read_and_keeps_the_metadata_of_others() {
     let document = keys().written_for("shop");
     let changed = document.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
-    let script = MockApi::default().expect(Method::GET, SECRET, found(returned(&document, &us(), "7"))).expect(
+    let script = MockApi::default().expect(Method::GET, SECRET, respond_with(returned(&document, &us(), "7"))).expect(
         Method::PUT,
         SECRET,
         written("8"),
@@ -111,14 +112,14 @@ async fn a_paused_leader_does_not_overwrite_a_newer_key() {
     let old = keys();
     let newer = old.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
     let script = MockApi::default()
-        .expect(Method::GET, SECRET, found(returned(&old, &us(), "7")))
+        .expect(Method::GET, SECRET, respond_with(returned(&old, &us(), "7")))
         // The leader reads version 7 and is paused. Another leader writes. Then the paused leader continues and writes
         // its outdated decision.
         .expect(Method::PUT, SECRET, |call| {
             assert_eq!(call.body["metadata"]["resourceVersion"], "7");
             api_error(StatusCode::CONFLICT, "Conflict", "latchkey-keys-shop")
         })
-        .expect(Method::GET, SECRET, found(returned(&newer, &us(), "9")));
+        .expect(Method::GET, SECRET, respond_with(returned(&newer, &us(), "9")));
     let api = secrets(&script);
     let before = stored(read(&api, &shop()).await.unwrap());
     let decided = change(&before).unwrap();
@@ -132,7 +133,7 @@ async fn a_paused_leader_does_not_overwrite_a_newer_key() {
 #[tokio::test]
 async fn a_change_does_not_recreate_deleted_keys() {
     let document = keys();
-    let script = MockApi::default().expect(Method::GET, SECRET, found(returned(&document, &us(), "7"))).expect(
+    let script = MockApi::default().expect(Method::GET, SECRET, respond_with(returned(&document, &us(), "7"))).expect(
         Method::PUT,
         SECRET,
         |_| not_found("latchkey-keys-shop"),
@@ -149,17 +150,17 @@ async fn a_handover_is_counted_once() {
     let mut edited = returned(&document, &us(), "7");
     edited["metadata"]["annotations"]["latchkey.dev/namespace"] = json!("new");
     let script = MockApi::default()
-        .expect(Method::GET, SECRET, found(edited))
+        .expect(Method::GET, SECRET, respond_with(edited))
         .expect(Method::PUT, SECRET, written("8"))
         .expect(Method::PUT, SECRET, written("9"));
     let api = secrets(&script);
     let before = stored(read(&api, &shop()).await.unwrap());
     assert!(before.is_handed_over());
-    let new = AppIdOwner { namespace: "new".into(), name: "theirs".into() };
-    let after = replace(&api, &before, &before.document, &new).await.unwrap().unwrap();
+    let new_owner = AppIdOwner { namespace: "new".into(), name: "theirs".into() };
+    let after = replace(&api, &before, &before.document, &new_owner).await.unwrap().unwrap();
     assert!(!after.is_handed_over());
     assert_eq!((after.document.handover, after.document.namespace.as_deref()), (1, Some("new")));
-    let again = replace(&api, &after, &after.document, &new).await.unwrap().unwrap();
+    let again = replace(&api, &after, &after.document, &new_owner).await.unwrap().unwrap();
     assert_eq!(again.document, after.document);
     script.finish();
 }
@@ -176,16 +177,16 @@ async fn an_unusable_secret_is_never_overwritten() {
         ),
         (
             |secret| {
-                let other = KeyDocument { app_id: "other".parse().unwrap(), ..keys() };
-                let bytes = ByteString(serde_json::to_vec(&other).unwrap());
+                let of_other_app = KeyDocument { app_id: "other".parse().unwrap(), ..keys() };
+                let bytes = ByteString(serde_json::to_vec(&of_other_app).unwrap());
                 secret.data = Some([(APP_KEYS_KEY.into(), bytes)].into());
             },
             UnusableReason::Invalid(InvalidKeys::OtherApp),
         ),
         (
             |secret| {
-                let none = KeyDocument { hmac: Vec::new(), ..keys() };
-                let bytes = ByteString(serde_json::to_vec(&none).unwrap());
+                let without_hmac_keys = KeyDocument { hmac: Vec::new(), ..keys() };
+                let bytes = ByteString(serde_json::to_vec(&without_hmac_keys).unwrap());
                 secret.data = Some([(APP_KEYS_KEY.into(), bytes)].into());
             },
             UnusableReason::Invalid(InvalidKeys::NotOneActive),
@@ -196,12 +197,12 @@ async fn an_unusable_secret_is_never_overwritten() {
         let mut broken: Secret = serde_json::from_value(returned(&keys(), &us(), "7")).unwrap();
         change(&mut broken);
         let value = serde_json::to_value(&broken).unwrap();
-        let script = MockApi::default().expect(Method::GET, SECRET, found(value));
+        let script = MockApi::default().expect(Method::GET, SECRET, respond_with(value));
         let api = secrets(&script);
-        let first = read(&api, &shop()).await.unwrap();
+        let lookup = read(&api, &shop()).await.unwrap();
         let owner = (why != UnusableReason::NoOwner).then(us);
         // The Secret cannot be overwritten: `replace` needs keys that were read, and there are none.
-        assert_eq!(first, KeyLookup::Unusable(why, owner));
+        assert_eq!(lookup, KeyLookup::Unusable(why, owner));
         script.finish();
     }
 }
@@ -218,7 +219,7 @@ async fn an_api_error_is_reported_with_verb_and_name() {
 async fn only_the_keys_that_were_read_are_deleted() {
     let document = keys();
     let script = MockApi::default()
-        .expect(Method::GET, SECRET, found(returned(&document, &us(), "7")))
+        .expect(Method::GET, SECRET, respond_with(returned(&document, &us(), "7")))
         .expect(Method::DELETE, SECRET, |call| {
             assert_eq!(call.body["preconditions"], json!({ "uid": "1", "resourceVersion": "7" }));
             api_error(StatusCode::CONFLICT, "Conflict", "latchkey-keys-shop")

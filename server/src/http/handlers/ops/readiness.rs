@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 /// from the Kubernetes Service.
 #[derive(Debug, Default)]
 pub struct Readiness {
-    configuration_loaded: AtomicBool,
-    schema_ready: AtomicBool,
-    draining: AtomicBool,
+    is_configuration_loaded: AtomicBool,
+    is_schema_ready: AtomicBool,
+    is_draining: AtomicBool,
     configuration_error: Mutex<Option<String>>,
     schema_error: Mutex<Option<String>>,
 }
@@ -20,7 +20,7 @@ pub struct Readiness {
 impl Readiness {
     /// Records that the Apps were loaded.
     pub fn set_configuration_loaded(&self) {
-        self.configuration_loaded.store(true, Ordering::Release);
+        self.is_configuration_loaded.store(true, Ordering::Release);
     }
 
     /// Records that the Apps cannot be read; the reason says what to do.
@@ -30,7 +30,7 @@ impl Readiness {
 
     /// Records that the database schema is new enough. A later failure of Postgres does not change this.
     pub fn set_schema_ready(&self) {
-        self.schema_ready.store(true, Ordering::Release);
+        self.is_schema_ready.store(true, Ordering::Release);
     }
 
     /// Records that the schema is too old; the reason says what to do.
@@ -40,23 +40,23 @@ impl Readiness {
 
     /// Records that the process was asked to end.
     pub fn set_draining(&self) {
-        self.draining.store(true, Ordering::Release);
+        self.is_draining.store(true, Ordering::Release);
     }
 
     /// The reasons why this process is not ready.
     pub fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
-        if !self.configuration_loaded.load(Ordering::Acquire) {
+        if !self.is_configuration_loaded.load(Ordering::Acquire) {
             let error = self.configuration_error.lock();
             let reason = error.as_deref().unwrap_or("the Apps are not loaded yet");
             missing.push(format!("configuration: {reason}"));
         }
-        if !self.schema_ready.load(Ordering::Acquire) {
+        if !self.is_schema_ready.load(Ordering::Acquire) {
             let error = self.schema_error.lock();
             let reason = error.as_deref().unwrap_or("the database schema was not checked yet");
             missing.push(format!("schema: {reason}"));
         }
-        if self.draining.load(Ordering::Acquire) {
+        if self.is_draining.load(Ordering::Acquire) {
             missing.push("draining: the process is about to end".to_owned());
         }
         missing

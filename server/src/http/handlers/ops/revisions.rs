@@ -33,7 +33,7 @@ struct RevisionStream {
     reports: Arc<ProviderReports>,
     provider_updates: broadcast::Receiver<ProviderReport>,
     heartbeat: Interval,
-    heartbeats: u64,
+    heartbeat_count: u64,
     closing: CancellationToken,
 }
 
@@ -63,12 +63,12 @@ impl RevisionStream {
     /// Starts a stream. The first line is the hello, and the next lines are the known states of the providers.
     fn start(apps: Arc<Apps>, reports: Arc<ProviderReports>, pod_uid: String, closing: CancellationToken) -> Self {
         let (hello, changes) = apps.subscribe(pod_uid.clone());
-        let (known, provider_updates) = reports.subscribe();
+        let (known_reports, provider_updates) = reports.subscribe();
         let mut heartbeat = interval_at(Instant::now() + HEARTBEAT_INTERVAL, HEARTBEAT_INTERVAL);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut pending = VecDeque::from([RevisionsMessage::Hello { hello }]);
-        pending.extend(known.into_iter().map(|provider| RevisionsMessage::Provider { provider }));
-        Self { apps, pod_uid, pending, changes, reports, provider_updates, heartbeat, heartbeats: 0, closing }
+        pending.extend(known_reports.into_iter().map(|provider| RevisionsMessage::Provider { provider }));
+        Self { apps, pod_uid, pending, changes, reports, provider_updates, heartbeat, heartbeat_count: 0, closing }
     }
 
     async fn next_line(&mut self) -> Option<RevisionsMessage> {
@@ -93,15 +93,16 @@ impl RevisionStream {
                 update = self.provider_updates.recv() => match update {
                     Ok(provider) => return Some(RevisionsMessage::Provider { provider }),
                     Err(broadcast::error::RecvError::Lagged(_)) => {
-                        let (known, provider_updates) = self.reports.subscribe();
+                        let (known_reports, provider_updates) = self.reports.subscribe();
                         self.provider_updates = provider_updates;
-                        self.pending.extend(known.into_iter().map(|provider| RevisionsMessage::Provider { provider }));
+                        self.pending
+                            .extend(known_reports.into_iter().map(|provider| RevisionsMessage::Provider { provider }));
                     }
                     Err(broadcast::error::RecvError::Closed) => return None,
                 },
                 _ = self.heartbeat.tick() => {
-                    self.heartbeats += 1;
-                    return Some(RevisionsMessage::Heartbeat { heartbeat: self.heartbeats });
+                    self.heartbeat_count += 1;
+                    return Some(RevisionsMessage::Heartbeat { heartbeat: self.heartbeat_count });
                 }
             }
         }

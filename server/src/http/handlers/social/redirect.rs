@@ -103,26 +103,26 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
     let started = social::start_flow(state.call(app, &request.client), provider, input).await;
     let started = started.map_err(|error| redirect_problem(app, error))?;
     let cookies = FlowCookies::for_base_url(&state.settings.base_url);
-    let headers = started.sealed.as_ref().map(|sealed| {
-        let sent = cookies.from_request(&request.headers);
-        cookies.add(&sent, &started.state.id(), state.env.now(), sealed, started.seconds)
+    let cookie_headers = started.sealed.as_ref().map(|sealed| {
+        let sent_cookies = cookies.from_request(&request.headers);
+        cookies.add(&sent_cookies, &started.state.id(), state.env.now(), sealed, started.seconds)
     });
     let response = match format {
         ResponseFormat::Redirect => super::redirect_to(&started.url)?,
         ResponseFormat::Json => response::json(&RedirectResponse { url: started.url })?,
     };
-    Ok(super::with_headers(response, headers.unwrap_or_default()))
+    Ok(super::with_headers(response, cookie_headers.unwrap_or_default()))
 }
 
 /// A page of the same site can store our cookie. Other clients that request JSON cannot.
-fn json_binding(request: &HeaderMap) -> FlowBinding {
-    let site = request.get("sec-fetch-site").map(http::HeaderValue::as_bytes);
+fn json_binding(headers: &HeaderMap) -> FlowBinding {
+    let site = headers.get("sec-fetch-site").map(http::HeaderValue::as_bytes);
     if matches!(site, Some(b"same-origin" | b"same-site")) { FlowBinding::Browser } else { FlowBinding::Unbound }
 }
 
 /// A navigation by GET sends no `Origin`. If there is an `Origin`, a script of a page made the call.
-fn has_unlisted_origin(request: &HeaderMap, app: &App) -> bool {
-    request.contains_key(ORIGIN) && !matches!(Cors::from_request(request, &app.doc.allowed_origins), Cors::Listed(_))
+fn has_unlisted_origin(headers: &HeaderMap, app: &App) -> bool {
+    headers.contains_key(ORIGIN) && !matches!(Cors::from_request(headers, &app.doc.allowed_origins), Cors::Listed(_))
 }
 
 fn redirect_url_not_allowed() -> Problem {

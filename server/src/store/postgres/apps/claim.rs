@@ -25,7 +25,7 @@ pub enum ClaimOutcome {
 /// The decision on a claim.
 enum ClaimDecision {
     Decided(ClaimOutcome),
-    /// The claim is valid once it is written to the App's row.
+    /// The claim is valid after it was written to the App's row.
     Write,
 }
 

@@ -33,17 +33,18 @@ pub enum DeleteOutcome {
 // === impl AppRow ===
 
 impl AppRow {
-    /// Why no users can be deleted, or that all are deleted. `None` if there may be users to delete.
+    /// The outcome, if the row alone decides it: no users can be deleted, or all users are deleted already. `None` if
+    /// there may be users to delete.
     fn delete_outcome(&self, claim: &OwnershipClaim) -> Option<DeleteOutcome> {
-        let same = self.incarnation == claim.incarnation;
+        let is_same_incarnation = self.incarnation == claim.incarnation;
         match self.state() {
-            AppRowState::Deleted if same || claim.incarnation.is_none() => Some(DeleteOutcome::Done),
+            AppRowState::Deleted if is_same_incarnation || claim.incarnation.is_none() => Some(DeleteOutcome::Done),
             // The row is of an earlier App with this appID. This App was never served.
             AppRowState::Deleted => None,
             AppRowState::Active | AppRowState::Deleting if !self.is_owned_by(claim) => {
                 Some(DeleteOutcome::OtherNamespace)
             }
-            AppRowState::Active | AppRowState::Deleting if !same && self.incarnation.is_some() => {
+            AppRowState::Active | AppRowState::Deleting if !is_same_incarnation && self.incarnation.is_some() => {
                 Some(DeleteOutcome::OtherApp)
             }
             AppRowState::Active | AppRowState::Deleting => None,
@@ -79,19 +80,20 @@ impl PostgresStore {
 // === impl Stores ===
 
 impl Stores {
-    /// Deletes up to `most` users of an App with their sessions, up to `most` of its mails and up to `most` of its
-    /// events. If several servers call this at the same time, one of them deletes. The App's row is locked, so
-    /// registrations wait and then fail. `wanted` is called when the row is locked, because the deletion may have been
-    /// cancelled by then.
+    /// Deletes up to `max_rows` users of an App with their sessions, up to `max_rows` of its mails and up to `max_rows`
+    /// of its events. If several servers call this at the same time, one of them deletes. The App's row is locked, so
+    /// registrations wait and then fail. `is_wanted` is called after the row was locked, because the deletion may have
+    /// been cancelled by then.
     pub async fn delete_users(
         &self,
         claim: &OwnershipClaim,
-        most: u32,
-        wanted: impl Fn() -> bool + Send + Sync,
+        max_rows: u32,
+        is_wanted: impl Fn() -> bool + Send + Sync,
     ) -> Result<DeleteOutcome, StoreError> {
         let mut call = self.postgres.begin_call("delete_users").await?;
         let (connection, deadline) = call.parts();
-        let outcome = timeout_at(deadline, self.delete_users_in_transaction(connection, claim, most, wanted)).await;
+        let outcome =
+            timeout_at(deadline, self.delete_users_in_transaction(connection, claim, max_rows, is_wanted)).await;
         call.end_call(outcome)?
     }
 
@@ -100,14 +102,14 @@ impl Stores {
         &self,
         connection: &mut PgConnection,
         claim: &OwnershipClaim,
-        most: u32,
-        wanted: impl Fn() -> bool + Send + Sync,
+        max_rows: u32,
+        is_wanted: impl Fn() -> bool + Send + Sync,
     ) -> Result<Result<DeleteOutcome, StoreError>, sqlx::Error> {
         insert_deleting_app(connection, claim).await?;
         let mut transaction = connection.begin().await?;
         let row = try_lock(&mut transaction, claim).await?;
         let known_outcome =
-            row.filter(|_| wanted()).map_or(Some(DeleteOutcome::Contended), |row| row.delete_outcome(claim));
+            row.filter(|_| is_wanted()).map_or(Some(DeleteOutcome::Contended), |row| row.delete_outcome(claim));
         if let Some(known_outcome) = known_outcome {
             // The rollback is explicit: if the transaction were only dropped, the lock would last until the connection
             // is used again.
@@ -117,7 +119,7 @@ impl Stores {
         let users = sqlx::query_scalar!(
             "SELECT id FROM users WHERE app_id = $1 ORDER BY id LIMIT $2",
             claim.app.as_str(),
-            i64::from(most)
+            i64::from(max_rows)
         )
         .fetch_all(&mut *transaction)
         .await?;
@@ -128,8 +130,8 @@ impl Stores {
             transaction.rollback().await?;
             return Ok(Err(error));
         }
-        let more = delete_batch(&mut transaction, &claim.app, &users, most).await?;
-        let state = if more { "deleting" } else { "deleted" };
+        let may_have_more = delete_batch(&mut transaction, &claim.app, &users, max_rows).await?;
+        let state = if may_have_more { "deleting" } else { "deleted" };
         sqlx::query!(
             "UPDATE apps SET state = $2, namespace = $3, incarnation = coalesce($4, incarnation), \
              handover = greatest(handover, $5), updated_at = now()
@@ -143,7 +145,7 @@ impl Stores {
         .execute(&mut *transaction)
         .await?;
         transaction.commit().await?;
-        Ok(Ok(if more { DeleteOutcome::Partial } else { DeleteOutcome::Done }))
+        Ok(Ok(if may_have_more { DeleteOutcome::Partial } else { DeleteOutcome::Done }))
     }
 }
 
@@ -162,22 +164,22 @@ async fn insert_deleting_app(connection: &mut PgConnection, claim: &OwnershipCla
     .map(drop)
 }
 
-/// Deletes these users of an App, up to `most` of its mails and up to `most` of its events. Returns whether anything
-/// was deleted. Identities are deleted with their users.
+/// Deletes these users of an App, up to `max_rows` of its mails and up to `max_rows` of its events. Returns whether
+/// anything was deleted. Identities are deleted with their users.
 pub(super) async fn delete_batch(
     connection: &mut PgConnection,
     app: &AppId,
     users: &[Uuid],
-    most: u32,
+    max_rows: u32,
 ) -> Result<bool, sqlx::Error> {
-    let most = i64::from(most);
+    let max_rows = i64::from(max_rows);
     let users = sqlx::query!("DELETE FROM users WHERE app_id = $1 AND id = ANY ($2)", app.as_str(), users)
         .execute(&mut *connection)
         .await?;
     let mails = sqlx::query!(
         "DELETE FROM outbox WHERE app_id = $1 AND id IN (SELECT id FROM outbox WHERE app_id = $1 LIMIT $2)",
         app.as_str(),
-        most
+        max_rows
     )
     .execute(&mut *connection)
     .await?;
@@ -185,7 +187,7 @@ pub(super) async fn delete_batch(
         "DELETE FROM audit_events USING (SELECT at, id FROM audit_events WHERE app_id = $1 LIMIT $2) AS batch
          WHERE audit_events.app_id = $1 AND audit_events.at = batch.at AND audit_events.id = batch.id",
         app.as_str(),
-        most
+        max_rows
     )
     .execute(&mut *connection)
     .await?;

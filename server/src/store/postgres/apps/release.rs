@@ -33,7 +33,8 @@ pub enum ReleaseOutcome {
 // === impl AppRow ===
 
 impl AppRow {
-    /// Why the appID cannot be freed, or that it is free already. `None` if it can be freed once there are no users.
+    /// The outcome, if the row alone decides it: the appID cannot be freed, or is free already. `None` if the appID can
+    /// be freed once the App has no users.
     fn release_outcome(&self, claim: &OwnershipClaim) -> Option<ReleaseOutcome> {
         match self.state() {
             AppRowState::Deleted if self.incarnation.is_none() || self.incarnation == claim.incarnation => {
@@ -60,18 +61,18 @@ impl AppRow {
 // === impl PostgresStore ===
 
 impl PostgresStore {
-    /// Frees the appID of a deleted App if it has no users. Deletes no user. The App's row is locked: a registration
-    /// that began before is seen here, and a later registration fails because of the row's state. An App that the
-    /// database does not know is not freed. `wanted` is called when the row is locked, because the App may be served
-    /// again by then.
+    /// Frees the appID of a deleted App if the App has no users. Deletes no user. The App's row is locked: this
+    /// function sees the users of earlier registrations, and later registrations fail because of the row's state. The
+    /// appID of an App that the database does not know is not freed. `is_wanted` is called after the row was locked,
+    /// because the App may be served again by then.
     pub async fn release_app(
         &self,
         claim: &OwnershipClaim,
-        wanted: impl Fn() -> bool + Send + Sync,
+        is_wanted: impl Fn() -> bool + Send + Sync,
     ) -> Result<ReleaseOutcome, StoreError> {
         let mut call = self.begin_call("release_app").await?;
         let (connection, deadline) = call.parts();
-        let outcome = timeout_at(deadline, release_in_transaction(connection, claim, wanted)).await;
+        let outcome = timeout_at(deadline, release_in_transaction(connection, claim, is_wanted)).await;
         call.end_call(outcome)
     }
 }
@@ -79,27 +80,27 @@ impl PostgresStore {
 async fn release_in_transaction(
     connection: &mut PgConnection,
     claim: &OwnershipClaim,
-    wanted: impl Fn() -> bool + Send + Sync,
+    is_wanted: impl Fn() -> bool + Send + Sync,
 ) -> Result<ReleaseOutcome, sqlx::Error> {
     // If the database does not know the App, the database may be empty or the wrong one. The App may have users in the
     // right database.
-    let known =
+    let is_known =
         sqlx::query_scalar!(r#"SELECT EXISTS (SELECT FROM apps WHERE app_id = $1) AS "known!""#, claim.app.as_str())
             .fetch_one(&mut *connection)
             .await?;
-    if !known {
+    if !is_known {
         return Ok(ReleaseOutcome::Reserved { users: 1 });
     }
     let mut transaction = connection.begin().await?;
     let row = try_lock(&mut transaction, claim).await?;
     let known_outcome =
-        row.filter(|_| wanted()).map_or(Some(ReleaseOutcome::Contended), |row| row.release_outcome(claim));
+        row.filter(|_| is_wanted()).map_or(Some(ReleaseOutcome::Contended), |row| row.release_outcome(claim));
     if let Some(known_outcome) = known_outcome {
         transaction.rollback().await?;
         return Ok(known_outcome);
     }
     // A separate statement: it sees everything that was committed before the lock was granted.
-    let left = sqlx::query!(
+    let remaining = sqlx::query!(
         r#"
         SELECT (SELECT count(*) FROM users WHERE app_id = $1) AS "users!",
             EXISTS (SELECT FROM audit_events WHERE app_id = $1 AND user_id IS NOT NULL) AS "has_events!"
@@ -108,14 +109,14 @@ async fn release_in_transaction(
     )
     .fetch_one(&mut *transaction)
     .await?;
-    let users = u64::try_from(left.users).unwrap_or(0);
-    if users > 0 || left.has_events {
+    let users = u64::try_from(remaining.users).unwrap_or(0);
+    if users > 0 || remaining.has_events {
         transaction.rollback().await?;
         return Ok(ReleaseOutcome::Reserved { users: users.max(1) });
     }
     // The remaining rows belong to no user: mails without a recipient and refusals without an account.
-    let more = delete_batch(&mut transaction, &claim.app, &[], RELEASE_BATCH).await?;
-    if !more {
+    let may_have_more = delete_batch(&mut transaction, &claim.app, &[], RELEASE_BATCH).await?;
+    if !may_have_more {
         // The row gets no incarnation, so that the next claim succeeds, even a claim of the same App if it is created
         // again.
         sqlx::query!(
@@ -130,5 +131,5 @@ async fn release_in_transaction(
         .await?;
     }
     transaction.commit().await?;
-    Ok(if more { ReleaseOutcome::Contended } else { ReleaseOutcome::Freed })
+    Ok(if may_have_more { ReleaseOutcome::Contended } else { ReleaseOutcome::Freed })
 }

@@ -35,13 +35,13 @@ impl AppRow {
 
     /// Whether the claim's namespace owns the row, or the appID was handed over to this namespace after the row was
     /// written. A handover keeps the keys. Therefore a claim with other keys is not a handover, even if its `handover`
-    /// is greater: it belongs to an App that had the appID before the appID became free.
+    /// is greater: the claim belongs to an App that had the appID before the appID became free.
     pub(super) fn is_owned_by(&self, claim: &OwnershipClaim) -> bool {
         let same_keys = self.incarnation.is_none() || self.incarnation == claim.incarnation;
         self.namespace == claim.namespace || same_keys && i64::from(claim.handover) > self.handover
     }
 
-    /// Whether the App has users whose codes and refresh tokens need keys that the claim does not have.
+    /// Whether the App has users, and their codes and refresh tokens need keys that the claim does not have.
     pub(super) fn has_lost_keys(&self, claim: &OwnershipClaim) -> bool {
         self.has_users && i64::from(claim.handover) <= self.handover && self.has_other_keys(claim)
     }
@@ -66,7 +66,7 @@ pub(in crate::store::postgres) async fn is_active(
 }
 
 /// Locks the App's row until the transaction ends. `None` if there is no row, or another transaction has locked it.
-/// `has_users` is not read: it is always true here.
+/// `has_users` is not read from the database, and is always true.
 pub(super) async fn try_lock(
     connection: &mut PgConnection,
     claim: &OwnershipClaim,

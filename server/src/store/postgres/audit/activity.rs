@@ -51,7 +51,7 @@ impl PostgresStore {
         user: UserId,
         since: OffsetDateTime,
     ) -> Result<Vec<ActivityEntry>, StoreError> {
-        let known: Vec<String> = EventKind::ALL.iter().map(|kind| kind.as_str().to_owned()).collect();
+        let known_kinds: Vec<String> = EventKind::ALL.iter().map(|kind| kind.as_str().to_owned()).collect();
         let mut call = self.begin_call("activity").await?;
         let (connection, deadline) = call.parts();
         let query = sqlx::query_as!(
@@ -62,7 +62,7 @@ impl PostgresStore {
             app.as_str(),
             user.0,
             since,
-            &known,
+            &known_kinds,
             MAX_ACTIVITY,
         );
         let rows = timeout_at(deadline, query.fetch_all(connection)).await;

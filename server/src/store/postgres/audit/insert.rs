@@ -42,7 +42,7 @@ pub(in crate::store::postgres) async fn insert(
     .map(drop)
 }
 
-/// Inserts an event for each of these users. The users were removed, but did not request it.
+/// Inserts an event for each of these users. The users were removed without their own request.
 pub(in crate::store::postgres) async fn insert_for_removed_users(
     connection: &mut PgConnection,
     app: &AppId,

@@ -10,32 +10,32 @@ use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
 // === impl PostgresStore ===
 
 impl PostgresStore {
-    /// Returns whether this server must do the maintenance now. If so, reserves the interval `every`, so that no other
-    /// server does the maintenance in this interval.
-    pub(crate) async fn try_start_audit_upkeep(&self, every: Duration) -> Result<bool, StoreError> {
+    /// Returns whether this server must do the maintenance now. If so, no other server does the maintenance until
+    /// `interval` has passed.
+    pub(crate) async fn try_start_audit_upkeep(&self, interval: Duration) -> Result<bool, StoreError> {
         let mut call = self.begin_call("audit_turn").await?;
         let (connection, deadline) = call.parts();
         let query = sqlx::query!(
             "UPDATE audit_upkeep SET next_at = statement_timestamp() + make_interval(secs => $1)
              WHERE next_at <= statement_timestamp()",
-            every.as_secs_f64()
+            interval.as_secs_f64()
         );
         let updated = timeout_at(deadline, query.execute(connection)).await;
         Ok(call.end_call(updated)?.rows_affected() > 0)
     }
 
-    /// Creates the missing partitions of this month and of the `ahead` months after it. Returns how many it created, or
-    /// `None` if this server's role is not permitted to create partitions.
-    pub(crate) async fn create_audit_partitions(&self, ahead: i32) -> Result<Option<i32>, StoreError> {
+    /// Creates the missing partitions of this month and of the next `months_ahead` months. Returns how many partitions
+    /// it created, or `None` if this server's role is not permitted to create partitions.
+    pub(crate) async fn create_audit_partitions(&self, months_ahead: i32) -> Result<Option<i32>, StoreError> {
         let mut call = self.begin_call("make_audit_months").await?;
         let (connection, deadline) = call.parts();
-        let query = sqlx::query_scalar!(r#"SELECT latchkey_audit_make_months($1) AS "made!""#, ahead);
+        let query = sqlx::query_scalar!(r#"SELECT latchkey_audit_make_months($1) AS "made!""#, months_ahead);
         let result = timeout_at(deadline, query.fetch_one(connection)).await;
         call.end_call(result.map(if_permitted))
     }
 
     /// Drops the partitions of months that ended by `before`, if they contain only rows of these Apps. Returns how many
-    /// it dropped, or `None` if this server's role is not permitted to drop partitions.
+    /// partitions it dropped, or `None` if this server's role is not permitted to drop partitions.
     pub(crate) async fn drop_audit_partitions(
         &self,
         before: OffsetDateTime,
@@ -48,13 +48,13 @@ impl PostgresStore {
         call.end_call(result.map(if_permitted))
     }
 
-    /// For each App, deletes up to `most` events that are older than the App's time in `before`. Returns how many it
-    /// deleted.
+    /// For each App, deletes up to `max_per_app` events that are older than the App's time in `before`. Returns how
+    /// many events it deleted.
     pub(crate) async fn delete_audit_events(
         &self,
         apps: &[String],
         before: &[OffsetDateTime],
-        most: i64,
+        max_per_app: i64,
     ) -> Result<u64, StoreError> {
         let Some(latest) = before.iter().max() else { return Ok(0) };
         let mut call = self.begin_call("delete_audit_events").await?;
@@ -74,14 +74,14 @@ impl PostgresStore {
             apps,
             before,
             *latest,
-            most,
+            max_per_app,
         );
         let deleted = timeout_at(deadline, query.execute(connection)).await;
         Ok(call.end_call(deleted)?.rows_affected())
     }
 }
 
-/// The result of a function of the schema. `None` if this server's role is not permitted to call it.
+/// The result of a database function. `None` if this server's role is not permitted to call the function.
 fn if_permitted(result: Result<i32, sqlx::Error>) -> Result<Option<i32>, sqlx::Error> {
     /// SQLSTATE `insufficient_privilege`.
     const INSUFFICIENT_PRIVILEGE: &str = "42501";

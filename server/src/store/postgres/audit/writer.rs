@@ -32,7 +32,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 const RETRY_TIME: Duration = Duration::from_secs(6);
 /// How often lost events are logged at most, while new events are written.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// The pause before each further retry.
+/// The pause before each retry after the first.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// The time limit for writing the last events at shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -86,32 +86,32 @@ impl EventWriter {
     }
 }
 
-/// Writes batches in a loop. While one batch is being written, the next one gathers.
+/// Writes batches in a loop. While a batch is being written, new jobs gather in the queue.
 async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metrics: AuditMetrics) {
     let mut batch = Vec::with_capacity(BATCH_SIZE);
-    let mut losing = false;
+    let mut is_losing = false;
     let mut logged_lost = 0;
     let mut next_log = Instant::now();
-    let mut next = Instant::now();
+    let mut next_batch = Instant::now();
     loop {
-        sleep_until(next).await;
+        sleep_until(next_batch).await;
         if jobs.recv_many(&mut batch, BATCH_SIZE).await == 0 {
             return;
         }
-        next = Instant::now() + BATCH_INTERVAL;
+        next_batch = Instant::now() + BATCH_INTERVAL;
         let mut columns = EventBatch::default();
-        let mut waiting = Vec::new();
+        let mut waiters = Vec::new();
         for job in batch.drain(..) {
             match job {
                 Job::Write { app, event, written } => {
                     columns.push(&app, &event);
-                    waiting.extend(written);
+                    waiters.extend(written);
                 }
-                Job::Flush(flushed) => waiting.push(flushed),
+                Job::Flush(flushed) => waiters.push(flushed),
             }
         }
         if columns.ids.is_empty() {
-            waiting.into_iter().for_each(notify_waiting);
+            waiters.into_iter().for_each(notify_waiter);
             continue;
         }
         let Some(shared) = postgres.upgrade() else { return };
@@ -129,7 +129,7 @@ async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metri
         match written {
             Ok(rows) => {
                 metrics.events.inc_by(rows);
-                losing = false;
+                is_losing = false;
                 let lost = metrics.lost.get();
                 if lost > logged_lost && Instant::now() >= next_log {
                     error!(lost = lost - logged_lost, "audit events were lost; new events are written");
@@ -139,7 +139,7 @@ async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metri
             }
             Err(error) => {
                 metrics.count_lost(columns.ids.len());
-                if !std::mem::replace(&mut losing, true) {
+                if !std::mem::replace(&mut is_losing, true) {
                     let lost = columns.ids.len();
                     error!(
                         error = &error as &dyn std::error::Error,
@@ -148,13 +148,13 @@ async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metri
                 }
             }
         }
-        waiting.into_iter().for_each(notify_waiting);
+        waiters.into_iter().for_each(notify_waiter);
     }
 }
 
-/// Notifies a waiting request, which may have given up.
-fn notify_waiting(waiting: oneshot::Sender<()>) {
-    waiting.send(()).ok();
+/// Notifies the request that waits for a job. The request may have given up.
+fn notify_waiter(waiter: oneshot::Sender<()>) {
+    waiter.send(()).ok();
 }
 
 // === impl EventBatch ===

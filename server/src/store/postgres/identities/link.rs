@@ -57,8 +57,8 @@ async fn link(
     Ok(LinkOutcome::Done)
 }
 
-/// Whether the user has not changed since it was read: it must have the same epoch, and the verified email address by
-/// which it was found. A user who was not found by an email address must have a verified email address or none.
+/// Whether the user is unchanged since the request read the user. The epoch must be the same. A user who was found by a
+/// verified email address must still have this address. Any other user must have a verified email address or none.
 fn can_link(user: &LockedUser, request: &LinkRequest) -> bool {
     let is_same_address = match &request.address {
         None => user.email.is_none() || user.is_verified,

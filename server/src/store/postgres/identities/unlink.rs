@@ -11,7 +11,7 @@ use crate::{
 
 /// How many identities a user has.
 struct IdentityCounts {
-    /// Identities of the provider to unlink.
+    /// Identities of the provider that is to be unlinked.
     of_provider: i64,
     /// Identities of other providers, if the user can log in with these providers.
     others: i64,

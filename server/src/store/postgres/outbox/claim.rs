@@ -27,6 +27,7 @@ struct OutboxRow {
     requested_at: Option<OffsetDateTime>,
     epoch: Option<i64>,
     keep_session: Option<Uuid>,
+    /// The email address that the user had before a change.
     former: Option<String>,
     trace: Option<String>,
     attempts: i32,
@@ -78,15 +79,15 @@ impl TryFrom<OutboxRow> for ClaimedRow {
 impl PostgresStore {
     pub(super) async fn claim_outbox_rows(
         &self,
-        most: usize,
+        max_rows: usize,
         per_app: usize,
         lease: Duration,
     ) -> Result<Vec<ClaimedRow>, StoreError> {
-        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let max_rows = i64::try_from(max_rows).unwrap_or(i64::MAX);
         let per_app = i64::try_from(per_app).unwrap_or(i64::MAX);
         let mut call = self.begin_call("claim").await?;
         let (connection, deadline) = call.parts();
-        let rows = timeout_at(deadline, claim_rows(connection, most, per_app, lease.as_secs_f64())).await;
+        let rows = timeout_at(deadline, claim_rows(connection, max_rows, per_app, lease.as_secs_f64())).await;
         let rows = call.end_call(rows)?;
         let claimed: Result<Vec<_>, _> = rows.into_iter().map(ClaimedRow::try_from).collect();
         claimed.map_err(|error| self.record_error(error))
@@ -110,7 +111,7 @@ async fn has_due_rows(connection: &mut PgConnection) -> Result<bool, sqlx::Error
 
 async fn claim_rows(
     connection: &mut PgConnection,
-    most: i64,
+    max_rows: i64,
     per_app: i64,
     lease_seconds: f64,
 ) -> Result<Vec<OutboxRow>, sqlx::Error> {
@@ -166,7 +167,7 @@ async fn claim_rows(
             outbox.keep_session, outbox.payload->>'former' AS former, outbox.payload->>'trace' AS trace,
             outbox.attempts, outbox.created_at, outbox.lease_until AS "lease_until!"
         "#,
-        most,
+        max_rows,
         per_app,
         lease_seconds,
         &kinds,

@@ -64,7 +64,8 @@ impl PostgresStore {
         call.end_call(letters)
     }
 
-    /// Makes a dead letter due again and resets its attempts. Returns whether there was a dead letter with this id.
+    /// Makes a dead letter due again and resets its number of attempts. Returns whether there was a dead letter with
+    /// this id.
     pub async fn retry_dead_letter(&self, id: Uuid) -> Result<bool, StoreError> {
         let mut call = self.begin_call("retry_dead_letter").await?;
         let (connection, deadline) = call.parts();

@@ -27,11 +27,11 @@ pub(in crate::store::postgres) async fn insert_mail_to_former_address(
     connection: &mut PgConnection,
     app: &AppId,
     mail: &Mail,
-    former: &str,
+    former_email: &str,
     notify: bool,
 ) -> Result<(), sqlx::Error> {
     let mut payload = trace_payload();
-    payload.insert("former".to_owned(), former.into());
+    payload.insert("former".to_owned(), former_email.into());
     insert_mail_row(connection, app, mail, Some(Value::Object(payload).to_string()), notify).await
 }
 
@@ -64,7 +64,7 @@ async fn insert_mail_row(
     .map(drop)
 }
 
-/// Adds the row that propagates a raised epoch to Redis if the request does not.
+/// Adds the row that propagates a raised epoch to Redis if the request itself does not propagate it.
 pub(in crate::store::postgres) async fn insert_epoch_change(
     connection: &mut PgConnection,
     app: &AppId,
@@ -86,7 +86,7 @@ pub(in crate::store::postgres) async fn insert_epoch_change(
 }
 
 /// Deletes the rows of deleted users. The deletion includes epoch rows, so `insert_epoch_change` must be called after
-/// this.
+/// this function.
 pub(in crate::store::postgres) async fn delete_rows_of(
     connection: &mut PgConnection,
     app: &AppId,

@@ -10,7 +10,7 @@ use tokio::{
     sync::Notify,
     time::{sleep, timeout},
 };
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::store::postgres::CallError;
 
@@ -21,32 +21,39 @@ const LISTENER_PAUSE: Duration = Duration::from_secs(5);
 
 /// Signals `notify` when other servers enqueue rows. While listening fails, the outbox is only polled.
 pub(in crate::store::postgres) async fn listen(pool: PgPool, notify: Arc<Notify>) {
-    let mut is_first_failure = true;
+    let mut is_failing = false;
     loop {
-        let error = match listen_until_error(&pool, &notify).await {
+        let error = match listen_until_error(&pool, &notify, &mut is_failing).await {
             Ok(never) => match never {},
             Err(error) => error,
         };
-        // Only the first failure is logged. An outage of Postgres is logged by the module `outage`.
-        if is_first_failure {
+        // Of consecutive failures, only the first is logged. An outage of Postgres is logged by the module `outage`.
+        if !std::mem::replace(&mut is_failing, true) {
             let error = CallError::from(&error);
             warn!(error = &error as &dyn std::error::Error, "cannot listen for new outbox rows; polling only");
         }
-        is_first_failure = false;
         sleep(LISTENER_PAUSE).await;
     }
 }
 
-async fn listen_until_error(pool: &PgPool, notify: &Notify) -> Result<std::convert::Infallible, sqlx::Error> {
+/// Sets `is_failing` to false as soon as the listening works.
+async fn listen_until_error(
+    pool: &PgPool,
+    notify: &Notify,
+    is_failing: &mut bool,
+) -> Result<std::convert::Infallible, sqlx::Error> {
     // A separate pool: calls cannot use a connection that listens.
-    let own = PgPoolOptions::new()
+    let listener_pool = PgPoolOptions::new()
         .max_connections(1)
         .acquire_timeout(LISTENER_TIMEOUT)
         .test_before_acquire(false)
         .connect_lazy_with(pool.connect_options().as_ref().clone());
-    let mut listener = PgListener::connect_with(&own).await?;
+    let mut listener = PgListener::connect_with(&listener_pool).await?;
     listener.eager_reconnect(false);
     listener.listen("latchkey_outbox").await?;
+    if std::mem::take(is_failing) {
+        info!("listening for new outbox rows again");
+    }
     // Rows may have been enqueued before LISTEN.
     notify.notify_one();
     loop {
@@ -55,8 +62,8 @@ async fn listen_until_error(pool: &PgPool, notify: &Notify) -> Result<std::conve
             Ok(Ok(None)) => return Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())),
             Ok(Err(error)) => return Err(error),
             Err(_) => {
-                let alive = timeout(LISTENER_TIMEOUT, sqlx::query("SELECT 1").execute(&mut listener)).await;
-                alive.map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))??;
+                let ping = timeout(LISTENER_TIMEOUT, sqlx::query("SELECT 1").execute(&mut listener)).await;
+                ping.map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))??;
             }
         }
     }

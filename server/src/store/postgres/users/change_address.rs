@@ -1,4 +1,4 @@
-//! Makes the pending email address the user's address.
+//! Makes the pending email address the user's current email address.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};

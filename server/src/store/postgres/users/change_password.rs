@@ -47,9 +47,9 @@ async fn set_password(
     Ok(Some(changed))
 }
 
-/// Also cancels a pending change of the email address: a user who gets the notice of a change that somebody else
-/// requested can stop this change with a new password. If the pending address is the account's only address, it stays
-/// pending.
+/// Also cancels a pending change of the email address. The user gets a notice of the pending change. If somebody else
+/// requested the change, the user can stop it with a new password. If the pending address is the account's only
+/// address, it stays pending.
 async fn update_user(
     connection: &mut PgConnection,
     app: &AppId,

@@ -1,4 +1,4 @@
-//! Confirms the email address that a user has, in contrast to a pending address.
+//! Confirms a user's current email address, not a pending address.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};

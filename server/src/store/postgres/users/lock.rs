@@ -1,4 +1,4 @@
-//! Locks a user for a change that depends on what the user was before.
+//! Locks a user for a change that depends on the user's current state.
 
 use latchkey_crds::types::AppId;
 use sqlx::PgConnection;
@@ -47,7 +47,7 @@ impl LockedUser {
         !self.is_disabled && self.epoch == epoch.0
     }
 
-    /// Whether this canonical email address is the user's, verified or not.
+    /// Whether this canonical email address is the user's current address, verified or not.
     pub(in crate::store::postgres) fn has_address(&self, canonical: &str) -> bool {
         self.email_canonical.as_deref() == Some(canonical)
     }

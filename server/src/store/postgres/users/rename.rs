@@ -35,8 +35,8 @@ impl PostgresStore {
 
 /// Returns the user after the change, and the outbox row that propagates the profile.
 ///
-/// This is one statement: *rename* has no rate limit, and a transaction would lock the row of a busy user for several
-/// round trips, while other renames of the user wait with a connection each.
+/// This is one statement, because *rename* has no rate limit. A transaction would lock the user's row for several round
+/// trips. Meanwhile, each concurrent rename of the user would occupy a connection.
 async fn rename(
     connection: &mut PgConnection,
     app: &AppId,

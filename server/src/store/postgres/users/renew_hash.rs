@@ -1,4 +1,4 @@
-//! Replaces a password hash after a login: one statement.
+//! Replaces a password hash after a login, with one statement.
 
 use latchkey_crds::types::AppId;
 use tokio::time::timeout_at;

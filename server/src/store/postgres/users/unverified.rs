@@ -85,15 +85,15 @@ impl PostgresStore {
 }
 
 impl Stores {
-    /// Locks up to `most` expired accounts that have no identity, starting after a position, and deletes the accounts
-    /// among them that have no live session. Disabled accounts stay. The rows stay locked from the check in Redis to
-    /// the commit: a concurrent confirmation comes either before the check, and the account stays, or after the commit,
-    /// and finds no account. Several servers can call this at the same time.
+    /// Locks up to `max_accounts` expired accounts that have no identity, starting after a position. Deletes those of
+    /// them that have no live session. Disabled accounts stay. The rows are locked from before the check in Redis until
+    /// the commit. Therefore a concurrent confirmation comes before the lock, and the account stays, or after the
+    /// commit, and finds no account. Several servers can call this at the same time.
     pub async fn delete_unverified(
         &self,
         unverified: &UnverifiedExpiry,
         after: Option<UnverifiedPosition>,
-        most: u32,
+        max_accounts: u32,
     ) -> Result<UnverifiedBatch, StoreError> {
         let app = &unverified.claim.app;
         let mut call = self.postgres.begin_call("delete_unverified").await?;
@@ -101,8 +101,8 @@ impl Stores {
         let deleting = async {
             let mut transaction = connection.begin().await?;
             let positions = look_ahead(&mut transaction, unverified, after).await?;
-            let candidates = lock_candidates(&mut transaction, unverified, &positions, most).await?;
-            let next = if candidates.len() >= most as usize {
+            let candidates = lock_candidates(&mut transaction, unverified, &positions, max_accounts).await?;
+            let next = if candidates.len() >= max_accounts as usize {
                 candidates.last().map(|last| UnverifiedPosition { created_at: last.created_at, id: last.id })
             } else if positions.len() >= LOOKAHEAD as usize {
                 positions.last().copied()
@@ -129,8 +129,8 @@ impl Stores {
     }
 }
 
-/// The next accounts without a verified email address, oldest first. `LOOKAHEAD` bounds the work of the statement, even
-/// if most of these accounts stay for other reasons.
+/// The next accounts without a verified email address, oldest first. Returns at most `LOOKAHEAD` accounts. Otherwise
+/// the statement would read many accounts if most of them stay for other reasons.
 async fn look_ahead(
     connection: &mut PgConnection,
     unverified: &UnverifiedExpiry,
@@ -163,7 +163,7 @@ async fn lock_candidates(
     connection: &mut PgConnection,
     unverified: &UnverifiedExpiry,
     positions: &[UnverifiedPosition],
-    most: u32,
+    max_accounts: u32,
 ) -> Result<Vec<Candidate>, sqlx::Error> {
     let UnverifiedExpiry { claim, created_before, code_sent_before, now } = unverified;
     let ids: Vec<Uuid> = positions.iter().map(|position| position.id).collect();
@@ -204,7 +204,7 @@ async fn lock_candidates(
         now,
         &ids,
         &CODE_EVENTS.map(|kind| kind.as_str().to_owned()),
-        i64::from(most),
+        i64::from(max_accounts),
     )
     .fetch_all(connection)
     .await
@@ -218,7 +218,8 @@ const CODE_EVENTS: [EventKind; 4] = [
     EventKind::PasswordResetRequested,
 ];
 
-/// Deletes users. A separate statement, so that it sees identities that were linked before the rows were locked.
+/// Deletes users. This is a separate statement, so that it sees identities that were linked before the rows were
+/// locked.
 async fn delete_candidates(
     connection: &mut PgConnection,
     app: &AppId,

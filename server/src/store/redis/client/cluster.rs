@@ -48,7 +48,7 @@ struct ClusterState {
     slots: SlotMap,
     nodes: HashMap<ServerAddress, Arc<Node>>,
     /// Whether a call has failed, or a slot has moved, since the slot map was last queried.
-    stale: bool,
+    is_stale: bool,
     /// Counts queries for the slot map, so that each query starts with another node.
     queries: usize,
 }
@@ -131,14 +131,15 @@ impl Cluster {
     async fn send_routed(
         &self,
         mut call: RoutedCall,
-        replicated: bool,
+        waits_for_replica: bool,
         until: Instant,
     ) -> Result<(Vec<Value>, Replication), CallError> {
         for attempt in 0.. {
             self.rediscover_if_stale(until).await?;
             let groups = self.group_by_route(&mut call);
-            let sent = groups.into_iter().map(|((node, asking), group)| async move {
-                let (replies, replication) = self.send_group(&node, asking, &group, replicated, until).await;
+            let sent = groups.into_iter().map(|((node, needs_asking), group)| async move {
+                let (replies, replication) =
+                    self.send_group(&node, needs_asking, &group, waits_for_replica, until).await;
                 (node, group, replies, replication)
             });
             for (node, group, replies, replication) in join_all(sent).await {
@@ -185,20 +186,20 @@ impl Cluster {
     async fn send_group(
         &self,
         address: &ServerAddress,
-        asking: bool,
+        needs_asking: bool,
         group: &[RoutedCommand],
-        replicated: bool,
+        waits_for_replica: bool,
         until: Instant,
     ) -> (Result<Vec<Reply>, CallError>, Replication) {
         let node = self.node(&mut self.state.lock(), address);
         let mut commands = Pipeline::new();
         for routed in group {
-            if asking {
+            if needs_asking {
                 commands.cmd("ASKING");
             }
             commands.add_command(routed.command.clone());
         }
-        let (replies, replication) = if replicated {
+        let (replies, replication) = if waits_for_replica {
             match node.send_replicated(commands, until).await {
                 Ok((replies, replication)) => (Ok(replies), replication),
                 Err(error) => (Err(error), Replication::Unconfirmed),
@@ -207,7 +208,7 @@ impl Cluster {
             (node.send(&commands, until).await, Replication::Complete)
         };
         // Leaves out the replies to ASKING.
-        let (skipped, step) = if asking { (1, 2) } else { (0, 1) };
+        let (skipped, step) = if needs_asking { (1, 2) } else { (0, 1) };
         let replies = replies.map(|replies| replies.into_iter().skip(skipped).step_by(step).collect());
         (replies, replication)
     }
@@ -255,7 +256,7 @@ impl Cluster {
             (Server(ServerErrorKind::Moved), Some(to)) => {
                 let mut state = self.state.lock();
                 state.slots.record_move(command.slot, to.clone());
-                state.stale = true;
+                state.is_stale = true;
                 Some(Redirect::Moved(to))
             }
             (Server(ServerErrorKind::Ask), Some(to)) => Some(Redirect::Ask(to)),
@@ -273,7 +274,7 @@ impl Cluster {
 
     /// Records that a call failed: the slot map may be outdated.
     pub(super) fn mark_stale(&self) {
-        self.state.lock().stale = true;
+        self.state.lock().is_stale = true;
     }
 
     fn node(&self, state: &mut ClusterState, address: &ServerAddress) -> Arc<Node> {
@@ -287,26 +288,26 @@ impl Cluster {
     }
 
     async fn rediscover_if_stale(&self, until: Instant) -> Result<(), CallError> {
-        let (is_known, is_stale) = {
+        let (has_map, is_stale) = {
             let state = self.state.lock();
-            (!state.slots.is_empty(), state.stale)
+            (!state.slots.is_empty(), state.is_stale)
         };
-        if is_known && !is_stale {
+        if has_map && !is_stale {
             return Ok(());
         }
         // Nodes that do not reply must not use up the time of the call.
-        let limit = if is_known { until.min(Instant::now() + 2 * REPLY_TIMEOUT) } else { until };
-        let outcome = self.rediscover(is_known, limit).await;
+        let limit = if has_map { until.min(Instant::now() + 2 * REPLY_TIMEOUT) } else { until };
+        let outcome = self.rediscover(has_map, limit).await;
         // An old map is better than none: nodes that did not return a map may still serve their slots.
-        if is_known { Ok(()) } else { outcome }
+        if has_map { Ok(()) } else { outcome }
     }
 
-    /// Queries the slot map. Only one call at a time does this. In the meantime, other calls use the known map, or wait
-    /// if no map is known.
-    async fn rediscover(&self, is_known: bool, until: Instant) -> Result<(), CallError> {
+    /// Queries the slot map. Only one call at a time queries it. In the meantime, other calls use the known map, or
+    /// wait if no map is known.
+    async fn rediscover(&self, has_map: bool, until: Instant) -> Result<(), CallError> {
         let mut last_query = match self.last_query.try_lock() {
             Ok(last_query) => last_query,
-            Err(_) if is_known => return Ok(()),
+            Err(_) if has_map => return Ok(()),
             Err(_) => timeout_at(until, self.last_query.lock())
                 .await
                 .map_err(|_| CallError::from_kind(CallErrorKind::Deadline))?,
@@ -316,8 +317,8 @@ impl Cluster {
         {
             return outcome.clone();
         }
-        // A call that fails from here on sets `stale` again.
-        self.state.lock().stale = false;
+        // A call that fails from here on sets `is_stale` again.
+        self.state.lock().is_stale = false;
         let outcome = self.query_slots(until).await;
         if outcome.is_err() {
             self.mark_stale();

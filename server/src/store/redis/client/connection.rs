@@ -42,11 +42,11 @@ pub(super) enum Peer {
 #[derive(Default)]
 struct ConnectionState {
     connection: Option<MultiplexedConnection>,
-    /// The number of the latest connection. A failed call compares it with the number of the connection that it used,
-    /// and does not drop a later connection.
+    /// The number of the latest connection. A failed call drops the connection only if the call used the connection
+    /// with this number, so that it does not drop a later connection.
     number: u64,
     /// When and why the last attempt to connect failed, if it failed.
-    failed: Option<(Instant, CallError)>,
+    last_failure: Option<(Instant, CallError)>,
 }
 
 // === impl Peer ===
@@ -71,23 +71,23 @@ impl Connection {
         &self.info
     }
 
-    /// Sends commands as one pipeline. Returns the reply to each.
+    /// Sends commands as one pipeline. Returns the reply to each command.
     pub(super) async fn send(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Reply>, CallError> {
         let mut replies = self.send_once(commands, until).await?;
-        let unknown = replies.iter().position(is_script_unknown);
-        let (Some(unknown), Some(scripts)) = (unknown, self.peer.scripts()) else { return Ok(replies) };
+        let first_unknown = replies.iter().position(is_script_unknown);
+        let (Some(first_unknown), Some(scripts)) = (first_unknown, self.peer.scripts()) else { return Ok(replies) };
         // Redis did nothing for a script that it does not know. Redis does not know the later scripts of the pipeline
         // either, because all scripts are loaded together. The other later commands (DEL, ASKING, WAIT) run a second
         // time, which is harmless.
         for reply in self.send_once(&scripts.load(), until).await? {
             reply.map_err(|error| CallError::from(&error))?;
         }
-        let mut again = Pipeline::new();
-        for command in commands.cmd_iter().skip(unknown) {
-            again.add_command(command.clone());
+        let mut retry = Pipeline::new();
+        for command in commands.cmd_iter().skip(first_unknown) {
+            retry.add_command(command.clone());
         }
-        replies.truncate(unknown);
-        replies.extend(self.send_once(&again, until).await?);
+        replies.truncate(first_unknown);
+        replies.extend(self.send_once(&retry, until).await?);
         Ok(replies)
     }
 
@@ -135,7 +135,7 @@ impl Connection {
         if let Some(connection) = &state.connection {
             return Ok((connection.clone(), state.number));
         }
-        if let Some((at, error)) = &state.failed
+        if let Some((at, error)) = &state.last_failure
             && at.elapsed() < RETRY_PAUSE
         {
             return Err(error.clone());
@@ -144,7 +144,7 @@ impl Connection {
         let opened = timeout_at(until, Box::pin(self.open())).await;
         match opened.unwrap_or(Err(CallError::from_kind(CallErrorKind::Deadline))) {
             Ok(connection) => {
-                if state.failed.take().is_some() {
+                if state.last_failure.take().is_some() {
                     self.log_recovery();
                 }
                 state.number += 1;
@@ -152,10 +152,10 @@ impl Connection {
                 Ok((connection, state.number))
             }
             Err(error) => {
-                if state.failed.is_none() {
+                if state.last_failure.is_none() {
                     self.log_failure(&error);
                 }
-                state.failed = Some((Instant::now(), error.clone()));
+                state.last_failure = Some((Instant::now(), error.clone()));
                 Err(error)
             }
         }

@@ -16,7 +16,7 @@ pub enum CallErrorKind {
     /// The reply did not arrive in time.
     Deadline,
     /// The server cannot execute the command now: it loads data, runs a long script, is a replica, or has too few
-    /// replicas or a failing disk. Or its cluster is down or moves slots.
+    /// replicas or a failing disk. Another cause is a cluster that is down or moves slots.
     Unavailable,
     /// Redis's memory is full.
     OutOfMemory,
@@ -95,7 +95,7 @@ impl CallError {
     }
 
     /// The error of a command that only sentinels or cluster nodes support. An unexpected error means that the peer is
-    /// neither, so the URL names the wrong topology.
+    /// neither a sentinel nor a cluster node, so the URL names the wrong topology.
     pub(super) fn for_discovery(self, command: &str) -> Self {
         if self.kind == CallErrorKind::Unexpected { Self::configuration(command) } else { self }
     }

@@ -42,7 +42,7 @@ struct ClientState {
     backend: Option<(Zeroizing<String>, Backend)>,
     /// Whether the URL must be read again: since it was last read, a call has failed in a way that a new URL can fix,
     /// or the URL could not be used.
-    stale: bool,
+    must_reread_url: bool,
     read_at: Option<Instant>,
     /// Whether the log already says that the current URL cannot be read or used.
     is_reported: bool,
@@ -86,7 +86,7 @@ impl RedisClient {
 
     fn note_outcome<T>(&self, backend: &Backend, outcome: Result<T, CallError>) -> Result<T, CallError> {
         if outcome.as_ref().is_err_and(CallError::needs_rediscovery) {
-            self.state.lock().stale = true;
+            self.state.lock().must_reread_url = true;
             backend.mark_stale();
         }
         outcome
@@ -97,12 +97,12 @@ impl RedisClient {
         let mut state = self.state.lock();
         let is_recent = state.read_at.is_some_and(|at| at.elapsed() < RETRY_PAUSE);
         match &state.backend {
-            Some((_, backend)) if !state.stale || is_recent => return Ok(backend.clone()),
+            Some((_, backend)) if !state.must_reread_url || is_recent => return Ok(backend.clone()),
             None if is_recent => return Err(CallError::from_kind(CallErrorKind::Configuration)),
             Some(_) | None => {}
         }
         state.read_at = Some(Instant::now());
-        state.stale = false;
+        state.must_reread_url = false;
         match self.read_changed_url(&state) {
             Ok(None) => state.is_reported = false,
             Ok(Some((parsed, url))) => {
@@ -117,14 +117,15 @@ impl RedisClient {
                     warn!(error = &error as &dyn std::error::Error, "the URL of Redis cannot be used");
                 }
                 state.is_reported = true;
-                state.stale = true;
+                state.must_reread_url = true;
             }
         }
         let backend = state.backend.as_ref().map(|(_, backend)| backend.clone());
         backend.ok_or(CallError::from_kind(CallErrorKind::Configuration))
     }
 
-    /// Reads the URL. `None` if the URL has not changed: then the backend stays, since it reconnects by itself.
+    /// Reads the URL. `None` if the URL has not changed. In this case the backend stays, because it reconnects by
+    /// itself.
     fn read_changed_url(&self, state: &ClientState) -> Result<Option<(RedisUrl, Zeroizing<String>)>, ConnectError> {
         let url = self.url.read()?;
         if state.backend.as_ref().is_some_and(|(current, _)| *current == url) {

@@ -23,7 +23,7 @@ use crate::domain::ports::Replication;
 const MAX_WAITERS: usize = 8;
 /// The maximum wait for a replica (specification: Sessions and tokens, Revocation).
 const REPLICA_TIMEOUT: Duration = Duration::from_millis(100);
-/// After this time, Redis is asked again whether the node has replicas.
+/// After this time, the server is asked again whether it has replicas.
 const REPLICA_COUNT_TTL: Duration = Duration::from_secs(5);
 
 /// One Redis server.
@@ -60,7 +60,7 @@ impl Node {
         &self.shared
     }
 
-    /// Sends commands as one pipeline. Returns the reply to each.
+    /// Sends commands as one pipeline. Returns the reply to each command.
     pub(super) async fn send(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Reply>, CallError> {
         self.shared.send(commands, until).await
     }
@@ -95,8 +95,8 @@ impl Node {
     }
 
     async fn has_replicas(&self, until: Instant) -> Result<bool, CallError> {
-        let known = *self.has_replicas.lock();
-        if let Some((at, has_replicas)) = known
+        let last_report = *self.has_replicas.lock();
+        if let Some((at, has_replicas)) = last_report
             && at.elapsed() < REPLICA_COUNT_TTL
         {
             return Ok(has_replicas);

@@ -38,7 +38,7 @@ pub(super) struct SentinelGroup {
     /// The settings of the primary; only its address comes from the sentinels.
     primary_settings: ConnectionInfo,
     scripts: Arc<Scripts>,
-    known: Mutex<KnownPrimary>,
+    known_primary: Mutex<KnownPrimary>,
     /// When sentinels were last queried, and the outcome.
     last_query: AsyncMutex<Option<(Instant, Result<(), CallError>)>>,
 }
@@ -47,7 +47,7 @@ pub(super) struct SentinelGroup {
 struct KnownPrimary {
     primary: Option<(ServerAddress, Arc<Node>)>,
     /// Whether a call has failed since sentinels were last queried.
-    stale: bool,
+    is_stale: bool,
 }
 
 // === impl SentinelGroup ===
@@ -65,7 +65,7 @@ impl SentinelGroup {
             sentinels: sentinels.into_iter().map(|sentinel| Connection::new(sentinel, Peer::Discovery)).collect(),
             primary_settings,
             scripts: Arc::clone(scripts),
-            known: Mutex::default(),
+            known_primary: Mutex::default(),
             last_query: AsyncMutex::default(),
         });
         tokio::spawn(watch_primary(Arc::downgrade(&group)));
@@ -74,13 +74,13 @@ impl SentinelGroup {
 
     /// The primary. Queries the sentinels first if no primary is known or a call has failed.
     pub(super) async fn primary(&self, until: Instant) -> Result<Arc<Node>, CallError> {
-        if let (Some(primary), false) = self.known() {
+        if let (Some(primary), false) = self.known_primary() {
             return Ok(primary);
         }
         // If a primary is known, sentinels that do not reply must not use up the time of the call.
-        let limit = if self.known().0.is_some() { until.min(Instant::now() + REPLY_TIMEOUT) } else { until };
+        let limit = if self.known_primary().0.is_some() { until.min(Instant::now() + REPLY_TIMEOUT) } else { until };
         let outcome = self.rediscover(limit).await;
-        match self.known() {
+        match self.known_primary() {
             // If the sentinels are unavailable, the previous primary may still work.
             (Some(primary), _) => Ok(primary),
             (None, _) => Err(outcome.err().unwrap_or(CallError::from_kind(CallErrorKind::Unavailable))),
@@ -89,21 +89,21 @@ impl SentinelGroup {
 
     /// Records that a call failed: there may be a new primary.
     pub(super) fn mark_stale(&self) {
-        self.known.lock().stale = true;
+        self.known_primary.lock().is_stale = true;
     }
 
     /// The known primary, and whether a call has failed since sentinels were queried.
-    fn known(&self) -> (Option<Arc<Node>>, bool) {
-        let known = self.known.lock();
-        (known.primary.as_ref().map(|(_, node)| Arc::clone(node)), known.stale)
+    fn known_primary(&self) -> (Option<Arc<Node>>, bool) {
+        let known = self.known_primary.lock();
+        (known.primary.as_ref().map(|(_, node)| Arc::clone(node)), known.is_stale)
     }
 
-    /// Queries the sentinels. Only one call at a time does this. In the meantime, other calls use the known primary, or
-    /// wait if no primary is known.
+    /// Queries the sentinels. Only one call at a time queries them. In the meantime, other calls use the known primary,
+    /// or wait if no primary is known.
     async fn rediscover(&self, until: Instant) -> Result<(), CallError> {
         let mut last_query = match self.last_query.try_lock() {
             Ok(last_query) => last_query,
-            Err(_) if self.known().0.is_some() => return Ok(()),
+            Err(_) if self.known_primary().0.is_some() => return Ok(()),
             Err(_) => timeout_at(until, self.last_query.lock())
                 .await
                 .map_err(|_| CallError::from_kind(CallErrorKind::Deadline))?,
@@ -113,8 +113,8 @@ impl SentinelGroup {
         {
             return outcome.clone();
         }
-        // A call that fails from here on sets `stale` again.
-        let was_stale = std::mem::take(&mut self.known.lock().stale);
+        // A call that fails from here on sets `is_stale` again.
+        let was_stale = std::mem::take(&mut self.known_primary.lock().is_stale);
         let outcome = self.query_primary(until).await.map(|address| self.set_primary(address));
         // Unavailable sentinels are no reason to doubt a primary that works.
         if outcome.is_err() && was_stale {
@@ -125,7 +125,7 @@ impl SentinelGroup {
     }
 
     fn set_primary(&self, address: ServerAddress) {
-        let mut known = self.known.lock();
+        let mut known = self.known_primary.lock();
         if known.primary.as_ref().is_some_and(|(previous, _)| *previous == address) {
             return;
         }
@@ -146,8 +146,8 @@ impl SentinelGroup {
         let mut last_error = CallError::from_kind(CallErrorKind::Configuration);
         loop {
             let limit = if votes.is_empty() { until } else { reply_deadline };
-            let Ok(Some(named)) = timeout_at(limit, queries.next()).await else { break };
-            match named {
+            let Ok(Some(answer)) = timeout_at(limit, queries.next()).await else { break };
+            match answer {
                 Ok(address) => {
                     let count = votes.entry(address.clone()).or_default();
                     *count += 1;
@@ -182,7 +182,7 @@ async fn watch_primary(group: Weak<SentinelGroup>) {
         tokio::time::sleep(QUERY_INTERVAL).await;
         let Some(group) = group.upgrade() else { return };
         // While no primary is known, calls query the sentinels themselves.
-        if group.known().0.is_some() {
+        if group.known_primary().0.is_some() {
             // The connection logs a failure, and `last_query` records it.
             drop(group.rediscover(Instant::now() + CALL_TIMEOUT).await);
         }

@@ -65,7 +65,7 @@ pub enum RedisUrlError {
 
 /// The parts of a URL with several hosts.
 struct UrlParts<'a> {
-    tls: bool,
+    uses_tls: bool,
     /// User and password, including the `@`.
     credentials: &'a str,
     hosts: Vec<&'a str>,
@@ -83,19 +83,19 @@ pub(in crate::store::redis) fn check_url(url: &UrlSource) -> Result<(), ConnectE
 
 impl RedisUrl {
     pub(super) fn parse(url: &str) -> Result<Self, RedisUrlError> {
-        let (scheme, rest) = url.split_once("://").ok_or(RedisUrlError::Scheme)?;
+        let (scheme, after_scheme) = url.split_once("://").ok_or(RedisUrlError::Scheme)?;
         let parsed = match scheme.to_ascii_lowercase().as_str() {
-            "redis-sentinel" | "redis+sentinel" => parse_sentinel(&UrlParts::split(rest, false)?)?,
-            "rediss-sentinel" | "rediss+sentinel" => parse_sentinel(&UrlParts::split(rest, true)?)?,
-            "redis-cluster" | "redis+cluster" => parse_cluster(&UrlParts::split(rest, false)?)?,
-            "rediss-cluster" | "rediss+cluster" => parse_cluster(&UrlParts::split(rest, true)?)?,
+            "redis-sentinel" | "redis+sentinel" => parse_sentinel(&UrlParts::split(after_scheme, false)?)?,
+            "rediss-sentinel" | "rediss+sentinel" => parse_sentinel(&UrlParts::split(after_scheme, true)?)?,
+            "redis-cluster" | "redis+cluster" => parse_cluster(&UrlParts::split(after_scheme, false)?)?,
+            "rediss-cluster" | "rediss+cluster" => parse_cluster(&UrlParts::split(after_scheme, true)?)?,
             "redis" | "rediss" | "valkey" | "valkeys" | "unix" | "redis+unix" | "valkey+unix" => {
                 Self::Single(Box::new(url.into_connection_info().map_err(|_| RedisUrlError::InvalidServer)?))
             }
             _ => return Err(RedisUrlError::Scheme),
         };
         if parsed.has_tls() {
-            // A failure is harmless: a crypto provider of rustls is installed already.
+            // `install_default` fails only if a crypto provider of rustls is installed already, which is harmless.
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         }
         Ok(parsed)
@@ -163,15 +163,16 @@ fn percent_decoded(text: &str) -> Option<String> {
 
 impl<'a> UrlParts<'a> {
     /// Splits the part of a URL after `://`.
-    fn split(rest: &'a str, tls: bool) -> Result<Self, RedisUrlError> {
-        if rest.contains('#') {
+    fn split(after_scheme: &'a str, uses_tls: bool) -> Result<Self, RedisUrlError> {
+        if after_scheme.contains('#') {
             return Err(RedisUrlError::Parameter);
         }
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = rest.split_once('/').map_or((rest, None), |(authority, path)| (authority, Some(path)));
+        let (before_query, query) = after_scheme.split_once('?').unwrap_or((after_scheme, ""));
+        let (authority, path) =
+            before_query.split_once('/').map_or((before_query, None), |(authority, path)| (authority, Some(path)));
         let (credentials, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
         Ok(Self {
-            tls,
+            uses_tls,
             credentials,
             hosts: hosts.split(',').collect(),
             path: path.map(|path| path.split('/').collect()).unwrap_or_default(),
@@ -188,7 +189,7 @@ impl<'a> UrlParts<'a> {
         if !database.bytes().all(|digit| digit.is_ascii_digit()) {
             return Err(RedisUrlError::Database);
         }
-        let scheme = if self.tls { "rediss" } else { "redis" };
+        let scheme = if self.uses_tls { "rediss" } else { "redis" };
         let credentials = self.credentials;
         let is_valid = percent_decoded(credentials).is_some()
             && format!("{scheme}://{credentials}host/").into_connection_info().is_ok();
@@ -284,7 +285,7 @@ mod tests {
 
     #[test]
     fn url_errors_do_not_quote_the_url() {
-        for (url, wrong) in [
+        for (url, expected) in [
             ("", RedisUrlError::Scheme),
             ("localhost:6379", RedisUrlError::Scheme),
             ("http://hidden", RedisUrlError::Scheme),
@@ -312,7 +313,7 @@ mod tests {
             ("redis-cluster://hidden?x=1", RedisUrlError::Parameter),
         ] {
             let error = RedisUrl::parse(url).map(|_| ()).unwrap_err();
-            assert_eq!(error, wrong, "{url}");
+            assert_eq!(error, expected, "{url}");
             assert!(!error.to_string().contains("hidden"), "{error}");
         }
     }

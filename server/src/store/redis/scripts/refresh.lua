@@ -1,5 +1,5 @@
--- Decides a refresh (specification: Sessions and tokens, Refresh). KEYS: the user, the user's session index, the
--- session.
+-- Decides the outcome of a refresh (specification: Sessions and tokens, Refresh). KEYS: the user, the user's session
+-- index, the session.
 -- ARGV: clock offset (ms), session id, the token's generation, grace period (ms), maximum number of late responses, the
 -- time in which they are counted (ms), what a late response adds to the session's lateness, maximum lateness, then for
 -- each window of the limit on new generations its maximum count and the length of a bucket (ms).

@@ -1,7 +1,6 @@
--- If the user has a live session, changes nothing. Otherwise, no session of the user can be opened below an epoch for a
--- while. Returns 1, or 0 if a session is live. KEYS: the user, the user's session index. ARGV: clock offset (ms), key
--- prefix of the user's sessions, the lowest epoch at which a session can be opened, and for how long this minimum
--- applies (ms).
+-- If the user has a live session, changes nothing. Otherwise, sets a minimum epoch, below which no session of the user
+-- can be opened for a while. Returns 1, or 0 if a session is live. KEYS: the user, the user's session index. ARGV:
+-- clock offset (ms), key prefix of the user's sessions, minimum epoch, how long the minimum applies (ms).
 local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 local ids = redis.call('ZRANGE', KEYS[2], 0, -1)
 for _, id in ipairs(ids) do

@@ -197,7 +197,7 @@ impl Flows for Stores {
         let unreadable = || self.redis.unexpected_value();
         let key = login_code_key(app, key);
         let mut commands = Pipeline::new();
-        // The use of the code that sets the field is the first use.
+        // The use of the code that sets the field `session` is the first use.
         commands.cmd("HSETNX").arg(&key).arg("session").arg(session.to_string());
         commands.cmd("HGET").arg(&key).arg("session");
         commands.cmd("EXPIRE").arg(&key).arg(USED_CODE_SECONDS);

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_of_a_check_share_a_slot_and_hold_no_subject() {
+    fn keys_of_a_check_share_a_slot_and_do_not_contain_the_subject() {
         let app: AppId = "shop".parse().unwrap();
         let check = RateLimitCheck {
             limit: LimitName::MailsPerRecipient,

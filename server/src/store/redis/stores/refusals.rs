@@ -57,7 +57,7 @@ pub(crate) struct CountedRefusal {
     pub(crate) count: i64,
 }
 
-/// What the task that counts remembers from batch to batch.
+/// The state that the counting task keeps between batches.
 #[derive(Default)]
 struct CountingState {
     /// The current quarter, as Redis last reported it; 0 before the first report.
@@ -118,12 +118,31 @@ impl CountingState {
         });
         apps
     }
+
+    /// Removes the counted refusals from the batch. `values` are the values that Redis returned, in the order of the
+    /// batch. Returns false if one of them is unexpected.
+    fn remove_counted(&mut self, batch: &mut Vec<(AppId, Refusal)>, values: Vec<Value>) -> bool {
+        let mut values = values.into_iter();
+        let mut are_valid = true;
+        batch.retain(|_| match values.next() {
+            Some(Value::Int(0)) => false,
+            Some(Value::Int(quarter)) => {
+                self.quarter = quarter;
+                true
+            }
+            _ => {
+                are_valid = false;
+                true
+            }
+        });
+        are_valid
+    }
 }
 
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// Registers metrics under names without a prefix. The caller's registry adds the prefix of audit.
+    /// Registers the metrics under names without a prefix. `registry` must add the prefix `audit`.
     pub fn register_audit_metrics(&self, registry: &mut Registry) {
         let lost = self.refusal_queue().lost().clone();
         registry.register("refusals_lost", "Refusals that could not be counted for audit", lost);
@@ -139,8 +158,8 @@ impl RedisStore {
         state: &mut CountingState,
         batch: &mut Vec<(AppId, Refusal)>,
     ) -> Result<(), StoreError> {
-        // The first attempt can fail because this server does not know the quarter, the second attempt because a new
-        // quarter begins.
+        // The first attempt can fail because this server does not know the current quarter, the second attempt because
+        // a new quarter begins.
         for _ in 0..3 {
             if state.quarter > 0 {
                 self.announce_due(state, batch).await?;
@@ -150,18 +169,9 @@ impl RedisStore {
                 commands.add_command(self.count_command(app, refusal, state.quarter));
             }
             let values = self.send(Operation::CountRefusals, &commands).await?;
-            let mut uncounted = Vec::new();
-            for (refusal, value) in batch.drain(..).zip(values) {
-                match value {
-                    Value::Int(0) => {}
-                    Value::Int(quarter) => {
-                        state.quarter = quarter;
-                        uncounted.push(refusal);
-                    }
-                    _ => return Err(self.unexpected_value()),
-                }
+            if !state.remove_counted(batch, values) {
+                return Err(self.unexpected_value());
             }
-            *batch = uncounted;
             if batch.is_empty() {
                 return Ok(());
             }
@@ -186,8 +196,8 @@ impl RedisStore {
         script_command(&self.scripts().count_refusal, &keys, &arguments)
     }
 
-    /// Adds the quarter of the batch's Apps to `DUE_KEY`. This is done before refusals are counted, so that counted
-    /// refusals are always found.
+    /// Adds the current quarter of the batch's Apps to `DUE_KEY`. This must happen before refusals are counted, so that
+    /// `due_quarters` always finds the counts.
     async fn announce_due(&self, state: &mut CountingState, batch: &[(AppId, Refusal)]) -> Result<(), StoreError> {
         let unannounced = state.unannounced(batch);
         if unannounced.is_empty() {
@@ -240,5 +250,29 @@ impl RedisStore {
         let mut remove = redis::cmd("ZREM");
         remove.arg(DUE_KEY).arg(format!("{} {}", quarter.app, quarter.number));
         self.send_one(Operation::WriteRefusals, remove).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{audit::RefusalKind, client::ClientAddress};
+
+    #[test]
+    fn refusals_that_were_not_counted_stay_in_the_batch() {
+        let app: AppId = "shop".parse().unwrap();
+        let refusal = |ip: &str| {
+            let client = ClientAddress::from_ip(ip.parse().unwrap());
+            (app.clone(), Refusal { kind: RefusalKind::Login, account: None, user: None, client })
+        };
+        let mut batch = vec![refusal("192.0.2.1"), refusal("192.0.2.2"), refusal("192.0.2.3"), refusal("192.0.2.4")];
+        let mut state = CountingState::default();
+        let values = vec![Value::Int(0), Value::Int(7), Value::Nil, Value::Int(0)];
+        assert!(!state.remove_counted(&mut batch, values), "Nil is unexpected");
+        let kept: Vec<_> = batch.iter().map(|(_, refusal)| refusal.client.to_string()).collect();
+        assert_eq!(kept, ["192.0.2.2", "192.0.2.3"]);
+        assert_eq!(state.quarter, 7);
+        assert!(state.remove_counted(&mut batch, vec![Value::Int(0), Value::Int(0)]));
+        assert!(batch.is_empty());
     }
 }

@@ -1,5 +1,5 @@
-//! Sessions and epochs: for each session a hash; for each user an index of the sessions, and a hash with epoch and
-//! profile. All keys of a user are in one slot.
+//! Sessions and epochs in Redis. Each session has a hash. Each user has an index of the sessions, and a hash with epoch
+//! and profile. All keys of a user are in one cluster slot.
 
 use std::time::Duration;
 
@@ -49,11 +49,11 @@ const MAX_LATENESS: u32 = 14;
 /// The maximum length of a stored user agent, in bytes.
 const MAX_USER_AGENT_BYTES: usize = 512;
 
-/// The keys of a user.
+/// The Redis keys of a user.
 struct UserKeys {
-    /// The hash with epoch and profile.
+    /// The key of the hash with epoch and profile.
     user: String,
-    /// The index: the ids of the user's sessions.
+    /// The key of the index, which contains the ids of the user's sessions.
     index: String,
     /// The key prefix of a session; the session's id follows.
     session_prefix: String,
@@ -177,8 +177,8 @@ impl RedisStore {
         self.send(Operation::RaiseEpoch, &commands).await.map(drop)
     }
 
-    /// Changes the users who have no live session: for `RETIRED_TTL_MILLIS`, no session of such a user can be opened
-    /// below the given epoch. Returns the users who were changed.
+    /// Blocks logins of those users who have no live session: for `RETIRED_TTL_MILLIS`, no session below the given
+    /// epoch can be opened for them. Returns these users.
     pub(in crate::store) async fn retire_users(
         &self,
         app: &AppId,
@@ -348,8 +348,8 @@ mod tests {
     fn a_user_agent_is_cut_between_characters() {
         let long = "é".repeat(MAX_USER_AGENT_BYTES);
         assert_eq!(truncated_user_agent(&long).len(), MAX_USER_AGENT_BYTES);
-        let odd = format!("a{long}");
-        assert_eq!(truncated_user_agent(&odd).len(), MAX_USER_AGENT_BYTES - 1);
+        let shifted = format!("a{long}");
+        assert_eq!(truncated_user_agent(&shifted).len(), MAX_USER_AGENT_BYTES - 1);
         assert_eq!(truncated_user_agent("curl/8"), "curl/8");
         assert_eq!(truncated_user_agent(""), "");
     }

@@ -1,4 +1,4 @@
-//! The windows of rate limits: their counters in Redis, and the commands that add a call to these counters.
+//! The windows of rate limits: the commands that change and check their counters in Redis.
 
 use std::time::Duration;
 
@@ -56,11 +56,11 @@ impl RedisStore {
     }
 
     pub(super) fn parse_acquire(&self, value: Value) -> Result<AcquireReply, StoreError> {
-        let (window, number): (usize, i64) = self.parse(value)?;
-        Ok(match window.checked_sub(1) {
-            None => AcquireReply::Counted(number),
+        let (limited, millis): (usize, i64) = self.parse(value)?;
+        Ok(match limited.checked_sub(1) {
+            None => AcquireReply::Counted(millis),
             Some(window) => {
-                let wait = Duration::from_millis(u64::try_from(number).unwrap_or(0));
+                let wait = Duration::from_millis(u64::try_from(millis).unwrap_or(0));
                 AcquireReply::Limited { window, retry_after: wait.max(Duration::from_secs(1)) }
             }
         })

@@ -49,8 +49,8 @@ pub(super) struct ServerAttack {
     pub(super) counts: ResponseCounts,
     app: String,
     users: Vec<User>,
-    /// The users that [`ServerAttack::add_users`] has added.
-    others: Vec<User>,
+    /// The users that [`ServerAttack::add_users`] has added. They log in at a provider and are measured separately.
+    social_users: Vec<User>,
     duration: Duration,
     baseline: Option<Baseline>,
     /// Dropped after the server, because the server runs in this limit's cgroup.
@@ -60,33 +60,35 @@ pub(super) struct ServerAttack {
 /// Measurements without the attack.
 struct Baseline {
     logins: UserMeasurements,
-    others: Option<UserMeasurements>,
+    social_logins: Option<UserMeasurements>,
+    /// The server's own memory, in bytes.
     memory: u64,
 }
 
 /// Watches the server process during the attack.
 struct ServerWatch {
     /// Set when the process has ended.
-    gone: Arc<AtomicBool>,
+    server_ended: Arc<AtomicBool>,
     /// Set when the measurement is over.
-    done: Arc<AtomicBool>,
+    measurement_done: Arc<AtomicBool>,
+    /// The maximum of the server's own memory so far, in bytes.
     peak: Arc<AtomicU64>,
 }
 
 /// Raises the limits of an App, so that no user of a benchmark reaches them.
 pub(super) fn with_raised_limits(app: App) -> App {
-    let loose: &[(u32, u32)] = &[(10_000_000, 60)];
+    let high_limit: &[(u32, u32)] = &[(10_000_000, 60)];
     ["loginsPerClient", "loginFailuresPerClient", "loginFailuresPerAccount", "loginFailuresPerClientOverall"]
         .into_iter()
-        .fold(app, |app, limit| app.limit(limit, loose))
-        .limit("registrationsPerClient", loose)
+        .fold(app, |app, limit| app.limit(limit, high_limit))
+        .limit("registrationsPerClient", high_limit)
 }
 
 // === impl ServerAttack ===
 
 impl ServerAttack {
     /// Adds the App of the ordinary users to `builder`, starts the service, and registers the users.
-    pub(super) async fn start(builder: stack::Builder, lasts: Duration) -> Result<Self> {
+    pub(super) async fn start(builder: stack::Builder, duration: Duration) -> Result<Self> {
         let limit = MemoryLimit::new()?;
         let app = with_raised_limits(App::new("ordinary").namespace(ORDINARY_NAMESPACE));
         let stack = builder.app(&app).wrapper(&limit.wrapper()).try_start().await?;
@@ -104,8 +106,8 @@ impl ServerAttack {
             counts: ResponseCounts::default(),
             app: app.id().to_owned(),
             users,
-            others: Vec::new(),
-            duration: lasts,
+            social_users: Vec::new(),
+            duration,
             baseline: None,
             limit,
         })
@@ -115,25 +117,28 @@ impl ServerAttack {
         self.stack.server().public
     }
 
-    /// Adds ordinary users of another kind, who are measured separately.
-    pub(super) fn add_users(&mut self, others: Vec<User>) {
-        self.others = others;
+    /// Adds ordinary users who log in at a provider. They are measured separately.
+    pub(super) fn add_users(&mut self, social_users: Vec<User>) {
+        self.social_users = social_users;
     }
 
     /// Measures the users without the attacker.
     pub(super) async fn measure_baseline(&mut self) -> Result<()> {
-        let gone = Arc::new(AtomicBool::new(false));
+        let server_ended = Arc::new(AtomicBool::new(false));
         // Warms up caches and connections to the stores.
-        let _ = self.measure(Duration::from_secs(2), &gone).await?;
-        let (logins, others) = self.measure(self.duration, &gone).await?;
+        let _ = self.measure(Duration::from_secs(2), &server_ended).await?;
+        let (logins, social_logins) = self.measure(self.duration, &server_ended).await?;
         println!("  users alone                   {}", logins.report_line());
-        if let Some(others) = &others {
-            println!("  social logins alone           {}", others.report_line());
+        if let Some(social_logins) = &social_logins {
+            println!("  social logins alone           {}", social_logins.report_line());
         }
         ensure!(logins.failed() == 0, "logins to {} fail without an attacker", self.app);
-        ensure!(others.as_ref().is_none_or(|others| others.failed() == 0), "social logins fail without an attacker");
+        ensure!(
+            social_logins.as_ref().is_none_or(|social_logins| social_logins.failed() == 0),
+            "social logins fail without an attacker"
+        );
         let pid = self.stack.server().pid().context("the server runs")?;
-        self.baseline = Some(Baseline { logins, others, memory: anonymous_bytes(pid)? });
+        self.baseline = Some(Baseline { logins, social_logins, memory: anonymous_bytes(pid)? });
         Ok(())
     }
 
@@ -145,40 +150,40 @@ impl ServerAttack {
         let (observed, ended) =
             tokio::join!(self.measure_until_done(&watch), watch.follow(&self.stack, Instant::now()));
         attacking.abort();
-        let (logins, others) = observed?;
+        let (logins, social_logins) = observed?;
         println!("  users next to the attacker    {}", logins.report_line());
-        if let Some(others) = &others {
-            println!("  social logins next to it      {}", others.report_line());
+        if let Some(social_logins) = &social_logins {
+            println!("  social logins next to it      {}", social_logins.report_line());
         }
         println!("  the attacker                  {}", self.counts);
         let mut bounds = bounds("logins", &baseline.logins, &logins);
-        if let (Some(baseline), Some(others)) = (&baseline.others, &others) {
-            bounds.extend(self::bounds("social logins", baseline, others));
+        if let (Some(baseline), Some(social_logins)) = (&baseline.social_logins, &social_logins) {
+            bounds.extend(self::bounds("social logins", baseline, social_logins));
         }
         bounds.push(self.memory_bound(baseline.memory, watch.peak.load(Ordering::Relaxed), ended));
         Ok(bounds)
     }
 
     async fn measure_until_done(&self, watch: &ServerWatch) -> Result<(UserMeasurements, Option<UserMeasurements>)> {
-        let observed = self.measure(self.duration, &watch.gone).await;
-        watch.done.store(true, Ordering::Relaxed);
+        let observed = self.measure(self.duration, &watch.server_ended).await;
+        watch.measurement_done.store(true, Ordering::Relaxed);
         observed
     }
 
     async fn measure(
         &self,
-        lasts: Duration,
-        gone: &Arc<AtomicBool>,
+        duration: Duration,
+        server_ended: &Arc<AtomicBool>,
     ) -> Result<(UserMeasurements, Option<UserMeasurements>)> {
         let server = self.server();
-        if self.others.is_empty() {
-            return Ok((measure_users(server, &self.users, lasts, gone).await?, None));
+        if self.social_users.is_empty() {
+            return Ok((measure_users(server, &self.users, duration, server_ended).await?, None));
         }
-        let (logins, others) = tokio::join!(
-            measure_users(server, &self.users, lasts, gone),
-            measure_users(server, &self.others, lasts, gone)
+        let (logins, social_logins) = tokio::join!(
+            measure_users(server, &self.users, duration, server_ended),
+            measure_users(server, &self.social_users, duration, server_ended)
         );
-        Ok((logins?, Some(others?)))
+        Ok((logins?, Some(social_logins?)))
     }
 
     fn memory_bound(&self, before: u64, peak: u64, ended: Option<(ExitStatus, Duration)>) -> Bound {
@@ -232,8 +237,8 @@ fn bounds(what: &str, baseline: &UserMeasurements, attacked: &UserMeasurements) 
 impl ServerWatch {
     fn new() -> Self {
         Self {
-            gone: Arc::new(AtomicBool::new(false)),
-            done: Arc::new(AtomicBool::new(false)),
+            server_ended: Arc::new(AtomicBool::new(false)),
+            measurement_done: Arc::new(AtomicBool::new(false)),
             peak: Arc::new(AtomicU64::new(0)),
         }
     }
@@ -243,13 +248,13 @@ impl ServerWatch {
     async fn follow(&self, stack: &Stack, started: Instant) -> Option<(ExitStatus, Duration)> {
         loop {
             if let Some(status) = stack.server().exit_status() {
-                self.gone.store(true, Ordering::Relaxed);
+                self.server_ended.store(true, Ordering::Relaxed);
                 return Some((status, started.elapsed()));
             }
             if let Some(memory) = stack.server().pid().and_then(|pid| anonymous_bytes(pid).ok()) {
                 self.peak.fetch_max(memory, Ordering::Relaxed);
             }
-            if self.done.load(Ordering::Relaxed) {
+            if self.measurement_done.load(Ordering::Relaxed) {
                 return None;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -1,4 +1,4 @@
-//! The runtime of the attackers, and what they have in common.
+//! The runtime of the attackers, and functions that several attackers use.
 
 use std::{
     collections::BTreeMap,
@@ -55,8 +55,8 @@ impl AttackerRuntime {
         Ok(Self(Some(runtime)))
     }
 
-    pub(super) fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
-        self.0.as_ref().expect("the runtime exists until it is dropped").spawn(work)
+    pub(super) fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        self.0.as_ref().expect("the runtime exists until it is dropped").spawn(task)
     }
 }
 
@@ -95,7 +95,7 @@ pub(super) fn address(number: u32) -> IpAddr {
     Ipv4Addr::new(127, 130 + second % 2, third, fourth).into()
 }
 
-/// Sends requests for ever, each immediately after the response to the previous one. Uses one connection at a time, and
+/// Sends requests forever, each immediately after the response to the previous one. Uses one connection at a time, and
 /// opens the next one when a connection ends.
 pub(super) async fn flood(
     server: SocketAddr,
@@ -119,14 +119,14 @@ pub(super) async fn flood(
 
 /// Sends a request and returns the status of the response. `None`: the connection ended, or the request timed out.
 pub(super) async fn send(connection: &mut Connection, request: Request<Full<Bytes>>) -> Option<u16> {
-    let asking = async {
+    let exchange = async {
         connection.ready().await.ok()?;
         let response = connection.send_request(request).await.ok()?;
         let status = response.status().as_u16();
         response.into_body().collect().await.ok()?;
         Some(status)
     };
-    timeout(RESPONSE_TIMEOUT, asking).await.ok().flatten()
+    timeout(RESPONSE_TIMEOUT, exchange).await.ok().flatten()
 }
 
 /// A POST request with JSON.
@@ -146,7 +146,7 @@ pub(super) fn raise_file_limit() -> Result<()> {
 
 /// The wanted number of connections, or fewer if the limit of open files is lower.
 pub(super) fn cap_connections(wanted: u32) -> u32 {
-    // The number of open files that everything else needs.
+    // The number of open files that the benchmark needs in addition to these connections.
     const OTHER_FILES: u64 = 500;
     let available = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |files| files.saturating_sub(OTHER_FILES));
     let connections = wanted.min(u32::try_from(available).unwrap_or(u32::MAX));

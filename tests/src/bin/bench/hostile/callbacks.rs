@@ -28,20 +28,20 @@ use crate::{
 /// Twice the permits that a Provider has.
 const IN_FLIGHT: u32 = 64;
 const SOCIAL_USERS: u32 = 4;
-/// The number of the first social user's client address. The addresses of users who log in by password have lower
-/// numbers.
-const FIRST_ADDRESS: u32 = 100;
+/// The number of the first social user's client address. The client addresses of users who log in by password have
+/// lower numbers.
+const FIRST_SOCIAL_ADDRESS: u32 = 100;
 const PROVIDER_NAME: &str = "shared";
 const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
 
-pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
+pub(super) async fn run(duration: Duration) -> Result<Vec<Bound>> {
     // The provider is slow only for the attacker's codes, and serves other users normally.
     let provider = BenchProvider::start().await?;
     let shared = provider.oauth2(PROVIDER_NAME);
     let app = with_raised_limits(App::new("social")).set("/redirectURLs", json!([REDIRECT_URL])).provider(&shared);
-    let mut trial = ServerAttack::start(Stack::builder().app(&app).provider(&shared), lasts).await?;
+    let mut trial = ServerAttack::start(Stack::builder().app(&app).provider(&shared), duration).await?;
     let social_user = |number| User {
-        from: logins::client_address(FIRST_ADDRESS + number),
+        from: logins::client_address(FIRST_SOCIAL_ADDRESS + number),
         action: UserAction::SocialLogin {
             app: app.id().to_owned(),
             provider: PROVIDER_NAME.to_owned(),

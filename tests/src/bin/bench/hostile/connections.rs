@@ -36,10 +36,10 @@ const IDLE_CONNECTIONS: u32 = 10_500;
 /// Pause before a new connection. Without it, thousands of clients would send 100,000 requests per second.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Thousands of POST requests that stop after 60 KiB of their bodies, four or five from each of 1,000 addresses.
+/// Thousands of POST requests that stop after 60 KiB of their bodies, four or five from each of 1,000 client addresses.
 ///
-/// Attacks the budget of all bodies together.
-pub(super) async fn slow_bodies(lasts: Duration) -> Result<Vec<Bound>> {
+/// Attacks the server's memory budget for request bodies.
+pub(super) async fn slow_bodies(duration: Duration) -> Result<Vec<Bound>> {
     let request = |app: &str| {
         let mut bytes = BytesMut::new();
         let length = BODY_BYTES + 1;
@@ -53,38 +53,38 @@ pub(super) async fn slow_bodies(lasts: Duration) -> Result<Vec<Bound>> {
         bytes.put_bytes(b' ', BODY_BYTES);
         bytes.freeze()
     };
-    attack(lasts, BODY_CONNECTIONS, |number| address(number % ADDRESSES), request).await
+    attack(duration, BODY_CONNECTIONS, |number| address(number % ADDRESSES), request).await
 }
 
-/// Thousands of requests that stop after 30 KiB of their headers, eight or nine from each of 1,000 addresses.
+/// Thousands of requests that stop after 30 KiB of their headers, eight or nine from each of 1,000 client addresses.
 ///
-/// Attacks the budget of all request heads together.
-pub(super) async fn slow_heads(lasts: Duration) -> Result<Vec<Bound>> {
+/// Attacks the server's memory budget for large request heads.
+pub(super) async fn slow_heads(duration: Duration) -> Result<Vec<Bound>> {
     let request = |app: &str| {
         let mut bytes = BytesMut::new();
         bytes.put_slice(format!("POST /v1/{app}/email/login HTTP/1.1\r\nHost: a\r\nX-Long: ").as_bytes());
         bytes.put_bytes(b'x', HEAD_BYTES);
         bytes.freeze()
     };
-    attack(lasts, HEAD_CONNECTIONS, |number| address(number % ADDRESSES), request).await
+    attack(duration, HEAD_CONNECTIONS, |number| address(number % ADDRESSES), request).await
 }
 
 /// One client address opens as many connections as it can, and sends the beginning of a request on each.
 ///
 /// Attacks the connection limit: one client must not use all connections.
-pub(super) async fn one_address(lasts: Duration) -> Result<Vec<Bound>> {
+pub(super) async fn one_address(duration: Duration) -> Result<Vec<Bound>> {
     let request = |_: &str| Bytes::from_static(b"POST /v1/");
-    attack(lasts, IDLE_CONNECTIONS, |_| address(0), request).await
+    attack(duration, IDLE_CONNECTIONS, |_| address(0), request).await
 }
 
 async fn attack(
-    lasts: Duration,
+    duration: Duration,
     connections: u32,
     from: impl Fn(u32) -> IpAddr + Send + 'static,
     request: impl Fn(&str) -> Bytes,
 ) -> Result<Vec<Bound>> {
     let app = App::new("attacked").namespace("attacker");
-    let mut trial = ServerAttack::start(Stack::builder().app(&app), lasts).await?;
+    let mut trial = ServerAttack::start(Stack::builder().app(&app), duration).await?;
     trial.measure_baseline().await?;
     let (server, counts) = (trial.server(), trial.counts.clone());
     let (request, count) = (request(app.id()), cap_connections(connections));
@@ -109,7 +109,8 @@ async fn send_partial_requests(server: SocketAddr, from: IpAddr, part: Bytes, co
     }
 }
 
-/// The status of the response, if the server responds before it closes the connection.
+/// Sends a part of a request. Returns the status of the response; `None` if the server closes the connection without a
+/// response.
 async fn send_partial_request(
     server: SocketAddr,
     from: IpAddr,

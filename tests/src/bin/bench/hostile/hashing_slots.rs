@@ -18,36 +18,37 @@ use super::{
 };
 use crate::measurements::Bound;
 
-/// The number of slots of the hashing queue on two cores.
+/// As many Apps as the hashing queue has slots on two cores.
 const APPS_OF_A_CLIENT: u32 = 128;
-/// Slightly more than the slots of the hashing queue on two cores.
+/// Slightly more Apps than the hashing queue has slots on two cores.
 const APPS_OF_A_TENANT: u32 = 130;
-/// Clients of each of the tenant's Apps.
+/// Number of clients of each of the tenant's Apps.
 const CLIENTS: u32 = 2;
 
 /// One client address has one login in flight in each of 128 Apps. Each App belongs to another tenant, and has the
 /// default limits.
 ///
 /// Attacks the bound on the slots of a client address, which must apply to the whole queue and not to each App.
-pub(super) async fn client_in_many_apps(lasts: Duration) -> Result<Vec<Bound>> {
+pub(super) async fn client_in_many_apps(duration: Duration) -> Result<Vec<Bound>> {
     let apps: Vec<App> =
         (0..APPS_OF_A_CLIENT).map(|number| App::new("visited").namespace(&format!("tenant-{number}"))).collect();
-    log_in_to_all(lasts, &apps, |_| vec![address(0)]).await
+    log_in_to_all(duration, &apps, |_| vec![address(0)]).await
 }
 
 /// A tenant has 130 Apps with raised limits in one namespace, and two clients log in to each App continuously.
 ///
 /// Attacks the fairness of the queue: it must be fair between namespaces first, and only then between Apps.
-pub(super) async fn tenant_of_many_apps(lasts: Duration) -> Result<Vec<Bound>> {
+pub(super) async fn tenant_of_many_apps(duration: Duration) -> Result<Vec<Bound>> {
     let apps: Vec<App> =
         (0..APPS_OF_A_TENANT).map(|_| with_raised_limits(App::new("owned").namespace("attacker"))).collect();
-    log_in_to_all(lasts, &apps, |number| (0..CLIENTS).map(|client| address(number * CLIENTS + client)).collect()).await
+    log_in_to_all(duration, &apps, |number| (0..CLIENTS).map(|client| address(number * CLIENTS + client)).collect())
+        .await
 }
 
-/// Logs in to each App from the addresses that `clients` returns for it.
-async fn log_in_to_all(lasts: Duration, apps: &[App], clients: impl Fn(u32) -> Vec<IpAddr>) -> Result<Vec<Bound>> {
+/// Logs in to each App continuously, from the client addresses that `clients` returns for the App's index.
+async fn log_in_to_all(duration: Duration, apps: &[App], clients: impl Fn(u32) -> Vec<IpAddr>) -> Result<Vec<Bound>> {
     let builder = apps.iter().fold(Stack::builder(), |builder, app| builder.app(app));
-    let mut trial = ServerAttack::start(builder, lasts).await?;
+    let mut trial = ServerAttack::start(builder, duration).await?;
     trial.measure_baseline().await?;
     let (server, counts) = (trial.server(), trial.counts.clone());
     let mut storms = Vec::new();

@@ -19,9 +19,9 @@ use crate::measurements::Bound;
 
 const CLIENTS: u32 = 256;
 
-pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
+pub(super) async fn run(duration: Duration) -> Result<Vec<Bound>> {
     let app = with_raised_limits(App::new("stormed").namespace("attacker"));
-    let mut trial = ServerAttack::start(Stack::builder().app(&app), lasts).await?;
+    let mut trial = ServerAttack::start(Stack::builder().app(&app), duration).await?;
     trial.measure_baseline().await?;
     let (server, counts, id) = (trial.server(), trial.counts.clone(), app.id().to_owned());
     trial

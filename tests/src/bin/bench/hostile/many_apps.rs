@@ -1,7 +1,7 @@
 //! 700 Apps that reference one large ConfigMap.
 //!
-//! The templates are plain text, and the ConfigMap is just within the size limit. The document of each App contains the
-//! whole ConfigMap, and each server has all documents in memory.
+//! The templates are plain text, and the ConfigMap is just within the size limit. The rendered document of each App
+//! contains the whole ConfigMap, and each server has all rendered documents in memory.
 //!
 //! Attacks the memory that the Apps of one namespace use in every server.
 
@@ -28,9 +28,9 @@ use super::{memory_limit, operator_attack::OperatorAttack};
 use crate::{measurements::Bound, operator};
 
 const APP_COUNT: usize = 700;
-/// Total size of the templates in bytes, spread over the parts below. The operator accepts up to 256 KiB.
+/// Total size of the templates in the ConfigMap, in bytes. The operator accepts up to 256 KiB.
 const TEMPLATE_BYTES: usize = 250 * 1024;
-const PARTS: [&str; 10] = [
+const TEMPLATES: [&str; 10] = [
     "confirm.txt",
     "confirm.html",
     "reset.txt",
@@ -46,9 +46,10 @@ const LINE: &str = "Dear customer, thank you for your patience while you read th
 /// How much memory of a server one tenant can use at most, in bytes: a quarter of the server's memory limit.
 const MAX_GROWTH: u64 = memory_limit::LIMIT_BYTES / 4;
 const CONCURRENCY: usize = 8;
-/// The Apps are settled if nothing has changed for this long.
+/// The Apps are settled if the status of none of them has changed for this long.
 const SETTLED_AFTER: Duration = Duration::from_secs(20);
-const LIMIT: Duration = Duration::from_secs(240);
+/// Time limit until the Apps are settled.
+const SETTLED_LIMIT: Duration = Duration::from_secs(240);
 
 pub(super) async fn run() -> Result<Vec<Bound>> {
     let cluster = TestCluster::start().await?;
@@ -74,38 +75,42 @@ pub(super) async fn run() -> Result<Vec<Bound>> {
             .await?;
         wait_until_settled(&Api::namespaced(client.clone(), namespace)).await
     };
-    let (reasons, mut bounds) = trial.run_during(attack).await?;
+    let ((reasons, settled), mut bounds) = trial.run_during(attack).await?;
+    bounds.push(Bound::new(format!("the statuses of the tenant's Apps settle within {SETTLED_LIMIT:?}"), settled));
     bounds.push(trial.growth_bound(MAX_GROWTH));
     let reasons: Vec<_> = reasons.iter().map(|(reason, apps)| format!("{apps} {reason}")).collect();
     println!("  the tenant's {APP_COUNT} Apps: {}", reasons.join(", "));
     Ok(bounds)
 }
 
-/// Waits until the Apps no longer change. Returns the number of Apps that are Ready (`Ready`), and for each reason of
-/// the other Apps their number.
-async fn wait_until_settled(apps: &Api<app::App>) -> Result<BTreeMap<String, usize>> {
-    let end = Instant::now() + LIMIT;
-    let (mut reasons, mut since) = (BTreeMap::new(), Instant::now());
-    while Instant::now() < end && since.elapsed() < SETTLED_AFTER {
+/// Waits until the Apps are settled, at most for [`SETTLED_LIMIT`]. Returns the number of Apps for each reason why Apps
+/// are not Ready, and whether the Apps are settled. Under `Ready`, it counts the Apps that are Ready.
+async fn wait_until_settled(apps: &Api<app::App>) -> Result<(BTreeMap<String, usize>, bool)> {
+    let end = Instant::now() + SETTLED_LIMIT;
+    let (mut reasons, mut last_change) = (BTreeMap::new(), Instant::now());
+    while last_change.elapsed() < SETTLED_AFTER {
+        if Instant::now() >= end {
+            return Ok((reasons, false));
+        }
         sleep(Duration::from_secs(1)).await;
-        let mut now = BTreeMap::new();
+        let mut current = BTreeMap::new();
         for app in apps.list(&ListParams::default()).await?.items {
             let ready = operator::has_condition(&app, ConditionType::Ready, ConditionStatus::True);
             let mut conditions = app.status.iter().flat_map(|status| &status.conditions);
             let reason = conditions.find(|condition| condition.type_ == ConditionType::Ready.as_str());
             let reason = reason.map_or("not reconciled", |condition| &condition.reason);
-            *now.entry(if ready { "Ready".to_owned() } else { reason.to_owned() }).or_default() += 1;
+            *current.entry(if ready { "Ready".to_owned() } else { reason.to_owned() }).or_default() += 1;
         }
-        if now != reasons {
-            (reasons, since) = (now, Instant::now());
+        if current != reasons {
+            (reasons, last_change) = (current, Instant::now());
         }
     }
-    Ok(reasons)
+    Ok((reasons, true))
 }
 
 fn config_map(namespace: &str) -> Value {
-    let text = LINE.repeat(TEMPLATE_BYTES / PARTS.len() / LINE.len());
-    let data: Map<String, Value> = PARTS.iter().map(|part| ((*part).to_owned(), json!(text))).collect();
+    let text = LINE.repeat(TEMPLATE_BYTES / TEMPLATES.len() / LINE.len());
+    let data: Map<String, Value> = TEMPLATES.iter().map(|template| ((*template).to_owned(), json!(text))).collect();
     json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -45,7 +45,7 @@ impl MemoryLimit {
         Ok(Self::Data)
     }
 
-    /// The words before a command that make the command run under the limit.
+    /// A prefix for a command line. With the prefix, the command runs under the limit.
     pub(super) fn wrapper(&self) -> Vec<String> {
         match self {
             Self::V1(group) | Self::V2(group) => {

@@ -35,14 +35,14 @@ use crate::{
 };
 
 /// How often each operator's readiness is checked; the chart's probe checks every five seconds.
-const POLL: Duration = Duration::from_millis(500);
-/// `timeoutSeconds` of the chart's probe.
-const POLL_LIMIT: Duration = Duration::from_secs(3);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Timeout of a readiness check: `timeoutSeconds` of the chart's probe.
+const POLL_TIMEOUT: Duration = Duration::from_secs(3);
 /// Consecutive failures after which a kubelet marks a pod unready: the default `failureThreshold`, which the chart's
 /// probe uses.
 const FAILURE_THRESHOLD: u32 = 3;
 const EDIT_INTERVAL: Duration = Duration::from_millis(500);
-/// Limit until an edited App is Ready. On an idle machine this takes much less than a second, but here the control
+/// Time limit until an edited App is Ready. On an idle machine this takes much less than a second, but here the control
 /// plane shares the cores with everything else.
 const EDIT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -53,7 +53,7 @@ pub(super) struct OperatorAttack<'a> {
     operators: Vec<OperatorProcess>,
     server: PodServer,
     /// The server's memory before the attack, in bytes.
-    before: u64,
+    memory_before: u64,
     /// Dropped after the server, because the server runs in this limit's cgroup.
     limit: MemoryLimit,
 }
@@ -65,6 +65,7 @@ struct ReadinessChecks {
     failed: u32,
     failed_in_a_row: u32,
     max_failed_in_a_row: u32,
+    /// If the operator ended during the attack: its exit status, and the time since the attack began.
     ended: Option<(ExitStatus, Duration)>,
 }
 
@@ -80,13 +81,13 @@ impl<'a> OperatorAttack<'a> {
         let app = App::new("ordinary");
         install.apply(&app).await?;
         install.wait_until_ready(&app).await;
-        let before = anonymous_memory(&server);
-        let this = Self { install, app, operators, server, before, limit };
+        let memory_before = anonymous_memory(&server);
+        let this = Self { install, app, operators, server, memory_before, limit };
         for operator in &this.operators {
             let end = Instant::now() + EDIT_LIMIT;
             while !is_ready(operator.ops).await {
                 anyhow::ensure!(Instant::now() < end, "{} is not ready without an attack", operator.identity());
-                sleep(POLL).await;
+                sleep(POLL_INTERVAL).await;
             }
         }
         Ok(this)
@@ -107,7 +108,7 @@ impl<'a> OperatorAttack<'a> {
             done.store(true, Ordering::Relaxed);
             outcome
         };
-        let (outcome, one, two, edits, peak) = tokio::join!(
+        let (outcome, first_checks, second_checks, edits, peak) = tokio::join!(
             attacking,
             poll_readiness(first, &done),
             poll_readiness(second, &done),
@@ -116,7 +117,8 @@ impl<'a> OperatorAttack<'a> {
         );
         let outcome = outcome.context("the attack did not complete")?;
         let (edits, failed) = edits?;
-        let mut bounds: Vec<_> = [(first, one), (second, two)].map(|(operator, seen)| seen.bound(operator)).into();
+        let mut bounds: Vec<_> =
+            [(first, first_checks), (second, second_checks)].map(|(operator, checks)| checks.bound(operator)).into();
         bounds.push(Bound::new(
             format!(
                 "an edit of another tenant's App is Ready within {EDIT_LIMIT:?}: {failed} of {} failed, max {}",
@@ -131,14 +133,15 @@ impl<'a> OperatorAttack<'a> {
 
     /// The bound that the server's memory has grown by at most `max` bytes since before the attack.
     pub(super) fn growth_bound(&self, max: u64) -> Bound {
-        let growth = anonymous_memory(&self.server).saturating_sub(self.before);
+        let growth = anonymous_memory(&self.server).saturating_sub(self.memory_before);
         Bound::new(
             format!("the server grows by at most {:.0} MiB: {:.1} MiB", mib(max), mib(growth)),
             growth <= max && self.server.exit_status().is_none(),
         )
     }
 
-    /// Edits the ordinary App in a loop. Returns the times until it was Ready, and how often it did not become Ready.
+    /// Edits the ordinary App in a loop. Returns the times until the App was Ready, and the number of edits after which
+    /// it did not become Ready in time.
     async fn measure_edits(&self, done: &AtomicBool) -> Result<(Histogram<u64>, u64)> {
         let (mut times, mut failed) = (histogram(), 0);
         let apps: Api<app::App> = self.install.apps();
@@ -176,7 +179,7 @@ impl<'a> OperatorAttack<'a> {
     }
 
     fn memory_bound(&self, peak: u64) -> Bound {
-        println!("  memory of the server: {:.1} MiB before, peak {:.1} MiB", mib(self.before), mib(peak));
+        println!("  memory of the server: {:.1} MiB before, peak {:.1} MiB", mib(self.memory_before), mib(peak));
         let what =
             format!("the server's memory stays under {:.0} MiB and it keeps running", mib(memory_limit::LIMIT_BYTES));
         match self.server.exit_status() {
@@ -193,29 +196,29 @@ fn anonymous_memory(server: &PodServer) -> u64 {
 
 /// Checks an operator's readiness until the attack is done or the process has ended.
 async fn poll_readiness(operator: &OperatorProcess, done: &AtomicBool) -> ReadinessChecks {
-    let mut seen = ReadinessChecks::default();
+    let mut checks = ReadinessChecks::default();
     let started = Instant::now();
     while !done.load(Ordering::Relaxed) {
         if let Some(status) = operator.exit_status() {
-            seen.ended = Some((status, started.elapsed()));
+            checks.ended = Some((status, started.elapsed()));
             break;
         }
-        seen.polls += 1;
+        checks.polls += 1;
         if is_ready(operator.ops).await {
-            seen.failed_in_a_row = 0;
+            checks.failed_in_a_row = 0;
         } else {
-            seen.failed += 1;
-            seen.failed_in_a_row += 1;
-            seen.max_failed_in_a_row = seen.max_failed_in_a_row.max(seen.failed_in_a_row);
+            checks.failed += 1;
+            checks.failed_in_a_row += 1;
+            checks.max_failed_in_a_row = checks.max_failed_in_a_row.max(checks.failed_in_a_row);
         }
-        sleep(POLL).await;
+        sleep(POLL_INTERVAL).await;
     }
-    seen
+    checks
 }
 
 async fn is_ready(ops: SocketAddr) -> bool {
     let client = ApiClient::new(ops);
-    let response = timeout(POLL_LIMIT, client.try_send(client.request(Method::GET, "readyz"))).await;
+    let response = timeout(POLL_TIMEOUT, client.try_send(client.request(Method::GET, "readyz"))).await;
     matches!(response, Ok(Ok(response)) if response.status.is_success())
 }
 

@@ -26,9 +26,9 @@ const IN_FLIGHT: u32 = 4;
 /// Default of `registrationsPerClient`, per hour.
 const REGISTRATIONS: u32 = 100;
 
-pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
+pub(super) async fn run(duration: Duration) -> Result<Vec<Bound>> {
     let app = App::new("attacked").namespace("attacker");
-    let mut trial = ServerAttack::start(Stack::builder().app(&app), lasts).await?;
+    let mut trial = ServerAttack::start(Stack::builder().app(&app), duration).await?;
     trial.measure_baseline().await?;
     let (server, counts, id) = (trial.server(), trial.counts.clone(), app.id().to_owned());
     trial

@@ -24,7 +24,7 @@ use tokio::net::TcpListener;
 const RESPONSE_BYTES: usize = 1024 * 1024;
 /// Depth of the nested JSON, below the maximum of serde_json (128). A server accepts documents with a depth of 16.
 const NESTING_DEPTH: usize = 100;
-/// How late a code is rejected: just before the timeout of a server's provider call (10 s).
+/// Delay before some codes are rejected: slightly less than the timeout of a server's provider call (10 s).
 const REJECTION_DELAY: Duration = Duration::from_secs(9);
 /// The token endpoint delays the rejection of a code with this prefix.
 pub(super) const DELAYED_CODE_PREFIX: &str = "held-";
@@ -148,15 +148,15 @@ fn user_info_response(person: Option<String>) -> (StatusCode, Value) {
     }
 }
 
-/// Nested objects of five bytes each. A parsed object needs a hundred times as much memory.
+/// Nested objects of five bytes each. In memory, a parsed object needs about a hundred times as many bytes.
 fn nested_json(bytes: usize) -> String {
-    let one = format!("{}0{}", r#"{"":"#.repeat(NESTING_DEPTH), "}".repeat(NESTING_DEPTH));
+    let nested = format!("{}0{}", r#"{"":"#.repeat(NESTING_DEPTH), "}".repeat(NESTING_DEPTH));
     let mut text = String::with_capacity(bytes);
     text.push('[');
-    text.push_str(&one);
-    while text.len() + one.len() + 2 <= bytes {
+    text.push_str(&nested);
+    while text.len() + nested.len() + 2 <= bytes {
         text.push(',');
-        text.push_str(&one);
+        text.push_str(&nested);
     }
     text.push(']');
     text

@@ -25,20 +25,20 @@ const CLIENTS: u32 = 16;
 const ADDED_PROVIDERS: u32 = 8;
 const NAMESPACE: &str = "attacker";
 
-pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
+pub(super) async fn run(duration: Duration) -> Result<Vec<Bound>> {
     // The provider runs on the attackers' thread, so that it does not slow down the users by its own CPU time.
     let attacker_runtime = AttackerRuntime::start()?;
     let provider = attacker_runtime.spawn(BenchProvider::start()).await??;
     let corp = provider.oauth2("corp").namespace(NAMESPACE);
     let app = with_raised_limits(App::new("attacked").namespace(NAMESPACE)).provider(&corp);
-    let mut trial = ServerAttack::start(Stack::builder().app(&app).provider(&corp), lasts).await?;
+    let mut trial = ServerAttack::start(Stack::builder().app(&app).provider(&corp), duration).await?;
     trial.measure_baseline().await?;
 
     provider.turn_hostile();
-    let more: Vec<_> =
+    let added_providers: Vec<_> =
         (0..ADDED_PROVIDERS).map(|number| provider.oidc(&format!("id-{number}")).namespace(NAMESPACE)).collect();
-    let app = more.iter().fold(app, |app, provider| app.provider(provider));
-    trial.stack.apply_all(std::slice::from_ref(&app), &more)?;
+    let app = added_providers.iter().fold(app, |app, provider| app.provider(provider));
+    trial.stack.apply_all(std::slice::from_ref(&app), &added_providers)?;
     let (server, counts, path) = (trial.server(), trial.counts.clone(), format!("/{}/corp/login", app.id()));
     trial
         .run_attack(async move {

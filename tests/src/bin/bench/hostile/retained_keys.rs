@@ -1,4 +1,4 @@
-//! Apps that are created and deleted, and leave their keys behind.
+//! Apps that are created and deleted, and leave Secrets with their keys behind.
 //!
 //! A tenant creates an App with `deletionPolicy: Retain`, waits until it has keys, deletes it, and continues with the
 //! next appID. No App ever has a user. Each App leaves a Secret with its keys in the installation's namespace, where
@@ -33,9 +33,9 @@ const APPS: usize = 60;
 const CONCURRENCY: usize = 4;
 /// Limit for the creation of an App's keys, on a busy machine.
 const KEYS_LIMIT: Duration = Duration::from_secs(20);
-/// Limit for the release of an appID without users.
+/// Time limit until the operator has deleted the key Secrets of deleted Apps that had no users.
 const RELEASE_LIMIT: Duration = Duration::from_secs(90);
-/// The key Secrets that may exist at the end: the ordinary App's, and those of deletions in progress.
+/// Maximum number of key Secrets at the end: the ordinary App's, and those of deletions in progress.
 const MAX_KEY_SECRETS: usize = 8;
 
 pub(super) async fn run() -> Result<Vec<Bound>> {
@@ -46,7 +46,7 @@ pub(super) async fn run() -> Result<Vec<Bound>> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), trial.install.namespace());
     let apps: Api<app::App> = Api::namespaced(client.clone(), namespace);
     let attack = async {
-        let turns = stream::iter(0..APPS).map(|number| {
+        let cycles = stream::iter(0..APPS).map(|number| {
             let (client, secrets, apps) = (client.clone(), secrets.clone(), apps.clone());
             async move {
                 let id = format!("passing-{number}");
@@ -65,23 +65,26 @@ pub(super) async fn run() -> Result<Vec<Bound>> {
                 anyhow::Ok(has_keys)
             }
         });
-        let made: Vec<bool> = turns.buffer_unordered(CONCURRENCY).try_collect().await?;
-        let made = made.into_iter().filter(|has_keys| *has_keys).count();
+        let apps_with_keys: Vec<bool> = cycles.buffer_unordered(CONCURRENCY).try_collect().await?;
+        let apps_with_keys = apps_with_keys.into_iter().filter(|has_keys| *has_keys).count();
         let end = Instant::now() + RELEASE_LIMIT;
-        let left = loop {
-            let left = secrets.list(&ListParams::default().fields(&format!("type={APP_KEYS_TYPE}"))).await?.items.len();
-            if left <= MAX_KEY_SECRETS || Instant::now() >= end {
-                break left;
+        let remaining = loop {
+            let remaining =
+                secrets.list(&ListParams::default().fields(&format!("type={APP_KEYS_TYPE}"))).await?.items.len();
+            if remaining <= MAX_KEY_SECRETS || Instant::now() >= end {
+                break remaining;
             }
             sleep(Duration::from_secs(1)).await;
         };
-        Ok((made, left))
+        Ok((apps_with_keys, remaining))
     };
-    let ((made, left), mut bounds) = trial.run_during(attack).await?;
-    ensure!(made > MAX_KEY_SECRETS, "only {made} of {APPS} Apps had keys before they were deleted");
+    let ((apps_with_keys, remaining), mut bounds) = trial.run_during(attack).await?;
+    ensure!(apps_with_keys > MAX_KEY_SECRETS, "only {apps_with_keys} of {APPS} Apps had keys before they were deleted");
     bounds.push(Bound::new(
-        format!("at most {MAX_KEY_SECRETS} key Secrets are left of {made} deleted Apps without users: {left}"),
-        left <= MAX_KEY_SECRETS,
+        format!(
+            "at most {MAX_KEY_SECRETS} key Secrets are left of {apps_with_keys} deleted Apps without users: {remaining}"
+        ),
+        remaining <= MAX_KEY_SECRETS,
     ));
     Ok(bounds)
 }

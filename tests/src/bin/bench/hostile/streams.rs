@@ -3,7 +3,8 @@
 //! 200 client addresses have one connection each, with a hundred requests that stop after 60 KiB of their bodies: more
 //! than 1 GiB in total. The clients respond to pings, so that the server does not close the connections.
 //!
-//! Attacks the budget of all bodies together, and the time that a connection with many unfinished bodies can stay open.
+//! Attacks the server's memory budget for request bodies, and the time that a connection with many unfinished bodies
+//! can stay open.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -29,9 +30,9 @@ const STREAMS: usize = 100;
 const BODY_BYTES: usize = 60 * 1024;
 const PAUSE: Duration = Duration::from_millis(100);
 
-pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
+pub(super) async fn run(duration: Duration) -> Result<Vec<Bound>> {
     let app = App::new("attacked").namespace("attacker");
-    let mut trial = ServerAttack::start(Stack::builder().app(&app), lasts).await?;
+    let mut trial = ServerAttack::start(Stack::builder().app(&app), duration).await?;
     trial.measure_baseline().await?;
     let (server, counts) = (trial.server(), trial.counts.clone());
     let url = format!("http://{server}/v1/{}/email/login", app.id());
@@ -66,7 +67,7 @@ async fn run_unfinished_streams(server: SocketAddr, from: IpAddr, url: &str, cou
     Ok(connection.await?)
 }
 
-/// Sends unfinished requests in one stream after the other.
+/// Sends one unfinished request after the other, each in a new stream.
 async fn send_unfinished(requests: SendRequest<Bytes>, url: String, counts: ResponseCounts) -> Result<()> {
     static PART: [u8; BODY_BYTES] = [b' '; BODY_BYTES];
     loop {

@@ -1,4 +1,4 @@
-//! Mail templates that are deep, long or wide.
+//! Mail templates that are deeply nested, very long, or expensive to render.
 //!
 //! A tenant applies Apps with a ConfigMap each. Every template is within all size limits, but parsers and
 //! compilers recurse over nested and chained input, and renderers repeat loops.
@@ -23,7 +23,7 @@ use crate::measurements::Bound;
 /// How long the operators are observed. If an operator fails, a standby becomes leader and fails within this time too.
 const OBSERVATION_TIME: Duration = Duration::from_secs(25);
 
-/// The name of a nested or chained construct, and a function that writes a template with it.
+/// The name of a nested or chained construct, and a function that returns a template with this construct.
 type Bomb = (&'static str, fn() -> String);
 
 const BOMBS: [Bomb; 16] = [

@@ -28,12 +28,12 @@ use crate::{
 
 /// The redirect URL of social logins.
 pub(super) const REDIRECT_URL: &str = "http://127.0.0.1/done";
-/// Timeout of an operation.
-const LIMIT: Duration = Duration::from_secs(10);
+/// Timeout of one repetition of an action.
+const ACTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause before a retry after a failure.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a user repeats. Each repetition opens a new connection, like a browser that was just started.
+/// The action that a user repeats. Each repetition opens a new connection, like a browser that was just started.
 #[derive(Clone)]
 pub(super) enum UserAction {
     /// A login by password.
@@ -49,35 +49,40 @@ pub(super) struct User {
     pub(super) action: UserAction,
 }
 
-/// Measurements of users.
+/// The result of [`measure_users`].
 pub(super) struct UserMeasurements {
-    /// Latency of the successful operations.
+    /// Latency of the successful actions, in microseconds.
     pub(super) latency: Histogram<u64>,
+    /// Number of failed actions, by the description of the failure.
     pub(super) failures: BTreeMap<String, u64>,
+    /// How long the users were measured.
     took: Duration,
 }
 
-/// Makes all users repeat their operations without a pause, until the time is over or the server has ended.
+/// Makes all users repeat their actions, until the time is over or the server has ended. A user pauses only after a
+/// failure.
 pub(super) async fn measure_users(
     server: SocketAddr,
     users: &[User],
-    lasts: Duration,
-    gone: &Arc<AtomicBool>,
+    duration: Duration,
+    server_ended: &Arc<AtomicBool>,
 ) -> Result<UserMeasurements> {
     let started = Instant::now();
-    let end = started + lasts;
-    let running: Vec<_> =
-        users.iter().map(|user| tokio::spawn(user.clone().repeat_until(server, end, Arc::clone(gone)))).collect();
-    let mut seen = UserMeasurements { latency: histogram(), failures: BTreeMap::new(), took: Duration::ZERO };
+    let end = started + duration;
+    let running: Vec<_> = users
+        .iter()
+        .map(|user| tokio::spawn(user.clone().repeat_until(server, end, Arc::clone(server_ended))))
+        .collect();
+    let mut measurements = UserMeasurements { latency: histogram(), failures: BTreeMap::new(), took: Duration::ZERO };
     for user in running {
         let (latency, failures) = user.await?;
-        seen.latency.add(&latency)?;
+        measurements.latency.add(&latency)?;
         for (what, count) in failures {
-            *seen.failures.entry(what).or_default() += count;
+            *measurements.failures.entry(what).or_default() += count;
         }
     }
-    seen.took = started.elapsed();
-    Ok(seen)
+    measurements.took = started.elapsed();
+    Ok(measurements)
 }
 
 // === impl User ===
@@ -87,13 +92,13 @@ impl User {
         self,
         server: SocketAddr,
         end: Instant,
-        gone: Arc<AtomicBool>,
+        server_ended: Arc<AtomicBool>,
     ) -> (Histogram<u64>, BTreeMap<String, u64>) {
         let (mut latency, mut failures) = (histogram(), BTreeMap::<String, u64>::new());
-        while Instant::now() < end && !gone.load(Ordering::Relaxed) {
+        while Instant::now() < end && !server_ended.load(Ordering::Relaxed) {
             let started = Instant::now();
-            let outcome = timeout(LIMIT, self.action.run(server, self.from)).await;
-            match outcome.unwrap_or_else(|_| Err(format!("no response within {LIMIT:?}"))) {
+            let outcome = timeout(ACTION_TIMEOUT, self.action.run(server, self.from)).await;
+            match outcome.unwrap_or_else(|_| Err(format!("no response within {ACTION_TIMEOUT:?}"))) {
                 Ok(()) => latency.saturating_record(micros_of(started.elapsed())),
                 Err(failure) => {
                     *failures.entry(failure).or_default() += 1;
@@ -198,7 +203,7 @@ impl UserMeasurements {
         self.failures.values().sum()
     }
 
-    /// p99 in microseconds. `None`: 1 % of the operations or more failed.
+    /// p99 of the latency in microseconds. `None` if 1 % of the actions or more failed.
     pub(super) fn p99(&self) -> Option<u64> {
         let all = self.failed() + self.latency.len();
         (self.failed() * 100 < all).then(|| self.latency.value_at_quantile(0.99))

@@ -81,17 +81,17 @@ impl AppSet {
     pub(crate) async fn watch_until_programmed(&self, client: &Client) -> Result<JoinHandle<Result<()>>> {
         let apps: Api<app::App> = Api::all(client.clone());
         let wanted = self.len();
-        let (listed, is_listed) = oneshot::channel();
+        let (listed, listed_receiver) = oneshot::channel();
         let task = tokio::spawn(async move {
             let mut listed = Some(listed);
-            let mut done = HashSet::new();
+            let mut programmed = HashSet::new();
             let mut events = watcher::watcher(apps, watcher::Config::default()).boxed();
-            while done.len() < wanted {
+            while programmed.len() < wanted {
                 let event = events.try_next().await?.context("a watch does not end")?;
                 match event {
                     Event::InitApply(app) | Event::Apply(app) => {
                         if has_condition(&app, ConditionType::Programmed, ConditionStatus::True) {
-                            done.insert(app.name_any());
+                            programmed.insert(app.name_any());
                         }
                     }
                     Event::InitDone => {
@@ -105,7 +105,7 @@ impl AppSet {
             }
             Ok(())
         });
-        is_listed.await.context("the watch begins")?;
+        listed_receiver.await.context("the watch begins")?;
         Ok(task)
     }
 }

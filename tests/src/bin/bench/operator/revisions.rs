@@ -10,6 +10,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// The revision streams of all servers.
 pub(crate) struct RevisionStreams {
+    /// The messages, each with the index of its server and the time at which it arrived.
     lines: mpsc::UnboundedReceiver<(usize, RevisionsMessage, Instant)>,
     /// For each server, the revision of each App that it serves.
     serving: Vec<HashMap<String, Revision>>,
@@ -46,17 +47,17 @@ impl RevisionStreams {
     /// arrived.
     pub(crate) async fn wait_for_change(&mut self, app: &str, before: &[Option<Revision>]) -> Result<Instant> {
         loop {
-            let at = self.next_line().await?.1;
-            let now = self.revisions_of(app);
-            let is_new = now.iter().zip(before).all(|(now, before)| now.is_some() && now != before);
-            if is_new && now.windows(2).all(|pair| pair[0] == pair[1]) {
-                return Ok(at);
+            let arrived_at = self.next_line().await?.1;
+            let current = self.revisions_of(app);
+            let is_new = current.iter().zip(before).all(|(current, before)| current.is_some() && current != before);
+            if is_new && current.windows(2).all(|pair| pair[0] == pair[1]) {
+                return Ok(arrived_at);
             }
         }
     }
 
     async fn next_line(&mut self) -> Result<(RevisionsMessage, Instant)> {
-        let (server, line, at) = self.lines.recv().await.context("the servers' streams ended")?;
+        let (server, line, arrived_at) = self.lines.recv().await.context("the servers' streams ended")?;
         let serving = &mut self.serving[server];
         match &line {
             RevisionsMessage::Hello { hello } => {
@@ -70,7 +71,7 @@ impl RevisionStreams {
             }
             RevisionsMessage::Provider { .. } | RevisionsMessage::Heartbeat { .. } => {}
         }
-        Ok((line, at))
+        Ok((line, arrived_at))
     }
 }
 
@@ -84,11 +85,11 @@ async fn read_stream(
     ensure!(response.status().is_success(), "the revision stream returned {}", response.status());
     let mut buffer = Vec::new();
     while let Some(chunk) = response.chunk().await? {
-        let at = Instant::now();
+        let arrived_at = Instant::now();
         buffer.extend_from_slice(&chunk);
         while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = buffer.drain(..=end).collect();
-            lines.send((server, serde_json::from_slice(&line)?, at))?;
+            lines.send((server, serde_json::from_slice(&line)?, arrived_at))?;
         }
     }
     Ok(())

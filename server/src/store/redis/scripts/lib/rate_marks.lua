@@ -1,8 +1,8 @@
--- Limits the new generations of one session in one window, by the rule of windows.lua. No counter is needed: the
--- generation of the session is a counter. `marks` are pairs of doubles, oldest first: a bucket, and the generation of
--- the session when the bucket began. The first new generation in a bucket adds a mark. A mark is dropped when its
--- bucket lies completely outside the window. `count`: new generations that the window allows; `width`: length of a
--- bucket (ms).
+-- Limits the new generations of one session in one window, by the rule of windows.lua. No counter is needed, because
+-- the generation of the session is itself a counter. `marks` are pairs of doubles, oldest first: a bucket, and the
+-- generation of the session when the bucket began. The first new generation in a bucket adds a mark. A mark is dropped
+-- when its bucket lies completely outside the window. `count`: new generations that the window allows; `width`: length
+-- of a bucket (ms).
 -- Returns the marks if they change, otherwise nil. If the limit is reached, returns nil and the ms until a retry
 -- succeeds.
 local function add_mark(now, generation, count, width, marks)

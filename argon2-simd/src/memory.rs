@@ -1,0 +1,50 @@
+//! Memory for blocks, in huge pages if the system has them.
+
+use memmap2::MmapMut;
+
+use crate::block::{BYTES, Block};
+
+/// The size of a huge page of x86-64, and of AArch64 with pages of 4 KiB.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Memory of a fixed number of blocks. The system gives it a page when the page is first written. When it is dropped,
+/// the system takes its pages back, and clears them before anybody else can read them.
+pub(crate) struct BlockMemory {
+    mapping: MmapMut,
+    /// The offset of the first block in the mapping. The block is at the start of a huge page.
+    start: usize,
+    blocks: usize,
+}
+
+// === impl BlockMemory ===
+
+impl BlockMemory {
+    /// Reserves memory. Returns `None` if the system has no more memory to reserve.
+    pub(crate) fn new(blocks: usize) -> Option<Self> {
+        let bytes = blocks.checked_mul(BYTES)?;
+        // A mapping starts at any page. With another huge page of addresses, which use no memory while nothing is
+        // written there, the blocks can start at a huge page.
+        let mapping = MmapMut::map_anon(bytes.checked_add(HUGE_PAGE_BYTES)?).ok()?;
+        let start = mapping.as_ptr().align_offset(HUGE_PAGE_BYTES);
+        // Only whole huge pages, so that a hash never needs more memory than its blocks, also if the system uses huge
+        // pages without being asked. Miri has no `madvise`.
+        #[cfg(all(target_os = "linux", not(miri)))]
+        {
+            let whole_pages = bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+            // If the system refuses, a hash has the same result in more time.
+            let _ = mapping.advise(memmap2::Advice::NoHugePage);
+            let _ = mapping.advise_range(memmap2::Advice::HugePage, start, whole_pages);
+        }
+        Some(Self { mapping, start, blocks })
+    }
+
+    /// The number of blocks.
+    pub(crate) const fn len(&self) -> usize {
+        self.blocks
+    }
+
+    /// The first `count` blocks. They contain what was last written to them, or zeros.
+    pub(crate) fn blocks(&mut self, count: usize) -> &mut [Block] {
+        bytemuck::cast_slice_mut(&mut self.mapping[self.start..][..count * BYTES])
+    }
+}
