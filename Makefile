@@ -38,8 +38,20 @@ build: ## Build the programs (debug)
 .PHONY: test
 test: ## Run all tests, with a real API server, Postgres, Redis, SMTP, NGINX, provider and browser (ARGS=… for the tests)
 	@scripts/need cc postgres redis nginx control-plane dex promtool chromium faketime argon2
+	@$(MAKE) --no-print-directory client
 	$(BUILD) --bins
 	@scripts/test $(if $(ARGS),-- $(ARGS))
+
+CLIENT := clients/typescript
+
+.PHONY: client
+client: $(CLIENT)/node_modules/.package-lock.json ## Build the TypeScript client with its tests, and check its size
+	@npm --prefix $(CLIENT) run --silent build
+
+$(CLIENT)/node_modules/.package-lock.json: $(CLIENT)/package-lock.json
+	@scripts/need node
+	npm --prefix $(CLIENT) ci
+	@touch $@
 
 .PHONY: check
 check: ## Check format, lints, dependencies and generated files, and run the tests that need no other processes
@@ -88,4 +100,4 @@ cluster-test: ## Install the chart in a cluster (KUBECONFIG or CLUSTER_TOOLS=fol
 
 .PHONY: tools
 tools: ## Install the tools that the other targets need
-	@scripts/need cc postgres redis nginx curl buildah control-plane dex promtool chromium faketime argon2 cargo-deny=$(DENY_VERSION) cargo-auditable=$(AUDITABLE_VERSION)
+	@scripts/need cc postgres redis nginx curl buildah control-plane dex promtool chromium faketime argon2 node cargo-deny=$(DENY_VERSION) cargo-auditable=$(AUDITABLE_VERSION)

@@ -49,5 +49,6 @@ mod support;
 mod template_bombs;
 mod token;
 mod traces;
+mod typescript;
 mod user;
 mod user_session;

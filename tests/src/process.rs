@@ -390,7 +390,7 @@ fn open_to_all(path: &Path) -> Result<()> {
 }
 
 /// The first of these programs that exists. Each is a path, or a name that is searched in `PATH`.
-pub(crate) fn find_program<I: IntoIterator<Item: AsRef<OsStr>>>(candidates: I) -> Option<PathBuf> {
+pub fn find_program<I: IntoIterator<Item: AsRef<OsStr>>>(candidates: I) -> Option<PathBuf> {
     let search = std::env::var_os("PATH").unwrap_or_default();
     candidates.into_iter().find_map(|candidate| {
         let candidate = Path::new(candidate.as_ref());
