@@ -11,11 +11,8 @@ use serde_json::json;
 
 use crate::{
     conditions::{Condition, ConditionType, initial_status},
-    refs::{LocalRef, ProviderRef},
-    rendered::{
-        AdministratorRole, BrowserBinding, CallbackMode, EnumerationProtection, KeyState, LimitName, SignUp,
-        SigningAlgorithm,
-    },
+    refs::{LocalRef, ProviderRef, ServiceAccountRef},
+    rendered::{BrowserBinding, CallbackMode, EnumerationProtection, KeyState, LimitName, SignUp, SigningAlgorithm},
     schema::{RootSchema, Rule, with_schema},
     types::{AppId, EmailDomain, Invalid, LinkTemplate, Mailbox, Origin, RESERVED_APP_IDS, RedirectUrl},
 };
@@ -108,7 +105,8 @@ pub struct AppSpec {
     /// limits overrides default rate limits. A limit has one to three windows, and all of them apply.
     #[serde(default, skip_serializing_if = "LimitsSpec::is_default")]
     pub limits: LimitsSpec,
-    /// administrators are the ServiceAccounts that can call the administration API for the App.
+    /// administrators are the ServiceAccounts that can call the administration API for the App. A ServiceAccount with
+    /// several entries has the permissions of all its roles.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 50), extend("x-kubernetes-list-type" = "atomic"))]
     pub administrators: Vec<AdministratorSpec>,
@@ -146,6 +144,16 @@ pub struct PasswordSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4))]
     pub minimum_strength: Option<i32>,
+    /// foreignHashRetentionDays is the number of days after which an imported password hash of another system is
+    /// deleted if its user has not logged in, 1–3650. The first login replaces the hash. Without it, hashes are kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 3650))]
+    pub foreign_hash_retention_days: Option<i32>,
+    /// firebaseScryptRef refers to a Secret with the password hash parameters of the Firebase project from which users
+    /// were imported. Its keys are `signer-key` and `salt-separator`, in base64 as Firebase shows them. Without it,
+    /// every password of a user with a Firebase hash counts as wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub firebase_scrypt_ref: Option<LocalRef>,
 }
 
 /// MailSpec configures emails to users.
@@ -163,6 +171,10 @@ pub struct MailSpec {
     /// `confirmURL`.
     #[serde(rename = "resetURL", skip_serializing_if = "Option::is_none")]
     pub reset_url: Option<LinkTemplate>,
+    /// invitationURL is the page of the application that the link in an invitation opens, in the format of
+    /// `confirmURL`. The user sets a first password there. Defaults to `resetURL`.
+    #[serde(rename = "invitationURL", skip_serializing_if = "Option::is_none")]
+    pub invitation_url: Option<LinkTemplate>,
     /// confirmCodeLifetimeSeconds is the lifetime of a confirmation code in seconds, 300–604800. Defaults to 86400 (one
     /// day).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -172,8 +184,13 @@ pub struct MailSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 300, max = 86_400))]
     pub reset_code_lifetime_seconds: Option<i32>,
+    /// invitationCodeLifetimeSeconds is the lifetime of the code in an invitation in seconds, 3600–2592000. Defaults to
+    /// 604800 (7 days).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 3600, max = 2_592_000))]
+    pub invitation_code_lifetime_seconds: Option<i32>,
     /// templatesRef refers to a ConfigMap (at most 256 KiB) with email templates of the App. Its keys are
-    /// `<mail>.subject`, `<mail>.txt` and `<mail>.html`, where `<mail>` is confirm, reset, account-exists,
+    /// `<mail>.subject`, `<mail>.txt` and `<mail>.html`, where `<mail>` is confirm, reset, invitation, account-exists,
     /// password-changed, address-changing, address-changed or new-sign-in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub templates_ref: Option<LocalRef>,
@@ -285,21 +302,18 @@ pub struct WindowSpec {
 pub struct AdministratorSpec {
     /// serviceAccount is the caller.
     pub service_account: ServiceAccountRef,
-    /// role is the permission of the caller: `UserAdmin` can do everything, `Reader` can read, `Introspector` can
-    /// introspect tokens.
-    pub role: AdministratorRole,
+    /// role is the permission of the caller: `UserAdmin` can do everything, `Reader` can read and introspect tokens,
+    /// `Introspector` can only introspect tokens, `Importer` can only import users.
+    pub role: Role,
 }
 
-/// ServiceAccountRef names a ServiceAccount of any namespace. The token of a caller must contain this namespace and
-/// name; the ServiceAccount object is not read.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct ServiceAccountRef {
-    /// namespace is the namespace of the ServiceAccount.
-    #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"))]
-    pub namespace: String,
-    /// name is the name of the ServiceAccount.
-    #[schemars(length(min = 1, max = 253))]
-    pub name: String,
+/// Role is what a caller can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Role {
+    UserAdmin,
+    Reader,
+    Introspector,
+    Importer,
 }
 
 /// AppStatus is the observed state of an App.
@@ -377,6 +391,15 @@ impl App {
             Some(app_id) => Ok(app_id.clone()),
             None => self.metadata.name.as_deref().unwrap_or_default().parse(),
         }
+    }
+}
+
+// === impl AppSpec ===
+
+impl AppSpec {
+    /// The Secrets that the App references itself. Its Providers reference others.
+    pub fn secret_refs(&self) -> impl Iterator<Item = &LocalRef> {
+        self.mail.smtp_secret_ref.iter().chain(&self.password.firebase_scrypt_ref)
     }
 }
 

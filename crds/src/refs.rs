@@ -1,4 +1,5 @@
-//! References to other objects: by name, in the namespace of the referring object.
+//! References to other objects: by name, in the namespace of the referring object. Only ServiceAccounts can be of any
+//! namespace, because they are compared by name and never read.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,18 @@ pub struct ProviderRef {
     /// `gitlab` with a `baseURL`, and to true for all others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_by_email: Option<bool>,
+}
+
+/// ServiceAccountRef names a ServiceAccount of any namespace. The token of a caller must contain this namespace and
+/// name; the ServiceAccount object is not read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ServiceAccountRef {
+    /// namespace is the namespace of the ServiceAccount.
+    #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"))]
+    pub namespace: String,
+    /// name is the name of the ServiceAccount.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
 }
 
 fn provider_ref_rules() -> serde_json::Value {

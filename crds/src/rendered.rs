@@ -1,17 +1,30 @@
 //! The rendered document of an App, which the operator writes and the servers read, and its revision.
 //!
 //! A later format only adds fields, and a reader ignores unknown fields. The operator fills in the defaults of the App
-//! resource, so servers need not know them. The document contains secrets; their `Debug` shows no value.
+//! resource, so servers need not know them. Fields that were added later are an exception: if the App does not set such
+//! a field, the document does not have it, so that an upgrade of the operator does not change the document. A method of
+//! the document then returns the default. The document contains secrets; their `Debug` shows no value.
 
 use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::types::{AppId, EmailDomain, IssuerUrl, LinkTemplate, Mailbox, Origin, ProviderName, RedirectUrl};
+use crate::{
+    refs::ServiceAccountRef,
+    types::{AppId, EmailDomain, IssuerUrl, LinkTemplate, Mailbox, Origin, ProviderName, RedirectUrl},
+};
 
-/// The format that this code writes, and the highest that it fully supports.
-pub const FORMAT: u32 = 1;
+/// The highest format that this code reads and writes. A document has the lowest format that has everything that its
+/// App uses.
+///
+/// | format | what it adds |
+/// |---|---|
+/// | 2 | `importers`, `password.firebaseScrypt` |
+pub const FORMAT: u32 = 2;
+
+/// The format of a [`DeletedApp`], which has had the same fields since the first format.
+pub const DELETED_APP_FORMAT: u32 = 1;
 
 /// The maximum size of a document, in bytes: half of the limit of a Secret.
 pub const MAX_DOCUMENT_SIZE: usize = 512 * 1024;
@@ -43,7 +56,7 @@ impl fmt::Debug for SecretString {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RenderedApp {
-    /// The format of this document; see [`FORMAT`].
+    /// The format of this document, at most [`FORMAT`] if this code wrote it.
     pub format: u32,
     #[serde(rename = "appID")]
     pub app_id: AppId,
@@ -79,6 +92,10 @@ pub struct RenderedApp {
     /// Every limit is present.
     pub limits: BTreeMap<LimitName, Vec<Window>>,
     pub administrators: Vec<Administrator>,
+    /// The ServiceAccounts with the role Importer. They are not in `administrators`, because servers that know only
+    /// format 1 reject a document with a role that they do not know.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub importers: Vec<ServiceAccountRef>,
     pub unverified_retention_days: u32,
     pub audit_retention_days: u32,
     pub providers: Vec<RenderedProvider>,
@@ -90,6 +107,7 @@ pub struct RenderedApp {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeletedApp {
+    /// [`DELETED_APP_FORMAT`] if this code wrote the document.
     pub format: u32,
     #[serde(rename = "appID")]
     pub app_id: AppId,
@@ -173,6 +191,23 @@ pub struct PasswordPolicy {
     pub minimum_length: u32,
     /// A zxcvbn score, 0–4.
     pub minimum_strength: u8,
+    /// After how many days an imported hash is deleted if its user has not logged in. `None`: never.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub foreign_hash_retention_days: Option<u32>,
+    /// `None` if the App names no Secret, or if its Secret does not exist or is invalid. Firebase hashes then match no
+    /// password.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub firebase_scrypt: Option<RenderedFirebaseScrypt>,
+}
+
+/// The secret parameters of the password hashes of a Firebase project, both in base64.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RenderedFirebaseScrypt {
+    /// 16–64 bytes.
+    pub signer_key: SecretString,
+    /// 1–64 bytes.
+    pub salt_separator: SecretString,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -186,11 +221,20 @@ pub struct RenderedMail {
     pub reset_url: Option<LinkTemplate>,
     pub confirm_code_lifetime_seconds: u32,
     pub reset_code_lifetime_seconds: u32,
+    /// The link in invitations. Use [`RenderedMail::invitation_url`].
+    #[serde(rename = "invitationURL", skip_serializing_if = "Option::is_none", default)]
+    pub own_invitation_url: Option<LinkTemplate>,
+    /// Use [`RenderedMail::invitation_code_lifetime_seconds`].
+    #[serde(rename = "invitationCodeLifetimeSeconds", skip_serializing_if = "Option::is_none", default)]
+    pub own_invitation_code_lifetime_seconds: Option<u32>,
     /// The App's own templates by name: `<mail>.subject`, `<mail>.txt` or `<mail>.html`. For names that are not here,
     /// the server has default templates. In an `Arc`, because many Apps can use the templates of one ConfigMap.
     pub templates: BTreeMap<String, Arc<String>>,
     pub smtp: RenderedSmtp,
 }
+
+/// The lifetime of the code in an invitation, in seconds, if the App sets none: 7 days.
+pub const DEFAULT_INVITATION_CODE_LIFETIME_SECONDS: u32 = 604_800;
 
 /// The SMTP relay of an App.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -314,7 +358,8 @@ pub struct Administrator {
     pub role: AdministratorRole,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// A role of format 1. Must not get another variant; see [`RenderedApp::importers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AdministratorRole {
     UserAdmin,
     Reader,
@@ -427,6 +472,23 @@ impl RenderedApp {
     /// The published bytes. Deterministic.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a rendered App has only string keys")
+    }
+}
+
+impl RenderedMail {
+    /// The link in invitations: that of password resets if the App sets none.
+    pub fn invitation_url(&self) -> Option<&LinkTemplate> {
+        self.own_invitation_url.as_ref().or(self.reset_url.as_ref())
+    }
+
+    pub fn invitation_code_lifetime_seconds(&self) -> u32 {
+        self.own_invitation_code_lifetime_seconds.unwrap_or(DEFAULT_INVITATION_CODE_LIFETIME_SECONDS)
+    }
+
+    /// The longest lifetime of a code in any mail, in seconds.
+    pub fn longest_code_lifetime_seconds(&self) -> u32 {
+        let invitation = self.invitation_code_lifetime_seconds();
+        self.confirm_code_lifetime_seconds.max(self.reset_code_lifetime_seconds).max(invitation)
     }
 }
 

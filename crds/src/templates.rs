@@ -36,6 +36,7 @@ const LAYOUT_SOURCE: &str = include_str!("templates/layout.html");
 pub enum MailTemplate {
     Confirm,
     Reset,
+    Invitation,
     AccountExists,
     PasswordChanged,
     AddressChanging,
@@ -209,9 +210,10 @@ fn render(env: &Environment<'_>, name: &str, values: TemplateValues<'_>) -> Resu
 // === impl MailTemplate ===
 
 impl MailTemplate {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Confirm,
         Self::Reset,
+        Self::Invitation,
         Self::AccountExists,
         Self::PasswordChanged,
         Self::AddressChanging,
@@ -223,6 +225,7 @@ impl MailTemplate {
         match self {
             Self::Confirm => "confirm",
             Self::Reset => "reset",
+            Self::Invitation => "invitation",
             Self::AccountExists => "account-exists",
             Self::PasswordChanged => "password-changed",
             Self::AddressChanging => "address-changing",
@@ -239,7 +242,7 @@ impl MailTemplate {
     /// Whether the mail contains a code. In other mails `code`, `url` and `expires_at` are empty.
     pub const fn has_code(self) -> bool {
         match self {
-            Self::Confirm | Self::Reset => true,
+            Self::Confirm | Self::Reset | Self::Invitation => true,
             Self::AccountExists
             | Self::PasswordChanged
             | Self::AddressChanging
@@ -467,7 +470,7 @@ mod tests {
         assert_eq!(
             check("welcome.txt", "x").unwrap_err().to_string(),
             "is not a template's name; use <mail>.subject, <mail>.txt or <mail>.html with confirm, reset, \
-             account-exists, password-changed, address-changing, address-changed, new-sign-in as <mail>"
+             invitation, account-exists, password-changed, address-changing, address-changed, new-sign-in as <mail>"
         );
     }
 }

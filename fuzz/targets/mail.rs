@@ -111,6 +111,8 @@ fn check_input(
         reset_url: None,
         confirm_code_lifetime_seconds: 86_400,
         reset_code_lifetime_seconds: 1800,
+        own_invitation_url: None,
+        own_invitation_code_lifetime_seconds: None,
         templates,
         smtp: if has_own_relay { RenderedSmtp::Own(RELAY.clone()) } else { RenderedSmtp::Install },
     };

@@ -15,7 +15,8 @@ use crate::{
     harness,
 };
 
-const POLICY: PasswordPolicy = PasswordPolicy { minimum_length: 8, minimum_strength: 2 };
+const POLICY: PasswordPolicy =
+    PasswordPolicy { minimum_length: 8, minimum_strength: 2, foreign_hash_retention_days: None, firebase_scrypt: None };
 /// Parts of the patterns that zxcvbn looks for: l33t, keyboard, dates, repeats, sequences, dictionary words.
 const FRAGMENTS: [&str; 48] = [
     "4",

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use latchkey_crds::{
-    rendered::{FORMAT, SigningAlgorithm},
+    rendered::SigningAlgorithm,
     types::{AppId, IssuerUrl},
 };
 use parking_lot::Mutex;
@@ -72,7 +72,7 @@ impl FuzzRenderer {
                 Ok(app) => {
                     rendered.rejected.extend(app.field_errors.iter().map(|error| error.message.clone()));
                     let keys = self.keys(&app.app_id, app.signing_algorithm());
-                    match render(&app, &keys, FORMAT).within_limit() {
+                    match render(&app, &keys).within_limit() {
                         Ok(document) => rendered.documents.push((app.app_id, document.bytes)),
                         Err(too_large) => rendered.rejected.push(too_large.to_string()),
                     }

@@ -38,7 +38,7 @@ pub(crate) async fn for_app(context: &Context, app: &App) -> Result<GatheredObje
         };
         gathered.providers.insert(reference.name.clone(), found);
     }
-    secrets.extend(app.spec.mail.smtp_secret_ref.iter().map(|reference| reference.name.clone()));
+    secrets.extend(app.spec.secret_refs().map(|reference| reference.name.clone()));
     for name in secrets {
         let found = look_up_secret(context, &namespace, &name).await?;
         gathered.secrets.insert(name, found);

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tracing::{error, info};
 
-use crate::domain::{app::App, keys::KeyError};
+use crate::domain::app::{App, LoadError};
 
 pub mod cache;
 pub mod directory;
@@ -128,7 +128,7 @@ pub enum RejectError {
     #[error("the users in the database belong to another App with this appID and are not deleted")]
     OtherApp,
     #[error(transparent)]
-    Keys(#[from] KeyError),
+    Load(#[from] LoadError),
 }
 
 /// The label of a rejection in metrics.
@@ -167,7 +167,7 @@ impl RejectError {
             Self::KeysLost => RejectReason::KeysLost,
             Self::UsersDeleted => RejectReason::UsersDeleted,
             Self::OtherApp => RejectReason::OtherApp,
-            Self::Keys(_) => RejectReason::Keys,
+            Self::Load(_) => RejectReason::Keys,
         }
     }
 }
@@ -703,6 +703,8 @@ fn apply_ceiling(windows: &mut Vec<Window>, ceiling: &[Window]) {
 mod tests {
     use std::time::Duration;
 
+    use latchkey_crds::rendered::{DELETED_APP_FORMAT, RenderedFirebaseScrypt, SecretString};
+
     use super::*;
     use crate::fixtures;
 
@@ -793,9 +795,22 @@ mod tests {
         assert!(apps.get("shop").is_some());
     }
 
+    #[test]
+    fn a_document_with_unusable_firebase_keys_is_rejected_without_quoting_them() {
+        let mut doc = fixtures::rendered("shop");
+        let unusable = SecretString::new("hush");
+        doc.password.firebase_scrypt =
+            Some(RenderedFirebaseScrypt { signer_key: unusable.clone(), salt_separator: unusable });
+        let apps = Apps::default();
+        apps.put(&id(), &doc.to_bytes());
+        assert!(apps.get("shop").is_none());
+        let reason = apps.subscribe(String::new()).0.refused[&id()].reason.clone();
+        assert_eq!(reason, "the Firebase signer key or salt separator is not base64 of a valid length");
+    }
+
     fn deleted(id: &str) -> DeletedApp {
         DeletedApp {
-            format: FORMAT,
+            format: DELETED_APP_FORMAT,
             app_id: id.parse().unwrap(),
             namespace: "shop".to_owned(),
             name: id.to_owned(),

@@ -38,7 +38,8 @@ fn with_administrators(app: App) -> App {
         json!([
             administrator("asks", "Introspector"),
             administrator("reads", "Reader"),
-            administrator("runs", "UserAdmin")
+            administrator("runs", "UserAdmin"),
+            administrator("imports", "Importer")
         ]),
     )
 }
@@ -181,6 +182,9 @@ async fn only_a_listed_service_account_can_introspect() {
         let response = test.introspect(Some(&test.caller_token(role)), user.token()).await.expect(StatusCode::OK);
         assert_eq!(response.body["active"], true, "{role}");
     }
+    let refused = test.introspect(Some(&test.caller_token("imports")), user.token()).await;
+    let refused = refused.expect_error(StatusCode::FORBIDDEN, "access_denied");
+    assert_eq!(refused.body.get("active"), None, "an Importer can only import");
 
     let other_issuer = ServiceAccountIssuer::new().unwrap();
     let sign = |change: &dyn Fn(&mut Value)| {

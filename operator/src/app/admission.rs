@@ -2,7 +2,7 @@
 //! quota waits, and is reconciled again once there is room.
 
 use kube::{Resource, ResourceExt};
-use latchkey_crds::{app::App, conditions::Reason, names::rendered_app_secret, rendered::FORMAT};
+use latchkey_crds::{app::App, conditions::Reason, names::rendered_app_secret};
 
 use crate::{
     app::{
@@ -29,7 +29,7 @@ pub(crate) fn admit_app(
         return Ok(());
     }
     let keys = KeyDocument::first_with_policy(&validated.app_id, policy, context.now())?;
-    let rendered = render(validated, &keys, FORMAT).within_limit().map_err(too_large)?;
+    let rendered = render(validated, &keys).within_limit().map_err(too_large)?;
     let secret = rendered_app_secret(&validated.app_id);
     let size = DocumentSize::of(&rendered.bytes);
     let claim = Claim::from_app(app);

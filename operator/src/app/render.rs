@@ -1,7 +1,7 @@
 //! Renders the document that servers read, from a validated App and its keys. Pure: the same input gives the same
 //! bytes.
 
-use latchkey_crds::rendered::{AppState, DeletedApp, FORMAT, MAX_DOCUMENT_SIZE, RenderedApp, RenderedKeys, Revision};
+use latchkey_crds::rendered::{AppState, DeletedApp, MAX_DOCUMENT_SIZE, RenderedApp, RenderedKeys, Revision};
 
 use crate::app::{keys::KeyDocument, validate::ValidatedApp};
 
@@ -16,15 +16,23 @@ pub(crate) struct Rendered {
 #[error("the rendered document is over {} KiB; shorten the templates and lists", MAX_DOCUMENT_SIZE / 1024)]
 pub(crate) struct TooLarge;
 
-/// The lowest format that this App needs, and the feature that needs this format. All features so far are in format 1.
-pub(crate) fn needed_format(_: &ValidatedApp) -> (u32, &'static str) {
+/// The lowest format that has everything that this App uses, and the field that needs this format.
+pub(crate) fn needed_format(app: &ValidatedApp) -> (u32, &'static str) {
+    if !app.importers.is_empty() {
+        return (2, "the role Importer in spec.administrators");
+    }
+    if app.password.firebase_scrypt.is_some() {
+        return (2, "spec.password.firebaseScryptRef");
+    }
     (1, "a rendered App")
 }
 
-/// Renders the document in the format `format`, or in [`FORMAT`] if `FORMAT` is lower.
-pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, format: u32) -> Rendered {
+/// Renders the document in the lowest format that the App needs. So a new version of the operator does not change the
+/// documents of Apps that use nothing new.
+pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument) -> Rendered {
+    let (format, _) = needed_format(app);
     let document = RenderedApp {
-        format: format.min(FORMAT),
+        format,
         app_id: app.app_id.clone(),
         namespace: app.namespace.clone(),
         name: app.name.clone(),
@@ -47,6 +55,7 @@ pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, format: u32) -> Ren
         tokens: app.tokens.clone(),
         limits: app.limits.clone(),
         administrators: app.administrators.clone(),
+        importers: app.importers.clone(),
         unverified_retention_days: app.unverified_retention_days,
         audit_retention_days: app.audit_retention_days,
         providers: app.providers.clone(),

@@ -1,6 +1,6 @@
 //! Collects an App and the objects that it references. Decides nothing.
 
-use latchkey_crds::app::App;
+use latchkey_crds::{app::App, refs::LocalRef};
 
 use crate::{
     facts::{ConfigMapValues, Lookup, ObjectSource, SecretValues},
@@ -15,6 +15,8 @@ pub(crate) struct AppFacts {
     pub(crate) providers: Vec<Lookup<ProviderFacts>>,
     /// The Secret that `spec.mail.smtpSecretRef` references. `None`: the field is not set.
     pub(crate) smtp: Option<Lookup<SecretValues>>,
+    /// The Secret that `spec.password.firebaseScryptRef` references. `None`: the field is not set.
+    pub(crate) firebase_scrypt: Option<Lookup<SecretValues>>,
     /// The ConfigMap that `spec.mail.templatesRef` references. `None`: the field is not set.
     pub(crate) templates: Option<Lookup<ConfigMapValues>>,
 }
@@ -43,7 +45,9 @@ pub(crate) fn resolve(app: App, ownership: Ownership, source: &impl ObjectSource
             Lookup::Invalid => Lookup::Invalid,
         })
         .collect();
-    let smtp = app.spec.mail.smtp_secret_ref.as_ref().map(|reference| source.secret(namespace, &reference.name));
+    let secret = |reference: &LocalRef| source.secret(namespace, &reference.name);
+    let smtp = app.spec.mail.smtp_secret_ref.as_ref().map(secret);
+    let firebase_scrypt = app.spec.password.firebase_scrypt_ref.as_ref().map(secret);
     let templates = app.spec.mail.templates_ref.as_ref().map(|reference| source.config_map(namespace, &reference.name));
-    AppFacts { app, ownership, providers, smtp, templates }
+    AppFacts { app, ownership, providers, smtp, firebase_scrypt, templates }
 }

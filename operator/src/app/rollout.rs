@@ -6,7 +6,7 @@ use std::time::Duration;
 use latchkey_crds::{
     app::{App, AppProviderStatus, AppStatus},
     conditions::Reason,
-    rendered::{FORMAT, Revision},
+    rendered::Revision,
     types::ProviderName,
 };
 
@@ -45,7 +45,6 @@ struct Rollout<'a> {
     old: &'a AppStatus,
     validated: &'a ValidatedApp,
     policy: KeyPolicy,
-    format: u32,
     context: &'a Context,
     /// Whether this reconcile has published a document.
     has_published: bool,
@@ -68,9 +67,8 @@ pub(crate) async fn roll_out(
     let supported = context.monitor.format();
     let (needed, feature) = needed_format(validated);
     let servers_too_old = (supported < needed).then(|| servers_too_old_message(feature, needed, supported, context));
-    // Even if the servers are too old, the document has the needed format: servers ignore fields that they do not know.
-    let format = supported.clamp(needed, FORMAT);
-    let mut rollout = Rollout { app, old, validated, policy, format, context, has_published: false };
+    // The document is published even if the servers are too old: servers ignore fields that they do not know.
+    let mut rollout = Rollout { app, old, validated, policy, context, has_published: false };
     let mut transitions = 0;
     let (revision, state) = loop {
         let (revision, state) = rollout.publish(&keys.document).await?;
@@ -117,7 +115,7 @@ impl Rollout<'_> {
     /// Publishes the document with these keys, unless this document is published already.
     async fn publish(&mut self, keys: &KeyDocument) -> Result<(Revision, RolloutState), Stop> {
         let Self { app, old, validated, context, .. } = *self;
-        let rendered = admission::admit_document(app, validated, render(validated, keys, self.format), context)?;
+        let rendered = admission::admit_document(app, validated, render(validated, keys), context)?;
         let owner = DocumentOwner { app_id: &validated.app_id, namespace: &validated.namespace, name: &validated.name };
         if is_published(context, owner, &rendered) {
             let state = context.monitor.expect_revision(owner.app_id, &rendered.revision);

@@ -4,11 +4,12 @@
 use std::{collections::BTreeMap, str::FromStr, sync::Arc};
 
 use latchkey_crds::{
-    app::{App, AppSpec, MailSpec, TokensSpec, WindowSpec},
+    app::{App, AppSpec, MailSpec, Role, TokensSpec, WindowSpec},
     conditions::Reason,
+    refs::ServiceAccountRef,
     rendered::{
-        Administrator, BrowserBinding, CallbackMode, EnumerationProtection, LimitName, PasswordPolicy, RenderedMail,
-        RenderedProvider, RenderedSmtp, RenderedTokens, SignUp, SigningAlgorithm, Window,
+        Administrator, AdministratorRole, BrowserBinding, CallbackMode, EnumerationProtection, LimitName,
+        PasswordPolicy, RenderedMail, RenderedProvider, RenderedSmtp, RenderedTokens, SignUp, SigningAlgorithm, Window,
     },
     types::{AppId, EmailDomain, IssuerUrl, Origin, ProviderName, RedirectUrl},
 };
@@ -22,7 +23,9 @@ use crate::{
     provider::validate as provider,
 };
 
+mod firebase;
 mod relay;
+mod secrets;
 #[cfg(test)]
 mod tests;
 
@@ -50,6 +53,7 @@ pub(crate) struct ValidatedApp {
     pub(crate) key_rotation_days: u32,
     pub(crate) limits: BTreeMap<LimitName, Vec<Window>>,
     pub(crate) administrators: Vec<Administrator>,
+    pub(crate) importers: Vec<ServiceAccountRef>,
     pub(crate) unverified_retention_days: u32,
     pub(crate) audit_retention_days: u32,
     pub(crate) providers: Vec<RenderedProvider>,
@@ -74,6 +78,7 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
 
     let mut field_errors = Vec::new();
     let providers = providers(facts, settings, &mut field_errors);
+    let firebase_scrypt = firebase::firebase_scrypt(facts, &mut field_errors);
     let smtp = relay::smtp(facts, settings, &mut field_errors);
     let templates = valid_templates(facts, &mut field_errors);
 
@@ -95,20 +100,18 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
         password: PasswordPolicy {
             minimum_length: number_or_default(spec.password.minimum_length, 8),
             minimum_strength: u8::try_from(number_or_default(spec.password.minimum_strength, 2)).unwrap_or(4),
+            foreign_hash_retention_days: spec
+                .password
+                .foreign_hash_retention_days
+                .and_then(|days| u32::try_from(days).ok()),
+            firebase_scrypt,
         },
         mail: mail(&spec.mail, templates, smtp),
         tokens: tokens(&spec.tokens, &app_id),
         key_rotation_days: number_or_default(spec.tokens.key_rotation_days, 90),
         limits: limits(spec),
-        administrators: spec
-            .administrators
-            .iter()
-            .map(|administrator| Administrator {
-                namespace: administrator.service_account.namespace.clone(),
-                service_account: administrator.service_account.name.clone(),
-                role: administrator.role,
-            })
-            .collect(),
+        administrators: administrators(spec),
+        importers: importers(spec),
         unverified_retention_days: number_or_default(spec.unverified_retention_days, 30),
         audit_retention_days: number_or_default(spec.audit_retention_days, 365),
         providers,
@@ -283,6 +286,10 @@ fn mail(spec: &MailSpec, templates: BTreeMap<String, String>, smtp: RenderedSmtp
         reset_url: spec.reset_url.clone(),
         confirm_code_lifetime_seconds: number_or_default(spec.confirm_code_lifetime_seconds, 86_400),
         reset_code_lifetime_seconds: number_or_default(spec.reset_code_lifetime_seconds, 1800),
+        own_invitation_url: spec.invitation_url.clone(),
+        own_invitation_code_lifetime_seconds: spec
+            .invitation_code_lifetime_seconds
+            .and_then(|seconds| u32::try_from(seconds).ok()),
         templates: templates.into_iter().map(|(name, source)| (name, Arc::new(source))).collect(),
         smtp,
     }
@@ -316,6 +323,26 @@ fn limits(spec: &AppSpec) -> BTreeMap<LimitName, Vec<Window>> {
             None => (name, name.default_windows()),
         })
         .collect()
+}
+
+/// The administrators with a role of format 1.
+fn administrators(spec: &AppSpec) -> Vec<Administrator> {
+    let listed = spec.administrators.iter().filter_map(|administrator| {
+        let role = match administrator.role {
+            Role::UserAdmin => AdministratorRole::UserAdmin,
+            Role::Reader => AdministratorRole::Reader,
+            Role::Introspector => AdministratorRole::Introspector,
+            Role::Importer => return None,
+        };
+        let ServiceAccountRef { namespace, name } = administrator.service_account.clone();
+        Some(Administrator { namespace, service_account: name, role })
+    });
+    listed.collect()
+}
+
+fn importers(spec: &AppSpec) -> Vec<ServiceAccountRef> {
+    let importers = spec.administrators.iter().filter(|administrator| administrator.role == Role::Importer);
+    importers.map(|importer| importer.service_account.clone()).collect()
 }
 
 /// A number of the spec, or the default if the number is not set. The schema rejects negative numbers.

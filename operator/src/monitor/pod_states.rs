@@ -32,7 +32,7 @@ const MAX_PROVIDERS: usize = 200_000;
 pub(crate) enum MonitorEvent {
     /// Apps with a changed rollout state, or with progress in the deletion of their users.
     Apps(Vec<AppId>),
-    /// The highest format that all servers support has changed, so every App may render differently.
+    /// The highest format that all servers support has changed, so Apps may have servers that are too old, or no longer.
     AllApps,
     /// The finding of the servers on this Provider changed.
     Provider { namespace: String, name: String },

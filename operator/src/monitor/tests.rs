@@ -7,7 +7,10 @@ use futures::stream;
 use http_body_util::StreamBody;
 use hyper::{body::Frame, service::service_fn};
 use hyper_util::rt::TokioIo;
-use latchkey_crds::{conditions::Reason, rendered::ProviderReport};
+use latchkey_crds::{
+    conditions::Reason,
+    rendered::{FORMAT, ProviderReport},
+};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -183,7 +186,7 @@ impl MockStream {
     }
 
     fn send_hello(&self, pod: u8, serves: Revision) {
-        self.send_hello_of(pod, 1, &json!({ app().as_str(): serves }));
+        self.send_hello_of(pod, FORMAT, &json!({ app().as_str(): serves }));
     }
 
     fn send_hello_of(&self, pod: u8, format: u32, revisions: &Value) {
@@ -391,7 +394,7 @@ async fn a_long_line_is_a_sign_of_life_only_while_its_parts_arrive() {
         assert_eq!((mock.rollout(), mock.drain_events()), (complete(1), vec![]));
     }
     streams[0]
-        .send_part(format!("{}}}\n", json!({ "podUID": "1", "format": 1, "revisions": { "shop": revision(1) } })));
+        .send_part(format!("{}}}\n", json!({ "podUID": "1", "format": FORMAT, "revisions": { "shop": revision(1) } })));
     settle_tasks().await;
     assert_eq!((mock.rollout(), mock.drain_events()), (complete(1), vec![]));
 
@@ -561,22 +564,22 @@ async fn at_most_three_pods_are_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_lowest_format_counts_and_everything_is_rendered_again_when_it_changes() {
+async fn the_lowest_format_counts_and_every_app_is_reconciled_when_it_changes() {
     let mut mock = MockPods::new();
     mock.set_pods(&[1, 2], &[]);
-    assert_eq!(mock.monitor.format(), 1, "what this operator writes, without any report");
+    assert_eq!(mock.monitor.format(), FORMAT, "what this operator writes, without any report");
     let (stream_1, stream_2) = (mock.next_stream(1).await, mock.next_stream(2).await);
     stream_1.send_hello_of(1, 99, &json!({}));
     settle_tasks().await;
-    assert_eq!((mock.monitor.format(), mock.drain_events()), (1, vec![]), "a newer server supports ours");
-    stream_2.send_hello_of(2, 0, &json!({}));
+    assert_eq!((mock.monitor.format(), mock.drain_events()), (FORMAT, vec![]), "a newer server supports ours");
+    stream_2.send_hello_of(2, 1, &json!({}));
     settle_tasks().await;
-    assert_eq!((mock.monitor.format(), mock.drain_events()), (0, vec![MonitorEvent::AllApps]));
-    assert_eq!(mock.monitor.pods_at_format(0), names(&[2]));
+    assert_eq!((mock.monitor.format(), mock.drain_events()), (1, vec![MonitorEvent::AllApps]));
+    assert_eq!(mock.monitor.pods_at_format(1), names(&[2]));
     mock.set_pods(&[1], &[2]);
     assert_eq!(
         (mock.monitor.format(), mock.drain_events()),
-        (1, vec![MonitorEvent::AllApps]),
+        (FORMAT, vec![MonitorEvent::AllApps]),
         "the old one is draining"
     );
     mock.set_pods(&[], &[]);

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, ResourceExt, runtime::reflector::ObjectRef};
 use latchkey_crds::{
     names::rendered_app_secret,
-    rendered::{AppState, DeletedApp, FORMAT, Revision},
+    rendered::{AppState, DELETED_APP_FORMAT, DeletedApp, Revision},
     types::AppId,
 };
 use tokio::{
@@ -110,7 +110,7 @@ impl<'a> Release<'a> {
             return Ok(ControlFlow::Break(ReleaseOutcome::Unanswered));
         }
         let document = DeletedApp {
-            format: FORMAT,
+            format: DELETED_APP_FORMAT,
             app_id: (*id).clone(),
             namespace: owner.namespace.clone(),
             name: owner.name.clone(),

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::Path, sync::Arc};
 use anyhow::{Context, ensure};
 use latchkey_crds::{
     conditions::Reason,
-    rendered::{FORMAT, SigningAlgorithm},
+    rendered::SigningAlgorithm,
     types::{AppId, IssuerUrl},
 };
 use time::OffsetDateTime;
@@ -159,9 +159,9 @@ impl Renderer {
         });
         let steps = Result::clone(&validated).and_then(|validated| {
             let input = (validated.clone(), self.load_keys(&validated, now)?);
-            let rendered = self.rendered.get_or_compute(&manifest.object, input, |(validated, keys)| {
-                render(validated, keys, FORMAT).within_limit()
-            });
+            let rendered = self
+                .rendered
+                .get_or_compute(&manifest.object, input, |(validated, keys)| render(validated, keys).within_limit());
             Ok((validated, rendered))
         });
         match steps {

@@ -59,7 +59,7 @@ pub(super) fn references_of_app(app: &Guarded<App>) -> BTreeSet<(Reference, Name
     let references = (app.app_id().ok().map(Reference::AppId).into_iter())
         .chain([Reference::Namespace(namespace.clone())])
         .chain(app.spec.provider_refs.iter().map(|reference| Reference::Provider(local(&reference.name))))
-        .chain(mail.smtp_secret_ref.iter().map(|reference| Reference::Secret(local(&reference.name))))
+        .chain(app.spec.secret_refs().map(|reference| Reference::Secret(local(&reference.name))))
         .chain(mail.templates_ref.iter().map(|reference| Reference::ConfigMap(local(&reference.name))));
     let app = NamespacedName::from_metadata(&app.metadata);
     references.map(|reference| (reference, app.clone())).collect()
@@ -130,6 +130,7 @@ mod tests {
             json!({
                 "displayName": "Shop", "appID": "shop", "providerRefs": [{ "name": "github" }],
                 "mail": { "from": "a@example.com", "smtpSecretRef": { "name": secret }, "templatesRef": { "name": "mail" } },
+                "password": { "firebaseScryptRef": { "name": "firebase" } },
             })
         };
         let (one, other) = (app("one", &spec("smtp")), app("other", &spec("smtp")));
@@ -142,6 +143,7 @@ mod tests {
         assert_eq!(index.get(&Reference::Provider(in_shop("github"))), both);
         assert_eq!(index.get(&Reference::ConfigMap(in_shop("mail"))), both);
         assert_eq!(index.get(&Reference::Secret(in_shop("smtp"))), both);
+        assert_eq!(index.get(&Reference::Secret(in_shop("firebase"))), both);
         assert!(index.get(&Reference::Secret(NamespacedName::new("other", "smtp"))).is_empty());
 
         index.reindex(&references_of_app(&one), &references_of_app(&app("one", &spec("smtp-2"))));

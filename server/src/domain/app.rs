@@ -1,4 +1,4 @@
-//! A loaded App: its rendered document and its parsed keys.
+//! A loaded App: its rendered document, and what was parsed of it.
 
 use latchkey_crds::{
     rendered::{LimitName, RenderedApp, Revision, Window},
@@ -8,6 +8,8 @@ use latchkey_crds::{
 use super::{
     email::Email,
     keys::{AppKeys, KeyError},
+    password_settings::{InvalidFirebaseKeys, PasswordSettings},
+    rights::Rights,
 };
 
 /// A loaded App. It never changes: for a new document, the server loads a new `App`.
@@ -16,14 +18,25 @@ pub struct App {
     pub doc: RenderedApp,
     pub revision: Revision,
     pub keys: AppKeys,
+    pub password: PasswordSettings,
+}
+
+/// Why a document cannot be loaded. The text contains no secret of the document.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Keys(#[from] KeyError),
+    #[error(transparent)]
+    FirebaseKeys(#[from] InvalidFirebaseKeys),
 }
 
 // === impl App ===
 
 impl App {
-    pub fn new(doc: RenderedApp, revision: Revision) -> Result<Self, KeyError> {
+    pub fn new(doc: RenderedApp, revision: Revision) -> Result<Self, LoadError> {
         let keys = AppKeys::new(&doc)?;
-        Ok(Self { doc, revision, keys })
+        let password = PasswordSettings::new(&doc.password)?;
+        Ok(Self { doc, revision, keys, password })
     }
 
     pub fn id(&self) -> &AppId {
@@ -38,9 +51,88 @@ impl App {
         }
     }
 
+    /// The rights of a ServiceAccount: the union of the rights of all its roles. `None` if the App does not list it.
+    pub fn rights_of(&self, namespace: &str, service_account: &str) -> Option<Rights> {
+        let roles = self
+            .doc
+            .administrators
+            .iter()
+            .filter(|listed| listed.namespace == namespace && listed.service_account == service_account)
+            .map(|listed| Rights::of_role(listed.role));
+        let importers = self.doc.importers.iter();
+        let is_importer = importers
+            .filter(|listed| listed.namespace == namespace && listed.name == service_account)
+            .map(|_| Rights::IMPORTER);
+        roles.chain(is_importer).reduce(Rights::union)
+    }
+
     /// Whether the App accepts the domain of the email address.
     pub fn allows_email_domain(&self, email: &Email) -> bool {
         let allowed = &self.doc.allowed_email_domains;
         allowed.is_empty() || allowed.iter().any(|domain| domain.as_str() == email.domain())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use latchkey_crds::{
+        refs::ServiceAccountRef,
+        rendered::{Administrator, AdministratorRole},
+    };
+
+    use super::{super::rights::Right, *};
+    use crate::fixtures;
+
+    fn app_with(administrators: &[(&str, &str, AdministratorRole)], importers: &[(&str, &str)]) -> App {
+        let mut doc = fixtures::rendered("shop");
+        for (namespace, name, role) in administrators {
+            let (namespace, service_account) = ((*namespace).to_owned(), (*name).to_owned());
+            doc.administrators.push(Administrator { namespace, service_account, role: *role });
+        }
+        for (namespace, name) in importers {
+            doc.importers.push(ServiceAccountRef { namespace: (*namespace).to_owned(), name: (*name).to_owned() });
+        }
+        fixtures::app(doc)
+    }
+
+    fn listed_rights(app: &App, name: &str) -> Vec<Right> {
+        let rights = app.rights_of("shop", name).unwrap();
+        let all = [Right::Introspect, Right::Read, Right::Import, Right::ManageUsers];
+        all.into_iter().filter(|right| rights.contains(*right)).collect()
+    }
+
+    #[test]
+    fn each_role_has_its_rights() {
+        let app = app_with(
+            &[
+                ("shop", "asks", AdministratorRole::Introspector),
+                ("shop", "reads", AdministratorRole::Reader),
+                ("shop", "runs", AdministratorRole::UserAdmin),
+            ],
+            &[("shop", "imports")],
+        );
+        assert_eq!(listed_rights(&app, "asks"), [Right::Introspect]);
+        assert_eq!(listed_rights(&app, "reads"), [Right::Introspect, Right::Read]);
+        assert_eq!(listed_rights(&app, "imports"), [Right::Import]);
+        let all = [Right::Introspect, Right::Read, Right::Import, Right::ManageUsers];
+        assert_eq!(listed_rights(&app, "runs"), all);
+    }
+
+    #[test]
+    fn an_account_with_several_entries_has_the_rights_of_all_its_roles() {
+        let app = app_with(
+            &[("shop", "one", AdministratorRole::Introspector), ("shop", "two", AdministratorRole::Reader)],
+            &[("shop", "one"), ("shop", "two")],
+        );
+        assert_eq!(listed_rights(&app, "one"), [Right::Introspect, Right::Import]);
+        assert_eq!(listed_rights(&app, "two"), [Right::Introspect, Right::Read, Right::Import]);
+    }
+
+    #[test]
+    fn an_account_that_is_not_listed_has_no_rights() {
+        let app = app_with(&[("blog", "one", AdministratorRole::Reader)], &[("shop", "two")]);
+        for (namespace, name) in [("shop", "one"), ("blog", "two"), ("blog", "On"), ("", "one"), ("shop", "tw")] {
+            assert_eq!(app.rights_of(namespace, name), None, "{namespace}/{name}");
+        }
     }
 }

@@ -9,6 +9,8 @@ use super::user::{Epoch, UserId};
 pub enum MailKind {
     Confirm,
     Reset,
+    /// A reset code for a user without a password, who was created by an administrator.
+    Invitation,
     AccountExists,
     PasswordChanged,
     /// A change of the email address was requested. Goes to the current email address.
@@ -42,9 +44,10 @@ pub struct EpochChange {
 // === impl MailKind ===
 
 impl MailKind {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Confirm,
         Self::Reset,
+        Self::Invitation,
         Self::AccountExists,
         Self::PasswordChanged,
         Self::AddressChanging,
@@ -56,6 +59,7 @@ impl MailKind {
         match self {
             Self::Confirm => "confirm",
             Self::Reset => "reset",
+            Self::Invitation => "invitation",
             Self::AccountExists => "account-exists",
             Self::PasswordChanged => "password-changed",
             Self::AddressChanging => "address-changing",

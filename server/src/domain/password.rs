@@ -107,7 +107,12 @@ impl fmt::Debug for PasswordHash {
 mod tests {
     use super::*;
 
-    const POLICY: PasswordPolicy = PasswordPolicy { minimum_length: 8, minimum_strength: 2 };
+    const POLICY: PasswordPolicy = PasswordPolicy {
+        minimum_length: 8,
+        minimum_strength: 2,
+        foreign_hash_retention_days: None,
+        firebase_scrypt: None,
+    };
 
     #[test]
     fn length_is_counted_in_characters_after_nfc() {

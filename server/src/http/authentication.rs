@@ -1,5 +1,5 @@
-//! Authentication of users and callers. An [`AuthenticatedSession`] proves that a user is authenticated, and an
-//! [`Administrator`] proves that a caller is authenticated.
+//! Authentication of users and callers. An [`AuthenticatedSession`] proves that a user is authenticated, and a [`Caller`]
+//! proves that a caller in the cluster is authenticated.
 
 use std::{
     sync::Arc,
@@ -7,7 +7,6 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
-use latchkey_crds::rendered::AdministratorRole;
 
 use super::{
     Ports,
@@ -19,6 +18,7 @@ use crate::{
     domain::{
         app::App,
         authentication::{AuthenticatedSession, AuthenticationError},
+        rights::{Right, Rights},
         session::LiveSession,
     },
     state::State,
@@ -40,16 +40,36 @@ pub enum Bearer<'a> {
 
 /// The proof that a request comes from a ServiceAccount that the App lists.
 #[derive(Clone, Debug)]
-pub struct Administrator {
+pub struct Caller {
     pub account: ServiceAccount,
-    /// What the account can do. Every role can introspect.
-    pub role: AdministratorRole,
+    pub rights: Rights,
 }
 
 /// The caller is authenticated, but the App does not list it. Only the log contains this reason.
 #[derive(Debug, thiserror::Error)]
 #[error("the App does not list {0} among its administrators")]
 struct NotListed(ServiceAccount);
+
+/// The App lists the caller, but none of its roles allows the call.
+#[derive(Debug, thiserror::Error)]
+#[error("no role of {account} includes the right to {right}")]
+struct MissingRight {
+    account: ServiceAccount,
+    right: Right,
+}
+
+// === impl Caller ===
+
+impl Caller {
+    /// Returns 403 if no role of the caller includes the right.
+    pub fn require(&self, right: Right) -> Result<(), Problem> {
+        if self.rights.contains(right) {
+            return Ok(());
+        }
+        let problem = Problem::new(ErrorCode::AccessDenied, "the App gives this ServiceAccount no role for this call");
+        Err(problem.with_cause(MissingRight { account: self.account.clone(), right }))
+    }
+}
 
 // === impl Bearer ===
 
@@ -131,11 +151,11 @@ fn session_problem(app: &App, error: AuthenticationError) -> Problem {
 
 /// Authenticates a caller in the cluster. A wrong token and a ServiceAccount that is not listed get the same response,
 /// so that nobody learns which ServiceAccounts an App lists.
-pub async fn authenticate_administrator<S: Ports>(
+pub async fn authenticate_caller<S: Ports>(
     state: &State<S>,
     app: &App,
     headers: &HeaderMap,
-) -> Result<Administrator, Problem> {
+) -> Result<Caller, Problem> {
     let token = match Bearer::from_headers(headers) {
         Bearer::None => return Err(invalid_client(app, false)),
         Bearer::Malformed => return Err(invalid_client(app, true)),
@@ -145,24 +165,10 @@ pub async fn authenticate_administrator<S: Ports>(
         CallerError::InvalidToken(reason) => invalid_client(app, true).with_cause(reason),
         CallerError::KeysUnavailable => Problem::unavailable(KEYS_RETRY_AFTER).with_cause(error),
     })?;
-    match strongest_role(app, &account) {
-        Some(role) => Ok(Administrator { account, role }),
+    match app.rights_of(account.namespace(), account.name()) {
+        Some(rights) => Ok(Caller { account, rights }),
         None => Err(invalid_client(app, true).with_cause(NotListed(account))),
     }
-}
-
-/// The strongest role that the App gives to the ServiceAccount. `None` if the App does not list it.
-fn strongest_role(app: &App, account: &ServiceAccount) -> Option<AdministratorRole> {
-    let strength = |role: &AdministratorRole| match role {
-        AdministratorRole::Introspector => 0,
-        AdministratorRole::Reader => 1,
-        AdministratorRole::UserAdmin => 2,
-    };
-    let listed = app.doc.administrators.iter();
-    let roles = listed
-        .filter(|listed| listed.namespace == account.namespace() && listed.service_account == account.name())
-        .map(|listed| listed.role);
-    roles.max_by_key(strength)
 }
 
 /// A 401 with the challenge for a bearer token (RFC 7662, 2.3). If a token was sent, the challenge contains the error
@@ -199,10 +205,7 @@ pub fn challenge(app: &App, error: Option<ErrorCode>) -> HeaderValue {
 
 #[cfg(test)]
 mod tests {
-    use latchkey_crds::rendered::Administrator as Listed;
-
     use super::*;
-    use crate::fixtures;
 
     fn parsed(fields: &[&'static str]) -> String {
         let headers: HeaderMap = fields.iter().map(|field| (AUTHORIZATION, HeaderValue::from_static(field))).collect();
@@ -221,22 +224,18 @@ mod tests {
     }
 
     #[test]
-    fn an_account_has_the_strongest_role_that_the_app_gives_it() {
-        let account = |namespace: &str, name: &str| ServiceAccount::named(namespace, name);
-        let mut doc = fixtures::rendered("shop");
-        for (namespace, name, role) in [
-            ("shop", "one", AdministratorRole::Reader),
-            ("shop", "one", AdministratorRole::UserAdmin),
-            ("shop", "one", AdministratorRole::Introspector),
-            ("blog", "two", AdministratorRole::Introspector),
-        ] {
-            doc.administrators.push(Listed { namespace: namespace.to_owned(), service_account: name.to_owned(), role });
-        }
-        let app = fixtures::app(doc);
-        assert_eq!(strongest_role(&app, &account("shop", "one")), Some(AdministratorRole::UserAdmin));
-        assert_eq!(strongest_role(&app, &account("blog", "two")), Some(AdministratorRole::Introspector));
-        for (namespace, name) in [("blog", "one"), ("shop", "two"), ("shop", "On"), ("", "one")] {
-            assert_eq!(strongest_role(&app, &account(namespace, name)), None, "{namespace}/{name}");
+    fn a_caller_without_the_right_gets_403_and_only_the_log_names_the_account() {
+        let account = ServiceAccount::named("shop", "imports");
+        let caller = Caller { account, rights: Rights::IMPORTER };
+        assert!(caller.require(Right::Import).is_ok());
+        for right in [Right::Introspect, Right::Read, Right::ManageUsers] {
+            let problem = caller.require(right).unwrap_err();
+            assert_eq!((problem.code, problem.status.as_u16()), (ErrorCode::AccessDenied, 403));
+            assert!(!problem.description.contains("imports"), "{}", problem.description);
+            assert_eq!(
+                problem.cause.unwrap().to_string(),
+                format!("no role of shop/imports includes the right to {right}")
+            );
         }
     }
 }

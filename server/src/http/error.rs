@@ -71,7 +71,7 @@ error_codes! {
     EmailNotVerified = FORBIDDEN, "email_not_verified", "The email address must be verified first.";
     RegistrationDisabled = FORBIDDEN, "registration_disabled", "The App does not accept registrations.";
     UserDisabled = FORBIDDEN, "user_disabled", "The user is disabled; returned only after the right password, or after the provider authenticated the user.";
-    AccessDenied = FORBIDDEN, "access_denied", "The user or the provider refused, the App does not accept this user, or the identity belongs to another account.";
+    AccessDenied = FORBIDDEN, "access_denied", "The user or the provider refused, the App does not accept this user, the identity belongs to another account, or no role of the caller allows the call.";
     OriginNotAllowed = FORBIDDEN, "origin_not_allowed", "The call would set a cookie, and comes from an origin that is not on the App's list.";
     NotFound = NOT_FOUND, "not_found", "There is nothing at this path, or the user has no such session or identity.";
     AppNotFound = NOT_FOUND, "app_not_found", "There is no App with this appID.";

@@ -167,17 +167,16 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
             self.stores.store_code(app.id(), &new_code.key_to_store(app), &record).await?;
             code = new_code.display_form();
             let template = match mail.kind {
-                MailKind::Reset => &app.doc.mail.reset_url,
+                MailKind::Reset => app.doc.mail.reset_url.as_ref(),
+                MailKind::Invitation => app.doc.mail.invitation_url(),
                 MailKind::Confirm
                 | MailKind::AccountExists
                 | MailKind::PasswordChanged
                 | MailKind::AddressChanging
                 | MailKind::AddressChanged
-                | MailKind::NewSignIn => &app.doc.mail.confirm_url,
+                | MailKind::NewSignIn => app.doc.mail.confirm_url.as_ref(),
             };
-            url = template
-                .as_ref()
-                .map_or_else(String::new, |url| link::fill_template(url, &code, recipient.address.as_str()));
+            url = template.map_or_else(String::new, |url| link::fill_template(url, &code, recipient.address.as_str()));
             expires_at = format_time(end);
         }
         let values = TemplateValues {
@@ -314,6 +313,7 @@ fn code_lifetime(app: &App, kind: MailKind) -> Option<Duration> {
     let seconds = match kind {
         MailKind::Confirm => app.doc.mail.confirm_code_lifetime_seconds,
         MailKind::Reset => app.doc.mail.reset_code_lifetime_seconds,
+        MailKind::Invitation => app.doc.mail.invitation_code_lifetime_seconds(),
         MailKind::AccountExists
         | MailKind::PasswordChanged
         | MailKind::AddressChanging
@@ -342,7 +342,9 @@ fn recipient(user: &User, kind: MailKind, former: Option<&Email>) -> Option<Reci
             None if verified => None,
             None => to_current_address(Some(CodePurpose::Confirm)),
         },
-        MailKind::Reset => to_current_address(Some(CodePurpose::Reset)),
+        // The user has set a password since the request, for example with an earlier invitation.
+        MailKind::Invitation if user.password_hash.is_some() => None,
+        MailKind::Reset | MailKind::Invitation => to_current_address(Some(CodePurpose::Reset)),
         MailKind::AccountExists | MailKind::PasswordChanged | MailKind::AddressChanging | MailKind::NewSignIn => {
             to_current_address(None).filter(|_| verified)
         }
@@ -497,6 +499,15 @@ mod tests {
     }
 
     #[test]
+    fn an_invitation_goes_only_to_a_user_without_a_password() {
+        let user = User { password_hash: None, ..user() };
+        let expected = recipient_of("Ada@Example.com", "", Some(CodePurpose::Reset));
+        assert_eq!(recipient(&user, MailKind::Invitation, None), expected);
+        let password_hash = PasswordHash::new("$argon2id$stored");
+        assert_eq!(recipient(&User { password_hash: Some(password_hash), ..user }, MailKind::Invitation, None), None);
+    }
+
+    #[test]
     fn only_the_former_address_gets_the_notice_of_a_change() {
         let user = User { email_verified: true, ..user() };
         let former = Email::parse("old@example.org").unwrap();
@@ -526,6 +537,8 @@ mod tests {
             reset_url: None,
             confirm_code_lifetime_seconds: 86_400,
             reset_code_lifetime_seconds: 1_800,
+            own_invitation_url: None,
+            own_invitation_code_lifetime_seconds: None,
             templates: BTreeMap::new(),
             smtp,
         }
@@ -743,6 +756,28 @@ mod tests {
         let link = format!("https://shop.example.com/reset?code={}&email=Ada%40Example.com", code.display_form());
         assert!(content.contains(&link), "{content}");
         assert!(!content.contains("Click"), "{content}");
+    }
+
+    #[tokio::test]
+    async fn an_invitation_has_a_reset_code_with_the_lifetime_and_the_link_of_invitations() {
+        let (port, received) = listener(&[]).await;
+        let invited = User { password_hash: None, ..user() };
+        let stores = FakeStores { user: Some(invited), codes: Some(Mutex::default()), replication: None };
+        let delivery = deliverer(stores, port);
+        let now = delivery.env.now();
+        let mail = Mail { kind: MailKind::Invitation, recipient: Some(user().id), requested_at: now };
+        assert!(matches!(delivery.deliver(&row("shop", OutboxTask::Mail(mail))).await, DeliveryOutcome::Done));
+        let stores = delivery.stores.clone();
+        drop(delivery);
+        let content = received.await.unwrap().pop().unwrap().replace("=\r\n", "").replace("=3D", "=");
+        let code = content.lines().find_map(|line| Code::parse(line).ok()).expect("a line with the code");
+        let stored = stores.codes.as_ref().unwrap().lock().unwrap();
+        let [(_, record)] = &stored[..] else { panic!("one code is stored") };
+        assert_eq!(record.purpose, CodePurpose::Reset);
+        assert!((604_799..604_830).contains(&(record.expires_at - now.unix_timestamp())));
+        // The App sets no page for invitations, so the link opens the page for password resets.
+        let link = format!("https://shop.example.com/reset?code={}&email=Ada%40Example.com", code.display_form());
+        assert!(content.contains(&link), "{content}");
     }
 
     #[tokio::test]

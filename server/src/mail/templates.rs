@@ -24,9 +24,10 @@ macro_rules! defaults {
     };
 }
 
-const DEFAULTS: [(&str, &str); 21] = defaults![
+const DEFAULTS: [(&str, &str); 24] = defaults![
     "confirm",
     "reset",
+    "invitation",
     "account-exists",
     "password-changed",
     "address-changing",
@@ -60,6 +61,7 @@ const fn template_of(kind: MailKind) -> MailTemplate {
     match kind {
         MailKind::Confirm => MailTemplate::Confirm,
         MailKind::Reset => MailTemplate::Reset,
+        MailKind::Invitation => MailTemplate::Invitation,
         MailKind::AccountExists => MailTemplate::AccountExists,
         MailKind::PasswordChanged => MailTemplate::PasswordChanged,
         MailKind::AddressChanging => MailTemplate::AddressChanging,

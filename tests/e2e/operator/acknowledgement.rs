@@ -13,6 +13,7 @@ use latchkey_tests::{
     control_plane::audit::AuditEvent,
     passwords::PASSWORD,
 };
+use serde_json::json;
 
 use crate::operator::leader;
 
@@ -91,6 +92,38 @@ async fn server_reports_decide_whether_an_app_is_programmed() {
     wait_until_not_programmed(&install, &app, "WaitingForServers", &name).await;
     scripted.set_script(RevisionScript::serving(1, app.id(), &published_revision(&install, &app).await));
     install.wait_until_ready(&app).await;
+}
+
+#[tokio::test]
+async fn an_app_that_needs_a_newer_format_than_a_server_knows_is_served_but_not_programmed() {
+    let install = TestCluster::shared().await.install().await;
+    let server = install.start_server().await;
+    let _operator = install.start_operator().await;
+    let app = App::new("shop");
+    install.apply(&app).await.unwrap();
+    install.wait_until_ready(&app).await;
+    let published = published_revision(&install, &app).await;
+
+    // The scripted server knows only format 1, which is enough for an App that uses nothing newer.
+    let scripted = install.scripted_server(RevisionScript::serving(1, app.id(), &published)).await.unwrap();
+    let name = scripted.pod().name().to_owned();
+    install.wait_until_ready(&app).await;
+    assert_eq!(published_revision(&install, &app).await, published);
+
+    let importer = json!([{ "serviceAccount": { "namespace": "shop", "name": "loader" }, "role": "Importer" }]);
+    install.apply(&app.clone().set("/administrators", importer)).await.unwrap();
+    wait_until_not_programmed(&install, &app, "ServersTooOld", &name).await;
+    // The document is published all the same.
+    let with_importer = published_revision(&install, &app).await;
+    assert_ne!(with_importer, published);
+    scripted.set_script(RevisionScript::serving(1, app.id(), &with_importer));
+    wait_until_not_programmed(&install, &app, "ServersTooOld", "needs format 2").await;
+    assert_registration_works(&install, &server, &app).await;
+
+    // The upgrade of the server changes no document.
+    scripted.set_script(RevisionScript::serving(2, app.id(), &with_importer));
+    install.wait_until_ready(&app).await;
+    assert_eq!(published_revision(&install, &app).await, with_importer);
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use latchkey_crds::rendered::{AppState, DeletedApp, DeletionProgress, FORMAT, Revision, RevisionChange};
+use latchkey_crds::rendered::{AppState, DELETED_APP_FORMAT, DeletedApp, DeletionProgress, Revision, RevisionChange};
 use latchkey_server::{
     config::Apps,
     deletion,
@@ -557,7 +557,7 @@ async fn wait_for_change(
 
 fn a_document_of_a_deleted_app(fixture: &Fixture) -> Vec<u8> {
     let doc = DeletedApp {
-        format: FORMAT,
+        format: DELETED_APP_FORMAT,
         app_id: fixture.app.clone(),
         namespace: "shop".to_owned(),
         name: "shop".to_owned(),

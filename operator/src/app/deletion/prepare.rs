@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use latchkey_crds::{
     names::{RENDERED_APP_KEY, rendered_app_secret},
-    rendered::{AppState, DeletedApp, FORMAT},
+    rendered::{AppState, DELETED_APP_FORMAT, DeletedApp},
     types::AppId,
 };
 
@@ -64,7 +64,7 @@ pub(super) async fn prepare_deletion(
 
 fn document_from_keys(us: &AppIdOwner, keys: &KeyDocument) -> DeletedApp {
     DeletedApp {
-        format: FORMAT,
+        format: DELETED_APP_FORMAT,
         app_id: keys.app_id.clone(),
         namespace: us.namespace.clone(),
         name: us.name.clone(),
@@ -88,5 +88,10 @@ async fn document_from_rendered(
     // A document with the state `Serving` has more fields; they are ignored.
     let document: Option<DeletedApp> = document.and_then(|document| serde_json::from_slice(&document.0).ok());
     let ours = document.filter(|document| document.app_id == *app_id && document.namespace == us.namespace);
-    Ok(ours.map(|document| DeletedApp { format: FORMAT, name: us.name.clone(), state: AppState::Deleted, ..document }))
+    Ok(ours.map(|document| DeletedApp {
+        format: DELETED_APP_FORMAT,
+        name: us.name.clone(),
+        state: AppState::Deleted,
+        ..document
+    }))
 }

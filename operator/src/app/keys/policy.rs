@@ -33,7 +33,7 @@ pub(crate) struct KeyPolicy {
 impl KeyPolicy {
     pub(crate) fn for_app(app: &ValidatedApp, annotations: &BTreeMap<String, String>) -> Self {
         let sessions = app.tokens.session_lifetime_seconds;
-        let codes = app.mail.confirm_code_lifetime_seconds.max(app.mail.reset_code_lifetime_seconds);
+        let codes = app.mail.longest_code_lifetime_seconds();
         Self {
             algorithm: app.signing_algorithm(),
             access_lifetime_seconds: app.tokens.access_lifetime_seconds,

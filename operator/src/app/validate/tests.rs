@@ -58,6 +58,11 @@ metadata: { name: relay, namespace: shop }
 stringData: { host: smtp.example.com, port: "587", tls: starttls, username: shop, password: hush }
 ---
 apiVersion: v1
+kind: Secret
+metadata: { name: firebase, namespace: shop }
+stringData: { signer-key: "aHVzaGh1c2hodXNoaHVzaA==\n", salt-separator: Bw== }
+---
+apiVersion: v1
 kind: ConfigMap
 metadata: { name: mail, namespace: shop }
 data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ broken }}" }
@@ -82,7 +87,15 @@ fn an_app_with_an_empty_spec_gets_the_defaults() {
     assert_eq!(app.field_errors, []);
     assert_eq!((app.app_id.as_str(), app.display_name.as_str()), ("shop", "shop"));
     assert_eq!(app.issuer.as_str(), "https://auth.example.com/shop");
-    assert_eq!(app.password, PasswordPolicy { minimum_length: 8, minimum_strength: 2 });
+    assert_eq!(
+        app.password,
+        PasswordPolicy {
+            minimum_length: 8,
+            minimum_strength: 2,
+            foreign_hash_retention_days: None,
+            firebase_scrypt: None
+        }
+    );
     assert_eq!(app.mail.smtp, RenderedSmtp::Install);
     assert_eq!((app.mail.confirm_code_lifetime_seconds, app.mail.reset_code_lifetime_seconds), (86_400, 1800));
     assert_eq!(
@@ -108,21 +121,32 @@ fn what_an_app_sets_is_served() {
     let app = valid(json!({
         "displayName": "The Shop",
         "tokens": { "audiences": ["api"], "signingAlgorithm": "RS256", "accessLifetimeSeconds": 60 },
-        "password": { "minimumLength": 12, "minimumStrength": 4 },
+        "password": { "minimumLength": 12, "minimumStrength": 4, "foreignHashRetentionDays": 30 },
         "limits": { "codesPerClient": [{ "count": 2, "windowSeconds": 30 }] },
-        "administrators": [{ "serviceAccount": { "namespace": "ops", "name": "bot" }, "role": "Reader" }],
+        "administrators": [
+            { "serviceAccount": { "namespace": "ops", "name": "bot" }, "role": "Reader" },
+            { "serviceAccount": { "namespace": "ops", "name": "loader" }, "role": "Importer" },
+            { "serviceAccount": { "namespace": "ops", "name": "bot" }, "role": "UserAdmin" },
+        ],
         "unverifiedRetentionDays": 7,
     }));
     assert_eq!(app.display_name, "The Shop");
     assert_eq!((app.tokens.audiences, app.tokens.access_lifetime_seconds), (vec!["api".to_owned()], 60));
     assert_eq!(app.tokens.signing_algorithm, SigningAlgorithm::RS256);
-    assert_eq!(app.password, PasswordPolicy { minimum_length: 12, minimum_strength: 4 });
+    assert_eq!(
+        app.password,
+        PasswordPolicy {
+            minimum_length: 12,
+            minimum_strength: 4,
+            foreign_hash_retention_days: Some(30),
+            firebase_scrypt: None
+        }
+    );
     assert_eq!(app.limits.len(), 9);
     assert_eq!(app.limits[&LimitName::CodesPerClient], [Window { count: 2, window_seconds: 30 }]);
-    assert_eq!(
-        (app.administrators[0].namespace.as_str(), app.administrators[0].service_account.as_str()),
-        ("ops", "bot")
-    );
+    let administrator = |role| Administrator { namespace: "ops".into(), service_account: "bot".into(), role };
+    assert_eq!(app.administrators, [AdministratorRole::Reader, AdministratorRole::UserAdmin].map(administrator));
+    assert_eq!(app.importers, [ServiceAccountRef { namespace: "ops".into(), name: "loader".into() }]);
     assert_eq!(app.unverified_retention_days, 7);
 }
 
@@ -178,6 +202,30 @@ fn the_key_policy_comes_from_the_spec_and_the_annotations() {
     let policy = KeyPolicy::for_app(&valid(spec), &[(String::from("latchkey.dev/revoke-key"), String::new())].into());
     assert_eq!((policy.session_lifetime_seconds, policy.rotation_days), (604_800, 7));
     assert_eq!((policy.algorithm, policy.revoke_id), (SigningAlgorithm::EdDSA, None));
+}
+
+#[test]
+fn hmac_keys_are_kept_as_long_as_the_code_of_an_invitation() {
+    let kept_seconds = |mail: Value| {
+        let app = valid(json!({ "tokens": { "sessionLifetimeSeconds": 600 }, "mail": mail }));
+        KeyPolicy::for_app(&app, &BTreeMap::new()).session_lifetime_seconds
+    };
+    assert_eq!(kept_seconds(json!({})), 604_800, "the default");
+    assert_eq!(kept_seconds(json!({ "invitationCodeLifetimeSeconds": 2_592_000 })), 2_592_000);
+    assert_eq!(kept_seconds(json!({ "invitationCodeLifetimeSeconds": 3600 })), 86_400, "a confirmation code");
+}
+
+#[test]
+fn invitations_have_the_link_of_password_resets_unless_the_app_sets_another() {
+    let reset = "https://shop.example.com/reset?code={code}";
+    let mail = valid(json!({ "mail": { "resetURL": reset } })).mail;
+    assert_eq!(mail.invitation_url().map(AsRef::as_ref), Some(reset));
+    assert_eq!((mail.own_invitation_url, mail.own_invitation_code_lifetime_seconds), (None, None), "not rendered");
+    let welcome = "https://shop.example.com/welcome?code={code}";
+    let own = json!({ "resetURL": reset, "invitationURL": welcome, "invitationCodeLifetimeSeconds": 7200 });
+    let mail = valid(json!({ "mail": own })).mail;
+    assert_eq!(mail.invitation_url().map(AsRef::as_ref), Some(welcome));
+    assert_eq!(mail.invitation_code_lifetime_seconds(), 7200);
 }
 
 #[test]
@@ -325,6 +373,61 @@ fn each_key_of_a_relay_secret_is_checked_and_no_value_is_reported() {
     }
     assert_eq!(validate(&facts_with("port", Some("1025")), &development_settings()).unwrap().field_errors, []);
     assert_eq!(validate(&facts_with("tls", Some("none")), &development_settings()).unwrap().field_errors, []);
+}
+
+#[test]
+fn the_firebase_keys_of_an_app_are_served() {
+    let app = valid(json!({ "password": { "firebaseScryptRef": { "name": "firebase" } } }));
+    let firebase = app.password.firebase_scrypt.unwrap();
+    assert_eq!(
+        (firebase.signer_key.expose(), firebase.salt_separator.expose()),
+        ("aHVzaGh1c2hodXNoaHVzaA==", "Bw=="),
+        "without the trailing line break"
+    );
+}
+
+#[test]
+fn an_app_without_usable_firebase_keys_is_served_without_them() {
+    let spec = |name: &str| json!({ "password": { "firebaseScryptRef": { "name": name } } });
+    let (app, error) = only_error(&facts(spec("gone")));
+    assert_eq!((error.reason, error.field.as_str()), (Reason::SecretNotFound, "spec.password.firebaseScryptRef"));
+    assert_eq!(
+        error.message,
+        "Secret gone does not exist in this namespace; create it. Every password of a user with a Firebase hash counts \
+         as wrong until then"
+    );
+    assert_eq!(app.password.firebase_scrypt, None);
+
+    let facts_with = |key: &str, value: Option<&str>| {
+        let mut facts = facts(spec("firebase"));
+        let Some(Lookup::Found(values)) = &mut facts.firebase_scrypt else { panic!("it exists") };
+        match value {
+            Some(value) => drop(values.insert(key.into(), SecretBytes(value.as_bytes().to_vec()))),
+            None => drop(values.remove(key)),
+        }
+        facts
+    };
+    for key in ["signer-key", "salt-separator"] {
+        let (app, error) = only_error(&facts_with(key, None));
+        assert_eq!((error.reason, app.password.firebase_scrypt), (Reason::SecretKeyNotFound, None));
+        assert!(error.message.starts_with(&format!("Secret firebase has no key {key}; add it.")), "{}", error.message);
+    }
+    let too_long = "A".repeat(88);
+    for (key, value) in [
+        ("signer-key", ""),
+        ("signer-key", "hush"),
+        ("signer-key", "aHVzaGh1c2hodXNoaHVza!=="),
+        ("signer-key", "aHVzaGh1c2hodXNoaHVzaA"),
+        ("signer-key", too_long.as_str()),
+        ("salt-separator", ""),
+        ("salt-separator", "B w=="),
+        ("salt-separator", too_long.as_str()),
+    ] {
+        let (app, error) = only_error(&facts_with(key, Some(value)));
+        assert_eq!((error.reason, app.password.firebase_scrypt), (Reason::SecretKeyInvalid, None), "{key} {value}");
+        assert!(error.message.starts_with(&format!("Secret firebase, key {key}: must be ")), "{}", error.message);
+        assert!(value.len() < 2 || !error.message.contains(value), "{}", error.message);
+    }
 }
 
 #[test]

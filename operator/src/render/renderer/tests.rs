@@ -567,3 +567,56 @@ fn an_app_with_a_panicking_step_is_rejected_and_the_others_are_rendered() {
     renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
     assert_eq!(folders.document_files(), ["bomb.json", "good.json"]);
 }
+
+#[test]
+fn a_new_version_of_the_operator_does_not_change_the_document_of_an_app_that_uses_nothing_new() {
+    let folders = Folders::new();
+    // Document and keys were written by an operator that knew only format 1.
+    folders.write("shop.yaml", include_str!("format-1/shop.yaml"));
+    for (folder, name, text) in [
+        ("to", "shop.json", include_str!("format-1/document.json")),
+        ("keys", "latchkey-keys-shop.json", include_str!("format-1/keys.json")),
+    ] {
+        fs::create_dir(folders.path(folder)).unwrap();
+        fs::write(folders.path(&format!("{folder}/{name}")), text.trim_end()).unwrap();
+    }
+    let summary = folders.run();
+    assert_eq!((&summary.rejected[..], &summary.unresolved[..]), (&[][..], &[][..]));
+    assert!(summary.apps[0].starts_with("shop: unchanged, revision "), "{:?}", summary.apps);
+}
+
+#[test]
+fn a_document_has_the_lowest_format_that_its_app_needs() {
+    let folders = Folders::new();
+    let listed = |role: &str| format!("{{ serviceAccount: {{ namespace: shop, name: loader }}, role: {role} }}");
+    let administrators = |roles: &[&str]| {
+        let entries: Vec<_> = roles.iter().map(|role| listed(role)).collect();
+        format!("{{ administrators: [{}] }}", entries.join(", "))
+    };
+    folders.write("shop.yaml", app("shop", "shop", &administrators(&["UserAdmin", "Reader", "Introspector"])));
+    folders.run();
+    let document = folders.document("shop").unwrap();
+    assert_eq!((document.format, document.administrators.len(), document.importers.len()), (1, 3, 0));
+
+    let firebase = "{ password: { foreignHashRetentionDays: 9, firebaseScryptRef: { name: firebase } } }";
+    folders.write("shop.yaml", app("shop", "shop", firebase));
+    folders.run();
+    let document = folders.document("shop").unwrap();
+    assert_eq!((document.format, document.password.foreign_hash_retention_days), (1, Some(9)), "there is no Secret");
+    folders.write(
+        "firebase.yaml",
+        "apiVersion: v1\nkind: Secret\nmetadata: { name: firebase, namespace: shop }\n\
+         stringData: { signer-key: aHVzaGh1c2hodXNoaHVzaA==, salt-separator: Bw== }\n",
+    );
+    folders.run();
+    assert_eq!(folders.document("shop").unwrap().format, 2);
+
+    folders.write("shop.yaml", app("shop", "shop", &administrators(&["Reader", "Importer"])));
+    folders.run();
+    let document = folders.document("shop").unwrap();
+    assert_eq!((document.format, document.administrators.len(), document.importers.len()), (2, 1, 1));
+    assert_eq!(document.importers[0].name, "loader");
+    // Servers that know only format 1 read the document, because `administrators` has no role that they do not know.
+    let text = fs::read_to_string(folders.path("to/shop.json")).unwrap();
+    assert!(!text.contains("Importer"), "{text}");
+}

@@ -7,6 +7,7 @@ use serde_json::json;
 use crate::{
     domain::{
         app::App,
+        rights::Right,
         sessions::{self, ActiveToken, IntrospectError, TokenKind, UNKNOWN_KEY_RETRY},
         token::Audiences,
     },
@@ -82,7 +83,7 @@ pub struct IntrospectedAccessToken<'a> {
 pub fn operation() -> Operation {
     Operation::new(
         "The current state of a token (RFC 7662)",
-        "For the ServiceAccounts that the App lists as administrators, in any role. For anything but a token of this \
+        "For the ServiceAccounts to which the App gives a role that can introspect. For anything but a token of this \
          App with a live session, the response is only `{\"active\": false}`; this includes a refresh token that was \
          replaced.",
     )
@@ -108,7 +109,7 @@ pub fn operation() -> Operation {
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
-    authentication::authenticate_administrator(state, app, &request.headers).await?;
+    authentication::authenticate_caller(state, app, &request.headers).await?.require(Right::Introspect)?;
     let IntrospectRequest { token: RawText(token) } = request.read_json_or_form().await?;
     match sessions::introspect(state.call(app, &request.client), &token).await {
         Ok(active) => {

@@ -83,7 +83,8 @@ impl Operation {
         Self { security: Security::AccessToken, ..self }
     }
 
-    /// The request must have the token of a ServiceAccount; without it, the error is `invalid_client`.
+    /// The request must have the token of a ServiceAccount; without it, the error is `invalid_client`. If the
+    /// ServiceAccount has no role for the operation, the error is `access_denied`.
     pub fn requires_service_account(self) -> Self {
         Self { security: Security::ServiceAccount, ..self }
     }
@@ -192,7 +193,7 @@ impl Operation {
         let mut errors = match self.security {
             Security::None | Security::OptionalAccessToken => Vec::new(),
             Security::AccessToken => vec![ErrorCode::InvalidToken],
-            Security::ServiceAccount => vec![ErrorCode::InvalidClient],
+            Security::ServiceAccount => vec![ErrorCode::InvalidClient, ErrorCode::AccessDenied],
         };
         errors.extend(self.errors);
         if self.request.is_some() || !self.query.is_empty() {

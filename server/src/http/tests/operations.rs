@@ -106,7 +106,7 @@ async fn revisions_are_streamed_as_they_change() {
             output.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
         }
     }
-    read_until(&mut client, &mut output, r#"{"hello":{"podUID":"pod-1","format":1,"revisions":{"shop":""#).await;
+    read_until(&mut client, &mut output, r#"{"hello":{"podUID":"pod-1","format":2,"revisions":{"shop":""#).await;
     read_until(&mut client, &mut output, r#"{"provider":{"namespace":"shop","name":"github","reason":"Reachable"}}"#)
         .await;
     reports.record(&provider, Reason::ClientRefused);

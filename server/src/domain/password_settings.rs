@@ -1,0 +1,113 @@
+//! The settings of an App for imported password hashes.
+
+use std::fmt;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use latchkey_crds::rendered::{PasswordPolicy, RenderedFirebaseScrypt};
+use time::Duration;
+use zeroize::Zeroizing;
+
+/// The settings of an App for hashes of other systems.
+#[derive(Debug)]
+pub struct PasswordSettings {
+    /// After how long a foreign hash is deleted if its user has not logged in. `None`: never.
+    pub foreign_hash_retention: Option<Duration>,
+    /// `None` if the App has no usable keys. Firebase hashes then match no password.
+    pub firebase_scrypt: Option<FirebaseScryptKeys>,
+}
+
+/// The secret parameters of the password hashes of a Firebase project.
+pub struct FirebaseScryptKeys {
+    /// 16–64 bytes, as long as a hash.
+    pub signer_key: Zeroizing<Vec<u8>>,
+    /// 1–64 bytes, which the hash function appends to the salt.
+    pub salt_separator: Zeroizing<Vec<u8>>,
+}
+
+/// The Firebase parameters of a document cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the Firebase signer key or salt separator is not base64 of a valid length")]
+pub struct InvalidFirebaseKeys;
+
+// === impl PasswordSettings ===
+
+impl PasswordSettings {
+    pub fn new(policy: &PasswordPolicy) -> Result<Self, InvalidFirebaseKeys> {
+        Ok(Self {
+            foreign_hash_retention: policy.foreign_hash_retention_days.map(|days| Duration::days(days.into())),
+            firebase_scrypt: policy.firebase_scrypt.as_ref().map(FirebaseScryptKeys::new).transpose()?,
+        })
+    }
+}
+
+// === impl FirebaseScryptKeys ===
+
+impl FirebaseScryptKeys {
+    fn new(rendered: &RenderedFirebaseScrypt) -> Result<Self, InvalidFirebaseKeys> {
+        let decode = |base64: &str| STANDARD.decode(base64).map(Zeroizing::new).map_err(|_| InvalidFirebaseKeys);
+        let signer_key = decode(rendered.signer_key.expose())?;
+        let salt_separator = decode(rendered.salt_separator.expose())?;
+        if (16..=64).contains(&signer_key.len()) && (1..=64).contains(&salt_separator.len()) {
+            Ok(Self { signer_key, salt_separator })
+        } else {
+            Err(InvalidFirebaseKeys)
+        }
+    }
+}
+
+impl fmt::Debug for FirebaseScryptKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FirebaseScryptKeys(…)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use latchkey_crds::rendered::SecretString;
+
+    use super::*;
+    use crate::fixtures;
+
+    fn policy(signer_key: &str, salt_separator: &str) -> PasswordPolicy {
+        let firebase_scrypt = RenderedFirebaseScrypt {
+            signer_key: SecretString::new(signer_key),
+            salt_separator: SecretString::new(salt_separator),
+        };
+        PasswordPolicy { firebase_scrypt: Some(firebase_scrypt), ..fixtures::rendered("shop").password }
+    }
+
+    #[test]
+    fn an_app_without_settings_keeps_foreign_hashes_and_has_no_firebase_keys() {
+        let settings = PasswordSettings::new(&fixtures::rendered("shop").password).unwrap();
+        assert!(settings.foreign_hash_retention.is_none() && settings.firebase_scrypt.is_none());
+    }
+
+    #[test]
+    fn the_settings_are_decoded_and_the_keys_are_not_printed() {
+        let policy =
+            PasswordPolicy { foreign_hash_retention_days: Some(30), ..policy("aHVzaGh1c2hodXNoaHVzaA==", "Bw==") };
+        let settings = PasswordSettings::new(&policy).unwrap();
+        assert_eq!(settings.foreign_hash_retention, Some(Duration::days(30)));
+        let keys = settings.firebase_scrypt.as_ref().unwrap();
+        assert_eq!((keys.signer_key.as_slice(), keys.salt_separator.as_slice()), (&b"hushhushhushhush"[..], &[7][..]));
+        let printed = format!("{policy:?} {settings:?}");
+        assert!(!printed.contains("hush") && !printed.contains("aHVz"), "{printed}");
+    }
+
+    #[test]
+    fn keys_that_are_no_base64_or_of_another_length_are_rejected() {
+        let long = STANDARD.encode([0; 65]);
+        let long = long.as_str();
+        for (signer_key, salt_separator) in [
+            ("", "Bw=="),
+            ("aHVzaA==", "Bw=="),
+            ("aHVzaGh1c2hodXNoaHVzaA==", ""),
+            ("aHVzaGh1c2hodXNoaHVzaA==", "Bw"),
+            (long, "Bw=="),
+            ("aHVzaGh1c2hodXNoaHVzaA==", long),
+        ] {
+            let settings = PasswordSettings::new(&policy(signer_key, salt_separator));
+            assert_eq!(settings.unwrap_err(), InvalidFirebaseKeys, "{signer_key} {salt_separator}");
+        }
+    }
+}
