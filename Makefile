@@ -12,7 +12,7 @@ CARGO ?= cargo
 BUILD := $(CARGO) build --workspace
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug
 # The files that `make generate` writes.
-GENERATED := .sqlx crds/yaml charts/latchkey/templates/crd-*.yaml docs/openapi.json docs/resources.md
+GENERATED := .sqlx crds/yaml charts/latchkey/templates/crd-*.yaml docs/openapi.json docs/openapi-administration.json docs/resources.md
 # glibc settings for the server (docs/decisions/0011): malloc uses one arena and returns free memory to the system.
 MALLOC := GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072
 DENY_VERSION := 0.20.2
@@ -77,6 +77,8 @@ generate: ## Generate the CRDs (also for the chart), docs/resources.md, the sqlx
 	$(BIN)/latchkey-dev sqlx
 	$(BUILD) --bin latchkey-server
 	@$(BIN)/latchkey-server openapi > docs/openapi.json.new && mv docs/openapi.json.new docs/openapi.json
+	@$(BIN)/latchkey-server openapi --administration > docs/openapi-administration.json.new
+	@mv docs/openapi-administration.json.new docs/openapi-administration.json
 
 .PHONY: bench
 bench: ## Run the benchmarks: hashing, logins, refreshes, chaos, provider outage, operator, attackers (ARGS=logins, ARGS='hostile --only streams')

@@ -2,7 +2,7 @@
 
 use http::Method;
 use latchkey_crds::types::ProviderName;
-use latchkey_server::http::routes::Route;
+use latchkey_server::http::routes::{Route, RouteTable};
 
 use crate::{
     draw::{Draw, texts},

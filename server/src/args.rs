@@ -6,6 +6,7 @@ use argon2_simd::Kernel;
 use clap::{Args, Parser, Subcommand};
 use ipnet::IpNet;
 use latchkey_crds::types::IssuerUrl;
+use latchkey_import::ImportArgs;
 use latchkey_telemetry::LogArgs;
 use url::Url;
 use uuid::Uuid;
@@ -44,7 +45,13 @@ pub enum Command {
         command: OutboxCommand,
     },
     /// Print the OpenAPI document.
-    Openapi,
+    Openapi {
+        /// Print the document of the administration API.
+        #[arg(long)]
+        administration: bool,
+    },
+    /// Import users of another login service into an App.
+    Import(Box<ImportArgs>),
     /// Check that URLs in the cluster respond with a success status.
     Check {
         /// A URL that fails is retried until this many seconds after the start.

@@ -1,5 +1,5 @@
 //! Writes to the audit table, after each quarter of an hour, the refusals that Redis has counted. Also applies the
-//! retention of audit events and of unverified accounts.
+//! retention of audit events, of unverified accounts and of foreign password hashes.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -13,6 +13,7 @@ use tracing::{debug, info, warn};
 use crate::{
     config::Apps,
     domain::{clock::Env, ports::StoreError},
+    foreign_hashes,
     retention::{self, RetentionMetrics},
     store::Stores,
 };
@@ -57,10 +58,12 @@ pub async fn run(
             let written = stores.write_refusals(|app| apps.get(app.as_str()).is_some()).await?;
             debug!(written, "aggregated refusals were written");
             if stores.postgres.try_start_audit_upkeep(RETENTION_INTERVAL).await? {
-                // If the deletion of accounts fails, the retention of events is still applied.
+                // If one of these fails, the retention of events is still applied.
                 let accounts_deleted = retention::delete_unverified(&stores, &apps, env.now(), &metrics).await;
+                let hashes_removed = foreign_hashes::apply_retention(&stores, &apps, env.now()).await;
                 can_create_partitions = apply_retention(&stores, &apps, env.now(), can_create_partitions).await?;
                 accounts_deleted?;
+                hashes_removed?;
             }
             Ok::<_, StoreError>(())
         };

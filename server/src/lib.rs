@@ -9,6 +9,7 @@ pub mod deletion;
 pub mod domain;
 #[cfg(test)]
 mod fixtures;
+pub mod foreign_hashes;
 pub mod hashing;
 pub mod http;
 pub mod json;

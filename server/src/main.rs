@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     let result = run::run(arguments);
     telemetry.shutdown();
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             // `#` adds the causes of the error. No error text contains a secret.
             tracing::error!(error = format!("{error:#}"), "latchkey-server ends with an error");

@@ -4,6 +4,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::ExitCode,
     sync::Arc,
     time::Duration,
 };
@@ -66,26 +67,33 @@ const BACKLOG: u32 = 4096;
 /// How often the schema is checked again while it is too old.
 const SCHEMA_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-pub(crate) fn run(arguments: Arguments) -> Result<()> {
+/// The exit status of an import says more than whether it failed; for other commands, it is success or an error.
+pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
     // Without a default crypto provider for TLS, several dependencies would each choose one.
     rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
         .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    match arguments.command {
-        Some(Command::Openapi) => {
+    let result = match arguments.command {
+        Some(Command::Import(import)) => return Ok(latchkey_import::run(&import)),
+        Some(Command::Openapi { administration: true }) => {
+            println!("{:#}", http::openapi::administration_document());
+            Ok(())
+        }
+        Some(Command::Openapi { administration: false }) => {
             let base_url = match arguments.serve.base_url {
                 Some(base_url) => base_url,
                 None => "https://auth.example.com".parse()?,
             };
-            println!("{:#}", http::openapi::document(&base_url));
+            println!("{:#}", http::openapi::public_document(&base_url));
             Ok(())
         }
         Some(Command::Check { within, urls }) => runtime.block_on(check::check(&urls, within)),
         Some(Command::Migrate) => runtime.block_on(migrate(&arguments.database)),
         Some(Command::Outbox { command }) => runtime.block_on(outbox(&arguments.database, command)),
         None => runtime.block_on(serve(arguments.serve, &arguments.database)),
-    }
+    };
+    result.map(|()| ExitCode::SUCCESS)
 }
 
 async fn migrate(database: &DatabaseArgs) -> Result<()> {

@@ -5,6 +5,7 @@
 #![cfg(test)]
 
 mod accounts;
+mod administration;
 mod admission;
 mod audit;
 #[path = "../../crds/src/templates/bombs.rs"]
@@ -25,6 +26,7 @@ mod documents;
 mod errors;
 mod fault_support;
 mod faults;
+mod foreign_hashes;
 mod forward_auth;
 mod harness;
 mod input;

@@ -106,9 +106,10 @@ async fn the_printed_commands_work_and_data_survives_a_restart() {
     for _ in 0..2 {
         let output = run_bash(&format!("{session}echo \"$EMAIL\"\n")).await;
         let responses: Vec<Value> = output.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
-        let [registered, confirmed, login, verified, introspected, forgot, changed, second_login] = &responses[..]
+        let [registered, confirmed, login, verified, introspected, found, forgot, changed, second_login] =
+            &responses[..]
         else {
-            panic!("eight responses are expected:\n{output}");
+            panic!("nine responses are expected:\n{output}");
         };
         email = registered["email"].as_str().unwrap().to_owned();
         assert!(confirmed["access_token"].is_string(), "{output}");
@@ -117,6 +118,7 @@ async fn the_printed_commands_work_and_data_survives_a_restart() {
             assert_eq!(response["email"], email.as_str(), "{output}");
         }
         assert_eq!(introspected["email"], email.as_str(), "{output}");
+        assert_eq!(found["users"][0]["email"], email.as_str(), "{output}");
         // The reset has ended the first session.
         let introspect = async |login: &Value| run.introspect(&token_file, login["token"].as_str().unwrap()).await;
         assert_eq!(introspect(login).await, json!({ "active": false }));

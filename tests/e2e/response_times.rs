@@ -15,13 +15,13 @@
 //!
 //! The test reports a difference only if the whole interval is beyond the bound. If the times differ by no more than
 //! the bound, a false report has a probability of at most `MAX_ERROR` on each of the two sides, in each evaluation.
-//! There are at most six comparisons with at most three evaluations each. So the probability of a false alarm in a run
-//! is at most 2 · 10⁻⁷ · 6 · 3 = 3.6 · 10⁻⁶, one in 270,000.
+//! There are at most twelve comparisons with at most three evaluations each. So the probability of a false alarm in a run
+//! is at most 2 · 10⁻⁷ · 12 · 3 = 7.2 · 10⁻⁶, one in 138,000.
 //!
 //! If the interval is as wide as the time of a hash, the test cannot notice that a hash is missing. So the test also
 //! fails, as *blurred*, if after the last evaluation the interval is still wider than half of the time of a hash. In
-//! addition, the test measures requests that differ on purpose (a stored hash that costs less, and one that costs
-//! nothing), and must find the difference.
+//! addition, the test measures requests that differ on purpose (a foreign hash that only one of the two checks, and a
+//! stored hash that costs nothing), and must find the difference.
 //!
 //! With `LATCHKEY_RESPONSE_TIME_PAIRS=1000`, the test measures more precisely: the bound is then 2 % of the time of a
 //! hash, but at most 1 ms.
@@ -32,7 +32,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use argon2::Argon2;
 use argon2_simd::{Algorithm, Function, Hasher, Params, Version};
 use http::StatusCode;
 use latchkey_tests::{
@@ -61,7 +60,7 @@ const MAX_EVALUATIONS: usize = 3;
 /// A comparison that has taken longer than this ends undecided, unless it is blurred: on a busy machine, more pairs do
 /// not help.
 const LONG_COMPARISON: Duration = Duration::from_secs(12);
-const MAX_COMPARISONS: usize = 6;
+const MAX_COMPARISONS: usize = 12;
 /// Number of pairs that is enough to find a difference as great as the time of a hash.
 const DIFFERENCE_PAIRS: usize = 60;
 /// Pause between requests that cause mails. The server sends a mail after the response, and this must not slow the next
@@ -184,7 +183,9 @@ impl TimingTest {
             "codesPerClient",
         ]
         .into_iter()
-        .fold(App::new("like"), |app, limit| app.limit(limit, &[(UNREACHED_COUNT, 60)]));
+        .fold(App::new("like").set("/requireVerifiedEmail", true), |app, limit| {
+            app.limit(limit, &[(UNREACHED_COUNT, 60)])
+        });
         let stack = Stack::with(&app).await;
         let connection =
             RawConnection::connect(stack.server().public, unique_client_address()).await.expect("the server accepts");
@@ -352,25 +353,6 @@ fn shape(reply: &RawResponse) -> (u16, Vec<String>, Vec<String>, usize) {
     (reply.status, headers, fields, reply.body.len())
 }
 
-/// A hash of [`PASSWORD`] that needs less memory than a hash of the service.
-fn cheap_hash() -> String {
-    use argon2::password_hash::phc::{Ident, Output, PasswordHash, Salt};
-    let params = Params::new(8 * 1024, 1, 1, None).expect("valid parameters");
-    let salt = b"0123456789abcdef";
-    let mut output = [0; 32];
-    Argon2::new(Algorithm::Argon2id, Version::V0x13, params.clone())
-        .hash_password_into(PASSWORD.as_bytes(), salt, &mut output)
-        .expect("valid parameters");
-    PasswordHash {
-        algorithm: Ident::new("argon2id").expect("a name"),
-        version: Some(Version::V0x13.into()),
-        params: (&params).try_into().expect("valid parameters"),
-        salt: Some(Salt::new(salt).expect("a salt")),
-        hash: Some(Output::new(&output).expect("an output")),
-    }
-    .to_string()
-}
-
 #[tokio::test]
 async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
     assert_decision_error_rate();
@@ -444,15 +426,85 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
         pause: MAIL_PAUSE,
     });
 
-    // The same measurement finds real differences: a hash that costs less, and no hash at all. A server that hashed
-    // nothing for unknown addresses would show the same difference as a missing hash.
-    for (what, hash) in [("a cheaper hash", cheap_hash()), ("no hash", "$none$".to_owned())] {
-        timing.sql(&format!("UPDATE users SET password_hash = '{hash}' WHERE email = '{verified}'")).await;
+    compare_logins_with_foreign_hashes(&mut timing, &verified, &unverified).await;
+
+    // The same measurement finds a missing hash. A server that hashed nothing for unknown addresses would show the same
+    // difference.
+    timing.sql(&format!("UPDATE users SET password_hash = '$none$' WHERE email = '{verified}'")).await;
+    timing.expect_difference(Comparison {
+        what: "no hash",
+        operation: "email/login",
+        token: None,
+        known: Box::new(|| login(&verified)),
+        unknown: unknown(),
+        status: 401,
+        pause: Duration::ZERO,
+    });
+}
+
+/// Compares logins in an App with two foreign classes. Leaves the App without foreign classes.
+async fn compare_logins_with_foreign_hashes(timing: &mut TimingTest, native: &str, unverified: &str) {
+    const HASHES: [(&str, &str); 2] = [
+        ("bcrypt$7", "$2b$07$......................AesgC8c2NCv6R248WVftVw.gqvWdlCq"),
+        ("pbkdf2-sha256$i=40000,b=1", "$pbkdf2-sha256$i=40000,l=16$AAECAwQFBgcICQoLDA0ODw$AAECAwQFBgcICQoLDA0ODw"),
+    ];
+    let mut foreign = Vec::new();
+    for (class, hash) in HASHES {
+        let address = timing.create_account(true).await;
+        timing
+            .sql(&format!(
+                "INSERT INTO hash_classes (app_id, class, weight) VALUES ('{}', '{class}', 1);
+                 UPDATE users SET password_hash = '{hash}', foreign_hash = '{class}', foreign_hash_at = now()
+                 WHERE email = '{address}'",
+                timing.app.id()
+            ))
+            .await;
+        foreign.push(address);
+    }
+    let without_password = timing.create_account(true).await;
+    timing.sql(&format!("UPDATE users SET password_hash = NULL WHERE email = '{without_password}'")).await;
+
+    let login = |email: &str, password: &str| json!({ "email": email, "password": password });
+    let unknown = || Box::new(move || login(&TimingTest::new_address(), WRONG_PASSWORD)) as Box<dyn FnMut() -> Value>;
+    for (what, address, password) in [
+        ("foreign classes, native", native, WRONG_PASSWORD),
+        ("foreign classes, bcrypt", foreign[0].as_str(), WRONG_PASSWORD),
+        ("foreign classes, pbkdf2", foreign[1].as_str(), WRONG_PASSWORD),
+        ("foreign classes, no password", without_password.as_str(), WRONG_PASSWORD),
+        ("foreign classes, unverified with the right password", unverified, PASSWORD),
+    ] {
+        timing.expect_alike(Comparison {
+            what,
+            operation: "email/login",
+            token: None,
+            known: Box::new(move || login(address, password)),
+            unknown: unknown(),
+            status: 401,
+            pause: Duration::ZERO,
+        });
+    }
+
+    // *register* checks no foreign hash.
+    timing.sql(&format!("UPDATE users SET email_verified_at = NULL WHERE email = '{}'", foreign[0])).await;
+    let register = |email: &str| json!({ "name": "Ada Lovelace", "email": email, "password": WRONG_PASSWORD });
+    timing.expect_alike(Comparison {
+        what: "foreign classes, register, bcrypt",
+        operation: "email/register",
+        token: None,
+        known: Box::new(|| register(&foreign[0])),
+        unknown: Box::new(|| register(&TimingTest::new_address())),
+        status: 200,
+        pause: MAIL_PAUSE,
+    });
+
+    // Without equal work: if the App lists no classes, only the logins of users with a foreign hash check one.
+    timing.sql("DELETE FROM hash_classes").await;
+    for (what, address) in [("bcrypt without equal work", &foreign[0]), ("pbkdf2 without equal work", &foreign[1])] {
         timing.expect_difference(Comparison {
             what,
             operation: "email/login",
             token: None,
-            known: Box::new(|| login(&verified)),
+            known: Box::new(move || login(address, WRONG_PASSWORD)),
             unknown: unknown(),
             status: 401,
             pause: Duration::ZERO,

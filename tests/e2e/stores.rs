@@ -31,11 +31,13 @@ use time::{OffsetDateTime, macros::datetime};
 use uuid::Uuid;
 
 mod accounts;
+mod administration;
 mod apps;
 mod audit;
 mod codes;
 mod faults;
 mod flows;
+mod foreign_hashes;
 mod limits;
 mod migrate;
 mod outbox;

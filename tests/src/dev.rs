@@ -370,7 +370,7 @@ fn welcome_text(settings: &Settings, apps: &[String], rendered: &Path, terminal:
         text += "\nCtrl-C stops everything.\n";
         return Ok(text);
     };
-    let session = session_script(settings, app, &introspection_command(settings, app)?);
+    let session = session_script(settings, app, &administrator_commands(settings, app)?);
     let script = settings.data.join("session.sh");
     fs::write(&script, &session)?;
     text += &format!("  {:<16} {}\n", "Apps", apps.join(", "));
@@ -387,7 +387,7 @@ fn welcome_text(settings: &Settings, apps: &[String], rendered: &Path, terminal:
 }
 
 /// A script of curl commands: an account from registration to a new password. Each run uses a new email address.
-fn session_script(settings: &Settings, app: &str, introspection: &str) -> String {
+fn session_script(settings: &Settings, app: &str, administration: &str) -> String {
     let (api, inbox) = (settings.base_url(), settings.inbox);
     format!(
         r#"# The endpoints and a new user.
@@ -410,7 +410,7 @@ TOKEN=$(sed 's/.*"token":"\([^"]*\)".*/\1/' <<< "$LOGIN")
 
 # Request another confirmation: the address is verified already, so no mail is sent.
 curl -sS -X POST $APP/verify -H "Authorization: Bearer $TOKEN"; echo
-{introspection}
+{administration}
 # Reset the password: the next mail contains another code.
 SEEN=$(sed 's/^{{"id":\([0-9]*\).*/\1/' <<< "$MAIL")
 curl -sS -H "$JSON" $APP/forgot-password -d '{{"email": "'$EMAIL'"}}'; echo
@@ -424,8 +424,9 @@ curl -sS -H "$JSON" $APP/login -d '{{"email": "'$EMAIL'", "password": "'$PASSWOR
     )
 }
 
-/// The part of the script that introspects the token; empty if the App does not list the administrator.
-fn introspection_command(settings: &Settings, app: &str) -> Result<String> {
+/// The part of the script that introspects the token and finds the user; empty if the App does not list the
+/// administrator.
+fn administrator_commands(settings: &Settings, app: &str) -> Result<String> {
     let document = fs::read(settings.data.join("rendered").join(format!("{app}.json")))?;
     let document: Value = serde_json::from_slice(&document)?;
     let (namespace, name) = ADMINISTRATOR;
@@ -435,12 +436,15 @@ fn introspection_command(settings: &Settings, app: &str) -> Result<String> {
     if !listed {
         return Ok(String::new());
     }
-    let (api, token) = (settings.base_url(), settings.service_account_token());
+    let (api, admin, token) = (settings.base_url(), settings.admin, settings.service_account_token());
     let token = token.display();
     Ok(format!(
         r#"
 # Introspect the token as a program in the cluster does, with the token of its ServiceAccount.
 curl -sS {api}/v1/{app}/introspect -H "Authorization: Bearer $(<'{token}')" -d "token=$TOKEN"; echo
+
+# Find the user as a support tool does, with the administration API.
+curl -sS -G http://{admin}/v1/{app}/users -H "Authorization: Bearer $(<'{token}')" --data-urlencode "email=$EMAIL"; echo
 "#
     ))
 }

@@ -7,8 +7,9 @@ use latchkey_crds::{
 
 use super::{
     email::Email,
+    foreign_hash::InvalidFirebaseKey,
     keys::{AppKeys, KeyError},
-    password_settings::{InvalidFirebaseKeys, PasswordSettings},
+    password_settings::PasswordSettings,
     rights::Rights,
 };
 
@@ -27,7 +28,7 @@ pub enum LoadError {
     #[error(transparent)]
     Keys(#[from] KeyError),
     #[error(transparent)]
-    FirebaseKeys(#[from] InvalidFirebaseKeys),
+    FirebaseKeys(#[from] InvalidFirebaseKey),
 }
 
 // === impl App ===

@@ -8,6 +8,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
+    administration::Actor,
     client::{ClientAddress, ClientInfo},
     clock::Env,
     email::AccountKey,
@@ -30,6 +31,8 @@ pub enum EventKind {
     PasswordResetRequested,
     PasswordReset,
     PasswordChanged,
+    /// An imported password hash was removed, because no login replaced it within its retention.
+    PasswordRemoved,
     AddressChangeRequested,
     AddressChanged,
     Renamed,
@@ -48,6 +51,18 @@ pub enum EventKind {
     UserDeleted,
     /// The account was deleted because its email address was not verified in time.
     UserExpired,
+    /// An administrator created the user. The events from here to `Exported` name the administrator in the detail.
+    UserCreated,
+    /// An administrator changed the user. The detail names the changed fields.
+    UserChanged,
+    UserDisabled,
+    UserEnabled,
+    /// An administrator requested a mail to the user.
+    MailRequested,
+    /// A batch of users was imported. The detail counts them.
+    UsersImported,
+    /// The data of one user, or of all users, was exported.
+    Exported,
     LoginRefused,
     LoginLimited,
     PasswordCheckRefused,
@@ -98,6 +113,38 @@ pub struct Detail {
     /// The number of sessions that were ended together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sessions: Option<usize>,
+    /// The administrator that made the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub actor: Option<Actor>,
+    /// The names of the fields that an administrator changed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fields: Vec<&'static str>,
+    /// The name of the mail that an administrator requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mail: Option<&'static str>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub import: Option<ImportCounts>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub export: Option<ExportRange>,
+}
+
+/// The outcome of a batch of an import.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ImportCounts {
+    /// The name of the source, at most 32 characters of `[a-z0-9-]`.
+    pub source: String,
+    pub created: usize,
+    pub unchanged: usize,
+    pub refused: usize,
+}
+
+/// What an export of all users contains.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ExportRange {
+    /// Whether it contains password hashes.
+    pub hashes: bool,
+    /// The user after which it begins; `None` if it begins with the first.
+    pub after: Option<UserId>,
 }
 
 /// One refusal.
@@ -126,7 +173,7 @@ pub struct ActivityEntry {
 // === impl EventKind ===
 
 impl EventKind {
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 32] = [
         Self::Registered,
         Self::RegisteredAgain,
         Self::ConfirmationRequested,
@@ -136,6 +183,7 @@ impl EventKind {
         Self::PasswordResetRequested,
         Self::PasswordReset,
         Self::PasswordChanged,
+        Self::PasswordRemoved,
         Self::AddressChangeRequested,
         Self::AddressChanged,
         Self::Renamed,
@@ -147,6 +195,13 @@ impl EventKind {
         Self::IdentityUnlinked,
         Self::UserDeleted,
         Self::UserExpired,
+        Self::UserCreated,
+        Self::UserChanged,
+        Self::UserDisabled,
+        Self::UserEnabled,
+        Self::MailRequested,
+        Self::UsersImported,
+        Self::Exported,
         Self::LoginRefused,
         Self::LoginLimited,
         Self::PasswordCheckRefused,
@@ -164,6 +219,7 @@ impl EventKind {
             Self::PasswordResetRequested => "password_reset_requested",
             Self::PasswordReset => "password_reset",
             Self::PasswordChanged => "password_changed",
+            Self::PasswordRemoved => "password_removed",
             Self::AddressChangeRequested => "address_change_requested",
             Self::AddressChanged => "address_changed",
             Self::Renamed => "renamed",
@@ -175,6 +231,13 @@ impl EventKind {
             Self::IdentityUnlinked => "identity_unlinked",
             Self::UserDeleted => "user_deleted",
             Self::UserExpired => "user_expired",
+            Self::UserCreated => "user_created",
+            Self::UserChanged => "user_changed",
+            Self::UserDisabled => "user_disabled",
+            Self::UserEnabled => "user_enabled",
+            Self::MailRequested => "mail_requested",
+            Self::UsersImported => "users_imported",
+            Self::Exported => "exported",
             Self::LoginRefused => "login_refused",
             Self::LoginLimited => "login_limited",
             Self::PasswordCheckRefused => "password_check_refused",
@@ -207,6 +270,20 @@ impl RefusalKind {
 // === impl Event ===
 
 impl Event {
+    /// A new event with the current time, caused by an administrator. It has no IP address: users see their events, and
+    /// the address is one of the cluster.
+    pub fn by_administrator(env: &Env, actor: &Actor, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
+        Self {
+            id: env.new_uuid(),
+            kind,
+            user: user.into(),
+            session: None,
+            ip: None,
+            at: env.now(),
+            detail: Detail::from_actor(actor),
+        }
+    }
+
     /// A new event with the current time, caused by this client.
     pub fn new(env: &Env, client: &ClientInfo, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
         Self {
@@ -252,6 +329,10 @@ impl Detail {
 
     pub fn from_session_count(ended: usize) -> Self {
         Self { sessions: Some(ended), ..Self::default() }
+    }
+
+    pub fn from_actor(actor: &Actor) -> Self {
+        Self { actor: Some(actor.clone()), ..Self::default() }
     }
 
     pub fn is_empty(&self) -> bool {

@@ -1,6 +1,7 @@
 //! The rules of the service. Nothing here knows HTTP, SQL or Redis: what the rules need from outside comes through the
 //! traits in [`ports`].
 
+pub mod administration;
 pub mod app;
 pub mod audit;
 pub mod authentication;
@@ -13,6 +14,7 @@ pub mod email_account;
 mod epochs;
 pub mod error;
 pub mod flow;
+pub mod foreign_hash;
 pub mod identity;
 pub mod keys;
 mod login_limits;

@@ -7,18 +7,26 @@ use latchkey_crds::rendered::PasswordPolicy;
 use unicode_normalization::UnicodeNormalization;
 use zeroize::Zeroizing;
 
-use super::{email::Email, name::Name};
+use super::{
+    email::Email,
+    foreign_hash::{HashClass, ParsedHash},
+    name::Name,
+};
 
 /// The longest password that can be set, in characters after NFC.
 pub const MAX_PASSWORD_CHARS: usize = 128;
 
-/// A password in clear text, in NFC; erased when dropped, never printed.
+/// A password in clear text, in NFC and as it was sent; erased when dropped, never printed.
 #[derive(Clone)]
-pub struct Password(Zeroizing<String>);
+pub struct Password {
+    nfc: Zeroizing<String>,
+    /// `None` if it is the same as `nfc`.
+    as_sent: Option<Zeroizing<String>>,
+}
 
-/// The hash of a password: a PHC string. Never printed.
+/// The hash of a password, native or foreign, in PHC or MCF form. Erased when dropped, never printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct PasswordHash(Box<str>);
+pub struct PasswordHash(Zeroizing<String>);
 
 /// Why a password cannot be set (`weak_password`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,17 +50,24 @@ pub struct Overloaded {
 
 impl Password {
     pub fn new(input: &str) -> Self {
-        Self(Zeroizing::new(input.nfc().collect()))
+        let nfc: Zeroizing<String> = Zeroizing::new(input.nfc().collect());
+        let as_sent = (*nfc != input).then(|| Zeroizing::new(input.to_owned()));
+        Self { nfc, as_sent }
     }
 
-    /// The password itself, only for hashing and scoring.
+    /// The password in NFC, only for hashing and scoring.
     pub fn expose(&self) -> &str {
-        &self.0
+        &self.nfc
+    }
+
+    /// The password without NFC, only for checks of foreign hashes: other services hashed what the client sent.
+    pub fn expose_as_sent(&self) -> &str {
+        self.as_sent.as_ref().unwrap_or(&self.nfc)
     }
 
     /// Checks the length. `PasswordHasher` checks the strength.
     pub fn check_length(&self, policy: &PasswordPolicy) -> Result<(), WeakPassword> {
-        let chars = self.0.chars().count();
+        let chars = self.nfc.chars().count();
         if chars < policy.minimum_length as usize {
             return Err(WeakPassword::TooShort { minimum: policy.minimum_length });
         }
@@ -88,12 +103,34 @@ pub fn likely_guesses(email: Option<&Email>, name: Option<&Name>) -> Vec<String>
 // === impl PasswordHash ===
 
 impl PasswordHash {
-    pub fn new(phc: impl Into<Box<str>>) -> Self {
-        Self(phc.into())
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(Zeroizing::new(text.into()))
+    }
+
+    /// The kind of the hash: what stands before the parameters of a PHC string, for example `argon2id`; `bcrypt` for
+    /// `$2…`.
+    pub fn algorithm(&self) -> &str {
+        let kind = self.0.trim_start_matches('$').split('$').next().unwrap_or_default();
+        if kind.starts_with('2') { "bcrypt" } else { kind }
     }
 
     pub fn expose(&self) -> &str {
         &self.0
+    }
+
+    /// `None` if the text is no hash that this service can check.
+    pub fn parse(&self) -> Option<ParsedHash> {
+        ParsedHash::parse(self.expose()).ok()
+    }
+
+    /// The class of a foreign hash. `None` for a native hash, and for a text that is no hash.
+    pub fn foreign_class(&self) -> Option<HashClass> {
+        self.parse()?.foreign_class()
+    }
+
+    /// Whether the hash has the function and the parameters of new hashes.
+    pub fn is_native(&self) -> bool {
+        self.parse().is_some_and(|hash| hash.class().is_native())
     }
 }
 
@@ -122,5 +159,12 @@ mod tests {
         assert_eq!(check(&"x".repeat(128)), Ok(()));
         assert_eq!(check(&"x".repeat(129)), Err(WeakPassword::TooLong));
         assert_eq!(check(" a b c d "), Ok(()), "never trimmed");
+    }
+
+    #[test]
+    fn a_password_keeps_the_form_in_which_it_was_sent() {
+        let password = Password::new("e\u{301}");
+        assert_eq!((password.expose(), password.expose_as_sent()), ("é", "e\u{301}"));
+        assert_eq!(Password::new("é").expose_as_sent(), "é");
     }
 }

@@ -1,11 +1,9 @@
 //! The settings of an App for imported password hashes.
 
-use std::fmt;
-
-use base64::{Engine, engine::general_purpose::STANDARD};
 use latchkey_crds::rendered::{PasswordPolicy, RenderedFirebaseScrypt};
 use time::Duration;
-use zeroize::Zeroizing;
+
+use super::foreign_hash::{FirebaseScrypt, InvalidFirebaseKey};
 
 /// The settings of an App for hashes of other systems.
 #[derive(Debug)]
@@ -13,56 +11,27 @@ pub struct PasswordSettings {
     /// After how long a foreign hash is deleted if its user has not logged in. `None`: never.
     pub foreign_hash_retention: Option<Duration>,
     /// `None` if the App has no usable keys. Firebase hashes then match no password.
-    pub firebase_scrypt: Option<FirebaseScryptKeys>,
+    pub firebase_scrypt: Option<FirebaseScrypt>,
 }
-
-/// The secret parameters of the password hashes of a Firebase project.
-pub struct FirebaseScryptKeys {
-    /// 16–64 bytes, as long as a hash.
-    pub signer_key: Zeroizing<Vec<u8>>,
-    /// 1–64 bytes, which the hash function appends to the salt.
-    pub salt_separator: Zeroizing<Vec<u8>>,
-}
-
-/// The Firebase parameters of a document cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the Firebase signer key or salt separator is not base64 of a valid length")]
-pub struct InvalidFirebaseKeys;
 
 // === impl PasswordSettings ===
 
 impl PasswordSettings {
-    pub fn new(policy: &PasswordPolicy) -> Result<Self, InvalidFirebaseKeys> {
+    pub fn new(policy: &PasswordPolicy) -> Result<Self, InvalidFirebaseKey> {
         Ok(Self {
             foreign_hash_retention: policy.foreign_hash_retention_days.map(|days| Duration::days(days.into())),
-            firebase_scrypt: policy.firebase_scrypt.as_ref().map(FirebaseScryptKeys::new).transpose()?,
+            firebase_scrypt: policy.firebase_scrypt.as_ref().map(parse_keys).transpose()?,
         })
     }
 }
 
-// === impl FirebaseScryptKeys ===
-
-impl FirebaseScryptKeys {
-    fn new(rendered: &RenderedFirebaseScrypt) -> Result<Self, InvalidFirebaseKeys> {
-        let decode = |base64: &str| STANDARD.decode(base64).map(Zeroizing::new).map_err(|_| InvalidFirebaseKeys);
-        let signer_key = decode(rendered.signer_key.expose())?;
-        let salt_separator = decode(rendered.salt_separator.expose())?;
-        if (16..=64).contains(&signer_key.len()) && (1..=64).contains(&salt_separator.len()) {
-            Ok(Self { signer_key, salt_separator })
-        } else {
-            Err(InvalidFirebaseKeys)
-        }
-    }
-}
-
-impl fmt::Debug for FirebaseScryptKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FirebaseScryptKeys(…)")
-    }
+fn parse_keys(rendered: &RenderedFirebaseScrypt) -> Result<FirebaseScrypt, InvalidFirebaseKey> {
+    FirebaseScrypt::parse(rendered.signer_key.expose(), rendered.salt_separator.expose())
 }
 
 #[cfg(test)]
 mod tests {
+    use base64::{Engine, engine::general_purpose::STANDARD};
     use latchkey_crds::rendered::SecretString;
 
     use super::*;
@@ -88,8 +57,7 @@ mod tests {
             PasswordPolicy { foreign_hash_retention_days: Some(30), ..policy("aHVzaGh1c2hodXNoaHVzaA==", "Bw==") };
         let settings = PasswordSettings::new(&policy).unwrap();
         assert_eq!(settings.foreign_hash_retention, Some(Duration::days(30)));
-        let keys = settings.firebase_scrypt.as_ref().unwrap();
-        assert_eq!((keys.signer_key.as_slice(), keys.salt_separator.as_slice()), (&b"hushhushhushhush"[..], &[7][..]));
+        assert_eq!(settings.firebase_scrypt.as_ref().unwrap().salt_separator(), [7]);
         let printed = format!("{policy:?} {settings:?}");
         assert!(!printed.contains("hush") && !printed.contains("aHVz"), "{printed}");
     }
@@ -107,7 +75,7 @@ mod tests {
             ("aHVzaGh1c2hodXNoaHVzaA==", long),
         ] {
             let settings = PasswordSettings::new(&policy(signer_key, salt_separator));
-            assert_eq!(settings.unwrap_err(), InvalidFirebaseKeys, "{signer_key} {salt_separator}");
+            assert_eq!(settings.unwrap_err(), InvalidFirebaseKey, "{signer_key} {salt_separator}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use latchkey_crds::rendered::{LimitName, Window};
 
-use super::{app::App, client::ClientAddress, email::AccountKey};
+use super::{app::App, client::ClientAddress, email::AccountKey, mail::MailKind};
 
 /// How many times higher the limits of an IPv6 /48 are than those of one client address.
 const IPV6_SITE_FACTOR: u32 = 10;
@@ -94,6 +94,14 @@ pub fn registrations(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
 /// checked, and released unless the code is invalid or the password is weak.
 pub fn codes(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::CodesPerClient, client, "")
+}
+
+/// The rate limit for a mail that an administrator requests. It is counted apart from the mails that users request, so
+/// that neither uses up the limit of the other.
+pub fn administrator_mails(app: &App, account: &AccountKey, kind: MailKind) -> Vec<RateLimitCheck> {
+    let limit = LimitName::MailsPerRecipient;
+    let subject = format!("{} administrator {}", account.as_str(), kind.as_str());
+    vec![RateLimitCheck { limit, subject, windows: app.windows(limit) }]
 }
 
 /// The rate limits for a mail to an email address. `is_known`: see

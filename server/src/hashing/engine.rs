@@ -1,42 +1,25 @@
-//! Argon2id with memory that is reused.
+//! Argon2 with memory that is reused.
 
 use std::time::Instant;
 
-use argon2::password_hash::phc::{Ident, Output, PasswordHash as Phc, Salt};
 use argon2_simd::{Algorithm, Error, Function, Hasher, Kernel, Params, Version};
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 
-use crate::domain::password::{Password, PasswordHash};
+use super::foreign;
+use crate::domain::{
+    foreign_hash::{Argon2Class, Argon2Variant, Argon2Version, FirebaseScrypt, HashClass, ParsedHash},
+    password::{Password, PasswordHash},
+};
 
-/// m = 19 MiB, t = 2, p = 1: the minimum that the OWASP Password Storage Cheat Sheet recommends.
-const PARAMS: Params = Params::DEFAULT;
-const OUTPUT_BYTES: usize = Params::DEFAULT_OUTPUT_LEN;
-/// The memory of a new hash, in bytes.
-const MEMORY_BYTES: usize = PARAMS.block_count() * 1024;
-/// The most memory that a stored hash can require, in KiB. A hash that requires more matches no password.
-const MAX_MEMORY_KIB: u32 = 64 * 1024;
-/// The most iterations that a stored hash can require. A hash that requires more matches no password.
-const MAX_ITERATIONS: u32 = 16;
+/// The memory that is kept between hashes, in bytes: that of a native hash. Checks that need more are limited to one at
+/// a time, and return their memory.
+pub(super) const MEMORY_BYTES: usize = Params::DEFAULT.block_count() * 1024;
 
-/// Argon2 for one thread.
+/// Computes password hashes for one thread. Keeps the memory of Argon2.
 pub(super) struct Argon2Engine {
     hasher: Hasher,
     /// When it computed the last hash. `None` if it has no memory.
     last_hash: Option<Instant>,
-}
-
-/// Whether the hash has another function, version or other parameters than a new hash.
-pub(super) fn is_outdated(hash: &PasswordHash) -> bool {
-    let current = || {
-        let phc = Phc::new(hash.expose()).ok()?;
-        let params = Params::try_from(&phc.params).ok()?;
-        let same = phc.algorithm.as_str() == "argon2id"
-            && phc.version == Some(Version::V0x13.into())
-            && (params.m_cost(), params.t_cost(), params.p_cost())
-                == (PARAMS.m_cost(), PARAMS.t_cost(), PARAMS.p_cost());
-        same.then_some(())
-    };
-    current().is_none()
 }
 
 // === impl Argon2Engine ===
@@ -62,60 +45,71 @@ impl Argon2Engine {
         self.last_hash = None;
     }
 
+    /// A native hash of the password.
     pub(super) fn hash(&mut self, password: &Password, salt: &[u8; 16]) -> PasswordHash {
-        let output = self.run(Algorithm::Argon2id, Version::V0x13, &PARAMS, password, salt, OUTPUT_BYTES);
-        let phc = output.and_then(|output| {
-            Some(Phc {
-                algorithm: Ident::new("argon2id").ok()?,
-                version: Some(Version::V0x13.into()),
-                params: (&PARAMS).try_into().ok()?,
-                salt: Some(Salt::new(salt).ok()?),
-                hash: Some(Output::new(&output).ok()?),
-            })
-        });
-        PasswordHash::new(phc.expect("fixed parameters are valid").to_string())
+        let mut output = [0; Params::DEFAULT_OUTPUT_LEN];
+        self.argon2(Argon2Class::NATIVE, password.expose(), salt, &mut output);
+        PasswordHash::new(HashClass::NATIVE.hash(salt, &output).to_text().as_str())
     }
 
-    /// Whether the password matches the hash. A hash that is malformed, or requires too much memory or too many
-    /// iterations, matches no password.
-    pub(super) fn verify(&mut self, password: &Password, hash: &PasswordHash) -> bool {
-        let mut check = || -> Option<()> {
-            let phc = Phc::new(hash.expose()).ok()?;
-            let algorithm = Algorithm::try_from(phc.algorithm.as_str()).ok()?;
-            let version = phc.version.map_or(Ok(Version::V0x13), Version::try_from).ok()?;
-            let params = Params::try_from(&phc).ok()?;
-            if params.m_cost() > MAX_MEMORY_KIB || params.t_cost() > MAX_ITERATIONS {
-                return None;
-            }
-            let (salt, expected) = (phc.salt?, phc.hash?);
-            let output = self.run(algorithm, version, &params, password, &salt, expected.len())?;
-            verify_slices_are_equal(&output, expected.as_bytes()).ok()
-        };
-        check().is_some()
-    }
-
-    fn run(
+    /// Whether the password matches the hash. A hash that is malformed, or costs more than the ceilings of foreign hashes
+    /// allow, matches no password.
+    pub(super) fn verify(
         &mut self,
-        algorithm: Algorithm,
-        version: Version,
-        params: &Params,
         password: &Password,
-        salt: &[u8],
-        length: usize,
-    ) -> Option<Vec<u8>> {
-        let mut output = vec![0; length];
-        let function = Function { algorithm, version, params, secret: b"" };
-        match self.hasher.hash(&function, password.expose().as_bytes(), salt, &mut output) {
-            Ok(()) => self.last_hash = Some(Instant::now()),
-            // The request must not be answered as if the password were wrong. The pool answers a panic with 503.
-            Err(Error::OutOfMemory) => panic!("the system has no memory for a hash"),
-            Err(_) => return None,
+        hash: &PasswordHash,
+        firebase: Option<&FirebaseScrypt>,
+    ) -> bool {
+        hash.parse().is_some_and(|hash| self.verify_parsed(password, &hash, firebase))
+    }
+
+    /// As `verify`. The work depends on the class of the hash, not on the outcome.
+    pub(super) fn verify_parsed(
+        &mut self,
+        password: &Password,
+        hash: &ParsedHash,
+        firebase: Option<&FirebaseScrypt>,
+    ) -> bool {
+        let HashClass::Argon2(class) = hash.class() else {
+            return foreign::verify(password.expose_as_sent(), hash, firebase);
+        };
+        let text = if hash.class().is_native() { password.expose() } else { password.expose_as_sent() };
+        let mut output = zeroize::Zeroizing::new(vec![0; hash.output().len()]);
+        self.argon2(class, text, hash.salt(), &mut output);
+        verify_slices_are_equal(&output, hash.output()).is_ok()
+    }
+
+    fn argon2(&mut self, class: Argon2Class, password: &str, salt: &[u8], output: &mut [u8]) {
+        let params = Params::new(class.memory_kib(), class.passes(), class.lanes(), Some(output.len()))
+            .expect("the class has valid parameters");
+        let function = Function {
+            algorithm: match class.variant() {
+                Argon2Variant::Argon2d => Algorithm::Argon2d,
+                Argon2Variant::Argon2i => Algorithm::Argon2i,
+                Argon2Variant::Argon2id => Algorithm::Argon2id,
+            },
+            version: match class.version() {
+                Argon2Version::V16 => Version::V0x10,
+                Argon2Version::V19 => Version::V0x13,
+            },
+            params: &params,
+            secret: b"",
+        };
+        // A check with more memory has its own, so that the next native check finds its memory as it was.
+        let is_large = params.block_count() * 1024 > MEMORY_BYTES;
+        let hashed = if is_large {
+            Hasher::with_kernel(self.hasher.kernel()).hash(&function, password.as_bytes(), salt, output)
+        } else {
+            self.hasher.hash(&function, password.as_bytes(), salt, output)
+        };
+        // The request must not be answered as if the password were wrong. The pool answers a panic with 503.
+        hashed.unwrap_or_else(|error| match error {
+            Error::OutOfMemory => panic!("the system has no memory for a hash"),
+            _ => panic!("the parser has checked the lengths"),
+        });
+        if !is_large {
+            self.last_hash = Some(Instant::now());
         }
-        // If a hash with other parameters needed more memory, the memory is returned.
-        if self.hasher.memory_bytes() > MEMORY_BYTES {
-            self.release_memory();
-        }
-        Some(output)
     }
 }
 
@@ -127,22 +121,26 @@ mod tests {
         Argon2Engine::new(Kernel::fastest())
     }
 
+    fn verify(engine: &mut Argon2Engine, password: &str, hash: &PasswordHash) -> bool {
+        engine.verify(&Password::new(password), hash, None)
+    }
+
     #[test]
     fn a_hash_matches_only_its_password() {
         let mut engine = engine();
         let hash = engine.hash(&Password::new("correct horse"), &[7; 16]);
         assert!(hash.expose().starts_with("$argon2id$v=19$m=19456,t=2,p=1$"));
-        assert!(engine.verify(&Password::new("correct horse"), &hash));
-        assert!(!engine.verify(&Password::new("Correct horse"), &hash));
-        assert!(!engine.verify(&Password::new(""), &hash));
+        assert!(verify(&mut engine, "correct horse", &hash));
+        assert!(!verify(&mut engine, "Correct horse", &hash));
+        assert!(!verify(&mut engine, "", &hash));
     }
 
     #[test]
-    fn a_hash_with_other_parameters_is_outdated() {
+    fn a_hash_with_other_parameters_is_not_native() {
         let hash = engine().hash(&Password::new("x"), &[7; 16]);
-        assert!(!is_outdated(&hash));
+        assert!(hash.is_native());
         for (from, to) in [("t=2", "t=1"), ("m=19456", "m=8192"), ("argon2id", "argon2i"), ("v=19", "v=16")] {
-            assert!(is_outdated(&PasswordHash::new(hash.expose().replace(from, to))), "{to}");
+            assert!(!PasswordHash::new(hash.expose().replace(from, to)).is_native(), "{to}");
         }
     }
 
@@ -161,7 +159,7 @@ mod tests {
         let expensive = [("m=19456", "m=9999999"), ("t=2", "t=17")].map(|(from, to)| hash.expose().replace(from, to));
         assert_eq!(engine.memory_bytes(), 19 << 20);
         for bad in ["", "x", "$2b$10$abcdefghijklmnopqrstuv", &expensive[0], &expensive[1]] {
-            assert!(!engine.verify(&Password::new("x"), &PasswordHash::new(bad)), "{bad}");
+            assert!(!verify(&mut engine, "x", &PasswordHash::new(bad)), "{bad}");
         }
     }
 
@@ -171,19 +169,19 @@ mod tests {
         let hash = Argon2::default().hash_password_with_salt(b"correct horse", &[9; 16]).unwrap().to_string();
         for kernel in Kernel::supported() {
             let mut engine = Argon2Engine::new(kernel);
-            assert!(engine.verify(&Password::new("correct horse"), &PasswordHash::new(hash.as_str())), "{kernel:?}");
-            assert!(!engine.verify(&Password::new("incorrect horse"), &PasswordHash::new(hash.as_str())), "{kernel:?}");
+            assert!(verify(&mut engine, "correct horse", &PasswordHash::new(hash.as_str())), "{kernel:?}");
+            assert!(!verify(&mut engine, "incorrect horse", &PasswordHash::new(hash.as_str())), "{kernel:?}");
         }
     }
 
     #[test]
-    fn memory_beyond_that_of_a_new_hash_is_returned() {
+    fn a_check_with_more_memory_leaves_the_memory_of_native_hashes() {
         let mut engine = engine();
         let hash = engine.hash(&Password::new("x"), &[7; 16]);
         assert_eq!(engine.hasher.memory_bytes(), MEMORY_BYTES);
         let larger = PasswordHash::new(hash.expose().replace("m=19456", "m=32768"));
-        assert!(!engine.verify(&Password::new("x"), &larger));
-        assert_eq!(engine.memory_bytes(), 0);
-        assert!(engine.verify(&Password::new("x"), &hash));
+        assert!(!verify(&mut engine, "x", &larger));
+        assert_eq!(engine.hasher.memory_bytes(), MEMORY_BYTES);
+        assert!(verify(&mut engine, "x", &hash));
     }
 }

@@ -15,6 +15,26 @@ pub(super) struct JobOwner<N, A, C> {
     pub(super) client: C,
 }
 
+/// Which limits apply to a job. A limit on one kind of jobs must not delay jobs of other kinds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct JobKind {
+    /// The job takes much longer than a native hash.
+    pub(super) is_heavy: bool,
+    /// The job needs more memory than a native hash.
+    pub(super) is_large: bool,
+}
+
+/// The kinds of jobs that can start now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StartableKinds {
+    pub(super) heavy: bool,
+    pub(super) large: bool,
+}
+
+/// The number of waiting jobs of each kind.
+#[derive(Clone, Copy, Default)]
+struct KindCounts([usize; 4]);
+
 /// Queues that take turns according to the time that their jobs used (start-time fair queueing; Goyal, Vin and Cheng,
 /// 1996).
 struct FairScheduler<K, V> {
@@ -36,15 +56,20 @@ struct SubQueue<V> {
     position: Option<(Duration, u64)>,
     /// The number of waiting jobs, including those in the queues of the next level.
     waiting: usize,
+    /// The same by kind.
+    waiting_by_kind: KindCounts,
     /// The queues of the next level or, for a client address, the jobs.
     content: V,
 }
+
+/// The waiting jobs of a client address in an App, in the order of arrival.
+type ClientJobs<T> = Vec<(JobKind, T)>;
 
 /// A queue of jobs of type `T`. The types of an owner's namespace, App and client address are `N`, `A` and `C`.
 pub(super) struct FairQueue<N, A, C, T> {
     capacity: usize,
     length: usize,
-    namespaces: FairScheduler<N, FairScheduler<A, FairScheduler<C, Vec<T>>>>,
+    namespaces: FairScheduler<N, FairScheduler<A, FairScheduler<C, ClientJobs<T>>>>,
     /// The waiting jobs of each client address, over all Apps. Client addresses without waiting jobs have no entry.
     waiting_per_client: HashMap<C, ClientLoad>,
     /// The number of clients' queues, including queues without jobs that only record used time.
@@ -75,6 +100,7 @@ pub(super) enum PushOutcome<T> {
 #[derive(Debug)]
 pub(super) struct ScheduledJob<N, A, C, T> {
     pub(super) job: T,
+    pub(super) kind: JobKind,
     pub(super) charge: Charge<N, A, C>,
 }
 
@@ -94,6 +120,38 @@ const TURNS_PER_MULTI_APP_TURN: u32 = 4;
 /// bytes.
 const CLIENT_QUEUES_PER_SLOT: usize = 4;
 
+// === impl JobKind ===
+
+impl JobKind {
+    const fn index(self) -> usize {
+        self.is_heavy as usize + 2 * self.is_large as usize
+    }
+}
+
+// === impl StartableKinds ===
+
+impl StartableKinds {
+    #[cfg(test)]
+    const ALL: Self = Self { heavy: true, large: true };
+
+    const fn contains(self, kind: JobKind) -> bool {
+        (self.heavy || !kind.is_heavy) && (self.large || !kind.is_large)
+    }
+}
+
+// === impl KindCounts ===
+
+impl KindCounts {
+    fn has_startable(&self, startable: StartableKinds) -> bool {
+        [false, true].into_iter().any(|is_heavy| {
+            [false, true].into_iter().any(|is_large| {
+                let kind = JobKind { is_heavy, is_large };
+                startable.contains(kind) && self.0[kind.index()] > 0
+            })
+        })
+    }
+}
+
 // === impl FairScheduler ===
 
 impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
@@ -112,14 +170,16 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
 
     /// Counts one more job of a queue. The job is due `delay` after the last turn of the queue or, if the current
     /// virtual time is later, `delay` after that time.
-    fn enqueue(&mut self, key: &K, delay: Duration, new: impl FnOnce() -> V) -> &mut V {
+    fn enqueue(&mut self, key: &K, kind: JobKind, delay: Duration, new: impl FnOnce() -> V) -> &mut V {
         let queue = self.queues.entry(key.clone()).or_insert_with(|| SubQueue {
             finish_time: Duration::ZERO,
             position: None,
             waiting: 0,
+            waiting_by_kind: KindCounts::default(),
             content: new(),
         });
         queue.waiting += 1;
+        queue.waiting_by_kind.0[kind.index()] += 1;
         let due = queue.finish_time.max(self.virtual_time) + delay;
         if queue.position.is_none_or(|(other, _)| due < other) {
             queue.reposition(due, &mut self.next_sequence, &mut self.schedule, key);
@@ -127,32 +187,48 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
         &mut queue.content
     }
 
-    /// Takes a job from the queue that is due first, and charges the queue.
-    fn dequeue<T>(&mut self, expected: Duration, take: impl FnOnce(&mut V) -> Option<T>) -> Option<(K, T)> {
-        let ((due, _), key) = self.schedule.pop_first()?;
+    /// Takes a job from the queue that is due first of those with a job that can start, and charges the queue. `take`
+    /// returns the job with its kind and its expected time. A queue whose jobs cannot start keeps its position.
+    fn dequeue<T>(
+        &mut self,
+        startable: StartableKinds,
+        take: impl FnOnce(&mut V) -> Option<(JobKind, Duration, T)>,
+    ) -> Option<(JobKind, Duration, (K, T))> {
+        let has_startable = |key| {
+            self.queues.get(key).is_some_and(|queue: &SubQueue<V>| queue.waiting_by_kind.has_startable(startable))
+        };
+        let position = *self.schedule.iter().find(|(_, key)| has_startable(key))?.0;
+        let key = self.schedule.remove(&position)?;
         let queue = self.queues.get_mut(&key)?;
+        let due = position.0;
         queue.position = None;
         self.virtual_time = self.virtual_time.max(due);
+        let (kind, expected, taken) = take(&mut queue.content)?;
         queue.finish_time = due + expected;
-        let taken = take(&mut queue.content)?;
         queue.waiting -= 1;
+        queue.waiting_by_kind.0[kind.index()] -= 1;
         if queue.waiting > 0 {
             queue.reposition(queue.finish_time, &mut self.next_sequence, &mut self.schedule, &key);
         }
-        Some((key, taken))
+        Some((kind, expected, (key, taken)))
     }
 
     /// Removes a job out of turn, without a charge.
-    fn remove_out_of_turn<T>(&mut self, key: &K, take: impl FnOnce(&mut V) -> Option<T>) -> Option<T> {
+    fn remove_out_of_turn<T>(
+        &mut self,
+        key: &K,
+        take: impl FnOnce(&mut V) -> Option<(JobKind, T)>,
+    ) -> Option<(JobKind, T)> {
         let queue = self.queues.get_mut(key)?;
-        let taken = take(&mut queue.content)?;
+        let (kind, taken) = take(&mut queue.content)?;
         queue.waiting -= 1;
+        queue.waiting_by_kind.0[kind.index()] -= 1;
         if queue.waiting == 0
             && let Some(position) = queue.position.take()
         {
             self.schedule.remove(&position);
         }
-        Some(taken)
+        Some((kind, taken))
     }
 
     /// Replaces the expected time of a job by the time that it took.
@@ -213,33 +289,47 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
             && (self.length < self.capacity || self.displaced_owner(owner).is_some())
     }
 
-    /// Queues a job if there is a slot for it. `expected`: the average time of a job.
-    pub(super) fn push(&mut self, owner: &JobOwner<N, A, C>, expected: Duration, job: T) -> PushOutcome<T> {
+    /// Queues a job if there is a slot for it. `expected`: the expected time of the job.
+    pub(super) fn push(
+        &mut self,
+        owner: &JobOwner<N, A, C>,
+        kind: JobKind,
+        expected: Duration,
+        job: T,
+    ) -> PushOutcome<T> {
         if self.is_client_limit_reached(&owner.client) {
             return PushOutcome::Refused(job);
         }
         if self.length < self.capacity {
-            self.insert(owner, expected, job);
+            self.insert(owner, kind, expected, job);
             return PushOutcome::Queued;
         }
         match self.displaced_owner(owner).and_then(|victim| self.remove_newest(&victim)) {
             Some(displaced) => {
-                self.insert(owner, expected, job);
+                self.insert(owner, kind, expected, job);
                 PushOutcome::Displaced(displaced)
             }
             None => PushOutcome::Refused(job),
         }
     }
 
-    pub(super) fn pop(&mut self, expected: Duration) -> Option<ScheduledJob<N, A, C, T>> {
-        let (namespace, (app, (client, job))) = self.namespaces.dequeue(expected, |apps| {
-            apps.dequeue(expected, |clients| {
-                clients.dequeue(expected, |jobs| (!jobs.is_empty()).then(|| jobs.remove(0)))
-            })
-        })?;
+    /// Takes the next job that can start. `expected`: the expected time of a job.
+    pub(super) fn pop(
+        &mut self,
+        startable: StartableKinds,
+        expected: impl Fn(&T) -> Duration,
+    ) -> Option<ScheduledJob<N, A, C, T>> {
+        let take = |jobs: &mut ClientJobs<T>| {
+            let index = jobs.iter().position(|(kind, _)| startable.contains(*kind))?;
+            let (kind, job) = jobs.remove(index);
+            Some((kind, expected(&job), job))
+        };
+        let (kind, expected, (namespace, (app, (client, job)))) = self
+            .namespaces
+            .dequeue(startable, |apps| apps.dequeue(startable, |clients| clients.dequeue(startable, take)))?;
         let owner = JobOwner { namespace, app, client };
         self.count_removed_job(&owner);
-        Some(ScheduledJob { job, charge: Charge { owner, expected } })
+        Some(ScheduledJob { job, kind, charge: Charge { owner, expected } })
     }
 
     /// Replaces the charged time of a job by the time that it took.
@@ -253,7 +343,7 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
             .and_then(|clients| clients.correct_charge(&owner.client, *expected, took));
     }
 
-    fn insert(&mut self, owner: &JobOwner<N, A, C>, expected: Duration, job: T) {
+    fn insert(&mut self, owner: &JobOwner<N, A, C>, kind: JobKind, expected: Duration, job: T) {
         let is_first_in_app = self.waiting_in_app(owner) == 0;
         let load = self.waiting_per_client.entry(owner.client.clone()).or_default();
         // A client gains little by waiting in many Apps: each other App in which it waits delays the new job.
@@ -262,10 +352,10 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         load.jobs += 1;
         load.apps += usize::from(is_first_in_app);
         self.length += 1;
-        let apps = self.namespaces.enqueue(&owner.namespace, delay, FairScheduler::new);
-        let clients = apps.enqueue(&owner.app, delay, FairScheduler::new);
+        let apps = self.namespaces.enqueue(&owner.namespace, kind, delay, FairScheduler::new);
+        let clients = apps.enqueue(&owner.app, kind, delay, FairScheduler::new);
         let queues_before = clients.queues.len();
-        clients.enqueue(&owner.client, delay, Vec::new).push(job);
+        clients.enqueue(&owner.client, kind, delay, Vec::new).push((kind, job));
         self.client_queues += clients.queues.len() - queues_before;
         if self.client_queues > self.capacity * CLIENT_QUEUES_PER_SLOT {
             self.drop_idle_queues();
@@ -273,7 +363,7 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
     }
 
     fn remove_newest(&mut self, owner: &JobOwner<N, A, C>) -> Option<T> {
-        let job = self.namespaces.remove_out_of_turn(&owner.namespace, |apps| {
+        let (_, job) = self.namespaces.remove_out_of_turn(&owner.namespace, |apps| {
             apps.remove_out_of_turn(&owner.app, |clients| clients.remove_out_of_turn(&owner.client, Vec::pop))
         })?;
         self.count_removed_job(owner);
@@ -351,6 +441,9 @@ mod tests {
     type Queue = FairQueue<&'static str, &'static str, u8, u32>;
 
     const JOB: Duration = Duration::from_millis(10);
+    const LIGHT: JobKind = JobKind { is_heavy: false, is_large: false };
+    const HEAVY: JobKind = JobKind { is_heavy: true, is_large: false };
+    const LARGE: JobKind = JobKind { is_heavy: false, is_large: true };
 
     fn owner(namespace: &'static str, app: &'static str, client: u8) -> JobOwner<&'static str, &'static str, u8> {
         JobOwner { namespace, app, client }
@@ -368,17 +461,17 @@ mod tests {
 
     impl Queue {
         fn add(&mut self, owner: JobOwner<&'static str, &'static str, u8>, item: u32) -> PushOutcome<u32> {
-            self.push(&owner, JOB, item)
+            self.push(&owner, LIGHT, JOB, item)
         }
 
         /// Removes the next job, which runs as long as expected.
         fn next(&mut self) -> Option<u32> {
-            self.pop(JOB).map(|turn| turn.job)
+            self.pop(StartableKinds::ALL, |_| JOB).map(|turn| turn.job)
         }
 
         /// Removes the next job, which runs for `took`.
         fn next_taking(&mut self, took: Duration) -> Option<u32> {
-            let turn = self.pop(JOB)?;
+            let turn = self.pop(StartableKinds::ALL, |_| JOB)?;
             self.correct_charge(&turn.charge, took);
             Some(turn.job)
         }
@@ -470,7 +563,7 @@ mod tests {
         // Each job is followed by another one of the same owner.
         let mut multi_app_turns = 0;
         for _ in 0..1000 {
-            let job = queue.pop(JOB).unwrap();
+            let job = queue.pop(StartableKinds::ALL, |_| JOB).unwrap();
             queue.correct_charge(&job.charge, JOB);
             multi_app_turns += u32::from(job.job < 64);
             assert_eq!(queue.add(job.charge.owner, job.job), PushOutcome::Queued);
@@ -501,7 +594,7 @@ mod tests {
         }
         let mut used = [Duration::ZERO; 2];
         for _ in 0..22 {
-            let turn = queue.pop(JOB).unwrap();
+            let turn = queue.pop(StartableKinds::ALL, |_| JOB).unwrap();
             let (owner, took) = if turn.job < 100 { (0, slow) } else { (1, quick) };
             used[owner] += took;
             queue.correct_charge(&turn.charge, took);
@@ -536,8 +629,8 @@ mod tests {
         let mut queue = FairQueue::<u8, u32, u32, u32>::new(8);
         for client in 0..10_000 {
             let owner = JobOwner { namespace: 0, app: client % 100, client };
-            assert_eq!(queue.push(&owner, JOB, client), PushOutcome::Queued);
-            let turn = queue.pop(JOB).unwrap();
+            assert_eq!(queue.push(&owner, LIGHT, JOB, client), PushOutcome::Queued);
+            let turn = queue.pop(StartableKinds::ALL, |_| JOB).unwrap();
             queue.correct_charge(&turn.charge, JOB);
             let kept: usize =
                 queue.namespaces.queues[&0].content.queues.values().map(|app| app.content.queues.len()).sum();
@@ -599,5 +692,66 @@ mod tests {
         assert_eq!(queue.add(only_app_owner("a", 4), 12), PushOutcome::Displaced(1));
         assert_eq!(queue.add(only_app_owner("a", 5), 13), PushOutcome::Refused(13));
         assert_eq!(drain(&mut queue), [0, 10, 11, 12]);
+    }
+
+    #[test]
+    fn a_job_that_cannot_start_lets_the_next_queue_pass_and_keeps_its_turn() {
+        let mut queue = Queue::new(100);
+        queue.push(&only_app_owner("imported", 1), HEAVY, JOB, 1);
+        queue.push(&only_app_owner("imported", 2), LARGE, JOB, 2);
+        queue.push(&only_app_owner("imported", 3), LIGHT, JOB, 3);
+        queue.push(&only_app_owner("native", 4), LIGHT, JOB, 4);
+        let mut pop = |heavy, large| queue.pop(StartableKinds { heavy, large }, |_| JOB).map(|turn| turn.job);
+        assert_eq!(pop(false, false), Some(3), "the App's own light job");
+        assert_eq!(pop(false, false), Some(4));
+        assert_eq!(pop(false, false), None, "the remaining jobs wait");
+        assert_eq!(pop(false, true), Some(2));
+        assert_eq!(pop(false, true), None);
+        assert_eq!(pop(true, false), Some(1));
+        assert_eq!(queue.len(), 0);
+    }
+
+    #[test]
+    fn the_jobs_of_a_client_that_can_start_pass_those_that_cannot() {
+        let mut queue = Queue::new(100);
+        let client = only_app_owner("a", 1);
+        let both = JobKind { is_heavy: true, is_large: true };
+        for (item, kind) in [(1, both), (2, HEAVY), (3, LIGHT), (4, both)] {
+            queue.push(&client, kind, JOB, item);
+        }
+        let mut pop = |heavy, large| queue.pop(StartableKinds { heavy, large }, |_| JOB).map(|turn| turn.job);
+        assert_eq!(pop(true, false), Some(2));
+        assert_eq!(pop(false, true), Some(3));
+        assert_eq!(pop(false, true), None, "a job of both kinds needs both limits");
+        assert_eq!([pop(true, true), pop(true, true), pop(true, true)], [Some(1), Some(4), None]);
+    }
+
+    #[test]
+    fn a_displaced_job_no_longer_counts_as_waiting_of_its_kind() {
+        let mut queue = Queue::new(3);
+        for client in 1..=3 {
+            queue.push(&only_app_owner("storm", client), HEAVY, JOB, client.into());
+        }
+        assert!(matches!(queue.push(&only_app_owner("quiet", 4), LIGHT, JOB, 4), PushOutcome::Displaced(_)));
+        let mut pop = |heavy| queue.pop(StartableKinds { heavy, large: true }, |_| JOB).map(|turn| turn.job);
+        assert_eq!(pop(false), Some(4));
+        assert_eq!(pop(false), None);
+        assert!(pop(true).is_some() && pop(true).is_some());
+        assert_eq!(pop(true), None);
+    }
+
+    #[test]
+    fn turns_follow_the_weight_of_jobs() {
+        let mut queue = Queue::new(200);
+        for number in 0..40 {
+            queue.push(&only_app_owner("heavy", 1), HEAVY, JOB * 10, number);
+            queue.push(&only_app_owner("light", 2), LIGHT, JOB, 100 + number);
+        }
+        // The jobs still run: nothing corrects their charges.
+        let expected = |job: &u32| if *job < 100 { JOB * 10 } else { JOB };
+        let order: Vec<_> =
+            (0..22).map_while(|_| queue.pop(StartableKinds::ALL, expected).map(|turn| turn.job)).collect();
+        let heavy = order.iter().filter(|item| **item < 100).count();
+        assert_eq!(heavy, 2, "ten light jobs for each heavy one: {order:?}");
     }
 }

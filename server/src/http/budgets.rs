@@ -21,6 +21,8 @@ use crate::domain::client::ClientAddress;
 /// budgets use 96.
 const CONNECTIONS_DIVISOR: u64 = 4;
 const REQUEST_BYTES_DIVISOR: u64 = 8;
+/// The bodies of imports get a part of their own: two bodies of the maximum size with a limit of 256 MiB.
+const IMPORT_BYTES_DIVISOR: u64 = 32;
 /// One client address can hold at most an eighth of each budget: it takes at least eight client addresses to exhaust a
 /// budget.
 const CLIENT_DIVISOR: usize = 8;
@@ -76,6 +78,8 @@ const OPS_CONNECTIONS_PER_CLIENT: usize = 16;
 pub struct Budgets {
     request_bytes: Arc<Quota>,
     further_requests: Arc<Quota>,
+    /// The bodies of imports.
+    import_bytes: Arc<Quota>,
     /// A part of `request_bytes`: what is counted here is also counted there.
     proxy_heads: Arc<Quota>,
     refusals: Refusals,
@@ -125,6 +129,8 @@ pub struct RequestMemory {
     /// The part of [`ALLOWANCE`] that is not used yet.
     allowance: usize,
     permit: QuotaPermit,
+    /// A permit of `Budgets::import_bytes`.
+    import: QuotaPermit,
     /// A permit of `Budgets::further_requests`, if the request is not alone on its connection.
     _further: QuotaPermit,
 }
@@ -144,6 +150,7 @@ impl Budgets {
         Arc::new(Self {
             request_bytes: Quota::new(remaining, remaining / CLIENT_DIVISOR, remaining / SITE_DIVISOR),
             further_requests: Quota::new(further, further / CLIENT_DIVISOR, further / SITE_DIVISOR),
+            import_bytes: Quota::new(part(IMPORT_BYTES_DIVISOR), 0, 0),
             proxy_heads: Quota::new(remaining / PROXY_HEADS_DIVISOR, 0, 0),
             refusals: Refusals::new(public / HELD_REFUSALS_DIVISOR),
             public,
@@ -202,6 +209,7 @@ impl Budgets {
         let mut memory = RequestMemory {
             allowance: ALLOWANCE,
             permit: self.request_bytes.empty_permit(Some(client)),
+            import: self.import_bytes.empty_permit(None),
             _further: self.further_requests.try_acquire(Some(client), further)?,
         };
         memory.try_acquire(head_bytes(parts))?;
@@ -218,6 +226,15 @@ fn head_bytes(parts: &Parts) -> usize {
 // === impl RequestMemory ===
 
 impl RequestMemory {
+    /// Acquires bytes of the body of an import.
+    ///
+    /// # Errors
+    ///
+    /// [`Exhausted`] if the bytes do not fit the budget of all imports.
+    pub fn try_acquire_import(&mut self, bytes: usize) -> Result<(), Exhausted> {
+        self.import.try_grow(bytes)
+    }
+
     /// Acquires more bytes before they are read.
     ///
     /// # Errors

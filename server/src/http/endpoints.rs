@@ -1,4 +1,4 @@
-//! Connects each route of the public listener to the functions `operation` and `handle` of its module in `handlers`.
+//! Connects each route to the functions `operation` and `handle` of its module in `handlers`.
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
@@ -10,11 +10,11 @@ use super::{
     openapi::operation::Operation,
     request::InboundRequest,
     response::Response,
-    routes::{Route, endpoints},
+    routes::{AdministrationRoute, Route, administration_endpoints, public_endpoints},
 };
 use crate::{domain::app::App, state::State};
 
-/// Generates `operation` and `call` from the table of the endpoints (`endpoints!`).
+/// Generates `operation` and `call` from the table of the public endpoints.
 macro_rules! declare_functions {
     (
         app {
@@ -55,4 +55,78 @@ macro_rules! declare_functions {
     };
 }
 
-endpoints!(declare_functions);
+public_endpoints!(declare_functions);
+
+/// The same for the administration listener.
+pub(super) mod administration {
+    use std::sync::Arc;
+
+    use super::{
+        AdministrationRoute, App, BoxFuture, Bytes, FutureExt, InboundRequest, Operation, Ports, Problem, Response,
+        State, administration_endpoints, handlers,
+    };
+    use crate::{domain::rights::Right, http::authentication::Caller};
+
+    /// Generates the functions from the table of the administration endpoints.
+    macro_rules! declare_functions {
+        (
+            app {
+                $(
+                    $(#[$app_doc:meta])*
+                    $app_route:ident = $app_verb:ident $app_name:literal $app_path:literal => $($app_module:ident)::+;
+                )+
+            }
+            service {
+                $($(#[$doc:meta])* $route:ident = $verb:ident $name:literal $path:literal => $($module:ident)::+;)+
+            }
+        ) => {
+            /// What the OpenAPI document says about the route.
+            pub(in crate::http) fn operation(route: AdministrationRoute) -> Operation {
+                match route {
+                    $(AdministrationRoute::$app_route => handlers::$($app_module::)+operation(),)+
+                    $(AdministrationRoute::$route => handlers::$($module::)+operation(),)+
+                }
+            }
+
+            /// The right that the caller needs. `None` for a route without an App.
+            pub(in crate::http) fn right(route: AdministrationRoute) -> Option<Right> {
+                match route {
+                    $(AdministrationRoute::$app_route => Some(handlers::$($app_module::)+RIGHT),)+
+                    $(AdministrationRoute::$route)|+ => None,
+                }
+            }
+
+            /// Calls the handler of a route with an App.
+            pub(in crate::http) fn call<'a, S: Ports>(
+                route: AdministrationRoute,
+                state: &'a Arc<State<S>>,
+                app: &'a App,
+                caller: &'a Caller,
+                request: InboundRequest,
+            ) -> BoxFuture<'a, Result<Response, Problem>> {
+                match route {
+                    $(
+                        AdministrationRoute::$app_route => {
+                            handlers::$($app_module::)+handle(state, app, caller, request).boxed()
+                        }
+                    )+
+                    $(AdministrationRoute::$route)|+ => async { Err(Problem::app_not_found()) }.boxed(),
+                }
+            }
+
+            /// Calls the handler of a route without an App. `openapi` is the rendered OpenAPI document.
+            pub(in crate::http) fn call_service(
+                route: AdministrationRoute,
+                openapi: &Bytes,
+                request: InboundRequest,
+            ) -> BoxFuture<'_, Result<Response, Problem>> {
+                match route {
+                    $(AdministrationRoute::$app_route)|+ => async { Err(Problem::app_not_found()) }.boxed(),
+                    $(AdministrationRoute::$route => handlers::$($module::)+handle(openapi, request).boxed(),)+
+                }
+            }
+        };
+    }
+
+    administration_endpoints!(declare_functions);
+}

@@ -9,6 +9,7 @@ use http::{
 use latchkey_crds::rendered::Window;
 use schemars::JsonSchema;
 use serde::Serialize;
+use uuid::Uuid;
 
 use crate::domain::{
     error::CommonError,
@@ -16,6 +17,7 @@ use crate::domain::{
     ports::StoreError,
     rate_limits::RateLimited,
     sessions::{RefreshError, UNKNOWN_KEY_RETRY},
+    user::UserId,
 };
 
 /// Declares the codes, each with its status, its text, and its meaning for the documentation.
@@ -43,6 +45,11 @@ macro_rules! error_codes {
                 match self {
                     $(Self::$name => StatusCode::$status,)*
                 }
+            }
+
+            /// Whether the error names the user with whom the request conflicts.
+            pub const fn names_user(self) -> bool {
+                matches!(self, Self::ExternalIdTaken | Self::IdentityTaken)
             }
 
             /// When the code is returned, for the documentation.
@@ -80,6 +87,9 @@ error_codes! {
     EmailTaken = CONFLICT, "email_taken", "The email address has an account (returned only if enumeration protection is `Disabled`).";
     AccountLinkRequired = CONFLICT, "account_link_required", "The email address has an account that this provider cannot be linked to by address (only with enumeration protection `Disabled`).";
     LastIdentity = CONFLICT, "last_identity", "The identity is the last way to log in to the account.";
+    ExternalIdTaken = CONFLICT, "external_id_taken", "Another user has this `external_id`; `user_id` names the user (administration only).";
+    IdentityTaken = CONFLICT, "identity_taken", "Another user has this identity; `user_id` names the user (administration only).";
+    VersionConflict = PRECONDITION_FAILED, "version_conflict", "The user has another version than `If-Match` names (administration only).";
     PayloadTooLarge = PAYLOAD_TOO_LARGE, "payload_too_large", "The body is larger than 64 KiB.";
     UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", "The body is not `application/json` in UTF-8, or it is compressed.";
     RateLimited = TOO_MANY_REQUESTS, "rate_limited", "A limit is reached; `Retry-After` says when to try again. The call consumed no code or token.";
@@ -104,13 +114,21 @@ pub enum FieldCode {
     Guessable,
     /// The App does not accept email addresses of this domain.
     DomainNotAllowed,
+    /// The App has no provider of this name.
+    UnknownProvider,
+    /// A password hash of a form that cannot be imported.
+    HashNotSupported,
+    /// A password hash whose check would take too long or need too much memory.
+    HashTooCostly,
+    /// The users of the App have password hashes of too many different forms or costs.
+    TooManyHashKinds,
 }
 
 /// One invalid field of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FieldProblem {
     /// The field's name in the request.
-    pub field: &'static str,
+    pub field: Cow<'static, str>,
     pub code: FieldCode,
     /// What to change, for people. It never quotes the input.
     pub message: Cow<'static, str>,
@@ -127,6 +145,9 @@ pub struct ErrorBody<'a> {
     /// Every invalid field of the request, if fields are the reason for the error.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     pub fields: &'a [FieldProblem],
+    /// The user with whom the request conflicts, if the caller is an administrator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_id: Option<Uuid>,
     /// The value of `X-Request-Id`; the log has it too.
     pub request_id: &'a str,
 }
@@ -138,6 +159,9 @@ pub struct Problem {
     pub status: StatusCode,
     pub description: Cow<'static, str>,
     pub fields: Vec<FieldProblem>,
+    /// The user with whom the request conflicts. Set only on the administration listener. Boxed, because every function
+    /// that can fail returns a `Problem`.
+    pub user_id: Option<Box<UserId>>,
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// The time in `Retry-After`, if the reason for the error is a limit, lack of capacity or an outage. Such errors
     /// can come in large numbers, so the pipeline limits their log lines and can hold the response.
@@ -171,6 +195,7 @@ impl Problem {
             status: code.status(),
             description: description.into(),
             fields: Vec::new(),
+            user_id: None,
             headers: Vec::new(),
             refusal_retry_after: None,
             closes_connection: false,
@@ -199,7 +224,7 @@ impl Problem {
             WeakPassword::Guessable => FieldCode::Guessable,
         };
         let message = weak.to_string().into();
-        Self::from_fields(ErrorCode::WeakPassword, vec![FieldProblem { field: "password", code, message }])
+        Self::from_fields(ErrorCode::WeakPassword, vec![FieldProblem { field: "password".into(), code, message }])
     }
 
     pub fn not_found() -> Self {
@@ -362,7 +387,8 @@ mod tests {
         }
         page.push_str(
             "\nEach of `fields` is `{\"field\", \"code\", \"message\"}`; `code` is one of `missing`, `empty`, `invalid`,\n\
-             `too_short`, `too_long`, `guessable`, `domain_not_allowed`.\n\n\
+             `too_short`, `too_long`, `guessable`, `domain_not_allowed`, `unknown_provider`,\n\
+             `hash_not_supported`, `hash_too_costly`, `too_many_hash_kinds`.\n\n\
              Responses of the HTTP library before there is a request (malformed HTTP: 400, headers over 32 KiB or more than\n\
              100 header fields: 431) have no body and no `X-Request-Id`.\n",
         );

@@ -1,6 +1,7 @@
 //! One file per endpoint: request, response, entry in the OpenAPI document, error mapping and handler.
 
 pub mod activity;
+pub mod administration;
 pub mod authorize;
 pub mod discovery;
 pub mod email;

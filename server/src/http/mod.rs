@@ -6,13 +6,14 @@ use prometheus_client::registry::Registry;
 
 use crate::{
     domain::ports::{
-        self, AuditLog, Codes, Flows, Identities, Outbox, PasswordHasher, Providers, RateLimits, Sessions, Users,
+        self, AuditLog, Codes, Flows, Identities, Outbox, PasswordHasher, Providers, RateLimits, Sessions,
+        UserAdministration, Users,
     },
     providers::ProviderReports,
     state::State,
 };
 
-mod admin;
+pub mod administration;
 pub mod authentication;
 pub mod budgets;
 pub mod cookies;
@@ -45,9 +46,9 @@ pub use pipeline::Service;
 pub use serve::{Drain, serve};
 
 /// All ports of the domain that the endpoints need.
-pub trait Ports: AccountPorts + SocialPorts + Outbox + AuditLog + Send + Sync + 'static {}
+pub trait Ports: AccountPorts + SocialPorts + UserAdministration + Outbox + AuditLog + Send + Sync + 'static {}
 
-impl<S: AccountPorts + SocialPorts + Outbox + AuditLog + Send + Sync + 'static> Ports for S {}
+impl<S: AccountPorts + SocialPorts + UserAdministration + Outbox + AuditLog + Send + Sync + 'static> Ports for S {}
 
 /// The ports that accounts and their sessions need.
 pub trait AccountPorts: Users + ports::OwnAccounts + RateLimits + PasswordHasher + Sessions + Codes {}
@@ -65,10 +66,10 @@ pub fn public_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budg
     Service::new(public::PublicEndpoints::new(Arc::clone(&state)), state, metrics, budgets, slots)
 }
 
-/// The service of the administration listener, which has no endpoints yet.
+/// The service of the administration listener: the API for the ServiceAccounts that Apps list.
 pub fn admin_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budgets: Arc<Budgets>) -> Service {
     let slots = budgets.admin_connections();
-    Service::new(admin::AdminEndpoints, state, metrics, budgets, slots)
+    Service::new(administration::AdministrationEndpoints::new(Arc::clone(&state)), state, metrics, budgets, slots)
 }
 
 /// The service of the operations listener. `drain` must be the drain of this listener: when the listener stops

@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 use super::{
     endpoints,
     error::ErrorBody,
-    routes::{Route, Verb},
+    openapi::operation::Operation,
+    routes::{AdministrationRoute, Route, RouteTable, Verb},
 };
 
 mod components;
@@ -16,25 +17,54 @@ mod errors;
 pub mod examples;
 pub mod operation;
 
-/// Generates the document for a service at `base_url`.
-pub fn document(base_url: &IssuerUrl) -> Value {
+/// Generates the document of the public listener for a service at `base_url`.
+pub fn public_document(base_url: &IssuerUrl) -> Value {
+    let description = "Every response carries `X-Request-Id` and `X-Content-Type-Options: nosniff`. Times are Unix \
+        seconds. Bodies are JSON in UTF-8, at most 64 KiB. Unknown fields are ignored. A duplicate key, nesting deeper \
+        than 16 or more than 1,000 values are rejected.";
+    let summary = "Email and social login for the applications of a cluster";
+    document::<Route>(endpoints::operation, "Latchkey", summary, description, base_url.as_str())
+}
+
+/// Generates the document of the administration listener.
+pub fn administration_document() -> Value {
+    let description = "For the ServiceAccounts that an App lists in `administrators`. Every response carries \
+        `X-Request-Id` and `X-Content-Type-Options: nosniff`. Times are Unix seconds. Bodies are JSON in UTF-8, at most \
+        64 KiB. Unknown fields and unknown query parameters are rejected. Eight calls of a caller and 32 calls to an App \
+        can be in flight per server.";
+    let summary = "Administration of the users of an App";
+    let url = "http://latchkey-server-admin.latchkey.svc:8081";
+    document::<AdministrationRoute>(
+        endpoints::administration::operation,
+        "Latchkey administration",
+        summary,
+        description,
+        url,
+    )
+}
+
+fn document<R: RouteTable>(
+    operation: fn(R) -> Operation,
+    title: &str,
+    summary: &str,
+    description: &str,
+    url: &str,
+) -> Value {
     let settings =
         SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = "/components/schemas".into());
     let mut schemas = settings.for_serialize().into_generator();
-    let paths = paths(&mut schemas);
-    let parameters = components::path_parameters(&mut schemas);
+    let paths = paths(operation, &mut schemas);
+    let parameters = components::path_parameters(&mut schemas, &paths);
     json!({
         "openapi": "3.1.0",
         "info": {
-            "title": "Latchkey",
-            "summary": "Email and social login for the applications of a cluster",
-            "description": "Every response carries `X-Request-Id` and `X-Content-Type-Options: nosniff`. Times are \
-                Unix seconds. Bodies are JSON in UTF-8, at most 64 KiB. Unknown fields are ignored. A duplicate key, \
-                nesting deeper than 16 or more than 1,000 values are rejected.",
+            "title": title,
+            "summary": summary,
+            "description": description,
             "version": "1",
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
         },
-        "servers": [{ "url": base_url.as_str() }],
+        "servers": [{ "url": url }],
         "paths": paths,
         "components": {
             "schemas": schemas.take_definitions(true),
@@ -46,15 +76,15 @@ pub fn document(base_url: &IssuerUrl) -> Value {
 }
 
 /// Every path with its parameters and its operations, one per method.
-fn paths(schemas: &mut SchemaGenerator) -> Map<String, Value> {
+fn paths<R: RouteTable>(operation: fn(R) -> Operation, schemas: &mut SchemaGenerator) -> Map<String, Value> {
     let error = schemas.subschema_for::<ErrorBody<'static>>();
     let mut paths = Map::new();
-    for route in Route::ALL.iter().copied() {
+    for route in R::ALL.iter().copied() {
         let item = paths.entry(route.template()).or_insert_with(|| {
             let parameters = components::path_parameter_references(route.template());
             if parameters.is_empty() { json!({}) } else { json!({ "parameters": parameters }) }
         });
-        item[method_name(route.verb())] = endpoints::operation(route).render(route, schemas, &error);
+        item[method_name(route.verb())] = operation(route).render(route, schemas, &error);
     }
     paths
 }
@@ -77,13 +107,15 @@ mod tests {
     use crate::http::error::ErrorCode;
 
     fn generated() -> Value {
-        document(&"https://auth.example.com".parse().unwrap())
+        public_document(&"https://auth.example.com".parse().unwrap())
     }
 
     #[test]
     fn the_stored_document_is_up_to_date() {
         let text = serde_json::to_string_pretty(&generated()).unwrap() + "\n";
         crate::http::docs::assert_up_to_date("openapi.json", &text);
+        let text = serde_json::to_string_pretty(&administration_document()).unwrap() + "\n";
+        crate::http::docs::assert_up_to_date("openapi-administration.json", &text);
     }
 
     /// Adds every `$ref` of a document to `found`.
@@ -102,13 +134,14 @@ mod tests {
 
     #[test]
     fn every_reference_resolves() {
-        let document = generated();
-        let mut found = Vec::new();
-        collect_references(&document, &mut found);
-        assert!(found.len() > 50);
-        for reference in found {
-            let pointer = reference.strip_prefix('#').unwrap();
-            assert!(document.pointer(pointer).is_some(), "{reference}");
+        for document in [generated(), administration_document()] {
+            let mut found = Vec::new();
+            collect_references(&document, &mut found);
+            assert!(found.len() > 50);
+            for reference in found {
+                let pointer = reference.strip_prefix('#').unwrap();
+                assert!(document.pointer(pointer).is_some(), "{reference}");
+            }
         }
     }
 
@@ -128,11 +161,15 @@ mod tests {
 
     #[test]
     fn every_route_is_described() {
-        let document = generated();
-        let mut operations: Vec<_> = document["paths"].as_object().unwrap().values().flat_map(operation_ids).collect();
-        operations.sort();
-        let mut names: Vec<_> = Route::ALL.iter().map(|route| route.name()).collect();
-        names.sort();
-        assert_eq!(operations, names);
+        fn assert_complete<R: RouteTable>(document: &Value) {
+            let paths = document["paths"].as_object().unwrap();
+            let mut operations: Vec<_> = paths.values().flat_map(operation_ids).collect();
+            operations.sort();
+            let mut names: Vec<_> = R::ALL.iter().map(|route| route.name()).collect();
+            names.sort();
+            assert_eq!(operations, names);
+        }
+        assert_complete::<Route>(&generated());
+        assert_complete::<AdministrationRoute>(&administration_document());
     }
 }

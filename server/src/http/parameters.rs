@@ -38,6 +38,11 @@ impl<'a> Parameters<'a> {
         pairs.collect::<Result<_, _>>().map(Self)
     }
 
+    /// The names, in the order in which they were sent.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| name.as_ref())
+    }
+
     /// The value of a parameter that can occur at most once.
     pub fn get_once(&self, name: &'static str) -> Result<Option<&str>, RepeatedParameter> {
         let mut values = self.0.iter().filter(|(named, _)| named == name).map(|(_, value)| value.as_ref());

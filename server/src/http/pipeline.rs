@@ -24,9 +24,11 @@ use super::{
     request::InboundRequest,
     request_span,
     response::{Body, Response, X_REQUEST_ID, full_body},
+    routes::RouteTable,
     timeouts::Timeouts,
 };
 use crate::{
+    config::Apps,
     domain::{
         app::App,
         client::{ClientAddress, ClientInfo},
@@ -55,8 +57,8 @@ pub enum Lookup<R> {
     Route {
         route: R,
         app: Option<Arc<App>>,
-        /// The provider's name or the session's id in the path, if the route has one.
-        path_parameter: Option<String>,
+        /// The texts at the placeholders of the path except `{APPID}`, in their order.
+        path_parameters: Vec<String>,
     },
     /// The route does not support the method.
     WrongMethod {
@@ -181,6 +183,32 @@ struct Pipeline<E, S> {
     state: Arc<State<S>>,
     metrics: HttpMetrics,
     budgets: Arc<Budgets>,
+}
+
+// === impl Lookup ===
+
+impl<R: RouteTable> Lookup<R> {
+    /// Finds the route and the App of a request.
+    pub(super) fn find(apps: &Apps, method: &Method, path: &str) -> Self {
+        let Some(matched) = R::find(path) else { return Self::NotFound };
+        let route = matched.route_for(method);
+        let app = match matched.app.map(|id| apps.get(id)) {
+            Some(None) => return Self::AppNotFound { route: route.unwrap_or(matched.any_route()) },
+            Some(Some(app)) => Some(app),
+            None => None,
+        };
+        let allow = matched.allow();
+        match route {
+            Some(route) => {
+                let path_parameters = matched.path_parameters.into_iter().map(str::to_owned).collect();
+                Self::Route { route, app, path_parameters }
+            }
+            None if R::ACCEPTS_OPTIONS && method == Method::OPTIONS => {
+                Self::Options { route: matched.any_route(), app, allow }
+            }
+            None => Self::WrongMethod { route: matched.any_route(), app, allow },
+        }
+    }
 }
 
 // === impl Service ===
@@ -346,9 +374,9 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
 
         let result = match memory.map(|memory| (lookup, memory)) {
             Err(Exhausted) => Err(Problem::over_budget()),
-            Ok((Lookup::Route { route, app, path_parameter }, memory)) => {
+            Ok((Lookup::Route { route, app, path_parameters }, memory)) => {
                 let (headers, uri) = (parts.headers, parts.uri);
-                let inbound = InboundRequest { headers, uri, path_parameter, body, memory, body_timeout, client };
+                let inbound = InboundRequest { headers, uri, path_parameters, body, memory, body_timeout, client };
                 let call = AssertUnwindSafe(self.endpoints.call(route, app, inbound)).catch_unwind();
                 let call = call.instrument(context.log_span.clone()).instrument(context.trace_span.clone());
                 call.await.unwrap_or_else(|_| Err(Problem::server_error().with_cause(HandlerPanicked)))

@@ -12,7 +12,7 @@ use super::{
     pipeline::{Endpoints, Lookup},
     request::InboundRequest,
     response::Response,
-    routes::Route,
+    routes::{Route, RouteTable},
 };
 use crate::{domain::app::App, state::State};
 
@@ -26,7 +26,7 @@ pub(super) struct PublicEndpoints<S> {
 
 impl<S> PublicEndpoints<S> {
     pub(super) fn new(state: Arc<State<S>>) -> Self {
-        let openapi = openapi::document(&state.settings.base_url).to_string().into();
+        let openapi = openapi::public_document(&state.settings.base_url).to_string().into();
         Self { state, openapi }
     }
 }
@@ -37,19 +37,7 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
     const LISTENER: &'static str = "public";
 
     fn find(&self, method: &Method, path: &str) -> Lookup<Route> {
-        let Some(matched) = Route::find(path) else { return Lookup::NotFound };
-        let route = matched.route_for(method);
-        let app = match matched.app.map(|id| self.state.apps.get(id)) {
-            Some(None) => return Lookup::AppNotFound { route: route.unwrap_or(matched.any_route()) },
-            Some(Some(app)) => Some(app),
-            None => None,
-        };
-        let allow = matched.allow();
-        match route {
-            Some(route) => Lookup::Route { route, app, path_parameter: matched.path_parameter.map(str::to_owned) },
-            None if method == Method::OPTIONS => Lookup::Options { route: matched.any_route(), app, allow },
-            None => Lookup::WrongMethod { route: matched.any_route(), app, allow },
-        }
+        Lookup::find(&self.state.apps, method, path)
     }
 
     fn name(route: Route) -> &'static str {

@@ -11,11 +11,13 @@ use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use schemars::{JsonSchema, Schema, json_schema};
 use serde_json::{Map, Value};
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     budgets::RequestMemory,
     error::{ErrorCode, FieldCode, FieldProblem, Problem},
     quota::Exhausted,
+    response::NDJSON,
 };
 use crate::{
     domain::{
@@ -46,8 +48,8 @@ const FORM_MEDIA_TYPE: &str = "application/x-www-form-urlencoded";
 pub struct InboundRequest {
     pub headers: HeaderMap,
     pub uri: Uri,
-    /// The provider's name or the session's id in the path, if the route has one.
-    pub path_parameter: Option<String>,
+    /// The texts at the placeholders of the path except `{APPID}`, in their order.
+    pub path_parameters: Vec<String>,
     pub body: Incoming,
     /// The memory that the request occupies until the response.
     pub memory: RequestMemory,
@@ -148,6 +150,11 @@ pub struct CodeText(pub String);
 // === reading bodies ===
 
 impl InboundRequest {
+    /// The text at a placeholder of the path, counted without `{APPID}`. Empty if the route has no such placeholder.
+    pub fn path_parameter(&self, index: usize) -> &str {
+        self.path_parameters.get(index).map_or("", String::as_str)
+    }
+
     /// Reads a JSON body and parses its fields.
     pub async fn read_json<T: RequestBody>(&mut self) -> Result<T, Problem> {
         parse_fields(self.read_object().await?)
@@ -198,6 +205,78 @@ impl InboundRequest {
             return Ok(());
         }
         Err(Problem::invalid_request("this call accepts no data: send no body, or {}"))
+    }
+
+    /// Reads a JSON object whose fields the handler parses itself.
+    pub async fn read_json_object(&mut self) -> Result<Map<String, Value>, Problem> {
+        self.read_object().await
+    }
+
+    /// Reads lines of JSON, and calls `read` with the number (from 1) and the text of each line that is not blank.
+    ///
+    /// # Errors
+    ///
+    /// 413 if the body has more than `max_bytes` bytes or `max_lines` lines, or a line more than `max_line` bytes; 415
+    /// for another media type; 503 if the server has no memory for the body.
+    pub async fn read_lines(
+        &mut self,
+        max_bytes: usize,
+        max_line: usize,
+        max_lines: usize,
+        mut read: impl FnMut(usize, &[u8]),
+    ) -> Result<(), Problem> {
+        if !media_type(&self.headers).is_some_and(|essence| essence.eq_ignore_ascii_case(NDJSON)) {
+            let why = "send one Content-Type: application/x-ndjson";
+            return Err(Problem::new(ErrorCode::UnsupportedMediaType, why));
+        }
+        require_no_content_coding(&self.headers)?;
+        let deadline = Instant::now() + self.body_timeout;
+        let (mut buffer, mut total, mut lines) = (Vec::new(), 0, 0);
+        let mut take_lines = |buffer: &mut Vec<u8>, is_last: bool| -> Result<(), Problem> {
+            let mut begin = 0;
+            loop {
+                let end = buffer[begin..].iter().position(|byte| *byte == b'\n').map(|length| begin + length);
+                let (end, next) = match end {
+                    Some(end) => (end, end + 1),
+                    None if is_last && begin < buffer.len() => (buffer.len(), buffer.len()),
+                    None => break,
+                };
+                lines += 1;
+                if lines > max_lines {
+                    return Err(too_large(format!("the body has more than {max_lines} lines")));
+                }
+                if end - begin > max_line {
+                    return Err(too_large(format!("line {lines} is larger than {max_line} bytes")));
+                }
+                let line = buffer[begin..end].trim_ascii();
+                if !line.is_empty() {
+                    read(lines, line);
+                }
+                begin = next;
+            }
+            buffer.drain(..begin);
+            if buffer.len() > max_line {
+                return Err(too_large(format!("line {} is larger than {max_line} bytes", lines + 1)));
+            }
+            Ok(())
+        };
+        while !self.body.is_end_stream() {
+            let Ok(frame) = timeout_at(deadline, self.body.frame()).await else {
+                let problem = Problem::invalid_request("the body was not received in time");
+                return Err(problem.with_status(StatusCode::REQUEST_TIMEOUT));
+            };
+            let Some(frame) = frame else { break };
+            let frame = frame.map_err(|error| Problem::invalid_request("the body is incomplete").with_cause(error))?;
+            let Ok(data) = frame.into_data() else { continue };
+            total += data.len();
+            if total > max_bytes {
+                return Err(too_large(format!("the body is larger than {max_bytes} bytes")));
+            }
+            self.memory.try_acquire_import(data.len()).map_err(|Exhausted| Problem::over_budget())?;
+            buffer.extend_from_slice(&data);
+            take_lines(&mut buffer, false)?;
+        }
+        take_lines(&mut buffer, true)
     }
 
     async fn read_object(&mut self) -> Result<Map<String, Value>, Problem> {
@@ -290,7 +369,11 @@ async fn collect_body(
 }
 
 fn payload_too_large() -> Problem {
-    Problem::new(ErrorCode::PayloadTooLarge, "the body is larger than 64 KiB")
+    too_large("the body is larger than 64 KiB")
+}
+
+fn too_large(description: impl Into<Cow<'static, str>>) -> Problem {
+    Problem::new(ErrorCode::PayloadTooLarge, description)
 }
 
 /// Requires exactly one `Content-Type`, which must be `application/json`. A `charset` must be UTF-8; other parameters
@@ -360,7 +443,10 @@ impl Fields {
             Some(Value::String(text)) => T::from_text(text),
             Some(_) => Err(InvalidField::new(FieldCode::Invalid, "is not a string")),
         };
-        read.map_err(|InvalidField { code, message }| self.invalid.push(FieldProblem { field, code, message })).ok()
+        read.map_err(|InvalidField { code, message }| {
+            self.invalid.push(FieldProblem { field: field.into(), code, message })
+        })
+        .ok()
     }
 }
 
@@ -560,7 +646,11 @@ mod tests {
         let mut fields = Fields { object: parse_object(body.as_bytes()).unwrap(), invalid: Vec::new() };
         let read = Sample::read(&mut fields);
         assert_eq!(read.is_none(), !fields.invalid.is_empty());
-        fields.invalid.into_iter().map(|bad| (bad.field, bad.code)).collect()
+        let name = |field| match field {
+            Cow::Borrowed(name) => name,
+            Cow::Owned(name) => panic!("{name} is not a declared field"),
+        };
+        fields.invalid.into_iter().map(|bad| (name(bad.field), bad.code)).collect()
     }
 
     #[test]

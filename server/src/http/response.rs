@@ -22,6 +22,9 @@ pub type Response = http::Response<Body>;
 
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// The media type of lines of JSON.
+pub const NDJSON: &str = "application/x-ndjson";
+
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 /// Initial size of the buffer for a JSON body, in bytes: enough for the response of *login* or *token*.
@@ -115,8 +118,13 @@ impl Problem {
     }
 
     pub fn to_json(&self, request_id: &str) -> Vec<u8> {
-        let body =
-            ErrorBody { error: self.code, error_description: &self.description, fields: &self.fields, request_id };
+        let body = ErrorBody {
+            error: self.code,
+            error_description: &self.description,
+            fields: &self.fields,
+            user_id: self.user_id.as_ref().map(|user| user.0),
+            request_id,
+        };
         serde_json::to_vec(&body).expect("the body of an error consists of strings")
     }
 }

@@ -1,14 +1,15 @@
-//! The endpoints of the public listener: maps method and path to a route, and a route to its URL.
+//! The endpoints of the public listener and of the administration listener: maps method and path to a route, and a
+//! route to its URL.
 
 use std::sync::LazyLock;
 
 use http::Method;
 use latchkey_crds::types::{AppId, IssuerUrl, ProviderName};
 
-/// Passes the table of the endpoints to the macro `$define`. A row has the route, the verb, the name (in metrics, logs
-/// and the OpenAPI document), the path, and the module in `handlers`. The module has the functions `operation` and
+/// Passes the table of the public endpoints to the macro `$define`. A row has the route, the verb, the name (in metrics,
+/// logs and the OpenAPI document), the path, and the module in `handlers`. The module has the functions `operation` and
 /// `handle`.
-macro_rules! endpoints {
+macro_rules! public_endpoints {
     ($define:ident) => {
         $define! {
             // The paths of an App.
@@ -65,46 +66,133 @@ macro_rules! endpoints {
         }
     };
 }
-pub(super) use endpoints;
+pub(super) use public_endpoints;
 
-/// Declares the routes of the table.
+/// Passes the table of the administration endpoints to the macro `$define`. The rows are like those of
+/// `public_endpoints!`. A module of an App's path also has the constant `RIGHT`.
+macro_rules! administration_endpoints {
+    ($define:ident) => {
+        $define! {
+            app {
+                ListUsers = Get "list-users" "/v1/{APPID}/users" => administration::users::list;
+                CreateUser = Post "create-user" "/v1/{APPID}/users" => administration::users::create;
+                ReadUser = Get "read-user" "/v1/{APPID}/users/{USER}" => administration::users::read;
+                ChangeUser = Patch "change-user" "/v1/{APPID}/users/{USER}" => administration::users::change;
+                RemoveUser = Delete "remove-user" "/v1/{APPID}/users/{USER}" => administration::users::remove;
+                UserSessions = Get "user-sessions" "/v1/{APPID}/users/{USER}/sessions"
+                    => administration::sessions::list;
+                EndUserSessions = Delete "end-user-sessions" "/v1/{APPID}/users/{USER}/sessions"
+                    => administration::sessions::end_all;
+                EndUserSession = Delete "end-user-session" "/v1/{APPID}/users/{USER}/sessions/{SESSION}"
+                    => administration::sessions::end;
+                RequestMail = Post "request-mail" "/v1/{APPID}/users/{USER}/mails" => administration::mails;
+                RemoveIdentity = Delete "remove-identity" "/v1/{APPID}/users/{USER}/identities/{PROVIDER}"
+                    => administration::identities;
+                ExportUser = Get "export-user" "/v1/{APPID}/users/{USER}/export" => administration::export::user;
+                ExportUsers = Get "export-users" "/v1/{APPID}/export" => administration::export::users;
+                ImportUsers = Post "import-users" "/v1/{APPID}/imports" => administration::imports;
+                Events = Get "events" "/v1/{APPID}/events" => administration::events;
+                DeadLetters = Get "dead-letters" "/v1/{APPID}/dead-letters" => administration::dead_letters::list;
+                RetryDeadLetters = Post "retry-dead-letters" "/v1/{APPID}/dead-letters/retry"
+                    => administration::dead_letters::retry;
+            }
+            // The paths without an App.
+            service {
+                OpenApi = Get "openapi" "/openapi.json" => openapi_document;
+            }
+        }
+    };
+}
+pub(super) use administration_endpoints;
+
+/// The routes of a listener.
+pub trait RouteTable: Copy + Eq + Send + Sync + 'static {
+    const ALL: &'static [Self];
+    /// Whether the paths accept OPTIONS, for CORS preflights.
+    const ACCEPTS_OPTIONS: bool;
+
+    fn verb(self) -> Verb;
+
+    /// The name in metrics, logs and the OpenAPI document.
+    fn name(self) -> &'static str;
+
+    /// The path with `{APPID}` and other placeholders, as in the OpenAPI document.
+    fn template(self) -> &'static str;
+
+    /// The paths of all routes.
+    fn paths() -> &'static [PathPattern<Self>];
+
+    /// The routes of the path of a request; `None` if there are none. Nothing is decoded or normalized: every path has
+    /// exactly one spelling.
+    fn find(path: &str) -> Option<MatchedPath<'_, Self>> {
+        Self::paths().iter().find_map(|pattern| pattern.matches(path))
+    }
+
+    /// The path of a route that has no placeholder but `{APPID}`.
+    fn path(self, app: &AppId) -> String {
+        self.template().replace("{APPID}", app.as_str())
+    }
+
+    fn url(self, base: &IssuerUrl, app: &AppId) -> String {
+        format!("{}{}", base.as_str().trim_end_matches('/'), self.path(app))
+    }
+}
+
+/// Declares the routes of a table.
 macro_rules! declare_routes {
-    ($($section:ident {
+    ($enum:ident, $accepts_options:literal, $about:literal, $($section:ident {
         $($(#[$doc:meta])* $route:ident = $verb:ident $name:literal $template:literal => $($module:ident)::+;)+
     })+) => {
-        /// The endpoints of the public listener.
+        #[doc = $about]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Route {
+        pub enum $enum {
             $($($(#[$doc])* $route,)+)+
         }
 
-        impl Route {
-            pub const ALL: &[Self] = &[$($(Self::$route,)+)+];
+        impl RouteTable for $enum {
+            const ALL: &'static [Self] = &[$($(Self::$route,)+)+];
+            const ACCEPTS_OPTIONS: bool = $accepts_options;
 
-            pub const fn verb(self) -> Verb {
+            fn verb(self) -> Verb {
                 match self {
                     $($(Self::$route => Verb::$verb,)+)+
                 }
             }
 
-            /// The name in metrics, logs and the OpenAPI document.
-            pub const fn name(self) -> &'static str {
+            fn name(self) -> &'static str {
                 match self {
                     $($(Self::$route => $name,)+)+
                 }
             }
 
-            /// The path with `{APPID}` and other placeholders, as in the OpenAPI document.
-            pub const fn template(self) -> &'static str {
+            fn template(self) -> &'static str {
                 match self {
                     $($(Self::$route => $template,)+)+
                 }
+            }
+
+            fn paths() -> &'static [PathPattern<Self>] {
+                static PATHS: LazyLock<Vec<PathPattern<$enum>>> = LazyLock::new(PathPattern::all);
+                &PATHS
             }
         }
     };
 }
 
-endpoints!(declare_routes);
+macro_rules! declare_public_routes {
+    ($($rows:tt)+) => {
+        declare_routes! { Route, true, "The endpoints of the public listener.", $($rows)+ }
+    };
+}
+
+macro_rules! declare_administration_routes {
+    ($($rows:tt)+) => {
+        declare_routes! { AdministrationRoute, false, "The endpoints of the administration listener.", $($rows)+ }
+    };
+}
+
+public_endpoints!(declare_public_routes);
+administration_endpoints!(declare_administration_routes);
 
 /// The methods that an endpoint accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,10 +209,10 @@ pub enum Verb {
 }
 
 /// A path with its routes, one per verb.
-struct PathPattern {
+pub struct PathPattern<R> {
     segments: Vec<Segment>,
-    routes: Vec<Route>,
-    /// The value of `Allow`. It includes OPTIONS, for CORS preflights.
+    routes: Vec<R>,
+    /// The value of `Allow`.
     allow: String,
 }
 
@@ -139,56 +227,38 @@ enum Segment {
     Suffix,
 }
 
-static PATHS: LazyLock<Vec<PathPattern>> = LazyLock::new(|| {
-    let mut paths: Vec<PathPattern> = Vec::new();
-    for route in Route::ALL {
-        let has_same_template =
-            |path: &&mut PathPattern| path.routes.iter().any(|other| other.template() == route.template());
-        match paths.iter_mut().find(has_same_template) {
-            Some(path) => path.routes.push(*route),
-            None => paths.push(PathPattern::from_route(*route)),
-        }
-    }
-    for path in &mut paths {
-        let methods = path.routes.iter().flat_map(|route| route.verb().methods()).copied();
-        path.allow = methods.chain(["OPTIONS"]).collect::<Vec<_>>().join(", ");
-    }
-    paths
-});
-
 /// A pattern that matches the path of a request, with the values of the placeholders.
-#[derive(Clone, Copy)]
-pub struct MatchedPath<'a> {
-    pattern: &'static PathPattern,
+pub struct MatchedPath<'a, R: 'static> {
+    pattern: &'static PathPattern<R>,
     /// The text at `{APPID}`. There may be no App with this appID.
     pub app: Option<&'a str>,
-    /// The text at `{PROVIDER}` or `{SESSION}`.
-    pub path_parameter: Option<&'a str>,
-}
-
-// === impl Route ===
-
-impl Route {
-    /// The routes of the path of a request; `None` if there are none. Nothing is decoded or normalized: every path has
-    /// exactly one spelling.
-    pub fn find(path: &str) -> Option<MatchedPath<'_>> {
-        PATHS.iter().find_map(|pattern| pattern.matches(path))
-    }
-
-    /// The path of a route that has no placeholder but `{APPID}`.
-    pub fn path(self, app: &AppId) -> String {
-        self.template().replace("{APPID}", app.as_str())
-    }
-
-    pub fn url(self, base: &IssuerUrl, app: &AppId) -> String {
-        format!("{}{}", base.as_str().trim_end_matches('/'), self.path(app))
-    }
+    /// The texts at the other placeholders, in their order.
+    pub path_parameters: Vec<&'a str>,
 }
 
 // === impl PathPattern ===
 
-impl PathPattern {
-    fn from_route(route: Route) -> Self {
+impl<R: RouteTable> PathPattern<R> {
+    /// The paths of all routes of a table.
+    fn all() -> Vec<Self> {
+        let mut paths: Vec<Self> = Vec::new();
+        for route in R::ALL {
+            let has_same_template =
+                |path: &&mut Self| path.routes.iter().any(|other| other.template() == route.template());
+            match paths.iter_mut().find(has_same_template) {
+                Some(path) => path.routes.push(*route),
+                None => paths.push(Self::from_route(*route)),
+            }
+        }
+        let options = if R::ACCEPTS_OPTIONS { Some("OPTIONS") } else { None };
+        for path in &mut paths {
+            let methods = path.routes.iter().flat_map(|route| route.verb().methods()).copied();
+            path.allow = methods.chain(options).collect::<Vec<_>>().join(", ");
+        }
+        paths
+    }
+
+    fn from_route(route: R) -> Self {
         let segments = route.template().split('/').map(|segment| match segment {
             "{APPID}" => Segment::App,
             "{PROVIDER}" => Segment::Provider,
@@ -199,16 +269,16 @@ impl PathPattern {
         Self { segments: segments.collect(), routes: vec![route], allow: String::new() }
     }
 
-    fn matches<'a>(&'static self, path: &'a str) -> Option<MatchedPath<'a>> {
-        let mut matched = MatchedPath { pattern: self, app: None, path_parameter: None };
+    fn matches<'a>(&'static self, path: &'a str) -> Option<MatchedPath<'a, R>> {
+        let mut matched = MatchedPath { pattern: self, app: None, path_parameters: Vec::new() };
         let mut segments = path.split('/');
         for expected in &self.segments {
             let segment = segments.next()?;
             match expected {
                 Segment::Literal(literal) if *literal == segment => {}
                 Segment::App if !segment.is_empty() => matched.app = Some(segment),
-                Segment::Provider if segment.parse::<ProviderName>().is_ok() => matched.path_parameter = Some(segment),
-                Segment::Parameter if !segment.is_empty() => matched.path_parameter = Some(segment),
+                Segment::Provider if segment.parse::<ProviderName>().is_ok() => matched.path_parameters.push(segment),
+                Segment::Parameter if !segment.is_empty() => matched.path_parameters.push(segment),
                 Segment::Suffix => return Some(matched),
                 Segment::Literal(_) | Segment::App | Segment::Provider | Segment::Parameter => return None,
             }
@@ -219,14 +289,14 @@ impl PathPattern {
 
 // === impl MatchedPath ===
 
-impl MatchedPath<'_> {
+impl<R: RouteTable> MatchedPath<'_, R> {
     /// The route that accepts the method.
-    pub fn route_for(&self, method: &Method) -> Option<Route> {
+    pub fn route_for(&self, method: &Method) -> Option<R> {
         self.pattern.routes.iter().copied().find(|route| route.verb().allows(method))
     }
 
     /// The first route of the path. Logs, metrics and CORS use it if no route accepts the method.
-    pub fn any_route(&self) -> Route {
+    pub fn any_route(&self) -> R {
         self.pattern.routes[0]
     }
 
@@ -269,7 +339,7 @@ mod tests {
             let methods = route.verb().methods();
             assert_eq!(found.route_for(&methods[0].parse().unwrap()), Some(*route), "{path}");
             assert_eq!(found.app, route.template().contains("{APPID}").then_some("shop"), "{path}");
-            assert_eq!(found.path_parameter.is_some(), path.contains("an-item"), "{path}");
+            assert_eq!(!found.path_parameters.is_empty(), path.contains("an-item"), "{path}");
             assert!(methods.iter().all(|method| found.allow().contains(method)), "{path}");
         }
         assert_eq!(Route::find("/shop/github/callback").unwrap().allow(), "GET, POST, OPTIONS");

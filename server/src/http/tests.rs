@@ -35,6 +35,7 @@ use crate::{
     token_cache::TokenCache,
 };
 
+mod administration;
 mod authentication;
 mod bodies;
 mod budgets;

@@ -417,7 +417,7 @@ mod tests {
             audit::Event,
             code::CodeKey,
             password::PasswordHash,
-            ports::{ChangedUser, Confirmation, CreateUserOutcome, NewUser, PasswordReset},
+            ports::{ChangedUser, Confirmation, CreateUserOutcome, LoginCandidate, NewUser, PasswordReset},
             session::{LiveSession, NewSession, OpenOutcome, RefreshOutcome, RefreshRules, SessionId, SessionInfo},
             token::RefreshToken,
             user::Epoch,
@@ -610,6 +610,10 @@ mod tests {
 
         async fn user_by_email(&self, _: &AppId, _: &Email) -> Result<Option<User>, StoreError> {
             unreachable!("a mail goes to a user")
+        }
+
+        async fn login_candidate(&self, _: &AppId, _: &Email) -> Result<LoginCandidate, StoreError> {
+            unreachable!("a mail is no login")
         }
 
         async fn create_user(&self, _: &AppId, _: NewUser, _: Option<Mail>) -> Result<CreateUserOutcome, StoreError> {

@@ -79,25 +79,18 @@ impl<'a> ProviderConfig<'a> {
 
     /// The value of the Provider's option `name`, if the value is text.
     pub(super) fn option(&self, name: &str) -> Option<&'a str> {
-        self.settings.options.get(name).and_then(Value::as_str)
+        option(self.settings, name)
     }
 
     /// The value of an option that the preset requires. It must be text.
     pub(super) fn required_option(&self, name: &str) -> Result<&'a str, UnusableReason> {
-        self.option(name).ok_or(UnusableReason::InvalidOptions)
+        required_option(self.settings, name)
     }
 
     /// Determines the issuer from the preset and the Provider's options. Returns the issuer and the URL of its
     /// discovery document.
     pub(super) fn discovery_url(&self, issuer: IssuerSource) -> Result<(Cow<'static, str>, String), UnusableReason> {
-        let issuer: Cow<'static, str> = match issuer {
-            IssuerSource::Fixed(issuer) => issuer.into(),
-            IssuerSource::Option("baseURL") => self.required_option("baseURL")?.trim_end_matches('/').to_owned().into(),
-            IssuerSource::Option(name) => self.required_option(name)?.to_owned().into(),
-            IssuerSource::MicrosoftTenant => {
-                format!("{MICROSOFT_BASE_URL}{}/v2.0", self.required_option("tenant")?).into()
-            }
-        };
+        let issuer = configured_issuer(issuer, self.settings)?;
         // The URL begins with the issuer without a trailing slash (OpenID Connect Discovery 1.0, 4.1).
         let url = format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'));
         Ok((issuer, url))
@@ -122,11 +115,38 @@ impl<'a> ProviderConfig<'a> {
     /// The authority of identities that are not read from an ID token; see
     /// [`crate::domain::identity::VerifiedIdentity::authority`].
     pub(super) fn authority(&self) -> Result<String, UnusableReason> {
-        match &self.preset.endpoints {
-            EndpointSource::Fixed { base_url, .. } => Ok(format!("{}:{base_url}", self.preset.name)),
-            EndpointSource::Configured => Ok(self.required_option("userInfoURL")?.to_owned()),
-            EndpointSource::Discovered { issuer, .. } => Ok(self.discovery_url(*issuer)?.0.into_owned()),
+        configured_authority(self.preset, self.settings)
+    }
+}
+
+fn option<'a>(settings: &'a ProviderSettings, name: &str) -> Option<&'a str> {
+    settings.options.get(name).and_then(Value::as_str)
+}
+
+fn required_option<'a>(settings: &'a ProviderSettings, name: &str) -> Result<&'a str, UnusableReason> {
+    option(settings, name).ok_or(UnusableReason::InvalidOptions)
+}
+
+/// The issuer that the preset and the Provider's options determine.
+fn configured_issuer(issuer: IssuerSource, settings: &ProviderSettings) -> Result<Cow<'static, str>, UnusableReason> {
+    Ok(match issuer {
+        IssuerSource::Fixed(issuer) => issuer.into(),
+        IssuerSource::Option("baseURL") => {
+            required_option(settings, "baseURL")?.trim_end_matches('/').to_owned().into()
         }
+        IssuerSource::Option(name) => required_option(settings, name)?.to_owned().into(),
+        IssuerSource::MicrosoftTenant => {
+            format!("{MICROSOFT_BASE_URL}{}/v2.0", required_option(settings, "tenant")?).into()
+        }
+    })
+}
+
+/// The authority that the preset and the Provider's options determine.
+pub(super) fn configured_authority(preset: &Preset, settings: &ProviderSettings) -> Result<String, UnusableReason> {
+    match &preset.endpoints {
+        EndpointSource::Fixed { base_url, .. } => Ok(format!("{}:{base_url}", preset.name)),
+        EndpointSource::Configured => Ok(required_option(settings, "userInfoURL")?.to_owned()),
+        EndpointSource::Discovered { issuer, .. } => Ok(configured_issuer(*issuer, settings)?.into_owned()),
     }
 }
 

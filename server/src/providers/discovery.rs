@@ -153,7 +153,7 @@ impl AcceptedIssuers {
 }
 
 /// Whether `tenant` is a tenant ID: a UUID in lower case.
-fn is_tenant_id(tenant: &str) -> bool {
+pub(super) fn is_tenant_id(tenant: &str) -> bool {
     uuid::Uuid::try_parse(tenant).is_ok_and(|uuid| uuid.to_string() == tenant)
 }
 

@@ -25,6 +25,7 @@ use crate::{
 };
 
 mod apple;
+mod authority;
 mod cache;
 mod checks;
 mod client;
@@ -41,6 +42,7 @@ mod profile;
 mod reports;
 mod token_check;
 
+pub use authority::identity_authority;
 pub use permits::Permit;
 pub use reports::ProviderReports;
 

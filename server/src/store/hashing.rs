@@ -4,6 +4,7 @@ use super::stores::Stores;
 use crate::domain::{
     app::App,
     client::ClientAddress,
+    foreign_hash::HashClass,
     password::{Overloaded, Password, PasswordHash},
     ports::PasswordHasher,
 };
@@ -27,8 +28,15 @@ impl PasswordHasher for Stores {
         self.hashing.verify(app, client, password, hash).await
     }
 
-    fn is_outdated(&self, hash: &PasswordHash) -> bool {
-        self.hashing.is_outdated(hash)
+    async fn verify_login(
+        &self,
+        app: &App,
+        client: ClientAddress,
+        password: &Password,
+        hash: Option<&PasswordHash>,
+        classes: &[HashClass],
+    ) -> Result<bool, Overloaded> {
+        self.hashing.verify_login(app, client, password, hash, classes).await
     }
 
     async fn is_strong_enough(

@@ -23,6 +23,10 @@ impl Providers for Stores {
         self.providers.capabilities(provider)
     }
 
+    fn identity_authority(&self, provider: &RenderedProvider, given: Option<&str>) -> Option<String> {
+        crate::providers::identity_authority(&provider.settings, given)
+    }
+
     fn try_acquire(
         &self,
         operation: ProviderOperation,

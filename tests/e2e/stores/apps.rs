@@ -178,6 +178,7 @@ async fn a_deletion_removes_everything_of_the_app_and_nothing_of_others() {
         .execute(&format!(
             "INSERT INTO identities (app_id, authority, subject, user_id, provider, linked_at)
              VALUES ('{app}', 'https://idp.example', 'ada', '{user}', 'idp', now());
+             INSERT INTO hash_classes (app_id, class, weight) VALUES ('{app}', 'bcrypt$10', 4);
              INSERT INTO audit_events (app_id, id, at, kind) VALUES ('{app}', gen_random_uuid(), now(), 'login')",
             app = fixture.app,
             user = users[0].id,
@@ -198,7 +199,7 @@ async fn a_deletion_removes_everything_of_the_app_and_nothing_of_others() {
     assert_eq!(delete_all_users(&fixture, &claim, 3).await, 3, "the last batch finds no users");
     let progress = fixture.stores.postgres.deletion_progress(&claim).await.unwrap();
     assert_eq!((progress.users_left, progress.done), (0, true));
-    for table in ["users", "identities", "outbox", "audit_events"] {
+    for table in ["users", "identities", "outbox", "audit_events", "hash_classes"] {
         let remaining = fixture.count(&format!("SELECT count(*) FROM {table} WHERE app_id = '{}'", fixture.app)).await;
         assert_eq!(remaining, 0, "{table}");
     }
@@ -328,6 +329,7 @@ async fn an_app_without_users_is_released_and_free_for_every_namespace() {
     fixture
         .execute(&format!(
             "INSERT INTO audit_events (app_id, id, at, kind) VALUES ('{app}', gen_random_uuid(), now(), 'login_failed');
+             INSERT INTO hash_classes (app_id, class, weight) VALUES ('{app}', 'bcrypt$10', 4);
              INSERT INTO outbox (app_id, kind, requested_at) VALUES ('{app}', 'confirm', now())",
             app = fixture.app
         ))
@@ -339,7 +341,7 @@ async fn an_app_without_users_is_released_and_free_for_every_namespace() {
     assert_eq!(outcome, ReleaseOutcome::Freed);
     assert_eq!(release_app(&fixture.stores, &claim).await, ReleaseOutcome::Freed, "again");
     super::assert_unavailable(register_user(&fixture, 0).await.map(drop));
-    for table in ["users", "outbox", "audit_events"] {
+    for table in ["users", "outbox", "audit_events", "hash_classes"] {
         assert_eq!(fixture.count(&format!("SELECT count(*) FROM {table}")).await, 0, "{table}");
     }
     let thief = OwnershipClaim { incarnation: Some("i2".to_owned()), ..a_claim(&fixture, "thief") };

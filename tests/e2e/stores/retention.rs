@@ -6,7 +6,8 @@ use std::{collections::BTreeSet, sync::Arc};
 use latchkey_server::{
     domain::{
         audit::EventKind,
-        ports::{Confirmation, Outbox, Sessions, Users},
+        mail::MailKind,
+        ports::{Confirmation, Outbox, Sessions, UserAdministration, Users},
         session::{Amr, NewSession, OpenOutcome, SessionId},
         user::User,
     },
@@ -155,6 +156,32 @@ async fn only_old_accounts_without_verified_address_identity_or_live_session_are
     assert_eq!(sweep(&later, &retention_rule(&fixture), 100).await, 0);
     // The email address of a deleted account can be registered again.
     register_aged(&fixture, "forgotten@x.test", Duration::ZERO).await;
+}
+
+#[tokio::test]
+async fn only_accounts_that_registered_are_deleted() {
+    let fixture = claimed_fixture().await;
+    for name in ["registration", "provider", "administrator", "import"] {
+        register_aged(&fixture, &format!("{name}@x.test"), RETENTION + DAY).await;
+        let update = format!("UPDATE users SET created_by = '{name}' WHERE email = '{name}@x.test'");
+        fixture.execute(&update).await;
+    }
+    assert_eq!(sweep(&fixture.stores, &retention_rule(&fixture), 100).await, 1);
+    let expected = ["administrator", "import", "provider"].map(str::to_owned);
+    assert_eq!(remaining_users(&fixture).await, BTreeSet::from(expected));
+}
+
+#[tokio::test]
+async fn an_account_to_which_an_administrator_sent_a_mail_is_not_deleted_yet() {
+    let fixture = claimed_fixture().await;
+    let user = register_aged(&fixture, "ada@x.test", RETENTION + DAY).await;
+    let mut event = an_event(EventKind::MailRequested, user.id);
+    fixture.stores.queue_mail(&fixture.app, user.id, MailKind::Confirm, event.clone()).await.unwrap();
+    assert_eq!(sweep(&fixture.stores, &retention_rule(&fixture), 100).await, 0);
+    fixture.execute("DELETE FROM audit_events").await;
+    (event.id, event.at) = (Uuid::from_u128(rand::random()), now() - DAY - Duration::MINUTE);
+    fixture.stores.record_administration(&fixture.app, event).await.unwrap();
+    assert_eq!(sweep(&fixture.stores, &retention_rule(&fixture), 100).await, 1);
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use crate::domain::{
     error::CommonError,
     login_limits::acquire_login_limits,
     password::Password,
-    ports::{AuditLog, PasswordHasher, RateLimits, Sessions, Users},
+    ports::{AuditLog, LoginCandidate, PasswordHasher, RateLimits, Sessions, Users},
     session::Amr,
     sessions::open::open_session,
     token::Tokens,
@@ -102,29 +102,31 @@ pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog
 }
 
 /// If the password is right, the inner `Ok` has the user. Otherwise the inner `Err` has the user of the email address,
-/// if there is one. An unknown email address costs the same as a known email address.
+/// if there is one. An unknown email address costs the same as a known email address, and a user with a foreign hash
+/// the same as a user with a native hash.
 async fn check_password<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &LoginInput,
 ) -> Result<Result<User, Option<User>>, CommonError> {
-    let user = call.stores.user_by_email(call.app_id(), &request.email).await?;
+    let LoginCandidate { user, hash_classes } = call.stores.login_candidate(call.app_id(), &request.email).await?;
     let hash = user.as_ref().and_then(|user| user.password_hash.as_ref());
-    let is_right = call.stores.verify(call.app, call.client_address(), &request.password, hash).await?;
+    let is_right =
+        call.stores.verify_login(call.app, call.client_address(), &request.password, hash, &hash_classes).await?;
     Ok(match user {
         Some(user) if is_right => Ok(user),
         known_user => Err(known_user),
     })
 }
 
-/// Hashes the password again if its stored hash was made with old parameters. If this fails, the next login tries it
-/// again.
+/// Hashes the password again if its stored hash is not native: it is foreign, or was made with old parameters. If this
+/// fails, the next login tries it again.
 async fn renew_hash<S: Users + PasswordHasher>(call: Call<'_, S>, user: &User, password: &Password) {
-    let Some(old) = user.password_hash.as_ref().filter(|hash| call.stores.is_outdated(hash)) else { return };
+    let Some(old) = user.password_hash.as_ref().filter(|hash| !hash.is_native()) else { return };
     let renewed = match call.stores.hash(call.app, call.client_address(), password).await {
         Ok(new) => call.stores.replace_hash(call.app_id(), user.id, old, new).await.map_err(CommonError::from),
         Err(overloaded) => Err(overloaded.into()),
     };
     if let Err(error) = renewed {
-        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a password hash keeps its old parameters");
+        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a password hash is not replaced");
     }
 }

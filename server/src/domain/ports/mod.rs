@@ -1,6 +1,7 @@
 //! What the domain needs from outside, as narrow traits. One type, `store::Stores`, implements all of them. A use case
 //! is generic over that type and names only the traits that it needs.
 
+mod administration;
 mod audit_log;
 mod codes;
 mod error;
@@ -14,6 +15,11 @@ mod rate_limits;
 mod sessions;
 mod users;
 
+pub use administration::{
+    ChangeOutcome, ChangedByAdministrator, EventFilter, IdentityRemoval, ImportOutcome, MailOutcome,
+    NewAdministeredIdentity, NewAdministeredUser, Order, RemovalOutcome, RetrySelection, RowPage, RowPosition,
+    SubjectOf, UserAdministration, UserChange, UserConflict, UserFilter, UserPage, UserPosition,
+};
 pub use audit_log::AuditLog;
 pub use codes::Codes;
 pub use error::StoreError;
@@ -29,4 +35,4 @@ pub use password_hasher::PasswordHasher;
 pub use providers::Providers;
 pub use rate_limits::{AcquireError, RateLimitPermit, RateLimits};
 pub use sessions::{Replication, Sessions};
-pub use users::{ChangedUser, Confirmation, CreateUserOutcome, NewUser, PasswordReset, Users};
+pub use users::{ChangedUser, Confirmation, CreateUserOutcome, LoginCandidate, NewUser, PasswordReset, Users};

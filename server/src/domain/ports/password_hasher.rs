@@ -5,6 +5,7 @@ use std::future::Future;
 use crate::domain::{
     app::App,
     client::ClientAddress,
+    foreign_hash::HashClass,
     password::{Overloaded, Password, PasswordHash},
 };
 
@@ -22,7 +23,8 @@ pub trait PasswordHasher: Sync {
         password: &Password,
     ) -> impl Future<Output = Result<PasswordHash, Overloaded>> + Send;
 
-    /// Whether the password matches the hash. Without a hash, the call does the same work and returns false.
+    /// Whether the password matches the hash. Without a hash, the call does the work of a native check and returns
+    /// false.
     fn verify(
         &self,
         app: &App,
@@ -31,8 +33,17 @@ pub trait PasswordHasher: Sync {
         hash: Option<&PasswordHash>,
     ) -> impl Future<Output = Result<bool, Overloaded>> + Send;
 
-    /// Whether the parameters of the hash differ from those of new hashes.
-    fn is_outdated(&self, hash: &PasswordHash) -> bool;
+    /// Whether the password of a login matches the hash. `classes` are the foreign classes of the App. If there are any,
+    /// every call does the same work: one native check and one check of each class. The check of `hash` replaces that
+    /// of its class.
+    fn verify_login(
+        &self,
+        app: &App,
+        client: ClientAddress,
+        password: &Password,
+        hash: Option<&PasswordHash>,
+        classes: &[HashClass],
+    ) -> impl Future<Output = Result<bool, Overloaded>> + Send;
 
     /// Whether the password has the App's minimum strength (zxcvbn). `guesses` are the words that an attacker would try
     /// first.

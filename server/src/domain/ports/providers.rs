@@ -19,6 +19,11 @@ pub trait Providers: Sync {
     /// reject an unknown preset.
     fn capabilities(&self, provider: &RenderedProvider) -> ProviderCapabilities;
 
+    /// The authority of an identity at the provider that was not read from the provider itself. `given` is the
+    /// authority that the caller claims: it is required, and must be an issuer of Microsoft, for `microsoft` without a
+    /// fixed tenant; otherwise it can be left out. `None` if `given` is missing or is another authority.
+    fn identity_authority(&self, provider: &RenderedProvider, given: Option<&str>) -> Option<String>;
+
     /// The permit to call a provider, released when it is dropped.
     type Permit: Send + Sync;
 

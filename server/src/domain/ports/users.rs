@@ -9,11 +9,20 @@ use super::error::StoreResult;
 use crate::domain::{
     audit::Event,
     email::Email,
+    foreign_hash::HashClass,
     mail::Mail,
     password::PasswordHash,
     session::SessionId,
     user::{Epoch, Name, User, UserId},
 };
+
+/// What a login needs to know of an email address.
+#[derive(Clone, Debug)]
+pub struct LoginCandidate {
+    pub user: Option<User>,
+    /// The foreign classes of the App.
+    pub hash_classes: Vec<HashClass>,
+}
 
 /// A user to create.
 #[derive(Clone, Debug)]
@@ -81,6 +90,9 @@ pub trait Users: Sync {
     /// Finds the user by the canonical email address. A pending email address matches no user.
     fn user_by_email(&self, app: &AppId, email: &Email) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
+    /// As `user_by_email`, with the foreign classes of the App, in one round trip.
+    fn login_candidate(&self, app: &AppId, email: &Email) -> impl Future<Output = StoreResult<LoginCandidate>> + Send;
+
     /// Creates the user and queues the mail. Writes nothing if another account has the email address. Of concurrent
     /// calls for one email address, only one creates the user.
     fn create_user(
@@ -103,7 +115,8 @@ pub trait Users: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Replaces a hash with a newer one of the same password. Does nothing if the stored hash has changed.
+    /// Replaces a hash, native or foreign, with a new native one of the same password. Does nothing if the stored hash
+    /// has changed.
     fn replace_hash(
         &self,
         app: &AppId,

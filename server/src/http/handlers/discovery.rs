@@ -11,7 +11,7 @@ use crate::{
         error::Problem,
         request::InboundRequest,
         response::{self, Response},
-        routes::Route,
+        routes::{Route, RouteTable},
     },
 };
 

@@ -100,7 +100,7 @@ impl Endpoints for OpsEndpoints {
             _ => return Lookup::NotFound,
         };
         if method == Method::GET || method == Method::HEAD {
-            Lookup::Route { route, app: None, path_parameter: None }
+            Lookup::Route { route, app: None, path_parameters: Vec::new() }
         } else {
             Lookup::WrongMethod { route, app: None, allow: "GET, HEAD" }
         }

@@ -58,8 +58,7 @@ const UNUSABLE_PROVIDER_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// The App's provider that the path of the request names.
 pub fn requested_provider<'a>(app: &'a App, request: &InboundRequest) -> Result<&'a RenderedProvider, Problem> {
-    social::find_provider(app, request.path_parameter.as_deref().unwrap_or_default())
-        .ok_or_else(Problem::provider_not_found)
+    social::find_provider(app, request.path_parameter(0)).ok_or_else(Problem::provider_not_found)
 }
 
 /// A 302 that must not be cached, and whose URL must not leak in a `Referer`.

@@ -121,7 +121,11 @@ async fn handle_exchange<S: Ports>(call: Call<'_, S>, body: TokenRequest) -> Res
 }
 
 fn missing_fields(fields: &[&'static str]) -> Problem {
-    let missing = |field: &&'static str| FieldProblem { field, code: FieldCode::Missing, message: "is missing".into() };
+    let missing = |field: &&'static str| FieldProblem {
+        field: (*field).into(),
+        code: FieldCode::Missing,
+        message: "is missing".into(),
+    };
     Problem::invalid_fields(fields.iter().map(missing).collect())
 }
 

@@ -5,7 +5,7 @@ use schemars::SchemaGenerator;
 use serde_json::{Map, Value, json};
 
 /// The placeholders of paths.
-const PATH_PARAMETERS: [&str; 4] = ["APPID", "PROVIDER", "SESSION", "SUFFIX"];
+const PATH_PARAMETERS: [&str; 5] = ["APPID", "PROVIDER", "SESSION", "SUFFIX", "USER"];
 
 /// References to the parameters of a path.
 pub(super) fn path_parameter_references(path: &str) -> Vec<Value> {
@@ -13,7 +13,16 @@ pub(super) fn path_parameter_references(path: &str) -> Vec<Value> {
     used.map(|name| json!({ "$ref": format!("#/components/parameters/{name}") })).collect()
 }
 
-pub(super) fn path_parameters(schemas: &mut SchemaGenerator) -> Value {
+/// The parameters that occur in one of these paths.
+pub(super) fn path_parameters(schemas: &mut SchemaGenerator, paths: &Map<String, Value>) -> Value {
+    let mut parameters = all_path_parameters(schemas);
+    if let Some(parameters) = parameters.as_object_mut() {
+        parameters.retain(|name, _| paths.keys().any(|path| path.contains(&format!("{{{name}}}"))));
+    }
+    parameters
+}
+
+fn all_path_parameters(schemas: &mut SchemaGenerator) -> Value {
     json!({
         "APPID": {
             "name": "APPID",
@@ -38,6 +47,14 @@ pub(super) fn path_parameters(schemas: &mut SchemaGenerator) -> Value {
             "description": "Any text, including slashes.",
             "schema": { "type": "string" },
             "example": "basket/items",
+        },
+        "USER": {
+            "name": "USER",
+            "in": "path",
+            "required": true,
+            "description": "The id of a user. A text that is not a UUID is 404.",
+            "schema": { "type": "string", "format": "uuid" },
+            "example": super::examples::USER_ID,
         },
         "SESSION": {
             "name": "SESSION",

@@ -32,7 +32,7 @@ pub(super) fn error_response(status: StatusCode, codes: &[ErrorCode], error: &Sc
 
 fn error_example(code: ErrorCode) -> Value {
     let field_error = |description: &str, field: &'static str, code: FieldCode, message: &'static str| {
-        (description.to_owned(), vec![FieldProblem { field, code, message: message.into() }])
+        (description.to_owned(), vec![FieldProblem { field: field.into(), code, message: message.into() }])
     };
     let (description, fields) = if code == ErrorCode::InvalidRequest {
         field_error("email is not an email address", "email", FieldCode::Invalid, "is not an email address")
@@ -46,6 +46,7 @@ fn error_example(code: ErrorCode) -> Value {
         error: code,
         error_description: &description,
         fields: &fields,
+        user_id: super::examples::USER_ID.parse().ok().filter(|_| code.names_user()),
         request_id: "019a8452-a0b1-7c2d-8e3f-405162738495",
     };
     json!(body)

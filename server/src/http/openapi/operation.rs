@@ -7,9 +7,13 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 
 use super::{components::header_references, errors::error_response};
-use crate::http::{
-    error::ErrorCode,
-    routes::{Route, Verb},
+use crate::{
+    domain::rights::Right,
+    http::{
+        error::ErrorCode,
+        response::NDJSON,
+        routes::{RouteTable, Verb},
+    },
 };
 
 /// What the OpenAPI document says about an operation, except for what follows from its route.
@@ -28,6 +32,9 @@ pub struct Operation {
     /// The description of the target, if the response can be a redirect.
     redirect: Option<&'static str>,
     errors: &'static [ErrorCode],
+    /// The right that a ServiceAccount needs. Set only on the administration listener.
+    right: Option<Right>,
+    accepts_if_match: bool,
 }
 
 /// The name and the description of a parameter.
@@ -70,6 +77,8 @@ impl Operation {
             is_public_document: false,
             redirect: None,
             errors: &[],
+            right: None,
+            accepts_if_match: false,
         }
     }
 
@@ -87,6 +96,16 @@ impl Operation {
     /// ServiceAccount has no role for the operation, the error is `access_denied`.
     pub fn requires_service_account(self) -> Self {
         Self { security: Security::ServiceAccount, ..self }
+    }
+
+    /// The request must have the token of a ServiceAccount with this right.
+    pub fn requires_right(self, right: Right) -> Self {
+        Self { right: Some(right), ..self.requires_service_account() }
+    }
+
+    /// The request can have `If-Match` with the version of the user.
+    pub fn accepts_if_match(self) -> Self {
+        Self { accepts_if_match: true, ..self }
     }
 
     /// The parameters of the query. Each is optional text.
@@ -124,12 +143,15 @@ impl Operation {
     }
 
     /// The operation as JSON. `error` is the schema of the body of errors.
-    pub fn render(&self, route: Route, schemas: &mut SchemaGenerator, error: &Schema) -> Value {
+    pub fn render(&self, route: impl RouteTable, schemas: &mut SchemaGenerator, error: &Schema) -> Value {
         let request_body = self.request.as_ref().map(|request| request.render_request(schemas));
         let mut operation = json!({
             "operationId": route.name(),
             "summary": self.summary,
-            "description": self.description,
+            "description": self.right.map_or_else(
+                || self.description.to_owned(),
+                |right| format!("{} Needs the role {}.", self.description, role_names(right)),
+            ),
             "security": match self.security {
                 Security::None => json!([]),
                 Security::OptionalAccessToken => json!([{}, { "bearer": [] }]),
@@ -138,8 +160,18 @@ impl Operation {
             },
             "responses": self.render_responses(route, schemas, error),
         });
-        if !self.query.is_empty() {
-            operation["parameters"] = self.query.iter().map(render_parameter).collect();
+        let mut parameters: Vec<_> = self.query.iter().map(render_parameter).collect();
+        if self.accepts_if_match {
+            parameters.push(json!({
+                "name": "If-Match",
+                "in": "header",
+                "description": "The `ETag` of the user: the call is 412 if the user has changed. Weak tags never match.",
+                "schema": { "type": "string" },
+                "example": "\"3\"",
+            }));
+        }
+        if !parameters.is_empty() {
+            operation["parameters"] = parameters.into();
         }
         if let Some(request_body) = request_body {
             operation["requestBody"] = request_body;
@@ -147,7 +179,12 @@ impl Operation {
         operation
     }
 
-    fn render_responses(&self, route: Route, schemas: &mut SchemaGenerator, error: &Schema) -> Map<String, Value> {
+    fn render_responses(
+        &self,
+        route: impl RouteTable,
+        schemas: &mut SchemaGenerator,
+        error: &Schema,
+    ) -> Map<String, Value> {
         let content = self.response.as_ref().map_or_else(|| json!({}), |response| response.render(schemas));
         let mut headers = vec!["X-Request-Id", "Cache-Control"];
         if self.is_public_document {
@@ -176,7 +213,7 @@ impl Operation {
         responses
     }
 
-    fn errors_by_status(&self, route: Route) -> BTreeMap<StatusCode, Vec<ErrorCode>> {
+    fn errors_by_status(&self, route: impl RouteTable) -> BTreeMap<StatusCode, Vec<ErrorCode>> {
         let mut by_status: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for code in self.all_errors(route) {
             by_status.entry(code.status()).or_default().push(code);
@@ -189,14 +226,17 @@ impl Operation {
     }
 
     /// The operation's own errors, and those that follow from authentication, request, response and route.
-    fn all_errors(&self, route: Route) -> Vec<ErrorCode> {
+    fn all_errors(&self, route: impl RouteTable) -> Vec<ErrorCode> {
         let mut errors = match self.security {
             Security::None | Security::OptionalAccessToken => Vec::new(),
             Security::AccessToken => vec![ErrorCode::InvalidToken],
             Security::ServiceAccount => vec![ErrorCode::InvalidClient, ErrorCode::AccessDenied],
         };
         errors.extend(self.errors);
-        if self.request.is_some() || !self.query.is_empty() {
+        if self.right.is_some() {
+            errors.extend([ErrorCode::AccessDenied, ErrorCode::RateLimited]);
+        }
+        if self.request.is_some() || !self.query.is_empty() || self.right.is_some() {
             errors.push(ErrorCode::InvalidRequest);
         }
         if self.request.is_some() {
@@ -213,6 +253,16 @@ impl Operation {
         }
         errors.push(ErrorCode::ServerError);
         errors
+    }
+}
+
+/// The roles that have the right, for the description.
+fn role_names(right: Right) -> &'static str {
+    match right {
+        Right::Introspect => "`Introspector`, `Reader` or `UserAdmin`",
+        Right::Read => "`Reader` or `UserAdmin`",
+        Right::Import => "`Importer` or `UserAdmin`",
+        Right::ManageUsers => "`UserAdmin`",
     }
 }
 
@@ -240,6 +290,11 @@ impl Content {
     /// JSON, or a form with the same fields.
     pub fn json_or_form<T: JsonSchema>(example: Value) -> Self {
         Self { media_types: &[JSON, FORM], ..Self::json::<T>(example) }
+    }
+
+    /// Lines of JSON; the schema is that of one line.
+    pub fn ndjson(schema: fn(&mut SchemaGenerator) -> Schema, example: Value) -> Self {
+        Self { schema, example: Some(example), is_required: true, media_types: &[NDJSON] }
     }
 
     /// A form, but no JSON.

@@ -11,24 +11,29 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::domain::{
+    administration::{AdminUser, AuditRow, DeadLetterRow, Version},
     app::App,
     audit::{ActivityEntry, Event, Refusal},
     client::ClientAddress,
     code::{CodeKey, CodeRecord},
     email::{AccountKey, Email},
     flow::{FlowBinding, FlowId, LoginCodeKey, PendingLogin, StoredLogin},
+    foreign_hash::HashClass,
     identity::{
         AuthorizationCodeGrant, AuthorizationRequest, Identity, ProviderCapabilities, ProviderError, ProviderOperation,
         UnavailableReason, VerifiedIdentity,
     },
-    mail::{EpochChange, Mail},
+    mail::{EpochChange, Mail, MailKind},
     password::{Overloaded, Password, PasswordHash},
     ports::{
-        AccountTransfer, AcquireError, AddressChange, AddressChangeRequest, AddressChanged, AuditLog, ChangedUser,
-        ClaimedRow, Codes, Confirmation, CreateUserOutcome, DeliveryOutcome, Flows, Identities, LinkOutcome,
-        LinkRequest, NewFederatedUser, NewIdentity, NewUser, Outbox, OutboxBacklog, OwnAccounts, PasswordChange,
-        PasswordHasher, PasswordReset, Providers, RateLimitPermit, RateLimits, Rename, Renamed, Replication, Sessions,
-        StoreError, StoreFlowError, UnlinkOutcome, UnlinkRequest, UserDeletion, Users,
+        AccountTransfer, AcquireError, AddressChange, AddressChangeRequest, AddressChanged, AuditLog, ChangeOutcome,
+        ChangedUser, ClaimedRow, Codes, Confirmation, CreateUserOutcome, DeliveryOutcome, EventFilter, Flows,
+        Identities, IdentityRemoval, ImportOutcome, LinkOutcome, LinkRequest, LoginCandidate, MailOutcome,
+        NewAdministeredUser, NewFederatedUser, NewIdentity, NewUser, Outbox, OutboxBacklog, OwnAccounts,
+        PasswordChange, PasswordHasher, PasswordReset, Providers, RateLimitPermit, RateLimits, RemovalOutcome, Rename,
+        Renamed, Replication, RetrySelection, RowPage, RowPosition, Sessions, StoreError, StoreFlowError,
+        UnlinkOutcome, UnlinkRequest, UserAdministration, UserChange, UserConflict, UserDeletion, UserFilter, UserPage,
+        UserPosition, Users,
     },
     rate_limits::{RateLimitCheck, RateLimited},
     session::{
@@ -63,6 +68,81 @@ impl FailingStores {
 
 const OVERLOADED: Overloaded = Overloaded { retry_after: Duration::from_millis(2_500) };
 
+impl UserAdministration for FailingStores {
+    async fn users(&self, _: &AppId, _: &UserFilter, _: Option<&UserPosition>, _: u16) -> Result<UserPage, StoreError> {
+        self.fail()
+    }
+    async fn administered_user(&self, _: &AppId, _: UserId) -> Result<Option<AdminUser>, StoreError> {
+        self.fail()
+    }
+    async fn create_administered_user(
+        &self,
+        _: &AppId,
+        _: NewAdministeredUser,
+        _: Option<MailKind>,
+        _: Event,
+    ) -> Result<Result<AdminUser, UserConflict>, StoreError> {
+        self.fail()
+    }
+    async fn change_user(&self, _: &AppId, _: UserChange) -> Result<ChangeOutcome, StoreError> {
+        self.fail()
+    }
+    async fn remove_user(
+        &self,
+        _: &AppId,
+        _: UserId,
+        _: Option<Version>,
+        _: Event,
+    ) -> Result<RemovalOutcome, StoreError> {
+        self.fail()
+    }
+    async fn end_all_sessions(&self, _: &AppId, _: UserId, _: Event) -> Result<Option<EpochChange>, StoreError> {
+        self.fail()
+    }
+    async fn queue_mail(&self, _: &AppId, _: UserId, _: MailKind, _: Event) -> Result<MailOutcome, StoreError> {
+        self.fail()
+    }
+    async fn remove_identities(&self, _: &AppId, _: UserId, _: &str, _: Event) -> Result<IdentityRemoval, StoreError> {
+        self.fail()
+    }
+    async fn import_users(
+        &self,
+        _: &AppId,
+        _: Vec<NewAdministeredUser>,
+        _: bool,
+        _: Event,
+    ) -> Result<Vec<ImportOutcome>, StoreError> {
+        self.fail()
+    }
+    async fn export_users(&self, _: &AppId, _: Option<UserId>, _: u16) -> Result<Vec<AdminUser>, StoreError> {
+        self.fail()
+    }
+    async fn events(
+        &self,
+        _: &AppId,
+        _: &EventFilter,
+        _: Option<RowPosition>,
+        _: u16,
+    ) -> Result<RowPage<AuditRow>, StoreError> {
+        self.fail()
+    }
+    async fn app_dead_letters(
+        &self,
+        _: &AppId,
+        _: Option<&'static str>,
+        _: Option<RowPosition>,
+        _: u16,
+    ) -> Result<RowPage<DeadLetterRow>, StoreError> {
+        self.fail()
+    }
+    async fn retry_dead_letters(&self, _: &AppId, _: RetrySelection) -> Result<u64, StoreError> {
+        self.fail()
+    }
+    async fn record_administration(&self, _: &AppId, _: Event) -> Result<(), StoreError> {
+        self.fail()
+    }
+}
+
 impl Users for FailingStores {
     async fn user(&self, _: &AppId, _: UserId) -> Result<Option<User>, StoreError> {
         self.fail()
@@ -72,6 +152,10 @@ impl Users for FailingStores {
             Self::Overloaded => Ok(None),
             other => other.fail(),
         }
+    }
+    async fn login_candidate(&self, app: &AppId, email: &Email) -> Result<LoginCandidate, StoreError> {
+        let user = self.user_by_email(app, email).await?;
+        Ok(LoginCandidate { user, hash_classes: Vec::new() })
     }
     async fn create_user(&self, _: &AppId, _: NewUser, _: Option<Mail>) -> Result<CreateUserOutcome, StoreError> {
         self.fail()
@@ -234,6 +318,9 @@ impl Providers for FailingStores {
     fn capabilities(&self, _: &RenderedProvider) -> ProviderCapabilities {
         ProviderCapabilities { has_nonce: true, uses_form_post: false }
     }
+    fn identity_authority(&self, _: &RenderedProvider, _: Option<&str>) -> Option<String> {
+        None
+    }
     fn try_acquire(
         &self,
         _: ProviderOperation,
@@ -311,8 +398,15 @@ impl PasswordHasher for FailingStores {
     ) -> Result<bool, Overloaded> {
         Err(OVERLOADED)
     }
-    fn is_outdated(&self, _: &PasswordHash) -> bool {
-        false
+    async fn verify_login(
+        &self,
+        _: &App,
+        _: ClientAddress,
+        _: &Password,
+        _: Option<&PasswordHash>,
+        _: &[HashClass],
+    ) -> Result<bool, Overloaded> {
+        Err(OVERLOADED)
     }
     async fn is_strong_enough(
         &self,

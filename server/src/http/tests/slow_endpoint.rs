@@ -30,7 +30,7 @@ impl Endpoints for SlowEndpoint {
     const LISTENER: &'static str = "slow";
 
     fn find(&self, _: &Method, _: &str) -> Lookup<()> {
-        Lookup::Route { route: (), app: None, path_parameter: None }
+        Lookup::Route { route: (), app: None, path_parameters: Vec::new() }
     }
 
     fn name(_: ()) -> &'static str {

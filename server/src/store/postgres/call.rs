@@ -1,9 +1,12 @@
 //! A call to Postgres: one connection, one deadline and one trace span. The metrics count its errors.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sqlx::{PgConnection, Postgres, pool::PoolConnection};
-use tokio::time::{Instant, error::Elapsed};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, error::Elapsed, timeout_at},
+};
 use tracing::Span;
 
 use super::{CallError, PostgresStore};
@@ -19,6 +22,8 @@ pub(super) struct CallConnection {
     deadline: Instant,
     postgres: PostgresStore,
     span: Span,
+    /// Present in a call of an administrator.
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 // === impl PostgresStore ===
@@ -26,14 +31,32 @@ pub(super) struct CallConnection {
 impl PostgresStore {
     /// Acquires a connection for a call. `operation` names the call's trace span.
     pub(super) async fn begin_call(&self, operation: &'static str) -> Result<CallConnection, StoreError> {
-        let span = latchkey_telemetry::child_span!(
-            "client",
-            "postgres",
-            otel.name = operation,
-            db.system.name = "postgresql",
-            db.operation.name = operation,
-        );
         let deadline = Instant::now() + CALL_TIMEOUT;
+        let span = call_span(operation);
+        self.begin_call_until(deadline, span, None).await
+    }
+
+    /// Like `begin_call`, for a call of an administrator. All calls of administrators together use a part of the pool.
+    pub(super) async fn begin_administration(&self, operation: &'static str) -> Result<CallConnection, StoreError> {
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        let span = call_span(operation);
+        let permits = Arc::clone(&self.shared.administration);
+        let Ok(Ok(permit)) = timeout_at(deadline, permits.acquire_owned()).await else {
+            return Err(self.record_error_in(&span, CallError::pool_timeout()));
+        };
+        // The wait for the permit can have used most of the time.
+        match timeout_at(deadline, self.begin_call_until(deadline, span.clone(), Some(permit))).await {
+            Ok(call) => call,
+            Err(_) => Err(self.record_error_in(&span, CallError::pool_timeout())),
+        }
+    }
+
+    async fn begin_call_until(
+        &self,
+        deadline: Instant,
+        span: Span,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Result<CallConnection, StoreError> {
         self.reread_url(false);
         let started = Instant::now();
         let mut acquired = self.shared.acquire().await;
@@ -45,7 +68,7 @@ impl PostgresStore {
         }
         self.shared.metrics.observe_wait(started.elapsed());
         let connection = acquired.map_err(|error| self.record_error_in(&span, error))?;
-        Ok(CallConnection { connection: Some(connection), deadline, postgres: self.clone(), span })
+        Ok(CallConnection { connection: Some(connection), deadline, postgres: self.clone(), span, _permit: permit })
     }
 
     fn record_error_in(&self, span: &Span, error: CallError) -> StoreError {
@@ -60,6 +83,16 @@ impl PostgresStore {
         self.shared.metrics.count_error(error.kind);
         error.into()
     }
+}
+
+fn call_span(operation: &'static str) -> Span {
+    latchkey_telemetry::child_span!(
+        "client",
+        "postgres",
+        otel.name = operation,
+        db.system.name = "postgresql",
+        db.operation.name = operation,
+    )
 }
 
 // === impl CallConnection ===

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use sqlx::PgPool;
 use tokio::{
-    sync::Notify,
+    sync::{Notify, Semaphore},
     task::AbortHandle,
     time::{Instant, timeout_at},
 };
@@ -51,6 +51,8 @@ pub(super) struct Shared {
     pub(super) last_broken: Arc<Mutex<Option<Instant>>>,
     pub(super) availability: Availability,
     pub(super) audit: EventWriter,
+    /// The connections that calls of administrators can use at the same time.
+    pub(super) administration: Arc<Semaphore>,
     /// For tasks that must not keep the pool open: they end when the last handle is dropped.
     pub(super) weak_self: Weak<Shared>,
 }
@@ -88,6 +90,7 @@ impl PostgresStore {
             last_broken,
             availability: Availability::new(),
             audit: EventWriter::start(Weak::clone(shared)),
+            administration: Arc::new(Semaphore::new(administration_connections(options.max_connections))),
             weak_self: Weak::clone(shared),
         });
         Ok(Self { shared })
@@ -122,6 +125,12 @@ impl PostgresStore {
     pub(super) fn notify_deliverer(&self) {
         self.shared.outbox_notify.notify_one();
     }
+}
+
+/// How many connections the calls of administrators can use at the same time (specification: Administration). The other
+/// connections are for the calls of users.
+fn administration_connections(max_connections: u32) -> usize {
+    (max_connections as usize / 4).max(2)
 }
 
 impl Drop for Shared {

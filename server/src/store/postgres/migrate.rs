@@ -1,10 +1,10 @@
 //! Migrates a database to the schema that this server needs.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use sqlx::{
-    ConnectOptions, Connection, PgConnection,
-    migrate::{MigrateError, Migrator},
+    AssertSqlSafe, ConnectOptions, Connection, PgConnection,
+    migrate::{MigrateError, Migration, Migrator},
 };
 use tokio::time::{sleep, timeout};
 use tracing::info;
@@ -16,7 +16,7 @@ static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 
 /// The newest migration that this server's statements need. A newer schema works too, because migrations only expand
 /// the schema.
-pub const REQUIRED_SCHEMA: i64 = 20_261_122_000_000;
+pub const REQUIRED_SCHEMA: i64 = 20_261_123_000_301;
 
 /// For how many months ahead `migrate` creates partitions. If a server's role cannot create partitions, these
 /// partitions are enough for this long after an upgrade. After that, rows go to the default partition.
@@ -25,6 +25,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of attempts to create the lock's table. If two programs create the table at the same time, one of
 /// them fails, and finds the table at its next attempt.
 const LOCK_TABLE_ATTEMPTS: u32 = 5;
+/// How often a program that waits for the lock tries to get it.
+const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Why a migration failed. The message contains no data of the database.
 #[derive(Debug, thiserror::Error)]
@@ -59,12 +61,7 @@ pub async fn migrate(url: &UrlSource) -> Result<(), MigrationError> {
     let mut lock = connect().await?;
     create_lock_table(&mut lock).await.map_err(|error| MigrationError::StatementFailed(CallError::from(&error)))?;
     info!("waiting for the migration lock");
-    let mut transaction =
-        lock.begin().await.map_err(|error| MigrationError::StatementFailed(CallError::from(&error)))?;
-    sqlx::query("SELECT one FROM latchkey_migration_lock FOR UPDATE")
-        .fetch_one(&mut *transaction)
-        .await
-        .map_err(|error| MigrationError::StatementFailed(CallError::from(&error)))?;
+    acquire_lock(&mut lock).await.map_err(|error| MigrationError::StatementFailed(CallError::from(&error)))?;
 
     let mut connection = connect().await?;
     let outcome = match apply(&mut connection).await {
@@ -72,7 +69,7 @@ pub async fn migrate(url: &UrlSource) -> Result<(), MigrationError> {
         Err(error) => Err(error),
     };
     // Errors do not matter here: the transaction wrote nothing, and closing the connection releases the lock, too.
-    drop(transaction.rollback().await);
+    drop(sqlx::raw_sql("ROLLBACK").execute(&mut lock).await);
     drop(lock.close().await);
     drop(connection.close().await);
     outcome
@@ -90,6 +87,23 @@ async fn create_lock_table(connection: &mut PgConnection) -> Result<(), sqlx::Er
             Err(_) => tries += 1,
         }
         sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Begins the transaction that has the lock. While this function waits for the lock, no statement runs: CREATE INDEX
+/// CONCURRENTLY, in the program that has the lock, waits for the end of every older statement. For the same reason, the
+/// statements use the simple query protocol. With the extended protocol, a snapshot can last until the transaction ends.
+async fn acquire_lock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    // The transaction is idle while the migrations run.
+    const BEGIN: &str = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0";
+    const TRY_LOCK: &str = "SELECT one FROM latchkey_migration_lock FOR UPDATE SKIP LOCKED";
+    loop {
+        sqlx::raw_sql(BEGIN).execute(&mut *connection).await?;
+        if sqlx::raw_sql(TRY_LOCK).fetch_optional(&mut *connection).await?.is_some() {
+            return Ok(());
+        }
+        sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await?;
+        sleep(LOCK_INTERVAL).await;
     }
 }
 
@@ -115,12 +129,47 @@ async fn apply(connection: &mut PgConnection) -> Result<(), MigrationError> {
     for migration in MIGRATOR.iter().filter(|migration| missing.contains(&migration.version)) {
         info!(version = migration.version, description = %migration.description, "applying a migration");
     }
+    // An index on a large table can take longer than the time limit that the role may have.
+    sqlx::raw_sql("SET statement_timeout = 0").execute(&mut *connection).await.map_err(|error| failed(&error))?;
+    drop_invalid_indexes(connection).await.map_err(|error| failed(&error))?;
     // The row lock replaces sqlx's session lock. Migrations that a newer version of the server has applied are ignored.
     let mut migrator = Migrator { migrations: MIGRATOR.migrations.clone(), ..Migrator::DEFAULT };
     migrator.set_locking(false).set_ignore_missing(true);
     migrator.run_direct(None, connection, false).await.map_err(migration_error)?;
     if !missing.is_empty() {
         info!(schema = newest, "the schema is up to date");
+    }
+    Ok(())
+}
+
+/// Drops the indexes that failed migrations have left. If CREATE INDEX CONCURRENTLY fails, it leaves an invalid index,
+/// and IF NOT EXISTS would find this index when the migration runs again. An index whose migration was applied stays.
+async fn drop_invalid_indexes(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    let has_applied: bool =
+        sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL").fetch_one(&mut *connection).await?;
+    if !has_applied {
+        return Ok(());
+    }
+    let applied: HashSet<i64> = sqlx::query_scalar("SELECT version FROM _sqlx_migrations")
+        .fetch_all(&mut *connection)
+        .await?
+        .into_iter()
+        .collect();
+    let invalid: Vec<String> = sqlx::query_scalar(
+        "SELECT pg_class.relname::text FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+         WHERE NOT indisvalid AND relnamespace = current_schema()::regnamespace",
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    let creates = |migration: &Migration, index: &str| {
+        migration.no_tx && migration.sql.as_str().split_whitespace().any(|word| word == index)
+    };
+    for index in invalid {
+        if MIGRATOR.iter().any(|migration| !applied.contains(&migration.version) && creates(migration, &index)) {
+            info!(index, "dropping the invalid index of a failed migration");
+            // The name is a word of a migration.
+            sqlx::raw_sql(AssertSqlSafe(format!("DROP INDEX CONCURRENTLY {index}"))).execute(&mut *connection).await?;
+        }
     }
     Ok(())
 }
@@ -163,6 +212,16 @@ pub(super) async fn applied_version(connection: &mut PgConnection) -> Result<Opt
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_index_is_created_concurrently_by_a_migration_of_one_statement_without_a_transaction() {
+        for migration in MIGRATOR.iter().filter(|migration| migration.sql.as_str().contains("CONCURRENTLY")) {
+            let sql = migration.sql.as_str();
+            assert!(migration.no_tx, "{}", migration.version);
+            assert_eq!(sql.matches(';').count(), 1, "{}", migration.version);
+            assert!(sql.contains("INDEX CONCURRENTLY IF NOT EXISTS "), "{}", migration.version);
+        }
+    }
 
     #[test]
     fn the_required_schema_is_the_newest_migration() {

@@ -3,8 +3,10 @@
 //! `handle` contains the handle. `call` contains the code that all calls share. Each folder contains the calls for one
 //! kind of data.
 //! A call that every login or registration needs is one statement. Rare changes are transactions of small statements
-//! (docs/decisions/0032). Transactions lock rows in this order: apps, users, identities, outbox, audit events.
+//! (docs/decisions/0032). Transactions lock rows in this order: apps, users, identities, outbox, audit events. Imports of
+//! an App also follow each other (`administration/import.rs`).
 
+mod administration;
 mod apps;
 mod audit;
 mod call;
@@ -25,6 +27,6 @@ pub use errors::{CallError, CallErrorKind};
 pub use handle::{Options, PostgresStore};
 pub use outbox::DeadLetter;
 pub use pool::ConnectError;
-pub use users::{UnverifiedBatch, UnverifiedExpiry, UnverifiedPosition};
+pub use users::{ForeignHashExpiry, SetForeignHashOutcome, UnverifiedBatch, UnverifiedExpiry, UnverifiedPosition};
 
 use handle::Shared;

@@ -25,7 +25,7 @@ mod listen;
 pub use dead_letters::DeadLetter;
 pub(super) use insert::{
     PROPAGATION_DELAY_SECONDS, delete_rows_of, insert_epoch_change, insert_mail, insert_mail_to_former_address,
-    mail_columns, mail_payload,
+    insert_profile_change, mail_columns, mail_payload,
 };
 pub(super) use listen::listen;
 

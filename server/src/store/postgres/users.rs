@@ -10,8 +10,9 @@ use crate::{
         mail::Mail,
         password::PasswordHash,
         ports::{
-            AddressChange, AddressChangeRequest, AddressChanged, ChangedUser, Confirmation, CreateUserOutcome, NewUser,
-            OwnAccounts, PasswordChange, PasswordReset, Rename, Renamed, StoreError, UserDeletion, Users,
+            AddressChange, AddressChangeRequest, AddressChanged, ChangedUser, Confirmation, CreateUserOutcome,
+            LoginCandidate, NewUser, OwnAccounts, PasswordChange, PasswordReset, Rename, Renamed, StoreError,
+            UserDeletion, Users,
         },
         session::Session,
         user::{Epoch, User, UserId},
@@ -23,7 +24,9 @@ mod change_address;
 mod change_password;
 mod confirm;
 mod delete;
+mod foreign_hashes;
 mod lock;
+mod login;
 mod read;
 mod register;
 mod rename;
@@ -33,6 +36,8 @@ mod reset_password;
 mod row;
 mod unverified;
 
+pub(super) use foreign_hashes::add_hash_class;
+pub use foreign_hashes::{ForeignHashExpiry, SetForeignHashOutcome};
 pub(super) use lock::{LockedUser, lock_user};
 pub(super) use register::app_being_deleted;
 pub(super) use row::{UserRow, user_query};
@@ -45,6 +50,10 @@ impl Users for Stores {
 
     async fn user_by_email(&self, app: &AppId, email: &Email) -> Result<Option<User>, StoreError> {
         self.postgres.user_by_email(app, email).await
+    }
+
+    async fn login_candidate(&self, app: &AppId, email: &Email) -> Result<LoginCandidate, StoreError> {
+        self.postgres.login_candidate(app, email).await
     }
 
     async fn create_user(

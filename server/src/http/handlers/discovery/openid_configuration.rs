@@ -14,7 +14,7 @@ use crate::{
         openapi::operation::{Content, Operation},
         request::InboundRequest,
         response::Response,
-        routes::Route,
+        routes::{Route, RouteTable},
     },
     state::State,
 };

@@ -112,7 +112,7 @@ fn register_problem(error: RegisterError) -> Problem {
 
 pub fn domain_not_allowed() -> Problem {
     Problem::invalid_fields(vec![FieldProblem {
-        field: "email",
+        field: "email".into(),
         code: FieldCode::DomainNotAllowed,
         message: "is of a domain that this App does not accept".into(),
     }])

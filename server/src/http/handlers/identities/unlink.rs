@@ -27,7 +27,7 @@ pub fn operation() -> Operation {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
     let signed_in = authentication::authenticate(state, app, &request).await?;
     // The name is not looked up in the App: an identity of a provider that the App no longer has can be unlinked, too.
-    let name = request.path_parameter.as_deref().and_then(|name| name.parse::<ProviderName>().ok());
+    let name = request.path_parameter(0).parse::<ProviderName>().ok();
     let name = name.ok_or_else(not_linked)?;
     match social::unlink_identity(state.call(app, &request.client), &signed_in, &name).await? {
         UnlinkOutcome::Done => response::empty_object(),

@@ -21,7 +21,7 @@ pub fn operation() -> Operation {
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
     let signed_in = authentication::authenticate(state, app, &request).await?;
-    let session: Option<SessionId> = request.path_parameter.as_deref().and_then(|id| id.parse().ok());
+    let session: Option<SessionId> = request.path_parameter(0).parse().ok();
     let was_live = match session {
         Some(session) => sessions::end_session(state.call(app, &request.client), &signed_in, session).await?,
         None => false,

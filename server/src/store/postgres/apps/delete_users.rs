@@ -164,8 +164,8 @@ async fn insert_deleting_app(connection: &mut PgConnection, claim: &OwnershipCla
     .map(drop)
 }
 
-/// Deletes these users of an App, up to `max_rows` of its mails and up to `max_rows` of its events. Returns whether
-/// anything was deleted. Identities are deleted with their users.
+/// Deletes these users of an App, up to `max_rows` of its mails and up to `max_rows` of its events, and its classes of
+/// foreign hashes. Returns whether there may be more to delete. Identities are deleted with their users.
 pub(super) async fn delete_batch(
     connection: &mut PgConnection,
     app: &AppId,
@@ -191,5 +191,7 @@ pub(super) async fn delete_batch(
     )
     .execute(&mut *connection)
     .await?;
+    // At most a few rows.
+    sqlx::query!("DELETE FROM hash_classes WHERE app_id = $1", app.as_str()).execute(&mut *connection).await?;
     Ok(users.rows_affected() + mails.rows_affected() + events.rows_affected() > 0)
 }

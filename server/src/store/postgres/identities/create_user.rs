@@ -7,6 +7,7 @@ use tokio::time::timeout_at;
 use super::insert;
 use crate::{
     domain::{
+        administration::CreatedBy,
         mail::Mail,
         ports::{NewFederatedUser, NewIdentity, StoreError},
     },
@@ -76,8 +77,8 @@ async fn insert_user(connection: &mut PgConnection, app: &AppId, user: &NewFeder
     let inserted = sqlx::query!(
         "INSERT INTO users
             (app_id, id, email, email_canonical, email_verified_at, pending_email, pending_email_canonical, name,
-                created_at, updated_at)
-         VALUES ($1, $2, $3, $4, CASE WHEN $3::text IS NULL THEN NULL ELSE $8::timestamptz END, $5, $6, $7, $8, $8)
+                created_by, created_at, updated_at)
+         VALUES ($1, $2, $3, $4, CASE WHEN $3::text IS NULL THEN NULL ELSE $8::timestamptz END, $5, $6, $7, $9, $8, $8)
          ON CONFLICT DO NOTHING",
         app.as_str(),
         user.id.0,
@@ -87,6 +88,7 @@ async fn insert_user(connection: &mut PgConnection, app: &AppId, user: &NewFeder
         user.pending_email.as_ref().map(|email| email.canonical()),
         user.name,
         user.created_at,
+        CreatedBy::Provider.as_str(),
     )
     .execute(connection)
     .await?;

@@ -62,6 +62,8 @@ async fn update_user(
             epoch = epoch + 1,
             version = version + 1,
             password_hash = NULL,
+            foreign_hash = NULL,
+            foreign_hash_at = NULL,
             contested = false,
             pending_email = NULL,
             pending_email_canonical = NULL,

@@ -6,8 +6,11 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::EPOCH_KIND;
-use crate::domain::mail::{EpochChange, Mail};
+use super::{EPOCH_KIND, PROFILE_KIND};
+use crate::domain::{
+    mail::{EpochChange, Mail},
+    user::UserId,
+};
 
 /// How long the request has to propagate an epoch or a profile to Redis before a deliverer claims the outbox row.
 pub(in crate::store::postgres) const PROPAGATION_DELAY_SECONDS: f64 = 5.0;
@@ -83,6 +86,26 @@ pub(in crate::store::postgres) async fn insert_epoch_change(
     .execute(connection)
     .await
     .map(drop)
+}
+
+/// Adds the row that propagates a changed profile to Redis if the request itself does not propagate it. Returns the id
+/// of the row.
+pub(in crate::store::postgres) async fn insert_profile_change(
+    connection: &mut PgConnection,
+    app: &AppId,
+    user: UserId,
+) -> Result<Uuid, sqlx::Error> {
+    sqlx::query_scalar!(
+        "INSERT INTO outbox (app_id, kind, user_id, due_at)
+         VALUES ($1, $2, $3, statement_timestamp() + make_interval(secs => $4))
+         RETURNING id",
+        app.as_str(),
+        PROFILE_KIND,
+        user.0,
+        PROPAGATION_DELAY_SECONDS,
+    )
+    .fetch_one(connection)
+    .await
 }
 
 /// Deletes the rows of deleted users. The deletion includes epoch rows, so `insert_epoch_change` must be called after

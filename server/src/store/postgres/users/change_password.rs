@@ -59,6 +59,8 @@ async fn update_user(
         RETURNING
         "UPDATE users
          SET password_hash = $4,
+            foreign_hash = NULL,
+            foreign_hash_at = NULL,
             password_session = NULL,
             pending_email = CASE WHEN email IS NULL THEN pending_email END,
             pending_email_canonical = CASE WHEN email IS NULL THEN pending_email_canonical END,

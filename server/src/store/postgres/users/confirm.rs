@@ -63,6 +63,8 @@ async fn update_user(
             epoch = epoch + 1,
             version = version + 1,
             password_hash = CASE WHEN contested THEN NULL ELSE password_hash END,
+            foreign_hash = CASE WHEN contested THEN NULL ELSE foreign_hash END,
+            foreign_hash_at = CASE WHEN contested THEN NULL ELSE foreign_hash_at END,
             password_session = CASE WHEN contested THEN $6 ELSE password_session END,
             contested = false,
             updated_at = $5

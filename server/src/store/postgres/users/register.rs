@@ -112,7 +112,9 @@ impl PostgresStore {
                 SELECT state FROM apps WHERE app_id = $1 FOR SHARE
             ), touched AS (
                 UPDATE users
-                SET contested = contested OR ($4 AND email_verified_at IS NULL AND epoch = $3)
+                SET contested = contested OR ($4 AND email_verified_at IS NULL AND epoch = $3),
+                    version = version
+                        + CASE WHEN $4 AND email_verified_at IS NULL AND epoch = $3 AND NOT contested THEN 1 ELSE 0 END
                 WHERE app_id = $1 AND id = $2 AND NOT EXISTS (SELECT FROM gate WHERE state <> 'active')
                 RETURNING id
             ), queued AS (

@@ -1,4 +1,4 @@
-//! Replaces a password hash after a login, with one statement.
+//! Replaces a password hash, native or foreign, after a login, with one statement.
 
 use latchkey_crds::types::AppId;
 use tokio::time::timeout_at;
@@ -19,7 +19,8 @@ impl PostgresStore {
         let mut call = self.begin_call("renew_hash").await?;
         let (connection, deadline) = call.parts();
         let query = sqlx::query!(
-            "UPDATE users SET password_hash = $4 WHERE app_id = $1 AND id = $2 AND password_hash = $3",
+            "UPDATE users SET password_hash = $4, foreign_hash = NULL, foreign_hash_at = NULL
+             WHERE app_id = $1 AND id = $2 AND password_hash = $3",
             app.as_str(),
             user.0,
             old.expose(),

@@ -67,6 +67,8 @@ async fn update_user(
             epoch = epoch + 1,
             version = version + 1,
             password_hash = $6,
+            foreign_hash = NULL,
+            foreign_hash_at = NULL,
             password_session = NULL,
             contested = false,
             pending_email = NULL,

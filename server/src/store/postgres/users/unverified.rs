@@ -85,7 +85,7 @@ impl PostgresStore {
 }
 
 impl Stores {
-    /// Locks up to `max_accounts` expired accounts that have no identity, starting after a position. Deletes those of
+    /// Locks up to `max_accounts` expired accounts that registered and have no identity, starting after a position. Deletes those of
     /// them that have no live session. Disabled accounts stay. The rows are locked from before the check in Redis until
     /// the commit. Therefore a concurrent confirmation comes before the lock, and the account stays, or after the
     /// commit, and finds no account. Several servers can call this at the same time.
@@ -182,6 +182,7 @@ async fn lock_candidates(
             AND users.email_verified_at IS NULL
             AND (users.email IS NOT NULL OR users.pending_email IS NOT NULL)
             AND users.disabled_at IS NULL
+            AND users.created_by = 'registration'
             AND users.created_at < least($4, statement_timestamp() - ($6::timestamptz - $4::timestamptz))
             AND users.id = ANY ($7)
             AND NOT EXISTS (
@@ -211,11 +212,12 @@ async fn lock_candidates(
 }
 
 /// Events after which the user gets a code that verifies the email address.
-const CODE_EVENTS: [EventKind; 4] = [
+const CODE_EVENTS: [EventKind; 5] = [
     EventKind::Registered,
     EventKind::RegisteredAgain,
     EventKind::ConfirmationRequested,
     EventKind::PasswordResetRequested,
+    EventKind::MailRequested,
 ];
 
 /// Deletes users. This is a separate statement, so that it sees identities that were linked before the rows were

@@ -1,0 +1,145 @@
+//! What all sources have in common: they turn records into users, and pass the users on as lines.
+
+use std::{collections::HashMap, io::Write};
+
+use serde_json::{Map, Value};
+
+use crate::{
+    args::ImportArgs,
+    error::ImportError,
+    hash::{Converted, Converter, PasswordHash, ScryptCost},
+    report::{Omitted, Report, printable},
+    user::{Identity, MAX_IDENTITIES, NewUser, metadata_fits},
+};
+
+/// Maximum size of a line for the server, in bytes.
+pub(crate) const MAX_LINE: usize = 64 * 1024;
+
+/// Gets the lines of all users, in their order.
+pub(crate) trait Sink {
+    fn line(&mut self, line: &[u8], report: &mut Report, log: &mut dyn Write) -> Result<(), ImportError>;
+    /// Sends what is buffered.
+    fn finish(&mut self, report: &mut Report, log: &mut dyn Write) -> Result<(), ImportError>;
+}
+
+/// The parts of an import that a source needs.
+pub(crate) struct Context<'a> {
+    pub args: &'a ImportArgs,
+    mappings: HashMap<&'a str, &'a str>,
+    pub report: &'a mut Report,
+    hashes: Converter,
+    sink: &'a mut dyn Sink,
+    /// One line for each user that is refused.
+    log: &'a mut dyn Write,
+    /// Unix seconds.
+    pub now: i64,
+}
+
+impl<'a> Context<'a> {
+    pub(crate) fn new(
+        args: &'a ImportArgs,
+        sink: &'a mut dyn Sink,
+        report: &'a mut Report,
+        log: &'a mut dyn Write,
+        now: i64,
+    ) -> Self {
+        let mappings = args.mappings.iter().map(|(alias, provider)| (alias.as_str(), provider.as_str())).collect();
+        Self { args, mappings, report, hashes: Converter::default(), sink, log, now }
+    }
+
+    /// The App's Provider for an alias of the source.
+    pub(crate) fn provider(&self, alias: &str) -> Option<&'a str> {
+        self.mappings.get(alias).copied()
+    }
+
+    /// The identity at the first of these aliases that has a mapping.
+    pub(crate) fn identity(&mut self, aliases: &[&str], subject: &str, authority: Option<&str>) -> Option<Identity> {
+        let Some(provider) = aliases.iter().find_map(|alias| self.provider(alias)) else {
+            self.report.unmapped_identities.add(&printable(aliases.first().copied().unwrap_or_default()), 1);
+            return None;
+        };
+        let (provider, subject) = (provider.to_owned(), subject.to_owned());
+        // Only Microsoft has one authority for each tenant. For other providers the App knows the authority.
+        let authority = authority.filter(|authority| authority.starts_with("https://login.microsoftonline.com/"));
+        Some(Identity { provider, subject, authority: authority.map(str::to_owned) })
+    }
+
+    /// The hash. A hash that cannot be imported is counted.
+    pub(crate) fn count_hash(&mut self, converted: Converted) -> Option<PasswordHash> {
+        converted.map_err(|kind| self.report.unsupported_hashes.add(kind.0, 1)).ok()
+    }
+
+    /// Converts a hash in a text form. No hash is an empty text.
+    pub(crate) fn text_hash(&mut self, hash: Option<&str>, cost: ScryptCost) -> Option<PasswordHash> {
+        let hash = hash.filter(|hash| !hash.is_empty())?;
+        let converted = self.hashes.convert(hash, cost);
+        self.count_hash(converted)
+    }
+
+    /// The metadata of a user, if `--metadata` is set and something is there. Otherwise what is there is counted.
+    pub(crate) fn metadata(&mut self, has_attributes: bool, metadata: impl FnOnce() -> Value) -> Map<String, Value> {
+        if !has_attributes {
+            return Map::new();
+        }
+        if !self.args.metadata {
+            self.report.omit(Omitted::Attributes, 1);
+            return Map::new();
+        }
+        match metadata() {
+            Value::Object(mut metadata) => {
+                metadata
+                    .retain(|_, value| !value.is_null() && value.as_object().is_none_or(|members| !members.is_empty()));
+                if !metadata.is_empty() && metadata_fits(&metadata) {
+                    return metadata;
+                }
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {}
+        }
+        self.report.omit(Omitted::UnusableMetadata, 1);
+        Map::new()
+    }
+
+    /// Passes a user on.
+    pub(crate) fn user(&mut self, mut user: NewUser) -> Result<(), ImportError> {
+        self.report.users += 1;
+        user.email = user.email.filter(|email| !email.is_empty());
+        user.email_verified = user.email.is_some() && (user.email_verified || self.args.addresses_verified);
+        user.created_at = user.created_at.filter(|at| (0..=self.now).contains(at));
+        self.report.omit(Omitted::ExcessIdentities, user.identities.len().saturating_sub(MAX_IDENTITIES));
+        user.identities.truncate(MAX_IDENTITIES);
+        if user.email.is_none() && user.identities.is_empty() {
+            self.report.without_address += 1;
+            return self.note(&format!("{}: has neither an email address nor a mapped identity", user.external_id));
+        }
+        let line = serde_json::to_vec(&user).map_err(|error| ImportError::Usage(error.to_string()))?;
+        self.send(&line, &user.external_id)
+    }
+
+    /// Passes on a line that is already in the form of the server.
+    pub(crate) fn line(&mut self, line: &[u8], external_id: &str) -> Result<(), ImportError> {
+        self.report.users += 1;
+        self.send(line, external_id)
+    }
+
+    fn send(&mut self, line: &[u8], external_id: &str) -> Result<(), ImportError> {
+        if line.len() > MAX_LINE {
+            self.report.refused += 1;
+            return self.note(&format!("{external_id}: the line for the server is above 64 KiB"));
+        }
+        self.sink.line(line, self.report, self.log)
+    }
+
+    /// Counts a record or line that is not a user of the source.
+    pub(crate) fn unreadable(&mut self, place: &str) -> Result<(), ImportError> {
+        self.report.unreadable += 1;
+        self.note(&format!("{place}: is not a user in the expected form"))
+    }
+
+    pub(crate) fn finish(&mut self) -> Result<(), ImportError> {
+        self.sink.finish(self.report, self.log)
+    }
+
+    fn note(&mut self, text: &str) -> Result<(), ImportError> {
+        writeln!(self.log, "{}", printable(text)).map_err(ImportError::Print)
+    }
+}

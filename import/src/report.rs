@@ -1,0 +1,206 @@
+//! What an import did, and what it did not bring along.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+};
+
+/// Something of a user that the App does not get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Omitted {
+    Totp,
+    WebAuthn,
+    RecoveryCodes,
+    OtherFactors,
+    Groups,
+    Roles,
+    RequiredActions,
+    Attributes,
+    UnusableMetadata,
+    ExcessIdentities,
+    PhoneNumbers,
+    FederatedPasswords,
+    HashesWithoutUser,
+    IdentitiesWithoutUser,
+    FederatedUsers,
+    ServiceAccounts,
+    DeletedUsers,
+}
+
+/// Maximum number of different names in a count, because the names are those of the input.
+const MAX_NAMES: usize = 100;
+/// Counts names that are beyond [`MAX_NAMES`].
+const OTHER_NAMES: &str = "others";
+
+/// Counts by name.
+#[derive(Debug, Default)]
+pub(crate) struct Counts(BTreeMap<String, u64>);
+
+/// The counts of an import.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    /// Users of the input, without those that only [`Omitted`] counts.
+    pub users: u64,
+    pub created: u64,
+    pub unchanged: u64,
+    pub refused: u64,
+    /// Users that cannot be imported, because they have neither an email address nor an identity.
+    pub without_address: u64,
+    /// Lines and records that are not a user in the form of the source.
+    pub unreadable: u64,
+    pub written: u64,
+    omissions: BTreeMap<Omitted, u64>,
+    /// Hashes in forms without an equivalent, by kind.
+    pub unsupported_hashes: Counts,
+    /// Hashes that the server refused, by kind and error.
+    pub refused_hashes: Counts,
+    /// Identities without a mapping, by the name of the provider in the source.
+    pub unmapped_identities: Counts,
+    /// Fields that the server ignored.
+    pub ignored_fields: Counts,
+}
+
+/// What the numbers of the report mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Import,
+    DryRun,
+    /// Lines were written to a file.
+    Output,
+}
+
+/// Text of the input without control characters, which could change how a terminal shows the report.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().take(400).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, name: &str, number: u64) {
+        let is_new = !self.0.contains_key(name);
+        let name = if is_new && self.0.len() >= MAX_NAMES { OTHER_NAMES } else { name };
+        *self.0.entry(name.to_owned()).or_default() += number;
+    }
+}
+
+impl Omitted {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Totp => "TOTP devices",
+            Self::WebAuthn => "WebAuthn keys and passkeys",
+            Self::RecoveryCodes => "users with recovery codes",
+            Self::OtherFactors => "other second factors",
+            Self::Groups => "memberships in groups",
+            Self::Roles => "assigned roles",
+            Self::RequiredActions => "required actions",
+            Self::Attributes => "users with attributes, traits or metadata (--metadata brings them along)",
+            Self::UnusableMetadata => "users with metadata above 8 KiB or with U+0000",
+            Self::ExcessIdentities => "identities beyond ten for one user",
+            Self::PhoneNumbers => "phone numbers",
+            Self::FederatedPasswords => "users with their password in a user federation such as LDAP",
+            Self::HashesWithoutUser => "password hashes of users that are not in the input",
+            Self::IdentitiesWithoutUser => "identities of users that are not in the input",
+            Self::FederatedUsers => "users of a user federation that Keycloak does not store",
+            Self::ServiceAccounts => "service accounts",
+            Self::DeletedUsers => "users that are marked as deleted",
+        }
+    }
+}
+
+impl Report {
+    pub(crate) fn omit(&mut self, omitted: Omitted, number: usize) {
+        if number > 0 {
+            *self.omissions.entry(omitted).or_default() += number as u64;
+        }
+    }
+
+    /// Whether every user of the input is in the App, or in the output file.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.refused + self.without_address + self.unreadable == 0
+    }
+
+    pub(crate) fn print(&self, mode: Mode, out: &mut dyn Write) -> io::Result<()> {
+        let rows = match mode {
+            Mode::Import => vec![("created", self.created), ("unchanged", self.unchanged), ("refused", self.refused)],
+            Mode::DryRun => {
+                let (created, refused) = (self.created, self.refused);
+                vec![("would be created", created), ("unchanged", self.unchanged), ("would be refused", refused)]
+            }
+            Mode::Output => vec![("written", self.written), ("refused", self.refused)],
+        };
+        writeln!(out, "Users in the input: {}", self.users + self.unreadable)?;
+        for (label, number) in rows {
+            writeln!(out, "  {label}: {number}")?;
+        }
+        for (label, number) in [
+            ("without an email address or a mapped identity", self.without_address),
+            ("not readable as a user", self.unreadable),
+        ] {
+            if number > 0 {
+                writeln!(out, "  {label}: {number}")?;
+            }
+        }
+        let mut left = Vec::new();
+        for (kind, number) in &self.unsupported_hashes.0 {
+            left.push((format!("password hashes, {kind}"), *number));
+        }
+        for (kind, number) in &self.refused_hashes.0 {
+            left.push((format!("password hashes, {kind}"), *number));
+        }
+        for (omitted, number) in &self.omissions {
+            left.push((omitted.label().to_owned(), *number));
+        }
+        for (alias, number) in &self.unmapped_identities.0 {
+            left.push((format!("identities of {alias} (no --map for it)"), *number));
+        }
+        for (field, number) in &self.ignored_fields.0 {
+            left.push((format!("fields that the server does not know: {field}"), *number));
+        }
+        if left.is_empty() {
+            return Ok(());
+        }
+        writeln!(out, "Not brought along:")?;
+        for (label, number) in left {
+            writeln!(out, "  {label}: {number}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn printed(report: &Report, mode: Mode) -> String {
+        let mut out = Vec::new();
+        report.print(mode, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_report_names_what_is_not_imported() {
+        let mut report = Report { users: 4, created: 2, unchanged: 1, refused: 1, ..Report::default() };
+        report.omit(Omitted::Groups, 0);
+        report.omit(Omitted::Roles, 2);
+        report.unsupported_hashes.add("md5", 1);
+        report.unmapped_identities.add("github", 3);
+        let expected = "Users in the input: 4\n  created: 2\n  unchanged: 1\n  refused: 1\nNot brought along:\n  password hashes, \
+                        md5: 1\n  assigned roles: 2\n  identities of github (no --map for it): 3\n";
+        assert_eq!(printed(&report, Mode::Import), expected);
+        assert!(printed(&report, Mode::DryRun).contains("  would be created: 2\n"));
+        assert!(!report.is_complete());
+    }
+
+    #[test]
+    fn control_characters_are_not_printed() {
+        assert_eq!(printable("a\u{1b}[2Jb\n"), "a?[2Jb?");
+    }
+
+    #[test]
+    fn names_of_the_input_are_limited() {
+        let mut counts = Counts::default();
+        for number in 0..1000 {
+            counts.add(&number.to_string(), 1);
+        }
+        assert_eq!((counts.0.len(), counts.0[OTHER_NAMES]), (MAX_NAMES + 1, 900));
+    }
+}

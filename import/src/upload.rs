@@ -1,0 +1,144 @@
+//! Sends lines to the server in batches, and handles the result of each line.
+
+use std::io::Write;
+
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+use crate::{
+    client::{Client, LineOutcome, LineResult, is_code},
+    convert::Sink,
+    error::ImportError,
+    hash,
+    report::{Report, printable},
+};
+
+/// Limits of the server for one request.
+const MAX_LINES: usize = 1000;
+const MAX_BYTES: usize = 4 * 1024 * 1024;
+/// How often the progress is logged, in users.
+const PROGRESS_INTERVAL: u64 = 10_000;
+/// The codes for a hash that the server cannot take. Such a user is imported without the hash.
+const HASH_CODES: [&str; 3] = ["hash_not_supported", "hash_too_costly", "too_many_hash_kinds"];
+
+pub(crate) struct Uploader {
+    client: Client,
+    batch: Batch,
+}
+
+/// Lines that end with a line feed.
+#[derive(Default)]
+struct Batch {
+    text: Vec<u8>,
+    /// Where each line ends.
+    ends: Vec<usize>,
+}
+
+impl Uploader {
+    /// Asks the server whether the caller can import.
+    pub(crate) fn new(mut client: Client) -> Result<Self, ImportError> {
+        client.check()?;
+        Ok(Self { client, batch: Batch::default() })
+    }
+
+    fn send(&mut self, report: &mut Report, log: &mut dyn Write) -> Result<(), ImportError> {
+        let mut batch = std::mem::take(&mut self.batch);
+        let before = report.created + report.unchanged + report.refused;
+        while !batch.ends.is_empty() {
+            batch = self.send_batch(batch, report, log)?;
+        }
+        let after = report.created + report.unchanged + report.refused;
+        if before / PROGRESS_INTERVAL < after / PROGRESS_INTERVAL {
+            writeln!(log, "{after} users so far").map_err(ImportError::Print)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a batch. Returns its lines with a refused hash, without the hash.
+    fn send_batch(&mut self, batch: Batch, report: &mut Report, log: &mut dyn Write) -> Result<Batch, ImportError> {
+        let Batch { text, ends } = batch;
+        let text = Bytes::from(text);
+        let response = self.client.send(&text)?;
+        let mut is_done = vec![false; ends.len()];
+        let mut again = Batch::default();
+        for result in &response.results {
+            let index = result.line.checked_sub(1).filter(|index| *index < ends.len());
+            let index = index.filter(|index| !is_done[*index]).ok_or(ImportError::BadResponse)?;
+            is_done[index] = true;
+            let start = index.checked_sub(1).map_or(0, |previous| ends[previous]);
+            let line = &text[start..ends[index]];
+            match result.outcome {
+                LineOutcome::Created => report.created += 1,
+                LineOutcome::Unchanged => report.unchanged += 1,
+                LineOutcome::Refused => {
+                    if let Some(without_hash) = without_refused_hash(line, result, report)? {
+                        again.push(&without_hash);
+                    } else {
+                        report.refused += 1;
+                        let text = refusal(line, result);
+                        writeln!(log, "{}", printable(&text)).map_err(ImportError::Print)?;
+                    }
+                }
+            }
+        }
+        if is_done.contains(&false) {
+            return Err(ImportError::BadResponse);
+        }
+        for (field, number) in &response.ignored_fields {
+            report.ignored_fields.add(&printable(field), *number);
+        }
+        Ok(again)
+    }
+}
+
+impl Sink for Uploader {
+    fn line(&mut self, line: &[u8], report: &mut Report, log: &mut dyn Write) -> Result<(), ImportError> {
+        if self.batch.ends.len() == MAX_LINES || self.batch.text.len() + line.len() + 1 > MAX_BYTES {
+            self.send(report, log)?;
+        }
+        self.batch.push(line);
+        Ok(())
+    }
+
+    fn finish(&mut self, report: &mut Report, log: &mut dyn Write) -> Result<(), ImportError> {
+        self.send(report, log)
+    }
+}
+
+impl Batch {
+    fn push(&mut self, line: &[u8]) {
+        self.text.extend_from_slice(line);
+        self.text.push(b'\n');
+        self.ends.push(self.text.len());
+    }
+}
+
+/// The line without its hash, if the server refused the hash. Counts the hash.
+fn without_refused_hash(line: &[u8], result: &LineResult, report: &mut Report) -> Result<Option<Vec<u8>>, ImportError> {
+    let is_hash_code = |code: &str| HASH_CODES.iter().find(|known| **known == code).copied();
+    let refused = result.fields.iter().filter(|error| error.field == "password_hash");
+    let Some(code) = refused.filter_map(|error| is_hash_code(&error.code)).next() else { return Ok(None) };
+    let mut user: Map<String, Value> = serde_json::from_slice(line).map_err(|_| ImportError::BadResponse)?;
+    // Without a hash in the line, the same refusal would come again.
+    let Some(hash) = user.remove("password_hash") else { return Ok(None) };
+    let kind = hash::kind(hash.as_str().unwrap_or_default());
+    report.refused_hashes.add(&format!("{kind}, refused by the server ({code})"), 1);
+    serde_json::to_vec(&user).map(Some).map_err(|_| ImportError::BadResponse)
+}
+
+/// One line for a user that the server refused: its `external_id`, the error, and the fields with their codes.
+fn refusal(line: &[u8], result: &LineResult) -> String {
+    let user: Map<String, Value> = serde_json::from_slice(line).unwrap_or_default();
+    let external_id = user.get("external_id").and_then(Value::as_str).unwrap_or("a user without external_id");
+    let error = result.error.as_deref().filter(|error| is_code(error)).unwrap_or("refused");
+    let mut text = format!("{external_id}: {error}");
+    for (number, field) in result.fields.iter().take(10).enumerate() {
+        let code = if is_code(&field.code) { &field.code } else { "invalid" };
+        text.push_str(if number == 0 { " (" } else { ", " });
+        text.push_str(&format!("{} {code}", field.field));
+    }
+    if !result.fields.is_empty() {
+        text.push(')');
+    }
+    text
+}

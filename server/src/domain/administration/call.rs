@@ -1,0 +1,42 @@
+//! The context of a call of an administrator.
+
+use latchkey_crds::types::AppId;
+
+use super::Actor;
+use crate::domain::{
+    audit::{Event, EventKind},
+    call::Call,
+    user::UserId,
+};
+
+/// What every use case of an administrator needs: the context of the call, and who makes it.
+pub struct AdministratorCall<'a, S> {
+    pub call: Call<'a, S>,
+    pub actor: &'a Actor,
+}
+
+// === impl AdministratorCall ===
+
+// Not derived, because a derived `Copy` would require `S: Copy`.
+impl<S> Clone for AdministratorCall<'_, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S> Copy for AdministratorCall<'_, S> {}
+
+impl<'a, S> AdministratorCall<'a, S> {
+    pub fn stores(self) -> &'a S {
+        self.call.stores
+    }
+
+    pub fn app_id(self) -> &'a AppId {
+        self.call.app_id()
+    }
+
+    /// A new event with the current time, caused by this administrator.
+    pub fn event(self, kind: EventKind, user: impl Into<Option<UserId>>) -> Event {
+        Event::by_administrator(self.call.env, self.actor, kind, user)
+    }
+}

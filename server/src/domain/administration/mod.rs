@@ -1,0 +1,325 @@
+//! What administrators do with the users of their App (specification: Administration). The callers are ServiceAccounts.
+
+mod call;
+mod data;
+mod mails;
+mod sessions;
+mod users;
+
+pub use call::AdministratorCall;
+pub use data::{UserExport, export_user, import_users, record_export, remove_identities};
+pub use mails::{RequestMailError, request_mail};
+pub use sessions::{end_user_session, end_user_sessions, user_sessions};
+pub use users::{
+    ChangeUserError, ChangeUserInput, CreateUserError, CreateUserInput, change_user, create_user, remove_user,
+};
+
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{
+    email::Email,
+    password::PasswordHash,
+    session::{Profile, SessionId},
+    user::{Epoch, UserId},
+};
+
+/// The ServiceAccount that makes a call. Events name it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Actor {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// The version of a user: rises with every change except a login, a rehash and a change of identities. The API shows
+/// it as `ETag`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version(pub i64);
+
+/// The id of a user in another system: 1–255 bytes without control characters. Unique in an App.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExternalId(Box<str>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidExternalId {
+    #[error("is empty")]
+    Empty,
+    #[error("is longer than 255 bytes")]
+    TooLong,
+    #[error("has a control character")]
+    ControlCharacter,
+}
+
+/// A JSON object that the application attaches to a user. At most 8 KiB as compact JSON, without U+0000, which
+/// Postgres cannot store. It is never in tokens and never on the public listener.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Metadata(Map<String, Value>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidMetadata {
+    #[error("is larger than 8 KiB")]
+    TooLarge,
+    #[error("contains the character U+0000")]
+    NulCharacter,
+}
+
+/// How the user came into the App.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CreatedBy {
+    Registration,
+    Provider,
+    Administrator,
+    Import,
+}
+
+/// The state of a user: the first that matches, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UserState {
+    Disabled,
+    Contested,
+    /// The email address is not verified.
+    Unverified,
+    Active,
+}
+
+/// A user, as administrators see it.
+#[derive(Clone)]
+pub struct AdminUser {
+    pub id: UserId,
+    pub email: Option<Email>,
+    pub email_verified: bool,
+    pub pending_email: Option<Email>,
+    /// Empty if the user has no name.
+    pub name: String,
+    pub disabled: bool,
+    pub contested: bool,
+    pub password_hash: Option<PasswordHash>,
+    pub external_id: Option<ExternalId>,
+    pub metadata: Option<Metadata>,
+    pub created_by: CreatedBy,
+    pub created_at: OffsetDateTime,
+    pub epoch: Epoch,
+    pub version: Version,
+    /// The newest login of which there is an event. `None` in lists.
+    pub last_signed_in_at: Option<OffsetDateTime>,
+    /// The oldest first. Empty in lists.
+    pub identities: Vec<AdminIdentity>,
+}
+
+/// An identity of a user, as administrators see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdminIdentity {
+    /// The Provider's name at the time of linking.
+    pub provider: String,
+    pub authority: String,
+    pub subject: String,
+    /// The email address that the provider sent at the time of linking.
+    pub email: Option<String>,
+    pub linked_at: OffsetDateTime,
+}
+
+/// A row of the audit log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditRow {
+    pub id: Uuid,
+    pub at: OffsetDateTime,
+    /// The name of an event kind; a newer server may have written a name that this server does not know.
+    pub kind: String,
+    pub user: Option<UserId>,
+    pub session: Option<SessionId>,
+    pub ip: Option<String>,
+    pub count: i64,
+    pub detail: Option<Value>,
+}
+
+/// An outbox row whose delivery was given up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetterRow {
+    pub id: Uuid,
+    /// The name of a mail.
+    pub kind: String,
+    pub user: Option<UserId>,
+    pub attempts: i32,
+    pub created_at: OffsetDateTime,
+    pub dead_at: OffsetDateTime,
+    /// Why the last attempt failed: a message of Latchkey, never text of the relay.
+    pub error: Option<String>,
+}
+
+// === impl ExternalId ===
+
+impl ExternalId {
+    pub const MAX_BYTES: usize = 255;
+
+    pub fn parse(text: &str) -> Result<Self, InvalidExternalId> {
+        if text.is_empty() {
+            return Err(InvalidExternalId::Empty);
+        }
+        if text.len() > Self::MAX_BYTES {
+            return Err(InvalidExternalId::TooLong);
+        }
+        if text.chars().any(char::is_control) {
+            return Err(InvalidExternalId::ControlCharacter);
+        }
+        Ok(Self(text.into()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ExternalId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ExternalId(…)")
+    }
+}
+
+// === impl Metadata ===
+
+impl Metadata {
+    pub const MAX_BYTES: usize = 8 * 1024;
+
+    pub fn new(object: Map<String, Value>) -> Result<Self, InvalidMetadata> {
+        let text = serde_json::to_string(&object).map_err(|_| InvalidMetadata::TooLarge)?;
+        if text.len() > Self::MAX_BYTES {
+            return Err(InvalidMetadata::TooLarge);
+        }
+        // In JSON text, the character is always escaped. An escaped backslash before `u0000` is not this character.
+        if has_nul(&Value::Object(object.clone())) {
+            return Err(InvalidMetadata::NulCharacter);
+        }
+        Ok(Self(object))
+    }
+
+    /// Metadata as the database returns them. They are not checked again: Postgres stores numbers in another form, so
+    /// their text can be longer than it was when they were checked.
+    pub fn from_stored(object: Map<String, Value>) -> Self {
+        Self(object)
+    }
+
+    pub fn as_object(&self) -> &Map<String, Value> {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Metadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metadata(…)")
+    }
+}
+
+fn has_nul(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains('\0'),
+        Value::Array(items) => items.iter().any(has_nul),
+        Value::Object(object) => object.iter().any(|(key, value)| key.contains('\0') || has_nul(value)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+// === impl CreatedBy ===
+
+impl CreatedBy {
+    pub const ALL: [Self; 4] = [Self::Registration, Self::Provider, Self::Administrator, Self::Import];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Registration => "registration",
+            Self::Provider => "provider",
+            Self::Administrator => "administrator",
+            Self::Import => "import",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|created_by| created_by.as_str() == name)
+    }
+}
+
+// === impl UserState ===
+
+impl UserState {
+    pub const ALL: [Self; 4] = [Self::Disabled, Self::Contested, Self::Unverified, Self::Active];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Disabled => "disabled",
+            Self::Contested => "contested",
+            Self::Unverified => "unverified",
+            Self::Active => "active",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == name)
+    }
+}
+
+// === impl AdminUser ===
+
+impl AdminUser {
+    pub fn state(&self) -> UserState {
+        if self.disabled {
+            UserState::Disabled
+        } else if self.contested {
+            UserState::Contested
+        } else if self.email.is_some() && !self.email_verified {
+            UserState::Unverified
+        } else {
+            UserState::Active
+        }
+    }
+
+    /// The claims about the user that tokens contain.
+    pub fn profile(&self) -> Profile {
+        Profile {
+            version: self.version.0,
+            email: self.email.as_ref().map(|email| email.as_str().to_owned()),
+            email_verified: self.email_verified,
+            name: self.name.clone(),
+        }
+    }
+}
+
+impl fmt::Debug for AdminUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdminUser").field("id", &self.id).field("version", &self.version).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn metadata(value: Value) -> Result<Metadata, InvalidMetadata> {
+        let Value::Object(object) = value else { panic!("an object") };
+        Metadata::new(object)
+    }
+
+    #[test]
+    fn an_external_id_is_bounded() {
+        assert_eq!(ExternalId::parse("keycloak:shop:1").unwrap().as_str(), "keycloak:shop:1");
+        assert!(ExternalId::parse(&"x".repeat(255)).is_ok());
+        assert_eq!(ExternalId::parse(&"x".repeat(256)), Err(InvalidExternalId::TooLong));
+        assert_eq!(ExternalId::parse(""), Err(InvalidExternalId::Empty));
+        assert_eq!(ExternalId::parse("a\u{7f}"), Err(InvalidExternalId::ControlCharacter));
+    }
+
+    #[test]
+    fn metadata_is_bounded() {
+        // {"a":"…"} has eight bytes around the text.
+        assert!(metadata(json!({ "a": "x".repeat(8 * 1024 - 8) })).is_ok());
+        assert_eq!(metadata(json!({ "a": "x".repeat(8 * 1024 - 7) })), Err(InvalidMetadata::TooLarge));
+        for nul in [json!({ "a": ["\0"] }), json!({ "\0": 1 }), json!({ "a": { "b": "x\0" } })] {
+            assert_eq!(metadata(nul), Err(InvalidMetadata::NulCharacter));
+        }
+        assert!(metadata(json!({ "a": "\\u0000" })).is_ok());
+    }
+}

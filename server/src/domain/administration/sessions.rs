@@ -1,0 +1,51 @@
+//! The sessions of a user.
+
+use super::AdministratorCall;
+use crate::domain::{
+    audit::{Detail, EventKind},
+    epochs::propagate_epoch_change,
+    ports::{AuditLog, Outbox, Sessions, StoreError, UserAdministration},
+    session::{SessionId, SessionInfo},
+    user::UserId,
+};
+
+/// The live sessions of the user, the most recently used first. `None` if there is no such user.
+pub async fn user_sessions<S: UserAdministration + Sessions>(
+    admin: AdministratorCall<'_, S>,
+    user: UserId,
+) -> Result<Option<Vec<SessionInfo>>, StoreError> {
+    if admin.stores().administered_user(admin.app_id(), user).await?.is_none() {
+        return Ok(None);
+    }
+    admin.stores().sessions(admin.app_id(), user).await.map(Some)
+}
+
+/// Ends a session of the user. Returns false if the user has no such live session.
+pub async fn end_user_session<S: Sessions + AuditLog>(
+    admin: AdministratorCall<'_, S>,
+    user: UserId,
+    session: SessionId,
+) -> Result<bool, StoreError> {
+    let was_live = admin.stores().end_session(admin.app_id(), user, session).await?;
+    if was_live {
+        let event = admin.event(EventKind::SessionEnded, user);
+        let detail = Detail { ended: Some(session), ..event.detail.clone() };
+        admin.stores().record(admin.app_id(), event.with_detail(detail)).await;
+    }
+    Ok(was_live)
+}
+
+/// Ends all sessions of the user, and makes all codes that were mailed to the user invalid. Returns false if there is
+/// no such user.
+pub async fn end_user_sessions<S: UserAdministration + Sessions + Outbox>(
+    admin: AdministratorCall<'_, S>,
+    user: UserId,
+) -> Result<bool, StoreError> {
+    let event = admin.event(EventKind::SessionsEnded, user);
+    let Some(change) = admin.stores().end_all_sessions(admin.app_id(), user, event).await? else { return Ok(false) };
+    // Without a profile, Redis would forget the profile of a session that is opened at the same time.
+    if let Some(user) = admin.stores().administered_user(admin.app_id(), user).await? {
+        propagate_epoch_change(admin.call, &change, Some(&user.profile())).await;
+    }
+    Ok(true)
+}

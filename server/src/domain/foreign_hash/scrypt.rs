@@ -1,0 +1,86 @@
+//! scrypt: `$scrypt$ln=14,r=8,p=1$salt$hash`, with N = 2^ln. Firebase's variant has no p, which is 1:
+//! `$firebase-scrypt$ln=14,r=8$salt$hash`.
+
+use std::fmt::Display;
+
+use super::{HashError, text};
+
+/// N·r of 128 MiB: the memory is 128·N·r bytes.
+const MAX_N_R: u64 = 1 << 20;
+const MAX_N_R_P: u64 = 1 << 21;
+/// An N·r·p that takes as long as a native hash.
+const N_R_P_OF_WEIGHT_1: u32 = 32_768;
+/// The greatest ln that can be within [`MAX_N_R`].
+const MAX_LOG_N: u32 = 20;
+
+/// The cost of a scrypt hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ScryptClass {
+    log_n: u8,
+    r: u32,
+    p: u32,
+}
+
+// === impl ScryptClass ===
+
+impl ScryptClass {
+    pub(super) fn from_params(params: &str) -> Result<Self, HashError> {
+        let [log_n, r, p] = text::params(params, ["ln", "r", "p"])?;
+        Self::new(log_n, r, p)
+    }
+
+    pub(super) fn from_firebase_params(params: &str) -> Result<Self, HashError> {
+        let [log_n, r] = text::params(params, ["ln", "r"])?;
+        Self::new(log_n, r, 1)
+    }
+
+    fn new(log_n: u32, r: u32, p: u32) -> Result<Self, HashError> {
+        if log_n == 0 || r == 0 || p == 0 {
+            return Err(HashError::NotSupported);
+        }
+        if log_n > MAX_LOG_N {
+            return Err(HashError::TooCostly);
+        }
+        let n_r = u64::from(r) << log_n;
+        if n_r > MAX_N_R || n_r.saturating_mul(p.into()) > MAX_N_R_P {
+            return Err(HashError::TooCostly);
+        }
+        // RFC 7914, 2: N must be less than 2^(128 * r / 8).
+        if log_n >= r.saturating_mul(16) {
+            return Err(HashError::NotSupported);
+        }
+        let log_n = u8::try_from(log_n).map_err(|_| HashError::TooCostly)?;
+        Ok(Self { log_n, r, p })
+    }
+
+    /// The binary logarithm of N.
+    pub const fn log_n(self) -> u8 {
+        self.log_n
+    }
+
+    pub const fn r(self) -> u32 {
+        self.r
+    }
+
+    pub const fn p(self) -> u32 {
+        self.p
+    }
+
+    pub(super) fn params(self) -> impl Display {
+        format!("ln={},r={},p={}", self.log_n, self.r, self.p)
+    }
+
+    pub(super) fn firebase_params(self) -> impl Display {
+        format!("ln={},r={}", self.log_n, self.r)
+    }
+
+    pub(super) fn weight(self) -> f64 {
+        // At most 2^21.
+        f64::from((self.r << self.log_n) * self.p) / f64::from(N_R_P_OF_WEIGHT_1)
+    }
+
+    /// The N blocks, the p blocks of the input, and one more.
+    pub(super) const fn memory_bytes(self) -> u64 {
+        ((1 << self.log_n) + self.p as u64 + 1) * 128 * self.r as u64
+    }
+}

@@ -1,0 +1,64 @@
+//! Removes foreign password hashes that no login has replaced within the retention of their App, and classes of hashes
+//! that no user has.
+
+use std::{collections::VecDeque, time::Duration};
+
+use time::OffsetDateTime;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use crate::{
+    config::Apps,
+    domain::{app::App, ports::StoreError},
+    store::{
+        Stores,
+        postgres::{ForeignHashExpiry, OwnershipClaim},
+    },
+};
+
+/// Maximum number of hashes per transaction. A transaction locks the rows for about ten milliseconds.
+const HASHES_PER_TRANSACTION: u32 = 100;
+/// How long one run removes hashes. The next run, an hour later, removes the rest.
+const MAX_REMOVE_TIME: Duration = Duration::from_secs(60);
+
+/// Removes what has expired, and returns how many hashes were removed. Apps without a retention keep their hashes. The
+/// Apps take turns: each transaction removes hashes of the next App.
+pub async fn apply_retention(stores: &Stores, apps: &Apps, now: OffsetDateTime) -> Result<u64, StoreError> {
+    let begun = Instant::now();
+    let apps = apps.all();
+    let mut queue: VecDeque<ForeignHashExpiry> = apps.iter().filter_map(|app| expiry(app, now)).collect();
+    let mut removed = 0;
+    while let Some(expiry) = queue.pop_front() {
+        match stores.postgres.remove_expired_foreign_hashes(&expiry, HASHES_PER_TRANSACTION).await {
+            Ok(count) => {
+                removed += count;
+                if count >= u64::from(HASHES_PER_TRANSACTION) {
+                    queue.push_back(expiry);
+                }
+            }
+            // Continue with the other Apps. This App is retried an hour later.
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                warn!(app = %expiry.claim.app, error, "foreign password hashes cannot be removed now; retrying in an hour");
+            }
+        }
+        if begun.elapsed() > MAX_REMOVE_TIME {
+            break;
+        }
+    }
+    if removed > 0 {
+        info!(removed, "foreign password hashes were removed because nobody logged in with them in time");
+    }
+    let classes = stores.postgres.sweep_hash_classes().await?;
+    if classes > 0 {
+        info!(classes, "classes of foreign password hashes that no user has were removed");
+    }
+    Ok(removed)
+}
+
+/// `None` if the App keeps its foreign hashes.
+fn expiry(app: &App, now: OffsetDateTime) -> Option<ForeignHashExpiry> {
+    let days = app.password.foreign_hash_retention?;
+    let claim = OwnershipClaim::from(&app.doc);
+    Some(ForeignHashExpiry { claim, imported_before: now.saturating_sub(days), now })
+}

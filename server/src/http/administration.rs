@@ -1,0 +1,91 @@
+//! The administration listener: ServiceAccounts read and change the users of the App that lists them.
+//!
+//! Checks come in this order: path and App 404, method 405, token 401, right 403, calls in flight 429, query and body,
+//! the object 404, `If-Match` 412, conflict 409.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::Method;
+
+use super::{
+    Ports, authentication, endpoints,
+    error::Problem,
+    openapi,
+    pipeline::{Endpoints, Lookup},
+    request::InboundRequest,
+    response::Response,
+    routes::{AdministrationRoute, RouteTable},
+};
+use crate::{domain::app::App, state::State};
+
+mod body;
+mod cursor;
+mod limits;
+mod query;
+
+pub use body::{NewUserFields, StrictBody};
+pub use cursor::Cursor;
+pub use limits::CallLimits;
+pub use query::Query;
+
+pub(super) struct AdministrationEndpoints<S> {
+    state: Arc<State<S>>,
+    limits: CallLimits,
+    /// The OpenAPI document, rendered once.
+    openapi: Bytes,
+}
+
+// === impl AdministrationEndpoints ===
+
+impl<S> AdministrationEndpoints<S> {
+    pub(super) fn new(state: Arc<State<S>>) -> Self {
+        let openapi = openapi::administration_document().to_string().into();
+        Self { state, limits: CallLimits::default(), openapi }
+    }
+}
+
+impl<S: Ports> Endpoints for AdministrationEndpoints<S> {
+    type Route = AdministrationRoute;
+
+    const LISTENER: &'static str = "admin";
+    /// The callers are programs in the cluster. They are trusted to decide which traces are sampled.
+    const TRUSTS_SAMPLING: bool = true;
+
+    fn find(&self, method: &Method, path: &str) -> Lookup<AdministrationRoute> {
+        Lookup::find(&self.state.apps, method, path)
+    }
+
+    fn name(route: AdministrationRoute) -> &'static str {
+        route.name()
+    }
+
+    fn path_template(route: AdministrationRoute) -> Option<&'static str> {
+        Some(route.template())
+    }
+
+    fn is_logged_at_debug(_: AdministrationRoute) -> bool {
+        false
+    }
+
+    /// The callers are no browsers.
+    fn has_cors(_: AdministrationRoute) -> bool {
+        false
+    }
+
+    async fn call(
+        &self,
+        route: AdministrationRoute,
+        app: Option<Arc<App>>,
+        request: InboundRequest,
+    ) -> Result<Response, Problem> {
+        let Some((app, right)) = app.as_deref().zip(endpoints::administration::right(route)) else {
+            return endpoints::administration::call_service(route, &self.openapi, request).await;
+        };
+        let caller = authentication::authenticate_caller(&self.state, app, &request.headers).await?;
+        caller.require(right)?;
+        let permit = self.limits.admit(app.id(), &caller.account, route)?;
+        let response = endpoints::administration::call(route, &self.state, app, &caller, request).await?;
+        Ok(permit.hold_until_sent(response))
+    }
+}

@@ -1,0 +1,195 @@
+//! The number of calls in flight, counted in this server alone.
+
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::header::RETRY_AFTER;
+use http_body_util::BodyExt;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use latchkey_crds::types::AppId;
+use parking_lot::Mutex;
+
+use crate::{
+    callers::ServiceAccount,
+    http::{
+        error::{ErrorCode, Problem},
+        response::{Body, Response},
+        routes::AdministrationRoute,
+    },
+};
+
+/// Maximum numbers of calls in flight (specification: Administration, Rules for all calls).
+const PER_CALLER: usize = 8;
+const PER_APP: usize = 32;
+const IMPORTS_PER_APP: usize = 2;
+const EXPORTS_PER_APP: usize = 2;
+const RETRY_AFTER_SECONDS: u64 = 1;
+
+/// Counts the calls in flight.
+#[derive(Clone, Default)]
+pub struct CallLimits {
+    counts: Arc<Mutex<HashMap<Key, usize>>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    /// The calls of a ServiceAccount to all Apps.
+    Caller {
+        namespace: String,
+        name: String,
+    },
+    App(AppId),
+    Imports(AppId),
+    Exports(AppId),
+}
+
+/// A call in flight. Dropping it ends the call.
+pub(super) struct CallPermit {
+    limits: CallLimits,
+    keys: Vec<Key>,
+}
+
+/// A body that keeps the permit of its call until the last byte is sent.
+struct PermitBody {
+    inner: Body,
+    _permit: CallPermit,
+}
+
+// === impl CallLimits ===
+
+impl CallLimits {
+    /// Counts a call.
+    ///
+    /// # Errors
+    ///
+    /// 429 if the caller or the App has its maximum number of calls in flight. Nothing is counted then.
+    pub(super) fn admit(
+        &self,
+        app: &AppId,
+        caller: &ServiceAccount,
+        route: AdministrationRoute,
+    ) -> Result<CallPermit, Problem> {
+        let (namespace, name) = (caller.namespace().to_owned(), caller.name().to_owned());
+        let mut limits = vec![(Key::Caller { namespace, name }, PER_CALLER), (Key::App(app.clone()), PER_APP)];
+        match route {
+            AdministrationRoute::ImportUsers => limits.push((Key::Imports(app.clone()), IMPORTS_PER_APP)),
+            AdministrationRoute::ExportUsers => limits.push((Key::Exports(app.clone()), EXPORTS_PER_APP)),
+            _ => {}
+        }
+        let mut counts = self.counts.lock();
+        if limits.iter().any(|(key, limit)| counts.get(key).copied().unwrap_or(0) >= *limit) {
+            return Err(too_many_calls());
+        }
+        for (key, _) in &limits {
+            *counts.entry(key.clone()).or_insert(0) += 1;
+        }
+        drop(counts);
+        Ok(CallPermit { limits: self.clone(), keys: limits.into_iter().map(|(key, _)| key).collect() })
+    }
+}
+
+fn too_many_calls() -> Problem {
+    let description = "too many calls are in flight; end one, or try again after the time in Retry-After";
+    let problem =
+        Problem::new(ErrorCode::RateLimited, description).with_header(RETRY_AFTER, RETRY_AFTER_SECONDS.into());
+    Problem { refusal_retry_after: Some(Duration::from_secs(RETRY_AFTER_SECONDS)), ..problem }
+}
+
+// === impl CallPermit ===
+
+impl CallPermit {
+    /// The call is in flight until its response is sent, or its connection ends.
+    pub(super) fn hold_until_sent(self, response: Response) -> Response {
+        response.map(|inner| PermitBody { inner, _permit: self }.boxed_unsync())
+    }
+}
+
+impl Drop for CallPermit {
+    fn drop(&mut self) {
+        let mut counts = self.limits.counts.lock();
+        for key in &self.keys {
+            if let Some(count) = counts.get_mut(key) {
+                *count -= 1;
+                if *count == 0 {
+                    counts.remove(key);
+                }
+            }
+        }
+    }
+}
+
+// === impl PermitBody ===
+
+impl HttpBody for PermitBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Pin::new(&mut self.inner).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::response;
+
+    fn admit(limits: &CallLimits, app: &str, caller: &str, route: AdministrationRoute) -> Option<CallPermit> {
+        limits.admit(&app.parse().unwrap(), &ServiceAccount::named("shop", caller), route).ok()
+    }
+
+    #[test]
+    fn a_caller_has_eight_calls_in_flight_over_all_apps() {
+        let limits = CallLimits::default();
+        let apps = ["one", "two"].into_iter().cycle();
+        let mut permits: Vec<_> =
+            apps.take(8).map(|app| admit(&limits, app, "a", AdministrationRoute::ListUsers).unwrap()).collect();
+        assert!(admit(&limits, "three", "a", AdministrationRoute::ListUsers).is_none());
+        assert!(admit(&limits, "one", "b", AdministrationRoute::ListUsers).is_some());
+        permits.pop();
+        assert!(admit(&limits, "three", "a", AdministrationRoute::ListUsers).is_some());
+    }
+
+    #[test]
+    fn an_app_has_two_imports_two_exports_and_32_calls_in_flight() {
+        let limits = CallLimits::default();
+        let mut permits = Vec::new();
+        for route in [AdministrationRoute::ImportUsers, AdministrationRoute::ExportUsers] {
+            permits.extend(["a", "b"].map(|caller| admit(&limits, "shop", caller, route).unwrap()));
+            assert!(admit(&limits, "shop", "c", route).is_none());
+            assert!(admit(&limits, "blog", "c", route).is_some());
+        }
+        let callers = (0..28).map(|number| format!("caller-{number}"));
+        permits.extend(callers.map(|name| admit(&limits, "shop", &name, AdministrationRoute::Events).unwrap()));
+        assert!(admit(&limits, "shop", "another", AdministrationRoute::Events).is_none());
+        permits.clear();
+        assert!(limits.counts.lock().is_empty());
+    }
+
+    #[test]
+    fn a_call_is_in_flight_until_its_response_is_dropped() {
+        let limits = CallLimits::default();
+        let permit = admit(&limits, "shop", "a", AdministrationRoute::ListUsers).unwrap();
+        let response = permit.hold_until_sent(response::empty_object().unwrap());
+        assert_eq!(limits.counts.lock().len(), 2);
+        drop(response);
+        assert!(limits.counts.lock().is_empty());
+    }
+}

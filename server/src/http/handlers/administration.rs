@@ -1,0 +1,266 @@
+//! The endpoints of the administration listener (specification: Administration), and what they have in common.
+
+use std::sync::Arc;
+
+use http::{
+    HeaderMap, HeaderValue,
+    header::{ETAG, IF_MATCH},
+};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    domain::{
+        administration::{Actor, AdminIdentity, AdminUser, AdministratorCall, ChangeUserError, UserState, Version},
+        app::App,
+        call::Call,
+        client::ClientInfo,
+        ports::UserConflict,
+        user::UserId,
+    },
+    http::{
+        authentication::Caller,
+        error::{ErrorCode, FieldCode, FieldProblem, Problem},
+        openapi::examples,
+        request::InboundRequest,
+        response::{self, Response},
+    },
+    state::State,
+};
+
+pub mod dead_letters;
+pub mod events;
+pub mod export;
+pub mod identities;
+pub mod imports;
+pub mod mails;
+pub mod sessions;
+pub mod users;
+
+/// A user, as administrators see it. What a user does not have is null.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AdminUser")]
+pub struct AdminUserResponse {
+    pub id: String,
+    /// The same as `id`.
+    pub local_id: String,
+    pub email: Option<String>,
+    pub email_verified: bool,
+    /// An email address that is not confirmed yet.
+    pub pending_email: Option<String>,
+    pub name: String,
+    /// The first that applies: `disabled`, `contested` (somebody else registered the unverified address, too),
+    /// `unverified`, `active`.
+    #[schemars(schema_with = "state_schema")]
+    pub state: &'static str,
+    pub has_password: bool,
+    /// The kind of the password hash, for example `argon2id`.
+    pub password_algorithm: Option<String>,
+    /// The id of the user in another system; unique in the App.
+    pub external_id: Option<String>,
+    /// What the application attached to the user. It is never in tokens.
+    pub metadata: Option<Map<String, Value>>,
+    /// `registration`, `provider`, `administrator` or `import`.
+    pub created_by: &'static str,
+    /// Unix seconds.
+    pub created_at: i64,
+    /// Unix seconds; left out in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_signed_in_at: Option<Option<i64>>,
+    /// Rises with every change except a login, a rehash and a change of identities; also the `ETag`.
+    pub version: i64,
+    /// Left out in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub identities: Option<Vec<AdminIdentityResponse>>,
+}
+
+/// An identity of a user at a provider.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AdminIdentity")]
+pub struct AdminIdentityResponse {
+    /// The name of the provider when the identity was linked.
+    pub provider: String,
+    /// Who issued the subject, for example the issuer of the ID token.
+    pub authority: String,
+    pub subject: String,
+    /// The email address that the provider sent.
+    pub email: Option<String>,
+    /// Unix seconds.
+    pub linked_at: i64,
+}
+
+fn state_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({ "type": "string", "enum": UserState::ALL.map(UserState::as_str) })
+}
+
+// === impl AdminUserResponse ===
+
+impl AdminUserResponse {
+    /// The user as in a list.
+    pub fn listed(user: AdminUser) -> Self {
+        Self { last_signed_in_at: None, identities: None, ..Self::from(user) }
+    }
+
+    pub(super) fn example() -> Value {
+        let mut example = Self::listed_example();
+        example["last_signed_in_at"] = json!(1_762_340_200);
+        example["identities"] = json!([{
+            "provider": "github",
+            "authority": "github:https://github.com",
+            "subject": "583231",
+            "email": "ada@example.com",
+            "linked_at": 1_762_339_700,
+        }]);
+        example
+    }
+
+    pub(super) fn listed_example() -> Value {
+        json!({
+            "id": examples::USER_ID,
+            "local_id": examples::USER_ID,
+            "email": "ada@example.com",
+            "email_verified": true,
+            "pending_email": null,
+            "name": "Ada Lovelace",
+            "state": "active",
+            "has_password": true,
+            "password_algorithm": "argon2id",
+            "external_id": "crm:1815",
+            "metadata": { "plan": "pro" },
+            "created_by": "registration",
+            "created_at": 1_762_339_600,
+            "version": 3,
+        })
+    }
+}
+
+impl From<AdminUser> for AdminUserResponse {
+    fn from(user: AdminUser) -> Self {
+        Self {
+            id: user.id.to_string(),
+            local_id: user.id.to_string(),
+            state: user.state().as_str(),
+            email: user.email.as_ref().map(|email| email.as_str().to_owned()),
+            email_verified: user.email_verified,
+            pending_email: user.pending_email.as_ref().map(|email| email.as_str().to_owned()),
+            name: user.name,
+            has_password: user.password_hash.is_some(),
+            password_algorithm: user.password_hash.as_ref().map(|hash| hash.algorithm().to_owned()),
+            external_id: user.external_id.as_ref().map(|id| id.as_str().to_owned()),
+            metadata: user.metadata.as_ref().map(|metadata| metadata.as_object().clone()),
+            created_by: user.created_by.as_str(),
+            created_at: user.created_at.unix_timestamp(),
+            last_signed_in_at: Some(user.last_signed_in_at.map(|at| at.unix_timestamp())),
+            version: user.version.0,
+            identities: Some(user.identities.into_iter().map(AdminIdentityResponse::from).collect()),
+        }
+    }
+}
+
+impl From<AdminIdentity> for AdminIdentityResponse {
+    fn from(identity: AdminIdentity) -> Self {
+        Self {
+            provider: identity.provider,
+            authority: identity.authority,
+            subject: identity.subject,
+            email: identity.email,
+            linked_at: identity.linked_at.unix_timestamp(),
+        }
+    }
+}
+
+/// The administrator that makes the call.
+fn actor(caller: &Caller) -> Actor {
+    Actor { namespace: caller.account.namespace().to_owned(), name: caller.account.name().to_owned() }
+}
+
+/// The context of a use case.
+fn administrator_call<'a, S>(
+    state: &'a Arc<State<S>>,
+    app: &'a App,
+    client: &'a ClientInfo,
+    actor: &'a Actor,
+) -> AdministratorCall<'a, S> {
+    let call: Call<'a, S> = state.call(app, client);
+    AdministratorCall { call, actor }
+}
+
+/// The user in the path.
+fn user_id(request: &InboundRequest) -> Result<UserId, Problem> {
+    request.path_parameter(0).parse().map(UserId).map_err(|_| user_not_found())
+}
+
+fn user_not_found() -> Problem {
+    Problem::new(ErrorCode::NotFound, "there is no such user")
+}
+
+/// The version in `If-Match` (RFC 9110, 13.1.1). `None` without the header and for `*`.
+///
+/// # Errors
+///
+/// 412 if the header has several tags, a weak tag or another text: none of them is the version of a user.
+fn if_match(headers: &HeaderMap) -> Result<Option<Version>, Problem> {
+    let mut fields = headers.get_all(IF_MATCH).iter();
+    let text = match (fields.next(), fields.next()) {
+        (None, _) => return Ok(None),
+        (Some(only), None) => only.to_str().unwrap_or_default().trim(),
+        (Some(_), Some(_)) => "",
+    };
+    if text == "*" {
+        return Ok(None);
+    }
+    let version = text.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).and_then(|text| text.parse().ok());
+    version.map(|version| Some(Version(version))).ok_or_else(version_conflict)
+}
+
+fn version_conflict() -> Problem {
+    let why = "the user has changed; read it again and repeat the call with its new ETag";
+    Problem::new(ErrorCode::VersionConflict, why)
+}
+
+/// The response with a user, and the user's version as `ETag`.
+fn user_response(user: AdminUser) -> Result<Response, Problem> {
+    let tag = HeaderValue::try_from(format!("\"{}\"", user.version.0)).expect("a number in quotes is ASCII");
+    let mut response = response::json(&AdminUserResponse::from(user))?;
+    response.headers_mut().insert(ETAG, tag);
+    Ok(response)
+}
+
+fn change_problem(error: ChangeUserError) -> Problem {
+    match error {
+        ChangeUserError::NotFound => user_not_found(),
+        ChangeUserError::VersionConflict => version_conflict(),
+        ChangeUserError::NoAddress => Problem::invalid_fields(vec![FieldProblem {
+            field: "email_verified".into(),
+            code: FieldCode::Invalid,
+            message: "is true, but the user has no email address".into(),
+        }]),
+        ChangeUserError::Conflict(conflict) => conflict_problem(conflict),
+        ChangeUserError::Common(error) => error.into(),
+    }
+}
+
+/// The error of a conflict. It names the other user.
+fn conflict_problem(conflict: UserConflict) -> Problem {
+    let (code, why, user) = match conflict {
+        UserConflict::ExternalIdTaken(user) => {
+            (ErrorCode::ExternalIdTaken, "another user has this external_id; user_id names the user", user)
+        }
+        UserConflict::EmailTaken(user) => {
+            (ErrorCode::EmailTaken, "another user has this email address; user_id names the user", user)
+        }
+        UserConflict::IdentityTaken(user) => {
+            (ErrorCode::IdentityTaken, "another user has this identity; user_id names the user", user)
+        }
+        UserConflict::TooManyHashKinds => {
+            return Problem::invalid_fields(vec![FieldProblem {
+                field: "password_hash".into(),
+                code: FieldCode::TooManyHashKinds,
+                message: "is of a kind for which the App has no room: it already has hashes of other kinds or costs"
+                    .into(),
+            }]);
+        }
+    };
+    Problem { user_id: Some(Box::new(user)), ..Problem::new(code, why) }
+}

@@ -1,0 +1,4 @@
+//! Dead letters: deliveries that were given up.
+
+pub mod list;
+pub mod retry;

@@ -1,0 +1,155 @@
+//! `GET /v1/{APPID}/events`.
+
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Value, json};
+use time::{Duration, OffsetDateTime};
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        administration::AuditRow,
+        app::App,
+        audit::EventKind,
+        ports::{EventFilter, RowPosition},
+        rights::Right,
+        user::UserId,
+    },
+    http::{
+        Ports,
+        administration::{Cursor, Query},
+        authentication::Caller,
+        error::Problem,
+        openapi::{
+            examples,
+            operation::{Content, Operation},
+        },
+        request::InboundRequest,
+        response::{self, Response},
+    },
+    state::State,
+};
+
+pub const RIGHT: Right = Right::Read;
+
+/// A page of events.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "EventsResponse")]
+pub struct EventsResponse {
+    /// The newest first. Can be empty although there is a next page: a page reads at most 5,000 rows.
+    pub events: Vec<AdministrationEvent>,
+    /// The `cursor` of the next page; left out on the last page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// An event of the audit log.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AdministrationEvent")]
+pub struct AdministrationEvent {
+    pub id: String,
+    /// Unix seconds. For refusals, the start of their quarter of an hour.
+    pub at: i64,
+    /// The name of the kind. Later versions add kinds.
+    pub kind: String,
+    pub user_id: Option<String>,
+    pub session_id: Option<String>,
+    /// The IP address of the client; null for events of administrators.
+    pub ip: Option<String>,
+    /// The number of refusals; 1 for other events.
+    pub count: i64,
+    /// More about the event, by its kind. `actor` is the administrator who caused it.
+    pub detail: Option<Value>,
+}
+
+// === impl AdministrationEvent ===
+
+impl AdministrationEvent {
+    pub(super) fn example() -> Value {
+        json!({
+            "id": "019a8452-a0b1-7c2d-8e3f-405162738495",
+            "at": 1_762_339_600,
+            "kind": "user_disabled",
+            "user_id": examples::USER_ID,
+            "session_id": null,
+            "ip": null,
+            "count": 1,
+            "detail": { "actor": { "namespace": "shop", "name": "backoffice" }, "fields": ["disabled"] },
+        })
+    }
+}
+
+impl From<AuditRow> for AdministrationEvent {
+    fn from(row: AuditRow) -> Self {
+        Self {
+            id: row.id.to_string(),
+            at: row.at.unix_timestamp(),
+            kind: row.kind,
+            user_id: row.user.map(|user| user.to_string()),
+            session_id: row.session.map(|session| session.to_string()),
+            ip: row.ip,
+            count: row.count,
+            detail: row.detail,
+        }
+    }
+}
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "List events",
+        "The audit log of the App, newest first. A page reads at most 5,000 rows, so it can be empty and still have \
+         `next`.",
+    )
+    .requires_right(RIGHT)
+    .query(&[
+        ("user", "The id of a user."),
+        ("kind", "The name of an event kind."),
+        ("after", "At or after this time, in Unix seconds."),
+        ("before", "Before this time, in Unix seconds."),
+        ("limit", "The size of the page, 1–500; by default 100."),
+        ("cursor", "`next` of the page before, with the same filters."),
+    ])
+    .response(Content::json::<EventsResponse>(json!({
+        "events": [AdministrationEvent::example()],
+        "next": "nE6t0jDxvQ3WeyJpZCI6IjAxOWE4NDUyIn0",
+    })))
+}
+
+pub async fn handle<S: Ports>(
+    state: &Arc<State<S>>,
+    app: &App,
+    _: &Caller,
+    request: InboundRequest,
+) -> Result<Response, Problem> {
+    let query = Query::parse(&request.uri, &["user", "kind", "after", "before", "limit", "cursor"])?;
+    let time = |text: &str| text.parse().ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+    let filter = EventFilter {
+        user: query.parse_value("user", "is not a UUID", |text| text.parse().ok().map(UserId))?,
+        kind: query.parse_value("kind", "is not the name of an event kind", |text| {
+            EventKind::from_name(text).map(EventKind::as_str)
+        })?,
+        after: query.parse_value("after", "is not a time in Unix seconds", time)?,
+        before: query.parse_value("before", "is not a time in Unix seconds", time)?,
+    };
+    let limit = query.limit()?;
+    let cursor = Cursor::new(app.id(), "events", &filter);
+    let position = cursor.position::<(i128, Uuid)>(&query)?;
+    let after = position.map(|(at, id)| position_at(at, id)).transpose()?;
+    // Events that are older than the retention time are not shown, even if they are not deleted yet.
+    let oldest = state.env.now() - Duration::days(i64::from(app.doc.audit_retention_days));
+    let filter = EventFilter { after: Some(filter.after.map_or(oldest, |after| after.max(oldest))), ..filter };
+    let page = state.stores.events(app.id(), &filter, after, limit).await?;
+    response::json(&EventsResponse {
+        events: page.rows.into_iter().map(AdministrationEvent::from).collect(),
+        next: page.next.map(|next| cursor.encode(&(next.at.unix_timestamp_nanos(), next.id))),
+    })
+}
+
+/// The position in a cursor. The time is in nanoseconds.
+pub(super) fn position_at(at: i128, id: Uuid) -> Result<RowPosition, Problem> {
+    let at = OffsetDateTime::from_unix_timestamp_nanos(at)
+        .map_err(|_| Problem::invalid_request("cursor is not a cursor of this call with these filters"))?;
+    Ok(RowPosition { at, id })
+}

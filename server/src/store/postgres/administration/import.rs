@@ -1,0 +1,280 @@
+//! Imports a batch of users in one transaction, with one statement for each table.
+
+use std::collections::{BTreeSet, HashMap};
+
+use latchkey_crds::types::AppId;
+use sqlx::{Connection, PgConnection};
+use tokio::time::timeout_at;
+
+use super::{
+    conflicts::{MAX_ATTEMPTS, values_contended},
+    insert::{insert_identities, insert_users},
+};
+use crate::{
+    domain::{
+        audit::Event,
+        foreign_hash::{HashClass, MAX_CLASSES, MAX_WEIGHT},
+        password::PasswordHash,
+        ports::{ImportOutcome, NewAdministeredUser, StoreError, UserConflict},
+        user::UserId,
+    },
+    store::postgres::{
+        CallError, CallErrorKind, PostgresStore, apps, audit,
+        users::{add_hash_class, app_being_deleted},
+    },
+};
+
+enum BatchOutcome {
+    Done(Vec<ImportOutcome>),
+    /// Another request took a value after this transaction had looked for its owner. The next attempt sees the owner.
+    Contended,
+    /// The App's users are being deleted.
+    AppBeingDeleted,
+}
+
+/// The owners of the unique values of a batch.
+#[derive(Default)]
+struct Owners {
+    external_ids: HashMap<String, UserId>,
+    /// By canonical email address.
+    emails: HashMap<String, UserId>,
+    /// By authority and subject.
+    identities: HashMap<(String, String), UserId>,
+    /// The classes of foreign hashes with their weights. They are not owned: each user can have a hash of each class.
+    hash_classes: HashMap<String, f64>,
+}
+
+impl PostgresStore {
+    pub(super) async fn import_users(
+        &self,
+        app: &AppId,
+        users: &[NewAdministeredUser],
+        dry_run: bool,
+        event: Event,
+    ) -> Result<Vec<ImportOutcome>, StoreError> {
+        let mut call = self.begin_administration("import_users").await?;
+        let (connection, deadline) = call.parts();
+        let outcome = timeout_at(deadline, import(connection, app, users, dry_run, &event)).await;
+        match call.end_call(outcome)? {
+            BatchOutcome::Done(outcomes) => Ok(outcomes),
+            BatchOutcome::Contended => Err(values_contended()),
+            BatchOutcome::AppBeingDeleted => Err(app_being_deleted()),
+        }
+    }
+}
+
+/// Repeats the transaction if other requests interfere.
+async fn import(
+    connection: &mut PgConnection,
+    app: &AppId,
+    users: &[NewAdministeredUser],
+    dry_run: bool,
+    event: &Event,
+) -> Result<BatchOutcome, sqlx::Error> {
+    for attempt in 1..=MAX_ATTEMPTS {
+        let mut transaction = connection.begin().await?;
+        let outcome = import_in_transaction(&mut transaction, app, users, dry_run, event).await;
+        match outcome {
+            Ok(BatchOutcome::Done(outcomes)) => {
+                transaction.commit().await?;
+                return Ok(BatchOutcome::Done(outcomes));
+            }
+            Ok(BatchOutcome::Contended) => transaction.rollback().await?,
+            // A deadlock, for example with a change of an email address.
+            Err(error) if attempt < MAX_ATTEMPTS && CallError::from(&error).kind == CallErrorKind::Conflict => {
+                transaction.rollback().await?;
+            }
+            other => {
+                transaction.rollback().await?;
+                return other;
+            }
+        }
+    }
+    Ok(BatchOutcome::Contended)
+}
+
+async fn import_in_transaction(
+    connection: &mut PgConnection,
+    app: &AppId,
+    users: &[NewAdministeredUser],
+    dry_run: bool,
+    event: &Event,
+) -> Result<BatchOutcome, sqlx::Error> {
+    if !apps::is_active(connection, app).await? {
+        return Ok(BatchOutcome::AppBeingDeleted);
+    }
+    if !dry_run {
+        lock_imports(connection, app).await?;
+    }
+    let owners = find_owners(connection, app, users).await?;
+    let outcomes = owners.plan(users);
+    if dry_run {
+        return Ok(BatchOutcome::Done(outcomes));
+    }
+    let created: Vec<&NewAdministeredUser> = users
+        .iter()
+        .zip(&outcomes)
+        .filter(|(_, outcome)| matches!(outcome, ImportOutcome::Created(_)))
+        .map(|(user, _)| user)
+        .collect();
+    if created.is_empty() {
+        return Ok(BatchOutcome::Done(outcomes));
+    }
+    let classes: BTreeSet<HashClass> = created.iter().filter_map(|user| foreign_class(user)).collect();
+    for class in classes {
+        // Another request has added a class in the meantime.
+        if !add_hash_class(connection, app, class).await? {
+            return Ok(BatchOutcome::Contended);
+        }
+    }
+    if !insert_users(connection, app, &created, event.at).await?
+        || !insert_identities(connection, app, &created, event.at).await?
+    {
+        return Ok(BatchOutcome::Contended);
+    }
+    audit::insert(connection, app, &with_counts(event, &outcomes)).await?;
+    Ok(BatchOutcome::Done(outcomes))
+}
+
+/// Lets the batches of an App follow each other: two batches that contain the same values in different orders would
+/// deadlock. The lock belongs to the transaction, so it also works behind a pooler in transaction mode.
+async fn lock_imports(connection: &mut PgConnection, app: &AppId) -> Result<(), sqlx::Error> {
+    sqlx::query!("SELECT pg_advisory_xact_lock(hashtext('latchkey_import'), hashtext($1))", app.as_str())
+        .execute(connection)
+        .await
+        .map(drop)
+}
+
+/// Adds the outcomes of the batch to the counts in the detail of the event.
+fn with_counts(event: &Event, outcomes: &[ImportOutcome]) -> Event {
+    let mut event = event.clone();
+    if let Some(counts) = &mut event.detail.import {
+        for outcome in outcomes {
+            match outcome {
+                ImportOutcome::Created(_) => counts.created += 1,
+                ImportOutcome::Unchanged(_) => counts.unchanged += 1,
+                ImportOutcome::Conflict(_) => counts.refused += 1,
+            }
+        }
+    }
+    event
+}
+
+async fn find_owners(
+    connection: &mut PgConnection,
+    app: &AppId,
+    users: &[NewAdministeredUser],
+) -> Result<Owners, sqlx::Error> {
+    let external_ids: Vec<String> = users.iter().filter_map(external_id).map(str::to_owned).collect();
+    let emails: Vec<String> = users.iter().filter_map(canonical_email).map(str::to_owned).collect();
+    let (authorities, subjects): (Vec<String>, Vec<String>) = users
+        .iter()
+        .flat_map(|user| &user.identities)
+        .map(|identity| (identity.authority.clone(), identity.subject.clone()))
+        .unzip();
+    let mut owners = Owners::default();
+    let rows = sqlx::query!(
+        r#"SELECT external_id AS "external_id!", id FROM users
+         WHERE app_id = $1 AND external_id = ANY ($2) AND external_id IS NOT NULL"#,
+        app.as_str(),
+        &external_ids,
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    owners.external_ids.extend(rows.into_iter().map(|row| (row.external_id, UserId(row.id))));
+    let rows = sqlx::query!(
+        r#"SELECT email_canonical AS "email!", id FROM users
+         WHERE app_id = $1 AND email_canonical = ANY ($2) AND email_canonical IS NOT NULL"#,
+        app.as_str(),
+        &emails,
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    owners.emails.extend(rows.into_iter().map(|row| (row.email, UserId(row.id))));
+    if !subjects.is_empty() {
+        let rows = sqlx::query!(
+            r#"
+            SELECT wanted.authority AS "authority!", wanted.subject AS "subject!", owner.user_id
+            FROM unnest($2::text[], $3::text[]) AS wanted (authority, subject) CROSS JOIN LATERAL (
+                SELECT user_id FROM identities
+                WHERE identities.app_id = $1 AND identities.authority = wanted.authority
+                    AND identities.subject = wanted.subject
+                LIMIT 1
+            ) AS owner
+            "#,
+            app.as_str(),
+            &authorities,
+            &subjects,
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        let identities = rows.into_iter().map(|row| ((row.authority, row.subject), UserId(row.user_id)));
+        owners.identities.extend(identities);
+    }
+    if users.iter().any(|user| foreign_class(user).is_some()) {
+        let rows = sqlx::query!("SELECT class, weight FROM hash_classes WHERE app_id = $1", app.as_str())
+            .fetch_all(&mut *connection)
+            .await?;
+        owners.hash_classes.extend(rows.into_iter().map(|row| (row.class, row.weight)));
+    }
+    Ok(owners)
+}
+
+fn foreign_class(user: &NewAdministeredUser) -> Option<HashClass> {
+    user.password_hash.as_ref().and_then(PasswordHash::foreign_class)
+}
+
+fn external_id(user: &NewAdministeredUser) -> Option<&str> {
+    user.external_id.as_ref().map(|external_id| external_id.as_str())
+}
+
+fn canonical_email(user: &NewAdministeredUser) -> Option<&str> {
+    user.email.as_ref().map(|email| email.canonical())
+}
+
+// === impl Owners ===
+
+impl Owners {
+    /// Decides on one user after the other, as if each were imported alone. So the first of duplicates wins, unless it
+    /// cannot be created itself.
+    fn plan(mut self, users: &[NewAdministeredUser]) -> Vec<ImportOutcome> {
+        users.iter().map(|user| self.decide(user)).collect()
+    }
+
+    fn decide(&mut self, user: &NewAdministeredUser) -> ImportOutcome {
+        if let Some(owner) = external_id(user).and_then(|external_id| self.external_ids.get(external_id)) {
+            return ImportOutcome::Unchanged(*owner);
+        }
+        if let Some(owner) = canonical_email(user).and_then(|email| self.emails.get(email)) {
+            return ImportOutcome::Conflict(UserConflict::EmailTaken(*owner));
+        }
+        let keys: Vec<_> =
+            user.identities.iter().map(|identity| (identity.authority.clone(), identity.subject.clone())).collect();
+        if let Some(owner) = keys.iter().find_map(|key| self.identities.get(key)) {
+            return ImportOutcome::Conflict(UserConflict::IdentityTaken(*owner));
+        }
+        if let Some(class) = foreign_class(user)
+            && !self.add_class(class)
+        {
+            return ImportOutcome::Conflict(UserConflict::TooManyHashKinds);
+        }
+        self.external_ids.extend(external_id(user).map(|external_id| (external_id.to_owned(), user.id)));
+        self.emails.extend(canonical_email(user).map(|email| (email.to_owned(), user.id)));
+        self.identities.extend(keys.into_iter().map(|key| (key, user.id)));
+        ImportOutcome::Created(user.id)
+    }
+
+    /// Returns false if the App has no room for the class; see [`add_hash_class`].
+    fn add_class(&mut self, class: HashClass) -> bool {
+        let name = class.to_string();
+        if self.hash_classes.contains_key(&name) {
+            return true;
+        }
+        let weight: f64 = self.hash_classes.values().sum();
+        if self.hash_classes.len() >= MAX_CLASSES || weight + class.weight() > MAX_WEIGHT {
+            return false;
+        }
+        self.hash_classes.insert(name, class.weight());
+        true
+    }
+}

@@ -1,0 +1,199 @@
+//! Foreign password hashes: stores one with its class, removes old ones, and removes classes without users.
+
+use latchkey_crds::types::AppId;
+use sqlx::{Connection, PgConnection};
+use time::OffsetDateTime;
+use tokio::time::timeout_at;
+
+use crate::{
+    domain::{
+        audit::EventKind,
+        foreign_hash::{HashClass, MAX_CLASSES, MAX_WEIGHT},
+        password::PasswordHash,
+        ports::StoreError,
+        user::UserId,
+    },
+    store::postgres::{OwnershipClaim, PostgresStore, audit},
+};
+
+/// The outcome of [`PostgresStore::set_foreign_hash`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetForeignHashOutcome {
+    Stored,
+    /// The App has the maximum number of classes, or the maximum weight. Nothing was stored.
+    TooManyKinds,
+    /// The user does not exist.
+    NoUser,
+}
+
+/// Which foreign hashes of an App have expired.
+#[derive(Clone, Debug)]
+pub struct ForeignHashExpiry {
+    /// The App and its owner, according to the rendered document. Nothing is removed if the database knows another
+    /// owner.
+    pub claim: OwnershipClaim,
+    /// Hashes that were imported before this time have expired.
+    pub imported_before: OffsetDateTime,
+    pub now: OffsetDateTime,
+}
+
+impl PostgresStore {
+    /// Stores the hash as the password of the user, and adds its class to the App if the hash is foreign.
+    pub async fn set_foreign_hash(
+        &self,
+        app: &AppId,
+        user: UserId,
+        hash: &PasswordHash,
+        at: OffsetDateTime,
+    ) -> Result<SetForeignHashOutcome, StoreError> {
+        let mut call = self.begin_call("set_foreign_hash").await?;
+        let (connection, deadline) = call.parts();
+        let outcome = timeout_at(deadline, set_foreign_hash(connection, app, user, hash, at)).await;
+        call.end_call(outcome)
+    }
+
+    /// Removes up to `max_hashes` expired hashes, and records an event for each. Returns how many were removed. A user
+    /// whose row is locked is left for the next run.
+    pub async fn remove_expired_foreign_hashes(
+        &self,
+        expiry: &ForeignHashExpiry,
+        max_hashes: u32,
+    ) -> Result<u64, StoreError> {
+        let mut call = self.begin_call("remove_foreign_hashes").await?;
+        let (connection, deadline) = call.parts();
+        let removed = timeout_at(deadline, remove_expired(connection, expiry, max_hashes)).await;
+        call.end_call(removed)
+    }
+
+    /// Removes the classes of all Apps that no user has, unless an import has touched them within the hour. Returns how
+    /// many were removed.
+    pub async fn sweep_hash_classes(&self) -> Result<u64, StoreError> {
+        let mut call = self.begin_call("sweep_hash_classes").await?;
+        let (connection, deadline) = call.parts();
+        // An import that touches the class at the same time locks its row. Then this statement waits for the import, and
+        // reads the new time.
+        let query = sqlx::query!(
+            "DELETE FROM hash_classes
+             WHERE touched_at < clock_timestamp() - interval '1 hour' AND NOT EXISTS (
+                SELECT FROM users
+                WHERE users.app_id = hash_classes.app_id AND users.foreign_hash = hash_classes.class
+             )"
+        );
+        let deleted = timeout_at(deadline, query.execute(connection)).await;
+        Ok(call.end_call(deleted)?.rows_affected())
+    }
+}
+
+/// Adds a class to an App, or marks it as used now. Returns false, and writes nothing, if the App has no room for it.
+/// Must be called in the transaction that stores a hash of the class, before the hash is stored.
+pub(in crate::store::postgres) async fn add_hash_class(
+    transaction: &mut PgConnection,
+    app: &AppId,
+    class: HashClass,
+) -> Result<bool, sqlx::Error> {
+    let max_classes = i64::try_from(MAX_CLASSES).unwrap_or(i64::MAX);
+    // One import at a time counts the classes of an App. The statement after the lock sees what the others have
+    // committed.
+    sqlx::query!("SELECT pg_advisory_xact_lock(hashtextextended('latchkey_hash_classes ' || $1, 0))", app.as_str())
+        .execute(&mut *transaction)
+        .await?;
+    let added = sqlx::query!(
+        "INSERT INTO hash_classes (app_id, class, weight, touched_at)
+         SELECT $1, $2, $3, clock_timestamp()
+         FROM (SELECT count(*) AS classes, coalesce(sum(weight), 0) AS weight FROM hash_classes
+             WHERE app_id = $1 AND class <> $2) AS others
+         WHERE others.classes < $4 AND others.weight + $3 <= $5
+         ON CONFLICT (app_id, class) DO UPDATE SET touched_at = excluded.touched_at",
+        app.as_str(),
+        class.to_string(),
+        class.weight(),
+        max_classes,
+        MAX_WEIGHT,
+    )
+    .execute(transaction)
+    .await?;
+    Ok(added.rows_affected() > 0)
+}
+
+async fn set_foreign_hash(
+    connection: &mut PgConnection,
+    app: &AppId,
+    user: UserId,
+    hash: &PasswordHash,
+    at: OffsetDateTime,
+) -> Result<SetForeignHashOutcome, sqlx::Error> {
+    let class = hash.foreign_class();
+    let mut transaction = connection.begin().await?;
+    if let Some(class) = class
+        && !add_hash_class(&mut transaction, app, class).await?
+    {
+        transaction.rollback().await?;
+        return Ok(SetForeignHashOutcome::TooManyKinds);
+    }
+    let updated = sqlx::query!(
+        "UPDATE users SET password_hash = $3, foreign_hash = $4, foreign_hash_at = $5, version = version + 1,
+            updated_at = $6
+         WHERE app_id = $1 AND id = $2",
+        app.as_str(),
+        user.0,
+        hash.expose(),
+        class.map(|class| class.to_string()),
+        class.map(|_| at),
+        at,
+    )
+    .execute(&mut *transaction)
+    .await?;
+    if updated.rows_affected() == 0 {
+        transaction.rollback().await?;
+        return Ok(SetForeignHashOutcome::NoUser);
+    }
+    transaction.commit().await?;
+    Ok(SetForeignHashOutcome::Stored)
+}
+
+async fn remove_expired(
+    connection: &mut PgConnection,
+    expiry: &ForeignHashExpiry,
+    max_hashes: u32,
+) -> Result<u64, sqlx::Error> {
+    let ForeignHashExpiry { claim, imported_before, now } = expiry;
+    let mut transaction = connection.begin().await?;
+    let removed = sqlx::query_scalar!(
+        r#"
+        WITH owner AS (
+            SELECT app_id FROM apps
+            WHERE app_id = $1 AND state = 'active' AND namespace = $5
+                AND ($6::text IS NULL OR incarnation IS NULL OR incarnation = $6)
+            FOR SHARE
+        ), expired AS (
+            SELECT users.id FROM users JOIN owner ON users.app_id = owner.app_id
+            WHERE users.app_id = $1 AND users.foreign_hash IS NOT NULL AND users.foreign_hash_at < $2
+                AND users.foreign_hash = ANY (ARRAY (SELECT class FROM hash_classes WHERE hash_classes.app_id = $1))
+                -- A server of an earlier version replaces the hash, but not its class.
+                AND users.password_hash NOT LIKE '$argon2id$v=19$m=19456,t=2,p=1$%'
+            LIMIT $4
+            FOR UPDATE OF users SKIP LOCKED
+        )
+        UPDATE users
+        SET password_hash = NULL,
+            foreign_hash = NULL,
+            foreign_hash_at = NULL,
+            version = version + 1,
+            updated_at = $3
+        FROM expired
+        WHERE users.app_id = $1 AND users.id = expired.id
+        RETURNING users.id
+        "#,
+        claim.app.as_str(),
+        imported_before,
+        now,
+        i64::from(max_hashes),
+        claim.namespace,
+        claim.incarnation.as_deref(),
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    audit::insert_for_removed_users(&mut transaction, &claim.app, EventKind::PasswordRemoved, *now, &removed).await?;
+    transaction.commit().await?;
+    Ok(removed.len() as u64)
+}

@@ -1,0 +1,224 @@
+//! Foreign password hashes and the classes of an App: what an import writes, a login reads, and the upkeep removes.
+
+use latchkey_server::{
+    domain::{
+        audit::EventKind,
+        foreign_hash::HashClass,
+        password::PasswordHash,
+        ports::{NewUser, PasswordReset, Users},
+        user::{Epoch, UserId},
+    },
+    store::postgres::{ForeignHashExpiry, OwnershipClaim, SetForeignHashOutcome},
+};
+use tokio::task::JoinSet;
+
+use super::{Fixture, REQUESTED_AT, a_new_user, a_user_id, an_app, an_email, an_event};
+
+const BCRYPT: &str = "$2b$10$......................AesgC8c2NCv6R248WVftVw.gqvWdlCq";
+const BCRYPT_13: &str = "$2b$13$......................AesgC8c2NCv6R248WVftVw.gqvWdlCq";
+const PBKDF2: &str = "$pbkdf2-sha1$i=1,l=20$c2FsdA$DGDID5YfDnHzqbUkr2ASBi/gN6Y";
+const NATIVE: &str = "$argon2id$v=19$m=19456,t=2,p=1$AAECAwQFBgcICQoLDA0ODw$AAECAwQFBgcICQoLDA0ODw";
+
+async fn create_user(fixture: &Fixture, email: &str) -> NewUser {
+    let user = a_new_user(email);
+    fixture.stores.create_user(&fixture.app, user.clone(), None).await.unwrap();
+    user
+}
+
+async fn set_hash(fixture: &Fixture, user: UserId, hash: &str) -> SetForeignHashOutcome {
+    let hash = PasswordHash::new(hash);
+    fixture.stores.postgres.set_foreign_hash(&fixture.app, user, &hash, REQUESTED_AT).await.unwrap()
+}
+
+async fn classes(fixture: &Fixture) -> Vec<String> {
+    let candidate = fixture.stores.login_candidate(&fixture.app, &an_email("nobody@example.com")).await.unwrap();
+    assert!(candidate.user.is_none());
+    let mut classes: Vec<_> = candidate.hash_classes.iter().map(HashClass::to_string).collect();
+    classes.sort();
+    classes
+}
+
+/// The number of users with a foreign hash, and of those with the class but not the time, or the other way round.
+async fn foreign_users(fixture: &Fixture) -> (i64, i64) {
+    (
+        fixture.count("SELECT count(*) FROM users WHERE foreign_hash IS NOT NULL").await,
+        fixture.count("SELECT count(*) FROM users WHERE (foreign_hash IS NULL) <> (foreign_hash_at IS NULL)").await,
+    )
+}
+
+#[tokio::test]
+async fn a_login_reads_the_user_and_the_classes_of_the_app() {
+    let fixture = Fixture::new().await;
+    let user = create_user(&fixture, "Ada@example.com").await;
+    assert_eq!(classes(&fixture).await, [""; 0]);
+    assert_eq!(set_hash(&fixture, user.id, BCRYPT).await, SetForeignHashOutcome::Stored);
+    let found = fixture.stores.login_candidate(&fixture.app, &an_email("aDA@example.com")).await.unwrap();
+    let found_user = found.user.unwrap();
+    let read = fixture.stores.user(&fixture.app, user.id).await.unwrap().unwrap();
+    assert_eq!(format!("{found_user:?}"), format!("{read:?}"), "all columns");
+    assert_eq!(found_user.password_hash, Some(PasswordHash::new(BCRYPT)));
+    assert_eq!(found.hash_classes, ["bcrypt$10".parse::<HashClass>().unwrap()]);
+    assert_eq!(classes(&fixture).await, ["bcrypt$10"], "also for an unknown address");
+    let other = fixture.stores.login_candidate(&an_app(), &user.email).await.unwrap();
+    assert!(other.user.is_none() && other.hash_classes.is_empty(), "of another App");
+    // A class of a newer server.
+    fixture
+        .execute(&format!(
+            "INSERT INTO hash_classes (app_id, class, weight) VALUES ('{}', 'yescrypt$j9T', 1)",
+            fixture.app
+        ))
+        .await;
+    assert_eq!(classes(&fixture).await, ["bcrypt$10"]);
+}
+
+#[tokio::test]
+async fn an_app_has_at_most_four_classes_of_weight_32() {
+    let fixture = Fixture::new().await;
+    let user = create_user(&fixture, "ada@example.com").await;
+    assert_eq!(set_hash(&fixture, a_user_id(), BCRYPT).await, SetForeignHashOutcome::NoUser);
+    assert_eq!(classes(&fixture).await, [""; 0], "nothing is written without a user");
+    assert_eq!(set_hash(&fixture, user.id, BCRYPT_13).await, SetForeignHashOutcome::Stored, "weight 32");
+    assert_eq!(set_hash(&fixture, user.id, PBKDF2).await, SetForeignHashOutcome::TooManyKinds);
+    assert_eq!(set_hash(&fixture, user.id, BCRYPT_13).await, SetForeignHashOutcome::Stored, "the same class again");
+    assert_eq!(set_hash(&fixture, user.id, NATIVE).await, SetForeignHashOutcome::Stored, "a native hash has no class");
+    assert_eq!(foreign_users(&fixture).await, (0, 0));
+    fixture.execute("DELETE FROM hash_classes").await;
+    for cost in 4..8 {
+        let hash = BCRYPT.replace("$10$", &format!("$0{cost}$"));
+        assert_eq!(set_hash(&fixture, user.id, &hash).await, SetForeignHashOutcome::Stored);
+    }
+    let stored = fixture.stores.user(&fixture.app, user.id).await.unwrap().unwrap().password_hash;
+    assert_eq!(set_hash(&fixture, user.id, PBKDF2).await, SetForeignHashOutcome::TooManyKinds);
+    let unchanged = fixture.stores.user(&fixture.app, user.id).await.unwrap().unwrap().password_hash;
+    assert_eq!(stored, unchanged);
+    assert_eq!(classes(&fixture).await, ["bcrypt$4", "bcrypt$5", "bcrypt$6", "bcrypt$7"]);
+}
+
+#[tokio::test]
+async fn concurrent_imports_never_exceed_the_number_of_classes() {
+    let fixture = Fixture::new().await;
+    let user = create_user(&fixture, "ada@example.com").await;
+    let mut tasks = JoinSet::new();
+    for iterations in 1..=12 {
+        let (stores, app) = (fixture.stores.clone(), fixture.app.clone());
+        let hash = PasswordHash::new(PBKDF2.replace("i=1,", &format!("i={iterations},")));
+        tasks.spawn(async move { stores.postgres.set_foreign_hash(&app, user.id, &hash, REQUESTED_AT).await.unwrap() });
+    }
+    let stored = tasks.join_all().await.into_iter().filter(|outcome| *outcome == SetForeignHashOutcome::Stored);
+    assert_eq!(stored.count(), 4);
+    assert_eq!(classes(&fixture).await.len(), 4);
+}
+
+#[tokio::test]
+async fn a_new_password_ends_the_foreign_hash() {
+    let fixture = Fixture::new().await;
+    let user = create_user(&fixture, "ada@example.com").await;
+    set_hash(&fixture, user.id, BCRYPT).await;
+    assert_eq!(foreign_users(&fixture).await, (1, 0));
+    let (stores, app) = (&fixture.stores, &fixture.app);
+    stores.replace_hash(app, user.id, &PasswordHash::new(PBKDF2), PasswordHash::new(NATIVE)).await.unwrap();
+    assert_eq!(foreign_users(&fixture).await, (1, 0), "another hash is stored");
+    stores.replace_hash(app, user.id, &PasswordHash::new(BCRYPT), PasswordHash::new(NATIVE)).await.unwrap();
+    assert_eq!(foreign_users(&fixture).await, (0, 0));
+
+    set_hash(&fixture, user.id, BCRYPT).await;
+    let reset = PasswordReset {
+        user: user.id,
+        epoch: Epoch(1),
+        address: "ada@example.com".to_owned(),
+        password_hash: PasswordHash::new(NATIVE),
+        at: REQUESTED_AT,
+        event: an_event(EventKind::PasswordReset, user.id),
+    };
+    stores.reset_password(app, reset).await.unwrap().unwrap();
+    assert_eq!(foreign_users(&fixture).await, (0, 0));
+}
+
+#[tokio::test]
+async fn the_sweep_removes_classes_that_no_user_has_an_hour_after_the_last_import() {
+    let fixture = Fixture::new().await;
+    let user = create_user(&fixture, "ada@example.com").await;
+    set_hash(&fixture, user.id, PBKDF2).await;
+    set_hash(&fixture, user.id, BCRYPT).await;
+    let sweep = async || fixture.stores.postgres.sweep_hash_classes().await.unwrap();
+    assert_eq!(sweep().await, 0, "an import may be about to add users of the unused class");
+    fixture.execute("UPDATE hash_classes SET touched_at = now() - interval '61 minutes'").await;
+    assert_eq!(sweep().await, 1);
+    assert_eq!(classes(&fixture).await, ["bcrypt$10"]);
+    fixture
+        .stores
+        .replace_hash(&fixture.app, user.id, &PasswordHash::new(BCRYPT), PasswordHash::new(NATIVE))
+        .await
+        .unwrap();
+    assert_eq!(sweep().await, 1);
+    assert_eq!(classes(&fixture).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_class_that_an_import_touches_is_not_swept() {
+    let fixture = Fixture::new().await;
+    let user = create_user(&fixture, "ada@example.com").await;
+    set_hash(&fixture, user.id, BCRYPT).await;
+    fixture.execute("UPDATE users SET foreign_hash = NULL, foreign_hash_at = NULL").await;
+    fixture.execute("UPDATE hash_classes SET touched_at = now() - interval '61 minutes'").await;
+    // An import that has touched the class, and has not committed yet.
+    let mut import = fixture.database.connect().await.unwrap();
+    let begin = "BEGIN; UPDATE hash_classes SET touched_at = clock_timestamp()";
+    sqlx::raw_sql(begin).execute(&mut import).await.unwrap();
+    let stores = fixture.stores.clone();
+    let sweep = tokio::spawn(async move { stores.postgres.sweep_hash_classes().await.unwrap() });
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    let waiting = async || (fixture.count(waits).await > 0).then_some(());
+    latchkey_tests::eventually("the sweep waits for the import", super::LIMIT, waiting).await;
+    sqlx::raw_sql("COMMIT").execute(&mut import).await.unwrap();
+    assert_eq!(sweep.await.unwrap(), 0);
+    assert_eq!(classes(&fixture).await, ["bcrypt$10"]);
+}
+
+#[tokio::test]
+async fn expired_foreign_hashes_are_removed_with_an_event() {
+    let fixture = Fixture::new().await;
+    let mut users = Vec::new();
+    for (name, hash) in [("old", BCRYPT), ("other", PBKDF2), ("young", BCRYPT), ("replaced", BCRYPT)] {
+        let user = create_user(&fixture, &format!("{name}@example.com")).await;
+        set_hash(&fixture, user.id, hash).await;
+        users.push(user.id);
+    }
+    // A server of an earlier version has replaced the hash, but not its class.
+    fixture
+        .execute(&format!(
+            "UPDATE users SET foreign_hash_at = now() WHERE email LIKE 'young@%';
+             UPDATE users SET password_hash = '{NATIVE}' WHERE email LIKE 'replaced@%'"
+        ))
+        .await;
+    let now = REQUESTED_AT + time::Duration::days(30);
+    let claim = OwnershipClaim {
+        app: fixture.app.clone(),
+        namespace: "shop".to_owned(),
+        incarnation: Some("i1".to_owned()),
+        handover: 0,
+    };
+    let other_owner = OwnershipClaim { namespace: "thief".to_owned(), ..claim.clone() };
+    fixture.stores.postgres.claim_apps(std::slice::from_ref(&claim)).await.unwrap();
+    let remove = async |claim: &OwnershipClaim, days, max| {
+        let expiry = ForeignHashExpiry { claim: claim.clone(), imported_before: now - time::Duration::days(days), now };
+        fixture.stores.postgres.remove_expired_foreign_hashes(&expiry, max).await.unwrap()
+    };
+    assert_eq!(remove(&claim, 30, 10).await, 0, "not older than the retention");
+    assert_eq!(remove(&other_owner, 29, 10).await, 0, "the App belongs to another namespace");
+    let version = |id: UserId| format!("SELECT version FROM users WHERE id = '{id}'");
+    let version_before = fixture.count(&version(users[0])).await;
+    for removed in [1, 1, 0] {
+        assert_eq!(remove(&claim, 29, 1).await, removed);
+    }
+    assert_eq!(fixture.count(&version(users[0])).await, version_before + 1);
+    let has_password = async |id| fixture.stores.user(&fixture.app, id).await.unwrap().unwrap().password_hash.is_some();
+    let mut left = Vec::new();
+    for id in &users {
+        left.push(has_password(*id).await);
+    }
+    assert_eq!(left, [false, false, true, true]);
+    let events = "SELECT count(*) FROM audit_events WHERE kind = 'password_removed' AND detail IS NULL AND ip IS NULL";
+    assert_eq!(fixture.count(events).await, 2);
+    assert_eq!(fixture.count(&format!("{events} AND user_id = '{}'", users[0])).await, 1);
+}
