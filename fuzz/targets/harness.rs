@@ -35,6 +35,9 @@ pub(crate) static HASH_TIME: LazyLock<Duration> = LazyLock::new(|| {
     min_cpu_time(5, || hasher.hash(&function, b"correct horse", &[7; 16], &mut [0; 32]).unwrap())
 });
 
+/// How often work that seems too slow is measured again.
+const MORE_MEASUREMENTS: usize = 20;
+
 /// Runs `work`. Panics if the work needs more CPU time than `hashes` password hashes, or more than `bytes` of heap at
 /// any time.
 #[track_caller]
@@ -48,9 +51,16 @@ pub(crate) fn assert_bounded<T>(hashes: u32, bytes: u64, work: impl Fn() -> T) -
     };
     let (mut time, mut heap, result) = measure();
     if time > max_time / 2 || heap > bytes {
-        // Measures again, because the first run can include cold caches or lazy initialization.
+        // Measures again, because the first run can include cold caches or lazy initialization. Other load on the machine
+        // only adds to the time, through shared caches and cores: the least of several times is the cost of the work.
         let again = [measure(), measure(), measure()];
         (time, heap) = (again.iter().map(|(time, ..)| *time).min().unwrap(), again[2].1);
+        for _ in 0..MORE_MEASUREMENTS {
+            if time <= max_time {
+                break;
+            }
+            time = time.min(measure().0);
+        }
         assert!(time <= max_time, "takes {time:?} of CPU time, {hashes} hashes take {max_time:?}");
         assert!(heap <= bytes, "takes {heap} bytes of heap, {bytes} are allowed");
     }

@@ -250,7 +250,11 @@ fn status_failure(status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>) 
         StatusCode::UNAUTHORIZED => Failure::Unauthorized,
         StatusCode::FORBIDDEN => Failure::Final(ImportError::Forbidden),
         StatusCode::NOT_FOUND => Failure::Final(ImportError::UnknownApp),
-        status if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() => {
+        // 408: the link was too slow or stalled.
+        status
+            if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT)
+                || status.is_server_error() =>
+        {
             let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
             let reason = format!("{} {code}", status.as_u16());
             Failure::Passing { reason: reason.trim_end().to_owned(), retry_after: seconds.map(Duration::from_secs) }

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, BufWriter, Write},
-    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -39,7 +39,9 @@ fn create(path: &Path) -> io::Result<File> {
     let file = is_regular.then(|| OpenOptions::new().write(true).open(path)).transpose()?;
     let is_safe = |file: &File| -> io::Result<bool> {
         let metadata = file.metadata()?;
-        Ok(metadata.is_file() && metadata.len() == 0 && metadata.permissions().mode() & 0o077 == 0)
+        // An empty file of another user could have been put there to read what is written.
+        let is_own = metadata.uid() == fs::metadata("/proc/self")?.uid() && metadata.nlink() == 1;
+        Ok(is_own && metadata.is_file() && metadata.len() == 0 && metadata.permissions().mode() & 0o077 == 0)
     };
     match file {
         Some(file) if is_safe(&file)? => Ok(file),

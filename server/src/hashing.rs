@@ -267,7 +267,8 @@ impl QueueState {
         match weight {
             None => self.average_duration = self.average_duration.mul_f64(0.95) + took.mul_f64(0.05),
             Some(weight) => {
-                let per_weight = took.div_f64(weight);
+                // What a light check takes is mostly the fixed cost of a job, which says nothing about heavier checks.
+                let per_weight = took.div_f64(weight.max(1.0));
                 self.average_per_weight = self.average_per_weight.mul_f64(1.0 - FOREIGN_AVERAGE_PART)
                     + per_weight.mul_f64(FOREIGN_AVERAGE_PART);
             }
@@ -386,6 +387,8 @@ impl Shared {
                 self.changed.notify_one();
             }
             PushOutcome::Displaced(job) => {
+                // A thread can be idle although the queue is full: of jobs that must wait for other jobs to end.
+                self.changed.notify_one();
                 self.count_refusal("displaced");
                 // The receiver may have been dropped.
                 let _ = job.reply.send(JobResult::Overloaded(busy));

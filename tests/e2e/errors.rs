@@ -38,10 +38,12 @@ const EMAIL_ENDPOINT_ERRORS: [(u16, &str); 18] = [
     (503, "temporarily_unavailable"),
 ];
 
-/// The errors that only other endpoints have.
-const OTHER_ENDPOINT_ERRORS: [&str; 13] = [
+/// The errors that only other endpoints have, those of the administration listener included.
+const OTHER_ENDPOINT_ERRORS: [&str; 16] = [
     "access_denied",
     "account_link_required",
+    "external_id_taken",
+    "identity_taken",
     "invalid_client",
     "invalid_grant",
     "invalid_provider_token",
@@ -53,6 +55,7 @@ const OTHER_ENDPOINT_ERRORS: [&str; 13] = [
     "reauthentication_required",
     "redirect_url_not_allowed",
     "unsupported_grant_type",
+    "version_conflict",
 ];
 
 /// Checks the format of an error and records it.

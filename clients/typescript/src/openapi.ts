@@ -280,7 +280,7 @@ export interface paths {
         put?: never;
         /**
          * The current state of a token (RFC 7662)
-         * @description For the ServiceAccounts that the App lists as administrators, in any role. For anything but a token of this App with a live session, the response is only `{"active": false}`; this includes a refresh token that was replaced.
+         * @description For the ServiceAccounts to which the App gives a role that can introspect. For anything but a token of this App with a live session, the response is only `{"active": false}`; this includes a refresh token that was replaced.
          */
         post: operations["introspect"];
         delete?: never;
@@ -950,12 +950,17 @@ export interface components {
             fields?: components["schemas"]["FieldProblem"][];
             /** @description The value of `X-Request-Id`; the log has it too. */
             request_id: string;
+            /**
+             * Format: uuid
+             * @description The user with whom the request conflicts, if the caller is an administrator.
+             */
+            user_id?: string | null;
         };
         /**
          * @description The values of `error`: a closed set.
          * @enum {string}
          */
-        ErrorCode: "invalid_request" | "invalid_code" | "weak_password" | "redirect_url_not_allowed" | "invalid_state" | "unsupported_grant_type" | "invalid_grant" | "invalid_credentials" | "invalid_token" | "reauthentication_required" | "invalid_client" | "invalid_provider_token" | "email_not_verified" | "registration_disabled" | "user_disabled" | "access_denied" | "origin_not_allowed" | "not_found" | "app_not_found" | "provider_not_found" | "method_not_allowed" | "email_taken" | "account_link_required" | "last_identity" | "payload_too_large" | "unsupported_media_type" | "rate_limited" | "server_error" | "provider_error" | "temporarily_unavailable";
+        ErrorCode: "invalid_request" | "invalid_code" | "weak_password" | "redirect_url_not_allowed" | "invalid_state" | "unsupported_grant_type" | "invalid_grant" | "invalid_credentials" | "invalid_token" | "reauthentication_required" | "invalid_client" | "invalid_provider_token" | "email_not_verified" | "registration_disabled" | "user_disabled" | "access_denied" | "origin_not_allowed" | "not_found" | "app_not_found" | "provider_not_found" | "method_not_allowed" | "email_taken" | "account_link_required" | "last_identity" | "external_id_taken" | "identity_taken" | "version_conflict" | "payload_too_large" | "unsupported_media_type" | "rate_limited" | "server_error" | "provider_error" | "temporarily_unavailable";
         /** @description An event of the account. */
         Event: {
             /**
@@ -974,12 +979,12 @@ export interface components {
              */
             ip: string | null;
             /** @enum {string} */
-            kind: "registered" | "registered_again" | "confirmation_requested" | "confirmed" | "logged_in" | "logged_out" | "password_reset_requested" | "password_reset" | "password_changed" | "address_change_requested" | "address_changed" | "renamed" | "session_ended" | "sessions_ended" | "refresh_late" | "refresh_stolen" | "identity_linked" | "identity_unlinked" | "user_deleted" | "user_expired" | "login_refused" | "login_limited" | "password_check_refused" | "password_reset_refused";
+            kind: "registered" | "registered_again" | "confirmation_requested" | "confirmed" | "logged_in" | "logged_out" | "password_reset_requested" | "password_reset" | "password_changed" | "password_removed" | "address_change_requested" | "address_changed" | "renamed" | "session_ended" | "sessions_ended" | "refresh_late" | "refresh_stolen" | "identity_linked" | "identity_unlinked" | "user_deleted" | "user_expired" | "user_created" | "user_changed" | "user_disabled" | "user_enabled" | "mail_requested" | "users_imported" | "exported" | "login_refused" | "login_limited" | "password_check_refused" | "password_reset_refused";
             /** @description The session that caused the event, or that the event opened. */
             session_id: string | null;
         };
         /** @description What is wrong with one field: a closed set. */
-        FieldCode: ("too_short" | "too_long") | "missing" | "empty" | "invalid" | "guessable" | "domain_not_allowed";
+        FieldCode: ("too_short" | "too_long") | "missing" | "empty" | "invalid" | "guessable" | "domain_not_allowed" | "unknown_provider" | "hash_not_supported" | "hash_too_costly" | "too_many_hash_kinds";
         /** @description One invalid field of a request. */
         FieldProblem: {
             code: components["schemas"]["FieldCode"];
@@ -2762,6 +2767,17 @@ export interface operations {
                 headers: {
                     "Cache-Control": components["headers"]["Cache-Control"];
                     "WWW-Authenticate": components["headers"]["WWW-Authenticate"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `access_denied` */
+            403: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
                     "X-Request-Id": components["headers"]["X-Request-Id"];
                     [name: string]: unknown;
                 };

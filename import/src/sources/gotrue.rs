@@ -154,14 +154,16 @@ fn convert(user: User, context: &mut Context<'_>) -> Option<Pending> {
     let metadata = context.metadata(has_attributes, || {
         if is_too_large { Value::Null } else { json!({ "app_metadata": app, "user_metadata": own }) }
     });
-    let banned_until = user.banned_until.as_deref().and_then(timestamp::parse);
+    // A time that is not understood, such as `infinity`, is treated as one in the future.
+    let is_banned = |text: &str| text != "-infinity" && timestamp::parse(text).is_none_or(|until| until > context.now);
+    let is_disabled = user.banned_until.as_deref().is_some_and(is_banned);
     let user = NewUser {
         external_id: format!("gotrue:{}", user.id),
         email: user.email,
         email_verified: user.email_confirmed_at.is_some(),
         name,
         created_at: user.created_at.as_deref().and_then(timestamp::parse),
-        disabled: banned_until.is_some_and(|until| until > context.now),
+        disabled: is_disabled,
         password_hash: context.text_hash(user.encrypted_password.as_deref(), ScryptCost::Logarithm),
         identities: Vec::new(),
         metadata,

@@ -21,8 +21,10 @@ use crate::domain::client::ClientAddress;
 /// budgets use 96.
 const CONNECTIONS_DIVISOR: u64 = 4;
 const REQUEST_BYTES_DIVISOR: u64 = 8;
-/// The bodies of imports get a part of their own: two bodies of the maximum size with a limit of 256 MiB.
+/// The bodies of imports get a part of their own.
 const IMPORT_BYTES_DIVISOR: u64 = 32;
+/// Two bodies of the maximum size.
+const MIN_IMPORT_BYTES: usize = 8 << 20;
 /// One client address can hold at most an eighth of each budget: it takes at least eight client addresses to exhaust a
 /// budget.
 const CLIENT_DIVISOR: usize = 8;
@@ -150,7 +152,7 @@ impl Budgets {
         Arc::new(Self {
             request_bytes: Quota::new(remaining, remaining / CLIENT_DIVISOR, remaining / SITE_DIVISOR),
             further_requests: Quota::new(further, further / CLIENT_DIVISOR, further / SITE_DIVISOR),
-            import_bytes: Quota::new(part(IMPORT_BYTES_DIVISOR), 0, 0),
+            import_bytes: Quota::new(part(IMPORT_BYTES_DIVISOR).max(MIN_IMPORT_BYTES), 0, 0),
             proxy_heads: Quota::new(remaining / PROXY_HEADS_DIVISOR, 0, 0),
             refusals: Refusals::new(public / HELD_REFUSALS_DIVISOR),
             public,

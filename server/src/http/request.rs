@@ -37,6 +37,8 @@ pub const MAX_DEPTH: usize = 16;
 /// would take 1 MiB as a tree of values.
 pub const MAX_VALUES: usize = 1000;
 const BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: MAX_VALUES };
+/// Bounds of bodies with metadata: metadata of 8 KiB have at most 4,096 values.
+pub const METADATA_BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: 5000 };
 
 /// Bytes that are acquired first for a body of unknown length. Each further step doubles the number of acquired bytes.
 const FIRST_RESERVATION: usize = 4 * 1024;
@@ -209,7 +211,10 @@ impl InboundRequest {
 
     /// Reads a JSON object whose fields the handler parses itself.
     pub async fn read_json_object(&mut self) -> Result<Map<String, Value>, Problem> {
-        self.read_object().await
+        if !self.body.is_end_stream() || self.headers.contains_key(CONTENT_TYPE) {
+            require_json(&self.headers)?;
+        }
+        parse_object_within(&self.read_bytes().await?, METADATA_BOUNDS)
     }
 
     /// Reads lines of JSON, and calls `read` with the number (from 1) and the text of each line that is not blank.
@@ -232,10 +237,14 @@ impl InboundRequest {
         require_no_content_coding(&self.headers)?;
         let deadline = Instant::now() + self.body_timeout;
         let (mut buffer, mut total, mut lines) = (Vec::new(), 0, 0);
+        // The beginning of the buffer has no line break up to here: each byte is looked at once, however small the
+        // frames are.
+        let mut searched = 0;
         let mut take_lines = |buffer: &mut Vec<u8>, is_last: bool| -> Result<(), Problem> {
             let mut begin = 0;
             loop {
-                let end = buffer[begin..].iter().position(|byte| *byte == b'\n').map(|length| begin + length);
+                let from = begin.max(searched);
+                let end = buffer[from..].iter().position(|byte| *byte == b'\n').map(|length| from + length);
                 let (end, next) = match end {
                     Some(end) => (end, end + 1),
                     None if is_last && begin < buffer.len() => (buffer.len(), buffer.len()),
@@ -255,6 +264,7 @@ impl InboundRequest {
                 begin = next;
             }
             buffer.drain(..begin);
+            searched = buffer.len();
             if buffer.len() > max_line {
                 return Err(too_large(format!("line {} is larger than {max_line} bytes", lines + 1)));
             }
@@ -413,17 +423,21 @@ fn require_no_content_coding(headers: &HeaderMap) -> Result<(), Problem> {
 
 /// Parses a JSON object in UTF-8, without duplicate keys at any depth, within [`BOUNDS`]. Errors never quote the input.
 pub fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
+    parse_object_within(bytes, BOUNDS)
+}
+
+fn parse_object_within(bytes: &[u8], bounds: Bounds) -> Result<Map<String, Value>, Problem> {
     if bytes.is_empty() {
         return Err(Problem::invalid_request("the body is empty; send a JSON object"));
     }
-    match json::parse(bytes, BOUNDS) {
+    match json::parse(bytes, bounds) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(Problem::invalid_request("the body is not a JSON object")),
         Err(JsonError::TooDeep) => {
             Err(Problem::invalid_request(format!("the body nests deeper than {MAX_DEPTH} levels")))
         }
         Err(JsonError::TooManyValues) => {
-            Err(Problem::invalid_request(format!("the body has more than {MAX_VALUES} values")))
+            Err(Problem::invalid_request(format!("the body has more than {} values", bounds.values)))
         }
         Err(error @ (JsonError::NotUtf8 | JsonError::Syntax { .. } | JsonError::DuplicateKey { .. })) => {
             Err(Problem::invalid_request(format!("the body {error}")))

@@ -74,6 +74,42 @@ async fn an_error_of_the_query_or_the_body_comes_before_a_missing_user() {
     admin.send(stale).await.expect_error(StatusCode::NOT_FOUND, "not_found");
 }
 
+/// A client that reads nothing holds its response in the memory of the server.
+#[tokio::test]
+async fn a_call_is_in_flight_until_its_response_is_read() {
+    let test = AdministrationTest::start().await;
+    let metadata = json!({ "a": "x".repeat(8000) });
+    let lines: Vec<_> = (0..500)
+        .map(|number| {
+            json!({
+                "external_id": format!("{number}"), "email": format!("u{number}@example.com"), "metadata": metadata,
+            })
+        })
+        .collect();
+    for batch in lines.chunks(250) {
+        test.admin().import("source=test", batch).await.expect(StatusCode::OK);
+    }
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let mut stream = TcpStream::connect(test.address()).await.unwrap();
+        let head = format!(
+            "GET /v1/{}/users?limit=500 HTTP/1.1\r\nHost: latchkey.test\r\nAuthorization: Bearer {}\r\n\r\n",
+            test.test_app.id(),
+            test.token("reads")
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // The response has begun, and does not fit into the buffers of the connection.
+        stream.readable().await.unwrap();
+        held.push(stream);
+    }
+    test.admin().get("users?limit=1").await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    drop(held);
+    eventually("the calls have ended", LIVE_LIMIT, || async {
+        (test.admin().get("users?limit=1").await.status == StatusCode::OK).then_some(())
+    })
+    .await;
+}
+
 /// Sends the head of a request whose body never comes.
 async fn send_head(test: &AdministrationTest, name: &str, path: &str, media_type: &str) -> TcpStream {
     let mut stream = TcpStream::connect(test.address()).await.unwrap();

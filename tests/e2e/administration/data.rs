@@ -72,7 +72,10 @@ async fn the_data_of_a_user_is_exported() {
     let cursor = events.string("next");
     let next = admin.get(&format!("events?user={id}&limit=1&cursor={cursor}")).await.expect(StatusCode::OK);
     assert_eq!(next.body["events"][0]["kind"], "logged_in");
-    admin.get("events?kind=unheard_of").await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    for query in ["kind=unheard_of", "before=-300000000000", "after=99999999999999", "user=x", "cursor=x"] {
+        admin.get(&format!("events?{query}")).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    }
+    admin.get("events?after=0&before=253402300799").await.expect(StatusCode::OK);
 }
 
 #[tokio::test]

@@ -142,6 +142,26 @@ async fn imported_users_log_in_with_their_passwords_and_get_native_hashes() {
     client.login(app, "grace@example.com", "U*U").await.expect(StatusCode::OK);
 }
 
+/// A tree of such metadata needs a hundred times the memory of its text, and a line of such identities has thousands of
+/// unknown fields. The servers of tests have no memory limit, so this test shows only that the responses stay small.
+#[tokio::test]
+async fn lines_that_are_large_as_a_tree_are_stored_and_refused_briefly() {
+    let test = AdministrationTest::start().await;
+    let admin = test.admin();
+    let metadata = json!({ "a": vec![json!({ "": 0 }); 1000] });
+    let line = json!({ "external_id": "1", "email": "a@example.com", "metadata": metadata });
+    let unknown: serde_json::Map<_, _> = (0..4000).map(|number| (format!("{number:x}"), json!(0))).collect();
+    let hostile = json!({ "external_id": "2", "email": "b@example.com", "identities": [unknown] });
+    let response = admin.import("source=old", &[line, hostile]).await.expect(StatusCode::OK);
+    assert_eq!((response.integer("created"), response.integer("refused")), (1, 1), "{}", response.text);
+    assert!(response.text.len() < 8 * 1024);
+    let user = admin.get("users").await.expect(StatusCode::OK);
+    assert_eq!(user.body["users"][0]["metadata"], metadata);
+    let number = json!({ "external_id": "3", "email": "c@example.com", "metadata": { "a": 1e300 } });
+    let response = admin.import("source=old", &[number]).await.expect(StatusCode::OK);
+    assert_eq!(response.body["results"][0]["fields"][0]["field"], "metadata");
+}
+
 #[tokio::test]
 async fn an_app_has_at_most_four_kinds_of_foreign_hashes() {
     let test = AdministrationTest::start().await;

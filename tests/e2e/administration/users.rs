@@ -140,6 +140,9 @@ async fn a_conflict_names_the_other_user() {
     let path = format!("users/{grace}");
     conflict(admin.patch(&path, &json!({ "email": EMAIL, "name": "Grace" })).await, "email_taken");
     conflict(admin.patch(&path, &json!({ "external_id": "1" })).await, "external_id_taken");
+    for null in [json!({ "email": null }), json!({ "name": null })] {
+        admin.patch(&path, &null).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    }
     let unchanged = admin.get(&path).await.expect(StatusCode::OK);
     assert_eq!((unchanged.string("name"), unchanged.integer("version")), ("", 1), "nothing has changed");
 }
@@ -172,6 +175,8 @@ async fn invalid_fields_are_named() {
             "identities[2]: invalid",
         ]
     );
+    let many: Vec<_> = (0..200).map(|number| (format!("unknown{number}"), Value::Null)).collect();
+    assert_eq!(invalid(Value::Object(many.into_iter().collect())).await.len(), 20, "at most 20 fields are named");
     let weak = admin.post("users", &json!({ "email": EMAIL, "password": "12345678" })).await;
     weak.expect_error(StatusCode::BAD_REQUEST, "weak_password");
     let listed = admin.get("users").await.expect(StatusCode::OK);

@@ -1,5 +1,7 @@
 //! Imports, exports and identities.
 
+use time::Duration;
+
 use super::{AdminUser, AdministratorCall, AuditRow};
 use crate::domain::{
     audit::{Detail, EventKind, ExportRange, ImportCounts},
@@ -48,7 +50,9 @@ pub async fn export_user<S: UserAdministration + Sessions>(
     let (stores, app) = (admin.stores(), admin.app_id());
     let Some(found) = stores.administered_user(app, user).await? else { return Ok(None) };
     let sessions = stores.sessions(app, user).await?;
-    let filter = EventFilter { user: Some(user), ..EventFilter::default() };
+    let retention = Duration::days(i64::from(admin.call.app.doc.audit_retention_days));
+    let filter =
+        EventFilter { user: Some(user), after: Some(admin.call.env.now() - retention), ..EventFilter::default() };
     let (mut events, mut position) = (Vec::new(), None);
     loop {
         let page = stores.events(app, &filter, position, EVENTS_PAGE).await?;

@@ -17,7 +17,7 @@ pub use users::{
 use std::fmt;
 
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, value::RawValue};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -56,8 +56,10 @@ pub enum InvalidExternalId {
 
 /// A JSON object that the application attaches to a user. At most 8 KiB as compact JSON, without U+0000, which
 /// Postgres cannot store. It is never in tokens and never on the public listener.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Metadata(Map<String, Value>);
+///
+/// It is kept as text: a tree of values can need a hundred times as much memory.
+#[derive(Clone)]
+pub struct Metadata(Box<RawValue>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMetadata {
@@ -65,6 +67,8 @@ pub enum InvalidMetadata {
     TooLarge,
     #[error("contains the character U+0000")]
     NulCharacter,
+    #[error("contains a number that is too large or too small: numbers are 0, or from 1e-20 to 1e20")]
+    Number,
 }
 
 /// How the user came into the App.
@@ -185,27 +189,40 @@ impl Metadata {
     pub const MAX_BYTES: usize = 8 * 1024;
 
     pub fn new(object: Map<String, Value>) -> Result<Self, InvalidMetadata> {
-        let text = serde_json::to_string(&object).map_err(|_| InvalidMetadata::TooLarge)?;
+        let value = Value::Object(object);
+        let text = value.to_string();
         if text.len() > Self::MAX_BYTES {
             return Err(InvalidMetadata::TooLarge);
         }
-        // In JSON text, the character is always escaped. An escaped backslash before `u0000` is not this character.
-        if has_nul(&Value::Object(object.clone())) {
+        if has_nul(&value) {
             return Err(InvalidMetadata::NulCharacter);
         }
-        Ok(Self(object))
+        if has_long_number(&value) {
+            return Err(InvalidMetadata::Number);
+        }
+        Self::from_stored(text).ok_or(InvalidMetadata::TooLarge)
     }
 
-    /// Metadata as the database returns them. They are not checked again: Postgres stores numbers in another form, so
-    /// their text can be longer than it was when they were checked.
-    pub fn from_stored(object: Map<String, Value>) -> Self {
-        Self(object)
+    /// The metadata as Postgres stores them. `None` if the text is not JSON.
+    pub fn from_stored(text: String) -> Option<Self> {
+        RawValue::from_string(text).map(Self).ok()
     }
 
-    pub fn as_object(&self) -> &Map<String, Value> {
+    /// The object as JSON text.
+    pub fn as_json(&self) -> &RawValue {
         &self.0
     }
 }
+
+impl PartialEq for Metadata {
+    /// Compares the values: Postgres returns the text with other white space, and the keys in another order.
+    fn eq(&self, other: &Self) -> bool {
+        let value = |metadata: &Self| serde_json::from_str::<Value>(metadata.0.get()).ok();
+        value(self) == value(other)
+    }
+}
+
+impl Eq for Metadata {}
 
 impl fmt::Debug for Metadata {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -219,6 +236,18 @@ fn has_nul(value: &Value) -> bool {
         Value::Array(items) => items.iter().any(has_nul),
         Value::Object(object) => object.iter().any(|(key, value)| key.contains('\0') || has_nul(value)),
         Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// Postgres writes a number such as 1e308 with all its digits, so short text would become long.
+fn has_long_number(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => {
+            number.as_f64().is_some_and(|number| number != 0.0 && !(1e-20..=1e20).contains(&number.abs()))
+        }
+        Value::Array(items) => items.iter().any(has_long_number),
+        Value::Object(object) => object.values().any(has_long_number),
+        Value::Null | Value::Bool(_) | Value::String(_) => false,
     }
 }
 
@@ -321,5 +350,12 @@ mod tests {
             assert_eq!(metadata(nul), Err(InvalidMetadata::NulCharacter));
         }
         assert!(metadata(json!({ "a": "\\u0000" })).is_ok());
+        for number in [1e21, -1e300, 1e-21] {
+            assert_eq!(metadata(json!({ "a": [number] })), Err(InvalidMetadata::Number));
+        }
+        assert_eq!(
+            metadata(json!({ "a": [0, -1.5, u64::MAX] })).unwrap().as_json().get(),
+            r#"{"a":[0,-1.5,18446744073709551615]}"#
+        );
     }
 }

@@ -4,7 +4,7 @@ use super::AdministratorCall;
 use crate::domain::{
     audit::{Detail, EventKind},
     epochs::propagate_epoch_change,
-    ports::{AuditLog, Outbox, Sessions, StoreError, UserAdministration},
+    ports::{Outbox, Sessions, StoreError, UserAdministration},
     session::{SessionId, SessionInfo},
     user::UserId,
 };
@@ -21,16 +21,20 @@ pub async fn user_sessions<S: UserAdministration + Sessions>(
 }
 
 /// Ends a session of the user. Returns false if the user has no such live session.
-pub async fn end_user_session<S: Sessions + AuditLog>(
+pub async fn end_user_session<S: UserAdministration + Sessions>(
     admin: AdministratorCall<'_, S>,
     user: UserId,
     session: SessionId,
 ) -> Result<bool, StoreError> {
+    // Without Postgres the event could not be written, so the session does not end.
+    if admin.stores().administered_user(admin.app_id(), user).await?.is_none() {
+        return Ok(false);
+    }
     let was_live = admin.stores().end_session(admin.app_id(), user, session).await?;
     if was_live {
         let event = admin.event(EventKind::SessionEnded, user);
         let detail = Detail { ended: Some(session), ..event.detail.clone() };
-        admin.stores().record(admin.app_id(), event.with_detail(detail)).await;
+        admin.stores().record_administration(admin.app_id(), event.with_detail(detail)).await?;
     }
     Ok(was_live)
 }
@@ -41,11 +45,10 @@ pub async fn end_user_sessions<S: UserAdministration + Sessions + Outbox>(
     admin: AdministratorCall<'_, S>,
     user: UserId,
 ) -> Result<bool, StoreError> {
+    // Without a profile, Redis would forget the profile of a session that is opened at the same time.
+    let Some(found) = admin.stores().administered_user(admin.app_id(), user).await? else { return Ok(false) };
     let event = admin.event(EventKind::SessionsEnded, user);
     let Some(change) = admin.stores().end_all_sessions(admin.app_id(), user, event).await? else { return Ok(false) };
-    // Without a profile, Redis would forget the profile of a session that is opened at the same time.
-    if let Some(user) = admin.stores().administered_user(admin.app_id(), user).await? {
-        propagate_epoch_change(admin.call, &change, Some(&user.profile())).await;
-    }
+    propagate_epoch_change(admin.call, &change, Some(&found.profile())).await;
     Ok(true)
 }

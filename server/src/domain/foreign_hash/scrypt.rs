@@ -5,6 +5,9 @@ use std::fmt::Display;
 
 use super::{HashError, text};
 
+/// The most memory of a check in bytes: the N blocks of 128 * r bytes within their ceiling of 128 MiB, and what ordinary r
+/// and p add.
+const MAX_MEMORY_BYTES: u64 = (128 << 20) + (1 << 20);
 /// N·r of 128 MiB: the memory is 128·N·r bytes.
 const MAX_N_R: u64 = 1 << 20;
 const MAX_N_R_P: u64 = 1 << 21;
@@ -50,7 +53,8 @@ impl ScryptClass {
             return Err(HashError::NotSupported);
         }
         let log_n = u8::try_from(log_n).map_err(|_| HashError::TooCostly)?;
-        Ok(Self { log_n, r, p })
+        let class = Self { log_n, r, p };
+        if class.memory_bytes() > MAX_MEMORY_BYTES { Err(HashError::TooCostly) } else { Ok(class) }
     }
 
     /// The binary logarithm of N.

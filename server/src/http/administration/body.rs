@@ -25,6 +25,8 @@ use crate::{
 
 /// Maximum number of identities of a new user.
 const MAX_IDENTITIES: usize = 10;
+/// Maximum number of invalid fields that are reported: an object can have thousands.
+const MAX_PROBLEMS: usize = 20;
 /// Maximum length of the subject of an identity, in bytes, as in the table `identities`.
 const MAX_SUBJECT_BYTES: usize = 512;
 
@@ -60,6 +62,9 @@ impl StrictBody {
     }
 
     fn record(&mut self, name: &str, code: FieldCode, message: impl Into<Cow<'static, str>>) {
+        if self.invalid.len() >= MAX_PROBLEMS {
+            return;
+        }
         let field = format!("{}{name}", self.prefix).into();
         self.invalid.push(FieldProblem { field, code, message: message.into() });
     }
@@ -90,6 +95,14 @@ impl StrictBody {
             return Some(None);
         }
         take(self, name).map(Some)
+    }
+
+    /// Records that `null` does not clear this field.
+    pub fn refuse_null(&mut self, name: &str) {
+        if self.object.get(name) == Some(&Value::Null) {
+            self.object.remove(name);
+            self.reject(name, "cannot be null");
+        }
     }
 
     pub fn boolean(&mut self, name: &str) -> Option<bool> {
@@ -147,7 +160,7 @@ impl StrictBody {
         let metadata = Metadata::new(object).map_err(|error| {
             let code = match error {
                 InvalidMetadata::TooLarge => FieldCode::TooLong,
-                InvalidMetadata::NulCharacter => FieldCode::Invalid,
+                InvalidMetadata::NulCharacter | InvalidMetadata::Number => FieldCode::Invalid,
             };
             self.record(name, code, error.to_string());
         });
@@ -193,7 +206,10 @@ impl StrictBody {
     /// Records that a required field is missing, unless it is invalid.
     pub fn require(&mut self, name: &str, is_present: bool) {
         let field = format!("{}{name}", self.prefix);
-        if !is_present && !self.invalid.iter().any(|problem| problem.field == field) {
+        if !is_present
+            && self.invalid.len() < MAX_PROBLEMS
+            && !self.invalid.iter().any(|problem| problem.field == field)
+        {
             self.record(name, FieldCode::Missing, "is missing");
         }
     }
@@ -226,6 +242,7 @@ impl StrictBody {
             identities.extend(nested.identity(stores, app));
             nested.record_unknown();
             self.invalid.append(&mut nested.invalid);
+            self.invalid.truncate(MAX_PROBLEMS);
         }
         identities
     }
@@ -292,7 +309,8 @@ impl StrictBody {
 
     fn record_unknown(&mut self) {
         // The names come from the client, so the error does not repeat long ones.
-        let names: Vec<String> = self.object.keys().map(|name| name.chars().take(64).collect()).collect();
+        let names: Vec<String> =
+            self.object.keys().take(MAX_PROBLEMS).map(|name| name.chars().take(64).collect()).collect();
         for name in names {
             self.record(&name, FieldCode::Invalid, "is unknown");
         }

@@ -29,6 +29,11 @@ const PER_CALLER: usize = 8;
 const PER_APP: usize = 32;
 const IMPORTS_PER_APP: usize = 2;
 const EXPORTS_PER_APP: usize = 2;
+/// Maximum number of calls in flight whose response can have several MiB, over all callers and Apps: a page of 500 users
+/// has up to 4 MiB of metadata.
+const LARGE_RESPONSES: usize = 8;
+/// Of these calls, how many the callers of one namespace can have in flight.
+const LARGE_RESPONSES_PER_NAMESPACE: usize = 4;
 const RETRY_AFTER_SECONDS: u64 = 1;
 
 /// Counts the calls in flight.
@@ -47,6 +52,9 @@ enum Key {
     App(AppId),
     Imports(AppId),
     Exports(AppId),
+    LargeResponses,
+    /// The large responses to the callers of a namespace: a tenant can have many Apps.
+    LargeResponsesOf(String),
 }
 
 /// A call in flight. Dropping it ends the call.
@@ -81,6 +89,17 @@ impl CallLimits {
             AdministrationRoute::ImportUsers => limits.push((Key::Imports(app.clone()), IMPORTS_PER_APP)),
             AdministrationRoute::ExportUsers => limits.push((Key::Exports(app.clone()), EXPORTS_PER_APP)),
             _ => {}
+        }
+        let has_large_response = matches!(
+            route,
+            AdministrationRoute::ListUsers
+                | AdministrationRoute::ExportUsers
+                | AdministrationRoute::ExportUser
+                | AdministrationRoute::Events
+        );
+        if has_large_response {
+            limits.push((Key::LargeResponses, LARGE_RESPONSES));
+            limits.push((Key::LargeResponsesOf(caller.namespace().to_owned()), LARGE_RESPONSES_PER_NAMESPACE));
         }
         let mut counts = self.counts.lock();
         if limits.iter().any(|(key, limit)| counts.get(key).copied().unwrap_or(0) >= *limit) {
@@ -137,8 +156,9 @@ impl HttpBody for PermitBody {
         Pin::new(&mut self.inner).poll_frame(context)
     }
 
+    /// hyper drops a body that has ended before it has sent all of it.
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        false
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -152,7 +172,17 @@ mod tests {
     use crate::http::response;
 
     fn admit(limits: &CallLimits, app: &str, caller: &str, route: AdministrationRoute) -> Option<CallPermit> {
-        limits.admit(&app.parse().unwrap(), &ServiceAccount::named("shop", caller), route).ok()
+        admit_from("shop", limits, app, caller, route)
+    }
+
+    fn admit_from(
+        namespace: &str,
+        limits: &CallLimits,
+        app: &str,
+        caller: &str,
+        route: AdministrationRoute,
+    ) -> Option<CallPermit> {
+        limits.admit(&app.parse().unwrap(), &ServiceAccount::named(namespace, caller), route).ok()
     }
 
     #[test]
@@ -160,11 +190,29 @@ mod tests {
         let limits = CallLimits::default();
         let apps = ["one", "two"].into_iter().cycle();
         let mut permits: Vec<_> =
-            apps.take(8).map(|app| admit(&limits, app, "a", AdministrationRoute::ListUsers).unwrap()).collect();
-        assert!(admit(&limits, "three", "a", AdministrationRoute::ListUsers).is_none());
-        assert!(admit(&limits, "one", "b", AdministrationRoute::ListUsers).is_some());
+            apps.take(8).map(|app| admit(&limits, app, "a", AdministrationRoute::ReadUser).unwrap()).collect();
+        assert!(admit(&limits, "three", "a", AdministrationRoute::ReadUser).is_none());
+        assert!(admit(&limits, "one", "b", AdministrationRoute::ReadUser).is_some());
         permits.pop();
-        assert!(admit(&limits, "three", "a", AdministrationRoute::ListUsers).is_some());
+        assert!(admit(&limits, "three", "a", AdministrationRoute::ReadUser).is_some());
+    }
+
+    #[test]
+    fn eight_large_responses_of_all_callers_and_apps_are_in_flight() {
+        let limits = CallLimits::default();
+        let numbers: Vec<_> = (0..8).map(|number| (format!("app-{number}"), format!("caller-{number}"))).collect();
+        let list = |namespace: &str, (app, caller): &(String, String)| {
+            admit_from(namespace, &limits, app, caller, AdministrationRoute::ListUsers)
+        };
+        let mut permits: Vec<_> = numbers[..4].iter().map(|names| list("one", names).unwrap()).collect();
+        assert!(list("one", &numbers[4]).is_none(), "a namespace has four");
+        permits.extend(numbers[4..].iter().map(|names| list("two", names).unwrap()));
+        for route in [AdministrationRoute::ListUsers, AdministrationRoute::ExportUsers, AdministrationRoute::Events] {
+            assert!(admit(&limits, "shop", "a", route).is_none());
+        }
+        assert!(admit(&limits, "shop", "a", AdministrationRoute::ReadUser).is_some());
+        permits.pop();
+        assert!(admit(&limits, "shop", "a", AdministrationRoute::ListUsers).is_some());
     }
 
     #[test]
@@ -177,8 +225,8 @@ mod tests {
             assert!(admit(&limits, "blog", "c", route).is_some());
         }
         let callers = (0..28).map(|number| format!("caller-{number}"));
-        permits.extend(callers.map(|name| admit(&limits, "shop", &name, AdministrationRoute::Events).unwrap()));
-        assert!(admit(&limits, "shop", "another", AdministrationRoute::Events).is_none());
+        permits.extend(callers.map(|name| admit(&limits, "shop", &name, AdministrationRoute::ReadUser).unwrap()));
+        assert!(admit(&limits, "shop", "another", AdministrationRoute::ReadUser).is_none());
         permits.clear();
         assert!(limits.counts.lock().is_empty());
     }
@@ -186,7 +234,7 @@ mod tests {
     #[test]
     fn a_call_is_in_flight_until_its_response_is_dropped() {
         let limits = CallLimits::default();
-        let permit = admit(&limits, "shop", "a", AdministrationRoute::ListUsers).unwrap();
+        let permit = admit(&limits, "shop", "a", AdministrationRoute::ReadUser).unwrap();
         let response = permit.hold_until_sent(response::empty_object().unwrap());
         assert_eq!(limits.counts.lock().len(), 2);
         drop(response);

@@ -8,7 +8,8 @@ use http::{
 };
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value, json, value::RawValue};
+use uuid::Uuid;
 
 use crate::{
     domain::{
@@ -60,7 +61,8 @@ pub struct AdminUserResponse {
     /// The id of the user in another system; unique in the App.
     pub external_id: Option<String>,
     /// What the application attached to the user. It is never in tokens.
-    pub metadata: Option<Map<String, Value>>,
+    #[schemars(with = "Option<Map<String, Value>>")]
+    pub metadata: Option<Box<RawValue>>,
     /// `registration`, `provider`, `administrator` or `import`.
     pub created_by: &'static str,
     /// Unix seconds.
@@ -148,7 +150,7 @@ impl From<AdminUser> for AdminUserResponse {
             has_password: user.password_hash.is_some(),
             password_algorithm: user.password_hash.as_ref().map(|hash| hash.algorithm().to_owned()),
             external_id: user.external_id.as_ref().map(|id| id.as_str().to_owned()),
-            metadata: user.metadata.as_ref().map(|metadata| metadata.as_object().clone()),
+            metadata: user.metadata.as_ref().map(|metadata| metadata.as_json().to_owned()),
             created_by: user.created_by.as_str(),
             created_at: user.created_at.unix_timestamp(),
             last_signed_in_at: Some(user.last_signed_in_at.map(|at| at.unix_timestamp())),
@@ -188,7 +190,12 @@ fn administrator_call<'a, S>(
 
 /// The user in the path.
 fn user_id(request: &InboundRequest) -> Result<UserId, Problem> {
-    request.path_parameter(0).parse().map(UserId).map_err(|_| user_not_found())
+    parse_uuid(request.path_parameter(0)).map(UserId).ok_or_else(user_not_found)
+}
+
+/// Parses a UUID in its usual form: an id has one spelling.
+fn parse_uuid(text: &str) -> Option<Uuid> {
+    text.parse::<Uuid>().ok().filter(|uuid| uuid.to_string() == text)
 }
 
 fn user_not_found() -> Problem {
@@ -210,7 +217,9 @@ fn if_match(headers: &HeaderMap) -> Result<Option<Version>, Problem> {
     if text == "*" {
         return Ok(None);
     }
-    let version = text.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).and_then(|text| text.parse().ok());
+    let text = text.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or_default();
+    // A version has one spelling: no sign, no leading zero.
+    let version = text.parse::<i64>().ok().filter(|version| version.to_string() == text);
     version.map(|version| Some(Version(version))).ok_or_else(version_conflict)
 }
 

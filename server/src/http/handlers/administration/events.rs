@@ -22,6 +22,7 @@ use crate::{
         administration::{Cursor, Query},
         authentication::Caller,
         error::Problem,
+        handlers::administration::parse_uuid,
         openapi::{
             examples,
             operation::{Content, Operation},
@@ -33,6 +34,9 @@ use crate::{
 };
 
 pub const RIGHT: Right = Right::Read;
+
+/// The last second of the year 9999.
+const MAX_SECONDS: i64 = 253_402_300_799;
 
 /// A page of events.
 #[derive(Serialize, JsonSchema)]
@@ -124,9 +128,13 @@ pub async fn handle<S: Ports>(
     request: InboundRequest,
 ) -> Result<Response, Problem> {
     let query = Query::parse(&request.uri, &["user", "kind", "after", "before", "limit", "cursor"])?;
-    let time = |text: &str| text.parse().ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+    // Postgres stores no time before the year -4712.
+    let time = |text: &str| {
+        let seconds = text.parse().ok().filter(|seconds| (0..=MAX_SECONDS).contains(seconds))?;
+        OffsetDateTime::from_unix_timestamp(seconds).ok()
+    };
     let filter = EventFilter {
-        user: query.parse_value("user", "is not a UUID", |text| text.parse().ok().map(UserId))?,
+        user: query.parse_value("user", "is not a UUID", |text| parse_uuid(text).map(UserId))?,
         kind: query.parse_value("kind", "is not the name of an event kind", |text| {
             EventKind::from_name(text).map(EventKind::as_str)
         })?,
@@ -149,7 +157,7 @@ pub async fn handle<S: Ports>(
 
 /// The position in a cursor. The time is in nanoseconds.
 pub(super) fn position_at(at: i128, id: Uuid) -> Result<RowPosition, Problem> {
-    let at = OffsetDateTime::from_unix_timestamp_nanos(at)
-        .map_err(|_| Problem::invalid_request("cursor is not a cursor of this call with these filters"))?;
+    let at = OffsetDateTime::from_unix_timestamp_nanos(at).ok().filter(|_| at >= 0);
+    let at = at.ok_or_else(|| Problem::invalid_request("cursor is not a cursor of this call with these filters"))?;
     Ok(RowPosition { at, id })
 }

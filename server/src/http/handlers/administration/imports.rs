@@ -27,10 +27,10 @@ use crate::{
             examples,
             operation::{Content, Operation},
         },
-        request::{InboundRequest, InvalidField},
+        request::{InboundRequest, InvalidField, METADATA_BOUNDS},
         response::{self, Response},
     },
-    json::{self, Bounds},
+    json,
     state::State,
 };
 
@@ -42,8 +42,6 @@ pub const MAX_LINES: usize = 1000;
 pub const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum size of a line in bytes.
 pub const MAX_LINE_BYTES: usize = 64 * 1024;
-/// Maximum number of values in a line: metadata of 8 KiB has at most 4,096.
-const BOUNDS: Bounds = Bounds { depth: 16, values: 5000 };
 /// Maximum number of unknown field names that are counted by name. Others are counted as `…`.
 const MAX_IGNORED_NAMES: usize = 100;
 const MAX_SOURCE_BYTES: usize = 32;
@@ -183,7 +181,7 @@ pub async fn handle<S: Ports>(
 impl<S: Ports> Batch<'_, S> {
     /// Parses a line that is not blank.
     fn read(&mut self, number: usize, line: &[u8]) {
-        let Ok(Value::Object(object)) = json::parse(line, BOUNDS) else {
+        let Ok(Value::Object(object)) = json::parse(line, METADATA_BOUNDS) else {
             let problem = FieldProblem {
                 field: "".into(),
                 code: FieldCode::Invalid,

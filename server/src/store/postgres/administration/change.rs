@@ -1,7 +1,6 @@
 //! Changes a user: writes only what differs.
 
 use latchkey_crds::types::AppId;
-use serde_json::Value;
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use tokio::time::timeout_at;
@@ -182,7 +181,7 @@ async fn lock(connection: &mut PgConnection, app: &AppId, change: &UserChange) -
         Before,
         r#"
         SELECT email, email_canonical, email_verified_at, name, contested, disabled_at, external_id, version,
-            metadata IS DISTINCT FROM $3::jsonb AS "has_other_metadata!"
+            metadata IS DISTINCT FROM $3::text::jsonb AS "has_other_metadata!"
         FROM users WHERE app_id = $1 AND id = $2
         FOR UPDATE
         "#,
@@ -211,7 +210,7 @@ async fn update(
             name = $7,
             disabled_at = $8,
             external_id = $9,
-            metadata = CASE WHEN $10 THEN $11::jsonb ELSE metadata END,
+            metadata = CASE WHEN $10 THEN $11::text::jsonb ELSE metadata END,
             password_hash = CASE WHEN $12 THEN NULL ELSE password_hash END,
             foreign_hash = CASE WHEN $12 THEN NULL ELSE foreign_hash END,
             foreign_hash_at = CASE WHEN $12 THEN NULL ELSE foreign_hash_at END,
@@ -242,9 +241,9 @@ async fn update(
 }
 
 /// The metadata after the change. Without meaning if the change leaves the metadata as they are.
-fn changed_metadata(change: &UserChange) -> Option<Value> {
+fn changed_metadata(change: &UserChange) -> Option<&str> {
     let metadata = change.metadata.as_ref().and_then(Option::as_ref);
-    metadata.map(|metadata| Value::Object(metadata.as_object().clone()))
+    metadata.map(|metadata| metadata.as_json().get())
 }
 
 // === impl Before ===

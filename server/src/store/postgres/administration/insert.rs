@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use latchkey_crds::types::AppId;
-use serde_json::Value;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -139,8 +138,7 @@ impl UserColumns {
         self.password_hashes.push(user.password_hash.as_ref().map(|hash| hash.expose().to_owned()));
         let class = user.password_hash.as_ref().and_then(PasswordHash::foreign_class);
         self.hash_classes.push(class.map(|class| class.to_string()));
-        self.metadata
-            .push(user.metadata.as_ref().map(|metadata| Value::Object(metadata.as_object().clone()).to_string()));
+        self.metadata.push(user.metadata.as_ref().map(|metadata| metadata.as_json().get().to_owned()));
         self.created_by.push(user.created_by.as_str().to_owned());
         self.creation_times.push(user.created_at);
     }

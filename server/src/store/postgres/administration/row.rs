@@ -1,6 +1,5 @@
 //! The row of a user as administrators see it, and queries that return it.
 
-use serde_json::Value;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -30,7 +29,7 @@ pub(super) struct AdminUserRow {
     pub(super) disabled_at: Option<OffsetDateTime>,
     pub(super) created_at: OffsetDateTime,
     pub(super) external_id: Option<String>,
-    pub(super) metadata: Option<Value>,
+    pub(super) metadata: Option<String>,
     pub(super) created_by: String,
 }
 
@@ -40,7 +39,8 @@ macro_rules! admin_user_query {
         sqlx::query_as!(
             $crate::store::postgres::administration::row::AdminUserRow,
             "SELECT users.id, users.email, email_verified_at, pending_email, name, lower(name) AS \"lower_name!\", "
-                + "password_hash, contested, epoch, version, disabled_at, created_at, external_id, metadata, "
+                + "password_hash, contested, epoch, version, disabled_at, created_at, external_id, "
+                + "metadata::text AS metadata, "
                 + "created_by "
                 + $($from)*
             $($arguments)*
@@ -63,8 +63,7 @@ impl AdminUserRow {
         let external_id = self.external_id.as_deref().map(ExternalId::parse).transpose();
         let metadata = match self.metadata {
             None => None,
-            Some(Value::Object(object)) => Some(Metadata::from_stored(object)),
-            Some(_) => return Err(CallError::unexpected_row()),
+            Some(text) => Some(Metadata::from_stored(text).ok_or(CallError::unexpected_row())?),
         };
         Ok(AdminUser {
             id: UserId(self.id),

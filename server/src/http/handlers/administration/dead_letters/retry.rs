@@ -5,7 +5,6 @@ use std::sync::Arc;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 use serde_json::json;
-use uuid::Uuid;
 
 use crate::{
     domain::{app::App, ports::RetrySelection, rights::Right},
@@ -14,6 +13,7 @@ use crate::{
         administration::{Query, StrictBody},
         authentication::Caller,
         error::Problem,
+        handlers::administration::parse_uuid,
         openapi::operation::{Content, Operation},
         request::InboundRequest,
         response::{self, Response},
@@ -64,7 +64,7 @@ pub async fn handle<S: Ports>(
 ) -> Result<Response, Problem> {
     Query::parse(&request.uri, &[])?;
     let mut body = StrictBody::new(request.read_json_object().await?);
-    let ids = body.texts("ids", MAX_IDS, |text| text.parse::<Uuid>().ok());
+    let ids = body.texts("ids", MAX_IDS, parse_uuid);
     body.require("ids", ids.is_some());
     body.finish()?;
     let selection = RetrySelection::Ids(ids.unwrap_or_default());

@@ -13,7 +13,7 @@ use hyper::body::Frame;
 use latchkey_crds::types::AppId;
 use schemars::json_schema;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{json, value::RawValue};
 use tracing::warn;
 
 use crate::{
@@ -28,7 +28,7 @@ use crate::{
         administration::Query,
         authentication::Caller,
         error::Problem,
-        handlers::administration::{actor, administrator_call},
+        handlers::administration::{actor, administrator_call, parse_uuid},
         openapi::operation::{Content, Operation},
         request::InboundRequest,
         response::{NDJSON, Response},
@@ -38,8 +38,8 @@ use crate::{
 
 pub const RIGHT: Right = Right::Read;
 
-/// Number of users that are read at a time.
-const PAGE: u16 = 500;
+/// Number of users that are read at a time. A page has at most about 1 MiB of metadata.
+const PAGE: u16 = 100;
 
 /// A line: the fields of an import, and the id and the state of the user. What the user does not have is left out.
 #[derive(Serialize)]
@@ -61,7 +61,7 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     identities: Vec<LineIdentity<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    metadata: Option<&'a Map<String, Value>>,
+    metadata: Option<&'a RawValue>,
 }
 
 #[derive(Serialize)]
@@ -115,7 +115,7 @@ pub async fn handle<S: Ports>(
     request: InboundRequest,
 ) -> Result<Response, Problem> {
     let query = Query::parse(&request.uri, &["after", "hashes"])?;
-    let after = query.parse_value("after", "is not a UUID", |text| text.parse().ok().map(UserId))?;
+    let after = query.parse_value("after", "is not a UUID", |text| parse_uuid(text).map(UserId))?;
     let with_hashes =
         query.parse_value("hashes", "is neither true nor false", |text| text.parse::<bool>().ok())?.unwrap_or(false);
     if with_hashes {
@@ -199,6 +199,6 @@ fn line(user: &AdminUser, with_hashes: bool) -> Line<'_> {
                 authority: &identity.authority,
             })
             .collect(),
-        metadata: user.metadata.as_ref().map(|metadata| metadata.as_object()),
+        metadata: user.metadata.as_ref().map(|metadata| metadata.as_json()),
     }
 }

@@ -76,6 +76,8 @@ pub async fn handle<S: Ports>(
 ) -> Result<Response, Problem> {
     Query::parse(&request.uri, &[])?;
     let mut body = StrictBody::new(request.read_json_object().await?);
+    body.refuse_null("email");
+    body.refuse_null("name");
     let input = ChangeUserInput {
         if_version: None,
         name: body.name(),

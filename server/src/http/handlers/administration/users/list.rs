@@ -99,7 +99,11 @@ pub async fn handle<S: Ports>(
     let filter = filter(&query)?;
     let limit = query.limit()?;
     let cursor = Cursor::new(app.id(), "users", &filter);
-    let after = cursor.position::<(String, Uuid)>(&query)?.map(|(key, id)| UserPosition { key, id: UserId(id) });
+    let position = cursor.position::<(String, Uuid)>(&query)?;
+    if position.as_ref().is_some_and(|(key, _)| key.contains('\0')) {
+        return Err(Problem::invalid_request("cursor is not a cursor of this call with these filters"));
+    }
+    let after = position.map(|(key, id)| UserPosition { key, id: UserId(id) });
     let page = state.stores.users(app.id(), &filter, after.as_ref(), limit).await?;
     response::json(&UsersResponse {
         users: page.users.into_iter().map(AdminUserResponse::listed).collect(),
