@@ -713,7 +713,8 @@ mod tests {
 
     #[tokio::test]
     async fn another_app_is_served_during_a_flood() {
-        const STORM: u8 = 10;
+        // Apps share time, not turns: beside other load, a hash can take as long as several others.
+        const STORM: u8 = 40;
         const QUIET: u8 = 5;
         let hashing = start_pool(1, 64, Duration::from_secs(60));
         // Occupies the thread until all other jobs are queued.
@@ -752,7 +753,8 @@ mod tests {
         }
         let finished = finished.lock();
         let last_quiet = finished.iter().rposition(|app| *app == "quiet").unwrap();
-        assert!(last_quiet <= usize::from(2 * QUIET), "the Apps take turns: {finished:?}");
+        // Without turns, all jobs of the storm would finish first.
+        assert!(last_quiet < usize::from(STORM / 2 + QUIET), "the Apps share the time: {finished:?}");
     }
 
     #[tokio::test]
