@@ -15,6 +15,7 @@ use crate::{
     rendered::{BrowserBinding, CallbackMode, EnumerationProtection, KeyState, LimitName, SignUp, SigningAlgorithm},
     schema::{RootSchema, Rule, with_schema},
     types::{AppId, EmailDomain, Invalid, LinkTemplate, Mailbox, Origin, RESERVED_APP_IDS, RedirectUrl},
+    webhook::WebhookSpec,
 };
 
 /// AppSpec is the desired state of an App. Every field is optional.
@@ -110,6 +111,13 @@ pub struct AppSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 50), extend("x-kubernetes-list-type" = "atomic"))]
     pub administrators: Vec<AdministratorSpec>,
+    /// webhooks report events of users and sessions to other programs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 8),
+        extend("x-kubernetes-list-type" = "atomic", "x-kubernetes-validations" = webhooks_rules())
+    )]
+    pub webhooks: Vec<WebhookSpec>,
     /// unverifiedRetentionDays is the number of days after which an account is deleted if its email address was never
     /// verified, 1–3650. Defaults to 30.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -399,7 +407,8 @@ impl App {
 impl AppSpec {
     /// The Secrets that the App references itself. Its Providers reference others.
     pub fn secret_refs(&self) -> impl Iterator<Item = &LocalRef> {
-        self.mail.smtp_secret_ref.iter().chain(&self.password.firebase_scrypt_ref)
+        let webhooks = self.webhooks.iter().filter_map(WebhookSpec::secret_ref);
+        self.mail.smtp_secret_ref.iter().chain(&self.password.firebase_scrypt_ref).chain(webhooks)
     }
 }
 
@@ -484,6 +493,13 @@ fn provider_refs_rules() -> serde_json::Value {
     json!([{
         "rule": "self.all(a, self.exists_one(b, (has(a.alias) ? a.alias : a.name) == (has(b.alias) ? b.alias : b.name)))",
         "message": "two entries have the same name in paths; give each its own alias",
+    }])
+}
+
+fn webhooks_rules() -> serde_json::Value {
+    json!([{
+        "rule": "self.all(a, self.exists_one(b, a.name == b.name))",
+        "message": "two webhooks have the same name; give each its own",
     }])
 }
 

@@ -16,6 +16,7 @@ pub mod templates;
 pub mod types;
 #[cfg(feature = "validation")]
 pub mod validation;
+pub mod webhook;
 
 /// The API group of the resources.
 pub const GROUP: &str = "latchkey.dev";

@@ -12,7 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     refs::ServiceAccountRef,
-    types::{AppId, EmailDomain, IssuerUrl, LinkTemplate, Mailbox, Origin, ProviderName, RedirectUrl},
+    types::{
+        AppId, EmailDomain, EndpointUrl, IssuerUrl, LinkTemplate, Mailbox, Origin, ProviderName, RedirectUrl,
+        WebhookName,
+    },
 };
 
 /// The highest format that this code reads and writes. A document has the lowest format that has everything that its
@@ -20,7 +23,7 @@ use crate::{
 ///
 /// | format | what it adds |
 /// |---|---|
-/// | 2 | `importers`, `password.firebaseScrypt` |
+/// | 2 | `importers`, `password.firebaseScrypt`, `webhooks` |
 pub const FORMAT: u32 = 2;
 
 /// The format of a [`DeletedApp`], which has had the same fields since the first format.
@@ -96,6 +99,8 @@ pub struct RenderedApp {
     /// format 1 reject a document with a role that they do not know.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub importers: Vec<ServiceAccountRef>,
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub webhooks: Vec<RenderedWebhook>,
     pub unverified_retention_days: u32,
     pub audit_retention_days: u32,
     pub providers: Vec<RenderedProvider>,
@@ -364,6 +369,44 @@ pub enum AdministratorRole {
     UserAdmin,
     Reader,
     Introspector,
+}
+
+/// A webhook of the App.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RenderedWebhook {
+    pub name: WebhookName,
+    /// The names of the events. A server ignores names that it does not know, so that a later version can add events.
+    pub events: Vec<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub include_profile: bool,
+    pub delivery: RenderedDelivery,
+}
+
+/// How the events of a webhook are delivered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum RenderedDelivery {
+    Push(RenderedPush),
+    /// The ServiceAccount that fetches the events.
+    Pull(ServiceAccountRef),
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RenderedPush {
+    pub url: EndpointUrl,
+    /// `None` if the Secret does not exist or is invalid. Events wait until it can be used.
+    pub keys: Option<RenderedWebhookKeys>,
+}
+
+/// The keys that sign the events of a webhook. Each is `whsec_` and 24–64 bytes in base64.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RenderedWebhookKeys {
+    pub current: SecretString,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub previous: Option<SecretString>,
 }
 
 /// A social login of the App.

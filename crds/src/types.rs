@@ -215,9 +215,14 @@ string_type! {
 }
 
 string_type! {
-    /// An endpoint of a provider: an `https` URL without user info or fragment; `http` only in development
-    /// (`--allow-insecure`).
+    /// An endpoint of a provider or of a webhook's receiver: an `https` URL without user info or fragment; `http` only in
+    /// development (`--allow-insecure`).
     EndpointUrl, max: 2048, pattern: URL_PATTERN, rules: endpoint_rules(), check: check_endpoint
+}
+
+string_type! {
+    /// The name of a webhook in an App.
+    WebhookName, max: 63, pattern: LABEL_PATTERN, check: check_webhook_name
 }
 
 string_type! {
@@ -263,6 +268,14 @@ fn check_provider_name(input: &str) -> Result<(), Invalid> {
         return Err(Invalid("is a name reserved for the service"));
     }
     Ok(())
+}
+
+fn check_webhook_name(input: &str) -> Result<(), Invalid> {
+    if is_label(input) {
+        Ok(())
+    } else {
+        Err(Invalid("is not a webhook's name: up to 63 lower-case letters, digits and inner hyphens"))
+    }
 }
 
 /// Whether a host is a loopback host: `localhost`, 127.0.0.0/8 or ::1 (RFC 8252, 7.3).

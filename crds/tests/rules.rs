@@ -133,6 +133,19 @@ fn an_app_with_every_field_is_accepted() {
                 { "serviceAccount": { "namespace": "shop", "name": "backoffice" }, "role": "UserAdmin" },
                 { "serviceAccount": { "namespace": "shop", "name": "loader" }, "role": "Importer" },
             ],
+            "webhooks": [
+                {
+                    "name": "crm",
+                    "events": ["user.created", "session.stolen"],
+                    "include": ["Profile"],
+                    "push": { "url": "https://crm.example.com/hook", "secretRef": { "name": "crm-hook" } },
+                },
+                {
+                    "name": "sync",
+                    "events": ["user.deleted"],
+                    "pull": { "serviceAccount": { "namespace": "shop", "name": "sync" } },
+                },
+            ],
             "unverifiedRetentionDays": 30,
             "auditRetentionDays": 365,
             "deletionPolicy": "Delete",
@@ -398,6 +411,41 @@ fn unknown_fields_and_wrong_types_are_reported() {
 }
 
 #[test]
+fn a_webhook_has_a_name_of_its_own_events_and_one_delivery() {
+    let push = json!({ "url": "https://crm.example.com/hook", "secretRef": { "name": "crm-hook" } });
+    let pull = json!({ "serviceAccount": { "namespace": "shop", "name": "sync" } });
+    let webhook = |change: fn(&mut Value)| {
+        let mut webhook = json!({ "name": "crm", "events": ["user.created"], "push": push.clone() });
+        change(&mut webhook);
+        app(json!({ "webhooks": [webhook] }))
+    };
+    assert_accepted(&APP, webhook(|_| {}));
+    let names = |one: &str, other: &str| {
+        let webhook = |name: &str| json!({ "name": name, "events": ["user.created"], "pull": pull.clone() });
+        app(json!({ "webhooks": [webhook(one), webhook(other)] }))
+    };
+    assert_accepted(&APP, names("one", "other"));
+    assert_refused(&APP, names("one", "one"), "spec.webhooks", "two webhooks have the same name");
+    let neither = webhook(|webhook| drop(webhook.as_object_mut().unwrap().remove("push")));
+    assert_refused(&APP, neither, "spec.webhooks[0]", "set exactly one of push, pull");
+    let both = json!({ "name": "crm", "events": ["user.created"], "push": push, "pull": pull });
+    assert_refused(&APP, app(json!({ "webhooks": [both] })), "spec.webhooks[0]", "set exactly one of push, pull");
+    for (pointer, value, field, reason) in [
+        ("/name", json!("C R M"), "spec.webhooks[0].name", "must match"),
+        ("/events", json!([]), "spec.webhooks[0].events", "must have 1 entries or more"),
+        ("/events", json!(["user.created", "user.created"]), "spec.webhooks[0].events[1]", "is a duplicate"),
+        ("/events", json!(["user.unknown"]), "spec.webhooks[0].events[0]", "must be one of user.created"),
+        ("/push/url", json!("http://crm.example.com"), "spec.webhooks[0].push.url", "use https"),
+        ("/push/url", json!("https://a@crm.example.com"), "spec.webhooks[0].push.url", "has user info"),
+        ("/push/url", json!("https://crm.example.com/#a"), "spec.webhooks[0].push.url", "has a fragment"),
+    ] {
+        let mut webhook = json!({ "name": "crm", "events": ["user.created"], "push": push });
+        *webhook.pointer_mut(pointer).unwrap() = value;
+        assert_refused(&APP, app(json!({ "webhooks": [webhook] })), field, reason);
+    }
+}
+
+#[test]
 fn all_errors_are_reported_together() {
     let found = APP.validate(&app(json!({ "signUp": "open", "x": 1, "password": { "minimumLength": 7 } })), None);
     let fields: Vec<_> = found.iter().map(|violation| violation.field.as_str()).collect();
@@ -506,7 +554,7 @@ fn no_rule_was_added_without_a_test() {
         let definition = serde_json::to_value(definition).unwrap();
         collect_messages(&definition, &mut messages);
     }
-    assert_eq!(messages.len(), 20, "{messages:#?}");
+    assert_eq!(messages.len(), 22, "{messages:#?}");
 }
 
 fn collect_messages(value: &Value, messages: &mut BTreeSet<String>) {

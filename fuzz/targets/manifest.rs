@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Fields of an App's manifest, each with valid, invalid and borderline values.
-const FIELDS: [(&str, &[&str]); 40] = [
+const FIELDS: [(&str, &[&str]); 43] = [
     ("/metadata/name", &["\"shop\"", "\"v1\"", "\"a.b\"", "\"\""]),
     ("/metadata/namespace", &["\"shop\"", "\"default\"", "7"]),
     ("/spec/appID", &["\"shop\"", "\"login\"", "\"healthz\"", "\"Shop\"", "null"]),
@@ -46,6 +46,17 @@ const FIELDS: [(&str, &[&str]); 40] = [
     ("/spec/callbackMode", &["\"Query\"", "\"Fragment\"", "\"Code\"", "\"code\""]),
     ("/spec/password/minimumLength", &["8", "0", "1", "128", "129", "-1", "8.5", "\"8\"", "4294967296"]),
     ("/spec/password/minimumStrength", &["0", "2", "4", "5", "-1"]),
+    ("/spec/password/firebaseScryptRef", &["{\"name\":\"firebase\"}", "{\"name\":\"gone\"}", "{}"]),
+    ("/spec/mail/invitationURL", &["\"https://a.example/{code}\"", "\"https://a.example\""]),
+    (
+        "/spec/webhooks",
+        &[
+            "[]",
+            "[{\"name\":\"a\",\"events\":[\"user.created\"],\"push\":{\"url\":\"https://a.example\",\"secretRef\":{\"name\":\"smtp\"}}}]",
+            "[{\"name\":\"a\",\"events\":[\"user.deleted\"],\"pull\":{\"serviceAccount\":{\"namespace\":\"a\",\"name\":\"b\"}}}]",
+            "[{\"name\":\"a\",\"events\":[],\"push\":{},\"pull\":{}}]",
+        ],
+    ),
     ("/spec/mail/from", &["\"a@example.com\"", "\"Shop <a@example.com>\"", "\"a\"", "\"\\\"S\\\" <a@localhost>\""]),
     (
         "/spec/mail/confirmURL",
@@ -83,6 +94,7 @@ const FIELDS: [(&str, &[&str]); 40] = [
         &[
             "[]",
             "[{\"serviceAccount\":{\"namespace\":\"shop\",\"name\":\"admin\"},\"role\":\"UserAdmin\"}]",
+            "[{\"serviceAccount\":{\"namespace\":\"shop\",\"name\":\"loader\"},\"role\":\"Importer\"}]",
             "[{\"role\":\"Nobody\"}]",
         ],
     ),

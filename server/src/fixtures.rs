@@ -65,6 +65,7 @@ pub(crate) fn rendered(id: &str) -> RenderedApp {
         limits: LimitName::ALL.into_iter().map(|limit| (limit, limit.default_windows())).collect(),
         administrators: Vec::new(),
         importers: Vec::new(),
+        webhooks: Vec::new(),
         unverified_retention_days: 30,
         audit_retention_days: 365,
         providers: Vec::new(),

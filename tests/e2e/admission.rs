@@ -180,10 +180,32 @@ fn full_app() -> Value {
             "refreshesPerSession": windows,
         },
         "administrators": [{ "serviceAccount": { "namespace": "shop", "name": "backoffice" }, "role": "UserAdmin" }],
+        "webhooks": [
+            {
+                "name": "crm",
+                "events": ["user.created", "session.stolen"],
+                "include": ["Profile"],
+                "push": { "url": "https://crm.example.com/hook", "secretRef": { "name": "crm-hook" } },
+            },
+            {
+                "name": "sync",
+                "events": ["user.deleted"],
+                "pull": { "serviceAccount": { "namespace": "shop", "name": "sync" } },
+            },
+        ],
         "unverifiedRetentionDays": 30,
         "auditRetentionDays": 365,
         "deletionPolicy": "Delete",
     }))
+}
+
+/// An App with a pull webhook, because a webhook of the full App cannot have both `push` and `pull`.
+fn app_with_pull_webhook() -> Value {
+    app(json!({ "webhooks": [{
+        "name": "sync",
+        "events": ["user.deleted"],
+        "pull": { "serviceAccount": { "namespace": "shop", "name": "sync" } },
+    }]}))
 }
 
 /// The fields of an OAuth client at a provider.
@@ -336,6 +358,7 @@ fn rule_violations() -> Vec<(Value, &'static str, &'static str)> {
         provider(json!({ "oidc": spec }))
     };
     let same_names = json!([{ "name": "google" }, { "name": "corp", "alias": "google" }]);
+    let webhook = app_with_pull_webhook()["spec"]["webhooks"][0].clone();
     let tokens = json!({ "refreshIdleSeconds": 601, "sessionLifetimeSeconds": 600 });
     vec![
         (object("App", "shop.example", json!({})), "spec.appID", "metadata.name is not an appID"),
@@ -366,6 +389,12 @@ fn rule_violations() -> Vec<(Value, &'static str, &'static str)> {
             "use https, or http on a loopback host, or",
         ),
         (app(json!({ "mail": { "from": "hello" } })), "spec.mail.from", "write an address"),
+        (app(json!({ "webhooks": [webhook, webhook] })), "spec.webhooks", "two webhooks have the same name"),
+        (
+            app(json!({ "webhooks": [{ "name": "crm", "events": ["user.created"] }] })),
+            "spec.webhooks[0]",
+            "set exactly one of push, pull",
+        ),
         (app(json!({ "tokens": tokens })), "spec.tokens.refreshIdleSeconds", "refreshIdleSeconds is longer"),
         (provider(json!({})), "spec", "set exactly one of google, apple"),
         (provider(json!({ "google": client(), "github": client() })), "spec", "set exactly one of google, apple"),
@@ -380,6 +409,7 @@ async fn minimal_and_full_objects_are_accepted() {
     let admission = AdmissionTest::start().await;
     admission.assert_accepted(&app(json!({}))).await;
     admission.assert_accepted(&full_app()).await;
+    admission.assert_accepted(&app_with_pull_webhook()).await;
     for provider in full_providers() {
         admission.assert_accepted(&provider).await;
     }
@@ -390,11 +420,14 @@ fn the_full_objects_have_every_field() {
     for full_object in [full_app()].into_iter().chain(full_providers()) {
         let schema = schema_of(full_object["kind"].as_str().unwrap());
         // The `spec` of a Provider sets only one of the presets.
-        let can_be_missing = |pointer: &str| pointer == "/spec" && full_object["kind"] == "Provider";
+        let can_be_missing = |pointer: &str, name: &str| {
+            (pointer == "/spec" && full_object["kind"] == "Provider")
+                || (pointer == "/spec/webhooks/0" && name == "pull")
+        };
         visit(&schema, &full_object["spec"], "/spec", "spec", &mut |schema, pointer, field| {
             for (name, _) in schema["properties"].as_object().into_iter().flatten() {
                 let is_set = full_object.pointer(&format!("{pointer}/{name}")).is_some();
-                assert!(is_set || can_be_missing(pointer), "{field}.{name} is not set");
+                assert!(is_set || can_be_missing(pointer, name), "{field}.{name} is not set");
             }
         });
     }
@@ -404,7 +437,7 @@ fn the_full_objects_have_every_field() {
 async fn every_bound_holds() {
     let admission = &AdmissionTest::start().await;
     let (mut invalid, mut valid) = (Vec::new(), Vec::new());
-    for full_object in [full_app()].into_iter().chain(full_providers()) {
+    for full_object in [full_app(), app_with_pull_webhook()].into_iter().chain(full_providers()) {
         let (more_invalid, more_valid) = bound_cases(&full_object);
         invalid.extend(more_invalid);
         valid.extend(more_valid);
@@ -451,6 +484,14 @@ async fn the_largest_app_is_accepted() {
     largest["spec"]["providerRefs"] =
         (0..32).map(|index| json!({ "name": "n".repeat(253), "alias": format!("alias-{index}") })).collect();
     largest["spec"]["administrators"] = vec![full_app()["spec"]["administrators"][0].clone(); 50].into();
+    largest["spec"]["webhooks"] = (0..8)
+        .map(|index| {
+            let mut webhook = full_app()["spec"]["webhooks"][0].clone();
+            webhook["name"] = json!(format!("{}{index}", "n".repeat(62)));
+            webhook["push"]["url"] = json!(url(index, 2048));
+            webhook
+        })
+        .collect();
     for limit in largest["spec"]["limits"].as_object_mut().unwrap().values_mut() {
         *limit = windows.clone();
     }

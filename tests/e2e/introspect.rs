@@ -42,6 +42,14 @@ fn with_administrators(app: App) -> App {
             administrator("imports", "Importer")
         ]),
     )
+    .set(
+        "/webhooks",
+        json!([{
+            "name": "sync",
+            "events": ["user.created"],
+            "pull": { "serviceAccount": { "namespace": "shop", "name": "fetches" } },
+        }]),
+    )
 }
 
 // === impl IntrospectionTest ===
@@ -185,6 +193,8 @@ async fn only_a_listed_service_account_can_introspect() {
     let refused = test.introspect(Some(&test.caller_token("imports")), user.token()).await;
     let refused = refused.expect_error(StatusCode::FORBIDDEN, "access_denied");
     assert_eq!(refused.body.get("active"), None, "an Importer can only import");
+    let refused = test.introspect(Some(&test.caller_token("fetches")), user.token()).await;
+    refused.expect_error(StatusCode::FORBIDDEN, "access_denied");
 
     let other_issuer = ServiceAccountIssuer::new().unwrap();
     let sign = |change: &dyn Fn(&mut Value)| {

@@ -18,6 +18,9 @@ pub(crate) struct TooLarge;
 
 /// The lowest format that has everything that this App uses, and the field that needs this format.
 pub(crate) fn needed_format(app: &ValidatedApp) -> (u32, &'static str) {
+    if !app.webhooks.is_empty() {
+        return (2, "spec.webhooks");
+    }
     if !app.importers.is_empty() {
         return (2, "the role Importer in spec.administrators");
     }
@@ -56,6 +59,7 @@ pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument) -> Rendered {
         limits: app.limits.clone(),
         administrators: app.administrators.clone(),
         importers: app.importers.clone(),
+        webhooks: app.webhooks.clone(),
         unverified_retention_days: app.unverified_retention_days,
         audit_retention_days: app.audit_retention_days,
         providers: app.providers.clone(),

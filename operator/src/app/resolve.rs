@@ -17,6 +17,8 @@ pub(crate) struct AppFacts {
     pub(crate) smtp: Option<Lookup<SecretValues>>,
     /// The Secret that `spec.password.firebaseScryptRef` references. `None`: the field is not set.
     pub(crate) firebase_scrypt: Option<Lookup<SecretValues>>,
+    /// The Secret of each of `spec.webhooks`, in the same order. `None`: the webhook has no Secret.
+    pub(crate) webhook_secrets: Vec<Option<Lookup<SecretValues>>>,
     /// The ConfigMap that `spec.mail.templatesRef` references. `None`: the field is not set.
     pub(crate) templates: Option<Lookup<ConfigMapValues>>,
 }
@@ -48,6 +50,7 @@ pub(crate) fn resolve(app: App, ownership: Ownership, source: &impl ObjectSource
     let secret = |reference: &LocalRef| source.secret(namespace, &reference.name);
     let smtp = app.spec.mail.smtp_secret_ref.as_ref().map(secret);
     let firebase_scrypt = app.spec.password.firebase_scrypt_ref.as_ref().map(secret);
+    let webhook_secrets = app.spec.webhooks.iter().map(|webhook| webhook.secret_ref().map(secret)).collect();
     let templates = app.spec.mail.templates_ref.as_ref().map(|reference| source.config_map(namespace, &reference.name));
-    AppFacts { app, ownership, providers, smtp, firebase_scrypt, templates }
+    AppFacts { app, ownership, providers, smtp, firebase_scrypt, webhook_secrets, templates }
 }

@@ -9,7 +9,8 @@ use latchkey_crds::{
     refs::ServiceAccountRef,
     rendered::{
         Administrator, AdministratorRole, BrowserBinding, CallbackMode, EnumerationProtection, LimitName,
-        PasswordPolicy, RenderedMail, RenderedProvider, RenderedSmtp, RenderedTokens, SignUp, SigningAlgorithm, Window,
+        PasswordPolicy, RenderedMail, RenderedProvider, RenderedSmtp, RenderedTokens, RenderedWebhook, SignUp,
+        SigningAlgorithm, Window,
     },
     types::{AppId, EmailDomain, IssuerUrl, Origin, ProviderName, RedirectUrl},
 };
@@ -28,6 +29,7 @@ mod relay;
 mod secrets;
 #[cfg(test)]
 mod tests;
+mod webhooks;
 
 /// A complete App: defaults are filled in, and references that cannot be used are left out.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +56,7 @@ pub(crate) struct ValidatedApp {
     pub(crate) limits: BTreeMap<LimitName, Vec<Window>>,
     pub(crate) administrators: Vec<Administrator>,
     pub(crate) importers: Vec<ServiceAccountRef>,
+    pub(crate) webhooks: Vec<RenderedWebhook>,
     pub(crate) unverified_retention_days: u32,
     pub(crate) audit_retention_days: u32,
     pub(crate) providers: Vec<RenderedProvider>,
@@ -75,12 +78,14 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
     let issuer = issuer(settings, &app_id)?;
     check_provider_names(spec)?;
     check_idle_lifetime(&spec.tokens)?;
+    webhooks::check(spec, settings)?;
 
     let mut field_errors = Vec::new();
     let providers = providers(facts, settings, &mut field_errors);
     let firebase_scrypt = firebase::firebase_scrypt(facts, &mut field_errors);
     let smtp = relay::smtp(facts, settings, &mut field_errors);
     let templates = valid_templates(facts, &mut field_errors);
+    let webhooks = webhooks::webhooks(facts, &mut field_errors);
 
     Ok(ValidatedApp {
         namespace: facts.app.metadata.namespace.clone().unwrap_or_default(),
@@ -112,6 +117,7 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
         limits: limits(spec),
         administrators: administrators(spec),
         importers: importers(spec),
+        webhooks,
         unverified_retention_days: number_or_default(spec.unverified_retention_days, 30),
         audit_retention_days: number_or_default(spec.audit_retention_days, 365),
         providers,

@@ -131,6 +131,10 @@ mod tests {
                 "displayName": "Shop", "appID": "shop", "providerRefs": [{ "name": "github" }],
                 "mail": { "from": "a@example.com", "smtpSecretRef": { "name": secret }, "templatesRef": { "name": "mail" } },
                 "password": { "firebaseScryptRef": { "name": "firebase" } },
+                "webhooks": [{
+                    "name": "crm", "events": ["user.created"],
+                    "push": { "url": "https://crm.example.com", "secretRef": { "name": "crm-hook" } },
+                }],
             })
         };
         let (one, other) = (app("one", &spec("smtp")), app("other", &spec("smtp")));
@@ -143,7 +147,9 @@ mod tests {
         assert_eq!(index.get(&Reference::Provider(in_shop("github"))), both);
         assert_eq!(index.get(&Reference::ConfigMap(in_shop("mail"))), both);
         assert_eq!(index.get(&Reference::Secret(in_shop("smtp"))), both);
-        assert_eq!(index.get(&Reference::Secret(in_shop("firebase"))), both);
+        for secret in ["firebase", "crm-hook"] {
+            assert_eq!(index.get(&Reference::Secret(in_shop(secret))), both);
+        }
         assert!(index.get(&Reference::Secret(NamespacedName::new("other", "smtp"))).is_empty());
 
         index.reindex(&references_of_app(&one), &references_of_app(&app("one", &spec("smtp-2"))));

@@ -11,6 +11,7 @@ use super::{
     keys::{AppKeys, KeyError},
     password_settings::PasswordSettings,
     rights::Rights,
+    webhook::{InvalidSigningKey, Webhook},
 };
 
 /// A loaded App. It never changes: for a new document, the server loads a new `App`.
@@ -20,6 +21,7 @@ pub struct App {
     pub revision: Revision,
     pub keys: AppKeys,
     pub password: PasswordSettings,
+    pub webhooks: Vec<Webhook>,
 }
 
 /// Why a document cannot be loaded. The text contains no secret of the document.
@@ -29,6 +31,8 @@ pub enum LoadError {
     Keys(#[from] KeyError),
     #[error(transparent)]
     FirebaseKeys(#[from] InvalidFirebaseKey),
+    #[error(transparent)]
+    WebhookKeys(#[from] InvalidSigningKey),
 }
 
 // === impl App ===
@@ -37,7 +41,8 @@ impl App {
     pub fn new(doc: RenderedApp, revision: Revision) -> Result<Self, LoadError> {
         let keys = AppKeys::new(&doc)?;
         let password = PasswordSettings::new(&doc.password)?;
-        Ok(Self { doc, revision, keys, password })
+        let webhooks = doc.webhooks.iter().map(Webhook::new).collect::<Result<_, _>>()?;
+        Ok(Self { doc, revision, keys, password, webhooks })
     }
 
     pub fn id(&self) -> &AppId {
@@ -52,7 +57,12 @@ impl App {
         }
     }
 
-    /// The rights of a ServiceAccount: the union of the rights of all its roles. `None` if the App does not list it.
+    pub fn webhook(&self, name: &str) -> Option<&Webhook> {
+        self.webhooks.iter().find(|webhook| webhook.name.as_str() == name)
+    }
+
+    /// The rights of a ServiceAccount: the union of the rights of all its roles. An account that only fetches the events
+    /// of a webhook has none of these rights. `None` if the App lists the account nowhere.
     pub fn rights_of(&self, namespace: &str, service_account: &str) -> Option<Rights> {
         let roles = self
             .doc
@@ -64,7 +74,8 @@ impl App {
         let is_importer = importers
             .filter(|listed| listed.namespace == namespace && listed.name == service_account)
             .map(|_| Rights::IMPORTER);
-        roles.chain(is_importer).reduce(Rights::union)
+        let is_consumer = self.webhooks.iter().filter(|webhook| webhook.is_pulled_by(namespace, service_account));
+        roles.chain(is_importer).chain(is_consumer.map(|_| Rights::default())).reduce(Rights::union)
     }
 
     /// Whether the App accepts the domain of the email address.
@@ -78,7 +89,7 @@ impl App {
 mod tests {
     use latchkey_crds::{
         refs::ServiceAccountRef,
-        rendered::{Administrator, AdministratorRole},
+        rendered::{Administrator, AdministratorRole, RenderedDelivery, RenderedWebhook},
     };
 
     use super::{super::rights::Right, *};
@@ -127,6 +138,22 @@ mod tests {
         );
         assert_eq!(listed_rights(&app, "one"), [Right::Introspect, Right::Import]);
         assert_eq!(listed_rights(&app, "two"), [Right::Introspect, Right::Read, Right::Import]);
+    }
+
+    #[test]
+    fn an_account_that_only_fetches_events_is_known_and_has_no_rights() {
+        let mut doc = fixtures::rendered("shop");
+        let consumer = ServiceAccountRef { namespace: "shop".to_owned(), name: "sync".to_owned() };
+        doc.webhooks.push(RenderedWebhook {
+            name: "events".parse().unwrap(),
+            events: vec!["user.created".to_owned()],
+            include_profile: false,
+            delivery: RenderedDelivery::Pull(consumer),
+        });
+        let app = fixtures::app(doc);
+        assert!(listed_rights(&app, "sync").is_empty());
+        assert!(app.webhook("events").is_some_and(|webhook| webhook.is_pulled_by("shop", "sync")));
+        assert!(app.webhook("other").is_none());
     }
 
     #[test]

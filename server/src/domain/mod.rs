@@ -35,3 +35,4 @@ pub mod social;
 mod stored_codes;
 pub mod token;
 pub mod user;
+pub mod webhook;

@@ -79,6 +79,7 @@ pub(super) fn loaded_app(fixture: &Fixture) -> App {
         limits: BTreeMap::new(),
         administrators: Vec::new(),
         importers: Vec::new(),
+        webhooks: Vec::new(),
         unverified_retention_days: 30,
         audit_retention_days: 365,
         providers: Vec::new(),

@@ -1,4 +1,4 @@
-use latchkey_crds::rendered::SmtpTls;
+use latchkey_crds::rendered::{RenderedDelivery, RenderedPush, SmtpTls};
 use serde_json::{Value, json};
 
 use super::*;
@@ -61,6 +61,11 @@ apiVersion: v1
 kind: Secret
 metadata: { name: firebase, namespace: shop }
 stringData: { signer-key: "aHVzaGh1c2hodXNoaHVzaA==\n", salt-separator: Bw== }
+---
+apiVersion: v1
+kind: Secret
+metadata: { name: crm-hook, namespace: shop }
+stringData: { current: "whsec_aHVzaGh1c2hodXNoaHVzaGh1c2hodXNo\n", previous: whsec_bHVzaGh1c2hodXNoaHVzaGh1c2hodXNo }
 ---
 apiVersion: v1
 kind: ConfigMap
@@ -254,6 +259,9 @@ fn validation_repeats_the_rules_of_the_schema() {
         }),
         "spec.tokens.refreshIdleSeconds"
     );
+    let mut same_names = facts(with_webhooks("crm-hook"));
+    same_names.app.spec.webhooks[1].name = "crm".parse().unwrap();
+    assert_eq!(validate(&same_names, &settings()).unwrap_err().field, "spec.webhooks[1].name");
 }
 
 #[test]
@@ -428,6 +436,89 @@ fn an_app_without_usable_firebase_keys_is_served_without_them() {
         assert!(error.message.starts_with(&format!("Secret firebase, key {key}: must be ")), "{}", error.message);
         assert!(value.len() < 2 || !error.message.contains(value), "{}", error.message);
     }
+}
+
+/// An App with a push webhook that references this Secret, and a pull webhook.
+fn with_webhooks(secret: &str) -> Value {
+    json!({ "webhooks": [
+        {
+            "name": "crm",
+            "events": ["user.created", "users.imported"],
+            "include": ["Profile"],
+            "push": { "url": "https://crm.example.com/hook", "secretRef": { "name": secret } },
+        },
+        {
+            "name": "sync",
+            "events": ["user.deleted"],
+            "pull": { "serviceAccount": { "namespace": "jobs", "name": "sync" } },
+        },
+    ]})
+}
+
+#[test]
+fn webhooks_are_served_with_their_keys() {
+    let app = valid(with_webhooks("crm-hook"));
+    let [push, pull] = &app.webhooks[..] else { panic!("{:?}", app.webhooks) };
+    assert_eq!((push.name.as_str(), push.include_profile), ("crm", true));
+    assert_eq!(push.events, ["user.created", "users.imported"]);
+    let RenderedDelivery::Push(RenderedPush { url, keys: Some(keys) }) = &push.delivery else { panic!("{push:?}") };
+    assert_eq!(url.as_str(), "https://crm.example.com/hook");
+    assert_eq!(keys.current.expose(), "whsec_aHVzaGh1c2hodXNoaHVzaGh1c2hodXNo", "without the trailing line break");
+    assert_eq!(keys.previous.as_ref().unwrap().expose(), "whsec_bHVzaGh1c2hodXNoaHVzaGh1c2hodXNo");
+    assert_eq!((pull.name.as_str(), pull.include_profile), ("sync", false));
+    let consumer = ServiceAccountRef { namespace: "jobs".into(), name: "sync".into() };
+    assert_eq!(pull.delivery, RenderedDelivery::Pull(consumer));
+    assert!(!format!("{app:?}").contains("aHVz"), "secrets are not printed");
+}
+
+#[test]
+fn the_events_of_a_webhook_without_usable_keys_wait() {
+    let has_no_keys = |app: &ValidatedApp| {
+        assert_eq!(app.webhooks.len(), 2);
+        matches!(&app.webhooks[0].delivery, RenderedDelivery::Push(RenderedPush { keys: None, .. }))
+    };
+    let (app, error) = only_error(&facts(with_webhooks("gone")));
+    assert_eq!((error.reason, error.field.as_str()), (Reason::SecretNotFound, "spec.webhooks[0].push.secretRef"));
+    assert_eq!(
+        error.message,
+        "Secret gone does not exist in this namespace; create it. The events of this webhook wait until then"
+    );
+    assert!(has_no_keys(&app));
+
+    let facts_with = |key: &str, value: Option<&str>| {
+        let mut facts = facts(with_webhooks("crm-hook"));
+        let Some(Lookup::Found(values)) = &mut facts.webhook_secrets[0] else { panic!("it exists") };
+        match value {
+            Some(value) => drop(values.insert(key.into(), SecretBytes(value.as_bytes().to_vec()))),
+            None => drop(values.remove(key)),
+        }
+        facts
+    };
+    let (app, error) = only_error(&facts_with("current", None));
+    assert!(has_no_keys(&app) && error.reason == Reason::SecretKeyNotFound, "{error:?}");
+    assert_eq!(validate(&facts_with("previous", None), &settings()).unwrap().field_errors, []);
+    let too_long = format!("whsec_{}", "A".repeat(88));
+    for key in ["current", "previous"] {
+        for value in ["", "whsec_", "aHVzaGh1c2hodXNoaHVzaGh1c2hodXNo", "whsec_aHVzaA==", "whsec_?", too_long.as_str()]
+        {
+            let (app, error) = only_error(&facts_with(key, Some(value)));
+            assert!(has_no_keys(&app) && error.reason == Reason::SecretKeyInvalid, "{error:?}");
+            let expected = format!(
+                "Secret crm-hook, key {key}: must be whsec_ and 24 to 64 bytes in base64. The events of this webhook \
+                 wait until then"
+            );
+            assert_eq!(error.message, expected, "{value}");
+        }
+    }
+}
+
+#[test]
+fn http_receivers_are_valid_only_in_development_mode() {
+    let mut spec = with_webhooks("crm-hook");
+    spec["webhooks"][0]["push"]["url"] = json!("http://127.0.0.1:9000/hook");
+    let rejection = validate(&facts(spec.clone()), &settings()).unwrap_err();
+    assert_eq!((rejection.field.as_str(), rejection.message.as_str()), ("spec.webhooks[0].push.url", "use https"));
+    assert_eq!(validate(&facts(spec), &development_settings()).unwrap().field_errors, []);
 }
 
 #[test]

@@ -610,6 +610,12 @@ fn a_document_has_the_lowest_format_that_its_app_needs() {
     );
     folders.run();
     assert_eq!(folders.document("shop").unwrap().format, 2);
+    let pull = "pull: { serviceAccount: { namespace: shop, name: sync } }";
+    let webhook = format!("{{ webhooks: [{{ name: sync, events: [user.deleted], {pull} }}] }}");
+    folders.write("shop.yaml", app("shop", "shop", &webhook));
+    folders.run();
+    let document = folders.document("shop").unwrap();
+    assert_eq!((document.format, document.webhooks.len()), (2, 1));
 
     folders.write("shop.yaml", app("shop", "shop", &administrators(&["Reader", "Importer"])));
     folders.run();
