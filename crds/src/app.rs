@@ -358,7 +358,8 @@ pub struct AppStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub hmac_keys: Vec<KeyStatus>,
-    /// conditions are the conditions Accepted, ResolvedRefs, Programmed and Ready.
+    /// conditions are the conditions Accepted, ResolvedRefs, Programmed and Ready, and Delivering if the App has
+    /// webhooks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

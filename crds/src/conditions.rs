@@ -53,6 +53,8 @@ pub enum ConditionType {
     Programmed,
     /// Provider: the servers can reach the provider. Not part of Ready.
     Reachable,
+    /// Events reach the receivers and consumers of an App's webhooks. Depends on them, so it is not part of Ready.
+    Delivering,
     /// Computed from the other conditions, except Reachable.
     Ready,
 }
@@ -125,6 +127,15 @@ pub enum Reason {
     ClientRefused,
     /// The provider's token endpoint cannot be reached.
     TokenEndpointFailed,
+
+    /// Delivering=True.
+    Delivering,
+    /// The last deliveries to the receiver of a webhook failed.
+    ReceiverFails,
+    /// The receiver of a webhook is gone, so nothing is sent to it.
+    ReceiverGone,
+    /// A consumer does not fetch the events of a webhook.
+    ConsumerBehind,
 }
 
 /// A condition as a reconcile computes it, without time and generation.
@@ -139,7 +150,7 @@ pub struct DesiredCondition {
 // === impl ConditionType ===
 
 impl ConditionType {
-    /// The conditions of an App, in the order of the status.
+    /// The conditions of every App, in the order of the status. An App with webhooks also has Delivering, before Ready.
     pub const APP: [Self; 4] = [Self::Accepted, Self::ResolvedRefs, Self::Programmed, Self::Ready];
     /// The conditions of a Provider, in the order of the status.
     pub const PROVIDER: [Self; 4] = [Self::Accepted, Self::ResolvedRefs, Self::Reachable, Self::Ready];
@@ -150,15 +161,16 @@ impl ConditionType {
             Self::ResolvedRefs => "ResolvedRefs",
             Self::Programmed => "Programmed",
             Self::Reachable => "Reachable",
+            Self::Delivering => "Delivering",
             Self::Ready => "Ready",
         }
     }
 
-    /// Whether the condition is part of Ready. Reachable is not, because it depends on a third party.
+    /// Whether the condition is part of Ready. Reachable and Delivering are not, because they depend on third parties.
     pub const fn is_part_of_ready(self) -> bool {
         match self {
             Self::Accepted | Self::ResolvedRefs | Self::Programmed => true,
-            Self::Reachable | Self::Ready => false,
+            Self::Reachable | Self::Delivering | Self::Ready => false,
         }
     }
 }
@@ -172,7 +184,7 @@ impl fmt::Display for ConditionType {
 // === impl Reason ===
 
 impl Reason {
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 34] = [
         Self::Pending,
         Self::Accepted,
         Self::Resolved,
@@ -203,6 +215,10 @@ impl Reason {
         Self::KeysUnreadable,
         Self::ClientRefused,
         Self::TokenEndpointFailed,
+        Self::Delivering,
+        Self::ReceiverFails,
+        Self::ReceiverGone,
+        Self::ConsumerBehind,
     ];
 
     pub const fn as_str(self) -> &'static str {
@@ -237,6 +253,10 @@ impl Reason {
             Self::KeysUnreadable => "KeysUnreadable",
             Self::ClientRefused => "ClientRefused",
             Self::TokenEndpointFailed => "TokenEndpointFailed",
+            Self::Delivering => "Delivering",
+            Self::ReceiverFails => "ReceiverFails",
+            Self::ReceiverGone => "ReceiverGone",
+            Self::ConsumerBehind => "ConsumerBehind",
         }
     }
 }
@@ -369,9 +389,10 @@ mod tests {
     }
 
     #[test]
-    fn reachable_is_not_part_of_ready() {
+    fn reachable_and_delivering_are_not_part_of_ready() {
         let unreachable = desired(ConditionType::Reachable, ConditionStatus::False, Reason::DiscoveryFailed);
-        assert_eq!(compute_ready(&[unreachable]).status, ConditionStatus::True);
+        let undelivered = desired(ConditionType::Delivering, ConditionStatus::False, Reason::ReceiverFails);
+        assert_eq!(compute_ready(&[unreachable, undelivered]).status, ConditionStatus::True);
     }
 
     #[test]

@@ -585,7 +585,15 @@ pub struct Hello {
     /// the state [`AppState::Released`]: whether the appID is free.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub deletions: BTreeMap<AppId, DeletionProgress>,
+    /// For each App with webhooks on which this server reports.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub webhooks: BTreeMap<AppId, WebhookReport>,
 }
+
+/// The webhooks of an App, each with the name of its [`WebhookState`](crate::webhook::WebhookState). A field of
+/// [`Hello`] and [`RevisionChange`] and not a line of its own, because operators of an earlier version close the stream
+/// of a server that sends a line of an unknown kind.
+pub type WebhookReport = BTreeMap<WebhookName, String>;
 
 /// A document that a server rejected. Its revision shows whether it is the document that is published now or an earlier
 /// one.
@@ -612,8 +620,8 @@ pub struct DeletionProgress {
     pub done: bool,
 }
 
-/// An App changed. If it was removed, `revision` is `None`. If its new document was rejected, `refused` describes that
-/// document, and `revision` is the document that remains in use.
+/// An App, or the state of its webhooks, changed. If the App was removed, `revision` is `None`. If its new document was
+/// rejected, `refused` describes that document, and `revision` is the document that remains in use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RevisionChange {
     pub app: AppId,
@@ -624,6 +632,9 @@ pub struct RevisionChange {
     /// document with that state.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub deletion: Option<DeletionProgress>,
+    /// Every webhook of the App on which this server reports.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub webhooks: WebhookReport,
 }
 
 /// The result of a server's check of a provider.
@@ -633,4 +644,70 @@ pub struct ProviderReport {
     pub name: String,
     /// The name of a [`Reason`](crate::conditions::Reason) of the condition Reachable.
     pub reason: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// What an operator of an earlier version reads: the same lines, without the field `webhooks`.
+    #[derive(Debug, Deserialize)]
+    #[serde(untagged)]
+    enum EarlierMessage {
+        Hello { hello: EarlierHello },
+        Change(EarlierChange),
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct EarlierHello {
+        revisions: BTreeMap<AppId, Revision>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct EarlierChange {
+        app: AppId,
+        revision: Option<Revision>,
+    }
+
+    fn report() -> WebhookReport {
+        WebhookReport::from([("crm".parse().unwrap(), "ReceiverFails".to_owned())])
+    }
+
+    #[test]
+    fn an_earlier_operator_reads_reports_with_webhooks() {
+        let app: AppId = "shop".parse().unwrap();
+        let hello = Hello {
+            pod_uid: "1".to_owned(),
+            format: FORMAT,
+            revisions: [(app.clone(), Revision::of(b"1"))].into(),
+            refused: BTreeMap::new(),
+            deletions: BTreeMap::new(),
+            webhooks: [(app.clone(), report())].into(),
+        };
+        let line = serde_json::to_string(&RevisionsMessage::Hello { hello }).unwrap();
+        let EarlierMessage::Hello { hello } = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
+        assert_eq!(hello.revisions.len(), 1);
+
+        let revision = Some(Revision::of(b"1"));
+        let change = RevisionChange {
+            app: app.clone(),
+            revision: revision.clone(),
+            refused: None,
+            deletion: None,
+            webhooks: report(),
+        };
+        let line = serde_json::to_string(&RevisionsMessage::Change(change)).unwrap();
+        let EarlierMessage::Change(change) = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
+        assert_eq!((change.app, change.revision), (app, revision));
+    }
+
+    #[test]
+    fn the_report_of_an_earlier_server_has_no_webhooks() {
+        let line = json!({ "app": "shop", "revision": null }).to_string();
+        let RevisionsMessage::Change(change) = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
+        assert_eq!(change.webhooks, WebhookReport::new());
+        assert_eq!(serde_json::to_string(&change).unwrap(), line, "a report without webhooks has no field for them");
+    }
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::{
+    conditions::Reason,
     refs::{LocalRef, ServiceAccountRef},
     schema::strip_one_of,
     types::{EndpointUrl, Invalid, WebhookName},
@@ -103,6 +104,41 @@ pub struct PullSpec {
     pub service_account: ServiceAccountRef,
 }
 
+/// Whether the events of a webhook reach their receiver or consumer, the best state first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WebhookState {
+    /// Events are delivered, or there are none.
+    Delivering,
+    /// The oldest event has waited for more than 24 hours.
+    ConsumerBehind,
+    /// The last ten deliveries failed.
+    ReceiverFails,
+    /// The receiver responded with 410. Nothing is sent until the webhook or its Secret changes.
+    ReceiverGone,
+}
+
+// === impl WebhookState ===
+
+impl WebhookState {
+    const ALL: [Self; 4] = [Self::Delivering, Self::ConsumerBehind, Self::ReceiverFails, Self::ReceiverGone];
+
+    /// The reason of the condition Delivering. Its name is also the name of the state in reports of servers.
+    pub const fn reason(self) -> Reason {
+        match self {
+            Self::Delivering => Reason::Delivering,
+            Self::ConsumerBehind => Reason::ConsumerBehind,
+            Self::ReceiverFails => Reason::ReceiverFails,
+            Self::ReceiverGone => Reason::ReceiverGone,
+        }
+    }
+
+    /// The state with this name. `None` if a later version of the server reports a state that this version does not
+    /// know.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.reason().as_str() == name)
+    }
+}
+
 // === impl WebhookEvent ===
 
 impl FromStr for WebhookEvent {
@@ -138,8 +174,16 @@ mod tests {
     fn an_event_is_written_as_its_name() {
         for event in WebhookEvent::ALL {
             assert_eq!(json!(event), json!(event.as_str()));
-            assert_eq!(event.as_str().parse(), Ok(*event));
+            assert_eq!(event.as_str().parse::<WebhookEvent>(), Ok(*event));
         }
         assert!("user.unknown".parse::<WebhookEvent>().is_err());
+    }
+
+    #[test]
+    fn a_state_is_found_by_its_name() {
+        for state in WebhookState::ALL {
+            assert_eq!(WebhookState::from_name(state.reason().as_str()), Some(state));
+        }
+        assert_eq!(WebhookState::from_name("Pending"), None);
     }
 }

@@ -41,7 +41,7 @@ use self::{
     pod_states::PodStates,
     stream::Connector,
 };
-pub(crate) use self::{pod_states::MonitorEvent, rollout::RolloutState};
+pub(crate) use self::{pod::WebhookStates, pod_states::MonitorEvent, rollout::RolloutState};
 use crate::{backoff, watch::WATCH_SECONDS};
 
 /// How often timeouts are checked.
@@ -195,6 +195,11 @@ impl Monitor {
     /// The furthest progress that any serving pod reports for the deletion of an App's users.
     pub(crate) fn deletion(&self, app: &AppId) -> Option<DeletionProgress> {
         self.states().deletion(app)
+    }
+
+    /// For each webhook of the App on which a serving pod reports: the worst reported state.
+    pub(crate) fn webhook_states(&self, app: &AppId) -> WebhookStates {
+        self.states().webhook_states(app)
     }
 
     /// The finding of the servers on a Provider: the worst that any serving pod reports. Returns `None` if no serving

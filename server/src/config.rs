@@ -10,9 +10,10 @@ use arc_swap::ArcSwap;
 use latchkey_crds::{
     rendered::{
         AppState, DeletedApp, DeletionProgress, DocumentHeader, FORMAT, Hello, LimitName, RejectedDocument,
-        RenderedApp, Revision, RevisionChange, Window,
+        RenderedApp, Revision, RevisionChange, WebhookReport, Window,
     },
-    types::AppId,
+    types::{AppId, WebhookName},
+    webhook::WebhookState,
 };
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
@@ -62,11 +63,13 @@ struct ServedApps {
     count: usize,
 }
 
-/// The Apps that have a document but are not served from it.
+/// The Apps that have a document but are not served from it, and what else is reported to the operator.
 #[derive(Default)]
 struct Unserved {
     rejected: BTreeMap<AppId, Rejection>,
     pending_deletions: BTreeMap<AppId, PendingDeletion>,
+    /// What was last reported of the webhooks of served Apps.
+    webhooks: BTreeMap<AppId, WebhookReport>,
 }
 
 /// The newest document of an App, which was rejected.
@@ -245,6 +248,22 @@ impl ServedApps {
     }
 }
 
+// === impl Unserved ===
+
+impl Unserved {
+    /// The stored report on the webhooks of an App, after webhooks that the App does not have any more were removed from
+    /// it. An App that is not served has no report.
+    fn webhook_report(&mut self, id: &AppId, app: Option<&App>) -> WebhookReport {
+        let Some(report) = self.webhooks.get_mut(id) else { return WebhookReport::new() };
+        report.retain(|name, _| app.is_some_and(|app| app.webhook(name.as_str()).is_some()));
+        let report = report.clone();
+        if report.is_empty() {
+            self.webhooks.remove(id);
+        }
+        report
+    }
+}
+
 // === impl Apps ===
 
 impl Default for Apps {
@@ -339,7 +358,8 @@ impl Apps {
             .iter()
             .filter_map(|(id, deleted)| Some((id.clone(), deleted.progress?)))
             .collect();
-        (Hello { pod_uid, format: FORMAT, revisions, refused, deletions }, receiver)
+        let webhooks = unserved.webhooks.clone();
+        (Hello { pod_uid, format: FORMAT, revisions, refused, deletions, webhooks }, receiver)
     }
 
     /// Puts a document into service in place of the previous one, or rejects it as a whole and reports why.
@@ -428,6 +448,7 @@ impl Apps {
                 revision: Some(revision.clone()),
                 refused: Some(document),
                 deletion: None,
+                webhooks: WebhookReport::new(),
             });
         });
     }
@@ -443,6 +464,26 @@ impl Apps {
             if deleted.progress != Some(progress) || was_rejected {
                 deleted.progress = Some(progress);
                 changes.push(deleted.to_change(id));
+            }
+        });
+    }
+
+    /// Reports the state of the App's webhooks. A webhook that is not in `states` counts as not checked. Does nothing if
+    /// the App is not served.
+    pub fn report_webhooks(&self, id: &AppId, states: &BTreeMap<WebhookName, WebhookState>) {
+        self.update(|unserved, serving, changes| {
+            let Some(app) = serving.get(id.as_str()) else { return };
+            let before = unserved.webhooks.get(id).cloned().unwrap_or_default();
+            let report = states.iter().map(|(name, state)| (name.clone(), state.reason().as_str().to_owned()));
+            unserved.webhooks.insert(id.clone(), report.collect());
+            if unserved.webhook_report(id, Some(app.as_ref())) != before {
+                changes.push(RevisionChange {
+                    app: id.clone(),
+                    revision: Some(app.revision.clone()),
+                    refused: unserved.rejected.get(id).map(|rejection| rejection.document.clone()),
+                    deletion: None,
+                    webhooks: WebhookReport::new(),
+                });
             }
         });
     }
@@ -564,6 +605,7 @@ impl Apps {
             revision: Some(app.revision.clone()),
             refused: None,
             deletion: None,
+            webhooks: WebhookReport::new(),
         });
         serving.insert(id, app);
     }
@@ -594,6 +636,7 @@ impl Apps {
             revision: in_service.cloned(),
             refused: Some(document.clone()),
             deletion: deleted.and_then(|deleted| deleted.progress),
+            webhooks: WebhookReport::new(),
         });
         unserved.rejected.insert(id.clone(), Rejection { document, suspended });
     }
@@ -613,7 +656,8 @@ impl Apps {
         }
         if was_served || was_deleted || was_rejected {
             info!(app = %id, "no longer serving");
-            changes.push(RevisionChange { app: id.clone(), revision: None, refused: None, deletion: None });
+            let webhooks = WebhookReport::new();
+            changes.push(RevisionChange { app: id.clone(), revision: None, refused: None, deletion: None, webhooks });
         }
     }
 
@@ -623,6 +667,10 @@ impl Apps {
         let mut serving = ServedApps::clone(&self.serving.load());
         let mut changes = Vec::new();
         edit(&mut unserved, &mut serving, &mut changes);
+        for change in &mut changes {
+            let app = serving.get(change.app.as_str());
+            change.webhooks = unserved.webhook_report(&change.app, app.map(Arc::as_ref));
+        }
         self.metrics.set_apps(serving.count);
         self.serving.store(Arc::new(serving));
         for change in changes {
@@ -685,6 +733,7 @@ impl PendingDeletion {
             revision: Some(self.revision.clone()),
             refused: None,
             deletion: self.progress,
+            webhooks: WebhookReport::new(),
         }
     }
 }
@@ -703,7 +752,10 @@ fn apply_ceiling(windows: &mut Vec<Window>, ceiling: &[Window]) {
 mod tests {
     use std::time::Duration;
 
-    use latchkey_crds::rendered::{DELETED_APP_FORMAT, RenderedFirebaseScrypt, SecretString};
+    use latchkey_crds::{
+        refs::ServiceAccountRef,
+        rendered::{DELETED_APP_FORMAT, RenderedDelivery, RenderedFirebaseScrypt, RenderedWebhook, SecretString},
+    };
 
     use super::*;
     use crate::fixtures;
@@ -846,6 +898,56 @@ mod tests {
         apps.put(&id(), &fixtures::rendered("shop").to_bytes());
         assert!(apps.get("shop").is_some() && apps.pending_deletions().is_empty(), "the deletion is undone");
         assert!(changes.try_recv().unwrap().deletion.is_none());
+    }
+
+    fn with_pull_webhooks(names: &[&str]) -> RenderedApp {
+        let mut doc = fixtures::rendered("shop");
+        for name in names {
+            let consumer = ServiceAccountRef { namespace: "shop".to_owned(), name: "sync".to_owned() };
+            doc.webhooks.push(RenderedWebhook {
+                name: name.parse().unwrap(),
+                events: vec!["user.created".to_owned()],
+                include_profile: false,
+                delivery: RenderedDelivery::Pull(consumer),
+            });
+        }
+        doc
+    }
+
+    #[test]
+    fn the_states_of_webhooks_are_reported_with_the_revision() {
+        let apps = Apps::default();
+        let doc = with_pull_webhooks(&["one", "two"]);
+        apps.put(&id(), &doc.to_bytes());
+        let revision = Revision::of(&doc.to_bytes());
+        let mut changes = apps.subscribe_changes();
+        let (one, two): (WebhookName, WebhookName) = ("one".parse().unwrap(), "two".parse().unwrap());
+        let gone: WebhookName = "gone".parse().unwrap();
+        let states = BTreeMap::from([
+            (one.clone(), WebhookState::Delivering),
+            (two.clone(), WebhookState::ConsumerBehind),
+            (gone, WebhookState::ReceiverGone),
+        ]);
+        apps.report_webhooks(&id(), &states);
+        let change = changes.try_recv().unwrap();
+        let expected =
+            WebhookReport::from([(one.clone(), "Delivering".to_owned()), (two.clone(), "ConsumerBehind".to_owned())]);
+        assert_eq!((change.revision, &change.webhooks), (Some(revision), &expected), "no webhook named gone");
+        assert_eq!(apps.subscribe(String::new()).0.webhooks, BTreeMap::from([(id(), expected)]));
+        apps.report_webhooks(&id(), &states);
+        assert!(changes.try_recv().is_err(), "the same states are not reported again");
+
+        // A rejected document changes nothing about the webhooks of the served one.
+        apps.put(&id(), b"{");
+        assert_eq!(changes.try_recv().unwrap().webhooks.len(), 2);
+        // The next document has only one of the webhooks.
+        apps.put(&id(), &with_pull_webhooks(&["two"]).to_bytes());
+        assert_eq!(changes.try_recv().unwrap().webhooks.into_keys().collect::<Vec<_>>(), [two]);
+        apps.remove(&id());
+        assert!(changes.try_recv().unwrap().webhooks.is_empty());
+        assert!(apps.subscribe(String::new()).0.webhooks.is_empty());
+        apps.report_webhooks(&id(), &states);
+        assert!(changes.try_recv().is_err(), "the App is not served");
     }
 
     #[test]

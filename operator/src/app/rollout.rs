@@ -103,6 +103,8 @@ pub(crate) async fn roll_out(
         hmac_keys,
         field_errors: field_errors(validated, policy, &keys.document, rotation_waits),
         rollout: Some(state),
+        webhooks: validated.webhooks.iter().map(|webhook| webhook.name.clone()).collect(),
+        webhook_states: context.monitor.webhook_states(&validated.app_id),
         servers_too_old,
         ..Outcome::default()
     };

@@ -9,17 +9,18 @@ use latchkey_crds::{
     },
     names::NEW_KEYS_ANNOTATION,
     rendered::Revision,
-    types::AppId,
+    types::{AppId, WebhookName},
 };
 use time::OffsetDateTime;
 
 use crate::{
     app::validate::Rejection,
     facts::FieldError,
-    monitor::RolloutState,
+    monitor::{RolloutState, WebhookStates},
     status::{to_k8s_time, unresolved_condition, with_field},
 };
 
+mod delivering;
 pub(crate) mod write;
 
 /// A reconcile that finished.
@@ -47,6 +48,9 @@ pub(crate) struct Outcome {
     pub(crate) rollout: Option<RolloutState>,
     /// The progress message, if the users are being deleted.
     pub(crate) deletion_progress: Option<String>,
+    /// The names of the App's webhooks, and what the servers report about them.
+    pub(crate) webhooks: Vec<WebhookName>,
+    pub(crate) webhook_states: WebhookStates,
     /// The message about the servers that do not support the format that the App needs, if there are such servers.
     pub(crate) servers_too_old: Option<String>,
 }
@@ -56,7 +60,8 @@ pub(crate) struct Outcome {
 impl Outcome {
     /// The complete status of the App. `old` is the status before this reconcile.
     pub(crate) fn status(&self, old: &AppStatus, generation: i64, now: OffsetDateTime) -> AppStatus {
-        let wanted = [self.accepted(), self.resolved_refs(), self.programmed(old)];
+        let mut wanted = vec![self.accepted(), self.resolved_refs(), self.programmed(old)];
+        wanted.extend(self.delivering(old, generation));
         AppStatus {
             observed_generation: Some(generation),
             app_id: self.app_id.as_ref().map(ToString::to_string),
@@ -89,6 +94,16 @@ impl Outcome {
             ([], Some(_)) => DesiredCondition::new(type_, ConditionStatus::Unknown, Reason::Pending, "see Accepted"),
             (errors, _) => unresolved_condition(errors),
         }
+    }
+
+    /// The condition `Delivering`, if the App has webhooks. While the App is not accepted, the webhooks of the last
+    /// accepted revision are served, so the condition stays as it was.
+    fn delivering(&self, old: &AppStatus, generation: i64) -> Option<DesiredCondition> {
+        if self.rejection.is_some() {
+            let type_ = ConditionType::Delivering;
+            return condition(old, type_).and_then(|before| to_desired(type_, before));
+        }
+        delivering::delivering(&self.webhooks, &self.webhook_states, old, generation)
     }
 
     fn programmed(&self, old: &AppStatus) -> DesiredCondition {
@@ -151,7 +166,8 @@ impl Outcome {
     /// The condition `Programmed` while some pods have not reported yet. Missing reports prove nothing, so a condition
     /// about the same revision stays as it was.
     fn undecided(&self, old: &AppStatus, pods: &[String]) -> DesiredCondition {
-        let before = condition(old, ConditionType::Programmed).and_then(to_desired);
+        let before =
+            condition(old, ConditionType::Programmed).and_then(|before| to_desired(ConditionType::Programmed, before));
         let is_same_revision = self.revision.as_ref().map(Revision::as_str) == old.revision.as_deref();
         match before {
             Some(before) if is_same_revision && before.reason != Reason::Pending => before,
@@ -182,9 +198,9 @@ pub(crate) fn condition(status: &AppStatus, type_: ConditionType) -> Option<&Con
     status.conditions.iter().find(|condition| condition.type_ == type_.as_str())
 }
 
-fn to_desired(condition: &Condition) -> Option<DesiredCondition> {
+fn to_desired(type_: ConditionType, condition: &Condition) -> Option<DesiredCondition> {
     let reason = *Reason::ALL.iter().find(|reason| reason.as_str() == condition.reason)?;
-    Some(DesiredCondition::new(ConditionType::Programmed, condition.status, reason, condition.message.clone()))
+    Some(DesiredCondition::new(type_, condition.status, reason, condition.message.clone()))
 }
 
 /// Whether two statuses differ at most in the times of their conditions.
@@ -195,6 +211,8 @@ pub(crate) fn is_same_but_for_times(one: &AppStatus, other: &AppStatus) -> bool 
 
 #[cfg(test)]
 mod tests {
+    use latchkey_crds::webhook::WebhookState;
+
     use super::*;
 
     const NOW: OffsetDateTime = OffsetDateTime::UNIX_EPOCH;
@@ -277,6 +295,32 @@ mod tests {
         let ready = condition(&status, ConditionType::Ready).unwrap();
         assert_eq!(ready.message, "spec.tokens: shorten it");
         assert_eq!(status.revision, Some(Revision::of(b"1").to_string()));
+    }
+
+    #[test]
+    fn delivering_is_only_a_condition_of_apps_with_webhooks_and_does_not_affect_ready() {
+        let without = served(RolloutState::Complete { servers: 1 }).status(&AppStatus::default(), 1, NOW);
+        assert!(condition(&without, ConditionType::Delivering).is_none());
+        let mut outcome = served(RolloutState::Complete { servers: 1 });
+        outcome.webhooks = vec!["crm".parse().unwrap()];
+        outcome.webhook_states.insert("crm".parse().unwrap(), WebhookState::ReceiverFails);
+        let failing = outcome.status(&without, 1, NOW);
+        assert_eq!(
+            status_and_reason(&failing, ConditionType::Delivering),
+            (ConditionStatus::False, "ReceiverFails".to_owned())
+        );
+        assert_eq!(status_and_reason(&failing, ConditionType::Ready).0, ConditionStatus::True);
+        let types: Vec<_> = failing.conditions.iter().map(|one| one.type_.as_str()).collect();
+        assert_eq!(types, ["Accepted", "ResolvedRefs", "Programmed", "Delivering", "Ready"]);
+
+        // The webhooks of the last accepted revision are still served.
+        outcome.rejection = Some(Rejection::new(Reason::InvalidSpec, "spec.tokens", "shorten it"));
+        (outcome.webhooks, outcome.webhook_states) = (Vec::new(), WebhookStates::new());
+        let rejected = outcome.status(&failing, 2, NOW);
+        assert_eq!(status_and_reason(&rejected, ConditionType::Delivering).1, "ReceiverFails");
+
+        let removed = served(RolloutState::Complete { servers: 1 }).status(&failing, 2, NOW);
+        assert!(condition(&removed, ConditionType::Delivering).is_none());
     }
 
     #[test]

@@ -8,8 +8,9 @@ use std::{
 
 use latchkey_crds::{
     conditions::Reason,
-    rendered::{DeletionProgress, RejectedDocument, Revision},
-    types::AppId,
+    rendered::{DeletionProgress, RejectedDocument, Revision, WebhookReport},
+    types::{AppId, WebhookName},
+    webhook::WebhookState,
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +23,8 @@ pub(super) const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 pub(super) const LINE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The maximum length of a stored reason, in bytes. Longer reasons are cut.
 const MAX_REASON_BYTES: usize = 1024;
+/// The maximum number of webhooks of an App, as in the schema. Reports on more webhooks are dropped.
+const MAX_WEBHOOKS: usize = 8;
 /// The possible findings on a Provider, the best first. Other findings come from a later version of the server, and are
 /// dropped.
 pub(super) const FINDINGS: [Reason; 5] = [
@@ -73,7 +76,12 @@ pub(super) struct AppReport {
     pub(super) revision: Option<RevisionBytes>,
     pub(super) rejected: Option<Box<RejectedRevision>>,
     pub(super) deletion: Option<DeletionProgress>,
+    /// `None` if the pod reports on no webhook, which is so for most Apps.
+    pub(super) webhooks: Option<Box<WebhookStates>>,
 }
+
+/// The states of the webhooks of an App.
+pub(crate) type WebhookStates = BTreeMap<WebhookName, WebhookState>;
 
 #[derive(PartialEq)]
 pub(super) struct RejectedRevision {
@@ -123,6 +131,24 @@ impl Pods {
         findings
     }
 
+    /// For each webhook of the App on which a serving pod reports: the worst reported state.
+    pub(super) fn webhook_states(&self, app: &AppId) -> WebhookStates {
+        let mut worst = WebhookStates::new();
+        let reports = self.serving().filter_map(|pod| pod.report.as_ref()?.apps.get(app)?.webhooks.as_ref());
+        for (name, state) in reports.flat_map(|states| states.iter()) {
+            let known = worst.entry(name.clone()).or_insert(*state);
+            *known = (*known).max(*state);
+        }
+        worst
+    }
+
+    /// The states of the webhooks of every App on which one of these pods reports.
+    pub(super) fn webhooks_of_pods(&self, is_one: impl Fn(&String, &Pod) -> bool) -> HashMap<AppId, WebhookStates> {
+        let pods = self.by_uid.iter().filter(|(uid, pod)| is_one(uid, pod)).filter_map(|(_, pod)| pod.report.as_ref());
+        let apps = pods.flat_map(|report| report.apps.iter()).filter(|(_, reported)| reported.webhooks.is_some());
+        apps.map(|(app, _)| (app.clone(), self.webhook_states(app))).collect()
+    }
+
     /// The worst finding of the serving pods, as an index into [`FINDINGS`].
     pub(super) fn finding(&self, provider: &ProviderKey) -> Option<usize> {
         self.serving().filter_map(|pod| pod.findings.get(provider).copied()).max()
@@ -157,6 +183,13 @@ impl RejectedRevision {
         reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
         Box::new(Self { revision: revision_bytes(&revision), reason, keys_lost })
     }
+}
+
+/// The states in a report. States that only a later version knows are dropped.
+pub(super) fn webhook_states(report: WebhookReport) -> Option<Box<WebhookStates>> {
+    let known = report.into_iter().filter_map(|(name, state)| Some((name, WebhookState::from_name(&state)?)));
+    let states: WebhookStates = known.take(MAX_WEBHOOKS).collect();
+    (!states.is_empty()).then(|| Box::new(states))
 }
 
 /// The bytes of a revision. Returns `None` if the text is not a SHA-256, so that it differs from every published

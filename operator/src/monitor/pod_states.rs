@@ -17,7 +17,7 @@ use super::{
     endpoints::PodEndpoint,
     pod::{
         AppReport, FINDINGS, LINE_TIMEOUT, OverallFindings, Pod, PodReport, Pods, ProviderKey, RejectedRevision,
-        SILENCE_TIMEOUT, revision_bytes,
+        SILENCE_TIMEOUT, WebhookStates, revision_bytes, webhook_states,
     },
     rollout::{ExpectedRevision, RolloutState, if_decided, shorten},
 };
@@ -30,7 +30,8 @@ const MAX_PROVIDERS: usize = 200_000;
 /// What has to be reconciled again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MonitorEvent {
-    /// Apps with a changed rollout state, or with progress in the deletion of their users.
+    /// Apps with a changed rollout state, with progress in the deletion of their users, or with a changed state of a
+    /// webhook.
     Apps(Vec<AppId>),
     /// The highest format that all servers support has changed, so Apps may have servers that are too old, or no longer.
     AllApps,
@@ -128,6 +129,10 @@ impl PodStates {
         deletions.min_by_key(|deletion| (!deletion.done, deletion.users_left))
     }
 
+    pub(super) fn webhook_states(&self, app: &AppId) -> WebhookStates {
+        self.pods.webhook_states(app)
+    }
+
     pub(super) fn finding(&self, provider: &ProviderKey) -> Option<Reason> {
         self.pods.finding(provider).and_then(|index| FINDINGS.get(index).copied())
     }
@@ -149,6 +154,10 @@ impl PodStates {
         let now = Instant::now();
         self.read_at.get_or_insert(now);
         let findings_before = self.pods.findings_before_change(&endpoints);
+        let webhooks_before = self.pods.webhooks_of_pods(|uid, pod| {
+            let endpoint = endpoints.get(uid);
+            endpoint.is_none_or(|it| it.address != pod.address || it.is_serving != pod.is_serving)
+        });
         self.pods.by_uid.retain(|uid, pod| {
             let stays = endpoints.get(uid).is_some_and(|endpoint| endpoint.address == pod.address);
             if !stays {
@@ -192,6 +201,7 @@ impl PodStates {
         }
         self.notify_changed();
         self.notify_changed_providers(findings_before);
+        self.notify_changed_webhooks(webhooks_before);
         streams
     }
 
@@ -307,6 +317,11 @@ impl PodStates {
         for (app, deletion) in hello.deletions {
             apps.entry(app).or_default().deletion = Some(deletion);
         }
+        let mut webhooks_before = self.pods.webhooks_of_pods(|other, _| other == uid);
+        for (app, report) in hello.webhooks {
+            webhooks_before.entry(app.clone()).or_insert_with(|| self.pods.webhook_states(&app));
+            apps.entry(app).or_default().webhooks = webhook_states(report);
+        }
         if apps.len() > MAX_APPS {
             return Err(TooManyApps);
         }
@@ -317,6 +332,7 @@ impl PodStates {
             self.begin_hello(uid, stream);
             self.notify_changed();
             self.notify_apps(deletions);
+            self.notify_changed_webhooks(webhooks_before);
         }
         Ok(())
     }
@@ -328,14 +344,16 @@ impl PodStates {
         change: RevisionChange,
     ) -> Result<(), TooManyApps> {
         self.end_hello(uid, stream);
+        let webhooks_before = self.pods.webhook_states(&change.app);
         let Some(pod) = self.pods.pod_of_stream(uid, stream) else { return Ok(()) };
         let was_silent = pod.record_line();
         let Some(report) = pod.report.as_mut() else { return Ok(()) };
-        let RevisionChange { app, revision, refused, deletion } = change;
+        let RevisionChange { app, revision, refused, deletion, webhooks } = change;
         let reported = AppReport {
             revision: revision.as_ref().and_then(revision_bytes),
             rejected: refused.map(RejectedRevision::new),
             deletion,
+            webhooks: webhook_states(webhooks),
         };
         let before = if reported == AppReport::default() {
             report.apps.remove(&app)
@@ -350,8 +368,9 @@ impl PodStates {
             self.notify_if_changed(&app);
         }
         if has_progressed {
-            self.notify_apps(vec![app]);
+            self.notify_apps(vec![app.clone()]);
         }
+        self.notify_changed_webhooks(HashMap::from([(app, webhooks_before)]));
         if too_many { Err(TooManyApps) } else { Ok(()) }
     }
 
@@ -391,6 +410,16 @@ impl PodStates {
                 self.notify_provider(provider);
             }
         }
+    }
+
+    /// Triggers a reconcile of the Apps with webhooks whose state changed. If no serving pod reports on a webhook any
+    /// more, its previous state remains in the status.
+    fn notify_changed_webhooks(&self, before: HashMap<AppId, WebhookStates>) {
+        let has_changed = |app: &AppId, before: &WebhookStates| {
+            self.pods.webhook_states(app).iter().any(|(name, state)| before.get(name) != Some(state))
+        };
+        let changed = before.iter().filter(|(app, before)| has_changed(app, before)).map(|(app, _)| app.clone());
+        self.notify_apps(changed.collect());
     }
 
     fn notify_provider(&self, (namespace, name): ProviderKey) {

@@ -10,6 +10,7 @@ use hyper_util::rt::TokioIo;
 use latchkey_crds::{
     conditions::Reason,
     rendered::{FORMAT, ProviderReport},
+    webhook::WebhookState,
 };
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -584,6 +585,46 @@ async fn the_lowest_format_counts_and_every_app_is_reconciled_when_it_changes() 
     );
     mock.set_pods(&[], &[]);
     assert_eq!(mock.drain_events(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_worst_state_of_a_webhook_counts_and_a_change_triggers_a_reconcile() {
+    let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
+    let states = |states: &[(&str, WebhookState)]| -> WebhookStates {
+        states.iter().map(|(name, state)| (name.parse().unwrap(), *state)).collect()
+    };
+    let line = |webhooks: Value| json!({ "app": app(), "revision": revision(1), "webhooks": webhooks });
+    assert_eq!(mock.monitor.webhook_states(&app()), states(&[]));
+    streams[0].send_line(&line(json!({ "crm": "Delivering", "sync": "ConsumerBehind", "later": "SomethingNew" })));
+    settle_tasks().await;
+    let reported = [("crm", WebhookState::Delivering), ("sync", WebhookState::ConsumerBehind)];
+    assert_eq!(mock.monitor.webhook_states(&app()), states(&reported), "an unknown state is dropped");
+    assert_eq!(mock.drain_events(), app_events());
+    streams[1].send_line(&line(json!({ "crm": "ReceiverGone" })));
+    settle_tasks().await;
+    let reported = [("crm", WebhookState::ReceiverGone), ("sync", WebhookState::ConsumerBehind)];
+    assert_eq!(mock.monitor.webhook_states(&app()), states(&reported));
+    assert_eq!(mock.drain_events(), app_events());
+    streams[0].send_line(&line(json!({ "crm": "ReceiverFails", "sync": "ConsumerBehind" })));
+    settle_tasks().await;
+    assert_eq!(mock.drain_events(), [], "the other pod reports a worse state");
+
+    // When a pod leaves, its report does not count any more.
+    mock.set_pods(&[1], &[2]);
+    let reported = [("crm", WebhookState::ReceiverFails), ("sync", WebhookState::ConsumerBehind)];
+    assert_eq!(mock.monitor.webhook_states(&app()), states(&reported));
+    assert_eq!(mock.drain_events(), app_events());
+    // A new container knows nothing yet. The status keeps the previous condition, so nothing is reconciled.
+    streams[0].send_hello_of(1, FORMAT, &json!({ "shop": revision(1) }));
+    settle_tasks().await;
+    assert_eq!((mock.monitor.webhook_states(&app()), mock.drain_events()), (states(&[]), vec![]));
+    let hello = json!({
+        "podUID": "1", "format": FORMAT, "revisions": { "shop": revision(1) }, "webhooks": { "shop": { "crm": "Delivering" } },
+    });
+    streams[0].send_line(&json!({ "hello": hello }));
+    settle_tasks().await;
+    assert_eq!(mock.monitor.webhook_states(&app()), states(&[("crm", WebhookState::Delivering)]));
+    assert_eq!(mock.drain_events(), app_events());
 }
 
 #[tokio::test(start_paused = true)]
