@@ -100,6 +100,11 @@ cluster-test: ## Install the chart in a cluster (KUBECONFIG or CLUSTER_TOOLS=fol
 	@scripts/need cc postgres redis nginx buildah control-plane dex cargo-auditable=$(AUDITABLE_VERSION)
 	@PATH=$(TOOLS)/cargo-auditable-$(AUDITABLE_VERSION)/bin:$$PATH scripts/cluster-test
 
+.PHONY: interop
+interop: ## Test with programs of others: the libraries of Standard Webhooks, schemathesis (needs the network)
+	@tests/interop/webhooks/run --test
+	@tests/interop/schemathesis/run
+
 .PHONY: tools
 tools: ## Install the tools that the other targets need
-	@scripts/need cc postgres redis nginx curl buildah control-plane dex promtool chromium faketime argon2 node cargo-deny=$(DENY_VERSION) cargo-auditable=$(AUDITABLE_VERSION)
+	@scripts/need cc postgres redis nginx curl buildah control-plane dex promtool chromium faketime argon2 node python cargo-deny=$(DENY_VERSION) cargo-auditable=$(AUDITABLE_VERSION)

@@ -141,6 +141,28 @@ impl WebhookState {
 
 // === impl WebhookEvent ===
 
+impl WebhookEvent {
+    /// Whether the event is about one user: its name begins with `user.`.
+    pub const fn is_about_one_user(self) -> bool {
+        match self {
+            Self::UserCreated
+            | Self::UserVerified
+            | Self::UserUpdated
+            | Self::UserPasswordChanged
+            | Self::UserDisabled
+            | Self::UserEnabled
+            | Self::UserDeleted
+            | Self::UserIdentityLinked
+            | Self::UserIdentityUnlinked => true,
+            Self::SessionCreated
+            | Self::SessionEnded
+            | Self::SessionStolen
+            | Self::UsersImported
+            | Self::UsersExported => false,
+        }
+    }
+}
+
 impl FromStr for WebhookEvent {
     type Err = Invalid;
 
@@ -174,6 +196,7 @@ mod tests {
     fn an_event_is_written_as_its_name() {
         for event in WebhookEvent::ALL {
             assert_eq!(json!(event), json!(event.as_str()));
+            assert_eq!(event.is_about_one_user(), event.as_str().starts_with("user."));
             assert_eq!(event.as_str().parse::<WebhookEvent>(), Ok(*event));
         }
         assert!("user.unknown".parse::<WebhookEvent>().is_err());

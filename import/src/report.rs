@@ -153,7 +153,7 @@ impl Report {
             left.push((format!("identities of {alias} (no --map for it)"), *number));
         }
         for (field, number) in &self.ignored_fields.0 {
-            left.push((format!("fields that the server does not know: {field}"), *number));
+            left.push((format!("fields that the server ignored: {field}"), *number));
         }
         if left.is_empty() {
             return Ok(());

@@ -1,5 +1,5 @@
 //! Writes to the audit table, after each quarter of an hour, the refusals that Redis has counted. Also applies the
-//! retention of audit events, of unverified accounts and of foreign password hashes.
+//! retention of audit events, of unverified accounts, of foreign password hashes and of webhook events.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -16,6 +16,7 @@ use crate::{
     foreign_hashes,
     retention::{self, RetentionMetrics},
     store::Stores,
+    webhooks::{self, WebhookMetrics},
 };
 
 /// The average time after which each server looks again for counted refusals that are not in the audit table yet.
@@ -46,6 +47,7 @@ pub async fn run(
     stores: Stores,
     env: Env,
     metrics: RetentionMetrics,
+    webhook_metrics: WebhookMetrics,
     mut has_all_documents: watch::Receiver<bool>,
 ) {
     if has_all_documents.wait_for(|has_all| *has_all).await.is_err() {
@@ -61,9 +63,11 @@ pub async fn run(
                 // If one of these fails, the retention of events is still applied.
                 let accounts_deleted = retention::delete_unverified(&stores, &apps, env.now(), &metrics).await;
                 let hashes_removed = foreign_hashes::apply_retention(&stores, &apps, env.now()).await;
+                let events_removed = webhooks::remove_old_events(&stores, &apps, &webhook_metrics).await;
                 can_create_partitions = apply_retention(&stores, &apps, env.now(), can_create_partitions).await?;
                 accounts_deleted?;
                 hashes_removed?;
+                events_removed?;
             }
             Ok::<_, StoreError>(())
         };

@@ -1,7 +1,7 @@
 //! Removes foreign password hashes that no login has replaced within the retention of their App, and classes of hashes
 //! that no user has.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use time::OffsetDateTime;
 use tokio::time::Instant;
@@ -60,5 +60,10 @@ pub async fn apply_retention(stores: &Stores, apps: &Apps, now: OffsetDateTime) 
 fn expiry(app: &App, now: OffsetDateTime) -> Option<ForeignHashExpiry> {
     let days = app.password.foreign_hash_retention?;
     let claim = OwnershipClaim::from(&app.doc);
-    Some(ForeignHashExpiry { claim, imported_before: now.saturating_sub(days), now })
+    Some(ForeignHashExpiry {
+        claim,
+        imported_before: now.saturating_sub(days),
+        now,
+        webhooks: Arc::clone(&app.webhooks),
+    })
 }

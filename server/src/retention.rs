@@ -94,5 +94,6 @@ fn retention_rule(app: &Arc<App>, now: OffsetDateTime) -> UnverifiedExpiry {
         created_before: now.saturating_sub(days),
         code_sent_before: now.saturating_sub(max_code_age),
         now,
+        webhooks: Arc::clone(&app.webhooks),
     }
 }

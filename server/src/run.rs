@@ -24,6 +24,7 @@ use latchkey_server::{
     domain::clock::Env,
     hashing::{HashingOptions, HashingPool},
     http::{self, Budgets, Drain, HttpMetrics, Readiness},
+    import_metrics::ImportMetrics,
     mail::{InstallRelay, MailMetrics, MailSettings, Worker},
     memory,
     outbound::{OutboundPolicy, proxy::OutboundProxy},
@@ -38,6 +39,7 @@ use latchkey_server::{
         redis::{self, RedisStore},
     },
     token_cache::TokenCache,
+    webhooks::{self, EventSender, WebhookMetrics, WebhookWorker},
 };
 use prometheus_client::registry::Registry;
 use tokio::{
@@ -160,6 +162,7 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     let reach = OutboundPolicy { private_cidrs: serve.private_cidrs.clone(), allow_insecure: serve.allow_insecure };
     let hosts = serve.provider_hosts.iter().cloned().collect();
     let proxy = OutboundProxy::from_env()?;
+    let webhook_reach = (reach.clone(), proxy.clone());
     let options = ProviderOptions { reach: reach.clone(), proxy, test_hosts: hosts, ..ProviderOptions::default() };
     let providers = SocialProviders::new(options, Env::system());
     providers.register(registry.sub_registry_with_prefix("provider"));
@@ -168,13 +171,17 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     let mail_settings = MailSettings { install: install_relay(serve.smtp_file.as_deref())?, reach: reach.clone() };
     let mail_metrics = MailMetrics::register(&mut registry);
     let worker = Worker::new(stores.clone(), Arc::clone(&apps), Arc::new(Env::system()), mail_settings, mail_metrics);
+    let webhook_metrics = WebhookMetrics::register(registry.sub_registry_with_prefix("webhook"));
+    let sender = EventSender::new(Arc::clone(&apps), Arc::new(Env::system()), webhook_reach.0, webhook_reach.1);
+    let webhook_worker = WebhookWorker::new(stores.clone(), sender, Arc::new(Env::system()), webhook_metrics.clone());
     let http_metrics = HttpMetrics::register(&mut registry);
     let memory = serve.memory_limit.unwrap_or_else(memory::limit);
     let budgets = Budgets::new(memory, serve.connections_per_client);
     HttpMetrics::register_budgets(&mut registry, &budgets);
 
     let token_cache = TokenCache::default();
-    let state = Arc::new(State { apps, stores, env: Env::system(), settings, callers, token_cache });
+    let import_metrics = ImportMetrics::register(&mut registry);
+    let state = Arc::new(State { apps, stores, env: Env::system(), settings, callers, token_cache, import_metrics });
     let registry = Arc::new(registry);
     let (public, admin, ops) = (
         bind("--public-addr", serve.public_addr)?,
@@ -201,8 +208,11 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     api_listeners.spawn(http::serve(admin, admin_service, drain.clone()));
     api_listeners.close();
     let ops_listener = tokio::spawn(http::serve(ops, ops_service, ops_drain.clone()));
-    let stop_mail = CancellationToken::new();
-    let mail_worker = tokio::spawn(worker.run(stop_mail.clone()));
+    let stop_workers = CancellationToken::new();
+    let mail_worker = tokio::spawn(worker.run(stop_workers.clone()));
+    let webhook_worker = tokio::spawn(webhook_worker.run(stop_workers.clone()));
+    let webhook_reports = webhooks::report_states(state.stores.clone(), Arc::clone(&state.apps), Env::system());
+    let webhook_reports = tokio::spawn(webhook_reports).abort_handle();
     tokio::spawn(watch_schema(postgres.clone(), Arc::clone(&readiness)));
     tokio::spawn(prefetch_caller_keys(Arc::clone(&state)));
     let ownership = OwnershipChecker::new(Arc::clone(&state.apps), postgres.clone()).run(is_current_for_ownership);
@@ -210,7 +220,8 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     let deletion = deletion::run(Arc::clone(&state.apps), state.stores.clone(), is_current_for_deletion);
     let deletion = tokio::spawn(deletion).abort_handle();
     let (audit_apps, audit_stores) = (Arc::clone(&state.apps), state.stores.clone());
-    let audit = audit::run(audit_apps, audit_stores, Env::system(), retention_metrics, is_current_for_audit);
+    let audit =
+        audit::run(audit_apps, audit_stores, Env::system(), retention_metrics, webhook_metrics, is_current_for_audit);
     let audit = tokio::spawn(audit).abort_handle();
     let checks = state.stores.providers.clone().run_checks(Arc::clone(&state.apps), reports);
     let checks = tokio::spawn(checks).abort_handle();
@@ -221,14 +232,16 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     info!("draining");
     readiness.set_draining();
     drain.begin();
-    stop_mail.cancel();
+    stop_workers.cancel();
     // If an abort interrupts a transaction, another server repeats the transaction.
     deletion.abort();
     audit.abort();
     ownership.abort();
     checks.abort();
+    webhook_reports.abort();
     api_listeners.wait().await;
     mail_worker.await?;
+    webhook_worker.await?;
     ops_drain.begin();
     ops_listener.await?;
     postgres.close().await;

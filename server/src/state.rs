@@ -6,6 +6,7 @@ use crate::{
     callers::Callers,
     config::Apps,
     domain::{app::App, call::Call, client::ClientInfo, clock::Env},
+    import_metrics::ImportMetrics,
     settings::Settings,
     store::Stores,
     token_cache::TokenCache,
@@ -19,6 +20,7 @@ pub struct State<S = Stores> {
     pub settings: Settings,
     pub callers: Callers,
     pub token_cache: TokenCache,
+    pub import_metrics: ImportMetrics,
 }
 
 // === impl State ===

@@ -8,15 +8,20 @@ use latchkey_tests::{
     client::{ApiClient, ApiResponse},
     process,
     service_account::{AUDIENCE, ServiceAccountIssuer},
-    stack::Stack,
+    stack::{Builder, Stack},
 };
 use serde_json::{Value, json};
 
 use crate::support::{TestApp, app};
 
 mod access;
+mod calls;
+mod cross_app;
 mod data;
+mod hash_retention;
+mod import_cli;
 mod imports;
+mod stores;
 mod users;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -57,10 +62,15 @@ impl AdministrationTest {
     }
 
     pub(crate) async fn start_with(app: App, providers: &[Provider]) -> Self {
+        Self::start_on(Stack::builder(), app, providers).await
+    }
+
+    /// Adds the App, with its administrators, to a builder of the test.
+    pub(crate) async fn start_on(builder: Builder, app: App, providers: &[Provider]) -> Self {
         let issuer = ServiceAccountIssuer::new().unwrap();
         let keys = process::fresh_dir("keys").join("keys.json");
         fs::write(&keys, issuer.jwks().unwrap().to_string()).unwrap();
-        let builder = Stack::builder().args(["--service-account-keys", &keys.display().to_string()]);
+        let builder = builder.args(["--service-account-keys", &keys.display().to_string()]);
         let (app, builder) = providers.iter().fold((with_administrators(app), builder), |(app, builder), provider| {
             (app.provider(provider), builder.provider(provider))
         });
@@ -78,8 +88,13 @@ impl AdministrationTest {
 
     /// The administrator with the name of its ServiceAccount: `asks`, `reads`, `imports` or `runs`.
     pub(crate) fn administrator(&self, name: &str) -> Administrator {
+        self.administrator_of(&self.test_app.app, name)
+    }
+
+    /// A ServiceAccount that calls the API of this App.
+    pub(crate) fn administrator_of(&self, app: &App, name: &str) -> Administrator {
         let (client, token) = (ApiClient::new(self.address()), self.token(name));
-        Administrator { client, token, app: self.test_app.id().to_owned() }
+        Administrator { client, token, app: app.id().to_owned() }
     }
 
     /// The administrator with all rights.
@@ -97,6 +112,11 @@ impl Administrator {
 
     pub(crate) async fn send(&self, request: reqwest::RequestBuilder) -> ApiResponse {
         self.client.send(request).await
+    }
+
+    /// Sends a request to a server that can end in the meantime.
+    pub(crate) async fn try_send(&self, request: reqwest::RequestBuilder) -> anyhow::Result<ApiResponse> {
+        self.client.try_send(request).await
     }
 
     pub(crate) async fn get(&self, path: &str) -> ApiResponse {
@@ -127,7 +147,11 @@ impl Administrator {
     }
 
     pub(crate) async fn import_text(&self, query: &str, text: impl Into<reqwest::Body>) -> ApiResponse {
+        self.send(self.import_request(query, text)).await
+    }
+
+    pub(crate) fn import_request(&self, query: &str, text: impl Into<reqwest::Body>) -> reqwest::RequestBuilder {
         let request = self.request(Method::POST, &format!("imports?{query}"));
-        self.send(request.header("Content-Type", "application/x-ndjson").body(text)).await
+        request.header("Content-Type", "application/x-ndjson").body(text)
     }
 }

@@ -54,3 +54,4 @@ mod traces;
 mod typescript;
 mod user;
 mod user_session;
+mod webhooks;

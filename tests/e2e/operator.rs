@@ -14,3 +14,4 @@ mod reachable;
 mod references;
 mod release;
 mod status;
+mod webhooks;

@@ -32,7 +32,9 @@ async fn unverified_accounts_without_a_session_are_deleted_after_the_retention_d
     eventually("the account is deleted", RETENTION_LIMIT, one_is_deleted).await;
     assert_eq!(test_app.query_number("SELECT count(*) FROM users WHERE email LIKE 'forgotten@%'").await, 0);
     assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, 3);
-    assert_eq!(test_app.query_number("SELECT count(*) FROM audit_events WHERE kind = 'user_expired'").await, 1);
+    let deletions =
+        "SELECT count(*) FROM audit_events WHERE kind = 'user_deleted' AND detail->>'reason' = 'unverified'";
+    assert_eq!(test_app.query_number(deletions).await, 1);
     let mut deleted = 0;
     for server in test_app.stack.servers() {
         let text = server.get_ops("metrics").await.expect(StatusCode::OK).text;

@@ -6,7 +6,7 @@ mod codes;
 mod flows;
 mod identities;
 mod redirects;
-mod scripted_provider;
+pub(crate) mod scripted_provider;
 mod storm;
 
 use std::collections::{BTreeMap, HashMap};

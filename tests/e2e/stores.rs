@@ -1,6 +1,8 @@
 //! The store layer of the server, called directly, with real Postgres and Redis: the contract of each trait in
 //! `domain::ports`, concurrency, and outages.
 
+use std::sync::Arc;
+
 use std::{sync::LazyLock, time::Duration};
 
 use latchkey_crds::types::AppId;
@@ -142,6 +144,7 @@ fn an_event(kind: EventKind, user: UserId) -> Event {
         ip: Some("192.0.2.1".parse().unwrap()),
         at: now(),
         detail: Detail::default(),
+        webhooks: Arc::default(),
     }
 }
 

@@ -205,6 +205,21 @@ impl TestApp {
         revisions.next_change_where(|change| change.revision.as_ref() == Some(&wanted)).await;
     }
 
+    /// Replaces the App by one of the same appID with another document. Waits until every server serves it.
+    pub(crate) async fn apply(&mut self, app: App) {
+        let mut streams = Vec::new();
+        for server in self.stack.servers() {
+            streams.push(RevisionStream::open(server).await.0);
+        }
+        self.stack.apply(&app).expect("the App is rendered");
+        let document = fs::read(self.stack.rendered().join(format!("{}.json", app.id()))).expect("it is rendered");
+        let wanted = Revision::of(&document);
+        for revisions in &mut streams {
+            revisions.next_change_where(|change| change.revision.as_ref() == Some(&wanted)).await;
+        }
+        self.app = app;
+    }
+
     /// Waits until Redis's clock is past this time (Unix time in seconds).
     pub(crate) async fn wait_until_past(&self, unix_seconds: u64) {
         let mut redis = self.stack.redis().connect().await.expect("Redis is reachable");

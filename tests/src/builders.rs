@@ -1,5 +1,8 @@
 //! Builders of manifests. Each test builds its own Apps and Providers, and sets the fields that matter to the test.
 
+use std::collections::BTreeMap;
+
+use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Map, Value, json};
 
 use crate::smtp::{Security, Smtp};
@@ -8,7 +11,8 @@ use crate::smtp::{Security, Smtp};
 const DEFAULT_NAMESPACE: &str = "tests";
 
 /// The manifest of an App. If the App has its own relay, the manifest includes the Secret of the relay. If the App has
-/// its own templates, the manifest includes the ConfigMap of the templates.
+/// its own templates, the manifest includes the ConfigMap of the templates. If the App has push webhooks, the manifest
+/// includes the Secrets of their keys.
 #[derive(Clone, Debug)]
 pub struct App {
     id: String,
@@ -16,6 +20,23 @@ pub struct App {
     spec: Map<String, Value>,
     smtp: Option<Relay>,
     templates: Map<String, Value>,
+    /// The values of the Secret of each push webhook, by the name of the webhook.
+    webhook_keys: BTreeMap<String, Map<String, Value>>,
+}
+
+/// A webhook of an App. A push webhook has a key of its own.
+#[derive(Clone, Debug)]
+pub struct Webhook {
+    name: String,
+    spec: Map<String, Value>,
+    /// The keys of a push webhook.
+    keys: Option<WebhookKeys>,
+}
+
+#[derive(Clone, Debug)]
+struct WebhookKeys {
+    current: String,
+    previous: Option<String>,
 }
 
 /// The values of an SMTP Secret.
@@ -53,7 +74,14 @@ impl App {
             "mail": { "from": format!("The Shop <hello@{id}.test>") },
         });
         let Value::Object(spec) = spec else { unreachable!("an object is written above") };
-        Self { id: id.to_owned(), namespace: DEFAULT_NAMESPACE.to_owned(), spec, smtp: None, templates: Map::new() }
+        Self {
+            id: id.to_owned(),
+            namespace: DEFAULT_NAMESPACE.to_owned(),
+            spec,
+            smtp: None,
+            templates: Map::new(),
+            webhook_keys: BTreeMap::new(),
+        }
     }
 
     /// Sets the namespace in [`Self::manifest`].
@@ -112,12 +140,34 @@ impl App {
         self
     }
 
-    /// The App, its Secret and its ConfigMap, as a YAML stream.
+    /// Adds a webhook, or replaces the webhook of the same name.
+    pub fn webhook(mut self, webhook: &Webhook) -> Self {
+        let mut spec = webhook.spec.clone();
+        self.webhook_keys.remove(&webhook.name);
+        if let Some(keys) = &webhook.keys {
+            spec["push"]["secretRef"] = json!({ "name": format!("{}-{}", self.id, webhook.name) });
+            let mut values = Map::new();
+            values.insert("current".to_owned(), json!(keys.current));
+            if let Some(previous) = &keys.previous {
+                values.insert("previous".to_owned(), json!(previous));
+            }
+            self.webhook_keys.insert(webhook.name.clone(), values);
+        }
+        let webhooks = self.spec.entry("webhooks").or_insert_with(|| json!([]));
+        let webhooks = webhooks.as_array_mut().expect("webhooks is a list");
+        match webhooks.iter_mut().find(|existing| existing["name"] == webhook.name.as_str()) {
+            Some(existing) => *existing = Value::Object(spec),
+            None => webhooks.push(Value::Object(spec)),
+        }
+        self
+    }
+
+    /// The App, its Secrets and its ConfigMap, as a YAML stream.
     pub fn manifest(&self) -> String {
         yaml_stream(&self.objects(&self.namespace))
     }
 
-    /// The App, its Secret and its ConfigMap, in this namespace.
+    /// The App, its Secrets and its ConfigMap, in this namespace.
     pub fn objects(&self, namespace: &str) -> Vec<Value> {
         let mut objects = vec![json!({
             "apiVersion": "latchkey.dev/v1alpha1",
@@ -144,6 +194,14 @@ impl App {
                 "kind": "ConfigMap",
                 "metadata": { "name": format!("{}-mail", self.id), "namespace": namespace },
                 "data": self.templates,
+            }));
+        }
+        for (webhook, keys) in &self.webhook_keys {
+            objects.push(json!({
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": { "name": format!("{}-{webhook}", self.id), "namespace": namespace },
+                "stringData": keys,
             }));
         }
         objects
@@ -226,6 +284,65 @@ impl Provider {
     }
 }
 
+// === impl Webhook ===
+
+impl Webhook {
+    /// A webhook that sends these events to a URL, signed with a new key.
+    pub fn push(name: &str, url: &str, events: &[&str]) -> Self {
+        let keys = WebhookKeys { current: new_webhook_key(), previous: None };
+        Self { keys: Some(keys), ..Self::with_delivery(name, events, "push", json!({ "url": url })) }
+    }
+
+    /// A webhook that keeps these events until the ServiceAccount fetches them.
+    pub fn pull(name: &str, namespace: &str, service_account: &str, events: &[&str]) -> Self {
+        let consumer = json!({ "serviceAccount": { "namespace": namespace, "name": service_account } });
+        Self::with_delivery(name, events, "pull", consumer)
+    }
+
+    fn with_delivery(name: &str, events: &[&str], member: &str, delivery: Value) -> Self {
+        let mut spec = Map::new();
+        spec.insert("name".to_owned(), json!(name));
+        spec.insert("events".to_owned(), json!(events));
+        spec.insert(member.to_owned(), delivery);
+        Self { name: name.to_owned(), spec, keys: None }
+    }
+
+    /// Adds the profile of the user to each event.
+    pub fn include_profile(mut self) -> Self {
+        self.spec.insert("include".to_owned(), json!(["Profile"]));
+        self
+    }
+
+    /// Sets the URL of a push webhook.
+    pub fn url(mut self, url: &str) -> Self {
+        self.spec["push"]["url"] = json!(url);
+        self
+    }
+
+    /// Replaces the key of a push webhook by a new key, and keeps the old key as the previous one.
+    pub fn rotate_key(mut self) -> Self {
+        let keys = self.keys.as_mut().expect("a push webhook");
+        keys.previous = Some(std::mem::replace(&mut keys.current, new_webhook_key()));
+        self
+    }
+
+    /// Removes the previous key of a push webhook.
+    pub fn without_previous_key(mut self) -> Self {
+        self.keys.as_mut().expect("a push webhook").previous = None;
+        self
+    }
+
+    /// The current key of a push webhook.
+    pub fn key(&self) -> &str {
+        &self.keys.as_ref().expect("a push webhook").current
+    }
+}
+
+/// A random key in the format of Standard Webhooks.
+fn new_webhook_key() -> String {
+    format!("whsec_{}", BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))
+}
+
 // === impl Relay ===
 
 impl Relay {
@@ -251,6 +368,20 @@ fn yaml_stream(objects: &[Value]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_webhook_replaces_the_webhook_of_the_same_name_and_has_a_secret() {
+        let push = Webhook::push("crm", "http://127.0.0.1:1/hook", &["user.created"]);
+        let pull = Webhook::pull("sync", "shop", "fetches", &["user.deleted"]);
+        let rotated = push.clone().rotate_key();
+        let app = App::with_id("shop").webhook(&push).webhook(&pull).webhook(&rotated);
+        let webhooks = app.spec_value("/webhooks").unwrap();
+        assert_eq!(webhooks.as_array().unwrap().len(), 2);
+        assert_eq!(webhooks[0]["push"]["secretRef"]["name"], "shop-crm");
+        let objects = app.objects("tests");
+        assert_eq!(objects.len(), 2, "the App and the Secret of the push webhook");
+        assert_eq!(objects[1]["stringData"], json!({ "current": rotated.key(), "previous": push.key() }));
+    }
 
     #[test]
     fn the_builder_writes_an_app_and_the_secret_of_its_relay() {

@@ -25,6 +25,8 @@ pub mod process;
 pub mod provider_down;
 pub mod proxy;
 pub mod raw_connection;
+#[cfg(test)]
+mod recipes;
 pub mod redis;
 pub mod service_account;
 pub mod smtp;
@@ -33,6 +35,7 @@ pub mod stack;
 pub mod tls;
 pub mod tools;
 pub mod tunnel;
+pub mod webhook_receiver;
 
 use std::{
     fmt::Debug,

@@ -979,7 +979,7 @@ export interface components {
              */
             ip: string | null;
             /** @enum {string} */
-            kind: "registered" | "registered_again" | "confirmation_requested" | "confirmed" | "logged_in" | "logged_out" | "password_reset_requested" | "password_reset" | "password_changed" | "password_removed" | "address_change_requested" | "address_changed" | "renamed" | "session_ended" | "sessions_ended" | "refresh_late" | "refresh_stolen" | "identity_linked" | "identity_unlinked" | "user_deleted" | "user_expired" | "user_created" | "user_changed" | "user_disabled" | "user_enabled" | "mail_requested" | "users_imported" | "exported" | "login_refused" | "login_limited" | "password_check_refused" | "password_reset_refused";
+            kind: "registered" | "registered_again" | "confirmation_requested" | "confirmed" | "logged_in" | "logged_out" | "password_reset_requested" | "password_reset" | "password_changed" | "password_removed" | "address_change_requested" | "address_changed" | "renamed" | "session_ended" | "sessions_ended" | "refresh_late" | "refresh_stolen" | "identity_linked" | "identity_unlinked" | "user_deleted" | "user_created" | "user_changed" | "user_disabled" | "user_enabled" | "mail_requested" | "users_imported" | "exported" | "login_refused" | "login_limited" | "password_check_refused" | "password_reset_refused";
             /** @description The session that caused the event, or that the event opened. */
             session_id: string | null;
         };

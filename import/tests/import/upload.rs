@@ -85,14 +85,14 @@ fn a_batch_has_at_most_a_thousand_lines() {
 }
 
 #[test]
-fn a_batch_has_at_most_four_mebibytes() {
+fn a_batch_has_at_most_half_a_mebibyte() {
     let name = "x".repeat(60_000);
     let input: String =
         (0..150).map(|number| format!("{{\"external_id\":\"{number}\",\"name\":\"{name}\"}}\n")).collect();
     let (server, files) = (MockServer::creates_all(), Files::new(&input));
     assert_eq!(files.import(&server, &[]).outcome, Outcome::AllThere);
     let sizes: Vec<usize> = server.requests().iter().map(|request| request.body.len()).collect();
-    assert!(sizes.len() == 3 && sizes.iter().all(|size| *size <= 4 * 1024 * 1024), "{sizes:?}");
+    assert!(sizes.len() == 19 && sizes.iter().all(|size| *size <= 512 * 1024), "{sizes:?}");
     assert_eq!(sizes.iter().sum::<usize>(), input.len());
 }
 
@@ -245,7 +245,26 @@ fn ignored_fields_are_reported() {
         Reply::Response(200, "", body.to_string())
     });
     let run = Files::new(&lines(1)).import(&server, &[]);
-    assert!(run.out.contains("  fields that the server does not know: totp: 3\n"), "{}", run.out);
+    assert!(run.out.contains("  fields that the server ignored: totp: 3\n"), "{}", run.out);
+}
+
+#[test]
+fn the_ignored_fields_of_a_line_are_counted_once() {
+    let server = MockServer::start(|number, _| {
+        let result = match number {
+            0 => return Reply::Response(200, "", json!({ "results": [] }).to_string()),
+            1 => json!({
+                "line": 1, "outcome": "refused", "error": "invalid_request",
+                "fields": [{ "field": "password_hash", "code": "hash_too_costly" }],
+            }),
+            _ => json!({ "line": 1, "outcome": "created", "id": "1" }),
+        };
+        let body = json!({ "results": [result], "ignored_fields": { "totp": 1 } });
+        Reply::Response(200, "", body.to_string())
+    });
+    let run = Files::new(&lines(1)).import(&server, &[]);
+    assert_eq!(server.requests().len(), 2);
+    assert!(run.out.contains("  fields that the server ignored: totp: 1\n"), "{}", run.out);
 }
 
 #[test]

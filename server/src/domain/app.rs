@@ -1,5 +1,7 @@
 //! A loaded App: its rendered document, and what was parsed of it.
 
+use std::sync::Arc;
+
 use latchkey_crds::{
     rendered::{LimitName, RenderedApp, Revision, Window},
     types::AppId,
@@ -21,7 +23,7 @@ pub struct App {
     pub revision: Revision,
     pub keys: AppKeys,
     pub password: PasswordSettings,
-    pub webhooks: Vec<Webhook>,
+    pub webhooks: Arc<[Webhook]>,
 }
 
 /// Why a document cannot be loaded. The text contains no secret of the document.

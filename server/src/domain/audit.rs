@@ -1,19 +1,21 @@
 //! The audit log: one row for each event, and one row that counts many refusals.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
-use latchkey_crds::types::ProviderName;
+use latchkey_crds::{types::ProviderName, webhook::WebhookEvent};
 use serde::Serialize;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
     administration::Actor,
+    app::App,
     client::{ClientAddress, ClientInfo},
     clock::Env,
     email::AccountKey,
     session::{Amr, SessionId},
     user::UserId,
+    webhook::{self, Webhook},
 };
 
 /// What happened. Each row of the audit log contains the name of its kind. docs/audit.md lists all names.
@@ -49,8 +51,6 @@ pub enum EventKind {
     IdentityLinked,
     IdentityUnlinked,
     UserDeleted,
-    /// The account was deleted because its email address was not verified in time.
-    UserExpired,
     /// An administrator created the user. The events from here to `Exported` name the administrator in the detail.
     UserCreated,
     /// An administrator changed the user. The detail names the changed fields.
@@ -96,6 +96,8 @@ pub struct Event {
     pub ip: Option<IpAddr>,
     pub at: OffsetDateTime,
     pub detail: Detail,
+    /// The webhooks of the App. The transaction that writes the event queues it for those that report it.
+    pub webhooks: Arc<[Webhook]>,
 }
 
 /// More about an event. Contains no text from a client, no email address, no IP address and no secret.
@@ -122,6 +124,9 @@ pub struct Detail {
     /// The name of the mail that an administrator requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mail: Option<&'static str>,
+    /// Why the service deleted the account: `unverified`, if its email address was not verified in time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub import: Option<ImportCounts>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
@@ -173,7 +178,7 @@ pub struct ActivityEntry {
 // === impl EventKind ===
 
 impl EventKind {
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 31] = [
         Self::Registered,
         Self::RegisteredAgain,
         Self::ConfirmationRequested,
@@ -194,7 +199,6 @@ impl EventKind {
         Self::IdentityLinked,
         Self::IdentityUnlinked,
         Self::UserDeleted,
-        Self::UserExpired,
         Self::UserCreated,
         Self::UserChanged,
         Self::UserDisabled,
@@ -230,7 +234,6 @@ impl EventKind {
             Self::IdentityLinked => "identity_linked",
             Self::IdentityUnlinked => "identity_unlinked",
             Self::UserDeleted => "user_deleted",
-            Self::UserExpired => "user_expired",
             Self::UserCreated => "user_created",
             Self::UserChanged => "user_changed",
             Self::UserDisabled => "user_disabled",
@@ -243,6 +246,36 @@ impl EventKind {
             Self::PasswordCheckRefused => "password_check_refused",
             Self::PasswordResetRefused => "password_reset_refused",
         }
+    }
+
+    /// The event that webhooks report. `None` if webhooks do not report this kind.
+    pub const fn webhook_event(self) -> Option<WebhookEvent> {
+        Some(match self {
+            Self::Registered | Self::UserCreated => WebhookEvent::UserCreated,
+            Self::Confirmed => WebhookEvent::UserVerified,
+            Self::Renamed | Self::UserChanged | Self::AddressChanged => WebhookEvent::UserUpdated,
+            Self::PasswordChanged | Self::PasswordReset | Self::PasswordRemoved => WebhookEvent::UserPasswordChanged,
+            Self::UserDisabled => WebhookEvent::UserDisabled,
+            Self::UserEnabled => WebhookEvent::UserEnabled,
+            Self::UserDeleted => WebhookEvent::UserDeleted,
+            Self::IdentityLinked => WebhookEvent::UserIdentityLinked,
+            Self::IdentityUnlinked => WebhookEvent::UserIdentityUnlinked,
+            Self::LoggedIn => WebhookEvent::SessionCreated,
+            Self::LoggedOut | Self::SessionEnded | Self::SessionsEnded => WebhookEvent::SessionEnded,
+            Self::RefreshStolen => WebhookEvent::SessionStolen,
+            Self::UsersImported => WebhookEvent::UsersImported,
+            Self::Exported => WebhookEvent::UsersExported,
+            Self::RegisteredAgain
+            | Self::ConfirmationRequested
+            | Self::PasswordResetRequested
+            | Self::AddressChangeRequested
+            | Self::RefreshLate
+            | Self::MailRequested
+            | Self::LoginRefused
+            | Self::LoginLimited
+            | Self::PasswordCheckRefused
+            | Self::PasswordResetRefused => return None,
+        })
     }
 
     /// The kind with that name. `None` for an unknown name, which a newer server may have written.
@@ -272,7 +305,13 @@ impl RefusalKind {
 impl Event {
     /// A new event with the current time, caused by an administrator. It has no IP address: users see their events, and
     /// the address is one of the cluster.
-    pub fn by_administrator(env: &Env, actor: &Actor, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
+    pub fn by_administrator(
+        env: &Env,
+        app: &App,
+        actor: &Actor,
+        kind: EventKind,
+        user: impl Into<Option<UserId>>,
+    ) -> Self {
         Self {
             id: env.new_uuid(),
             kind,
@@ -281,11 +320,12 @@ impl Event {
             ip: None,
             at: env.now(),
             detail: Detail::from_actor(actor),
+            webhooks: Arc::clone(&app.webhooks),
         }
     }
 
     /// A new event with the current time, caused by this client.
-    pub fn new(env: &Env, client: &ClientInfo, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
+    pub fn new(env: &Env, app: &App, client: &ClientInfo, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
         Self {
             id: env.new_uuid(),
             kind,
@@ -294,7 +334,13 @@ impl Event {
             ip: Some(client.ip.to_canonical()),
             at: env.now(),
             detail: Detail::default(),
+            webhooks: Arc::clone(&app.webhooks),
         }
+    }
+
+    /// The names of the webhooks that report this event.
+    pub fn reporting_webhooks(&self) -> Vec<String> {
+        webhook::names_reporting(&self.webhooks, self.kind)
     }
 
     #[must_use]

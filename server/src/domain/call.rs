@@ -48,7 +48,7 @@ impl<'a, S> Call<'a, S> {
 
     /// A new event with the current time, caused by this client.
     pub fn event(self, kind: EventKind, user: impl Into<Option<UserId>>) -> Event {
-        Event::new(self.env, self.client, kind, user)
+        Event::new(self.env, self.app, self.client, kind, user)
     }
 
     /// A refused attempt of this client.

@@ -15,6 +15,8 @@ pub enum Right {
     Import,
     /// Create, change and delete users.
     ManageUsers,
+    /// Fetch the events of a webhook. No role includes it: the webhook names the ServiceAccount.
+    FetchEvents,
 }
 
 /// A set of rights.
@@ -35,6 +37,7 @@ impl fmt::Display for Right {
             Self::Read => "read",
             Self::Import => "import",
             Self::ManageUsers => "manage users",
+            Self::FetchEvents => "fetch events",
         })
     }
 }
@@ -61,6 +64,7 @@ impl Rights {
             Right::Read => self.read,
             Right::Import => self.import,
             Right::ManageUsers => self.manage_users,
+            Right::FetchEvents => false,
         }
     }
 

@@ -1,15 +1,23 @@
 //! The webhooks of an App: which events are delivered, and how.
 
-use std::{collections::BTreeSet, fmt};
+use std::{collections::BTreeSet, fmt, time::Duration};
 
+use aws_lc_rs::hmac;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use latchkey_crds::{
     refs::ServiceAccountRef,
-    rendered::{RenderedDelivery, RenderedWebhook, SecretString},
+    rendered::{RenderedDelivery, RenderedWebhook, Revision, SecretString},
     types::{EndpointUrl, WebhookName},
     webhook::WebhookEvent,
 };
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use uuid::Uuid;
 use zeroize::Zeroizing;
+
+use super::audit::EventKind;
 
 /// A webhook of an App.
 #[derive(Debug)]
@@ -19,6 +27,8 @@ pub struct Webhook {
     /// Whether each event has the profile of its user.
     pub includes_profile: bool,
     pub delivery: Delivery,
+    /// Changes with the settings of the webhook and with its keys. 64 hexadecimal digits.
+    pub fingerprint: String,
 }
 
 /// How the events of a webhook are delivered.
@@ -48,6 +58,81 @@ pub struct SigningKeys {
 /// A key of Standard Webhooks: 24–64 bytes.
 pub struct SigningKey(Zeroizing<Vec<u8>>);
 
+/// An event in the queue of a webhook.
+#[derive(Clone, Debug)]
+pub struct QueuedEvent {
+    pub id: Uuid,
+    /// The number of failed deliveries.
+    pub attempts: u32,
+    pub kind: EventKind,
+    pub at: OffsetDateTime,
+    pub user: Option<Uuid>,
+    pub session: Option<Uuid>,
+    /// The version of the user after the event.
+    pub version: Option<i64>,
+    pub detail: Option<Value>,
+    /// The user as it was when the event was claimed. `None` if the user is deleted.
+    pub profile: Option<UserProfile>,
+}
+
+/// What a webhook with `include: [Profile]` says about the user of an event.
+#[derive(Clone, Serialize, JsonSchema)]
+#[schemars(rename = "WebhookUser")]
+pub struct UserProfile {
+    pub email: Option<String>,
+    pub email_verified: bool,
+    pub name: String,
+    /// `disabled`, `contested`, `unverified` or `active`.
+    pub state: &'static str,
+    pub external_id: Option<String>,
+    pub version: i64,
+}
+
+/// An event as receivers and consumers get it.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "WebhookEvent")]
+pub struct EventBody {
+    /// The type of the event, for example `user.created`.
+    #[serde(rename = "type")]
+    pub event_type: &'static str,
+    /// When the event happened (RFC 3339).
+    pub timestamp: String,
+    pub data: EventData,
+}
+
+/// What happened. What an event does not have is null.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "WebhookEventData")]
+pub struct EventData {
+    /// The appID.
+    pub app: String,
+    pub user_id: Option<String>,
+    pub session_id: Option<String>,
+    /// The version of the user after the event; only for the types `user.*`. Events can come in any order: the state
+    /// with the highest version is the newest. A change of identities does not raise it.
+    pub version: Option<i64>,
+    /// More about the event, as in the audit log.
+    pub detail: Option<Value>,
+    /// Only for a webhook with `include: [Profile]`: the user at the time of the delivery; null if the user is deleted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<Option<UserProfile>>,
+}
+
+/// The delays after the first failed delivery, the second, …; the last one repeats (specification: Administration,
+/// Webhooks).
+const RETRY_DELAYS: [Duration; 6] = [
+    Duration::from_secs(5),
+    Duration::from_secs(60),
+    Duration::from_secs(5 * 60),
+    Duration::from_secs(30 * 60),
+    Duration::from_secs(2 * 60 * 60),
+    Duration::from_secs(6 * 60 * 60),
+];
+/// How long after the event its delivery is tried.
+const MAX_AGE: time::Duration = time::Duration::hours(72);
+/// The longest `Retry-After` of a receiver that counts.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60 * 60);
+
 /// The key of a webhook in a document cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key of a webhook is not whsec_ and 24 to 64 bytes in base64")]
@@ -74,6 +159,7 @@ impl Webhook {
             events: rendered.events.iter().filter_map(|name| name.parse().ok()).collect(),
             includes_profile: rendered.include_profile,
             delivery,
+            fingerprint: fingerprint(rendered),
         })
     }
 
@@ -90,6 +176,79 @@ impl Webhook {
     }
 }
 
+/// The names of the webhooks that report events of this kind.
+pub fn names_reporting(webhooks: &[Webhook], kind: EventKind) -> Vec<String> {
+    let Some(event) = kind.webhook_event() else { return Vec::new() };
+    webhooks.iter().filter(|webhook| webhook.reports(event)).map(|webhook| webhook.name.to_string()).collect()
+}
+
+fn fingerprint(rendered: &RenderedWebhook) -> String {
+    let document = Zeroizing::new(serde_json::to_vec(rendered).unwrap_or_default());
+    Revision::of(&document).as_str().to_owned()
+}
+
+/// When the delivery is tried again after a failure now, or `None` if it is given up. `attempts` is the number of
+/// failures before this one. `random_unit` (0 to 1) varies the delay by ±20 %.
+pub fn retry_at(
+    event_at: OffsetDateTime,
+    attempts: u32,
+    retry_after: Option<Duration>,
+    now: OffsetDateTime,
+    random_unit: f64,
+) -> Option<OffsetDateTime> {
+    let last = event_at.saturating_add(MAX_AGE);
+    if now >= last {
+        return None;
+    }
+    let index = usize::try_from(attempts).unwrap_or(usize::MAX).min(RETRY_DELAYS.len() - 1);
+    let delay = RETRY_DELAYS[index].mul_f64(0.8 + 0.4 * random_unit.clamp(0.0, 1.0));
+    let delay = delay.max(retry_after.unwrap_or_default().min(MAX_RETRY_AFTER));
+    Some(now.saturating_add(time::Duration::try_from(delay).unwrap_or(time::Duration::MAX)).min(last))
+}
+
+// === impl QueuedEvent ===
+
+impl QueuedEvent {
+    /// The event as the receivers of the webhook get it.
+    pub fn body(&self, app: &str, webhook: &Webhook) -> EventBody {
+        EventBody {
+            // Only events with a type are queued.
+            event_type: self.kind.webhook_event().map_or("", WebhookEvent::as_str),
+            timestamp: self.at.format(&Rfc3339).unwrap_or_default(),
+            data: EventData {
+                app: app.to_owned(),
+                user_id: self.user.map(|user| user.to_string()),
+                session_id: self.session.map(|session| session.to_string()),
+                version: self.version,
+                detail: self.detail.clone(),
+                user: webhook.includes_profile.then(|| self.profile.clone()),
+            },
+        }
+    }
+}
+
+// === impl UserProfile ===
+
+impl fmt::Debug for UserProfile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UserProfile(…)")
+    }
+}
+
+// === impl SigningKeys ===
+
+impl SigningKeys {
+    /// The header `webhook-signature` of Standard Webhooks: a signature with each key. `timestamp` is in Unix seconds.
+    pub fn sign(&self, id: &str, timestamp: i64, body: &str) -> String {
+        let content = format!("{id}.{timestamp}.{body}");
+        let signatures = [Some(&self.current), self.previous.as_ref()].into_iter().flatten().map(|key| {
+            let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key.0), content.as_bytes());
+            format!("v1,{}", STANDARD.encode(tag))
+        });
+        signatures.collect::<Vec<_>>().join(" ")
+    }
+}
+
 // === impl SigningKey ===
 
 impl SigningKey {
@@ -97,11 +256,6 @@ impl SigningKey {
         let base64 = text.expose().strip_prefix("whsec_").ok_or(InvalidSigningKey)?;
         let key = STANDARD.decode(base64).map(Zeroizing::new).map_err(|_| InvalidSigningKey)?;
         if (24..=64).contains(&key.len()) { Ok(Self(key)) } else { Err(InvalidSigningKey) }
-    }
-
-    /// The key itself. Call this only to sign.
-    pub fn expose(&self) -> &[u8] {
-        &self.0
     }
 }
 
@@ -137,8 +291,8 @@ mod tests {
     fn the_keys_of_a_push_webhook_are_decoded_and_not_printed() {
         let webhook = push(KEY, Some(KEY)).unwrap();
         let Delivery::Push(Push { keys: Some(keys), .. }) = &webhook.delivery else { panic!("{webhook:?}") };
-        assert_eq!(keys.current.expose(), b"hushhushhushhushhushhush");
-        assert_eq!(keys.previous.as_ref().unwrap().expose(), keys.current.expose());
+        assert_eq!(*keys.current.0, b"hushhushhushhushhushhush");
+        assert_eq!(keys.previous.as_ref().unwrap().0, keys.current.0);
         let printed = format!("{webhook:?}");
         assert!(!printed.contains("hush") && !printed.contains("aHVz"), "{printed}");
     }
@@ -170,5 +324,51 @@ mod tests {
         assert!(pull.reports(WebhookEvent::UserCreated) && !pull.reports(WebhookEvent::UserDeleted));
         assert!(pull.is_pulled_by("jobs", "sync") && !pull.includes_profile);
         assert!(!pull.is_pulled_by("shop", "sync") && !pull.is_pulled_by("jobs", "other"));
+    }
+
+    #[test]
+    fn the_signature_is_that_of_standard_webhooks() {
+        // The example of the specification of Standard Webhooks.
+        let webhook = push("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", Some(KEY)).unwrap();
+        let Delivery::Push(Push { keys: Some(keys), .. }) = &webhook.delivery else { panic!("{webhook:?}") };
+        let signed = keys.sign("msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, r#"{"test": 2432232314}"#);
+        let (current, previous) = signed.split_once(' ').unwrap();
+        assert_eq!(current, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+        assert!(previous.starts_with("v1,") && previous != current);
+    }
+
+    #[test]
+    fn the_fingerprint_changes_with_the_settings_and_the_keys() {
+        let other_key = format!("whsec_{}", STANDARD.encode([1; 24]));
+        let webhooks = [push(KEY, None), push(KEY, Some(KEY)), push(&other_key, None)];
+        let fingerprints: BTreeSet<_> = webhooks.into_iter().map(|webhook| webhook.unwrap().fingerprint).collect();
+        assert_eq!(fingerprints.len(), 3);
+        assert_eq!(push(KEY, None).unwrap().fingerprint, push(KEY, None).unwrap().fingerprint);
+        assert!(fingerprints.iter().all(|fingerprint| fingerprint.len() == 64));
+    }
+
+    #[test]
+    fn deliveries_are_retried_for_three_days() {
+        let event_at = OffsetDateTime::UNIX_EPOCH;
+        let delay = |attempts, random_unit| {
+            (retry_at(event_at, attempts, None, event_at, random_unit).unwrap() - event_at).whole_seconds()
+        };
+        assert_eq!([0, 1, 2, 3, 4, 5, 99].map(|attempts| delay(attempts, 0.5)), [5, 60, 300, 1800, 7200, 21600, 21600]);
+        assert_eq!([delay(0, 0.0), delay(0, 1.0)], [4, 6]);
+
+        let after = |hours| event_at + time::Duration::hours(hours);
+        assert_eq!(retry_at(event_at, 20, None, after(71), 0.5), Some(after(72)), "the last delivery");
+        assert_eq!(retry_at(event_at, 20, None, after(72), 0.5), None);
+    }
+
+    #[test]
+    fn a_receiver_can_ask_for_a_later_delivery() {
+        let at = OffsetDateTime::UNIX_EPOCH;
+        let delay = |attempts, retry_after| {
+            (retry_at(at, attempts, Some(Duration::from_secs(retry_after)), at, 0.5).unwrap() - at).whole_seconds()
+        };
+        assert_eq!(delay(0, 8), 8);
+        assert_eq!(delay(1, 8), 60, "a shorter time does not count");
+        assert_eq!(delay(0, 1_000_000), 3600, "an hour at most");
     }
 }

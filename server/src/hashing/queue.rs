@@ -116,6 +116,9 @@ const MAX_CLIENT_SLOTS_WHEN_CROWDED: usize = 2;
 /// How many turns a namespace gets for one turn of a client that waits in many Apps. A user logs in to one App at a
 /// time, so such a client is a program, which must not get as many turns as a namespace.
 const TURNS_PER_MULTI_APP_TURN: u32 = 4;
+/// How far a queue can be behind the virtual time. A queue whose jobs could not start gets this much time in a row before
+/// others take turns again: enough for a few heavy jobs, and well below the 2 s after which a waiting job is refused.
+const MAX_CREDIT: Duration = Duration::from_millis(500);
 /// The maximum number of clients' queues per slot, including queues that only record used time. A queue takes about 150
 /// bytes.
 const CLIENT_QUEUES_PER_SLOT: usize = 4;
@@ -188,7 +191,8 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
     }
 
     /// Takes a job from the queue that is due first of those with a job that can start, and charges the queue. `take`
-    /// returns the job with its kind and its expected time. A queue whose jobs cannot start keeps its position.
+    /// returns the job with its kind and its expected time. A queue whose jobs cannot start keeps its position, but gets
+    /// at most `MAX_CREDIT` for the wait.
     fn dequeue<T>(
         &mut self,
         startable: StartableKinds,
@@ -200,7 +204,7 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
         let position = *self.schedule.iter().find(|(_, key)| has_startable(key))?.0;
         let key = self.schedule.remove(&position)?;
         let queue = self.queues.get_mut(&key)?;
-        let due = position.0;
+        let due = position.0.max(self.virtual_time.saturating_sub(MAX_CREDIT));
         queue.position = None;
         self.virtual_time = self.virtual_time.max(due);
         let (kind, expected, taken) = take(&mut queue.content)?;
@@ -709,6 +713,32 @@ mod tests {
         assert_eq!(pop(false, true), None);
         assert_eq!(pop(true, false), Some(1));
         assert_eq!(queue.len(), 0);
+    }
+
+    #[test]
+    fn a_queue_that_could_not_start_gets_at_most_half_a_second_in_a_row() {
+        let mut queue = Queue::new(1000);
+        for number in 0..150 {
+            queue.push(&only_app_owner("imported", 1), HEAVY, JOB, number);
+        }
+        for number in 0..300 {
+            queue.push(&only_app_owner("native", 2), LIGHT, JOB, 1000 + number);
+        }
+        // The heavy jobs wait for 2 s. The virtual time never goes back.
+        let mut before = Duration::ZERO;
+        for _ in 0..200 {
+            let startable = StartableKinds { heavy: false, large: true };
+            assert!(queue.pop(startable, |_| JOB).is_some_and(|turn| turn.job >= 1000));
+            assert!(queue.namespaces.virtual_time >= before);
+            before = queue.namespaces.virtual_time;
+        }
+        let order: Vec<_> = (0..150).map_while(|_| queue.next()).collect();
+        assert!(queue.namespaces.virtual_time >= before);
+        let in_a_row = order.iter().take_while(|item| **item < 1000).count();
+        assert!((40..=52).contains(&in_a_row), "{in_a_row} heavy jobs of 10 ms in a row");
+        let rest = &order[in_a_row..];
+        let heavy = rest.iter().filter(|item| **item < 1000).count();
+        assert!(heavy.abs_diff(rest.len() - heavy) <= 2, "then the Apps take turns: {rest:?}");
     }
 
     #[test]

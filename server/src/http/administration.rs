@@ -11,13 +11,17 @@ use http::Method;
 use super::{
     Ports, authentication, endpoints,
     error::Problem,
+    handlers::administration::{export, webhooks},
     openapi,
     pipeline::{Endpoints, Lookup},
     request::InboundRequest,
     response::Response,
     routes::{AdministrationRoute, RouteTable},
 };
-use crate::{domain::app::App, state::State};
+use crate::{
+    domain::{app::App, rights::Right},
+    state::State,
+};
 
 mod body;
 mod cursor;
@@ -83,7 +87,15 @@ impl<S: Ports> Endpoints for AdministrationEndpoints<S> {
             return endpoints::administration::call_service(route, &self.openapi, request).await;
         };
         let caller = authentication::authenticate_caller(&self.state, app, &request.headers).await?;
-        caller.require(right)?;
+        if right == Right::FetchEvents {
+            webhooks::authorize(app, &caller, &request)?;
+        } else {
+            caller.require(right)?;
+        }
+        // The only call whose right depends on its query.
+        if route == AdministrationRoute::ExportUsers && export::users::requests_hashes(&request.uri) {
+            caller.require(Right::ManageUsers)?;
+        }
         let permit = self.limits.admit(app.id(), &caller.account, route)?;
         let response = endpoints::administration::call(route, &self.state, app, &caller, request).await?;
         Ok(permit.hold_until_sent(response))

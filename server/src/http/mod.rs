@@ -7,7 +7,7 @@ use prometheus_client::registry::Registry;
 use crate::{
     domain::ports::{
         self, AuditLog, Codes, Flows, Identities, Outbox, PasswordHasher, Providers, RateLimits, Sessions,
-        UserAdministration, Users,
+        UserAdministration, Users, WebhookEvents,
     },
     providers::ProviderReports,
     state::State,
@@ -46,9 +46,15 @@ pub use pipeline::Service;
 pub use serve::{Drain, serve};
 
 /// All ports of the domain that the endpoints need.
-pub trait Ports: AccountPorts + SocialPorts + UserAdministration + Outbox + AuditLog + Send + Sync + 'static {}
+pub trait Ports:
+    AccountPorts + SocialPorts + UserAdministration + WebhookEvents + Outbox + AuditLog + Send + Sync + 'static
+{
+}
 
-impl<S: AccountPorts + SocialPorts + UserAdministration + Outbox + AuditLog + Send + Sync + 'static> Ports for S {}
+impl<S: AccountPorts + SocialPorts + UserAdministration + WebhookEvents + Outbox + AuditLog + Send + Sync + 'static>
+    Ports for S
+{
+}
 
 /// The ports that accounts and their sessions need.
 pub trait AccountPorts: Users + ports::OwnAccounts + RateLimits + PasswordHasher + Sessions + Codes {}

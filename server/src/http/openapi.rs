@@ -16,6 +16,7 @@ mod components;
 mod errors;
 pub mod examples;
 pub mod operation;
+mod webhooks;
 
 /// Generates the document of the public listener for a service at `base_url`.
 pub fn public_document(base_url: &IssuerUrl) -> Value {
@@ -34,13 +35,15 @@ pub fn administration_document() -> Value {
         can be in flight per server.";
     let summary = "Administration of the users of an App";
     let url = "http://latchkey-server-admin.latchkey.svc:8081";
-    document::<AdministrationRoute>(
+    let mut document = document::<AdministrationRoute>(
         endpoints::administration::operation,
         "Latchkey administration",
         summary,
         description,
         url,
-    )
+    );
+    webhooks::add(&mut document);
+    document
 }
 
 fn document<R: RouteTable>(

@@ -43,6 +43,11 @@ impl<'a> Parameters<'a> {
         self.0.iter().map(|(name, _)| name.as_ref())
     }
 
+    /// Whether a parameter with this name and value was sent.
+    pub fn contains(&self, name: &str, value: &str) -> bool {
+        self.0.iter().any(|(sent_name, sent_value)| sent_name == name && sent_value == value)
+    }
+
     /// The value of a parameter that can occur at most once.
     pub fn get_once(&self, name: &'static str) -> Result<Option<&str>, RepeatedParameter> {
         let mut values = self.0.iter().filter(|(named, _)| named == name).map(|(_, value)| value.as_ref());

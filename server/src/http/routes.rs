@@ -95,6 +95,10 @@ macro_rules! administration_endpoints {
                 DeadLetters = Get "dead-letters" "/v1/{APPID}/dead-letters" => administration::dead_letters::list;
                 RetryDeadLetters = Post "retry-dead-letters" "/v1/{APPID}/dead-letters/retry"
                     => administration::dead_letters::retry;
+                FetchEvents = Get "fetch-events" "/v1/{APPID}/webhooks/{WEBHOOK}/events"
+                    => administration::webhooks::events;
+                AcknowledgeEvents = Post "acknowledge-events" "/v1/{APPID}/webhooks/{WEBHOOK}/acknowledge"
+                    => administration::webhooks::acknowledge;
             }
             // The paths without an App.
             service {

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
+pub(crate) mod client;
 pub mod proxy;
 pub(crate) mod tls_roots;
 

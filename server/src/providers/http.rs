@@ -1,45 +1,22 @@
 //! The HTTP client for providers. It bounds the time and the size of responses. It connects only to IP addresses that
 //! the installation allows, and only over TLS, except in development.
 
-use std::{
-    collections::HashMap,
-    error::Error,
-    fmt,
-    future::Future,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, net::SocketAddr, time::Duration};
 
-use bytes::Bytes;
-use http::{HeaderValue, Request, StatusCode, Uri, header::USER_AGENT};
-use http_body_util::{BodyExt, Full};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
-use hyper_rustls::HttpsConnector;
-use hyper_util::{
-    client::{
-        legacy::{
-            Client,
-            connect::{HttpConnector, proxy::Tunnel},
-        },
-        proxy::matcher::Intercept,
-    },
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-};
 use rustls::pki_types::CertificateDer;
-use tokio::{
-    net::TcpStream,
-    sync::OnceCell,
-    time::{Instant, timeout},
-};
-use tower_service::Service;
+use tokio::time::{Instant, timeout};
 
 use super::metrics::Metrics;
 use crate::{
     domain::identity::{InvalidResponse, ProviderEndpoint, ProviderError, UnavailableReason},
-    outbound::{OutboundPolicy, ResolveError, lookup_host, proxy::OutboundProxy, tls_roots::TlsRoots},
+    outbound::{
+        OutboundPolicy,
+        client::{FullBody, OutboundClient},
+        proxy::OutboundProxy,
+    },
 };
 
 /// Timeout of one operation, which can make several calls, and of each call (specification: Limits, Provider calls).
@@ -47,29 +24,10 @@ pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a response body, in bytes. Checked against `Content-Length`, and again while the body is read.
 /// docs/decisions/0024 lists the sizes of the largest responses of providers.
 pub(super) const MAX_RESPONSE_BODY: usize = 64 * 1024;
-/// Maximum size of a response head, in bytes. The head of GitHub's responses has about 4 KiB. The default maximum of
-/// hyper is 400 KiB.
-pub(super) const MAX_RESPONSE_HEAD: usize = 32 * 1024;
-/// Timeout of a connection attempt to one IP address. Leaves time to try the host's next IP address.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-/// Timeout of a name lookup if there is a proxy. A cluster with a proxy can have a DNS server that knows only the names
-/// of the cluster, and that is slow to report that a name is unknown.
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Timeout of idle connections. It is short, because providers also close idle connections: a request on a connection
-/// that the provider has just closed is lost, together with the authorization code in the request.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Maximum number of idle connections per host.
-const MAX_IDLE_PER_HOST: usize = 16;
-/// `User-Agent`. GitHub and Discord reject calls without it.
-const USER_AGENT_VALUE: &str = concat!("Latchkey/", env!("CARGO_PKG_VERSION"));
-
-type FullBody = Full<Bytes>;
 
 /// The HTTP client.
 pub(super) struct ProviderHttp {
-    connector: ProviderConnector,
-    trust: TlsRoots,
-    client: OnceCell<Client<HttpsConnector<ProviderConnector>, FullBody>>,
+    client: OutboundClient,
     metrics: Metrics,
 }
 
@@ -96,15 +54,6 @@ pub(super) enum HttpCallError {
     InvalidResponse(InvalidResponse),
 }
 
-/// Connects to allowed IP addresses, directly or through the proxy.
-#[derive(Clone)]
-struct ProviderConnector {
-    reach: Arc<OutboundPolicy>,
-    proxy: OutboundProxy,
-    /// For tests: hosts that resolve to an IP address of this machine.
-    hosts: Arc<HashMap<String, SocketAddr>>,
-}
-
 // === impl ProviderHttp ===
 
 impl ProviderHttp {
@@ -115,17 +64,12 @@ impl ProviderHttp {
         test_roots: Vec<CertificateDer<'static>>,
         metrics: Metrics,
     ) -> Self {
-        Self {
-            connector: ProviderConnector { reach: Arc::new(reach), proxy, hosts: Arc::new(hosts) },
-            trust: TlsRoots::with_extra_roots(test_roots),
-            client: OnceCell::new(),
-            metrics,
-        }
+        Self { client: OutboundClient::new(reach, proxy, hosts, test_roots), metrics }
     }
 
     /// Whether a URL can be called: its scheme is `https`, or `http` in development.
     pub(super) fn allows_url(&self, url: &str) -> bool {
-        url.starts_with("https://") || (self.connector.reach.allow_insecure && url.starts_with("http://"))
+        self.client.allows_url(url)
     }
 
     /// Sends one request and counts it. Does not follow redirects. Status 429 and 5xx are
@@ -142,11 +86,10 @@ impl ProviderHttp {
         response
     }
 
-    async fn send(&self, mut request: Request<FullBody>) -> Result<ProviderResponse, HttpCallError> {
+    async fn send(&self, request: Request<FullBody>) -> Result<ProviderResponse, HttpCallError> {
         if !self.allows_url(&request.uri().to_string()) {
             return Err(HttpCallError::InvalidResponse(InvalidResponse::NotHttps));
         }
-        request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
         // The span has neither path nor query, because these can contain tokens. The request does not propagate the
         // trace to the provider.
         let span = latchkey_telemetry::child_span!(
@@ -158,11 +101,7 @@ impl ProviderHttp {
             server.address = request.uri().host(),
         );
         let call = async {
-            let client = self.get_or_build_client().await?;
-            let response = client
-                .request(request)
-                .await
-                .map_err(|error| HttpCallError::Unavailable(unavailable_reason(&error)))?;
+            let response = self.client.request(request).await.map_err(HttpCallError::Unavailable)?;
             let (head, body) = response.into_parts();
             span.record("http.response.status_code", head.status.as_u16());
             if head.status == StatusCode::TOO_MANY_REQUESTS || head.status.is_server_error() {
@@ -180,24 +119,6 @@ impl ProviderHttp {
             latchkey_telemetry::record_error(&span, "no_answer");
         }
         response
-    }
-
-    async fn get_or_build_client(&self) -> Result<&Client<HttpsConnector<ProviderConnector>, FullBody>, HttpCallError> {
-        let build = || async {
-            let config =
-                self.trust.tls_config().await.map_err(|_| HttpCallError::Unavailable(UnavailableReason::Tls))?;
-            let mut connector = HttpsConnector::from((self.connector.clone(), config));
-            if !self.connector.reach.allow_insecure {
-                connector.enforce_https();
-            }
-            Ok(Client::builder(TokioExecutor::new())
-                .pool_timer(TokioTimer::new())
-                .pool_idle_timeout(IDLE_TIMEOUT)
-                .pool_max_idle_per_host(MAX_IDLE_PER_HOST)
-                .http1_max_buf_size(MAX_RESPONSE_HEAD)
-                .build(connector))
-        };
-        self.client.get_or_try_init(build).await
     }
 }
 
@@ -229,19 +150,6 @@ async fn read_body(mut body: Incoming) -> Result<Vec<u8>, HttpCallError> {
     Ok(bytes)
 }
 
-/// The [`UnavailableReason`] in the error's source chain. If there is none, a failed connection attempt counts as a TLS
-/// failure, and any other failure counts as a closed connection.
-fn unavailable_reason(error: &hyper_util::client::legacy::Error) -> UnavailableReason {
-    let mut source: Option<&(dyn Error + 'static)> = error.source();
-    while let Some(inner) = source {
-        if let Some(reason) = inner.downcast_ref::<UnavailableReason>() {
-            return *reason;
-        }
-        source = inner.source();
-    }
-    if error.is_connect() { UnavailableReason::Tls } else { UnavailableReason::ConnectionClosed }
-}
-
 // === impl HttpCallError ===
 
 impl HttpCallError {
@@ -253,75 +161,6 @@ impl HttpCallError {
     }
 }
 
-// === impl ProviderConnector ===
-
-impl ProviderConnector {
-    async fn connect(&self, uri: &Uri) -> Result<TokioIo<TcpStream>, UnavailableReason> {
-        let host = uri.host().ok_or(UnavailableReason::NameUnknown)?;
-        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
-        if let Some(proxy) = self.proxy.intercept(uri) {
-            return self.tunnel(&proxy, uri, host, port).await;
-        }
-        let addresses = match self.hosts.get(host) {
-            Some(address) => vec![*address],
-            None => self.reach.resolve(host, port).await.map_err(|error| match error {
-                ResolveError::NameUnknown => UnavailableReason::NameUnknown,
-                ResolveError::AddressNotAllowed => UnavailableReason::AddressNotAllowed,
-            })?,
-        };
-        for address in addresses {
-            if let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
-                // Requests are small, and the caller waits for the response.
-                let _ = stream.set_nodelay(true);
-                return Ok(TokioIo::new(stream));
-            }
-        }
-        Err(UnavailableReason::Unreachable)
-    }
-
-    /// Connects through the installation's proxy, which looks up the name itself. This server looks up the name, too.
-    /// If this server finds IP addresses, all of them must be allowed. If this server finds none, only the proxy can
-    /// check the IP address (docs/decisions/0019).
-    async fn tunnel(
-        &self,
-        proxy: &Intercept,
-        uri: &Uri,
-        host: &str,
-        port: u16,
-    ) -> Result<TokioIo<TcpStream>, UnavailableReason> {
-        if !self.hosts.contains_key(host)
-            && let Ok(Ok(addresses)) = timeout(LOOKUP_TIMEOUT, lookup_host(host, port)).await
-            && !addresses.iter().all(|address| self.reach.allows(address.ip()))
-        {
-            return Err(UnavailableReason::AddressNotAllowed);
-        }
-        let mut tcp = HttpConnector::new();
-        tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        tcp.set_nodelay(true);
-        let mut tunnel = Tunnel::new(proxy.uri().clone(), tcp);
-        if let Some(credentials) = proxy.basic_auth() {
-            tunnel = tunnel.with_auth(credentials.clone());
-        }
-        tunnel.call(uri.clone()).await.map_err(|_| UnavailableReason::Proxy)
-    }
-}
-
-impl Service<Uri> for ProviderConnector {
-    type Response = TokioIo<TcpStream>;
-    type Error = UnavailableReason;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, UnavailableReason>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), UnavailableReason>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let connector = self.clone();
-        Box::pin(async move { connector.connect(&uri).await })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tokio::{
@@ -330,6 +169,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::outbound::client::MAX_RESPONSE_HEAD;
 
     fn http(reach: OutboundPolicy) -> ProviderHttp {
         ProviderHttp::new(reach, OutboundProxy::default(), HashMap::new(), Vec::new(), Metrics::new())

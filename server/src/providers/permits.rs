@@ -10,7 +10,7 @@ use crate::domain::{
 };
 
 /// Maximum number of permits in use on a server. An operation reads one response at a time: a body of at most 64 KiB
-/// ([`super::http::MAX_RESPONSE_BODY`]) after a head of at most 32 KiB ([`super::http::MAX_RESPONSE_HEAD`]). A growing
+/// ([`super::http::MAX_RESPONSE_BODY`]) after a head of at most 32 KiB ([`crate::outbound::client::MAX_RESPONSE_HEAD`]). A growing
 /// buffer takes up to twice the size of its content, so the responses of all operations take at most 24 MiB in total.
 const MAX_PER_SERVER: usize = 128;
 /// One namespace gets at most half of all permits, in case all its Providers hang. A namespace that holds as

@@ -1,10 +1,11 @@
 //! Imports.
 
 use http::{Method, StatusCode};
-use latchkey_tests::passwords::PASSWORD;
+use latchkey_tests::{builders::Provider, passwords::PASSWORD};
 use serde_json::{Value, json};
 
 use super::AdministrationTest;
+use crate::support::app;
 
 fn line(number: usize) -> Value {
     json!({
@@ -39,6 +40,11 @@ async fn an_import_creates_each_user_once_and_can_be_repeated() {
     let actor = json!({ "namespace": "shop", "name": "imports" });
     let detail = json!({ "actor": actor, "source": "crm", "created": 1000, "unchanged": 0, "refused": 0 });
     assert_eq!(events[0]["detail"], detail);
+    let metrics = test.test_app.stack.server().get_ops("metrics").await.expect(StatusCode::OK).text;
+    for outcome in ["created", "unchanged"] {
+        let line = format!("latchkey_imported_users_total{{source=\"other\",outcome=\"{outcome}\"}} 1000\n");
+        assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
+    }
     // An imported user without a password sets one.
     let (client, app) = (test.test_app.client(), test.test_app.id());
     client.forgot_password(app, "user7@example.com").await.expect(StatusCode::OK);
@@ -142,6 +148,24 @@ async fn imported_users_log_in_with_their_passwords_and_get_native_hashes() {
     client.login(app, "grace@example.com", "U*U").await.expect(StatusCode::OK);
 }
 
+#[tokio::test]
+async fn a_user_without_an_address_is_imported_without_the_password_hash() {
+    let github = Provider::new("github", "github");
+    let test = AdministrationTest::start_with(app().set("/allowUsersWithoutEmail", true), &[github]).await;
+    let admin = test.admin();
+    let hash = "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW";
+    let identities = json!([{ "provider": "github", "subject": "1" }]);
+    let user = json!({ "external_id": "old:1", "identities": identities, "password_hash": hash });
+    let imported = admin.import("source=old", &[user]).await.expect(StatusCode::OK);
+    assert_eq!(imported.integer("created"), 1, "{}", imported.text);
+    assert_eq!(imported.body["ignored_fields"], json!({ "password_hash": 1 }));
+    let users = admin.get("users").await.expect(StatusCode::OK);
+    assert_eq!(users.body["users"][0]["has_password"], false);
+    let created = admin.post("users", &json!({ "identities": identities, "password_hash": hash })).await;
+    let created = created.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    assert_eq!(created.body["fields"][0]["field"], "password_hash");
+}
+
 /// A tree of such metadata needs a hundred times the memory of its text, and a line of such identities has thousands of
 /// unknown fields. The servers of tests have no memory limit, so this test shows only that the responses stay small.
 #[tokio::test]
@@ -175,9 +199,14 @@ async fn an_app_has_at_most_four_kinds_of_foreign_hashes() {
         assert_eq!((imported.integer("created"), imported.integer("refused")), (6, 1), "{}", imported.text);
         assert_eq!(imported.body["results"][5]["fields"][0]["code"], "too_many_hash_kinds");
     }
-    let created = admin.post("users", &json!({ "email": "z@example.com", "password_hash": hash(9) })).await;
-    let created = created.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-    assert_eq!(created.body["fields"][0]["code"], "too_many_hash_kinds");
+    // The second address is taken: an error of the body comes before a conflict.
+    for email in ["z@example.com", "u0@example.com"] {
+        let created = admin.post("users", &json!({ "email": email, "password_hash": hash(9) })).await;
+        let created = created.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        assert_eq!(created.body["fields"][0]["code"], "too_many_hash_kinds");
+    }
+    let taken = admin.post("users", &json!({ "email": "u0@example.com", "password_hash": hash(4) })).await;
+    taken.expect_error(StatusCode::CONFLICT, "email_taken");
 }
 
 #[tokio::test]

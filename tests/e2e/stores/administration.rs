@@ -1,5 +1,7 @@
 //! What administrators do with users: lists, changes, imports, exports, events and dead letters.
 
+use std::sync::Arc;
+
 use std::time::Duration;
 
 use latchkey_server::domain::{
@@ -70,6 +72,7 @@ fn an_event(kind: EventKind, user: impl Into<Option<UserId>>) -> Event {
         ip: None,
         at: CHANGED_AT,
         detail: Detail::default(),
+        webhooks: Arc::default(),
     }
 }
 

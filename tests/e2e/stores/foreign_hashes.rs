@@ -1,5 +1,7 @@
 //! Foreign password hashes and the classes of an App: what an import writes, a login reads, and the upkeep removes.
 
+use std::sync::Arc;
+
 use latchkey_server::{
     domain::{
         audit::EventKind,
@@ -201,7 +203,12 @@ async fn expired_foreign_hashes_are_removed_with_an_event() {
     let other_owner = OwnershipClaim { namespace: "thief".to_owned(), ..claim.clone() };
     fixture.stores.postgres.claim_apps(std::slice::from_ref(&claim)).await.unwrap();
     let remove = async |claim: &OwnershipClaim, days, max| {
-        let expiry = ForeignHashExpiry { claim: claim.clone(), imported_before: now - time::Duration::days(days), now };
+        let expiry = ForeignHashExpiry {
+            claim: claim.clone(),
+            imported_before: now - time::Duration::days(days),
+            now,
+            webhooks: Arc::default(),
+        };
         fixture.stores.postgres.remove_expired_foreign_hashes(&expiry, max).await.unwrap()
     };
     assert_eq!(remove(&claim, 30, 10).await, 0, "not older than the retention");

@@ -43,7 +43,13 @@ fn claim(fixture: &Fixture) -> OwnershipClaim {
 
 fn retention_rule(fixture: &Fixture) -> UnverifiedExpiry {
     let now = now();
-    UnverifiedExpiry { claim: claim(fixture), created_before: now - RETENTION, code_sent_before: now - DAY, now }
+    UnverifiedExpiry {
+        claim: claim(fixture),
+        created_before: now - RETENTION,
+        code_sent_before: now - DAY,
+        now,
+        webhooks: Arc::default(),
+    }
 }
 
 /// Creates an unverified account of this age.
@@ -196,7 +202,8 @@ async fn an_account_is_deleted_with_its_mails_and_the_event_is_recorded() {
     assert_eq!(sweep(&fixture.stores, &rule, 100).await, 1);
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 1, "the mail of the other account");
     let expiry_events =
-        "SELECT count(*) FROM audit_events WHERE kind = 'user_expired' AND ip IS NULL AND session_id IS NULL";
+        "SELECT count(*) FROM audit_events WHERE kind = 'user_deleted' AND ip IS NULL AND session_id IS NULL
+            AND detail = '{\"reason\": \"unverified\"}'";
     assert_eq!(fixture.count(&format!("{expiry_events} AND user_id = '{}'", user.id)).await, 1);
     assert_eq!(fixture.count(expiry_events).await, 1);
     // A login that read the account before the deletion opens no session. The user's data in Redis expires soon.
@@ -224,7 +231,7 @@ async fn two_concurrent_servers_delete_each_account_once_in_batches() {
     let (one, other) = tokio::join!(sweep(&one, &rule, 20), sweep(&other, &rule, 20));
     assert_eq!(one + other, 250, "{one} and {other}");
     assert_eq!(remaining_users(&fixture).await.len(), 30);
-    let events = "SELECT count(*) FROM audit_events WHERE kind = 'user_expired'";
+    let events = "SELECT count(*) FROM audit_events WHERE kind = 'user_deleted'";
     assert_eq!(fixture.count(events).await, 250);
     assert_eq!(fixture.count(&events.replace("count(*)", "count(DISTINCT user_id)")).await, 250);
 }
@@ -335,7 +342,7 @@ async fn a_deletion_that_is_cut_off_in_the_middle_leaves_complete_accounts() {
     assert_eq!(remaining_users(&fixture).await.len(), 10);
     // Cuts the connection before the first and before the last statement of the deletion.
     let proxy = Proxy::start(fixture.database.addr).unwrap();
-    for text in ["DELETE FROM users", "user_expired"] {
+    for text in ["DELETE FROM users", "user_deleted"] {
         let cut_stores = faults::stores_via(&fixture, &proxy);
         proxy.set_trap(Trap::Before(text.into()));
         assert_unavailable(cut_stores.delete_unverified(&rule, None, 100).await);
@@ -347,7 +354,7 @@ async fn a_deletion_that_is_cut_off_in_the_middle_leaves_complete_accounts() {
         let ended = || async { (fixture.count(open_transactions).await == 0).then_some(()) };
         eventually("the end of the transaction", LIMIT, ended).await;
     }
-    assert_eq!(fixture.count("SELECT count(*) FROM audit_events WHERE kind = 'user_expired'").await, 0);
+    assert_eq!(fixture.count("SELECT count(*) FROM audit_events WHERE kind = 'user_deleted'").await, 0);
     // The deletions that were cut off have already changed Redis. The next deletion finishes them.
     assert_eq!(sweep(&fixture.stores, &rule, 100).await, 10);
 }

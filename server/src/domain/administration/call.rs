@@ -37,6 +37,6 @@ impl<'a, S> AdministratorCall<'a, S> {
 
     /// A new event with the current time, caused by this administrator.
     pub fn event(self, kind: EventKind, user: impl Into<Option<UserId>>) -> Event {
-        Event::by_administrator(self.call.env, self.actor, kind, user)
+        Event::by_administrator(self.call.env, self.call.app, self.actor, kind, user)
     }
 }

@@ -46,7 +46,7 @@ pub async fn request_mail<S: UserAdministration + RateLimits>(
     }
     match outcome.map_err(CommonError::from)? {
         MailOutcome::Queued => Ok(true),
-        MailOutcome::Waiting => Ok(false),
+        MailOutcome::Waiting | MailOutcome::NotPossible => Ok(false),
         MailOutcome::NotFound => Err(RequestMailError::NotFound),
     }
 }

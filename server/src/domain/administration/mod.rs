@@ -140,18 +140,27 @@ pub struct AuditRow {
     pub detail: Option<Value>,
 }
 
-/// An outbox row whose delivery was given up.
+/// A mail or a webhook event whose delivery was given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetterRow {
     pub id: Uuid,
-    /// The name of a mail.
+    /// The name of a mail, or [`DeadLetterRow::WEBHOOK`].
     pub kind: String,
+    /// The name of the webhook.
+    pub webhook: Option<String>,
     pub user: Option<UserId>,
     pub attempts: i32,
     pub created_at: OffsetDateTime,
     pub dead_at: OffsetDateTime,
-    /// Why the last attempt failed: a message of Latchkey, never text of the relay.
+    /// Why the last attempt failed: a message of Latchkey, never text of the relay or the receiver.
     pub error: Option<String>,
+}
+
+// === impl DeadLetterRow ===
+
+impl DeadLetterRow {
+    /// The kind of a webhook event.
+    pub const WEBHOOK: &str = "webhook";
 }
 
 // === impl ExternalId ===
@@ -273,6 +282,19 @@ impl CreatedBy {
 // === impl UserState ===
 
 impl UserState {
+    /// The first state that applies.
+    pub const fn of(is_disabled: bool, is_contested: bool, is_unverified: bool) -> Self {
+        if is_disabled {
+            Self::Disabled
+        } else if is_contested {
+            Self::Contested
+        } else if is_unverified {
+            Self::Unverified
+        } else {
+            Self::Active
+        }
+    }
+
     pub const ALL: [Self; 4] = [Self::Disabled, Self::Contested, Self::Unverified, Self::Active];
 
     pub const fn as_str(self) -> &'static str {
@@ -293,15 +315,7 @@ impl UserState {
 
 impl AdminUser {
     pub fn state(&self) -> UserState {
-        if self.disabled {
-            UserState::Disabled
-        } else if self.contested {
-            UserState::Contested
-        } else if self.email.is_some() && !self.email_verified {
-            UserState::Unverified
-        } else {
-            UserState::Active
-        }
+        UserState::of(self.disabled, self.contested, self.email.is_some() && !self.email_verified)
     }
 
     /// The claims about the user that tokens contain.

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use latchkey_crds::types::{AppId, ProviderName};
+use latchkey_crds::types::{AppId, ProviderName, WebhookName};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -96,7 +96,8 @@ pub struct NewAdministeredIdentity {
 }
 
 /// Why a user cannot be created or changed: another user has one of its unique values, or the App has too many classes
-/// of foreign hashes. If several apply, the first of this list is reported.
+/// of foreign hashes. If several apply, the first of this list is reported. The creation of a single user reports
+/// `TooManyHashKinds` first: it is an error of the body, which comes before conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserConflict {
     ExternalIdTaken(UserId),
@@ -172,6 +173,8 @@ pub enum MailOutcome {
     Queued,
     /// A mail of this kind to this user waits already.
     Waiting,
+    /// The user is disabled, has no address for the mail, or has a password and needs no invitation.
+    NotPossible,
     NotFound,
 }
 
@@ -216,6 +219,8 @@ pub struct RowPage<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetrySelection {
     Ids(Vec<Uuid>),
+    /// The oldest 10,000 of the webhook.
+    Webhook(WebhookName),
 }
 
 /// The users of an App, in Postgres. A change of a user, its mails, its outbox rows and its event are one transaction.
@@ -269,8 +274,8 @@ pub trait UserAdministration: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<Option<EpochChange>>> + Send;
 
-    /// Queues a mail to the user, unless a mail of this kind waits already. The event is written only if the mail is
-    /// queued.
+    /// Queues a mail with a code to the user, unless a mail of this kind waits already, or the user can no longer get it.
+    /// The event is written only if the mail is queued.
     fn queue_mail(
         &self,
         app: &AppId,
@@ -317,7 +322,7 @@ pub trait UserAdministration: Sync {
         limit: u16,
     ) -> impl Future<Output = StoreResult<RowPage<AuditRow>>> + Send;
 
-    /// A page of dead letters of the App, newest first. `kind`: the name of a mail.
+    /// A page of dead letters of the App, newest first. `kind`: the name of a mail, or `webhook`.
     fn app_dead_letters(
         &self,
         app: &AppId,

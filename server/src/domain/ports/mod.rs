@@ -14,6 +14,7 @@ mod providers;
 mod rate_limits;
 mod sessions;
 mod users;
+mod webhook_events;
 
 pub use administration::{
     ChangeOutcome, ChangedByAdministrator, EventFilter, IdentityRemoval, ImportOutcome, MailOutcome,
@@ -36,3 +37,4 @@ pub use providers::Providers;
 pub use rate_limits::{AcquireError, RateLimitPermit, RateLimits};
 pub use sessions::{Replication, Sessions};
 pub use users::{ChangedUser, Confirmation, CreateUserOutcome, LoginCandidate, NewUser, PasswordReset, Users};
+pub use webhook_events::{ClaimedEvent, DeliveryState, EventBacklog, EventOutcome, WebhookEvents, WebhookKey};

@@ -293,9 +293,6 @@ impl StrictBody {
         };
         let can_lack_email = app.doc.allow_users_without_email && !fields.identities.is_empty();
         self.require("email", fields.email.is_some() || can_lack_email);
-        if fields.email.is_none() && fields.password_hash.is_some() {
-            self.reject("password_hash", "needs an email address");
-        }
         if fields.email.is_none() && fields.email_verified && self.invalid.is_empty() {
             self.reject("email_verified", "is true, but there is no email address");
         }

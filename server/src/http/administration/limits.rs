@@ -84,7 +84,11 @@ impl CallLimits {
         route: AdministrationRoute,
     ) -> Result<CallPermit, Problem> {
         let (namespace, name) = (caller.namespace().to_owned(), caller.name().to_owned());
-        let mut limits = vec![(Key::Caller { namespace, name }, PER_CALLER), (Key::App(app.clone()), PER_APP)];
+        let mut limits = vec![(Key::Caller { namespace, name }, PER_CALLER)];
+        // A consumer that waits for events takes no place of the App's administrators.
+        if route != AdministrationRoute::FetchEvents {
+            limits.push((Key::App(app.clone()), PER_APP));
+        }
         match route {
             AdministrationRoute::ImportUsers => limits.push((Key::Imports(app.clone()), IMPORTS_PER_APP)),
             AdministrationRoute::ExportUsers => limits.push((Key::Exports(app.clone()), EXPORTS_PER_APP)),
@@ -229,6 +233,16 @@ mod tests {
         assert!(admit(&limits, "shop", "another", AdministrationRoute::ReadUser).is_none());
         permits.clear();
         assert!(limits.counts.lock().is_empty());
+    }
+
+    #[test]
+    fn a_waiting_consumer_counts_for_itself_alone() {
+        let limits = CallLimits::default();
+        let consumers = (0..4).map(|number| format!("consumer-{number}"));
+        let fetch = |name: &str| admit(&limits, "shop", name, AdministrationRoute::FetchEvents);
+        let _waiting: Vec<_> = consumers.flat_map(|name| [(); 8].map(|()| fetch(&name).unwrap())).collect();
+        assert!(fetch("consumer-0").is_none());
+        assert!(admit(&limits, "shop", "a", AdministrationRoute::ReadUser).is_some());
     }
 
     #[test]

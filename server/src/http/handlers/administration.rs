@@ -6,7 +6,7 @@ use http::{
     HeaderMap, HeaderValue,
     header::{ETAG, IF_MATCH},
 };
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, json_schema};
 use serde::Serialize;
 use serde_json::{Map, Value, json, value::RawValue};
 use uuid::Uuid;
@@ -38,6 +38,7 @@ pub mod imports;
 pub mod mails;
 pub mod sessions;
 pub mod users;
+pub mod webhooks;
 
 /// A user, as administrators see it. What a user does not have is null.
 #[derive(Serialize, JsonSchema)]
@@ -196,6 +197,23 @@ fn user_id(request: &InboundRequest) -> Result<UserId, Problem> {
 /// Parses a UUID in its usual form: an id has one spelling.
 fn parse_uuid(text: &str) -> Option<Uuid> {
     text.parse::<Uuid>().ok().filter(|uuid| uuid.to_string() == text)
+}
+
+/// The schema of a body with 1 to `max` ids.
+fn ids_schema(max: usize) -> Schema {
+    json_schema!({
+        "type": "object",
+        "additionalProperties": false,
+        "required": ["ids"],
+        "properties": {
+            "ids": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": max,
+                "items": { "type": "string", "format": "uuid" },
+            },
+        },
+    })
 }
 
 fn user_not_found() -> Problem {

@@ -1,11 +1,11 @@
 //! What the operations share: path parameters, response headers and security schemes.
 
-use latchkey_crds::types::{AppId, ProviderName};
+use latchkey_crds::types::{AppId, ProviderName, WebhookName};
 use schemars::SchemaGenerator;
 use serde_json::{Map, Value, json};
 
 /// The placeholders of paths.
-const PATH_PARAMETERS: [&str; 5] = ["APPID", "PROVIDER", "SESSION", "SUFFIX", "USER"];
+const PATH_PARAMETERS: [&str; 6] = ["APPID", "PROVIDER", "SESSION", "SUFFIX", "USER", "WEBHOOK"];
 
 /// References to the parameters of a path.
 pub(super) fn path_parameter_references(path: &str) -> Vec<Value> {
@@ -63,6 +63,14 @@ fn all_path_parameters(schemas: &mut SchemaGenerator) -> Value {
             "description": "The id of a session of the user.",
             "schema": { "type": "string", "format": "uuid" },
             "example": super::examples::SESSION_ID,
+        },
+        "WEBHOOK": {
+            "name": "WEBHOOK",
+            "in": "path",
+            "required": true,
+            "description": "The name of a webhook of the App.",
+            "schema": schemas.subschema_for::<WebhookName>(),
+            "example": "sync",
         },
     })
 }

@@ -150,7 +150,7 @@ impl Operation {
             "summary": self.summary,
             "description": self.right.map_or_else(
                 || self.description.to_owned(),
-                |right| format!("{} Needs the role {}.", self.description, role_names(right)),
+                |right| format!("{} Needs {}.", self.description, needed(right)),
             ),
             "security": match self.security {
                 Security::None => json!([]),
@@ -256,13 +256,14 @@ impl Operation {
     }
 }
 
-/// The roles that have the right, for the description.
-fn role_names(right: Right) -> &'static str {
+/// What the caller needs for the right, for the description.
+fn needed(right: Right) -> &'static str {
     match right {
-        Right::Introspect => "`Introspector`, `Reader` or `UserAdmin`",
-        Right::Read => "`Reader` or `UserAdmin`",
-        Right::Import => "`Importer` or `UserAdmin`",
-        Right::ManageUsers => "`UserAdmin`",
+        Right::Introspect => "the role `Introspector`, `Reader` or `UserAdmin`",
+        Right::Read => "the role `Reader` or `UserAdmin`",
+        Right::Import => "the role `Importer` or `UserAdmin`",
+        Right::ManageUsers => "the role `UserAdmin`",
+        Right::FetchEvents => "to be the ServiceAccount in `pull` of the webhook",
     }
 }
 

@@ -26,7 +26,7 @@ fn method(route: AdministrationRoute) -> &'static str {
 
 fn path(route: AdministrationRoute, app: &str) -> String {
     let path = route.template().replace("{APPID}", app).replace("{USER}", USER).replace("{SESSION}", USER);
-    path.replace("{PROVIDER}", "github")
+    path.replace("{PROVIDER}", "github").replace("{WEBHOOK}", "sync")
 }
 
 /// The stores panic, so the test fails if a call uses a store before the caller is authenticated.

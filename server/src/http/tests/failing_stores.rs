@@ -27,13 +27,13 @@ use crate::domain::{
     password::{Overloaded, Password, PasswordHash},
     ports::{
         AccountTransfer, AcquireError, AddressChange, AddressChangeRequest, AddressChanged, AuditLog, ChangeOutcome,
-        ChangedUser, ClaimedRow, Codes, Confirmation, CreateUserOutcome, DeliveryOutcome, EventFilter, Flows,
-        Identities, IdentityRemoval, ImportOutcome, LinkOutcome, LinkRequest, LoginCandidate, MailOutcome,
-        NewAdministeredUser, NewFederatedUser, NewIdentity, NewUser, Outbox, OutboxBacklog, OwnAccounts,
-        PasswordChange, PasswordHasher, PasswordReset, Providers, RateLimitPermit, RateLimits, RemovalOutcome, Rename,
-        Renamed, Replication, RetrySelection, RowPage, RowPosition, Sessions, StoreError, StoreFlowError,
-        UnlinkOutcome, UnlinkRequest, UserAdministration, UserChange, UserConflict, UserDeletion, UserFilter, UserPage,
-        UserPosition, Users,
+        ChangedUser, ClaimedEvent, ClaimedRow, Codes, Confirmation, CreateUserOutcome, DeliveryOutcome, DeliveryState,
+        EventBacklog, EventFilter, EventOutcome, Flows, Identities, IdentityRemoval, ImportOutcome, LinkOutcome,
+        LinkRequest, LoginCandidate, MailOutcome, NewAdministeredUser, NewFederatedUser, NewIdentity, NewUser, Outbox,
+        OutboxBacklog, OwnAccounts, PasswordChange, PasswordHasher, PasswordReset, Providers, RateLimitPermit,
+        RateLimits, RemovalOutcome, Rename, Renamed, Replication, RetrySelection, RowPage, RowPosition, Sessions,
+        StoreError, StoreFlowError, UnlinkOutcome, UnlinkRequest, UserAdministration, UserChange, UserConflict,
+        UserDeletion, UserFilter, UserPage, UserPosition, Users, WebhookEvents, WebhookKey,
     },
     rate_limits::{RateLimitCheck, RateLimited},
     session::{
@@ -41,6 +41,7 @@ use crate::domain::{
     },
     token::RefreshToken,
     user::{Epoch, User, UserId},
+    webhook::QueuedEvent,
 };
 
 /// How the stores fail. `Limited`: a rate limit is reached. `Overloaded`: hashing is at capacity.
@@ -202,6 +203,36 @@ impl OwnAccounts for FailingStores {
         self.fail()
     }
     async fn delete_user(&self, _: &AppId, _: UserDeletion) -> Result<Option<Epoch>, StoreError> {
+        self.fail()
+    }
+}
+
+impl WebhookEvents for FailingStores {
+    async fn webhooks_with_due_events(&self) -> Result<Vec<WebhookKey>, StoreError> {
+        self.fail()
+    }
+    async fn claim_events(&self, _: &[WebhookKey], _: usize, _: Duration) -> Result<Vec<ClaimedEvent>, StoreError> {
+        self.fail()
+    }
+    async fn finish_event(&self, _: &ClaimedEvent, _: EventOutcome) -> Result<(), StoreError> {
+        self.fail()
+    }
+    async fn fetch_events(&self, _: &WebhookKey, _: u16, _: Duration) -> Result<Vec<QueuedEvent>, StoreError> {
+        self.fail()
+    }
+    async fn acknowledge_events(&self, _: &WebhookKey, _: &[Uuid]) -> Result<u64, StoreError> {
+        self.fail()
+    }
+    fn subscribe_to_new_events(&self) -> tokio::sync::broadcast::Receiver<String> {
+        tokio::sync::broadcast::Sender::new(1).subscribe()
+    }
+    async fn delivery_states(
+        &self,
+        _: &[WebhookKey],
+    ) -> Result<std::collections::BTreeMap<WebhookKey, DeliveryState>, StoreError> {
+        self.fail()
+    }
+    async fn event_backlog(&self) -> Result<EventBacklog, StoreError> {
         self.fail()
     }
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use sqlx::{PgConnection, Postgres, pool::PoolConnection};
 use tokio::{
-    sync::OwnedSemaphorePermit,
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, error::Elapsed, timeout_at},
 };
 use tracing::Span;
@@ -22,7 +22,7 @@ pub(super) struct CallConnection {
     deadline: Instant,
     postgres: PostgresStore,
     span: Span,
-    /// Present in a call of an administrator.
+    /// Present in a call of an administrator, and in a call for webhooks.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -38,9 +38,22 @@ impl PostgresStore {
 
     /// Like `begin_call`, for a call of an administrator. All calls of administrators together use a part of the pool.
     pub(super) async fn begin_administration(&self, operation: &'static str) -> Result<CallConnection, StoreError> {
+        self.begin_limited(operation, &self.shared.administration).await
+    }
+
+    /// Like `begin_call`, for the workers of webhooks, which together use two connections.
+    pub(super) async fn begin_webhook_call(&self, operation: &'static str) -> Result<CallConnection, StoreError> {
+        self.begin_limited(operation, &self.shared.webhooks).await
+    }
+
+    async fn begin_limited(
+        &self,
+        operation: &'static str,
+        permits: &Arc<Semaphore>,
+    ) -> Result<CallConnection, StoreError> {
         let deadline = Instant::now() + CALL_TIMEOUT;
         let span = call_span(operation);
-        let permits = Arc::clone(&self.shared.administration);
+        let permits = Arc::clone(permits);
         let Ok(Ok(permit)) = timeout_at(deadline, permits.acquire_owned()).await else {
             return Err(self.record_error_in(&span, CallError::pool_timeout()));
         };

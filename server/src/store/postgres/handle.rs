@@ -6,18 +6,19 @@ use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use sqlx::PgPool;
 use tokio::{
-    sync::{Notify, Semaphore},
+    sync::{Notify, Semaphore, broadcast},
     task::AbortHandle,
     time::{Instant, timeout_at},
 };
 
 use super::{
     audit::EventWriter,
+    listener,
     metrics::Metrics,
     migrate,
     outage::Availability,
-    outbox,
     pool::{self, ConnectError, UrlState},
+    webhooks,
 };
 use crate::{domain::ports::StoreError, store::UrlSource};
 
@@ -45,6 +46,8 @@ pub(super) struct Shared {
     pub(super) metrics: Metrics,
     /// Notified when this server enqueues outbox rows and, if `listen` is set, when other servers do.
     pub(super) outbox_notify: Arc<Notify>,
+    /// Sends the appID when there are new events for webhooks, if `listen` is set.
+    pub(super) new_events: broadcast::Sender<String>,
     listen: bool,
     listener: Option<AbortHandle>,
     /// When a connection was last found broken. Connections that became idle before that time are suspect.
@@ -53,6 +56,8 @@ pub(super) struct Shared {
     pub(super) audit: EventWriter,
     /// The connections that calls of administrators can use at the same time.
     pub(super) administration: Arc<Semaphore>,
+    /// The connections that the workers of webhooks can use at the same time.
+    pub(super) webhooks: Arc<Semaphore>,
     /// For tasks that must not keep the pool open: they end when the last handle is dropped.
     pub(super) weak_self: Weak<Shared>,
 }
@@ -76,21 +81,24 @@ impl PostgresStore {
         let last_broken = Arc::new(Mutex::new(None));
         let pool = pool::new(options.max_connections, connect_options, Arc::clone(&last_broken));
         let outbox_notify = Arc::new(Notify::new());
-        let listener = options
-            .listen
-            .then(|| tokio::spawn(outbox::listen(pool.clone(), Arc::clone(&outbox_notify))).abort_handle());
+        let new_events = broadcast::Sender::new(webhooks::SUBSCRIBER_CAPACITY);
+        let listener = options.listen.then(|| {
+            tokio::spawn(listener::listen(pool.clone(), Arc::clone(&outbox_notify), new_events.clone())).abort_handle()
+        });
         let metrics = Metrics::new(&pool);
         let shared = Arc::new_cyclic(|shared| Shared {
             pool,
             url,
             metrics,
             outbox_notify,
+            new_events,
             listen: options.listen,
             listener,
             last_broken,
             availability: Availability::new(),
             audit: EventWriter::start(Weak::clone(shared)),
             administration: Arc::new(Semaphore::new(administration_connections(options.max_connections))),
+            webhooks: Arc::new(Semaphore::new(webhooks::CONNECTIONS)),
             weak_self: Weak::clone(shared),
         });
         Ok(Self { shared })

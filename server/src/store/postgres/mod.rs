@@ -1,9 +1,10 @@
-//! Users, identities, the outbox, audit events and the ownership of Apps in Postgres.
+//! Users, identities, the outbox, audit events, webhook events and the ownership of Apps in Postgres.
 //!
 //! `handle` contains the handle. `call` contains the code that all calls share. Each folder contains the calls for one
 //! kind of data.
 //! A call that every login or registration needs is one statement. Rare changes are transactions of small statements
-//! (docs/decisions/0032). Transactions lock rows in this order: apps, users, identities, outbox, audit events. Imports of
+//! (docs/decisions/0032). Transactions lock rows in this order: apps, users, identities, outbox, audit events, webhooks, webhook events.
+//! Imports of
 //! an App also follow each other (`administration/import.rs`).
 
 mod administration;
@@ -13,12 +14,14 @@ mod call;
 mod errors;
 mod handle;
 mod identities;
+mod listener;
 mod metrics;
 pub mod migrate;
 mod outage;
 mod outbox;
 mod pool;
 mod users;
+mod webhooks;
 
 pub use apps::{ClaimOutcome, DeleteOutcome, OwnershipClaim, ReleaseOutcome};
 pub use audit::AuditMetrics;

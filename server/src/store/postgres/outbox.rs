@@ -20,14 +20,12 @@ mod dead_letters;
 mod enqueue;
 mod finish;
 mod insert;
-mod listen;
 
 pub use dead_letters::DeadLetter;
 pub(super) use insert::{
     PROPAGATION_DELAY_SECONDS, delete_rows_of, insert_epoch_change, insert_mail, insert_mail_to_former_address,
     insert_profile_change, mail_columns, mail_payload,
 };
-pub(super) use listen::listen;
 
 /// The kinds of rows that propagate an epoch or a profile to Redis. All other kinds are kinds of mails.
 const EPOCH_KIND: &str = "epoch";

@@ -375,7 +375,8 @@ async fn ending_all_sessions_raises_the_epoch() {
 async fn a_mail_of_a_kind_is_queued_only_if_none_waits() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
-    let user = create(&fixture, a_new_user("ada@example.com")).await.id;
+    let unverified = NewAdministeredUser { email_verified: false, ..a_new_user("ada@example.com") };
+    let user = create(&fixture, unverified).await.id;
     let queue = async |user: UserId, kind: MailKind| {
         let event: Event = an_event(EventKind::MailRequested, user);
         stores.queue_mail(app, user, kind, event).await.unwrap()
@@ -390,6 +391,45 @@ async fn a_mail_of_a_kind_is_queued_only_if_none_waits() {
     assert_eq!(queue(user, MailKind::Reset).await, MailOutcome::Queued, "a dead letter does not wait");
     let kinds: Vec<_> = events(&fixture).await.into_iter().map(|event| event.0).collect();
     assert_eq!(kinds.iter().filter(|kind| *kind == "mail_requested").count(), 3);
+}
+
+/// The use case has read the user before, without a lock.
+#[tokio::test]
+async fn a_mail_is_not_queued_if_the_user_can_no_longer_get_it() {
+    let fixture = Fixture::new().await;
+    let (stores, app) = (&fixture.stores, &fixture.app);
+    let queue = async |user: UserId, kind: MailKind| {
+        stores.queue_mail(app, user, kind, an_event(EventKind::MailRequested, user)).await.unwrap()
+    };
+    let without_password = NewAdministeredUser { password_hash: None, ..a_new_user("grace@example.com") };
+    let without_address =
+        NewAdministeredUser { email: None, identities: vec![an_identity("1")], ..a_new_user("unused@example.com") };
+    let with_password = create(&fixture, a_new_user("ada@example.com")).await.id;
+    let without_password = create(&fixture, without_password).await.id;
+    let without_address = create(&fixture, without_address).await.id;
+    let before = digest(&fixture).await;
+    for (user, kind) in [
+        (with_password, MailKind::Confirm),
+        (with_password, MailKind::Invitation),
+        (without_address, MailKind::Reset),
+        (without_address, MailKind::Confirm),
+    ] {
+        assert_eq!(queue(user, kind).await, MailOutcome::NotPossible, "{kind:?}");
+    }
+    assert_eq!(digest(&fixture).await, before, "no mail and no event");
+    assert_eq!(queue(without_password, MailKind::Invitation).await, MailOutcome::Queued);
+    changed(&fixture, UserChange { disabled: Some(true), ..a_change(without_password) }).await;
+    let before = digest(&fixture).await;
+    assert_eq!(queue(without_password, MailKind::Reset).await, MailOutcome::NotPossible);
+    assert_eq!(digest(&fixture).await, before);
+    // A pending address can be confirmed.
+    fixture
+        .execute(&format!(
+            "UPDATE users SET pending_email = 'new@example.com', pending_email_canonical = 'new@example.com'
+             WHERE id = '{with_password}'"
+        ))
+        .await;
+    assert_eq!(queue(with_password, MailKind::Confirm).await, MailOutcome::Queued);
 }
 
 #[tokio::test]

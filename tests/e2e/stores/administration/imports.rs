@@ -1,6 +1,9 @@
 //! Imports of users in batches.
 
-use std::{collections::BTreeSet, time::Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use latchkey_server::{
     domain::{
@@ -13,7 +16,7 @@ use latchkey_server::{
 };
 use latchkey_tests::proxy::{Proxy, Trap};
 use serde_json::json;
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::timeout};
 
 use super::{
     CHANGED_AT, Fixture, REQUESTED_AT, a_change, a_new_user, all_pages, an_event, an_external_id, an_identity,
@@ -226,6 +229,49 @@ async fn concurrent_imports_of_the_same_users_in_any_order_create_each_once() {
     assert!(outcomes.iter().all(|outcome| outcome.1 == outcomes[0].1), "all name the same users");
     assert_eq!(count_users(&fixture).await, 1000);
     assert_eq!(events(&fixture).await.len(), 1);
+}
+
+/// All calls of administrators share a few connections, two at least.
+#[tokio::test]
+async fn imports_that_wait_for_another_import_of_the_app_hold_no_connection() {
+    let fixture = Fixture::new().await;
+    let user = create(&fixture, a_new_user("ada@example.com")).await.id;
+    let mut blocker = fixture.database.connect().await.unwrap();
+    let lock = format!(
+        "BEGIN; SELECT pg_advisory_xact_lock(hashtext('latchkey_import'), hashtext('{}'))",
+        fixture.app.as_str()
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(lock)).execute(&mut blocker).await.unwrap();
+    let mut imports = JoinSet::new();
+    for _ in 0..8 {
+        let (stores, app) = (fixture.stores.clone(), fixture.app.clone());
+        imports.spawn(async move { stores.import_users(&app, lines(3), false, an_import_event()).await.unwrap() });
+    }
+    for _ in 0..20 {
+        let reading = fixture.stores.administered_user(&fixture.app, user);
+        let read = timeout(Duration::from_secs(2), reading).await.expect("a read does not wait for the imports");
+        assert!(read.unwrap().is_some());
+    }
+    assert!(imports.try_join_next().is_none(), "the imports wait");
+    assert_eq!(count_users(&fixture).await, 1);
+    sqlx::raw_sql("COMMIT").execute(&mut blocker).await.unwrap();
+    let outcomes = imports.join_all().await;
+    let created = outcomes.iter().flatten().filter(|outcome| matches!(outcome, ImportOutcome::Created(_))).count();
+    assert_eq!((created, count_users(&fixture).await), (3, 4));
+}
+
+#[tokio::test]
+async fn an_import_gives_up_if_another_import_of_the_app_does_not_end() {
+    let fixture = Fixture::new().await;
+    let mut blocker = fixture.database.connect().await.unwrap();
+    let lock = format!(
+        "BEGIN; SELECT pg_advisory_xact_lock(hashtext('latchkey_import'), hashtext('{}'))",
+        fixture.app.as_str()
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(lock)).execute(&mut blocker).await.unwrap();
+    let importing = fixture.stores.import_users(&fixture.app, lines(3), false, an_import_event());
+    assert_unavailable(timeout(LIMIT, importing).await.expect("the wait has a limit"));
+    assert_eq!(count_users(&fixture).await, 0);
 }
 
 #[tokio::test]

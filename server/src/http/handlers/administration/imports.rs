@@ -30,6 +30,7 @@ use crate::{
         request::{InboundRequest, InvalidField, METADATA_BOUNDS},
         response::{self, Response},
     },
+    import_metrics::ImportedLines,
     json,
     state::State,
 };
@@ -55,7 +56,7 @@ pub struct ImportResponse {
     pub created: usize,
     pub unchanged: usize,
     pub refused: usize,
-    /// How often each unknown field occurred. Unknown fields are not imported.
+    /// How often each field was ignored: unknown fields, and `password_hash` without an email address.
     pub ignored_fields: BTreeMap<String, u64>,
 }
 
@@ -173,6 +174,9 @@ pub async fn handle<S: Ports>(
     }
     let count = |outcome| results.iter().filter(|result| result.outcome == outcome).count();
     let (created, unchanged, refused) = (count("created"), count("unchanged"), count("refused"));
+    if !dry_run {
+        state.import_metrics.count(&source, ImportedLines { created, unchanged, refused });
+    }
     response::json(&ImportResponse { created, unchanged, refused, results, ignored_fields })
 }
 
@@ -191,20 +195,27 @@ impl<S: Ports> Batch<'_, S> {
             return;
         };
         let mut body = StrictBody::new(object);
-        let NewUserFields { external_id, email, email_verified, name, disabled, password_hash, metadata, identities } =
-            body.new_user(self.stores, self.app);
+        let NewUserFields {
+            external_id,
+            email,
+            email_verified,
+            name,
+            disabled,
+            mut password_hash,
+            metadata,
+            identities,
+        } = body.new_user(self.stores, self.app);
+        // Without an email address, nobody can log in with the password.
+        if email.is_none() && password_hash.take().is_some() {
+            self.count_ignored("password_hash");
+        }
         let created_at = body.past_time("created_at", self.now);
         body.require("external_id", external_id.is_some());
         // The line of an export has these fields, too.
         let is_text = |_: &str| Ok::<(), InvalidField>(());
         body.text("id", is_text);
         body.text("state", is_text);
-        for name in body.unknown_fields() {
-            let is_known = self.ignored_fields.contains_key(name);
-            let name = if is_known || self.ignored_fields.len() < MAX_IGNORED_NAMES { name } else { "…" };
-            let name: String = name.chars().take(64).collect();
-            *self.ignored_fields.entry(name).or_insert(0) += 1;
-        }
+        body.unknown_fields().for_each(|name| self.count_ignored(name));
         let problems = body.into_problems();
         if !problems.is_empty() {
             self.results.push(ImportResult::refused(number, problems));
@@ -225,6 +236,13 @@ impl<S: Ports> Batch<'_, S> {
             created_by: CreatedBy::Import,
             created_at: created_at.unwrap_or(self.now),
         });
+    }
+
+    fn count_ignored(&mut self, name: &str) {
+        let is_known = self.ignored_fields.contains_key(name);
+        let name = if is_known || self.ignored_fields.len() < MAX_IGNORED_NAMES { name } else { "…" };
+        let name: String = name.chars().take(64).collect();
+        *self.ignored_fields.entry(name).or_insert(0) += 1;
     }
 }
 

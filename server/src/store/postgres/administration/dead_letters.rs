@@ -1,7 +1,7 @@
 //! Dead letters of an App: lists them, and makes them due again.
 
 use latchkey_crds::types::AppId;
-use sqlx::PgConnection;
+use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
@@ -15,9 +15,10 @@ use crate::{
     store::postgres::PostgresStore,
 };
 
-struct OutboxRow {
+struct DeadRow {
     id: Uuid,
     kind: String,
+    webhook: Option<String>,
     user_id: Option<Uuid>,
     attempts: i32,
     created_at: OffsetDateTime,
@@ -25,20 +26,8 @@ struct OutboxRow {
     error: Option<String>,
 }
 
-/// A query of a page, with a condition.
-macro_rules! page_query {
-    ($condition:tt, $($arguments:tt)*) => {
-        sqlx::query_as!(
-            OutboxRow,
-            r#"
-            SELECT id, kind, user_id, attempts, created_at, dead_at AS "dead_at!", error FROM outbox
-            WHERE app_id = $1 AND dead_at IS NOT NULL
-                AND (dead_at, id) < (coalesce($2, 'infinity'::timestamptz), $3::uuid)
-            "# + $condition + " ORDER BY dead_at DESC, id DESC LIMIT $4",
-            $($arguments)*
-        )
-    };
-}
+/// The maximum number of dead letters of a webhook that one call makes due.
+const MAX_RETRIED: i64 = 10_000;
 
 impl PostgresStore {
     pub(super) async fn app_dead_letters(
@@ -51,7 +40,7 @@ impl PostgresStore {
         let mut call = self.begin_administration("app_dead_letters").await?;
         let (connection, deadline) = call.parts();
         // One more row than the page has, to know whether more follow.
-        let rows = timeout_at(deadline, read_page(connection, app, kind, after, i64::from(limit) + 1)).await;
+        let rows = timeout_at(deadline, read_page(connection, app, kind, after, usize::from(limit) + 1)).await;
         let mut rows: Vec<_> = call.end_call(rows)?.into_iter().map(DeadLetterRow::from).collect();
         let has_more = rows.len() > usize::from(limit);
         rows.truncate(usize::from(limit));
@@ -60,10 +49,9 @@ impl PostgresStore {
     }
 
     pub(super) async fn retry_dead_letters(&self, app: &AppId, selection: RetrySelection) -> Result<u64, StoreError> {
-        let RetrySelection::Ids(ids) = selection;
         let mut call = self.begin_administration("retry_dead_letters").await?;
         let (connection, deadline) = call.parts();
-        let retried = timeout_at(deadline, retry(connection, app, &ids)).await;
+        let retried = timeout_at(deadline, retry(connection, app, &selection)).await;
         let retried = call.end_call(retried)?;
         if retried > 0 {
             self.notify_deliverer();
@@ -72,25 +60,101 @@ impl PostgresStore {
     }
 }
 
+/// Where a page begins, and the maximum number of its rows.
+struct Page {
+    after_at: Option<OffsetDateTime>,
+    after_id: Uuid,
+    limit: i64,
+}
+
 async fn read_page(
     connection: &mut PgConnection,
     app: &AppId,
     kind: Option<&'static str>,
     after: Option<RowPosition>,
-    limit: i64,
-) -> Result<Vec<OutboxRow>, sqlx::Error> {
-    let after_at = after.map(|after| after.at);
-    let after_id = after.map_or(Uuid::max(), |after| after.id);
+    limit: usize,
+) -> Result<Vec<DeadRow>, sqlx::Error> {
+    let page = Page {
+        after_at: after.map(|after| after.at),
+        after_id: after.map_or(Uuid::max(), |after| after.id),
+        limit: i64::try_from(limit).unwrap_or(i64::MAX),
+    };
+    let mut rows = Vec::new();
+    if kind != Some(DeadLetterRow::WEBHOOK) {
+        rows.append(&mut read_mails(connection, app, kind, &page).await?);
+    }
+    if kind.is_none_or(|kind| kind == DeadLetterRow::WEBHOOK) {
+        rows.append(&mut read_events(connection, app, &page).await?);
+    }
+    rows.sort_by_key(|row| std::cmp::Reverse((row.dead_at, row.id)));
+    rows.truncate(limit);
+    Ok(rows)
+}
+
+/// A query of mails, with a condition.
+macro_rules! mails_query {
+    ($condition:tt, $($arguments:tt)*) => {
+        sqlx::query_as!(
+            DeadRow,
+            r#"
+            SELECT id, kind, NULL AS webhook, user_id, attempts, created_at, dead_at AS "dead_at!", error FROM outbox
+            WHERE app_id = $1 AND dead_at IS NOT NULL
+                AND (dead_at, id) < (coalesce($2, 'infinity'::timestamptz), $3::uuid)
+            "# + $condition + " ORDER BY dead_at DESC, id DESC LIMIT $4",
+            $($arguments)*
+        )
+    };
+}
+
+async fn read_mails(
+    connection: &mut PgConnection,
+    app: &AppId,
+    kind: Option<&'static str>,
+    page: &Page,
+) -> Result<Vec<DeadRow>, sqlx::Error> {
+    let (app, Page { after_at, after_id, limit }) = (app.as_str(), page);
     match kind {
-        None => page_query!("", app.as_str(), after_at, after_id, limit).fetch_all(connection).await,
-        Some(kind) => {
-            page_query!("AND kind = $5", app.as_str(), after_at, after_id, limit, kind).fetch_all(connection).await
-        }
+        None => mails_query!("", app, *after_at, after_id, limit).fetch_all(connection).await,
+        Some(kind) => mails_query!("AND kind = $5", app, *after_at, after_id, limit, kind).fetch_all(connection).await,
     }
 }
 
+async fn read_events(connection: &mut PgConnection, app: &AppId, page: &Page) -> Result<Vec<DeadRow>, sqlx::Error> {
+    sqlx::query_as!(
+        DeadRow,
+        r#"
+        SELECT id, $5::text AS "kind!", webhook AS "webhook?", user_id, attempts, at AS created_at,
+            dead_at AS "dead_at!", error
+        FROM webhook_events
+        WHERE app_id = $1 AND dead_at IS NOT NULL
+            AND (dead_at, id) < (coalesce($2, 'infinity'::timestamptz), $3::uuid)
+        ORDER BY dead_at DESC, id DESC LIMIT $4
+        "#,
+        app.as_str(),
+        page.after_at,
+        page.after_id,
+        page.limit,
+        DeadLetterRow::WEBHOOK,
+    )
+    .fetch_all(connection)
+    .await
+}
+
+async fn retry(connection: &mut PgConnection, app: &AppId, selection: &RetrySelection) -> Result<u64, sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    let retried = match selection {
+        RetrySelection::Ids(ids) => {
+            let mails = retry_mails(&mut transaction, app, ids).await?;
+            mails + retry_events(&mut transaction, app, None, Some(ids)).await?
+        }
+        RetrySelection::Webhook(webhook) => retry_events(&mut transaction, app, Some(webhook.as_str()), None).await?,
+    };
+    transaction.commit().await?;
+    Ok(retried)
+}
+
 /// Locks the rows in a fixed order, so that two calls with the same ids do not deadlock.
-async fn retry(connection: &mut PgConnection, app: &AppId, ids: &[Uuid]) -> Result<u64, sqlx::Error> {
+async fn retry_mails(connection: &mut PgConnection, app: &AppId, ids: &[Uuid]) -> Result<u64, sqlx::Error> {
     let updated = sqlx::query!(
         "WITH dead AS (
             SELECT id FROM outbox
@@ -109,13 +173,51 @@ async fn retry(connection: &mut PgConnection, app: &AppId, ids: &[Uuid]) -> Resu
     Ok(updated.rows_affected())
 }
 
+/// The events of a webhook, or with these ids. Rows that another call has locked are skipped: that call retries them.
+async fn retry_events(
+    connection: &mut PgConnection,
+    app: &AppId,
+    webhook: Option<&str>,
+    ids: Option<&[Uuid]>,
+) -> Result<u64, sqlx::Error> {
+    let retried = sqlx::query_scalar!(
+        r#"
+        WITH dead AS (
+            SELECT webhook, id FROM webhook_events
+            WHERE app_id = $1 AND dead_at IS NOT NULL AND ($2::text IS NULL OR webhook = $2)
+                AND ($3::uuid[] IS NULL OR id = ANY ($3))
+            ORDER BY dead_at LIMIT $4
+            FOR UPDATE SKIP LOCKED
+        ), retried AS (
+            UPDATE webhook_events
+            SET dead_at = NULL, error = NULL, attempts = 0, due_at = statement_timestamp(), lease_until = NULL
+            FROM dead
+            WHERE webhook_events.app_id = $1 AND webhook_events.webhook = dead.webhook
+                AND webhook_events.id = dead.id
+            RETURNING webhook_events.app_id
+        ), notified AS (
+            SELECT pg_notify('latchkey_webhooks', $1) FROM retried LIMIT 1
+        )
+        SELECT (SELECT count(*) FROM retried) + 0 * (SELECT count(*) FROM notified) AS "retried!"
+        "#,
+        app.as_str(),
+        webhook,
+        ids,
+        MAX_RETRIED,
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(u64::try_from(retried).unwrap_or(0))
+}
+
 // === impl DeadLetterRow ===
 
-impl From<OutboxRow> for DeadLetterRow {
-    fn from(row: OutboxRow) -> Self {
+impl From<DeadRow> for DeadLetterRow {
+    fn from(row: DeadRow) -> Self {
         Self {
             id: row.id,
             kind: row.kind,
+            webhook: row.webhook,
             user: row.user_id.map(UserId),
             attempts: row.attempts,
             created_at: row.created_at,

@@ -1,10 +1,13 @@
 //! Imports a batch of users in one transaction, with one statement for each table.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};
-use tokio::time::timeout_at;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
     conflicts::{MAX_ATTEMPTS, values_contended},
@@ -24,8 +27,20 @@ use crate::{
     },
 };
 
+/// How long a batch waits for the other batches of its App.
+const MAX_WAIT: Duration = Duration::from_secs(4);
+/// How often a waiting batch tries to get the lock of its App.
+const RETRY_INTERVAL: Duration = Duration::from_millis(25);
+
+/// Other batches of the App were imported all the time.
+#[derive(Debug, thiserror::Error)]
+#[error("other imports of this App did not end in time")]
+struct ImportsContended;
+
 enum BatchOutcome {
     Done(Vec<ImportOutcome>),
+    /// Another batch of the App is being imported.
+    OtherImport,
     /// Another request took a value after this transaction had looked for its owner. The next attempt sees the owner.
     Contended,
     /// The App's users are being deleted.
@@ -52,13 +67,22 @@ impl PostgresStore {
         dry_run: bool,
         event: Event,
     ) -> Result<Vec<ImportOutcome>, StoreError> {
-        let mut call = self.begin_administration("import_users").await?;
-        let (connection, deadline) = call.parts();
-        let outcome = timeout_at(deadline, import(connection, app, users, dry_run, &event)).await;
-        match call.end_call(outcome)? {
-            BatchOutcome::Done(outcomes) => Ok(outcomes),
-            BatchOutcome::Contended => Err(values_contended()),
-            BatchOutcome::AppBeingDeleted => Err(app_being_deleted()),
+        let started = Instant::now();
+        loop {
+            let mut call = self.begin_administration("import_users").await?;
+            let (connection, deadline) = call.parts();
+            let outcome = timeout_at(deadline, import(connection, app, users, dry_run, &event)).await;
+            match call.end_call(outcome)? {
+                BatchOutcome::Done(outcomes) => return Ok(outcomes),
+                BatchOutcome::Contended => return Err(values_contended()),
+                BatchOutcome::AppBeingDeleted => return Err(app_being_deleted()),
+                BatchOutcome::OtherImport if started.elapsed() >= MAX_WAIT => {
+                    return Err(StoreError::Unavailable { store: "Postgres", source: Box::new(ImportsContended) });
+                }
+                // The call has ended: a batch that waits must not hold a connection, because the calls of all
+                // administrators share a few of them.
+                BatchOutcome::OtherImport => sleep(RETRY_INTERVAL).await,
+            }
         }
     }
 }
@@ -103,8 +127,8 @@ async fn import_in_transaction(
     if !apps::is_active(connection, app).await? {
         return Ok(BatchOutcome::AppBeingDeleted);
     }
-    if !dry_run {
-        lock_imports(connection, app).await?;
+    if !dry_run && !try_lock_imports(connection, app).await? {
+        return Ok(BatchOutcome::OtherImport);
     }
     let owners = find_owners(connection, app, users).await?;
     let outcomes = owners.plan(users);
@@ -137,12 +161,15 @@ async fn import_in_transaction(
 }
 
 /// Lets the batches of an App follow each other: two batches that contain the same values in different orders would
-/// deadlock. The lock belongs to the transaction, so it also works behind a pooler in transaction mode.
-async fn lock_imports(connection: &mut PgConnection, app: &AppId) -> Result<(), sqlx::Error> {
-    sqlx::query!("SELECT pg_advisory_xact_lock(hashtext('latchkey_import'), hashtext($1))", app.as_str())
-        .execute(connection)
-        .await
-        .map(drop)
+/// deadlock. Returns false if another batch has the lock. The lock belongs to the transaction, so it also works behind a
+/// pooler in transaction mode.
+async fn try_lock_imports(connection: &mut PgConnection, app: &AppId) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"SELECT pg_try_advisory_xact_lock(hashtext('latchkey_import'), hashtext($1)) AS "locked!""#,
+        app.as_str(),
+    )
+    .fetch_one(connection)
+    .await
 }
 
 /// Adds the outcomes of the batch to the counts in the detail of the event.

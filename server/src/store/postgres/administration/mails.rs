@@ -43,10 +43,14 @@ async fn queue(
     notify: bool,
 ) -> Result<MailOutcome, sqlx::Error> {
     let mut transaction = connection.begin().await?;
-    // The lock lets concurrent calls see each other's mails.
-    if lock_user(&mut transaction, app, user).await?.is_none() {
+    // The lock lets concurrent calls see each other's mails. The user may have changed since the use case has read it.
+    let Some(locked) = lock_user(&mut transaction, app, user).await? else {
         transaction.rollback().await?;
         return Ok(MailOutcome::NotFound);
+    };
+    if !locked.can_get_code(mail.kind) {
+        transaction.rollback().await?;
+        return Ok(MailOutcome::NotPossible);
     }
     let is_waiting = sqlx::query_scalar!(
         r#"

@@ -38,11 +38,11 @@ async fn remove(
     event: &Event,
 ) -> Result<RemovalOutcome, sqlx::Error> {
     let mut transaction = connection.begin().await?;
-    let epoch = sqlx::query_scalar!(
+    let deleted = sqlx::query!(
         r#"
         DELETE FROM users
         WHERE app_id = $1 AND id = $2 AND ($3::bigint IS NULL OR version = $3)
-        RETURNING epoch + 1 AS "epoch!"
+        RETURNING epoch + 1 AS "epoch!", version + 1 AS "version!"
         "#,
         app.as_str(),
         user.0,
@@ -50,7 +50,7 @@ async fn remove(
     )
     .fetch_optional(&mut *transaction)
     .await?;
-    let Some(epoch) = epoch.map(Epoch) else {
+    let Some(deleted) = deleted else {
         let exists = sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT FROM users WHERE app_id = $1 AND id = $2) AS "exists!""#,
             app.as_str(),
@@ -61,10 +61,11 @@ async fn remove(
         transaction.rollback().await?;
         return Ok(if exists { RemovalOutcome::VersionConflict } else { RemovalOutcome::NotFound });
     };
+    let epoch = Epoch(deleted.epoch);
     outbox::delete_rows_of(&mut transaction, app, &[user.0]).await?;
     let epoch_change = EpochChange { user, epoch, kept_session: None };
     outbox::insert_epoch_change(&mut transaction, app, &epoch_change).await?;
-    audit::insert(&mut transaction, app, event).await?;
+    audit::insert_deletion(&mut transaction, app, event, deleted.version).await?;
     transaction.commit().await?;
     Ok(RemovalOutcome::Removed(epoch_change))
 }

@@ -11,7 +11,10 @@ use super::{
 };
 use crate::{
     domain::{ports::StoreError, user::UserId},
-    store::{Stores, postgres::PostgresStore},
+    store::{
+        Stores,
+        postgres::{PostgresStore, webhooks},
+    },
 };
 
 /// The outcome of one batch of the deletion of an App's users.
@@ -164,8 +167,8 @@ async fn insert_deleting_app(connection: &mut PgConnection, claim: &OwnershipCla
     .map(drop)
 }
 
-/// Deletes these users of an App, up to `max_rows` of its mails and up to `max_rows` of its events, and its classes of
-/// foreign hashes. Returns whether there may be more to delete. Identities are deleted with their users.
+/// Deletes these users of an App, up to `max_rows` of its mails, of its audit events and of its webhook events each, and
+/// its classes of foreign hashes. Returns whether there may be more to delete. Identities are deleted with their users.
 pub(super) async fn delete_batch(
     connection: &mut PgConnection,
     app: &AppId,
@@ -191,7 +194,8 @@ pub(super) async fn delete_batch(
     )
     .execute(&mut *connection)
     .await?;
+    let webhook_events = webhooks::delete_of_app(connection, app, max_rows).await?;
     // At most a few rows.
     sqlx::query!("DELETE FROM hash_classes WHERE app_id = $1", app.as_str()).execute(&mut *connection).await?;
-    Ok(users.rows_affected() + mails.rows_affected() + events.rows_affected() > 0)
+    Ok(users.rows_affected() + mails.rows_affected() + events.rows_affected() + webhook_events > 0)
 }

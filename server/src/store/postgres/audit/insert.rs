@@ -5,7 +5,13 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::audit::{Event, EventKind};
+use crate::{
+    domain::{
+        audit::{Detail, Event, EventKind},
+        webhook::{self, Webhook},
+    },
+    store::postgres::webhooks,
+};
 
 /// The columns of one event.
 pub(in crate::store::postgres) struct EventColumns {
@@ -18,11 +24,30 @@ pub(in crate::store::postgres) struct EventColumns {
     pub(in crate::store::postgres) detail: Option<String>,
 }
 
-/// Inserts an event.
+/// Inserts an event, and queues it for the webhooks that report it.
 pub(in crate::store::postgres) async fn insert(
     connection: &mut PgConnection,
     app: &AppId,
     event: &Event,
+) -> Result<(), sqlx::Error> {
+    insert_with_version(connection, app, event, None).await
+}
+
+/// Like [`insert`], for the event of a deleted user. `version`: above the last version that the user had.
+pub(in crate::store::postgres) async fn insert_deletion(
+    connection: &mut PgConnection,
+    app: &AppId,
+    event: &Event,
+    version: i64,
+) -> Result<(), sqlx::Error> {
+    insert_with_version(connection, app, event, Some(version)).await
+}
+
+async fn insert_with_version(
+    connection: &mut PgConnection,
+    app: &AppId,
+    event: &Event,
+    version: Option<i64>,
 ) -> Result<(), sqlx::Error> {
     let columns = EventColumns::from_event(event);
     sqlx::query!(
@@ -37,44 +62,73 @@ pub(in crate::store::postgres) async fn insert(
         columns.ip,
         columns.detail,
     )
-    .execute(connection)
+    .execute(&mut *connection)
+    .await?;
+    webhooks::insert(connection, app, event, version).await
+}
+
+/// What happened to users without a request of their own.
+pub(in crate::store::postgres) struct BatchEvent<'a> {
+    pub(in crate::store::postgres) kind: EventKind,
+    pub(in crate::store::postgres) at: OffsetDateTime,
+    pub(in crate::store::postgres) detail: Detail,
+    /// The webhooks of the App.
+    pub(in crate::store::postgres) webhooks: &'a [Webhook],
+}
+
+/// Inserts an event for each of these users, and queues it for the webhooks that report it. Each user comes with the
+/// version after the event; the version of a deleted user is above the last version that the user had.
+pub(in crate::store::postgres) async fn insert_for_users(
+    connection: &mut PgConnection,
+    app: &AppId,
+    event: &BatchEvent<'_>,
+    users: &[(Uuid, i64)],
+) -> Result<(), sqlx::Error> {
+    let (ids, versions): (Vec<_>, Vec<_>) = users.iter().copied().unzip();
+    sqlx::query_scalar!(
+        r#"
+        WITH happened AS MATERIALIZED (
+            SELECT gen_random_uuid() AS id, user_id, version FROM unnest($4::uuid[], $5::bigint[]) AS user_row (user_id, version)
+        ), recorded AS (
+            INSERT INTO audit_events (app_id, id, at, kind, user_id, detail)
+            SELECT $1, id, $2, $3, user_id, $6::text::jsonb FROM happened
+        ), queued AS (
+            INSERT INTO webhook_events (app_id, webhook, id, kind, at, user_id, version, detail)
+            SELECT $1, webhook, id, $3, $2, user_id, version, $6::text::jsonb
+            FROM happened CROSS JOIN unnest($7::text[]) AS webhook
+            RETURNING app_id
+        )
+        SELECT count(pg_notify('latchkey_webhooks', app_id)) AS "notified!" FROM queued
+        "#,
+        app.as_str(),
+        event.at,
+        event.kind.as_str(),
+        &ids,
+        &versions,
+        detail_text(&event.detail),
+        &webhook::names_reporting(event.webhooks, event.kind),
+    )
+    .fetch_one(connection)
     .await
     .map(drop)
 }
 
-/// Inserts an event for each of these users. The users were removed without their own request.
-pub(in crate::store::postgres) async fn insert_for_removed_users(
-    connection: &mut PgConnection,
-    app: &AppId,
-    kind: EventKind,
-    at: OffsetDateTime,
-    users: &[Uuid],
-) -> Result<(), sqlx::Error> {
-    sqlx::query!(
-        "INSERT INTO audit_events (app_id, id, at, kind, user_id)
-         SELECT $1, gen_random_uuid(), $2, $3, user_id FROM unnest($4::uuid[]) AS user_id",
-        app.as_str(),
-        at,
-        kind.as_str(),
-        users,
-    )
-    .execute(connection)
-    .await
-    .map(drop)
+/// The details as JSON. `None` if there are no details.
+fn detail_text(detail: &Detail) -> Option<String> {
+    if detail.is_empty() { None } else { serde_json::to_string(detail).ok() }
 }
 
 // === impl EventColumns ===
 
 impl EventColumns {
     pub(in crate::store::postgres) fn from_event(event: &Event) -> Self {
-        let detail = if event.detail.is_empty() { None } else { serde_json::to_string(&event.detail).ok() };
         Self {
             id: event.id,
             at: event.at,
             kind: event.kind.as_str(),
             session: event.session.map(|session| session.0),
             ip: event.ip.map(|ip| ip.to_string()),
-            detail,
+            detail: detail_text(&event.detail),
         }
     }
 }

@@ -64,6 +64,9 @@ struct EventBatch {
     sessions: Vec<Option<Uuid>>,
     ips: Vec<Option<String>>,
     details: Vec<Option<String>>,
+    /// The webhooks that report the events: the id of an event and the name of a webhook at the same index.
+    reported_ids: Vec<Uuid>,
+    reporting_webhooks: Vec<String>,
 }
 
 // === impl EventWriter ===
@@ -170,6 +173,10 @@ impl EventBatch {
         self.sessions.push(session);
         self.ips.push(ip);
         self.details.push(detail);
+        for webhook in event.reporting_webhooks() {
+            self.reported_ids.push(id);
+            self.reporting_webhooks.push(webhook);
+        }
     }
 }
 
@@ -214,11 +221,11 @@ impl PostgresStore {
 async fn insert_batch(connection: &mut PgConnection, columns: &EventBatch) -> Result<u64, sqlx::Error> {
     // The lock on an App's row prevents a concurrent deletion of the App's users, as in `create_user`. Events without a
     // user are not written.
-    let query = sqlx::query!(
+    let query = sqlx::query_scalar!(
         r#"
         WITH gate AS (
             SELECT app_id, state FROM apps WHERE app_id = ANY ($1) ORDER BY app_id FOR KEY SHARE
-        )
+        ), written AS (
         INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
         SELECT app_id, id, at, kind, user_id, session_id, ip::inet, detail::jsonb
         FROM unnest(
@@ -227,6 +234,16 @@ async fn insert_batch(connection: &mut PgConnection, columns: &EventBatch) -> Re
         WHERE user_id IS NOT NULL
             AND NOT EXISTS (SELECT FROM gate WHERE gate.app_id = event.app_id AND gate.state <> 'active')
         ON CONFLICT DO NOTHING
+        RETURNING app_id, id, at, kind, user_id, session_id, detail
+        ), queued AS (
+            INSERT INTO webhook_events (app_id, webhook, id, kind, at, user_id, session_id, detail)
+            SELECT app_id, webhook, written.id, kind, at, user_id, session_id, detail
+            FROM written JOIN unnest($9::uuid[], $10::text[]) AS report (id, webhook) ON report.id = written.id
+            RETURNING app_id
+        ), notified AS (
+            SELECT pg_notify('latchkey_webhooks', app_id) FROM queued
+        )
+        SELECT (SELECT count(*) FROM written) + 0 * (SELECT count(*) FROM notified) AS "written!"
         "#,
         &columns.apps,
         &columns.ids,
@@ -236,6 +253,8 @@ async fn insert_batch(connection: &mut PgConnection, columns: &EventBatch) -> Re
         &columns.sessions as &[Option<Uuid>],
         &columns.ips as &[Option<String>],
         &columns.details as &[Option<String>],
+        &columns.reported_ids,
+        &columns.reporting_webhooks,
     );
-    query.execute(connection).await.map(|done| done.rows_affected())
+    query.fetch_one(connection).await.map(|written| u64::try_from(written).unwrap_or(0))
 }

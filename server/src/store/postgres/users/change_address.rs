@@ -8,12 +8,16 @@ use uuid::Uuid;
 use super::{LockedUser, UserRow, lock_user, user_query};
 use crate::{
     domain::{
-        audit::EventKind,
+        audit::{Detail, EventKind},
         mail::{EpochChange, Mail, MailKind},
         ports::{AddressChange, AddressChanged, StoreError},
         user::{Epoch, User, UserId},
     },
-    store::postgres::{PostgresStore, audit, outbox},
+    store::postgres::{
+        PostgresStore,
+        audit::{self, BatchEvent},
+        outbox,
+    },
 };
 
 /// Maximum number of attempts. Each attempt sees what made the previous attempt fail, so two are nearly always enough.
@@ -85,34 +89,41 @@ async fn change_address(
         }
         Err(error) => return Err(error),
     };
-    if let Some(removed) = &removed {
+    if let Some((removed, version)) = &removed {
         let users = [removed.user.0];
         outbox::delete_rows_of(&mut transaction, app, &users).await?;
         outbox::insert_epoch_change(&mut transaction, app, removed).await?;
-        audit::insert_for_removed_users(&mut transaction, app, EventKind::UserDeleted, change.event.at, &users).await?;
+        let event = BatchEvent {
+            kind: EventKind::UserDeleted,
+            at: change.event.at,
+            detail: Detail::default(),
+            webhooks: &change.event.webhooks,
+        };
+        audit::insert_for_users(&mut transaction, app, &event, &[(removed.user.0, *version)]).await?;
     }
     record_change(&mut transaction, app, change, &before, &changed, notify).await?;
     transaction.commit().await?;
-    Ok(ChangeOutcome::Changed(Box::new(changed), removed))
+    Ok(ChangeOutcome::Changed(Box::new(changed), removed.map(|(removed, _)| removed)))
 }
 
 /// Deletes the unverified account that has the address, if there is one. The identities of this account are deleted,
-/// too.
+/// too. Returns the raised epoch and the raised version of the deleted account.
 async fn delete_unverified_owner(
     connection: &mut PgConnection,
     app: &AppId,
     change: &AddressChange,
-) -> Result<Option<EpochChange>, sqlx::Error> {
+) -> Result<Option<(EpochChange, i64)>, sqlx::Error> {
     struct RemovedRow {
         id: Uuid,
         epoch: i64,
+        version: i64,
     }
     let removed = sqlx::query_as!(
         RemovedRow,
         r#"
         DELETE FROM users
         WHERE app_id = $1 AND email_canonical = $2 AND id <> $3 AND email_verified_at IS NULL
-        RETURNING id, epoch + 1 AS "epoch!"
+        RETURNING id, epoch + 1 AS "epoch!", version + 1 AS "version!"
         "#,
         app.as_str(),
         change.address,
@@ -120,7 +131,10 @@ async fn delete_unverified_owner(
     )
     .fetch_optional(connection)
     .await?;
-    Ok(removed.map(|row| EpochChange { user: UserId(row.id), epoch: Epoch(row.epoch), kept_session: None }))
+    Ok(removed.map(|row| {
+        let change = EpochChange { user: UserId(row.id), epoch: Epoch(row.epoch), kept_session: None };
+        (change, row.version)
+    }))
 }
 
 /// Returns `None` if another account has verified the address.

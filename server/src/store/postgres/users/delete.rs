@@ -29,12 +29,12 @@ async fn delete(
     removal: &UserDeletion,
 ) -> Result<Option<Epoch>, sqlx::Error> {
     let mut transaction = connection.begin().await?;
-    let epoch = sqlx::query_scalar!(
+    let deleted = sqlx::query!(
         r#"
         DELETE FROM users
         WHERE app_id = $1 AND id = $2 AND epoch = $3 AND disabled_at IS NULL
             AND (email IS NULL OR email_verified_at IS NOT NULL)
-        RETURNING epoch + 1 AS "epoch!"
+        RETURNING epoch + 1 AS "epoch!", version + 1 AS "version!"
         "#,
         app.as_str(),
         removal.user.0,
@@ -42,14 +42,15 @@ async fn delete(
     )
     .fetch_optional(&mut *transaction)
     .await?;
-    let Some(epoch) = epoch.map(Epoch) else {
+    let Some(deleted) = deleted else {
         transaction.rollback().await?;
         return Ok(None);
     };
+    let epoch = Epoch(deleted.epoch);
     outbox::delete_rows_of(&mut transaction, app, &[removal.user.0]).await?;
     let epoch_change = EpochChange { user: removal.user, epoch, kept_session: None };
     outbox::insert_epoch_change(&mut transaction, app, &epoch_change).await?;
-    audit::insert(&mut transaction, app, &removal.event).await?;
+    audit::insert_deletion(&mut transaction, app, &removal.event, deleted.version).await?;
     transaction.commit().await?;
     Ok(Some(epoch))
 }

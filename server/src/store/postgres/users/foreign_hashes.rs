@@ -1,5 +1,7 @@
 //! Foreign password hashes: stores one with its class, removes old ones, and removes classes without users.
 
+use std::sync::Arc;
+
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
@@ -7,13 +9,17 @@ use tokio::time::timeout_at;
 
 use crate::{
     domain::{
-        audit::EventKind,
+        audit::{Detail, EventKind},
         foreign_hash::{HashClass, MAX_CLASSES, MAX_WEIGHT},
         password::PasswordHash,
         ports::StoreError,
         user::UserId,
+        webhook::Webhook,
     },
-    store::postgres::{OwnershipClaim, PostgresStore, audit},
+    store::postgres::{
+        OwnershipClaim, PostgresStore,
+        audit::{self, BatchEvent},
+    },
 };
 
 /// The outcome of [`PostgresStore::set_foreign_hash`].
@@ -35,6 +41,8 @@ pub struct ForeignHashExpiry {
     /// Hashes that were imported before this time have expired.
     pub imported_before: OffsetDateTime,
     pub now: OffsetDateTime,
+    /// The webhooks of the App.
+    pub webhooks: Arc<[Webhook]>,
 }
 
 impl PostgresStore {
@@ -156,9 +164,9 @@ async fn remove_expired(
     expiry: &ForeignHashExpiry,
     max_hashes: u32,
 ) -> Result<u64, sqlx::Error> {
-    let ForeignHashExpiry { claim, imported_before, now } = expiry;
+    let ForeignHashExpiry { claim, imported_before, now, .. } = expiry;
     let mut transaction = connection.begin().await?;
-    let removed = sqlx::query_scalar!(
+    let removed = sqlx::query!(
         r#"
         WITH owner AS (
             SELECT app_id FROM apps
@@ -182,7 +190,7 @@ async fn remove_expired(
             updated_at = $3
         FROM expired
         WHERE users.app_id = $1 AND users.id = expired.id
-        RETURNING users.id
+        RETURNING users.id, users.version
         "#,
         claim.app.as_str(),
         imported_before,
@@ -193,7 +201,14 @@ async fn remove_expired(
     )
     .fetch_all(&mut *transaction)
     .await?;
-    audit::insert_for_removed_users(&mut transaction, &claim.app, EventKind::PasswordRemoved, *now, &removed).await?;
+    let event = BatchEvent {
+        kind: EventKind::PasswordRemoved,
+        at: *now,
+        detail: Detail::default(),
+        webhooks: &expiry.webhooks,
+    };
+    let users: Vec<_> = removed.into_iter().map(|row| (row.id, row.version)).collect();
+    audit::insert_for_users(&mut transaction, &claim.app, &event, &users).await?;
     transaction.commit().await?;
-    Ok(removed.len() as u64)
+    Ok(users.len() as u64)
 }

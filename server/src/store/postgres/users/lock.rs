@@ -3,7 +3,10 @@
 use latchkey_crds::types::AppId;
 use sqlx::PgConnection;
 
-use crate::domain::user::{Epoch, UserId};
+use crate::domain::{
+    mail::MailKind,
+    user::{Epoch, UserId},
+};
 
 /// A user before a change.
 pub(in crate::store::postgres) struct LockedUser {
@@ -55,6 +58,17 @@ impl LockedUser {
     /// Whether this canonical email address is the user's pending address.
     pub(super) fn has_pending_address(&self, canonical: &str) -> bool {
         self.pending_email_canonical.as_deref() == Some(canonical)
+    }
+
+    /// Whether an administrator can send the user this mail with a code, as in `domain::administration::request_mail`.
+    pub(in crate::store::postgres) fn can_get_code(&self, kind: MailKind) -> bool {
+        let has_address = match kind {
+            MailKind::Confirm => {
+                self.pending_email_canonical.is_some() || (self.email_canonical.is_some() && !self.is_verified)
+            }
+            _ => self.email_canonical.is_some(),
+        };
+        has_address && !self.is_disabled && !(kind == MailKind::Invitation && self.has_password)
     }
 
     /// Whether the user can log in with a password, which needs an email address.

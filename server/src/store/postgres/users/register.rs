@@ -30,6 +30,7 @@ impl PostgresStore {
         mail: Option<Mail>,
     ) -> Result<CreateUserOutcome, StoreError> {
         let (kind, recipient, requested_at) = outbox::mail_columns(mail.as_ref());
+        let webhooks = user.event.reporting_webhooks();
         let event = EventColumns::from_event(&user.event);
         let mut call = self.begin_call("create_user").await?;
         let (connection, deadline) = call.parts();
@@ -46,7 +47,7 @@ impl PostgresStore {
                 SELECT $1, $2, $3, $4, $5, $6, $7, $7
                 WHERE NOT EXISTS (SELECT FROM gate WHERE state <> 'active')
                 ON CONFLICT DO NOTHING
-                RETURNING id
+                RETURNING id, version
             ), queued AS (
                 INSERT INTO outbox (app_id, kind, user_id, requested_at, payload)
                 SELECT $1, $8, $9, $10, $18::text::jsonb FROM created WHERE $8::text IS NOT NULL
@@ -54,8 +55,15 @@ impl PostgresStore {
             ), recorded AS (
                 INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
                 SELECT $1, $12, $13, $14, id, $15, $16::text::inet, $17::text::jsonb FROM created
+            ), reported AS (
+                INSERT INTO webhook_events (app_id, webhook, id, kind, at, user_id, session_id, version, detail)
+                SELECT $1, webhook, $12, $14, $13, created.id, $15, created.version, $17::text::jsonb
+                FROM created CROSS JOIN unnest($19::text[]) AS webhook
+                RETURNING app_id
             ), notified AS (
                 SELECT pg_notify('latchkey_outbox', '') FROM queued WHERE $11
+                UNION ALL
+                SELECT pg_notify('latchkey_webhooks', app_id) FROM reported
             )
             SELECT (SELECT count(*) FROM created) + 0 * (SELECT count(*) FROM notified) AS "created!",
                 EXISTS (SELECT FROM gate WHERE state <> 'active') AS "closed!"
@@ -78,6 +86,7 @@ impl PostgresStore {
             event.ip,
             event.detail,
             outbox::mail_payload(),
+            &webhooks,
         );
         let row = timeout_at(deadline, query.fetch_one(connection)).await;
         let row = call.end_call(row)?;

@@ -57,10 +57,17 @@ async fn rename(
             ), recorded AS (
                 INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
                 SELECT $1, $7, $8, $9, id, $10, $11::text::inet, $12::text::jsonb FROM renamed
+            ), reported AS (
+                INSERT INTO webhook_events (app_id, webhook, id, kind, at, user_id, session_id, version, detail)
+                SELECT $1, webhook, $7, $9, $8, renamed.id, $10, renamed.version, $12::text::jsonb
+                FROM renamed CROSS JOIN unnest($13::text[]) AS webhook
+                RETURNING app_id
+            ), notified AS (
+                SELECT count(pg_notify('latchkey_webhooks', app_id)) FROM reported
             )
             SELECT renamed.id, email, email_verified_at, pending_email, name, password_hash, password_session,
                 contested, epoch, version, disabled_at, created_at, updated_at, carried.id AS row
-            FROM renamed, carried
+            FROM renamed, carried, notified
             "#,
         app.as_str(),
         change.user.0,
@@ -74,6 +81,7 @@ async fn rename(
         event.session,
         event.ip,
         event.detail,
+        &change.event.reporting_webhooks(),
     )
     .fetch_optional(connection)
     .await?;

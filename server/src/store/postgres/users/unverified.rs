@@ -1,8 +1,7 @@
 //! Deletes accounts that were not verified in time.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
-use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use tokio::time::timeout_at;
@@ -10,13 +9,18 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        audit::EventKind,
+        audit::{Detail, EventKind},
         ports::StoreError,
         user::{Epoch, UserId},
+        webhook::Webhook,
     },
     store::{
         Stores,
-        postgres::{OwnershipClaim, PostgresStore, audit, outbox},
+        postgres::{
+            OwnershipClaim, PostgresStore,
+            audit::{self, BatchEvent},
+            outbox,
+        },
     },
 };
 
@@ -35,6 +39,8 @@ pub struct UnverifiedExpiry {
     /// An account to which a code was sent after this time stays: the code may still be valid.
     pub code_sent_before: OffsetDateTime,
     pub now: OffsetDateTime,
+    /// The webhooks of the App.
+    pub webhooks: Arc<[Webhook]>,
 }
 
 /// The position after which the next batch starts.
@@ -120,7 +126,7 @@ impl Stores {
                 }
             };
             let ids: Vec<Uuid> = retired.iter().map(|user| user.0).collect();
-            let deleted = delete_candidates(&mut transaction, app, &ids, unverified.now).await?;
+            let deleted = delete_candidates(&mut transaction, unverified, &ids).await?;
             transaction.commit().await?;
             Ok(Ok(UnverifiedBatch { deleted, next }))
         };
@@ -165,7 +171,7 @@ async fn lock_candidates(
     positions: &[UnverifiedPosition],
     max_accounts: u32,
 ) -> Result<Vec<Candidate>, sqlx::Error> {
-    let UnverifiedExpiry { claim, created_before, code_sent_before, now } = unverified;
+    let UnverifiedExpiry { claim, created_before, code_sent_before, now, .. } = unverified;
     let ids: Vec<Uuid> = positions.iter().map(|position| position.id).collect();
     sqlx::query_as!(
         Candidate,
@@ -224,23 +230,31 @@ const CODE_EVENTS: [EventKind; 5] = [
 /// locked.
 async fn delete_candidates(
     connection: &mut PgConnection,
-    app: &AppId,
+    unverified: &UnverifiedExpiry,
     users: &[Uuid],
-    now: OffsetDateTime,
 ) -> Result<u64, sqlx::Error> {
-    let deleted = sqlx::query_scalar!(
+    let app = &unverified.claim.app;
+    let deleted = sqlx::query!(
         "DELETE FROM users
          WHERE app_id = $1 AND id = ANY ($2) AND email_verified_at IS NULL
             AND NOT EXISTS (
                 SELECT FROM identities WHERE identities.app_id = users.app_id AND identities.user_id = users.id
             )
-         RETURNING id",
+         RETURNING id, version + 1 AS \"version!\"",
         app.as_str(),
         users,
     )
     .fetch_all(&mut *connection)
     .await?;
-    outbox::delete_rows_of(connection, app, &deleted).await?;
-    audit::insert_for_removed_users(connection, app, EventKind::UserExpired, now, &deleted).await?;
+    let deleted: Vec<_> = deleted.into_iter().map(|row| (row.id, row.version)).collect();
+    let ids: Vec<_> = deleted.iter().map(|(id, _)| *id).collect();
+    outbox::delete_rows_of(connection, app, &ids).await?;
+    let event = BatchEvent {
+        kind: EventKind::UserDeleted,
+        at: unverified.now,
+        detail: Detail { reason: Some("unverified"), ..Detail::default() },
+        webhooks: &unverified.webhooks,
+    };
+    audit::insert_for_users(connection, app, &event, &deleted).await?;
     Ok(deleted.len() as u64)
 }

@@ -43,8 +43,10 @@ pub struct DeadLettersResponse {
 #[schemars(rename = "DeadLetter")]
 pub struct DeadLetter {
     pub id: String,
-    /// The name of the mail, or of another task.
+    /// The name of the mail; `webhook` for an event that was not delivered to a webhook.
     pub kind: String,
+    /// The name of the webhook.
+    pub webhook: Option<String>,
     pub user_id: Option<String>,
     pub attempts: i32,
     /// Unix seconds.
@@ -62,6 +64,7 @@ impl From<DeadLetterRow> for DeadLetter {
         Self {
             id: row.id.to_string(),
             kind: row.kind,
+            webhook: row.webhook,
             user_id: row.user.map(|user| user.to_string()),
             attempts: row.attempts,
             created_at: row.created_at.unix_timestamp(),
@@ -72,10 +75,10 @@ impl From<DeadLetterRow> for DeadLetter {
 }
 
 pub fn operation() -> Operation {
-    Operation::new("List dead letters", "Mails whose delivery was given up, newest first.")
+    Operation::new("List dead letters", "Mails and webhook events whose delivery was given up, newest first.")
         .requires_right(RIGHT)
         .query(&[
-            ("kind", "The name of a mail."),
+            ("kind", "The name of a mail, or `webhook`."),
             ("limit", "The size of the page, 1–500; by default 100."),
             ("cursor", "`next` of the page before, with the same filters."),
         ])
@@ -83,6 +86,7 @@ pub fn operation() -> Operation {
             "dead_letters": [{
                 "id": "5b1f7f0c-2f39-4f1e-9d64-9a4f0c6f7a11",
                 "kind": "confirm",
+                "webhook": null,
                 "user_id": examples::USER_ID,
                 "attempts": 12,
                 "created_at": 1_762_339_600,
@@ -99,8 +103,9 @@ pub async fn handle<S: Ports>(
     request: InboundRequest,
 ) -> Result<Response, Problem> {
     let query = Query::parse(&request.uri, &["kind", "limit", "cursor"])?;
-    let kind = query.parse_value("kind", "is not the name of a mail", |text| {
-        MailKind::ALL.into_iter().map(MailKind::as_str).find(|name| *name == text)
+    let kind = query.parse_value("kind", "is neither the name of a mail nor webhook", |text| {
+        let mut kinds = MailKind::ALL.into_iter().map(MailKind::as_str).chain([DeadLetterRow::WEBHOOK]);
+        kinds.find(|name| *name == text)
     })?;
     let limit = query.limit()?;
     let cursor = Cursor::new(app.id(), "dead-letters", &kind);

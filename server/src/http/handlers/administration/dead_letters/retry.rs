@@ -12,8 +12,8 @@ use crate::{
         Ports,
         administration::{Query, StrictBody},
         authentication::Caller,
-        error::Problem,
-        handlers::administration::parse_uuid,
+        error::{ErrorCode, Problem},
+        handlers::administration::{ids_schema, parse_uuid, webhooks::webhook_not_found},
         openapi::operation::{Content, Operation},
         request::InboundRequest,
         response::{self, Response},
@@ -34,26 +34,25 @@ pub struct RetryResponse {
 }
 
 pub fn operation() -> Operation {
-    Operation::new("Retry dead letters", "Makes dead letters due again. Ids that are not dead letters are ignored.")
-        .requires_right(RIGHT)
-        .request(Content::json_with_schema(schema, json!({ "ids": ["5b1f7f0c-2f39-4f1e-9d64-9a4f0c6f7a11"] })))
-        .response(Content::json::<RetryResponse>(json!({ "retried": 1 })))
+    Operation::new(
+        "Retry dead letters",
+        "Makes dead letters due again: those with these ids, or 10,000 of a webhook, the oldest first. Ids that are not \
+         dead letters are ignored.",
+    )
+    .requires_right(RIGHT)
+    .request(Content::json_with_schema(schema, json!({ "ids": ["5b1f7f0c-2f39-4f1e-9d64-9a4f0c6f7a11"] })))
+    .response(Content::json::<RetryResponse>(json!({ "retried": 1 })))
+    .errors(&[ErrorCode::NotFound])
 }
 
 fn schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
+    let webhook = json_schema!({
         "type": "object",
         "additionalProperties": false,
-        "required": ["ids"],
-        "properties": {
-            "ids": {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": MAX_IDS,
-                "items": { "type": "string", "format": "uuid" },
-            },
-        },
-    })
+        "required": ["webhook"],
+        "properties": { "webhook": { "type": "string", "description": "The name of a webhook of the App." } },
+    });
+    json_schema!({ "oneOf": [ids_schema(MAX_IDS), webhook] })
 }
 
 pub async fn handle<S: Ports>(
@@ -65,8 +64,16 @@ pub async fn handle<S: Ports>(
     Query::parse(&request.uri, &[])?;
     let mut body = StrictBody::new(request.read_json_object().await?);
     let ids = body.texts("ids", MAX_IDS, parse_uuid);
-    body.require("ids", ids.is_some());
+    let webhook = body.text("webhook", |text| Ok(text.to_owned()));
+    match (&ids, &webhook) {
+        (None, None) => body.require("ids", false),
+        (Some(_), Some(_)) => body.reject("webhook", "cannot be set together with ids"),
+        (Some(_), None) | (None, Some(_)) => {}
+    }
     body.finish()?;
-    let selection = RetrySelection::Ids(ids.unwrap_or_default());
+    let selection = match webhook {
+        Some(name) => RetrySelection::Webhook(app.webhook(&name).ok_or_else(webhook_not_found)?.name.clone()),
+        None => RetrySelection::Ids(ids.unwrap_or_default()),
+    };
     response::json(&RetryResponse { retried: state.stores.retry_dead_letters(app.id(), selection).await? })
 }

@@ -135,6 +135,9 @@ pub async fn handle<S: Ports>(
         body.new_user(&state.stores, app);
     let password: Option<Password> = body.field("password");
     let mail = body.text("mail", parse_mail).flatten();
+    if password_hash.is_some() && email.is_none() {
+        body.reject("password_hash", "needs an email address");
+    }
     if password.is_some() && password_hash.is_some() {
         body.reject("password", "cannot be sent together with password_hash");
     }

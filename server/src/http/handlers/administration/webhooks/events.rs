@@ -1,0 +1,136 @@
+//! `GET /v1/{APPID}/webhooks/{WEBHOOK}/events`.
+
+use std::{sync::Arc, time::Duration};
+
+use latchkey_crds::types::AppId;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::json;
+use tokio::{
+    sync::broadcast::{Receiver, error::RecvError},
+    time::{Instant, sleep, timeout_at},
+};
+
+use super::webhook_key;
+use crate::{
+    domain::{app::App, rights::Right, webhook::EventBody},
+    http::{
+        Ports,
+        administration::Query,
+        authentication::Caller,
+        error::{ErrorCode, Problem},
+        handlers::administration::webhooks::webhook_not_found,
+        openapi::{
+            examples,
+            operation::{Content, Operation},
+        },
+        request::InboundRequest,
+        response::{self, Response},
+    },
+    state::State,
+};
+
+pub const RIGHT: Right = Right::FetchEvents;
+
+/// How long an event belongs to the consumer that fetched it.
+const LEASE: Duration = Duration::from_secs(60);
+/// How often a waiting call looks for events without a notification.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// How long a call waits after a notification: further events of the same moment come in one response.
+const COALESCING_DELAY: Duration = Duration::from_millis(50);
+
+/// Events that the caller should process and then acknowledge.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "FetchedEventsResponse")]
+pub struct FetchedEventsResponse {
+    /// The oldest first. Empty if no event is due.
+    pub events: Vec<FetchedEvent>,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "FetchedEvent")]
+pub struct FetchedEvent {
+    /// The same for each delivery of the event.
+    pub id: String,
+    /// 1 if the event is fetched for the first time.
+    pub attempt: u32,
+    #[serde(flatten)]
+    pub body: EventBody,
+}
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "Fetch the events of a pull webhook",
+        "An event comes again after 60 seconds, unless it is acknowledged. Events are kept for seven days.",
+    )
+    .requires_right(RIGHT)
+    .query(&[
+        ("limit", "The maximum number of events, 1–100; by default 100."),
+        ("wait", "How many seconds the call waits for an event, 0–20; by default 0."),
+    ])
+    .response(Content::json::<FetchedEventsResponse>(json!({
+        "events": [{
+            "id": "0197a3c4-8f1e-7b3a-9c55-0d5f0a6c2b11",
+            "attempt": 1,
+            "type": "user.deleted",
+            "timestamp": "2026-11-05T10:46:40Z",
+            "data": {
+                "app": "shop",
+                "user_id": examples::USER_ID,
+                "session_id": null,
+                "version": 4,
+                "detail": null,
+            },
+        }],
+    })))
+    .errors(&[ErrorCode::NotFound])
+}
+
+pub async fn handle<S: Ports>(
+    state: &Arc<State<S>>,
+    app: &App,
+    _: &Caller,
+    request: InboundRequest,
+) -> Result<Response, Problem> {
+    let query = Query::parse(&request.uri, &["limit", "wait"])?;
+    let number = |name, range: std::ops::RangeInclusive<u16>, expected| {
+        query.parse_value(name, expected, |text| text.parse().ok().filter(|number| range.contains(number)))
+    };
+    let limit = number("limit", 1..=100, "is not a number from 1 to 100")?.unwrap_or(100);
+    let wait = number("wait", 0..=20, "is not a number from 0 to 20")?.unwrap_or(0);
+    let key = webhook_key(app, &request)?;
+    let deadline = Instant::now() + Duration::from_secs(wait.into());
+    // Subscribes before the first look, so that no event is missed between the look and the wait.
+    let mut notifications = state.stores.subscribe_to_new_events();
+    loop {
+        // The App can be removed, and the webhook changed, during the wait.
+        let current = state.apps.get(app.id().as_str());
+        let webhook = current.as_deref().and_then(|app| app.webhook(key.webhook.as_str()));
+        let webhook = webhook.ok_or_else(webhook_not_found)?;
+        let events = state.stores.fetch_events(&key, limit, LEASE).await?;
+        if !events.is_empty() || Instant::now() >= deadline {
+            let events = events.iter().map(|event| FetchedEvent {
+                id: event.id.to_string(),
+                attempt: event.attempts,
+                body: event.body(app.id().as_str(), webhook),
+            });
+            return response::json(&FetchedEventsResponse { events: events.collect() });
+        }
+        let next_look = deadline.min(Instant::now() + POLL_INTERVAL);
+        if timeout_at(next_look, wait_for_event(&mut notifications, app.id())).await.is_ok() {
+            sleep(COALESCING_DELAY).await;
+        }
+    }
+}
+
+/// Returns when there may be new events of the App.
+async fn wait_for_event(notifications: &mut Receiver<String>, app: &AppId) {
+    loop {
+        match notifications.recv().await {
+            Ok(other) if other != app.as_str() => {}
+            Ok(_) | Err(RecvError::Lagged(_)) => return,
+            // No notifications come any more: only polling is left.
+            Err(RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}

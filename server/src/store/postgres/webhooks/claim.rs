@@ -1,0 +1,152 @@
+//! Claims due events under a lease.
+
+use std::time::Duration;
+
+use sqlx::{Connection, PgConnection};
+use tokio::time::timeout_at;
+
+use super::{EventRow, event_query, key_columns, key_of, known_kinds};
+use crate::{
+    domain::ports::{ClaimedEvent, StoreError, WebhookKey},
+    store::postgres::PostgresStore,
+};
+
+/// The maximum number of events of one webhook that are being sent, over all servers.
+const MAX_IN_FLIGHT: i64 = 16;
+/// After this number of failures in a row, one event at a time is sent.
+pub(super) const MANY_FAILURES: i32 = 10;
+
+struct KeyRow {
+    app_id: String,
+    webhook: String,
+}
+
+impl PostgresStore {
+    pub(super) async fn webhooks_with_due_events(&self) -> Result<Vec<WebhookKey>, StoreError> {
+        let mut call = self.begin_webhook_call("due_webhooks").await?;
+        let (connection, deadline) = call.parts();
+        // A loose index scan finds the webhooks with waiting events, however many events each has.
+        let query = sqlx::query_as!(
+            KeyRow,
+            r#"
+            WITH RECURSIVE waiting AS (
+                (
+                    SELECT app_id, webhook FROM webhook_events
+                    WHERE dead_at IS NULL ORDER BY app_id, webhook, due_at LIMIT 1
+                )
+                UNION ALL
+                SELECT later.app_id, later.webhook
+                FROM waiting CROSS JOIN LATERAL (
+                    SELECT event.app_id, event.webhook FROM webhook_events AS event
+                    WHERE event.dead_at IS NULL
+                        AND (event.app_id, event.webhook) > (waiting.app_id, waiting.webhook)
+                    ORDER BY event.app_id, event.webhook, event.due_at LIMIT 1
+                ) AS later
+            )
+            SELECT app_id AS "app_id!", webhook AS "webhook!" FROM waiting
+            WHERE EXISTS (
+                SELECT FROM webhook_events AS event
+                WHERE event.app_id = waiting.app_id AND event.webhook = waiting.webhook AND event.dead_at IS NULL
+                    AND event.due_at <= statement_timestamp()
+            )
+            "#
+        );
+        let rows = timeout_at(deadline, query.fetch_all(connection)).await;
+        let keys: Result<_, _> = call.end_call(rows)?.iter().map(|row| key_of(&row.app_id, &row.webhook)).collect();
+        keys.map_err(|error| self.record_error(error))
+    }
+
+    pub(super) async fn claim_webhook_events(
+        &self,
+        webhooks: &[WebhookKey],
+        limit: usize,
+        lease: Duration,
+    ) -> Result<Vec<ClaimedEvent>, StoreError> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let mut call = self.begin_webhook_call("claim_events").await?;
+        let (connection, deadline) = call.parts();
+        let rows = timeout_at(deadline, claim(connection, webhooks, limit, lease.as_secs_f64())).await;
+        let claimed: Result<_, _> = call.end_call(rows)?.into_iter().map(ClaimedEvent::try_from).collect();
+        claimed.map_err(|error| self.record_error(error))
+    }
+}
+
+async fn claim(
+    connection: &mut PgConnection,
+    webhooks: &[WebhookKey],
+    limit: i64,
+    lease_seconds: f64,
+) -> Result<Vec<EventRow>, sqlx::Error> {
+    let (apps, names) = key_columns(webhooks);
+    // In a transaction of its own, because another server that inserts the same rows would wait for the claim.
+    sqlx::query!(
+        "INSERT INTO webhooks (app_id, name) SELECT * FROM unnest($1::text[], $2::text[]) ON CONFLICT DO NOTHING",
+        &apps,
+        &names,
+    )
+    .execute(&mut *connection)
+    .await?;
+    let mut transaction = connection.begin().await?;
+    // One server claims the events of a webhook at a time; another server skips it. The claim is a second statement, so
+    // that it sees the previous server's claim.
+    let locked = sqlx::query_as!(
+        KeyRow,
+        r#"
+        SELECT app_id, name AS webhook FROM webhooks
+        WHERE (app_id, name) IN (SELECT * FROM unnest($1::text[], $2::text[]))
+        FOR UPDATE SKIP LOCKED
+        "#,
+        &apps,
+        &names,
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    let (apps, names): (Vec<_>, Vec<_>) = locked.into_iter().map(|row| (row.app_id, row.webhook)).unzip();
+    // An event's `turn` is its position in the queue of its webhook, in which the events that are already leased come
+    // first. The first event of every webhook is claimed before the second event of any webhook.
+    let rows = event_query!(
+        "
+            WITH taken AS MATERIALIZED (
+                SELECT room.app_id, room.name, line.id
+                FROM (
+                    SELECT app_id, name, CASE WHEN failures >= $6 THEN 1 ELSE $5::bigint END AS capacity, (
+                        SELECT count(*) FROM webhook_events AS event
+                        WHERE event.app_id = webhooks.app_id AND event.webhook = webhooks.name
+                            AND event.lease_until > statement_timestamp()
+                    ) AS leased
+                    FROM webhooks
+                    WHERE (app_id, name) IN (SELECT * FROM unnest($1::text[], $2::text[]))
+                ) AS room
+                CROSS JOIN LATERAL (
+                    SELECT event.id, event.due_at,
+                        row_number() OVER (ORDER BY event.due_at, event.id) AS number
+                    FROM webhook_events AS event
+                    WHERE event.app_id = room.app_id AND event.webhook = room.name AND event.dead_at IS NULL
+                        AND event.due_at <= statement_timestamp()
+                        AND (event.lease_until IS NULL OR event.lease_until <= statement_timestamp())
+                        AND event.kind = ANY ($7)
+                    ORDER BY event.due_at, event.id
+                    LIMIT greatest(room.capacity - room.leased, 0)
+                ) AS line
+                ORDER BY room.leased + line.number, line.due_at, room.app_id
+                LIMIT $3
+            )
+            UPDATE webhook_events SET lease_until = statement_timestamp() + make_interval(secs => $4)
+            FROM taken
+            WHERE webhook_events.app_id = taken.app_id AND webhook_events.webhook = taken.name
+                AND webhook_events.id = taken.id
+            RETURNING webhook_events.*
+        ",
+        &apps,
+        &names,
+        limit,
+        lease_seconds,
+        MAX_IN_FLIGHT,
+        MANY_FAILURES,
+        &known_kinds(),
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(rows)
+}

@@ -1,0 +1,42 @@
+//! What is known about the delivery of webhooks.
+
+use std::collections::BTreeMap;
+
+use tokio::time::timeout_at;
+
+use super::{key_columns, key_of};
+use crate::{
+    domain::ports::{DeliveryState, StoreError, WebhookKey},
+    store::postgres::PostgresStore,
+};
+
+impl PostgresStore {
+    pub(super) async fn webhook_delivery_states(
+        &self,
+        webhooks: &[WebhookKey],
+    ) -> Result<BTreeMap<WebhookKey, DeliveryState>, StoreError> {
+        let (apps, names) = key_columns(webhooks);
+        let mut call = self.begin_webhook_call("delivery_states").await?;
+        let (connection, deadline) = call.parts();
+        let query = sqlx::query!(
+            r#"
+            SELECT wanted.app_id AS "app_id!", wanted.name AS "name!", coalesce(webhooks.failures, 0) AS "failures!",
+                webhooks.stopped_for AS "stopped_for?", (
+                    SELECT min(event.at) FROM webhook_events AS event
+                    WHERE event.app_id = wanted.app_id AND event.webhook = wanted.name AND event.dead_at IS NULL
+                ) AS oldest
+            FROM unnest($1::text[], $2::text[]) AS wanted (app_id, name)
+                LEFT JOIN webhooks ON webhooks.app_id = wanted.app_id AND webhooks.name = wanted.name
+            "#,
+            &apps,
+            &names,
+        );
+        let rows = timeout_at(deadline, query.fetch_all(connection)).await;
+        let states = call.end_call(rows)?.into_iter().map(|row| {
+            let failures = u32::try_from(row.failures).unwrap_or(0);
+            let state = DeliveryState { failures, stopped_for: row.stopped_for, oldest: row.oldest };
+            Ok((key_of(&row.app_id, &row.name)?, state))
+        });
+        states.collect::<Result<_, _>>().map_err(|error| self.record_error(error))
+    }
+}

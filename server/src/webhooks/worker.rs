@@ -1,0 +1,418 @@
+//! Claims due events and sends them concurrently, so that no receiver delays another one. Events have workers of their
+//! own, so that receivers do not delay mails either.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::broadcast::{Receiver, error::RecvError},
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use super::metrics::{DeliveryOutcome, WebhookMetrics};
+use crate::domain::{
+    clock::Env,
+    ports::{ClaimedEvent, EventOutcome, StoreError, WebhookEvents},
+};
+
+/// The maximum number of events that the server sends at the same time.
+const MAX_IN_FLIGHT: usize = 64;
+/// How long a claimed event belongs to the server that claimed it: longer than a delivery (10 s) and the end of its
+/// claim. After this time, other servers can claim the events of a dead server.
+const LEASE: Duration = Duration::from_secs(60);
+/// How often the queue is polled if there is no notification.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the metrics of the backlog are updated.
+const BACKLOG_INTERVAL: Duration = Duration::from_secs(15);
+/// How long running deliveries can continue at shutdown: the timeout of a delivery and the end of its claim.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Sends one event.
+pub trait Sender: Send + Sync + 'static {
+    /// Whether the App has such a push webhook, with a usable key.
+    fn can_send(&self, app: &str, webhook: &str) -> bool;
+
+    fn send(&self, claimed: &ClaimedEvent) -> impl Future<Output = EventOutcome> + Send;
+}
+
+/// Sends the events of all Apps until shutdown.
+pub struct WebhookWorker<S, D> {
+    stores: Arc<S>,
+    sender: Arc<D>,
+    env: Arc<Env>,
+    metrics: WebhookMetrics,
+}
+
+// === impl WebhookWorker ===
+
+impl<S: WebhookEvents + Send + Sync + 'static> WebhookWorker<S, super::EventSender> {
+    pub fn new(stores: S, sender: super::EventSender, env: Arc<Env>, metrics: WebhookMetrics) -> Self {
+        Self { stores: Arc::new(stores), sender: Arc::new(sender), env, metrics }
+    }
+
+    /// Runs until `shutdown`, then waits at most [`DRAIN_TIMEOUT`] for running deliveries. An event whose claim has not
+    /// ended can be claimed again when its lease ends.
+    pub async fn run(self, shutdown: CancellationToken) {
+        tokio::join!(self.schedule(&shutdown), self.report_backlog(&shutdown));
+    }
+}
+
+impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
+    /// Claims events while fewer than [`MAX_IN_FLIGHT`] are being sent: after a delivery, on a notification, and every
+    /// second.
+    async fn schedule(&self, shutdown: &CancellationToken) {
+        let mut notifications = self.stores.subscribe_to_new_events();
+        let mut running = JoinSet::new();
+        let mut is_unavailable = false;
+        while !shutdown.is_cancelled() {
+            if running.len() < MAX_IN_FLIGHT {
+                let claimed = tokio::select! {
+                    claimed = self.claim(MAX_IN_FLIGHT - running.len()) => claimed,
+                    () = shutdown.cancelled() => break,
+                };
+                match claimed {
+                    Ok(events) => {
+                        if std::mem::take(&mut is_unavailable) {
+                            info!("the queue of webhook events is available again");
+                        }
+                        for claimed in events {
+                            let (stores, sender) = (Arc::clone(&self.stores), Arc::clone(&self.sender));
+                            running.spawn(deliver(stores, sender, self.metrics.clone(), claimed));
+                        }
+                    }
+                    Err(error) => {
+                        if !std::mem::replace(&mut is_unavailable, true) {
+                            let error = &error as &dyn std::error::Error;
+                            error!(error, "the queue of webhook events cannot be read; events wait");
+                        }
+                    }
+                }
+            }
+            let is_full = running.len() >= MAX_IN_FLIGHT;
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                Some(ended) = running.join_next() => {
+                    log_panic(ended);
+                    while let Some(ended) = running.try_join_next() {
+                        log_panic(ended);
+                    }
+                }
+                // During an outage of Postgres, notifications are ignored, so that they cause no additional attempts.
+                () = wait_for_notification(&mut notifications), if !is_full && !is_unavailable => {}
+                () = sleep(POLL_INTERVAL.mul_f64(0.8 + 0.4 * self.env.random_unit())), if !is_full => {}
+            }
+        }
+        let drained = timeout(DRAIN_TIMEOUT, async {
+            while let Some(ended) = running.join_next().await {
+                log_panic(ended);
+            }
+        });
+        if drained.await.is_err() {
+            warn!(events = running.len(), "unfinished webhook events are left to another server");
+        }
+    }
+
+    async fn claim(&self, limit: usize) -> Result<Vec<ClaimedEvent>, StoreError> {
+        let mut webhooks = self.stores.webhooks_with_due_events().await?;
+        webhooks.retain(|key| self.sender.can_send(key.app.as_str(), key.webhook.as_str()));
+        if webhooks.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.stores.claim_events(&webhooks, limit, LEASE).await
+    }
+
+    async fn report_backlog(&self, shutdown: &CancellationToken) {
+        loop {
+            let backlog = tokio::select! {
+                backlog = self.stores.event_backlog() => backlog,
+                () = shutdown.cancelled() => return,
+            };
+            // If the backlog cannot be read, events cannot be claimed either, and `schedule` logs that error.
+            if let Ok(backlog) = backlog {
+                self.metrics.set_backlog(backlog);
+            }
+            tokio::select! {
+                () = sleep(BACKLOG_INTERVAL) => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
+    }
+}
+
+/// Returns when there may be new events. Takes all waiting messages, because one claim serves them all.
+async fn wait_for_notification(notifications: &mut Receiver<String>) {
+    match notifications.recv().await {
+        Ok(_) | Err(RecvError::Lagged(_)) => while notifications.try_recv().is_ok() {},
+        // The sender is gone: only polling is left.
+        Err(RecvError::Closed) => std::future::pending().await,
+    }
+}
+
+async fn deliver<S: WebhookEvents, D: Sender>(
+    stores: Arc<S>,
+    sender: Arc<D>,
+    metrics: WebhookMetrics,
+    claimed: ClaimedEvent,
+) {
+    let lease_end = Instant::now() + LEASE;
+    let outcome = sender.send(&claimed).await;
+    metrics.count(DeliveryOutcome::of(&outcome), 1);
+    // If the claim does not end, the event is sent again. Therefore the end is tried until the lease ends.
+    let mut pause = Duration::from_millis(100);
+    while let Err(error) = stores.finish_event(&claimed, outcome.clone()).await {
+        if Instant::now() + pause >= lease_end {
+            error!(
+                app = %claimed.key.app,
+                event = %claimed.event.id,
+                error = &error as &dyn std::error::Error,
+                "a webhook event cannot be settled and will be sent again"
+            );
+            return;
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(5));
+    }
+}
+
+fn log_panic(ended: Result<(), tokio::task::JoinError>) {
+    // The panic hook has logged the location.
+    if ended.is_err() {
+        error!("the delivery of a webhook event panicked; it is retried when its lease ends");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use parking_lot::Mutex;
+    use prometheus_client::registry::Registry;
+    use time::OffsetDateTime;
+    use tokio::sync::{Semaphore, broadcast, mpsc};
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::domain::{
+        audit::EventKind,
+        ports::{DeliveryState, EventBacklog, WebhookKey},
+        webhook::QueuedEvent,
+    };
+
+    /// A queue in memory. It hands out at most 16 events of a webhook at a time.
+    struct FakeQueue {
+        due: Mutex<Vec<ClaimedEvent>>,
+        in_flight: Mutex<BTreeMap<WebhookKey, usize>>,
+        claim_limits: Mutex<Vec<usize>>,
+        failing_finishes: Mutex<u32>,
+        finished: mpsc::UnboundedSender<(WebhookKey, EventOutcome)>,
+        notifications: broadcast::Sender<String>,
+    }
+
+    fn key(webhook: &str) -> WebhookKey {
+        WebhookKey { app: "shop".parse().unwrap(), webhook: webhook.parse().unwrap() }
+    }
+
+    fn events(webhook: &str, count: usize) -> impl Iterator<Item = ClaimedEvent> {
+        let key = key(webhook);
+        (0..count).map(move |_| ClaimedEvent {
+            key: key.clone(),
+            event: QueuedEvent {
+                id: Uuid::now_v7(),
+                attempts: 0,
+                kind: EventKind::Registered,
+                at: OffsetDateTime::UNIX_EPOCH,
+                user: None,
+                session: None,
+                version: None,
+                detail: None,
+                profile: None,
+            },
+            lease_until: OffsetDateTime::UNIX_EPOCH,
+            stopped_for: None,
+        })
+    }
+
+    fn unavailable() -> StoreError {
+        StoreError::Unavailable { store: "Postgres", source: "gone".into() }
+    }
+
+    impl WebhookEvents for FakeQueue {
+        async fn webhooks_with_due_events(&self) -> Result<Vec<WebhookKey>, StoreError> {
+            let mut keys: Vec<_> = self.due.lock().iter().map(|claimed| claimed.key.clone()).collect();
+            keys.dedup();
+            Ok(keys)
+        }
+
+        async fn claim_events(
+            &self,
+            webhooks: &[WebhookKey],
+            limit: usize,
+            lease: Duration,
+        ) -> Result<Vec<ClaimedEvent>, StoreError> {
+            assert_eq!(lease, LEASE);
+            self.claim_limits.lock().push(limit);
+            let (mut due, mut in_flight) = (self.due.lock(), self.in_flight.lock());
+            let mut claimed = Vec::new();
+            for event in std::mem::take(&mut *due) {
+                let count = in_flight.entry(event.key.clone()).or_default();
+                if webhooks.contains(&event.key) && claimed.len() < limit && *count < 16 {
+                    *count += 1;
+                    claimed.push(event);
+                } else {
+                    due.push(event);
+                }
+            }
+            Ok(claimed)
+        }
+
+        async fn finish_event(&self, claimed: &ClaimedEvent, outcome: EventOutcome) -> Result<(), StoreError> {
+            {
+                let mut failures = self.failing_finishes.lock();
+                if *failures > 0 {
+                    *failures -= 1;
+                    return Err(unavailable());
+                }
+            }
+            *self.in_flight.lock().get_mut(&claimed.key).unwrap() -= 1;
+            self.finished.send((claimed.key.clone(), outcome)).unwrap();
+            Ok(())
+        }
+
+        async fn fetch_events(&self, _: &WebhookKey, _: u16, _: Duration) -> Result<Vec<QueuedEvent>, StoreError> {
+            unreachable!("only consumers fetch")
+        }
+
+        async fn acknowledge_events(&self, _: &WebhookKey, _: &[Uuid]) -> Result<u64, StoreError> {
+            unreachable!("only consumers acknowledge")
+        }
+
+        fn subscribe_to_new_events(&self) -> Receiver<String> {
+            self.notifications.subscribe()
+        }
+
+        async fn delivery_states(&self, _: &[WebhookKey]) -> Result<BTreeMap<WebhookKey, DeliveryState>, StoreError> {
+            unreachable!("the worker reports no states")
+        }
+
+        async fn event_backlog(&self) -> Result<EventBacklog, StoreError> {
+            Ok(EventBacklog::default())
+        }
+    }
+
+    /// Sends immediately, except to the webhook `hangs`, which waits for a permit. `unknown` is not in the document.
+    struct FakeSender {
+        released: Semaphore,
+        started: mpsc::UnboundedSender<String>,
+    }
+
+    impl Sender for FakeSender {
+        fn can_send(&self, _: &str, webhook: &str) -> bool {
+            webhook != "unknown"
+        }
+
+        async fn send(&self, claimed: &ClaimedEvent) -> EventOutcome {
+            self.started.send(claimed.key.webhook.to_string()).unwrap();
+            if claimed.key.webhook.as_str() == "hangs" {
+                self.released.acquire().await.unwrap().forget();
+            }
+            EventOutcome::Sent
+        }
+    }
+
+    struct Running {
+        queue: Arc<FakeQueue>,
+        sender: Arc<FakeSender>,
+        started: mpsc::UnboundedReceiver<String>,
+        finished: mpsc::UnboundedReceiver<(WebhookKey, EventOutcome)>,
+        shutdown: CancellationToken,
+        worker: tokio::task::JoinHandle<()>,
+    }
+
+    fn run(due: Vec<ClaimedEvent>) -> Running {
+        let (started_sender, started) = mpsc::unbounded_channel();
+        let (finished_sender, finished) = mpsc::unbounded_channel();
+        let queue = Arc::new(FakeQueue {
+            due: Mutex::new(due),
+            in_flight: Mutex::default(),
+            claim_limits: Mutex::default(),
+            failing_finishes: Mutex::default(),
+            finished: finished_sender,
+            notifications: broadcast::Sender::new(1),
+        });
+        let sender = Arc::new(FakeSender { released: Semaphore::new(0), started: started_sender });
+        let shutdown = CancellationToken::new();
+        let worker = WebhookWorker {
+            stores: Arc::clone(&queue),
+            sender: Arc::clone(&sender),
+            env: Arc::new(Env::system()),
+            metrics: WebhookMetrics::register(&mut Registry::default()),
+        };
+        let worker = tokio::spawn({
+            let shutdown = shutdown.clone();
+            async move { worker.schedule(&shutdown).await }
+        });
+        Running { queue, sender, started, finished, shutdown, worker }
+    }
+
+    impl Running {
+        async fn wait_for_started(&mut self, count: usize) -> Vec<String> {
+            let mut started = Vec::new();
+            while started.len() < count {
+                let next = timeout(Duration::from_secs(20), self.started.recv()).await;
+                started.push(next.expect("another delivery starts").unwrap());
+            }
+            started
+        }
+
+        async fn stop(self) {
+            self.shutdown.cancel();
+            timeout(Duration::from_secs(20), self.worker).await.expect("the worker ends").unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_hanging_receiver_delays_no_other_receiver() {
+        let mut running = run(events("hangs", 100).chain(events("crm", 100)).collect());
+        let started = running.wait_for_started(116).await;
+        assert_eq!(started.iter().filter(|webhook| *webhook == "hangs").count(), 16);
+        running.queue.due.lock().extend(events("crm", 5));
+        running.queue.notifications.send("shop".to_owned()).unwrap();
+        assert_eq!(running.wait_for_started(5).await, ["crm"; 5]);
+        assert!(running.queue.claim_limits.lock().iter().all(|limit| *limit <= MAX_IN_FLIGHT));
+        running.sender.released.add_permits(1000);
+        running.stop().await;
+    }
+
+    #[tokio::test]
+    async fn events_of_a_webhook_that_the_server_cannot_send_stay_in_the_queue() {
+        let mut running = run(events("unknown", 3).chain(events("crm", 1)).collect());
+        assert_eq!(running.wait_for_started(1).await, ["crm"]);
+        running.finished.recv().await.unwrap();
+        assert_eq!(running.queue.due.lock().len(), 3);
+        running.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_claim_is_retried() {
+        let mut running = run(Vec::new());
+        *running.queue.failing_finishes.lock() = 5;
+        running.queue.due.lock().extend(events("crm", 1));
+        let (key, outcome) = running.finished.recv().await.unwrap();
+        assert_eq!(key.webhook.as_str(), "crm");
+        assert!(matches!(outcome, EventOutcome::Sent));
+        assert_eq!(running.wait_for_started(1).await, ["crm"], "it was sent once");
+        running.stop().await;
+    }
+
+    #[tokio::test]
+    async fn a_running_delivery_ends_before_the_worker() {
+        let mut running = run(events("hangs", 1).collect());
+        running.wait_for_started(1).await;
+        running.shutdown.cancel();
+        running.sender.released.add_permits(1);
+        assert!(running.finished.recv().await.is_some());
+        running.stop().await;
+    }
+}
