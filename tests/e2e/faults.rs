@@ -257,16 +257,16 @@ async fn each_failure_to_listen_for_outbox_rows_is_logged() {
     // The cut is repeated, because the server may not listen yet.
     eventually("the first failure", RECOVERY_LIMIT, || async {
         proxy.cut();
-        (logged("cannot listen for new outbox rows") == 1).then_some(())
+        (logged("cannot listen for new outbox rows and events") == 1).then_some(())
     })
     .await;
     eventually("the server listens again", RECOVERY_LIMIT, || async {
-        (logged("listening for new outbox rows again") == 1).then_some(())
+        (logged("listening for new outbox rows and events again") == 1).then_some(())
     })
     .await;
     proxy.cut();
     eventually("the second failure", RECOVERY_LIMIT, || async {
-        (logged("cannot listen for new outbox rows") == 2).then_some(())
+        (logged("cannot listen for new outbox rows and events") == 2).then_some(())
     })
     .await;
 }

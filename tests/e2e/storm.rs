@@ -129,10 +129,11 @@ async fn a_login_storm_of_one_app_does_not_delay_another_app() {
     assert!(responses.refused > 0, "the storm exceeded the server's capacity");
     assert!(!responses.served.is_empty(), "the storm is served too");
     // A client of the storming App waits for the App's whole queue. A client of the quiet App waits only for the
-    // running hash and for one hash of the storming App.
+    // running hash and for one hash of the storming App. In a queue without turns, both wait equally long. The rest of a
+    // login takes the same time for both; beside other load, it can take longer than the hashes.
     let (storming, quiet) = (median(responses.served), median(durations));
     assert!(
-        quiet * 4 < storming,
+        quiet * 2 < storming,
         "the median of the quiet App's logins was {quiet:?}, that of the storm's {storming:?}"
     );
 }
