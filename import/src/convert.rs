@@ -8,7 +8,7 @@ use crate::{
     args::ImportArgs,
     error::ImportError,
     hash::{Converted, Converter, PasswordHash, ScryptCost},
-    report::{Omitted, Report, printable},
+    report::{Omitted, Report, printable, shortened},
     user::{Identity, MAX_IDENTITIES, NewUser, metadata_fits},
 };
 
@@ -109,7 +109,7 @@ impl<'a> Context<'a> {
         user.identities.truncate(MAX_IDENTITIES);
         if user.email.is_none() && user.identities.is_empty() {
             self.report.without_address += 1;
-            return self.note(&format!("{}: has neither an email address nor a mapped identity", user.external_id));
+            return self.note(&user.external_id, "has neither an email address nor a mapped identity");
         }
         let line = serde_json::to_vec(&user).map_err(|error| ImportError::Usage(error.to_string()))?;
         self.send(&line, &user.external_id)
@@ -123,23 +123,37 @@ impl<'a> Context<'a> {
 
     fn send(&mut self, line: &[u8], external_id: &str) -> Result<(), ImportError> {
         if line.len() > MAX_LINE {
-            self.report.refused += 1;
-            return self.note(&format!("{external_id}: the line for the server is above 64 KiB"));
+            return self.refuse_long_line(external_id);
         }
         self.sink.line(line, self.report, self.log)
+    }
+
+    /// Counts a user as refused whose line in the input is above [`MAX_LINE`]. `user` is the `external_id`, or the place
+    /// in the input.
+    pub(crate) fn long_line(&mut self, user: &str) -> Result<(), ImportError> {
+        self.report.users += 1;
+        self.refuse_long_line(user)
+    }
+
+    /// Such a line is not sent: the server would refuse all users of its batch with 413.
+    fn refuse_long_line(&mut self, user: &str) -> Result<(), ImportError> {
+        self.report.refused += 1;
+        self.note(user, "too_long (the line for the server is above 64 KiB)")
     }
 
     /// Counts a record or line that is not a user of the source.
     pub(crate) fn unreadable(&mut self, place: &str) -> Result<(), ImportError> {
         self.report.unreadable += 1;
-        self.note(&format!("{place}: is not a user in the expected form"))
+        self.note(place, "is not a user in the expected form")
     }
 
     pub(crate) fn finish(&mut self) -> Result<(), ImportError> {
         self.sink.finish(self.report, self.log)
     }
 
-    fn note(&mut self, text: &str) -> Result<(), ImportError> {
-        writeln!(self.log, "{}", printable(text)).map_err(ImportError::Print)
+    /// Logs why a user, or a place in the input, is not imported.
+    fn note(&mut self, subject: &str, reason: &str) -> Result<(), ImportError> {
+        let text = format!("{}: {reason}", shortened(subject));
+        writeln!(self.log, "{}", printable(&text)).map_err(ImportError::Print)
     }
 }

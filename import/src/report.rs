@@ -1,6 +1,7 @@
 //! What an import did, and what it did not bring along.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     io::{self, Write},
 };
@@ -29,6 +30,8 @@ pub(crate) enum Omitted {
 
 /// Maximum number of different names in a count, because the names are those of the input.
 const MAX_NAMES: usize = 100;
+/// Maximum number of characters of an id in a message. An `external_id` has at most 255 bytes.
+const MAX_PRINTED_ID: usize = 255;
 /// Counts names that are beyond [`MAX_NAMES`].
 const OTHER_NAMES: &str = "others";
 
@@ -72,6 +75,14 @@ pub(crate) enum Mode {
 /// Text of the input without control characters, which could change how a terminal shows the report.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().take(400).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// The beginning of an id. With a longer text, [`printable`] would cut off what follows the id.
+pub(crate) fn shortened(id: &str) -> Cow<'_, str> {
+    match id.char_indices().nth(MAX_PRINTED_ID) {
+        Some((end, _)) => Cow::Owned(format!("{}…", &id[..end])),
+        None => Cow::Borrowed(id),
+    }
 }
 
 impl Counts {
@@ -193,6 +204,13 @@ mod tests {
     #[test]
     fn control_characters_are_not_printed() {
         assert_eq!(printable("a\u{1b}[2Jb\n"), "a?[2Jb?");
+    }
+
+    #[test]
+    fn long_ids_are_shortened() {
+        let id = "é".repeat(MAX_PRINTED_ID);
+        assert_eq!(shortened(&id), id);
+        assert_eq!(shortened(&format!("{id}x")), format!("{id}…"));
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! Sends lines to the server in batches, and handles the result of each line.
 
-use std::io::Write;
+use std::{collections::BTreeMap, io::Write};
 
 use bytes::Bytes;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, value::RawValue};
 
 use crate::{
     client::{Client, LineOutcome, LineResult, is_code},
     convert::Sink,
     error::ImportError,
     hash,
-    report::{Report, printable},
+    report::{Report, printable, shortened},
 };
 
 /// Limit of the server for one request.
@@ -126,15 +126,18 @@ impl Batch {
     }
 }
 
-/// The line without its hash, if the server refused the hash. Counts the hash.
+/// The line without its hash, if the server refused the hash. Counts the hash. The other members keep their text:
+/// numbers that are written again can be longer, and the line must not grow above the limit of the server.
 fn without_refused_hash(line: &[u8], result: &LineResult, report: &mut Report) -> Result<Option<Vec<u8>>, ImportError> {
     let is_hash_code = |code: &str| HASH_CODES.iter().find(|known| **known == code).copied();
     let refused = result.fields.iter().filter(|error| error.field == "password_hash");
     let Some(code) = refused.filter_map(|error| is_hash_code(&error.code)).next() else { return Ok(None) };
-    let mut user: Map<String, Value> = serde_json::from_slice(line).map_err(|_| ImportError::BadResponse)?;
+    let mut user: BTreeMap<String, Box<RawValue>> =
+        serde_json::from_slice(line).map_err(|_| ImportError::BadResponse)?;
     // Without a hash in the line, the same refusal would come again.
     let Some(hash) = user.remove("password_hash") else { return Ok(None) };
-    let kind = hash::kind(hash.as_str().unwrap_or_default());
+    let hash: String = serde_json::from_str(hash.get()).unwrap_or_default();
+    let kind = hash::kind(&hash);
     report.refused_hashes.add(&format!("{kind}, refused by the server ({code})"), 1);
     serde_json::to_vec(&user).map(Some).map_err(|_| ImportError::BadResponse)
 }
@@ -144,7 +147,7 @@ fn refusal(line: &[u8], result: &LineResult) -> String {
     let user: Map<String, Value> = serde_json::from_slice(line).unwrap_or_default();
     let external_id = user.get("external_id").and_then(Value::as_str).unwrap_or("a user without external_id");
     let error = result.error.as_deref().filter(|error| is_code(error)).unwrap_or("refused");
-    let mut text = format!("{external_id}: {error}");
+    let mut text = format!("{}: {error}", shortened(external_id));
     for (number, field) in result.fields.iter().take(10).enumerate() {
         let code = if is_code(&field.code) { &field.code } else { "invalid" };
         text.push_str(if number == 0 { " (" } else { ", " });

@@ -1,26 +1,40 @@
 //! Lines in the form of the server, such as those of `GET export`.
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    convert::Context,
+    convert::{Context, MAX_LINE},
     error::ImportError,
     input::Input,
     json::{self, Line},
 };
 
+/// The id of a user. The other members are not kept.
+#[derive(Deserialize)]
+struct Identified {
+    external_id: Option<String>,
+}
+
 pub(super) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), ImportError> {
     for input in inputs {
         json::read_lines(&input.name, input.reader, |number, line| {
+            let place = format!("{}, line {number}", input.name);
             let text = match line {
-                // A line above the limit of the server is refused before it is parsed, because a tree of it is large.
-                Line::Text(text) if text.len() <= crate::convert::MAX_LINE => std::str::from_utf8(text).ok(),
-                Line::Text(_) | Line::TooLong => None,
+                Line::Text(text) => std::str::from_utf8(text).ok(),
+                Line::TooLong => return context.long_line(&place),
             };
-            let user = text.and_then(json::parse::<Map<String, Value>>);
-            match (text, user) {
-                (Some(text), Some(user)) => send(text, user, context),
-                _ => context.unreadable(&format!("{}, line {number}", input.name)),
+            match text {
+                // No tree of a long line is made, because it would be large.
+                Some(text) if text.len() > MAX_LINE => match json::parse::<Identified>(text) {
+                    Some(user) => context.long_line(&user.external_id.unwrap_or(place)),
+                    None => context.unreadable(&place),
+                },
+                Some(text) => match json::parse::<Map<String, Value>>(text) {
+                    Some(user) => send(text, user, context),
+                    None => context.unreadable(&place),
+                },
+                None => context.unreadable(&place),
             }
         })?;
     }

@@ -206,5 +206,5 @@ fn a_line_above_the_limit_of_the_server_is_refused() {
         .unwrap();
     let run = run(&["firebase", input.to_str().unwrap(), "--output", output.to_str().unwrap()]);
     assert_eq!(run.outcome, Outcome::SomeRefused);
-    assert_eq!(run.log, "firebase:1: the line for the server is above 64 KiB\n");
+    assert_eq!(run.log, "firebase:1: too_long (the line for the server is above 64 KiB)\n");
 }

@@ -96,6 +96,56 @@ fn a_batch_has_at_most_half_a_mebibyte() {
     assert_eq!(sizes.iter().sum::<usize>(), input.len());
 }
 
+/// The server would refuse the whole batch of such a line with 413.
+#[test]
+fn a_line_above_64_kib_is_refused_and_the_others_are_imported() {
+    let user = |id: &str, name: usize| {
+        json!({ "external_id": id, "email": "ada@example.com", "name": "x".repeat(name) }).to_string()
+    };
+    let at_limit = 64 * 1024 - user("crm-limit", 0).len();
+    let long_id = "i".repeat(70_000);
+    let input = [
+        line(0),
+        user("crm-limit", at_limit),
+        user("crm-above", at_limit + 1),
+        user(&long_id, 0),
+        user("crm-large", 3 * 1024 * 1024),
+        format!("[{}]", "1,".repeat(40_000)),
+        line(1),
+    ];
+    let (server, files) = (MockServer::creates_all(), Files::new(&input.join("\n")));
+    let run = files.import(&server, &[]);
+    assert_eq!(run.outcome, Outcome::SomeRefused);
+    let expected = "Users in the input: 7\n  created: 3\n  unchanged: 0\n  refused: 3\n  not readable as a user: 1\n";
+    assert_eq!(run.out, expected);
+    let (short_id, file) = ("i".repeat(255), files.path("input"));
+    let reason = "too_long (the line for the server is above 64 KiB)";
+    let expected = format!(
+        "crm-above: {reason}\n{short_id}…: {reason}\n{file}, line 5: {reason}\n{file}, line 6: is not a user in the expected form\n"
+    );
+    assert_eq!(run.log, expected);
+    let requests = server.requests();
+    assert_eq!(requests.len(), 1);
+    let sent: Vec<Value> = requests[0].lines().iter().map(|line| line["external_id"].clone()).collect();
+    assert_eq!(sent, ["crm-0", "crm-limit", "crm-1"]);
+}
+
+#[test]
+fn a_line_does_not_grow_when_its_hash_is_dropped() {
+    // Parsed and written again, each of them would be 1000000000000000.0.
+    let numbers = vec!["1e15"; 12_000].join(",");
+    let input =
+        format!(r#"{{"external_id":"1","email":"ada@example.com","other":[{numbers}],"password_hash":"{HASH}"}}"#);
+    let server = MockServer::start(|number, request| match number {
+        1 => results(&[Err(("invalid_request", json!([{ "field": "password_hash", "code": "hash_too_costly" }])))]),
+        _ => created(request),
+    });
+    let run = Files::new(&input).import(&server, &[]);
+    assert_eq!(run.outcome, Outcome::AllThere, "{}", run.log);
+    let sizes: Vec<usize> = server.requests().iter().map(|request| request.body.len()).collect();
+    assert!(sizes.len() == 2 && sizes[1] < sizes[0] && sizes[0] <= 64 * 1024, "{sizes:?}");
+}
+
 #[test]
 fn a_dry_run_says_so_in_each_request() {
     let (server, files) = (MockServer::creates_all(), Files::new(&lines(1)));
