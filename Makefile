@@ -102,7 +102,10 @@ cluster-test: ## Install the chart in a cluster (KUBECONFIG or CLUSTER_TOOLS=fol
 
 .PHONY: interop
 interop: ## Test with programs of others: the libraries of Standard Webhooks, schemathesis (needs the network)
+	@scripts/need cc postgres redis
+	$(BUILD) --bins
 	@tests/interop/webhooks/run --test
+	@$(BIN)/latchkey-dev webhook-recording | tests/interop/webhooks/run -
 	@tests/interop/schemathesis/run
 
 .PHONY: tools

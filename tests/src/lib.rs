@@ -36,6 +36,7 @@ pub mod tls;
 pub mod tools;
 pub mod tunnel;
 pub mod webhook_receiver;
+pub mod webhook_recording;
 
 use std::{
     fmt::Debug,
