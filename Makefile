@@ -81,7 +81,7 @@ generate: ## Generate the CRDs (also for the chart), docs/resources.md, the sqlx
 	@mv docs/openapi-administration.json.new docs/openapi-administration.json
 
 .PHONY: bench
-bench: ## Run the benchmarks: hashing, logins, refreshes, chaos, provider outage, operator, attackers (ARGS=logins, ARGS='hostile --only streams')
+bench: ## Run the benchmarks: hashing, logins, refreshes, chaos, provider outage, operator, attackers, administration (ARGS=logins, ARGS='hostile --only streams')
 	@scripts/need cc postgres redis control-plane dex argon2
 	$(BUILD) --release --bins
 	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)

@@ -47,7 +47,7 @@ const MEMORY_IN_FLIGHT: u32 = 256;
 /// Maximum memory of the server with any number of concurrent logins: half of the memory limit in the chart.
 const MAX_MEMORY_MIB: f64 = 128.0;
 /// Number of users, who log in in turn. So each of them logs in less often than the 100 sessions that a user can have.
-const USERS: u32 = 2000;
+pub(crate) const USERS: u32 = 2000;
 /// The number of the user of the next login, before the division by [`USERS`].
 static NEXT_USER: AtomicU32 = AtomicU32::new(0);
 /// Number of clients that retry immediately.
@@ -63,7 +63,7 @@ const MIN_CRATE_RATIO: f64 = 2.0;
 
 /// What clients do after a refusal.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum RetryBehavior {
+pub(crate) enum RetryBehavior {
     /// They wait as long as `Retry-After` says.
     Patient,
     /// They retry immediately.
@@ -311,14 +311,15 @@ async fn run_round(server: &ServerProcess, app: &str, step: &mut Step) -> Result
 }
 
 /// Measurements of one client.
-struct ClientMeasurements {
-    logins_in_time: u32,
+pub(crate) struct ClientMeasurements {
+    pub(crate) logins_in_time: u32,
     latency: Histogram<u64>,
     refusal_latency: Histogram<u64>,
     refusals_without_retry_after: u64,
 }
 
-async fn log_in_until(
+/// Logs in until `end`. The client sends its next request after the response to the previous one.
+pub(crate) async fn log_in_until(
     end: Instant,
     server: SocketAddr,
     from: IpAddr,
@@ -388,9 +389,9 @@ async fn warm_up(server: SocketAddr, app: &str) -> Result<()> {
     Ok(())
 }
 
-struct LoginResponse {
-    status: StatusCode,
-    retry_after: Option<Duration>,
+pub(crate) struct LoginResponse {
+    pub(crate) status: StatusCode,
+    pub(crate) retry_after: Option<Duration>,
 }
 
 pub(crate) type Connection = http1::SendRequest<Full<Bytes>>;
@@ -405,22 +406,27 @@ pub(crate) async fn connect(server: SocketAddr, from: IpAddr) -> Result<Connecti
     Ok(connection)
 }
 
-/// Registers a user, and copies the row for the other users.
-async fn add_users(stack: &Stack, app: &str) -> Result<()> {
+/// Adds the [`USERS`] of an App: registers a user, and copies the row for the other users.
+pub(crate) async fn add_users(stack: &Stack, app: &str) -> Result<()> {
     stack.client().register(app, "Ada", "ada@example.com", PASSWORD).await.expect(StatusCode::OK);
     let copy = "INSERT INTO users (app_id, id, email, email_canonical, name, password_hash, created_at, updated_at)
                 SELECT app_id, gen_random_uuid(), number || '@example.com', number || '@example.com', name,
                     password_hash, created_at, updated_at
-                FROM users, generate_series(0, $1 - 1) AS number WHERE email = 'ada@example.com'";
+                FROM users, generate_series(0, $1 - 1) AS number
+                WHERE app_id = $2 AND email = 'ada@example.com'";
     let mut connection = stack.database.connect().await?;
-    sqlx::query(copy).bind(i32::try_from(USERS)?).execute(&mut connection).await?;
+    sqlx::query(copy).bind(i32::try_from(USERS)?).bind(app).execute(&mut connection).await?;
     Ok(())
 }
 
 /// A login of the next user.
-fn log_in_request(server: SocketAddr, app: &str) -> Request<Full<Bytes>> {
+pub(crate) fn log_in_request(server: SocketAddr, app: &str) -> Request<Full<Bytes>> {
     let user = NEXT_USER.fetch_add(1, Ordering::Relaxed) % USERS;
-    let body = json!({ "email": format!("{user}@example.com"), "password": PASSWORD }).to_string();
+    log_in_request_of(server, app, &format!("{user}@example.com"), PASSWORD)
+}
+
+pub(crate) fn log_in_request_of(server: SocketAddr, app: &str, email: &str, password: &str) -> Request<Full<Bytes>> {
+    let body = json!({ "email": email, "password": password }).to_string();
     Request::post(format!("/v1/{app}/email/login"))
         .header("host", server.to_string())
         .header("content-type", "application/json")
@@ -428,7 +434,7 @@ fn log_in_request(server: SocketAddr, app: &str) -> Request<Full<Bytes>> {
         .expect("a request of fixed parts")
 }
 
-async fn send(connection: &mut Connection, request: Request<Full<Bytes>>) -> Result<LoginResponse> {
+pub(crate) async fn send(connection: &mut Connection, request: Request<Full<Bytes>>) -> Result<LoginResponse> {
     connection.ready().await?;
     let response = connection.send_request(request).await?;
     let status = response.status();

@@ -3,6 +3,7 @@
 //! Times vary between machines and runs, so most measurements are ratios of two times of the same run. Each bound is
 //! printed with its measurement. If a bound is not met, the exit code is 1.
 
+mod administration;
 mod chaos;
 mod hashing;
 mod hostile;
@@ -48,6 +49,8 @@ enum Benchmark {
     Operator,
     /// Ordinary users and Apps next to one attacker at a time.
     Hostile,
+    /// Imports, filters of users, foreign hashes and webhooks, compared with a calm server or with bare SQL.
+    Administration,
 }
 
 fn main() -> ExitCode {
@@ -91,6 +94,9 @@ async fn bench(args: &Args) -> Result<Vec<Bound>> {
     }
     if is_wanted(Benchmark::Hostile) {
         bounds.extend(hostile::run(&args.hostile).await?);
+    }
+    if is_wanted(Benchmark::Administration) {
+        bounds.extend(administration::run().await?);
     }
     Ok(bounds)
 }

@@ -29,9 +29,19 @@ pub(crate) fn micros_of(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX).clamp(1, 60_000_000)
 }
 
-pub(crate) fn format_millis(histogram: &Histogram<u64>, quantile: f64) -> String {
+/// A quantile of a histogram of microseconds, in milliseconds.
+pub(crate) fn millis(histogram: &Histogram<u64>, quantile: f64) -> f64 {
     let micros = u32::try_from(histogram.value_at_quantile(quantile)).unwrap_or(u32::MAX);
-    format!("{:.1} ms", f64::from(micros) / 1000.0)
+    f64::from(micros) / 1000.0
+}
+
+pub(crate) fn format_millis(histogram: &Histogram<u64>, quantile: f64) -> String {
+    format!("{:.1} ms", millis(histogram, quantile))
+}
+
+/// The p99 of `loaded` relative to the p99 of `calm`.
+pub(crate) fn p99_ratio(calm: &Histogram<u64>, loaded: &Histogram<u64>) -> f64 {
+    millis(loaded, 0.99) / millis(calm, 0.99)
 }
 
 /// Resident memory of a process in MiB.
