@@ -26,7 +26,7 @@ use crate::{
 /// The password of every user.
 pub const DEX_PASSWORD: &str = "open-sesame";
 /// The bcrypt hash of [`DEX_PASSWORD`], with the lowest cost that Dex accepts.
-const PASSWORD_HASH: &str = "$2b$10$EoHY6U86IlFkazC440nOW.o4sgH5Mg/45Pl4siaFa7Bnxt8gk/LX2";
+pub const DEX_PASSWORD_HASH: &str = "$2b$10$EoHY6U86IlFkazC440nOW.o4sgH5Mg/45Pl4siaFa7Bnxt8gk/LX2";
 /// Limit for a start, in which Dex generates an RSA key.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Time in which Dex must end before a restart. After this time Dex is killed.
@@ -131,7 +131,7 @@ impl Options {
                     "username": person.name,
                     "name": person.name,
                     "emailVerified": person.verified,
-                    "hash": PASSWORD_HASH,
+                    "hash": DEX_PASSWORD_HASH,
                 })
             })
             .collect();

@@ -147,7 +147,11 @@ impl ReceivedEvent {
 impl WebhookReceiver {
     /// Starts a receiver that accepts each event with 204.
     pub fn start() -> Result<Self> {
-        let addr = process::free_addr();
+        Self::start_at(process::free_addr())
+    }
+
+    /// As [`Self::start`], at this address.
+    pub fn start_at(addr: SocketAddr) -> Result<Self> {
         let listener = listen(addr)?;
         let state = State {
             events: Vec::new(),

@@ -16,7 +16,10 @@ use kube::{
 use latchkey_tests::{control_plane, process, tls};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    io::AsyncWriteExt,
+    time::{Instant, sleep},
+};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
@@ -43,16 +46,23 @@ where
     }
 }
 
-/// Runs a command and returns its standard output.
-async fn run_command<I>(program: &Path, args: I) -> Result<String>
+/// Runs a command with this standard input, and returns its standard output.
+async fn run_command<I>(program: &Path, args: I, input: &str) -> Result<String>
 where
     I: IntoIterator<Item: AsRef<str>>,
 {
     let args: Vec<String> = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
     let mut command = tokio::process::Command::new(program);
-    command.args(&args).stdin(Stdio::null()).kill_on_drop(true);
-    let output =
-        tokio::time::timeout(COMMAND_LIMIT, command.output()).await.context("a command runs for too long")??;
+    command.args(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let output = async {
+        let mut child = command.spawn()?;
+        let mut stdin = child.stdin.take().context("standard input is a pipe")?;
+        stdin.write_all(input.as_bytes()).await?;
+        // Closes standard input.
+        drop(stdin);
+        anyhow::Ok(child.wait_with_output().await?)
+    };
+    let output = tokio::time::timeout(COMMAND_LIMIT, output).await.context("a command runs for too long")??;
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
         bail!("{} {}: {stdout}{}", program.display(), args.join(" "), String::from_utf8_lossy(&output.stderr));
@@ -76,7 +86,7 @@ impl ClusterClient {
     where
         I: IntoIterator<Item: AsRef<str>>,
     {
-        run_command(&self.helm, args).await
+        run_command(&self.helm, args, "").await
     }
 
     /// Runs the `kubectl` that the other tests use, whatever the version of the cluster.
@@ -84,7 +94,15 @@ impl ClusterClient {
     where
         I: IntoIterator<Item: AsRef<str>>,
     {
-        run_command(&control_plane::kubectl()?, args).await
+        self.kubectl_with_input(args, "").await
+    }
+
+    /// As [`Self::kubectl`], with this standard input.
+    pub(crate) async fn kubectl_with_input<I>(&self, args: I, input: &str) -> Result<String>
+    where
+        I: IntoIterator<Item: AsRef<str>>,
+    {
+        run_command(&control_plane::kubectl()?, args, input).await
     }
 
     pub(crate) fn chart() -> String {

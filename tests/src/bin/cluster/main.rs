@@ -1,9 +1,12 @@
 //! `make cluster-test`: the chart in a real cluster, with real pods. The same program also runs in pods of the test. In
 //! such a pod it is the inbox, or it calls the Service by name, as an application does.
 
+mod callers;
 mod cluster_client;
 mod inbox;
 mod load;
+mod reach;
+mod receiver;
 mod scenario;
 mod steps;
 
@@ -28,6 +31,16 @@ enum Command {
     Journey(scenario::ScenarioArgs),
     /// In a pod: an SMTP server at :2525 with an inbox at :8025.
     Inbox,
+    /// In a pod: an administrator, who manages users of the App.
+    Administrator(callers::AdministratorArgs),
+    /// In a pod: a ServiceAccount that the App does not list.
+    Unlisted(callers::CallerArgs),
+    /// In a pod: the consumer of a pull webhook.
+    Consumer(callers::ConsumerArgs),
+    /// In a pod: the receiver of a push webhook, at :8000.
+    Receiver(receiver::ReceiverArgs),
+    /// In a pod: prints which addresses accept connections.
+    Reach(reach::ReachArgs),
 }
 
 fn main() -> ExitCode {
@@ -48,5 +61,13 @@ async fn run(command: Command) -> Result<()> {
         Command::Load(options) => load::run(options).await,
         Command::Journey(options) => scenario::run(&options).await,
         Command::Inbox => inbox::run().await,
+        Command::Administrator(options) => callers::administer(&options).await,
+        Command::Unlisted(options) => callers::call_unlisted(&options).await,
+        Command::Consumer(options) => callers::consume(&options).await,
+        Command::Receiver(options) => receiver::run(&options).await,
+        Command::Reach(options) => {
+            reach::run(&options).await;
+            Ok(())
+        }
     }
 }

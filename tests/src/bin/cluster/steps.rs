@@ -1,15 +1,20 @@
 //! The steps of the cluster test, in order. Each step prints its result.
 
+mod administration;
+
 use std::{
     cell::Cell,
+    collections::BTreeMap,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::ValueEnum;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, EvictParams, ListParams, LogParams};
+use latchkey_crds::names::{RENDERED_APP_KEY, RENDERED_APP_TYPE};
 use latchkey_tests::{
     builders::{App, Provider, Relay},
     passwords::PASSWORD,
@@ -22,6 +27,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     cluster_client::{ClusterClient, retry_until_ok},
     load::Counts,
+    reach,
     scenario::{PROVIDER_NAME, REDIRECT_URL},
 };
 
@@ -56,6 +62,7 @@ pub(crate) struct RunArgs {
 /// The steps that run under load, in order, and then [`Step::Reinstall`], which stops the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Step {
+    Administration,
     Scale,
     Deletion,
     Evictions,
@@ -156,6 +163,7 @@ impl ClusterTest<'_> {
 
     async fn run_step(&mut self, step: Step) -> Result<()> {
         match step {
+            Step::Administration => self.administer().await,
             Step::Scale => self.scale_servers().await,
             Step::Deletion => self.delete_pod().await,
             Step::Evictions => self.evict_pods().await,
@@ -300,12 +308,11 @@ impl ClusterTest<'_> {
 
     /// Creates a pod that runs this program, under the Pod Security Standard `restricted`.
     async fn run_pod(&self, name: &str, args: &[&str]) -> Result<()> {
-        self.run_pod_with_image(name, "latchkey-cluster-test", args).await
+        self.create_pod(&self.pod(name, args)).await
     }
 
-    async fn run_pod_with_image(&self, name: &str, program: &str, args: &[&str]) -> Result<()> {
-        self.cluster.delete_and_wait("v1", "Pod", Some(TOOLS_NAMESPACE), name).await?;
-        let image = self.image(program);
+    fn pod(&self, name: &str, args: &[&str]) -> Value {
+        let image = self.image("latchkey-cluster-test");
         let security = json!({ "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
                                "capabilities": { "drop": ["ALL"] } });
         let container = json!({ "name": "test", "image": image, "imagePullPolicy": "IfNotPresent", "args": args,
@@ -318,9 +325,14 @@ impl ClusterTest<'_> {
             "containers": [container],
         });
         let metadata = json!({ "name": name, "namespace": TOOLS_NAMESPACE, "labels": { "app": name } });
-        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
+        json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec })
+    }
+
+    async fn create_pod(&self, pod: &Value) -> Result<()> {
+        let name = pod["metadata"]["name"].as_str().context("a pod has a name")?;
+        self.cluster.delete_and_wait("v1", "Pod", Some(TOOLS_NAMESPACE), name).await?;
         // Repeated, because Kubernetes creates the ServiceAccount of a namespace a moment after the namespace.
-        retry_until_ok(&format!("the pod {name} is created"), POD_LIMIT, || self.cluster.apply(&pod)).await
+        retry_until_ok(&format!("the pod {name} is created"), POD_LIMIT, || self.cluster.apply(pod)).await
     }
 
     /// Waits until the pod ends. Returns whether it succeeded, and its log.
@@ -474,21 +486,63 @@ impl ClusterTest<'_> {
         ];
         let values = values.iter().flat_map(|value| ["--set".to_owned(), (*value).to_owned()]);
         let no_metrics_clients = ["--set-json", "networkPolicy.metricsFrom=[]"].map(String::from);
-        self.helm_upgrade(
-            &values.chain(no_metrics_clients).chain(image_tags(&self.options.version)).collect::<Vec<_>>(),
-        )
-        .await?;
+        let values = values.chain(no_metrics_clients).chain(administration::network_policy_values());
+        let documents = self.rendered_versions().await?;
+        self.helm_upgrade(&values.chain(image_tags(&self.options.version)).collect::<Vec<_>>()).await?;
         self.wait_for_server_rollout(Some(2)).await?;
+        self.assert_documents_not_written(&documents, 91).await?;
         let from = self.options.from_version.as_ref().map_or(String::new(), |from| format!("upgraded from {from}, "));
         self.assert_no_failures(&format!("{from}new settings, all pods replaced")).await
     }
 
-    /// Reports whether a pod that no network policy allows can reach the operations port of the servers.
+    /// The `resourceVersion` of each rendered document, by the name of its Secret. All of them have format 1.
+    async fn rendered_versions(&self) -> Result<BTreeMap<String, String>> {
+        let secrets =
+            self.cluster.list("v1", "Secret", INSTALL_NAMESPACE, &format!("type={RENDERED_APP_TYPE}")).await?;
+        let mut versions = BTreeMap::new();
+        for secret in secrets {
+            let document = secret["data"][RENDERED_APP_KEY].as_str().context("a rendered App has a document")?;
+            let document: Value = serde_json::from_slice(&BASE64_STANDARD.decode(document)?)?;
+            ensure!(document["format"] == 1, "the document has format {}", document["format"]);
+            let metadata = &secret["metadata"];
+            let [name, version] = ["name", "resourceVersion"].map(|field| metadata[field].as_str().map(str::to_owned));
+            versions.insert(name.context("a name")?, version.context("a resourceVersion")?);
+        }
+        ensure!(!versions.is_empty(), "there is no rendered App");
+        Ok(versions)
+    }
+
+    /// Asserts that an upgraded operator has reconciled the App without writing a document again.
+    async fn assert_documents_not_written(
+        &self,
+        before: &BTreeMap<String, String>,
+        key_rotation_days: u32,
+    ) -> Result<()> {
+        self.cluster.wait_for_rollout(INSTALL_NAMESPACE, &format!("{RELEASE}-operator"), None).await?;
+        // A change of a field that documents do not have: its generation in the status shows that the new operator has
+        // reconciled the App.
+        let change = json!({ "spec": { "tokens": { "keyRotationDays": key_rotation_days } } });
+        let app = (APP_NAMESPACE, self.app.id());
+        self.cluster.merge_patch("latchkey.dev/v1alpha1", "App", app, &change).await?;
+        self.wait_until_app_ready().await?;
+        let after = self.rendered_versions().await?;
+        ensure!(after == *before, "the upgraded operator has written a document: {before:?}, then {after:?}");
+        println!("ok     the upgraded operator has written no rendered App again, because format 1 is enough for it");
+        Ok(())
+    }
+
+    /// Reports whether a pod that no network policy allows can connect to the servers' ports for operations and for the
+    /// administration API.
     async fn check_network_policies(&self) -> Result<()> {
-        let url = format!("http://{RELEASE}-server-ops.{INSTALL_NAMESPACE}:9090/readyz");
-        self.run_pod_with_image("stranger", "latchkey-server", &["check", "--within=5", &url]).await?;
-        let (reached, _) = self.wait_for_pod_end("stranger").await?;
-        let result = if reached { "accepts NetworkPolicy without enforcing it" } else { "enforces NetworkPolicy" };
+        let address = |service, port| format!("{RELEASE}-server-{service}.{INSTALL_NAMESPACE}:{port}");
+        let addresses = [address("ops", 9090), address("admin", 8081)];
+        let [ops, admin] = &addresses;
+        self.run_pod("stranger", &["reach", ops, admin]).await?;
+        let (succeeded, log) = self.wait_for_pod_end("stranger").await?;
+        ensure!(succeeded, "the pod stranger failed: {log}");
+        let [ops, admin] = addresses.map(|address| log.contains(&reach::accepts(&address)));
+        ensure!(ops == admin, "NetworkPolicy protects only one of two ports: {log}");
+        let result = if ops { "accepts NetworkPolicy without enforcing it" } else { "enforces NetworkPolicy" };
         println!("figure this cluster {result}");
         Ok(())
     }
@@ -563,9 +617,10 @@ impl ClusterTest<'_> {
 
     async fn upgrade_with_migration(&mut self) -> Result<()> {
         let Some(version) = &self.options.next_version else { return Ok(()) };
+        let documents = self.rendered_versions().await?;
         self.helm_upgrade(&image_tags(version).collect::<Vec<_>>()).await?;
         self.wait_for_server_rollout(Some(2)).await?;
-        self.cluster.wait_for_rollout(INSTALL_NAMESPACE, &format!("{RELEASE}-operator"), None).await?;
+        self.assert_documents_not_written(&documents, 92).await?;
         let image = format!("{}/latchkey-server:{version}", self.options.image_prefix);
         for pod in self.servers(RELEASE).await? {
             let spec = pod.spec.context("a pod has a spec")?;
