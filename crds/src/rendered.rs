@@ -383,6 +383,13 @@ pub struct RenderedWebhook {
     pub delivery: RenderedDelivery,
 }
 
+impl RenderedWebhook {
+    /// Whether events are sent to a receiver, but cannot be signed.
+    pub fn lacks_keys(&self) -> bool {
+        matches!(&self.delivery, RenderedDelivery::Push(push) if push.keys.is_none())
+    }
+}
+
 /// How the events of a webhook are delivered.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -1,4 +1,4 @@
--- The state of the delivery of a webhook. The row appears with the first delivery.
+-- The state of the delivery of a webhook. The row appears when a server has the webhook.
 CREATE TABLE webhooks (
     app_id      text    NOT NULL CHECK (octet_length(app_id) BETWEEN 1 AND 63),
     name        text    NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 63),
@@ -6,6 +6,8 @@ CREATE TABLE webhooks (
     failures    integer NOT NULL DEFAULT 0 CHECK (failures >= 0),
     -- The fingerprint of the webhook's settings and keys for which the receiver responded with 410.
     stopped_for text    CHECK (octet_length(stopped_for) = 64),
+    -- When a server last had the webhook in its document of the App.
+    seen_at     timestamptz NOT NULL DEFAULT statement_timestamp(),
     PRIMARY KEY (app_id, name)
 );
 
@@ -25,6 +27,7 @@ CREATE TABLE webhook_events (
     version     bigint,
     detail      jsonb       CHECK (pg_column_size(detail) <= 16384),
     attempts    integer     NOT NULL DEFAULT 0 CHECK (attempts >= 0),
+    -- In Postgres' time. `infinity`: the row only makes two requests take the same time.
     due_at      timestamptz NOT NULL DEFAULT statement_timestamp(),
     lease_until timestamptz,
     dead_at     timestamptz,
@@ -34,7 +37,7 @@ CREATE TABLE webhook_events (
 );
 
 -- The due events of a webhook, the oldest event of a webhook, all due events, leased events, and dead letters.
-CREATE INDEX webhook_events_due ON webhook_events (app_id, webhook, due_at) WHERE dead_at IS NULL;
+CREATE INDEX webhook_events_due ON webhook_events (app_id, webhook, due_at, id) WHERE dead_at IS NULL;
 CREATE INDEX webhook_events_oldest ON webhook_events (app_id, webhook, at) WHERE dead_at IS NULL;
 CREATE INDEX webhook_events_all_due ON webhook_events (due_at) WHERE dead_at IS NULL;
 CREATE INDEX webhook_events_leased ON webhook_events (app_id, webhook, lease_until) WHERE lease_until IS NOT NULL;

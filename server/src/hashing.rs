@@ -671,6 +671,8 @@ mod tests {
         let options = HashingOptions {
             threads: NonZeroUsize::new(threads).unwrap(),
             max_slots_per_thread: slots,
+            // Otherwise slow hashes beside other load would make the queue shorter.
+            full_queue_wait: Duration::from_secs(3600),
             deadline,
             ..HashingOptions::default()
         };

@@ -1,13 +1,16 @@
-//! A server with a clock that jumps. Sessions use Redis's clock, so no session ends.
+//! A server with a clock that jumps. Sessions use Redis's clock, so no session ends. Retries of webhooks use Postgres's
+//! clock.
 
-use std::{fs, path::PathBuf};
+use std::{fs, path::PathBuf, time::Duration};
 
 use http::StatusCode;
 use latchkey_tests::{
+    builders::Webhook,
     client::{ApiClient, ApiResponse},
     passwords::PASSWORD,
     process,
-    stack::Stack,
+    stack::{Builder, Stack},
+    webhook_receiver::{Reply, WebhookReceiver},
 };
 
 use crate::support::{TestApp, app};
@@ -17,6 +20,8 @@ const EMAIL: &str = "ada@example.com";
 const CLOCK_TOLERANCE: i64 = 60;
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
+/// The first retry of a webhook comes 5 s ±20 % after the failure.
+const SHORTEST_FIRST_RETRY: Duration = Duration::from_secs(4);
 
 /// The file with the offset of the server's clock. The test can change the offset while the server runs.
 struct ClockOffset(PathBuf);
@@ -32,6 +37,11 @@ impl ClockOffset {
         let new = self.0.with_extension("new");
         fs::write(&new, format!("{seconds:+}\n")).unwrap();
         fs::rename(new, &self.0).unwrap();
+    }
+
+    /// A service whose programs have this clock.
+    fn builder(&self) -> Builder {
+        self.envs().into_iter().fold(Stack::builder(), |builder, (name, value)| builder.env(name, &value))
     }
 
     /// The environment variables that shift the clock of a program by the offset. The program's timers are not shifted,
@@ -56,8 +66,7 @@ async fn get_sessions(test_app: &TestApp, client: &ApiClient, token: &str) -> Ap
 async fn a_clock_that_jumps_ends_no_session() {
     let offset = ClockOffset::new();
     let app = app();
-    let builder = offset.envs().into_iter().fold(Stack::builder(), |builder, (name, value)| builder.env(name, &value));
-    let test_app = TestApp::from_builder(app, builder).await;
+    let test_app = TestApp::from_builder(app, offset.builder()).await;
     let client = test_app.register_and_confirm(EMAIL).await;
     let login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let mut refresh_token = login.string("refresh_token").to_owned();
@@ -87,4 +96,22 @@ async fn a_clock_that_jumps_ends_no_session() {
     assert_eq!(sessions.body["sessions"].as_array().unwrap().iter().filter(is_own).count(), 1);
     let activity = client.with_token(test_app.id(), &access_token).get("user/activity").await.expect(StatusCode::OK);
     assert!(activity.text.contains("logged_in") && !activity.text.contains("refresh_"), "{}", activity.text);
+}
+
+#[tokio::test]
+async fn a_clock_that_jumps_changes_no_delay_of_a_retry() {
+    let offset = ClockOffset::new();
+    let receiver = WebhookReceiver::start().unwrap();
+    let app = app().webhook(&Webhook::push("crm", &receiver.url(), &["user.created"]));
+    let test_app = TestApp::from_builder(app, offset.builder()).await;
+    for (number, jump) in [HOUR, -HOUR].into_iter().enumerate() {
+        offset.set(jump);
+        receiver.script([Reply::status(500)]);
+        test_app.register(&format!("user{number}@example.com")).await;
+        let events = receiver.wait_for(2 * (number + 1)).await;
+        let [first, second] = &events[2 * number..] else { panic!("{} requests", events.len()) };
+        assert_eq!(first.id(), second.id());
+        let pause = second.at - first.at;
+        assert!(pause >= SHORTEST_FIRST_RETRY, "{pause:?} with a clock that is off by {jump} s");
+    }
 }

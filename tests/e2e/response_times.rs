@@ -15,8 +15,8 @@
 //!
 //! The test reports a difference only if the whole interval is beyond the bound. If the times differ by no more than
 //! the bound, a false report has a probability of at most `MAX_ERROR` on each of the two sides, in each evaluation.
-//! There are at most twelve comparisons with at most three evaluations each. So the probability of a false alarm in a run
-//! is at most 2 · 10⁻⁷ · 12 · 3 = 7.2 · 10⁻⁶, one in 138,000.
+//! There are at most thirteen comparisons with at most three evaluations each. So the probability of a false alarm in a
+//! run is at most 2 · 10⁻⁷ · 13 · 3 = 7.8 · 10⁻⁶, one in 128,000.
 //!
 //! A comparison can end undecided: after the last evaluation, a part of the interval is still beyond the bound. The test
 //! then fails if the median of `d` is beyond 1 ms and beyond 2 % of the response time. On a busy machine, chance alone can
@@ -39,7 +39,7 @@ use std::{
 use argon2_simd::{Algorithm, Function, Hasher, Params, Version};
 use http::StatusCode;
 use latchkey_tests::{
-    builders::App,
+    builders::{App, Webhook},
     client::unique_client_address,
     passwords::{PASSWORD, WRONG_PASSWORD},
     raw_connection::{RawConnection, RawResponse},
@@ -67,7 +67,7 @@ const MAX_EVALUATIONS: usize = 3;
 /// A comparison that has taken longer than this ends undecided, unless it is blurred or its median is beyond the bound: on
 /// a busy machine, more pairs do not help.
 const LONG_COMPARISON: Duration = Duration::from_secs(12);
-const MAX_COMPARISONS: usize = 12;
+const MAX_COMPARISONS: usize = 13;
 /// Number of pairs that is enough to find a difference as great as the time of a hash.
 const DIFFERENCE_PAIRS: usize = 60;
 /// Pause between requests that cause mails. The server sends a mail after the response, and this must not slow the next
@@ -76,6 +76,8 @@ const MAIL_PAUSE: Duration = Duration::from_millis(12);
 
 /// A count that the test does not reach.
 const UNREACHED_COUNT: u32 = 1_000_000;
+/// The maximum number of webhooks of an App.
+const MAX_WEBHOOKS: usize = 8;
 
 /// The response times of a pair of requests, in milliseconds.
 #[derive(Clone, Copy)]
@@ -119,7 +121,10 @@ struct Comparison<'a> {
 /// The quiet service, and one client that sends one request after another.
 struct TimingTest {
     stack: Stack,
+    /// The App of the requests.
     app: App,
+    /// An App whose webhooks report new users.
+    app_with_webhooks: App,
     connection: RawConnection,
     rng: StdRng,
     hash_ms: f64,
@@ -194,25 +199,35 @@ fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
+/// An App with limits that the test does not reach.
+fn unlimited_app(prefix: &str) -> App {
+    [
+        "loginFailuresPerClient",
+        "loginFailuresPerAccount",
+        "loginFailuresPerClientOverall",
+        "loginsPerClient",
+        "registrationsPerClient",
+        "mailsPerRecipient",
+        "mailsPerClient",
+        "codesPerClient",
+    ]
+    .into_iter()
+    .fold(App::new(prefix).set("/requireVerifiedEmail", true), |app, limit| app.limit(limit, &[(UNREACHED_COUNT, 60)]))
+}
+
+/// Adds as many webhooks as an App can have. Each reports new users.
+fn with_webhooks(app: App) -> App {
+    (0..MAX_WEBHOOKS).fold(app, |app, number| {
+        app.webhook(&Webhook::pull(&format!("sync{number}"), "shop", "fetches", &["user.created"]))
+    })
+}
+
 // === impl TimingTest ===
 
 impl TimingTest {
     async fn new() -> Self {
-        let app = [
-            "loginFailuresPerClient",
-            "loginFailuresPerAccount",
-            "loginFailuresPerClientOverall",
-            "loginsPerClient",
-            "registrationsPerClient",
-            "mailsPerRecipient",
-            "mailsPerClient",
-            "codesPerClient",
-        ]
-        .into_iter()
-        .fold(App::new("like").set("/requireVerifiedEmail", true), |app, limit| {
-            app.limit(limit, &[(UNREACHED_COUNT, 60)])
-        });
-        let stack = Stack::with(&app).await;
+        let (app, app_with_webhooks) = (unlimited_app("like"), with_webhooks(unlimited_app("hook")));
+        let stack = Stack::builder().app(&app).app(&app_with_webhooks).start().await;
         let connection =
             RawConnection::connect(stack.server().public, unique_client_address()).await.expect("the server accepts");
         let pairs = env::var("LATCHKEY_RESPONSE_TIME_PAIRS").ok();
@@ -220,6 +235,7 @@ impl TimingTest {
         Self {
             stack,
             app,
+            app_with_webhooks,
             connection,
             rng: StdRng::from_rng(&mut rand::rng()),
             hash_ms: measure_hash_ms(),
@@ -458,6 +474,7 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
     });
 
     compare_logins_with_foreign_hashes(&mut timing, &verified, &unverified).await;
+    compare_registrations_with_webhooks(&mut timing).await;
 
     // The same measurement finds a missing hash. A server that hashed nothing for unknown addresses would show the same
     // difference.
@@ -541,6 +558,23 @@ async fn compare_logins_with_foreign_hashes(timing: &mut TimingTest, native: &st
             pause: Duration::ZERO,
         });
     }
+}
+
+/// Compares registrations in an App whose webhooks report only those of unknown addresses.
+async fn compare_registrations_with_webhooks(timing: &mut TimingTest) {
+    std::mem::swap(&mut timing.app, &mut timing.app_with_webhooks);
+    let verified = timing.create_account(true).await;
+    let register = |email: &str| json!({ "name": "Ada Lovelace", "email": email, "password": WRONG_PASSWORD });
+    timing.expect_alike(Comparison {
+        what: "webhooks, register",
+        operation: "email/register",
+        token: None,
+        known: Box::new(|| register(&verified)),
+        unknown: Box::new(|| register(&TimingTest::new_address())),
+        status: 200,
+        pause: MAIL_PAUSE,
+    });
+    std::mem::swap(&mut timing.app, &mut timing.app_with_webhooks);
 }
 
 /// Tests the decision with invented times: the time of a hash, plus small delays and rare great delays as on a real

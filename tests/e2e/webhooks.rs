@@ -22,7 +22,9 @@ mod events;
 mod gone;
 mod outages;
 mod pull;
+mod registrations;
 mod retries;
+mod shares;
 mod upkeep;
 
 const EMAIL: &str = "ada@example.com";

@@ -381,6 +381,36 @@ impl Stack {
         if self.watcher.is_none() { self.render() } else { Ok(()) }
     }
 
+    /// Starts one more server with the same stores. It serves the documents in another folder, for example older ones.
+    /// It ends when the returned value is dropped.
+    pub async fn start_server_with_documents(&self, folder: &Path) -> Result<ServerProcess> {
+        let first = self.server();
+        let (public, admin, ops) = (process::free_addr(), process::free_addr(), process::free_addr());
+        let mut args = first.args.clone();
+        for (flag, value) in [
+            ("--public-addr", public.to_string()),
+            ("--admin-addr", admin.to_string()),
+            ("--ops-addr", ops.to_string()),
+            ("--config-dir", folder.display().to_string()),
+        ] {
+            let at = args.iter().position(|arg| arg == flag).with_context(|| format!("servers have no {flag}"))?;
+            args[at + 1] = value;
+        }
+        let server = ServerProcess {
+            public,
+            admin,
+            ops,
+            index: self.servers.len(),
+            dir: self.dir.clone(),
+            args,
+            envs: first.envs.clone(),
+            wrapper: first.wrapper.clone(),
+            process: Mutex::new(None),
+        };
+        server.start_ready().await?;
+        Ok(server)
+    }
+
     /// Runs `latchkey-operator render` once.
     pub fn render(&self) -> Result<()> {
         self.render_program("render").run(RENDER_LIMIT)

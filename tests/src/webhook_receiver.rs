@@ -2,9 +2,12 @@
 
 use std::{
     collections::{HashSet, VecDeque},
+    convert::Infallible,
     io,
     net::SocketAddr,
+    pin::Pin,
     sync::{Arc, Mutex},
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
@@ -13,8 +16,11 @@ use aws_lc_rs::hmac;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
-use hyper::{body::Incoming, service::service_fn};
+use http_body_util::BodyExt;
+use hyper::{
+    body::{Body, Frame, Incoming, SizeHint},
+    service::service_fn,
+};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::{
@@ -28,10 +34,19 @@ use crate::{eventually, process, smtp::listen};
 /// failed delivery after five seconds.
 const EVENT_LIMIT: Duration = Duration::from_secs(60);
 
+/// The announced length of a body that never comes.
+const STALLED_BODY: u64 = 10;
+/// A part of a body that never ends.
+const ENDLESS_PART: &[u8] = &[b'x'; 4096];
+
 /// How the receiver responds to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     Respond(StatusCode, HeaderMap),
+    /// Announces a body, sends nothing of it, and keeps the connection open.
+    Stall(StatusCode),
+    /// Sends a body that never ends.
+    Flood(StatusCode),
     /// Reads the request, and does not respond until the client closes the connection.
     Hang,
     /// Reads the request, and closes the connection without a response.
@@ -73,6 +88,13 @@ struct State {
     max_in_flight: usize,
 }
 
+/// The body of a response.
+enum ReplyBody {
+    Empty,
+    Stalled,
+    Endless,
+}
+
 /// A request in flight. The drop ends it, also if the client gives up.
 struct InFlight<'a>(&'a Shared);
 
@@ -92,6 +114,41 @@ impl Reply {
                 Self::Respond(status, headers)
             }
             other => panic!("{other:?} has no headers"),
+        }
+    }
+}
+
+// === impl ReplyBody ===
+
+impl ReplyBody {
+    fn with_status(self, status: StatusCode) -> Response<Self> {
+        let mut response = Response::new(self);
+        *response.status_mut() = status;
+        response
+    }
+}
+
+impl Body for ReplyBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match *self {
+            Self::Empty => Poll::Ready(None),
+            Self::Stalled => Poll::Pending,
+            Self::Endless => Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(ENDLESS_PART))))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Empty)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Empty => SizeHint::with_exact(0),
+            Self::Stalled => SizeHint::with_exact(STALLED_BODY),
+            Self::Endless => SizeHint::default(),
         }
     }
 }
@@ -247,7 +304,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
     drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
 }
 
-async fn respond(shared: &Shared, request: Request<Incoming>) -> io::Result<Response<Full<Bytes>>> {
+async fn respond(shared: &Shared, request: Request<Incoming>) -> io::Result<Response<ReplyBody>> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let text = String::from_utf8_lossy(&body).into_owned();
@@ -263,11 +320,12 @@ async fn respond(shared: &Shared, request: Request<Incoming>) -> io::Result<Resp
     let (reply, _in_flight) = shared.record(event);
     match reply {
         Reply::Respond(status, headers) => {
-            let mut response = Response::new(Full::default());
-            *response.status_mut() = status;
+            let mut response = ReplyBody::Empty.with_status(status);
             *response.headers_mut() = headers;
             Ok(response)
         }
+        Reply::Stall(status) => Ok(ReplyBody::Stalled.with_status(status)),
+        Reply::Flood(status) => Ok(ReplyBody::Endless.with_status(status)),
         // hyper drops this future when the client closes the connection.
         Reply::Hang => std::future::pending().await,
         Reply::Disconnect => Err(io::Error::other("the test closes the connection")),

@@ -104,6 +104,12 @@ pub(crate) async fn roll_out(
         field_errors: field_errors(validated, policy, &keys.document, rotation_waits),
         rollout: Some(state),
         webhooks: validated.webhooks.iter().map(|webhook| webhook.name.clone()).collect(),
+        webhooks_without_keys: validated
+            .webhooks
+            .iter()
+            .filter(|webhook| webhook.lacks_keys())
+            .map(|webhook| webhook.name.clone())
+            .collect(),
         webhook_states: context.monitor.webhook_states(&validated.app_id),
         servers_too_old,
         ..Outcome::default()

@@ -50,6 +50,8 @@ pub(crate) struct Outcome {
     pub(crate) deletion_progress: Option<String>,
     /// The names of the App's webhooks, and what the servers report about them.
     pub(crate) webhooks: Vec<WebhookName>,
+    /// Those of them whose Secret cannot be used.
+    pub(crate) webhooks_without_keys: Vec<WebhookName>,
     pub(crate) webhook_states: WebhookStates,
     /// The message about the servers that do not support the format that the App needs, if there are such servers.
     pub(crate) servers_too_old: Option<String>,
@@ -103,7 +105,7 @@ impl Outcome {
             let type_ = ConditionType::Delivering;
             return condition(old, type_).and_then(|before| to_desired(type_, before));
         }
-        delivering::delivering(&self.webhooks, &self.webhook_states, old, generation)
+        delivering::delivering(&self.webhooks, &self.webhooks_without_keys, &self.webhook_states, old, generation)
     }
 
     fn programmed(&self, old: &AppStatus) -> DesiredCondition {

@@ -49,6 +49,11 @@ impl Env {
         f64::from(u16::from_ne_bytes(self.random_bytes())) / f64::from(u16::MAX)
     }
 
+    /// A random number from 0 to `end - 1`, to start at a random element of a list. `end` must not be 0.
+    pub fn random_below(&self, end: usize) -> usize {
+        usize::from_ne_bytes(self.random_bytes()) % end
+    }
+
     /// A new UUIDv7 (RFC 9562, 5.7), so that rows that are created one after the other are stored next to each other.
     pub fn new_uuid(&self) -> uuid::Uuid {
         let millis = self.now().unix_timestamp_nanos() / 1_000_000;

@@ -187,23 +187,19 @@ fn fingerprint(rendered: &RenderedWebhook) -> String {
     Revision::of(&document).as_str().to_owned()
 }
 
-/// When the delivery is tried again after a failure now, or `None` if it is given up. `attempts` is the number of
-/// failures before this one. `random_unit` (0 to 1) varies the delay by ±20 %.
-pub fn retry_at(
+/// The delay before the delivery is tried again after a failure now, or `None` if it is given up. `attempts` is the
+/// number of failures before this one. `random_unit` (0 to 1) varies the delay by ±20 %.
+pub fn retry_delay(
     event_at: OffsetDateTime,
     attempts: u32,
     retry_after: Option<Duration>,
     now: OffsetDateTime,
     random_unit: f64,
-) -> Option<OffsetDateTime> {
-    let last = event_at.saturating_add(MAX_AGE);
-    if now >= last {
-        return None;
-    }
+) -> Option<Duration> {
+    let left = Duration::try_from(event_at.saturating_add(MAX_AGE) - now).ok().filter(|left| !left.is_zero())?;
     let index = usize::try_from(attempts).unwrap_or(usize::MAX).min(RETRY_DELAYS.len() - 1);
     let delay = RETRY_DELAYS[index].mul_f64(0.8 + 0.4 * random_unit.clamp(0.0, 1.0));
-    let delay = delay.max(retry_after.unwrap_or_default().min(MAX_RETRY_AFTER));
-    Some(now.saturating_add(time::Duration::try_from(delay).unwrap_or(time::Duration::MAX)).min(last))
+    Some(delay.max(retry_after.unwrap_or_default().min(MAX_RETRY_AFTER)).min(left))
 }
 
 // === impl QueuedEvent ===
@@ -350,22 +346,22 @@ mod tests {
     #[test]
     fn deliveries_are_retried_for_three_days() {
         let event_at = OffsetDateTime::UNIX_EPOCH;
-        let delay = |attempts, random_unit| {
-            (retry_at(event_at, attempts, None, event_at, random_unit).unwrap() - event_at).whole_seconds()
-        };
+        let delay =
+            |attempts, random_unit| retry_delay(event_at, attempts, None, event_at, random_unit).unwrap().as_secs();
         assert_eq!([0, 1, 2, 3, 4, 5, 99].map(|attempts| delay(attempts, 0.5)), [5, 60, 300, 1800, 7200, 21600, 21600]);
         assert_eq!([delay(0, 0.0), delay(0, 1.0)], [4, 6]);
 
         let after = |hours| event_at + time::Duration::hours(hours);
-        assert_eq!(retry_at(event_at, 20, None, after(71), 0.5), Some(after(72)), "the last delivery");
-        assert_eq!(retry_at(event_at, 20, None, after(72), 0.5), None);
+        let hour = Duration::from_secs(3600);
+        assert_eq!(retry_delay(event_at, 20, None, after(71), 0.5), Some(hour), "the last delivery");
+        assert_eq!(retry_delay(event_at, 20, None, after(72), 0.5), None);
     }
 
     #[test]
     fn a_receiver_can_ask_for_a_later_delivery() {
         let at = OffsetDateTime::UNIX_EPOCH;
         let delay = |attempts, retry_after| {
-            (retry_at(at, attempts, Some(Duration::from_secs(retry_after)), at, 0.5).unwrap() - at).whole_seconds()
+            retry_delay(at, attempts, Some(Duration::from_secs(retry_after)), at, 0.5).unwrap().as_secs()
         };
         assert_eq!(delay(0, 8), 8);
         assert_eq!(delay(1, 8), 60, "a shorter time does not count");

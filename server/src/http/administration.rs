@@ -43,9 +43,10 @@ pub(super) struct AdministrationEndpoints<S> {
 // === impl AdministrationEndpoints ===
 
 impl<S> AdministrationEndpoints<S> {
-    pub(super) fn new(state: Arc<State<S>>) -> Self {
+    /// `connections`: the number of connections of the listener.
+    pub(super) fn new(state: Arc<State<S>>, connections: usize) -> Self {
         let openapi = openapi::administration_document().to_string().into();
-        Self { state, limits: CallLimits::default(), openapi }
+        Self { state, limits: CallLimits::new(connections), openapi }
     }
 }
 

@@ -171,6 +171,11 @@ impl Budgets {
         self.proxied_connections(self.admin)
     }
 
+    /// The number of connections of the administration listener.
+    pub(super) fn admin_connection_count(&self) -> usize {
+        self.admin
+    }
+
     /// The connection slots of a listener that can be behind trusted proxies.
     fn proxied_connections(&self, total: usize) -> Arc<ConnectionSlots> {
         ConnectionSlots::new(total, self.connections_per_client.min(total / CLIENT_DIVISOR), true)

@@ -75,7 +75,8 @@ pub fn public_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budg
 /// The service of the administration listener: the API for the ServiceAccounts that Apps list.
 pub fn admin_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budgets: Arc<Budgets>) -> Service {
     let slots = budgets.admin_connections();
-    Service::new(administration::AdministrationEndpoints::new(Arc::clone(&state)), state, metrics, budgets, slots)
+    let endpoints = administration::AdministrationEndpoints::new(Arc::clone(&state), budgets.admin_connection_count());
+    Service::new(endpoints, state, metrics, budgets, slots)
 }
 
 /// The service of the operations listener. `drain` must be the drain of this listener: when the listener stops

@@ -42,20 +42,23 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// Timeout of a name lookup if there is a proxy. A cluster with a proxy can have a DNS server that knows only the names
 /// of the cluster, and that is slow to report that a name is unknown.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Timeout of idle connections. It is short, because providers also close idle connections: a request on a connection
-/// that the provider has just closed is lost, together with the authorization code in the request.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Maximum number of idle connections per host.
-const MAX_IDLE_PER_HOST: usize = 16;
 /// `User-Agent`. GitHub and Discord reject calls without it.
 const USER_AGENT_VALUE: &str = concat!("Latchkey/", env!("CARGO_PKG_VERSION"));
 
 pub(crate) type FullBody = Full<Bytes>;
 
+/// Limits of idle connections.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PoolLimits {
+    pub(crate) max_idle_per_host: usize,
+    pub(crate) idle_timeout: Duration,
+}
+
 /// The HTTP client. Its connections are opened on first use.
 pub(crate) struct OutboundClient {
     connector: OutboundConnector,
     trust: TlsRoots,
+    pool: PoolLimits,
     client: OnceCell<Client<HttpsConnector<OutboundConnector>, FullBody>>,
 }
 
@@ -76,10 +79,12 @@ impl OutboundClient {
         proxy: OutboundProxy,
         hosts: HashMap<String, SocketAddr>,
         test_roots: Vec<CertificateDer<'static>>,
+        pool: PoolLimits,
     ) -> Self {
         Self {
             connector: OutboundConnector { reach: Arc::new(reach), proxy, hosts: Arc::new(hosts) },
             trust: TlsRoots::with_extra_roots(test_roots),
+            pool,
             client: OnceCell::new(),
         }
     }
@@ -110,8 +115,8 @@ impl OutboundClient {
             }
             Ok(Client::builder(TokioExecutor::new())
                 .pool_timer(TokioTimer::new())
-                .pool_idle_timeout(IDLE_TIMEOUT)
-                .pool_max_idle_per_host(MAX_IDLE_PER_HOST)
+                .pool_idle_timeout(self.pool.idle_timeout)
+                .pool_max_idle_per_host(self.pool.max_idle_per_host)
                 .http1_max_buf_size(MAX_RESPONSE_HEAD)
                 .build(connector))
         };

@@ -14,7 +14,7 @@ use crate::{
     domain::identity::{InvalidResponse, ProviderEndpoint, ProviderError, UnavailableReason},
     outbound::{
         OutboundPolicy,
-        client::{FullBody, OutboundClient},
+        client::{FullBody, OutboundClient, PoolLimits},
         proxy::OutboundProxy,
     },
 };
@@ -24,6 +24,10 @@ pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a response body, in bytes. Checked against `Content-Length`, and again while the body is read.
 /// docs/decisions/0024 lists the sizes of the largest responses of providers.
 pub(super) const MAX_RESPONSE_BODY: usize = 64 * 1024;
+
+/// The timeout of idle connections is short, because providers also close idle connections: a request on a connection
+/// that the provider has just closed is lost, together with the authorization code in the request.
+const POOL: PoolLimits = PoolLimits { max_idle_per_host: 16, idle_timeout: Duration::from_secs(20) };
 
 /// The HTTP client.
 pub(super) struct ProviderHttp {
@@ -64,7 +68,7 @@ impl ProviderHttp {
         test_roots: Vec<CertificateDer<'static>>,
         metrics: Metrics,
     ) -> Self {
-        Self { client: OutboundClient::new(reach, proxy, hosts, test_roots), metrics }
+        Self { client: OutboundClient::new(reach, proxy, hosts, test_roots, POOL), metrics }
     }
 
     /// Whether a URL can be called: its scheme is `https`, or `http` in development.

@@ -19,7 +19,7 @@ pub struct WebhookMetrics {
     dead: Gauge,
 }
 
-/// What became of an event. It is the value of the metric label `outcome`.
+/// The outcome of an attempt. It is the value of the metric label `outcome`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum DeliveryOutcome {
     Sent,

@@ -18,9 +18,13 @@ use crate::{
         clock::Env,
         identity::UnavailableReason,
         ports::{ClaimedEvent, EventOutcome},
-        webhook::{Delivery, Push, SigningKeys, Webhook, retry_at},
+        webhook::{Delivery, Push, SigningKeys, Webhook, retry_delay},
     },
-    outbound::{OutboundPolicy, client::OutboundClient, proxy::OutboundProxy},
+    outbound::{
+        OutboundPolicy,
+        client::{OutboundClient, PoolLimits},
+        proxy::OutboundProxy,
+    },
 };
 
 /// Timeout of a delivery.
@@ -28,8 +32,12 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of bytes of a response body that are read, so that its connection can be used again. Nothing of
 /// the body is kept.
 const MAX_DISCARDED: usize = 64 * 1024;
+/// How long the body of a response is read.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
+/// Idle connections are few and short: an installation can have many receivers.
+const POOL: PoolLimits = PoolLimits { max_idle_per_host: 1, idle_timeout: Duration::from_secs(5) };
 /// The delay before the server looks again for a webhook that it does not know now.
-const WAIT: time::Duration = time::Duration::seconds(30);
+const WAIT: Duration = Duration::from_secs(30);
 
 /// Sends events to the receivers of all Apps.
 pub struct EventSender {
@@ -45,7 +53,7 @@ enum DeliveryError {
     NotHttps,
     #[error("the receiver cannot be called: {0}")]
     Unavailable(UnavailableReason),
-    #[error("the receiver responded with status {status}")]
+    #[error("the receiver responded with status {}", status.as_u16())]
     Status { status: StatusCode, retry_after: Option<Duration> },
 }
 
@@ -53,7 +61,7 @@ enum DeliveryError {
 
 impl EventSender {
     pub fn new(apps: Arc<Apps>, env: Arc<Env>, reach: OutboundPolicy, proxy: OutboundProxy) -> Self {
-        Self { apps, env, client: OutboundClient::new(reach, proxy, HashMap::new(), Vec::new()) }
+        Self { apps, env, client: OutboundClient::new(reach, proxy, HashMap::new(), Vec::new(), POOL) }
     }
 
     async fn post(
@@ -76,16 +84,15 @@ impl EventSender {
             .header("webhook-signature", keys.sign(&id, timestamp, &body))
             .body(Full::from(body))
             .map_err(|_| DeliveryError::Unavailable(UnavailableReason::NameUnknown))?;
-        let call = async {
-            let response = self.client.request(request).await.map_err(DeliveryError::Unavailable)?;
-            let (head, body) = response.into_parts();
-            discard(body).await;
-            if head.status.is_success() {
-                return Ok(());
-            }
-            Err(DeliveryError::Status { status: head.status, retry_after: retry_after(&head.headers) })
-        };
-        timeout(DELIVERY_TIMEOUT, call).await.unwrap_or(Err(DeliveryError::Unavailable(UnavailableReason::Timeout)))
+        let response = timeout(DELIVERY_TIMEOUT, self.client.request(request)).await;
+        let response = response.unwrap_or(Err(UnavailableReason::Timeout)).map_err(DeliveryError::Unavailable)?;
+        let (head, body) = response.into_parts();
+        // The status decides. The body only decides whether the connection can be used again.
+        let _ = timeout(DISCARD_TIMEOUT, discard(body)).await;
+        if head.status.is_success() {
+            return Ok(());
+        }
+        Err(DeliveryError::Status { status: head.status, retry_after: retry_after(&head.headers) })
     }
 
     fn failure(&self, claimed: &ClaimedEvent, webhook: &Webhook, error: DeliveryError) -> EventOutcome {
@@ -97,27 +104,28 @@ impl EventSender {
             DeliveryError::NotHttps | DeliveryError::Unavailable(_) => None,
         };
         let (event, random_unit) = (&claimed.event, self.env.random_unit());
-        match retry_at(event.at, event.attempts, retry_after, self.env.now(), random_unit) {
-            Some(at) => EventOutcome::Failed { at, error: error.to_string() },
+        match retry_delay(event.at, event.attempts, retry_after, self.env.now(), random_unit) {
+            Some(after) => EventOutcome::Failed { after, error: error.to_string() },
             None => EventOutcome::GivenUp { error: error.to_string() },
         }
     }
 }
 
 impl Sender for EventSender {
-    fn can_send(&self, app: &str, webhook: &str) -> bool {
-        let app = self.apps.get(app);
-        let webhook = app.as_deref().and_then(|app| app.webhook(webhook));
-        webhook.is_some_and(|webhook| matches!(&webhook.delivery, Delivery::Push(Push { keys: Some(_), .. })))
+    fn namespace_if_sendable(&self, app: &str, webhook: &str) -> Option<String> {
+        let app = self.apps.get(app)?;
+        let webhook = app.webhook(webhook)?;
+        let has_keys = matches!(&webhook.delivery, Delivery::Push(Push { keys: Some(_), .. }));
+        has_keys.then(|| app.doc.namespace.clone())
     }
 
     async fn send(&self, claimed: &ClaimedEvent) -> EventOutcome {
         let app = self.apps.get(claimed.key.app.as_str());
         let webhook = app.as_deref().and_then(|app| app.webhook(claimed.key.webhook.as_str()));
         let Some((webhook, Delivery::Push(push))) = webhook.map(|webhook| (webhook, &webhook.delivery)) else {
-            return EventOutcome::Wait { at: self.env.now() + WAIT };
+            return EventOutcome::Wait { after: WAIT };
         };
-        let Some(keys) = &push.keys else { return EventOutcome::Wait { at: self.env.now() + WAIT } };
+        let Some(keys) = &push.keys else { return EventOutcome::Wait { after: WAIT } };
         if claimed.stopped_for.as_ref() == Some(&webhook.fingerprint) {
             return EventOutcome::Stopped {
                 error: "the receiver responded with status 410 earlier; change the webhook or its Secret, and retry"

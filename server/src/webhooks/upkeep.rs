@@ -1,6 +1,7 @@
-//! The hourly sweep of the queue: events of removed webhooks, old events, and the oldest events of too long queues.
+//! The hourly sweep of the queue: events of removed webhooks, old events, and the oldest events of queues that are too
+//! long.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -18,67 +19,80 @@ use crate::{
 /// How long one run deletes events. The next run, an hour later, deletes the rest.
 const MAX_DELETE_TIME: Duration = Duration::from_secs(60);
 
-/// Removes events that nobody will get, and returns how many. Events of Apps without a document stay: the deletion of
-/// an App deletes its events.
+/// What the sweep does with a webhook.
+enum Sweep {
+    Removed,
+    Push,
+    Pull,
+}
+
+/// Removes events of removed webhooks, old dead letters, and events that consumers did not fetch; gives up old
+/// deliveries. Returns how many events were removed. Events of Apps without a document stay: the deletion of an App
+/// deletes its events. The webhooks take turns.
 pub async fn remove_old_events(stores: &Stores, apps: &Apps, metrics: &WebhookMetrics) -> Result<u64, StoreError> {
     let postgres = &stores.postgres;
     let end = Instant::now() + MAX_DELETE_TIME;
+    let stored = postgres.stored_webhooks().await?;
+    let mut queue: VecDeque<(WebhookKey, Sweep)> = stored
+        .into_iter()
+        .filter_map(|key| {
+            let app = apps.get(key.app.as_str())?;
+            let sweep = match app.webhook(key.webhook.as_str()).map(|webhook| &webhook.delivery) {
+                None => Sweep::Removed,
+                Some(Delivery::Pull(_)) => Sweep::Pull,
+                Some(Delivery::Push(_)) => Sweep::Push,
+            };
+            Some((key, sweep))
+        })
+        .collect();
     let mut removed = 0;
-    let mut current = Vec::new();
-    for key in postgres.stored_webhooks().await? {
-        let Some(app) = apps.get(key.app.as_str()) else { continue };
-        match app.webhook(key.webhook.as_str()).map(|webhook| &webhook.delivery) {
-            None => removed += repeat(end, || postgres.delete_events_of_removed_webhook(&key)).await?,
-            Some(Delivery::Pull(_)) => {
-                removed += repeat(end, || postgres.delete_old_pulled_events(&key)).await?;
-                current.push(key);
+    while let Some((key, sweep)) = queue.pop_front() {
+        match sweep_batch(postgres, &key, &sweep, metrics).await {
+            Ok(0) => {}
+            Ok(count) => {
+                removed += count;
+                queue.push_back((key, sweep));
             }
-            Some(Delivery::Push(_)) => current.push(key),
+            // Continue with the other webhooks. This one is swept again an hour later.
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                warn!(app = %key.app, webhook = %key.webhook, error, "webhook events cannot be swept now; retrying in an hour");
+            }
+        }
+        if Instant::now() > end {
+            break;
         }
     }
-    removed += repeat(end, || postgres.delete_old_dead_events(&current)).await?;
-    for key in &current {
-        drop_excess(postgres, key, end, metrics).await?;
-    }
     if removed > 0 {
-        info!(removed, "old webhook events were removed");
+        info!(removed, "old webhook events were removed or given up");
     }
     Ok(removed)
 }
 
-/// Repeats the deletion of a batch until nothing is left, or until the time is over. Returns the sum.
-async fn repeat<F: Future<Output = Result<u64, StoreError>>>(
-    end: Instant,
-    delete: impl Fn() -> F,
-) -> Result<u64, StoreError> {
-    let mut sum = 0;
-    loop {
-        let deleted = delete().await?;
-        sum += deleted;
-        if deleted == 0 || Instant::now() > end {
-            return Ok(sum);
-        }
-    }
-}
-
-async fn drop_excess(
+/// Sweeps up to 5,000 events of each kind, and returns how many were removed or given up.
+async fn sweep_batch(
     postgres: &PostgresStore,
     key: &WebhookKey,
-    end: Instant,
+    sweep: &Sweep,
     metrics: &WebhookMetrics,
-) -> Result<(), StoreError> {
-    let excess = postgres.excess_events(key).await?;
-    let mut dropped = 0;
-    while dropped < excess && Instant::now() < end {
-        let now = postgres.drop_events(key, excess - dropped).await?;
-        if now == 0 {
-            break;
+) -> Result<u64, StoreError> {
+    let swept = match sweep {
+        Sweep::Removed => return postgres.delete_events_of_removed_webhook(key).await,
+        Sweep::Pull => {
+            postgres.delete_old_pulled_events(key).await? + postgres.delete_old_dead_events(key, true).await?
         }
-        dropped += now;
+        Sweep::Push => {
+            let given_up = postgres.give_up_old_events(key).await?;
+            metrics.count(DeliveryOutcome::Dead, given_up);
+            given_up + postgres.delete_old_dead_events(key, false).await?
+        }
+    };
+    let excess = postgres.excess_events(key).await?;
+    if excess == 0 {
+        return Ok(swept);
     }
-    if dropped > 0 {
-        metrics.count(DeliveryOutcome::Dropped, dropped);
-        warn!(app = %key.app, webhook = %key.webhook, dropped, "the oldest events of a webhook were dropped: too many wait");
-    }
-    Ok(())
+    let dropped = postgres.drop_events(key, excess).await?;
+    metrics.count(DeliveryOutcome::Dropped, dropped);
+    warn!(app = %key.app, webhook = %key.webhook, dropped, "events of a webhook were dropped: it has more than 1,000,000");
+    Ok(swept + dropped)
 }

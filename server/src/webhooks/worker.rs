@@ -1,12 +1,13 @@
 //! Claims due events and sends them concurrently, so that no receiver delays another one. Events have workers of their
 //! own, so that receivers do not delay mails either.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::{
     sync::broadcast::{Receiver, error::RecvError},
     task::JoinSet,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -14,11 +15,17 @@ use tracing::{error, info, warn};
 use super::metrics::{DeliveryOutcome, WebhookMetrics};
 use crate::domain::{
     clock::Env,
-    ports::{ClaimedEvent, EventOutcome, StoreError, WebhookEvents},
+    ports::{ClaimableWebhook, ClaimedEvent, EventOutcome, StoreError, WebhookEvents},
 };
 
 /// The maximum number of events that the server sends at the same time.
 const MAX_IN_FLIGHT: usize = 64;
+/// The maximum number of them for the Apps of one namespace. One tenant cannot use up the deliveries of a server.
+const MAX_IN_FLIGHT_PER_NAMESPACE: usize = MAX_IN_FLIGHT / 2;
+/// The maximum number of webhooks whose events are claimed together. If more have due events, each claim takes others.
+const MAX_WEBHOOKS_PER_CLAIM: usize = 4 * MAX_IN_FLIGHT;
+/// The minimum time between two claims, so that many notifications cause few claims.
+const CLAIM_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a claimed event belongs to the server that claimed it: longer than a delivery (10 s) and the end of its
 /// claim. After this time, other servers can claim the events of a dead server.
 const LEASE: Duration = Duration::from_secs(60);
@@ -31,10 +38,20 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Sends one event.
 pub trait Sender: Send + Sync + 'static {
-    /// Whether the App has such a push webhook, with a usable key.
-    fn can_send(&self, app: &str, webhook: &str) -> bool;
+    /// The namespace of the App, if the App has such a push webhook with a usable key.
+    fn namespace_if_sendable(&self, app: &str, webhook: &str) -> Option<String>;
 
     fn send(&self, claimed: &ClaimedEvent) -> impl Future<Output = EventOutcome> + Send;
+}
+
+/// The number of events that are being sent, by the namespace of their Apps.
+#[derive(Clone, Default)]
+struct InFlight(Arc<Mutex<HashMap<String, usize>>>);
+
+/// One event that is being sent. Dropping it ends the count.
+struct InFlightEvent {
+    counts: InFlight,
+    namespace: String,
 }
 
 /// Sends the events of all Apps until shutdown.
@@ -65,11 +82,13 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
     async fn schedule(&self, shutdown: &CancellationToken) {
         let mut notifications = self.stores.subscribe_to_new_events();
         let mut running = JoinSet::new();
+        let in_flight = InFlight::default();
         let mut is_unavailable = false;
         while !shutdown.is_cancelled() {
+            let next_claim = Instant::now() + CLAIM_INTERVAL;
             if running.len() < MAX_IN_FLIGHT {
                 let claimed = tokio::select! {
-                    claimed = self.claim(MAX_IN_FLIGHT - running.len()) => claimed,
+                    claimed = self.claim(MAX_IN_FLIGHT - running.len(), &in_flight) => claimed,
                     () = shutdown.cancelled() => break,
                 };
                 match claimed {
@@ -77,9 +96,9 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
                         if std::mem::take(&mut is_unavailable) {
                             info!("the queue of webhook events is available again");
                         }
-                        for claimed in events {
+                        for (claimed, counted) in events {
                             let (stores, sender) = (Arc::clone(&self.stores), Arc::clone(&self.sender));
-                            running.spawn(deliver(stores, sender, self.metrics.clone(), claimed));
+                            running.spawn(deliver(stores, sender, self.metrics.clone(), claimed, counted));
                         }
                     }
                     Err(error) => {
@@ -100,7 +119,7 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
                     }
                 }
                 // During an outage of Postgres, notifications are ignored, so that they cause no additional attempts.
-                () = wait_for_notification(&mut notifications), if !is_full && !is_unavailable => {}
+                () = wait_for_notification(&mut notifications, next_claim), if !is_full && !is_unavailable => {}
                 () = sleep(POLL_INTERVAL.mul_f64(0.8 + 0.4 * self.env.random_unit())), if !is_full => {}
             }
         }
@@ -114,13 +133,35 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
         }
     }
 
-    async fn claim(&self, limit: usize) -> Result<Vec<ClaimedEvent>, StoreError> {
-        let mut webhooks = self.stores.webhooks_with_due_events().await?;
-        webhooks.retain(|key| self.sender.can_send(key.app.as_str(), key.webhook.as_str()));
+    /// Claims up to `limit` events, for each namespace at most as many as it has room.
+    async fn claim(
+        &self,
+        limit: usize,
+        in_flight: &InFlight,
+    ) -> Result<Vec<(ClaimedEvent, InFlightEvent)>, StoreError> {
+        let due = self.stores.webhooks_with_due_events().await?;
+        let sendable = due.into_iter().filter_map(|key| {
+            let namespace = self.sender.namespace_if_sendable(key.app.as_str(), key.webhook.as_str())?;
+            let room = in_flight.room(&namespace, limit);
+            (room > 0).then_some(ClaimableWebhook { key, namespace, room })
+        });
+        let mut webhooks: Vec<_> = sendable.collect();
         if webhooks.is_empty() {
             return Ok(Vec::new());
         }
-        self.stores.claim_events(&webhooks, limit, LEASE).await
+        if webhooks.len() > MAX_WEBHOOKS_PER_CLAIM {
+            let count = webhooks.len();
+            webhooks.rotate_left(self.env.random_below(count));
+            webhooks.truncate(MAX_WEBHOOKS_PER_CLAIM);
+        }
+        let claimed = self.stores.claim_events(&webhooks, limit, LEASE).await?;
+        let counted = claimed.into_iter().map(|claimed| {
+            let webhook = webhooks.iter().find(|webhook| webhook.key == claimed.key);
+            let namespace = webhook.map_or_else(String::new, |webhook| webhook.namespace.clone());
+            let counted = in_flight.count(namespace);
+            (claimed, counted)
+        });
+        Ok(counted.collect())
     }
 
     async fn report_backlog(&self, shutdown: &CancellationToken) {
@@ -129,10 +170,12 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
                 backlog = self.stores.event_backlog() => backlog,
                 () = shutdown.cancelled() => return,
             };
-            // If the backlog cannot be read, events cannot be claimed either, and `schedule` logs that error.
+            // During an outage, `schedule` logs the error.
             if let Ok(backlog) = backlog {
                 self.metrics.set_backlog(backlog);
             }
+            // The next run deletes what this run cannot delete.
+            let _ = self.stores.delete_undeliverable_events().await;
             tokio::select! {
                 () = sleep(BACKLOG_INTERVAL) => {}
                 () = shutdown.cancelled() => return,
@@ -141,10 +184,14 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
     }
 }
 
-/// Returns when there may be new events. Takes all waiting messages, because one claim serves them all.
-async fn wait_for_notification(notifications: &mut Receiver<String>) {
+/// Returns when there may be new events, but not before `earliest`. Takes all waiting messages, because one claim serves
+/// them all.
+async fn wait_for_notification(notifications: &mut Receiver<String>, earliest: Instant) {
     match notifications.recv().await {
-        Ok(_) | Err(RecvError::Lagged(_)) => while notifications.try_recv().is_ok() {},
+        Ok(_) | Err(RecvError::Lagged(_)) => {
+            sleep_until(earliest).await;
+            while notifications.try_recv().is_ok() {}
+        }
         // The sender is gone: only polling is left.
         Err(RecvError::Closed) => std::future::pending().await,
     }
@@ -155,6 +202,7 @@ async fn deliver<S: WebhookEvents, D: Sender>(
     sender: Arc<D>,
     metrics: WebhookMetrics,
     claimed: ClaimedEvent,
+    _counted: InFlightEvent,
 ) {
     let lease_end = Instant::now() + LEASE;
     let outcome = sender.send(&claimed).await;
@@ -167,7 +215,7 @@ async fn deliver<S: WebhookEvents, D: Sender>(
                 app = %claimed.key.app,
                 event = %claimed.event.id,
                 error = &error as &dyn std::error::Error,
-                "a webhook event cannot be settled and will be sent again"
+                "the outcome of a webhook event cannot be stored; the event will be sent again"
             );
             return;
         }
@@ -180,6 +228,34 @@ fn log_panic(ended: Result<(), tokio::task::JoinError>) {
     // The panic hook has logged the location.
     if ended.is_err() {
         error!("the delivery of a webhook event panicked; it is retried when its lease ends");
+    }
+}
+
+// === impl InFlight ===
+
+impl InFlight {
+    /// How many more events of the namespace can be sent if `free` more can be sent in all: at most half of all, and not
+    /// more than are free, so that another namespace always finds a place.
+    fn room(&self, namespace: &str, free: usize) -> usize {
+        let own = self.0.lock().get(namespace).copied().unwrap_or(0);
+        MAX_IN_FLIGHT_PER_NAMESPACE.min((free + own) / 2).saturating_sub(own)
+    }
+
+    fn count(&self, namespace: String) -> InFlightEvent {
+        *self.0.lock().entry(namespace.clone()).or_insert(0) += 1;
+        InFlightEvent { counts: self.clone(), namespace }
+    }
+}
+
+impl Drop for InFlightEvent {
+    fn drop(&mut self) {
+        let mut counts = self.counts.0.lock();
+        if let Some(count) = counts.get_mut(&self.namespace) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.namespace);
+            }
+        }
     }
 }
 
@@ -247,7 +323,7 @@ mod tests {
 
         async fn claim_events(
             &self,
-            webhooks: &[WebhookKey],
+            webhooks: &[ClaimableWebhook],
             limit: usize,
             lease: Duration,
         ) -> Result<Vec<ClaimedEvent>, StoreError> {
@@ -257,7 +333,11 @@ mod tests {
             let mut claimed = Vec::new();
             for event in std::mem::take(&mut *due) {
                 let count = in_flight.entry(event.key.clone()).or_default();
-                if webhooks.contains(&event.key) && claimed.len() < limit && *count < 16 {
+                let webhook = webhooks.iter().find(|webhook| webhook.key == event.key);
+                let room = webhook.map_or(0, |webhook| webhook.room);
+                let same_namespace = |other: &&ClaimedEvent| namespace_of(&other.key) == namespace_of(&event.key);
+                let taken = claimed.iter().filter(same_namespace).count();
+                if claimed.len() < limit && taken < room && *count < 16 {
                     *count += 1;
                     claimed.push(event);
                 } else {
@@ -296,25 +376,34 @@ mod tests {
             unreachable!("the worker reports no states")
         }
 
+        async fn delete_undeliverable_events(&self) -> Result<u64, StoreError> {
+            unreachable!("the scheduler deletes nothing")
+        }
+
         async fn event_backlog(&self) -> Result<EventBacklog, StoreError> {
             Ok(EventBacklog::default())
         }
     }
 
-    /// Sends immediately, except to the webhook `hangs`, which waits for a permit. `unknown` is not in the document.
+    /// The webhooks whose names begin with `hangs` belong to a namespace of their own.
+    fn namespace_of(key: &WebhookKey) -> &'static str {
+        if key.webhook.as_str().starts_with("hangs") { "loud" } else { "quiet" }
+    }
+
+    /// Sends immediately, except to webhooks whose names begin with `hangs`, which wait for a permit. `unknown` is not in the document.
     struct FakeSender {
         released: Semaphore,
         started: mpsc::UnboundedSender<String>,
     }
 
     impl Sender for FakeSender {
-        fn can_send(&self, _: &str, webhook: &str) -> bool {
-            webhook != "unknown"
+        fn namespace_if_sendable(&self, _: &str, webhook: &str) -> Option<String> {
+            (webhook != "unknown").then(|| namespace_of(&key(webhook)).to_owned())
         }
 
         async fn send(&self, claimed: &ClaimedEvent) -> EventOutcome {
             self.started.send(claimed.key.webhook.to_string()).unwrap();
-            if claimed.key.webhook.as_str() == "hangs" {
+            if claimed.key.webhook.as_str().starts_with("hangs") {
                 self.released.acquire().await.unwrap().forget();
             }
             EventOutcome::Sent
@@ -383,6 +472,29 @@ mod tests {
         assert!(running.queue.claim_limits.lock().iter().all(|limit| *limit <= MAX_IN_FLIGHT));
         running.sender.released.add_permits(1000);
         running.stop().await;
+    }
+
+    #[tokio::test]
+    async fn one_namespace_gets_at_most_half_of_the_deliveries() {
+        let due = ["hangs1", "hangs2", "hangs3", "hangs4"].into_iter().flat_map(|webhook| events(webhook, 100));
+        let mut running = run(due.collect());
+        running.wait_for_started(32).await;
+        running.queue.due.lock().extend(events("crm", 5));
+        running.queue.notifications.send("shop/crm".to_owned()).unwrap();
+        assert_eq!(running.wait_for_started(5).await, ["crm"; 5]);
+        assert_eq!(running.queue.in_flight.lock().values().sum::<usize>(), 32);
+        running.sender.released.add_permits(1000);
+        running.stop().await;
+    }
+
+    #[test]
+    fn a_namespace_gets_no_more_deliveries_than_are_free() {
+        let in_flight = InFlight::default();
+        let first: Vec<_> = (0..32).map(|_| in_flight.count("one".to_owned())).collect();
+        assert_eq!((in_flight.room("one", 32), in_flight.room("two", 32)), (0, 16));
+        drop(first);
+        assert_eq!(in_flight.room("one", 64), 32);
+        assert!(in_flight.0.lock().is_empty());
     }
 
     #[tokio::test]

@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use super::{CREATED, EMAIL, app, create, start_push, wait_for_dead_letters, wait_for_state};
 use crate::administration::AdministrationTest;
 
+/// The number of events that wait when a receiver is gone.
+const WAITING: i64 = 50_000;
+
 #[tokio::test]
 async fn a_receiver_that_is_gone_gets_nothing_until_its_webhook_changes() {
     let (mut test, receiver, webhook) = start_push(CREATED).await;
@@ -49,6 +52,43 @@ async fn a_receiver_that_is_gone_gets_nothing_until_its_webhook_changes() {
     assert_eq!((receiver.events().len(), next.events().len()), (1, 3));
     assert_eq!(retry().await, 0);
     wait_for_state(&test.test_app, "crm", "Delivering").await;
+}
+
+#[tokio::test]
+async fn a_receiver_is_gone_although_the_body_of_its_response_does_not_end() {
+    let (test, receiver, _) = start_push(CREATED).await;
+    let admin = test.admin();
+    receiver.set_reply(Reply::Stall(StatusCode::GONE));
+    create(&admin, EMAIL).await;
+    let letter = wait_for_dead_letters(&admin, 1).await.remove(0);
+    assert_eq!(letter["attempts"], 1);
+    assert!(letter["error"].as_str().is_some_and(|error| error.contains("410")), "{letter}");
+    wait_for_state(&test.test_app, "crm", "ReceiverGone").await;
+    create(&admin, "grace@example.com").await;
+    wait_for_dead_letters(&admin, 2).await;
+    assert_eq!(receiver.events().len(), 1, "nothing is sent to a receiver that is gone");
+}
+
+#[tokio::test]
+async fn all_due_events_of_a_webhook_that_is_stopped_become_dead_letters_together() {
+    let (test, receiver, _) = start_push(CREATED).await;
+    let (admin, test_app) = (test.admin(), &test.test_app);
+    receiver.set_reply(Reply::status(410));
+    create(&admin, EMAIL).await;
+    wait_for_dead_letters(&admin, 1).await;
+    // After so many failures, one event is claimed at a time: one after the other, these would take minutes.
+    test_app
+        .sql(&format!(
+            "UPDATE webhooks SET failures = 10;
+             INSERT INTO webhook_events (app_id, webhook, id, kind, at)
+             SELECT '{}', 'crm', gen_random_uuid(), 'registered', now() FROM generate_series(1, {WAITING})",
+            test_app.id()
+        ))
+        .await;
+    test_app.wait_until_webhooks_settle().await;
+    let dead = "SELECT count(*) FROM webhook_events WHERE dead_at IS NOT NULL AND error <> ''";
+    assert_eq!(test_app.query_number(dead).await, WAITING + 1);
+    assert_eq!(receiver.events().len(), 1, "nothing is sent to a receiver that is gone");
 }
 
 #[tokio::test]

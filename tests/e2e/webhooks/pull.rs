@@ -153,6 +153,45 @@ async fn waiting_calls_count_for_their_caller_alone() {
 }
 
 #[tokio::test]
+async fn a_waiting_call_ends_when_its_webhook_gets_another_consumer() {
+    let of = |account: &str| Webhook::pull("sync", "shop", account, CREATED);
+    // The old consumer stays known to the App.
+    let app = app().webhook(&of("fetches")).webhook(&Webhook::pull("other", "shop", "fetches", &["user.deleted"]));
+    let mut test = AdministrationTest::start_with(app, &[]).await;
+    let consumer = test.administrator("fetches");
+    let mut waiting = Vec::new();
+    for _ in 0..8 {
+        let request = consumer.request(Method::GET, &format!("{EVENTS}?wait=20"));
+        waiting.push(tokio::spawn(async move {
+            loop {
+                let response = request.try_clone().expect("it has no body").send().await.unwrap();
+                let (status, text) = (response.status(), response.text().await.unwrap());
+                let body: Value = serde_json::from_str(&text).unwrap();
+                // The call below can have the eighth place for a moment, and a wait can end before the change.
+                let is_early = status == StatusCode::OK && body["events"] == json!([]);
+                if status != StatusCode::TOO_MANY_REQUESTS && !is_early {
+                    return (status, text);
+                }
+            }
+        }));
+    }
+    // From now on, all eight are past the check of their caller.
+    eventually("a ninth call is refused", LIMIT, || async {
+        (consumer.get(EVENTS).await.status == StatusCode::TOO_MANY_REQUESTS).then_some(())
+    })
+    .await;
+    test.test_app.apply(test.test_app.app.clone().webhook(&of("other-fetches"))).await;
+    let user = create(&test.admin(), EMAIL).await;
+    for response in waiting {
+        let (status, text) = response.await.unwrap();
+        assert!([StatusCode::FORBIDDEN, StatusCode::NOT_FOUND].contains(&status), "{status}: {text}");
+    }
+    let events = fetch(&test.administrator("other-fetches"), "").await;
+    assert_eq!(events.len(), 1, "no call of the old consumer has leased the event");
+    assert_eq!((&events[0]["data"]["user_id"], &events[0]["attempt"]), (&json!(user), &json!(1)));
+}
+
+#[tokio::test]
 async fn limit_bounds_the_number_of_events() {
     let (test, consumer) = start_pull().await;
     let admin = test.admin();

@@ -10,7 +10,7 @@ use latchkey_tests::{
 };
 use serde_json::json;
 
-use super::{CREATED, EMAIL, LIMIT, app, create, start_push, wait_for_state};
+use super::{CREATED, EMAIL, LIMIT, app, create, start_push, wait_for_dead_letters, wait_for_state};
 use crate::administration::AdministrationTest;
 
 /// The first retry comes 5 s ±20 % after the failure.
@@ -48,6 +48,20 @@ async fn every_response_but_2xx_is_a_failure() {
     receiver.wait_for(6).await;
     test.test_app.wait_until_webhooks_settle().await;
     assert_eq!((receiver.events().len(), receiver.distinct_count()), (6, 3), "each event was repeated once");
+}
+
+#[tokio::test]
+async fn a_response_counts_although_its_body_does_not_end() {
+    let (test, receiver, _) = start_push(CREATED).await;
+    receiver.script([Reply::Stall(StatusCode::OK), Reply::Flood(StatusCode::OK), Reply::Stall(StatusCode::ACCEPTED)]);
+    for name in ["ada", "grace", "alan"] {
+        create(&test.admin(), &format!("{name}@example.com")).await;
+    }
+    receiver.wait_for(3).await;
+    // A failed delivery would be repeated before the queue is empty.
+    test.test_app.wait_until_webhooks_settle().await;
+    assert_eq!((receiver.events().len(), receiver.distinct_count()), (3, 3), "each event arrived once");
+    wait_for_dead_letters(&test.admin(), 0).await;
 }
 
 #[tokio::test]

@@ -1,20 +1,38 @@
 //! Old events: when their delivery is given up, when they are deleted, and what the operator learns about them.
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use http::StatusCode;
 use latchkey_tests::{
     builders::Webhook,
-    eventually,
+    eventually, process,
     webhook_receiver::{Reply, WebhookReceiver},
 };
 use serde_json::{Value, json};
 
 use super::{CREATED, EMAIL, LIMIT, app, create, start_push, wait_for_dead_letters, wait_for_state};
-use crate::administration::AdministrationTest;
+use crate::{administration::AdministrationTest, support::TestApp};
 
 /// Each server checks every 15 to 45 s whether the hourly sweep is due; a loaded machine takes longer.
 const SWEEP_LIMIT: Duration = Duration::from_secs(180);
+
+/// Makes the hourly sweep due, and waits until it has ended.
+async fn sweep(test_app: &TestApp) {
+    // After the sweep of webhook events, the same run deletes this event, which is past its retention.
+    test_app
+        .sql(&format!(
+            "INSERT INTO audit_events (app_id, id, at, kind)
+             VALUES ('{}', gen_random_uuid(), '2000-01-01', 'logged_in');
+             UPDATE audit_upkeep SET next_at = '-infinity'",
+            test_app.id()
+        ))
+        .await;
+    eventually("the sweep ends", SWEEP_LIMIT, || async {
+        let left = "SELECT count(*) FROM audit_events WHERE at < '2001-01-01'";
+        (test_app.query_number(left).await == 0).then_some(())
+    })
+    .await;
+}
 
 #[tokio::test]
 async fn a_delivery_is_given_up_72_hours_after_the_event() {
@@ -70,10 +88,12 @@ async fn the_hourly_sweep_deletes_old_events_and_those_of_removed_webhooks() {
     let mut webhooks = test.test_app.app.spec_value("/webhooks").unwrap();
     webhooks.as_array_mut().unwrap().retain(|webhook| webhook["name"] != "removed");
     test.test_app.apply(test.test_app.app.clone().set("/webhooks", webhooks)).await;
-    // Dead letters stay for 30 days, and events of a consumer for seven.
+    // Dead letters stay for 30 days, and events of a consumer for seven. Events of a webhook stay while a server has had
+    // the webhook in the last ten minutes.
     test.test_app
         .sql(&format!(
-            "UPDATE webhook_events SET at = now() - interval '10 minutes';
+            "UPDATE webhooks SET seen_at = now() - interval '11 minutes' WHERE name = 'removed';
+             UPDATE webhook_events SET at = now() - interval '10 minutes';
              UPDATE webhook_events SET at = now() - interval '8 days' WHERE user_id = '{old}';
              UPDATE webhook_events SET dead_at = now() - interval '31 days'
              WHERE user_id = '{old}' AND dead_at IS NOT NULL;
@@ -90,6 +110,97 @@ async fn the_hourly_sweep_deletes_old_events_and_those_of_removed_webhooks() {
     let pulled = pulled.body["events"].as_array().unwrap().clone();
     let users: Vec<&Value> = pulled.iter().map(|event| &event["data"]["user_id"]).collect();
     assert_eq!(users, [young.as_str()]);
+}
+
+#[tokio::test]
+async fn a_server_with_an_older_document_deletes_no_events_of_a_webhook_that_another_server_has() {
+    let mut test = AdministrationTest::start_with(app(), &[]).await;
+    let document = format!("{}.json", test.test_app.id());
+    let older = process::fresh_dir("older-documents");
+    fs::copy(test.test_app.stack.rendered().join(&document), older.join(&document)).unwrap();
+    let webhook = Webhook::pull("sync", "shop", "fetches", CREATED);
+    test.test_app.apply(test.test_app.app.clone().webhook(&webhook)).await;
+    let test_app = &test.test_app;
+    let admin = test.admin();
+    let (old, young) = (create(&admin, "old@example.com").await, create(&admin, "young@example.com").await);
+    let reported = "SELECT count(*) FROM webhooks
+         WHERE name = 'sync' AND seen_at > statement_timestamp() - interval '5 minutes'";
+    let is_reported = || async { (test_app.query_number(reported).await == 1).then_some(()) };
+    eventually("the server reports that it has the webhook", LIMIT, is_reported).await;
+    test_app.sql("UPDATE webhooks SET seen_at = seen_at - interval '1 hour'").await;
+    eventually("the server reports it again", LIMIT, is_reported).await;
+
+    // Only the server with the older document sweeps.
+    test_app.stack.server().kill();
+    let _server = test_app.stack.start_server_with_documents(&older).await.unwrap();
+    let age = format!("UPDATE webhook_events SET at = at - interval '10 minutes' WHERE user_id = '{old}'");
+    test_app.sql(&age).await;
+    sweep(test_app).await;
+    assert_eq!(test_app.waiting_webhook_events().await, 2, "a server had the webhook in the last ten minutes");
+    test_app
+        .sql(&format!(
+            "UPDATE webhooks SET seen_at = statement_timestamp() - interval '11 minutes';
+             UPDATE webhook_events SET at = statement_timestamp() WHERE user_id = '{young}'"
+        ))
+        .await;
+    sweep(test_app).await;
+    let of_young = format!("SELECT count(*) FROM webhook_events WHERE user_id = '{young}'");
+    let left = (test_app.waiting_webhook_events().await, test_app.query_number(&of_young).await);
+    assert_eq!(left, (1, 1), "an event of the last five minutes stays");
+}
+
+#[tokio::test]
+async fn the_hourly_sweep_gives_up_events_that_could_not_be_sent_within_72_hours() {
+    let (test, receiver, _) = start_push(CREATED).await;
+    let (admin, test_app) = (test.admin(), &test.test_app);
+    // Without keys, the server attempts nothing.
+    let keys = "/webhooks/0/delivery/push/keys";
+    test_app.edit_rendered(|document| *document.pointer_mut(keys).expect("a push webhook") = Value::Null).await;
+    let late = create(&admin, "late@example.com").await;
+    let young = create(&admin, "young@example.com").await;
+    let retried = create(&admin, "retried@example.com").await;
+    let leased = create(&admin, "leased@example.com").await;
+    test_app
+        .sql(&format!(
+            "UPDATE webhook_events SET at = now() - interval '74 hours', due_at = now() - interval '2 hours';
+             UPDATE webhook_events SET at = now() - interval '72 hours' WHERE user_id = '{young}';
+             UPDATE webhook_events SET due_at = now() - interval '30 minutes' WHERE user_id = '{retried}';
+             UPDATE webhook_events SET lease_until = now() + interval '1 hour' WHERE user_id = '{leased}';
+             UPDATE audit_upkeep SET next_at = '-infinity'"
+        ))
+        .await;
+    eventually("an event is given up", SWEEP_LIMIT, || async {
+        (test_app.query_number("SELECT count(*) FROM webhook_events WHERE dead_at IS NOT NULL").await > 0).then_some(())
+    })
+    .await;
+    let letter = wait_for_dead_letters(&admin, 1).await.remove(0);
+    assert_eq!((&letter["webhook"], &letter["user_id"]), (&json!("crm"), &json!(late)));
+    assert!(letter["error"].as_str().is_some_and(|error| !error.is_empty()), "{letter}");
+    assert_eq!(test_app.waiting_webhook_events().await, 3);
+    assert!(receiver.events().is_empty());
+}
+
+#[tokio::test]
+async fn a_push_webhook_that_becomes_a_pull_webhook_loses_its_dead_letters() {
+    let (mut test, receiver, _) = start_push(CREATED).await;
+    let admin = test.admin();
+    receiver.set_reply(Reply::status(410));
+    create(&admin, EMAIL).await;
+    wait_for_dead_letters(&admin, 1).await;
+    let pull = Webhook::pull("crm", "shop", "fetches", CREATED);
+    test.test_app.apply(test.test_app.app.clone().webhook(&pull)).await;
+    let waiting = create(&admin, "grace@example.com").await;
+    test.test_app.sql("UPDATE audit_upkeep SET next_at = '-infinity'").await;
+    eventually("the dead letter is deleted", SWEEP_LIMIT, || async {
+        let dead = "SELECT count(*) FROM webhook_events WHERE dead_at IS NOT NULL";
+        (test.test_app.query_number(dead).await == 0).then_some(())
+    })
+    .await;
+    wait_for_dead_letters(&admin, 0).await;
+    let pulled = test.administrator("fetches").get("webhooks/crm/events").await.expect(StatusCode::OK);
+    let users: Vec<&Value> =
+        pulled.body["events"].as_array().unwrap().iter().map(|event| &event["data"]["user_id"]).collect();
+    assert_eq!(users, [waiting.as_str()]);
 }
 
 #[tokio::test]

@@ -10,9 +10,11 @@ use latchkey_crds::{
 use super::{condition, to_desired};
 use crate::monitor::WebhookStates;
 
-/// The condition, or `None` if the App has no webhooks. `reported`: what the servers report now.
+/// The condition, or `None` if the App has no webhooks. `without_keys`: the webhooks whose Secret cannot be used, so that
+/// their events wait. `reported`: what the servers report now.
 pub(super) fn delivering(
     webhooks: &[WebhookName],
+    without_keys: &[WebhookName],
     reported: &WebhookStates,
     old: &AppStatus,
     generation: i64,
@@ -23,6 +25,7 @@ pub(super) fn delivering(
     let states = || webhooks.iter().filter_map(|name| Some((name, *reported.get(name)?)));
     let worst = states().map(|(_, state)| state).max();
     Some(match worst {
+        None | Some(WebhookState::Delivering) if !without_keys.is_empty() => waiting_for_keys(without_keys),
         // Servers that have just started have not reported yet, so the previous condition remains.
         None => kept(old, generation).unwrap_or_else(|| pending(webhooks)),
         Some(WebhookState::Delivering) => {
@@ -54,6 +57,12 @@ fn kept(old: &AppStatus, generation: i64) -> Option<DesiredCondition> {
 fn pending(webhooks: &[WebhookName]) -> DesiredCondition {
     let names: Vec<_> = webhooks.iter().map(WebhookName::as_str).collect();
     let message = format!("no server has reported on webhook {} yet", names.join(", "));
+    DesiredCondition::new(ConditionType::Delivering, ConditionStatus::Unknown, Reason::Pending, message)
+}
+
+fn waiting_for_keys(webhooks: &[WebhookName]) -> DesiredCondition {
+    let names: Vec<_> = webhooks.iter().map(WebhookName::as_str).collect();
+    let message = format!("events wait: the Secret of webhook {} cannot be used (ResolvedRefs)", names.join(", "));
     DesiredCondition::new(ConditionType::Delivering, ConditionStatus::Unknown, Reason::Pending, message)
 }
 
@@ -93,13 +102,13 @@ mod tests {
     }
 
     fn of_new_app(webhooks: &[&str], reported: &[(&str, WebhookState)]) -> DesiredCondition {
-        delivering(&names(webhooks), &states(reported), &AppStatus::default(), 1).unwrap()
+        delivering(&names(webhooks), &[], &states(reported), &AppStatus::default(), 1).unwrap()
     }
 
     #[test]
     fn an_app_without_webhooks_has_no_condition() {
         let reported = states(&[("crm", WebhookState::ReceiverFails)]);
-        assert_eq!(delivering(&[], &reported, &AppStatus::default(), 1), None);
+        assert_eq!(delivering(&[], &[], &reported, &AppStatus::default(), 1), None);
     }
 
     #[test]
@@ -136,8 +145,25 @@ mod tests {
         let fails = of_new_app(&["crm"], &[("crm", WebhookState::ReceiverFails)]);
         let old = status_with(&fails, 1);
         let none = WebhookStates::new();
-        assert_eq!(delivering(&names(&["crm"]), &none, &old, 1), Some(fails));
-        let edited = delivering(&names(&["crm"]), &none, &old, 2).unwrap();
+        assert_eq!(delivering(&names(&["crm"]), &[], &none, &old, 1), Some(fails));
+        let edited = delivering(&names(&["crm"]), &[], &none, &old, 2).unwrap();
         assert_eq!((edited.status, edited.reason), (ConditionStatus::Unknown, Reason::Pending), "an edited App");
+    }
+
+    #[test]
+    fn a_webhook_whose_secret_cannot_be_used_does_not_deliver() {
+        let without_keys = names(&["crm"]);
+        let condition = |reported: &[(&str, WebhookState)], old: &AppStatus| {
+            delivering(&names(&["crm", "sync"]), &without_keys, &states(reported), old, 1).unwrap()
+        };
+        let sync = [("sync", WebhookState::Delivering)];
+        let waiting = condition(&sync, &AppStatus::default());
+        assert_eq!((waiting.status, waiting.reason), (ConditionStatus::Unknown, Reason::Pending));
+        assert_eq!(waiting.message, "events wait: the Secret of webhook crm cannot be used (ResolvedRefs)");
+        // Nor does the previous condition remain.
+        let delivered = of_new_app(&["sync"], &sync);
+        assert_eq!(condition(&[], &status_with(&delivered, 1)), waiting);
+        let fails = condition(&[("sync", WebhookState::ConsumerBehind)], &AppStatus::default());
+        assert_eq!(fails.reason, Reason::ConsumerBehind);
     }
 }

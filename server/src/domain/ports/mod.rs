@@ -37,4 +37,6 @@ pub use providers::Providers;
 pub use rate_limits::{AcquireError, RateLimitPermit, RateLimits};
 pub use sessions::{Replication, Sessions};
 pub use users::{ChangedUser, Confirmation, CreateUserOutcome, LoginCandidate, NewUser, PasswordReset, Users};
-pub use webhook_events::{ClaimedEvent, DeliveryState, EventBacklog, EventOutcome, WebhookEvents, WebhookKey};
+pub use webhook_events::{
+    ClaimableWebhook, ClaimedEvent, DeliveryState, EventBacklog, EventOutcome, WebhookEvents, WebhookKey,
+};

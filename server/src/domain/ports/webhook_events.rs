@@ -17,6 +17,16 @@ pub struct WebhookKey {
     pub webhook: WebhookName,
 }
 
+/// A webhook whose events a server can send.
+#[derive(Clone, Debug)]
+pub struct ClaimableWebhook {
+    pub key: WebhookKey,
+    /// The namespace of the App.
+    pub namespace: String,
+    /// How many more events of Apps in this namespace the server can send now.
+    pub room: usize,
+}
+
 /// An event that a server has claimed until `lease_until`, to send it to the receiver of the webhook.
 #[derive(Clone, Debug)]
 pub struct ClaimedEvent {
@@ -33,16 +43,17 @@ pub enum EventOutcome {
     /// Removes the event.
     Sent,
     /// Tries again later. `error` never contains text of the receiver.
-    Failed { at: OffsetDateTime, error: String },
+    Failed { after: Duration, error: String },
     /// Gives up the delivery: the event becomes a dead letter.
     GivenUp { error: String },
     /// The receiver responded with 410: the event becomes a dead letter, and the webhook with this fingerprint is
     /// stopped.
     Gone { fingerprint: String, error: String },
-    /// The webhook is stopped: the event becomes a dead letter without an attempt.
+    /// The webhook is stopped: the event and the other due events of the webhook, up to 5,000, become dead letters
+    /// without an attempt.
     Stopped { error: String },
     /// Tries again later, without counting an attempt: the App is not served, or has no such webhook now.
-    Wait { at: OffsetDateTime },
+    Wait { after: Duration },
 }
 
 /// What is known about the delivery of a webhook.
@@ -63,17 +74,18 @@ pub struct EventBacklog {
     pub dead: u64,
 }
 
-/// The events that webhooks report, in Postgres. All calls together use two connections of the pool.
+/// The events that webhooks report, in Postgres. The calls of the workers use two connections of the pool; those for
+/// consumers use the part of the administrators.
 pub trait WebhookEvents: Sync {
     /// The webhooks with a due event, of all Apps.
     fn webhooks_with_due_events(&self) -> impl Future<Output = StoreResult<Vec<WebhookKey>>> + Send;
 
-    /// Claims up to `limit` due events of these webhooks for the time `lease`. The webhooks take turns; the oldest due
-    /// event of a webhook is claimed first. All servers together claim at most 16 events of a webhook at a time, and
-    /// one at a time after 10 failures in a row.
+    /// Claims up to `limit` due events of these webhooks for the time `lease`, for each namespace at most as many as it
+    /// has room. The webhooks take turns; the oldest due event of a webhook is claimed first. All servers together claim
+    /// at most 16 events of a webhook at a time, and one at a time after 10 failures in a row.
     fn claim_events(
         &self,
-        webhooks: &[WebhookKey],
+        webhooks: &[ClaimableWebhook],
         limit: usize,
         lease: Duration,
     ) -> impl Future<Output = StoreResult<Vec<ClaimedEvent>>> + Send;
@@ -97,14 +109,17 @@ pub trait WebhookEvents: Sync {
     /// Removes events, and returns how many.
     fn acknowledge_events(&self, webhook: &WebhookKey, ids: &[Uuid]) -> impl Future<Output = StoreResult<u64>> + Send;
 
-    /// Receives the appID for which there may be new events. A receiver can miss messages, so it also polls.
+    /// Receives the appID, a slash and the name of a webhook for which there may be new events. A receiver can miss messages, so it also polls.
     fn subscribe_to_new_events(&self) -> broadcast::Receiver<String>;
 
-    /// The states of these webhooks. A webhook without events and deliveries is not in the result.
+    /// The states of these webhooks. Also records that a server has them, so that their events are not swept.
     fn delivery_states(
         &self,
         webhooks: &[WebhookKey],
     ) -> impl Future<Output = StoreResult<BTreeMap<WebhookKey, DeliveryState>>> + Send;
+
+    /// Deletes events that are never due, which were written only so that two requests take the same time.
+    fn delete_undeliverable_events(&self) -> impl Future<Output = StoreResult<u64>> + Send;
 
     fn event_backlog(&self) -> impl Future<Output = StoreResult<EventBacklog>> + Send;
 }

@@ -37,9 +37,11 @@ const LARGE_RESPONSES_PER_NAMESPACE: usize = 4;
 const RETRY_AFTER_SECONDS: u64 = 1;
 
 /// Counts the calls in flight.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct CallLimits {
     counts: Arc<Mutex<HashMap<Key, usize>>>,
+    /// Maximum number of calls that fetch events, most of which wait.
+    max_fetches: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +55,7 @@ enum Key {
     Imports(AppId),
     Exports(AppId),
     LargeResponses,
+    Fetches,
     /// The large responses to the callers of a namespace: a tenant can have many Apps.
     LargeResponsesOf(String),
 }
@@ -72,6 +75,12 @@ struct PermitBody {
 // === impl CallLimits ===
 
 impl CallLimits {
+    /// Limits for a listener with this number of connections. Calls that wait for events use at most half of them, so
+    /// that other calls find a connection.
+    pub(super) fn new(connections: usize) -> Self {
+        Self { counts: Arc::default(), max_fetches: (connections / 2).max(1) }
+    }
+
     /// Counts a call.
     ///
     /// # Errors
@@ -86,7 +95,9 @@ impl CallLimits {
         let (namespace, name) = (caller.namespace().to_owned(), caller.name().to_owned());
         let mut limits = vec![(Key::Caller { namespace, name }, PER_CALLER)];
         // A consumer that waits for events takes no place of the App's administrators.
-        if route != AdministrationRoute::FetchEvents {
+        if route == AdministrationRoute::FetchEvents {
+            limits.push((Key::Fetches, self.max_fetches));
+        } else {
             limits.push((Key::App(app.clone()), PER_APP));
         }
         match route {
@@ -191,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_caller_has_eight_calls_in_flight_over_all_apps() {
-        let limits = CallLimits::default();
+        let limits = CallLimits::new(80);
         let apps = ["one", "two"].into_iter().cycle();
         let mut permits: Vec<_> =
             apps.take(8).map(|app| admit(&limits, app, "a", AdministrationRoute::ReadUser).unwrap()).collect();
@@ -203,7 +214,7 @@ mod tests {
 
     #[test]
     fn eight_large_responses_of_all_callers_and_apps_are_in_flight() {
-        let limits = CallLimits::default();
+        let limits = CallLimits::new(80);
         let numbers: Vec<_> = (0..8).map(|number| (format!("app-{number}"), format!("caller-{number}"))).collect();
         let list = |namespace: &str, (app, caller): &(String, String)| {
             admit_from(namespace, &limits, app, caller, AdministrationRoute::ListUsers)
@@ -221,7 +232,7 @@ mod tests {
 
     #[test]
     fn an_app_has_two_imports_two_exports_and_32_calls_in_flight() {
-        let limits = CallLimits::default();
+        let limits = CallLimits::new(80);
         let mut permits = Vec::new();
         for route in [AdministrationRoute::ImportUsers, AdministrationRoute::ExportUsers] {
             permits.extend(["a", "b"].map(|caller| admit(&limits, "shop", caller, route).unwrap()));
@@ -237,17 +248,19 @@ mod tests {
 
     #[test]
     fn a_waiting_consumer_counts_for_itself_alone() {
-        let limits = CallLimits::default();
+        let limits = CallLimits::new(80);
         let consumers = (0..4).map(|number| format!("consumer-{number}"));
         let fetch = |name: &str| admit(&limits, "shop", name, AdministrationRoute::FetchEvents);
         let _waiting: Vec<_> = consumers.flat_map(|name| [(); 8].map(|()| fetch(&name).unwrap())).collect();
         assert!(fetch("consumer-0").is_none());
+        let further: Vec<_> = (4..).map_while(|number| fetch(&format!("consumer-{number}"))).collect();
+        assert_eq!(further.len(), 8, "40 calls fetch: half of the connections");
         assert!(admit(&limits, "shop", "a", AdministrationRoute::ReadUser).is_some());
     }
 
     #[test]
     fn a_call_is_in_flight_until_its_response_is_dropped() {
-        let limits = CallLimits::default();
+        let limits = CallLimits::new(80);
         let permit = admit(&limits, "shop", "a", AdministrationRoute::ReadUser).unwrap();
         let response = permit.hold_until_sent(response::empty_object().unwrap());
         assert_eq!(limits.counts.lock().len(), 2);

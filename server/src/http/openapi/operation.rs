@@ -216,7 +216,10 @@ impl Operation {
     fn errors_by_status(&self, route: impl RouteTable) -> BTreeMap<StatusCode, Vec<ErrorCode>> {
         let mut by_status: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for code in self.all_errors(route) {
-            by_status.entry(code.status()).or_default().push(code);
+            let codes = by_status.entry(code.status()).or_default();
+            if !codes.contains(&code) {
+                codes.push(code);
+            }
         }
         // The error if the body is not received in time.
         if self.request.is_some() {
@@ -293,7 +296,7 @@ impl Content {
         Self { media_types: &[JSON, FORM], ..Self::json::<T>(example) }
     }
 
-    /// Lines of JSON; the schema is that of one line.
+    /// Lines of JSON. The schema of a request is that of one line; that of a response is the text.
     pub fn ndjson(schema: fn(&mut SchemaGenerator) -> Schema, example: Value) -> Self {
         Self { schema, example: Some(example), is_required: true, media_types: &[NDJSON] }
     }

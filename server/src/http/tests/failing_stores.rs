@@ -27,13 +27,13 @@ use crate::domain::{
     password::{Overloaded, Password, PasswordHash},
     ports::{
         AccountTransfer, AcquireError, AddressChange, AddressChangeRequest, AddressChanged, AuditLog, ChangeOutcome,
-        ChangedUser, ClaimedEvent, ClaimedRow, Codes, Confirmation, CreateUserOutcome, DeliveryOutcome, DeliveryState,
-        EventBacklog, EventFilter, EventOutcome, Flows, Identities, IdentityRemoval, ImportOutcome, LinkOutcome,
-        LinkRequest, LoginCandidate, MailOutcome, NewAdministeredUser, NewFederatedUser, NewIdentity, NewUser, Outbox,
-        OutboxBacklog, OwnAccounts, PasswordChange, PasswordHasher, PasswordReset, Providers, RateLimitPermit,
-        RateLimits, RemovalOutcome, Rename, Renamed, Replication, RetrySelection, RowPage, RowPosition, Sessions,
-        StoreError, StoreFlowError, UnlinkOutcome, UnlinkRequest, UserAdministration, UserChange, UserConflict,
-        UserDeletion, UserFilter, UserPage, UserPosition, Users, WebhookEvents, WebhookKey,
+        ChangedUser, ClaimableWebhook, ClaimedEvent, ClaimedRow, Codes, Confirmation, CreateUserOutcome,
+        DeliveryOutcome, DeliveryState, EventBacklog, EventFilter, EventOutcome, Flows, Identities, IdentityRemoval,
+        ImportOutcome, LinkOutcome, LinkRequest, LoginCandidate, MailOutcome, NewAdministeredUser, NewFederatedUser,
+        NewIdentity, NewUser, Outbox, OutboxBacklog, OwnAccounts, PasswordChange, PasswordHasher, PasswordReset,
+        Providers, RateLimitPermit, RateLimits, RemovalOutcome, Rename, Renamed, Replication, RetrySelection, RowPage,
+        RowPosition, Sessions, StoreError, StoreFlowError, UnlinkOutcome, UnlinkRequest, UserAdministration,
+        UserChange, UserConflict, UserDeletion, UserFilter, UserPage, UserPosition, Users, WebhookEvents, WebhookKey,
     },
     rate_limits::{RateLimitCheck, RateLimited},
     session::{
@@ -211,7 +211,12 @@ impl WebhookEvents for FailingStores {
     async fn webhooks_with_due_events(&self) -> Result<Vec<WebhookKey>, StoreError> {
         self.fail()
     }
-    async fn claim_events(&self, _: &[WebhookKey], _: usize, _: Duration) -> Result<Vec<ClaimedEvent>, StoreError> {
+    async fn claim_events(
+        &self,
+        _: &[ClaimableWebhook],
+        _: usize,
+        _: Duration,
+    ) -> Result<Vec<ClaimedEvent>, StoreError> {
         self.fail()
     }
     async fn finish_event(&self, _: &ClaimedEvent, _: EventOutcome) -> Result<(), StoreError> {
@@ -230,6 +235,9 @@ impl WebhookEvents for FailingStores {
         &self,
         _: &[WebhookKey],
     ) -> Result<std::collections::BTreeMap<WebhookKey, DeliveryState>, StoreError> {
+        self.fail()
+    }
+    async fn delete_undeliverable_events(&self) -> Result<u64, StoreError> {
         self.fail()
     }
     async fn event_backlog(&self) -> Result<EventBacklog, StoreError> {

@@ -14,7 +14,10 @@ use crate::{
     domain::{
         administration::UserState,
         audit::EventKind,
-        ports::{ClaimedEvent, DeliveryState, EventBacklog, EventOutcome, StoreError, WebhookEvents, WebhookKey},
+        ports::{
+            ClaimableWebhook, ClaimedEvent, DeliveryState, EventBacklog, EventOutcome, StoreError, WebhookEvents,
+            WebhookKey,
+        },
         webhook::{QueuedEvent, UserProfile},
     },
     store::Stores,
@@ -30,7 +33,7 @@ mod upkeep;
 
 pub(super) use insert::insert;
 
-/// The channel of NOTIFY. The payload is the appID.
+/// The channel of NOTIFY. The payload is the appID, a slash and the name of the webhook.
 pub(super) const CHANNEL: &str = "latchkey_webhooks";
 /// Maximum number of messages that a slow subscriber can be behind.
 pub(super) const SUBSCRIBER_CAPACITY: usize = 64;
@@ -86,17 +89,23 @@ macro_rules! event_query {
 }
 use event_query;
 
-/// The names of the event kinds that this server knows. A newer server may have queued others.
+/// The names of the event kinds that this server can deliver. A newer server may have queued others.
 fn known_kinds() -> Vec<String> {
-    EventKind::ALL.map(|kind| kind.as_str().to_owned()).into()
+    let kinds = EventKind::ALL.into_iter().filter(|kind| kind.webhook_event().is_some());
+    kinds.map(|kind| kind.as_str().to_owned()).collect()
 }
 
 /// The columns app_id and name of webhooks, for UNNEST.
-fn key_columns(webhooks: &[WebhookKey]) -> (Vec<String>, Vec<String>) {
-    webhooks.iter().map(|key| (key.app.to_string(), key.webhook.to_string())).unzip()
+fn key_columns<'a>(webhooks: impl IntoIterator<Item = &'a WebhookKey>) -> (Vec<String>, Vec<String>) {
+    webhooks.into_iter().map(|key| (key.app.to_string(), key.webhook.to_string())).unzip()
 }
 
-/// A key from its columns. The names were valid when they were stored.
+/// The keys in these columns. A name that this server does not accept is left out: a newer server may accept it.
+fn known_keys<'a>(columns: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<WebhookKey> {
+    columns.filter_map(|(app, webhook)| key_of(app, webhook).ok()).collect()
+}
+
+/// A key from its columns.
 fn key_of(app: &str, webhook: &str) -> Result<WebhookKey, CallError> {
     let (app, webhook) = (app.parse().ok(), webhook.parse().ok());
     app.zip(webhook).map(|(app, webhook)| WebhookKey { app, webhook }).ok_or(CallError::unexpected_row())
@@ -178,7 +187,7 @@ impl WebhookEvents for Stores {
 
     async fn claim_events(
         &self,
-        webhooks: &[WebhookKey],
+        webhooks: &[ClaimableWebhook],
         limit: usize,
         lease: Duration,
     ) -> Result<Vec<ClaimedEvent>, StoreError> {
@@ -211,6 +220,10 @@ impl WebhookEvents for Stores {
         webhooks: &[WebhookKey],
     ) -> Result<BTreeMap<WebhookKey, DeliveryState>, StoreError> {
         self.postgres.webhook_delivery_states(webhooks).await
+    }
+
+    async fn delete_undeliverable_events(&self) -> Result<u64, StoreError> {
+        self.postgres.delete_undeliverable_webhook_events().await
     }
 
     async fn event_backlog(&self) -> Result<EventBacklog, StoreError> {

@@ -9,7 +9,10 @@ use latchkey_server::{
         administration::UserState,
         audit::EventKind,
         mail::MailKind,
-        ports::{EventFilter, MailOutcome, Order, RemovalOutcome, SubjectOf, UserAdministration, UserFilter, UserPage},
+        ports::{
+            EventFilter, MailOutcome, Order, RemovalOutcome, RetrySelection, SubjectOf, UserAdministration, UserFilter,
+            UserPage,
+        },
         user::UserId,
     },
     store::{
@@ -30,9 +33,13 @@ const LIMIT: u16 = 100;
 const EXECUTIONS: usize = 8;
 /// Maximum number of rows that a node of a plan may read or return for a page.
 const MAX_ROWS: f64 = 2.0 * LIMIT as f64;
+/// The number of dead letters that one call retries.
+const RETRIED: u32 = 100;
+/// Maximum number of rows that a node of the plan of a retry may read or return: an App can have eight webhooks.
+const MAX_RETRY_ROWS: f64 = 20.0 * RETRIED as f64;
 
 /// Users of `big`: 100,000, of which the last ones are disabled, contested and unverified. In `skewed`, all 20,000 users
-/// are disabled, which misleads the estimates of the planner.
+/// are disabled, which misleads the estimates of the planner. The eight webhooks of `big` have 100,000 dead letters.
 const ROWS: &str = "
     INSERT INTO users
         (app_id, id, email, email_canonical, email_verified_at, name, disabled_at, contested, external_id, created_at,
@@ -57,10 +64,20 @@ const ROWS: &str = "
     SELECT 'big', gen_random_uuid(), now() - n * interval '1 s', 'logged_in',
         ('00000000-0000-7000-8000-' || lpad(to_hex(n % 20 + 1), 12, '0'))::uuid
     FROM generate_series(1, 30000) AS n;
+    INSERT INTO webhooks (app_id, name) SELECT 'big', 'hook' || n FROM generate_series(0, 7) AS n;
+    INSERT INTO webhook_events (app_id, webhook, id, kind, at, attempts, dead_at)
+    SELECT 'big', 'hook' || n % 8, ('00000000-0000-7000-9000-' || lpad(to_hex(n), 12, '0'))::uuid, 'registered',
+        now() - n * interval '1 s', 10, now() - n * interval '1 s'
+    FROM generate_series(1, 100000) AS n;
     ANALYZE";
 
 fn user(number: u128) -> UserId {
     UserId(Uuid::from_u128(0x0000_0000_0000_7000_8000_0000_0000_0000 + number))
+}
+
+/// A dead letter of a webhook.
+fn letter(number: u32) -> Uuid {
+    Uuid::from_u128(0x0000_0000_0000_7000_9000_0000_0000_0000 + u128::from(number))
 }
 
 /// The plans that the server has logged since `from`, a length of the log.
@@ -97,7 +114,7 @@ fn most_rows(plan: &Value) -> f64 {
 
 /// Whether a table has many rows. The partitions of future months are empty.
 fn is_large(table: &str) -> bool {
-    ["users", "identities", "outbox"].contains(&table)
+    ["users", "identities", "outbox", "webhook_events"].contains(&table)
 }
 
 struct BigApp {
@@ -152,6 +169,7 @@ async fn no_call_reads_more_rows_than_it_returns() {
     let big = BigApp::new().await;
     check_pages_of_users(&big).await;
     check_other_calls(&big).await;
+    check_retries(&big).await;
 
     // Without its index, a page reads all users.
     let filter = UserFilter::NamePrefix("name 77".to_owned());
@@ -227,7 +245,7 @@ async fn check_other_calls(big: &BigApp) {
         let most = big.most_rows_of(async || drop(stores.events(app, &filter, None, LIMIT).await.unwrap())).await;
         assert!(most <= 5000.0 + MAX_ROWS, "{filter:?}: {most}");
     }
-    for kind in [None, Some("reset"), Some("new-sign-in")] {
+    for kind in [None, Some("reset"), Some("new-sign-in"), Some("webhook")] {
         let most = big
             .most_rows_of(async || {
                 let page = stores.app_dead_letters(app, kind, None, LIMIT).await.unwrap();
@@ -255,4 +273,17 @@ async fn check_other_calls(big: &BigApp) {
         })
         .await;
     assert!(most <= MAX_ROWS, "a deletion: {most}");
+}
+
+async fn check_retries(big: &BigApp) {
+    let number = std::sync::atomic::AtomicU32::new(1);
+    let most = big
+        .most_rows_of(async || {
+            let first = number.fetch_add(RETRIED, std::sync::atomic::Ordering::Relaxed);
+            let ids = (first..first + RETRIED).map(letter).collect();
+            let retried = big.stores.retry_dead_letters(&big.app, RetrySelection::Ids(ids)).await.unwrap();
+            assert_eq!(retried, u64::from(RETRIED));
+        })
+        .await;
+    assert!(most <= MAX_RETRY_ROWS, "a retry by ids: {most}");
 }

@@ -145,9 +145,9 @@ async fn retry(connection: &mut PgConnection, app: &AppId, selection: &RetrySele
     let retried = match selection {
         RetrySelection::Ids(ids) => {
             let mails = retry_mails(&mut transaction, app, ids).await?;
-            mails + retry_events(&mut transaction, app, None, Some(ids)).await?
+            mails + retry_events(&mut transaction, app, ids).await?
         }
-        RetrySelection::Webhook(webhook) => retry_events(&mut transaction, app, Some(webhook.as_str()), None).await?,
+        RetrySelection::Webhook(webhook) => retry_webhook(&mut transaction, app, webhook.as_str()).await?,
     };
     transaction.commit().await?;
     Ok(retried)
@@ -173,41 +173,55 @@ async fn retry_mails(connection: &mut PgConnection, app: &AppId, ids: &[Uuid]) -
     Ok(updated.rows_affected())
 }
 
-/// The events of a webhook, or with these ids. Rows that another call has locked are skipped: that call retries them.
-async fn retry_events(
-    connection: &mut PgConnection,
-    app: &AppId,
-    webhook: Option<&str>,
-    ids: Option<&[Uuid]>,
-) -> Result<u64, sqlx::Error> {
-    let retried = sqlx::query_scalar!(
-        r#"
-        WITH dead AS (
-            SELECT webhook, id FROM webhook_events
-            WHERE app_id = $1 AND dead_at IS NOT NULL AND ($2::text IS NULL OR webhook = $2)
-                AND ($3::uuid[] IS NULL OR id = ANY ($3))
-            ORDER BY dead_at LIMIT $4
+/// Rows that another call has locked are skipped: that call retries them. The webhooks of the App are looked up first,
+/// because the primary key begins with them.
+async fn retry_events(connection: &mut PgConnection, app: &AppId, ids: &[Uuid]) -> Result<u64, sqlx::Error> {
+    let updated = sqlx::query!(
+        "WITH dead AS MATERIALIZED (
+            SELECT app_id, webhook, id FROM webhook_events
+            WHERE app_id = $1 AND webhook IN (SELECT name FROM webhooks WHERE app_id = $1) AND id = ANY ($2)
+                AND dead_at IS NOT NULL
             FOR UPDATE SKIP LOCKED
-        ), retried AS (
-            UPDATE webhook_events
-            SET dead_at = NULL, error = NULL, attempts = 0, due_at = statement_timestamp(), lease_until = NULL
-            FROM dead
-            WHERE webhook_events.app_id = $1 AND webhook_events.webhook = dead.webhook
+         ), notified AS (
+            SELECT pg_notify('latchkey_webhooks', $1 || '/' || webhook) FROM dead
+         )
+         UPDATE webhook_events
+         SET dead_at = NULL, error = NULL, attempts = 0, due_at = statement_timestamp(), lease_until = NULL
+         FROM dead
+         WHERE webhook_events.app_id = dead.app_id AND webhook_events.webhook = dead.webhook
                 AND webhook_events.id = dead.id
-            RETURNING webhook_events.app_id
-        ), notified AS (
-            SELECT pg_notify('latchkey_webhooks', $1) FROM retried LIMIT 1
-        )
-        SELECT (SELECT count(*) FROM retried) + 0 * (SELECT count(*) FROM notified) AS "retried!"
-        "#,
+            AND (SELECT count(*) FROM notified) >= 0",
+        app.as_str(),
+        ids,
+    )
+    .execute(connection)
+    .await?;
+    Ok(updated.rows_affected())
+}
+
+async fn retry_webhook(connection: &mut PgConnection, app: &AppId, webhook: &str) -> Result<u64, sqlx::Error> {
+    let updated = sqlx::query!(
+        "WITH dead AS MATERIALIZED (
+            SELECT app_id, webhook, id FROM webhook_events
+            WHERE app_id = $1 AND webhook = $2 AND dead_at IS NOT NULL
+            ORDER BY dead_at LIMIT $3
+            FOR UPDATE SKIP LOCKED
+         ), notified AS (
+            SELECT pg_notify('latchkey_webhooks', $1 || '/' || webhook) FROM dead
+         )
+         UPDATE webhook_events
+         SET dead_at = NULL, error = NULL, attempts = 0, due_at = statement_timestamp(), lease_until = NULL
+         FROM dead
+         WHERE webhook_events.app_id = dead.app_id AND webhook_events.webhook = dead.webhook
+                AND webhook_events.id = dead.id
+            AND (SELECT count(*) FROM notified) >= 0",
         app.as_str(),
         webhook,
-        ids,
         MAX_RETRIED,
     )
-    .fetch_one(connection)
+    .execute(connection)
     .await?;
-    Ok(u64::try_from(retried).unwrap_or(0))
+    Ok(updated.rows_affected())
 }
 
 // === impl DeadLetterRow ===

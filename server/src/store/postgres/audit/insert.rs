@@ -96,9 +96,9 @@ pub(in crate::store::postgres) async fn insert_for_users(
             INSERT INTO webhook_events (app_id, webhook, id, kind, at, user_id, version, detail)
             SELECT $1, webhook, id, $3, $2, user_id, version, $6::text::jsonb
             FROM happened CROSS JOIN unnest($7::text[]) AS webhook
-            RETURNING app_id
+            RETURNING app_id, webhook
         )
-        SELECT count(pg_notify('latchkey_webhooks', app_id)) AS "notified!" FROM queued
+        SELECT count(pg_notify('latchkey_webhooks', app_id || '/' || webhook)) AS "notified!" FROM queued
         "#,
         app.as_str(),
         event.at,

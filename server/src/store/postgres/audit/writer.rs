@@ -239,9 +239,9 @@ async fn insert_batch(connection: &mut PgConnection, columns: &EventBatch) -> Re
             INSERT INTO webhook_events (app_id, webhook, id, kind, at, user_id, session_id, detail)
             SELECT app_id, webhook, written.id, kind, at, user_id, session_id, detail
             FROM written JOIN unnest($9::uuid[], $10::text[]) AS report (id, webhook) ON report.id = written.id
-            RETURNING app_id
+            RETURNING app_id, webhook
         ), notified AS (
-            SELECT pg_notify('latchkey_webhooks', app_id) FROM queued
+            SELECT pg_notify('latchkey_webhooks', app_id || '/' || webhook) FROM queued
         )
         SELECT (SELECT count(*) FROM written) + 0 * (SELECT count(*) FROM notified) AS "written!"
         "#,

@@ -5,10 +5,11 @@ use tokio::time::timeout_at;
 
 use crate::{
     domain::{
-        audit::Event,
+        audit::{Event, EventKind},
         mail::Mail,
         ports::{CreateUserOutcome, NewUser, StoreError},
         user::{Epoch, UserId},
+        webhook,
     },
     store::postgres::{PostgresStore, audit::EventColumns, outbox},
 };
@@ -59,11 +60,11 @@ impl PostgresStore {
                 INSERT INTO webhook_events (app_id, webhook, id, kind, at, user_id, session_id, version, detail)
                 SELECT $1, webhook, $12, $14, $13, created.id, $15, created.version, $17::text::jsonb
                 FROM created CROSS JOIN unnest($19::text[]) AS webhook
-                RETURNING app_id
+                RETURNING app_id, webhook
             ), notified AS (
                 SELECT pg_notify('latchkey_outbox', '') FROM queued WHERE $11
                 UNION ALL
-                SELECT pg_notify('latchkey_webhooks', app_id) FROM reported
+                SELECT pg_notify('latchkey_webhooks', app_id || '/' || webhook) FROM reported
             )
             SELECT (SELECT count(*) FROM created) + 0 * (SELECT count(*) FROM notified) AS "created!",
                 EXISTS (SELECT FROM gate WHERE state <> 'active') AS "closed!"
@@ -110,11 +111,13 @@ impl PostgresStore {
         event: Event,
     ) -> Result<(), StoreError> {
         let (kind, recipient, requested_at) = outbox::mail_columns(mail.as_ref());
+        let webhooks = webhook::names_reporting(&event.webhooks, EventKind::Registered);
         let event = EventColumns::from_event(&event);
         let mut call = self.begin_call("registered_again").await?;
         let (connection, deadline) = call.parts();
-        // The row is written even if it does not change, so that response times do not differ: `create_user` writes a
-        // row, too.
+        // The row is written even if it does not change, and rows for webhooks are written although they are never due,
+        // so that response times do not differ: `create_user` writes the same rows. The workers delete the rows that are
+        // never due.
         let query = sqlx::query!(
             r#"
             WITH gate AS (
@@ -125,7 +128,7 @@ impl PostgresStore {
                     version = version
                         + CASE WHEN $4 AND email_verified_at IS NULL AND epoch = $3 AND NOT contested THEN 1 ELSE 0 END
                 WHERE app_id = $1 AND id = $2 AND NOT EXISTS (SELECT FROM gate WHERE state <> 'active')
-                RETURNING id
+                RETURNING id, version
             ), queued AS (
                 INSERT INTO outbox (app_id, kind, user_id, requested_at, payload)
                 SELECT $1, $5, $6, $7, $15::text::jsonb
@@ -134,8 +137,15 @@ impl PostgresStore {
             ), recorded AS (
                 INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
                 SELECT $1, $9, $10, $11, id, $12, $13::text::inet, $14::text::jsonb FROM touched
+            ), reported AS (
+                INSERT INTO webhook_events (app_id, webhook, id, kind, at, user_id, session_id, version, detail, due_at)
+                SELECT $1, webhook, $9, $11, $10, touched.id, $12, touched.version, $14::text::jsonb, 'infinity'
+                FROM touched CROSS JOIN unnest($16::text[]) AS webhook
+                RETURNING app_id, webhook
             ), notified AS (
                 SELECT pg_notify('latchkey_outbox', '') FROM queued WHERE $8
+                UNION ALL
+                SELECT pg_notify('latchkey_webhooks', app_id || '/' || webhook) FROM reported
             )
             SELECT (SELECT count(*) FROM touched) + 0 * (SELECT count(*) FROM notified) AS "touched!",
                 EXISTS (SELECT FROM gate WHERE state <> 'active') AS "closed!"
@@ -155,6 +165,7 @@ impl PostgresStore {
             event.ip,
             event.detail,
             outbox::mail_payload(),
+            &webhooks,
         );
         let row = timeout_at(deadline, query.fetch_one(connection)).await;
         if call.end_call(row)?.closed {

@@ -61,9 +61,9 @@ async fn rename(
                 INSERT INTO webhook_events (app_id, webhook, id, kind, at, user_id, session_id, version, detail)
                 SELECT $1, webhook, $7, $9, $8, renamed.id, $10, renamed.version, $12::text::jsonb
                 FROM renamed CROSS JOIN unnest($13::text[]) AS webhook
-                RETURNING app_id
+                RETURNING app_id, webhook
             ), notified AS (
-                SELECT count(pg_notify('latchkey_webhooks', app_id)) FROM reported
+                SELECT count(pg_notify('latchkey_webhooks', app_id || '/' || webhook)) FROM reported
             )
             SELECT renamed.id, email, email_verified_at, pending_email, name, password_hash, password_session,
                 contested, epoch, version, disabled_at, created_at, updated_at, carried.id AS row

@@ -5,16 +5,16 @@ use std::time::Duration;
 use sqlx::{Connection, PgConnection};
 use tokio::time::timeout_at;
 
-use super::{EventRow, event_query, key_columns, key_of, known_kinds};
+use super::{EventRow, event_query, key_columns, known_keys, known_kinds};
 use crate::{
-    domain::ports::{ClaimedEvent, StoreError, WebhookKey},
+    domain::ports::{ClaimableWebhook, ClaimedEvent, StoreError, WebhookKey},
     store::postgres::PostgresStore,
 };
 
 /// The maximum number of events of one webhook that are being sent, over all servers.
 const MAX_IN_FLIGHT: i64 = 16;
 /// After this number of failures in a row, one event at a time is sent.
-pub(super) const MANY_FAILURES: i32 = 10;
+const MANY_FAILURES: i32 = 10;
 
 struct KeyRow {
     app_id: String,
@@ -25,40 +25,35 @@ impl PostgresStore {
     pub(super) async fn webhooks_with_due_events(&self) -> Result<Vec<WebhookKey>, StoreError> {
         let mut call = self.begin_webhook_call("due_webhooks").await?;
         let (connection, deadline) = call.parts();
-        // A loose index scan finds the webhooks with waiting events, however many events each has.
+        // A loose index scan reads the event that is due first of each webhook, however many events each has.
         let query = sqlx::query_as!(
             KeyRow,
             r#"
             WITH RECURSIVE waiting AS (
                 (
-                    SELECT app_id, webhook FROM webhook_events
+                    SELECT app_id, webhook, due_at FROM webhook_events
                     WHERE dead_at IS NULL ORDER BY app_id, webhook, due_at LIMIT 1
                 )
                 UNION ALL
-                SELECT later.app_id, later.webhook
+                SELECT later.app_id, later.webhook, later.due_at
                 FROM waiting CROSS JOIN LATERAL (
-                    SELECT event.app_id, event.webhook FROM webhook_events AS event
+                    SELECT event.app_id, event.webhook, event.due_at FROM webhook_events AS event
                     WHERE event.dead_at IS NULL
                         AND (event.app_id, event.webhook) > (waiting.app_id, waiting.webhook)
                     ORDER BY event.app_id, event.webhook, event.due_at LIMIT 1
                 ) AS later
             )
-            SELECT app_id AS "app_id!", webhook AS "webhook!" FROM waiting
-            WHERE EXISTS (
-                SELECT FROM webhook_events AS event
-                WHERE event.app_id = waiting.app_id AND event.webhook = waiting.webhook AND event.dead_at IS NULL
-                    AND event.due_at <= statement_timestamp()
-            )
+            SELECT app_id AS "app_id!", webhook AS "webhook!" FROM waiting WHERE due_at <= statement_timestamp()
             "#
         );
         let rows = timeout_at(deadline, query.fetch_all(connection)).await;
-        let keys: Result<_, _> = call.end_call(rows)?.iter().map(|row| key_of(&row.app_id, &row.webhook)).collect();
-        keys.map_err(|error| self.record_error(error))
+        let rows = call.end_call(rows)?;
+        Ok(known_keys(rows.iter().map(|row| (row.app_id.as_str(), row.webhook.as_str()))))
     }
 
     pub(super) async fn claim_webhook_events(
         &self,
-        webhooks: &[WebhookKey],
+        webhooks: &[ClaimableWebhook],
         limit: usize,
         lease: Duration,
     ) -> Result<Vec<ClaimedEvent>, StoreError> {
@@ -73,14 +68,15 @@ impl PostgresStore {
 
 async fn claim(
     connection: &mut PgConnection,
-    webhooks: &[WebhookKey],
+    webhooks: &[ClaimableWebhook],
     limit: i64,
     lease_seconds: f64,
 ) -> Result<Vec<EventRow>, sqlx::Error> {
-    let (apps, names) = key_columns(webhooks);
+    let (apps, names) = key_columns(webhooks.iter().map(|webhook| &webhook.key));
     // In a transaction of its own, because another server that inserts the same rows would wait for the claim.
     sqlx::query!(
-        "INSERT INTO webhooks (app_id, name) SELECT * FROM unnest($1::text[], $2::text[]) ON CONFLICT DO NOTHING",
+        "INSERT INTO webhooks (app_id, name) SELECT * FROM unnest($1::text[], $2::text[]) ORDER BY 1, 2
+         ON CONFLICT DO NOTHING",
         &apps,
         &names,
     )
@@ -102,39 +98,55 @@ async fn claim(
     .fetch_all(&mut *transaction)
     .await?;
     let (apps, names): (Vec<_>, Vec<_>) = locked.into_iter().map(|row| (row.app_id, row.webhook)).unzip();
-    // An event's `turn` is its position in the queue of its webhook, in which the events that are already leased come
-    // first. The first event of every webhook is claimed before the second event of any webhook.
+    let (mut namespaces, mut rooms) = (Vec::new(), Vec::new());
+    for (app, name) in apps.iter().zip(&names) {
+        let locked = webhooks.iter().find(|other| other.key.app.as_str() == app && other.key.webhook.as_str() == name);
+        namespaces.push(locked.map_or_else(String::new, |webhook| webhook.namespace.clone()));
+        rooms.push(locked.map_or(0, |webhook| i64::try_from(webhook.room).unwrap_or(i64::MAX)));
+    }
+    // `turn` is an event's position in the queue of its webhook, in which the events that are already leased come first.
+    // The first event of every webhook is claimed before the second event of any webhook.
     let rows = event_query!(
         "
-            WITH taken AS MATERIALIZED (
-                SELECT room.app_id, room.name, line.id
+            WITH candidate AS (
+                SELECT webhook.app_id, webhook.name, event.id, event.due_at, webhook.namespace, webhook.room,
+                    webhook.leased + event.number AS turn
                 FROM (
-                    SELECT app_id, name, CASE WHEN failures >= $6 THEN 1 ELSE $5::bigint END AS capacity, (
-                        SELECT count(*) FROM webhook_events AS event
-                        WHERE event.app_id = webhooks.app_id AND event.webhook = webhooks.name
-                            AND event.lease_until > statement_timestamp()
-                    ) AS leased
-                    FROM webhooks
-                    WHERE (app_id, name) IN (SELECT * FROM unnest($1::text[], $2::text[]))
-                ) AS room
+                    SELECT webhooks.app_id, webhooks.name, wanted.namespace, wanted.room,
+                        CASE WHEN webhooks.failures >= $6 THEN 1 ELSE $5::bigint END AS capacity, (
+                            SELECT count(*) FROM webhook_events AS event
+                            WHERE event.app_id = webhooks.app_id AND event.webhook = webhooks.name
+                                AND event.lease_until > statement_timestamp()
+                        ) AS leased
+                    FROM unnest($1::text[], $2::text[], $8::text[], $9::bigint[])
+                        AS wanted (app_id, name, namespace, room)
+                    JOIN webhooks ON webhooks.app_id = wanted.app_id AND webhooks.name = wanted.name
+                ) AS webhook
                 CROSS JOIN LATERAL (
-                    SELECT event.id, event.due_at,
-                        row_number() OVER (ORDER BY event.due_at, event.id) AS number
+                    SELECT event.id, event.due_at, row_number() OVER (ORDER BY event.due_at, event.id) AS number
                     FROM webhook_events AS event
-                    WHERE event.app_id = room.app_id AND event.webhook = room.name AND event.dead_at IS NULL
+                    WHERE event.app_id = webhook.app_id AND event.webhook = webhook.name AND event.dead_at IS NULL
                         AND event.due_at <= statement_timestamp()
                         AND (event.lease_until IS NULL OR event.lease_until <= statement_timestamp())
                         AND event.kind = ANY ($7)
                     ORDER BY event.due_at, event.id
-                    LIMIT greatest(room.capacity - room.leased, 0)
-                ) AS line
-                ORDER BY room.leased + line.number, line.due_at, room.app_id
+                    LIMIT greatest(webhook.capacity - webhook.leased, 0)
+                ) AS event
+            ), chosen AS MATERIALIZED (
+                SELECT app_id, name, id
+                FROM (
+                    SELECT *, row_number() OVER (PARTITION BY namespace ORDER BY turn, due_at, app_id) AS place
+                    FROM candidate
+                ) AS placed
+                WHERE place <= room
+                ORDER BY turn, due_at, app_id
                 LIMIT $3
             )
             UPDATE webhook_events SET lease_until = statement_timestamp() + make_interval(secs => $4)
-            FROM taken
-            WHERE webhook_events.app_id = taken.app_id AND webhook_events.webhook = taken.name
-                AND webhook_events.id = taken.id
+            FROM chosen
+            WHERE webhook_events.app_id = chosen.app_id AND webhook_events.webhook = chosen.name
+                AND webhook_events.id = chosen.id AND webhook_events.dead_at IS NULL
+                AND (webhook_events.lease_until IS NULL OR webhook_events.lease_until <= statement_timestamp())
             RETURNING webhook_events.*
         ",
         &apps,
@@ -144,6 +156,8 @@ async fn claim(
         MAX_IN_FLIGHT,
         MANY_FAILURES,
         &known_kinds(),
+        &namespaces,
+        &rooms,
     )
     .fetch_all(&mut *transaction)
     .await?;

@@ -28,7 +28,7 @@ impl PostgresStore {
         let query = event_query!(
             "
                 WITH taken AS MATERIALIZED (
-                    SELECT event.id FROM webhook_events AS event
+                    SELECT event.app_id, event.webhook, event.id FROM webhook_events AS event
                     WHERE event.app_id = $1 AND event.webhook = $2 AND event.dead_at IS NULL
                         AND event.due_at <= statement_timestamp() AND event.kind = ANY ($5)
                     ORDER BY event.due_at, event.id
@@ -40,7 +40,8 @@ impl PostgresStore {
                     lease_until = statement_timestamp() + make_interval(secs => $4),
                     due_at = statement_timestamp() + make_interval(secs => $4)
                 FROM taken
-                WHERE webhook_events.app_id = $1 AND webhook_events.webhook = $2 AND webhook_events.id = taken.id
+                WHERE webhook_events.app_id = taken.app_id AND webhook_events.webhook = taken.webhook
+                AND webhook_events.id = taken.id
                 RETURNING webhook_events.*
             ",
             webhook.app.as_str(),
@@ -64,12 +65,13 @@ impl PostgresStore {
         // Locks the rows in a fixed order, so that two calls with the same ids do not deadlock.
         let query = sqlx::query!(
             "WITH acknowledged AS (
-                SELECT id FROM webhook_events
+                SELECT app_id, webhook, id FROM webhook_events
                 WHERE app_id = $1 AND webhook = $2 AND id = ANY ($3) AND dead_at IS NULL
                 ORDER BY id FOR UPDATE
              )
              DELETE FROM webhook_events USING acknowledged
-             WHERE webhook_events.app_id = $1 AND webhook_events.webhook = $2 AND webhook_events.id = acknowledged.id",
+             WHERE webhook_events.app_id = acknowledged.app_id AND webhook_events.webhook = acknowledged.webhook
+                AND webhook_events.id = acknowledged.id",
             webhook.app.as_str(),
             webhook.webhook.as_str(),
             ids,

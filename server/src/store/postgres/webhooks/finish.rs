@@ -9,12 +9,8 @@ use crate::{
     store::postgres::PostgresStore,
 };
 
-/// How an outcome changes the state of the webhook.
-struct StateChange {
-    /// Whether to count a failure; otherwise the count begins again.
-    has_failed: bool,
-    stopped_for: Option<String>,
-}
+/// The maximum number of events of a stopped webhook that become dead letters together.
+const STOPPED_BATCH: i64 = 5_000;
 
 impl PostgresStore {
     pub(super) async fn finish_webhook_event(
@@ -26,7 +22,8 @@ impl PostgresStore {
         let (connection, deadline) = call.parts();
         let finished = timeout_at(deadline, finish(connection, claimed, outcome)).await;
         if !call.end_call(finished)? {
-            debug!(app = %claimed.key.app, id = %claimed.event.id, "lost the lease of an event before settling it");
+            let (app, id) = (&claimed.key.app, &claimed.event.id);
+            debug!(%app, %id, "the lease of an event ended before the outcome of its delivery was stored");
         }
         Ok(())
     }
@@ -38,83 +35,106 @@ async fn finish(
     claimed: &ClaimedEvent,
     outcome: EventOutcome,
 ) -> Result<bool, sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    // The state is changed before the event: claims and the deletion of an App lock in this order.
+    match &outcome {
+        EventOutcome::Sent => change_state(&mut transaction, claimed, false, None).await?,
+        EventOutcome::Failed { .. } | EventOutcome::GivenUp { .. } => {
+            change_state(&mut transaction, claimed, true, None).await?;
+        }
+        EventOutcome::Gone { fingerprint, .. } => {
+            change_state(&mut transaction, claimed, true, Some(fingerprint)).await?;
+        }
+        EventOutcome::Stopped { .. } | EventOutcome::Wait { .. } => {}
+    }
     let (app, webhook) = (claimed.key.app.as_str(), claimed.key.webhook.as_str());
     let (id, lease) = (claimed.event.id, claimed.lease_until);
-    let mut transaction = connection.begin().await?;
-    let dead = |error: String, attempts: i32| {
-        sqlx::query!(
+    let query = match outcome {
+        EventOutcome::Sent => sqlx::query!(
+            "DELETE FROM webhook_events WHERE app_id = $1 AND webhook = $2 AND id = $3 AND lease_until = $4",
+            app,
+            webhook,
+            id,
+            lease
+        ),
+        EventOutcome::Failed { after, error } => sqlx::query!(
             "UPDATE webhook_events
-             SET lease_until = NULL, attempts = attempts + $5, dead_at = statement_timestamp(), error = $6
+             SET lease_until = NULL, attempts = attempts + 1, error = $6,
+                due_at = statement_timestamp() + make_interval(secs => $5)
              WHERE app_id = $1 AND webhook = $2 AND id = $3 AND lease_until = $4",
             app,
             webhook,
             id,
             lease,
-            attempts,
+            after.as_secs_f64(),
             error
-        )
-    };
-    let failed = Some(StateChange { has_failed: true, stopped_for: None });
-    let (query, state) = match outcome {
-        EventOutcome::Sent => {
-            let query = sqlx::query!(
-                "DELETE FROM webhook_events WHERE app_id = $1 AND webhook = $2 AND id = $3 AND lease_until = $4",
-                app,
-                webhook,
-                id,
-                lease
-            );
-            (query, Some(StateChange { has_failed: false, stopped_for: None }))
-        }
-        EventOutcome::Failed { at, error } => {
-            let query = sqlx::query!(
-                "UPDATE webhook_events SET lease_until = NULL, attempts = attempts + 1, due_at = $5, error = $6
-                 WHERE app_id = $1 AND webhook = $2 AND id = $3 AND lease_until = $4",
-                app,
-                webhook,
-                id,
-                lease,
-                at,
-                error
-            );
-            (query, failed)
-        }
-        EventOutcome::GivenUp { error } => (dead(error, 1), failed),
-        EventOutcome::Gone { fingerprint, error } => {
-            (dead(error, 1), Some(StateChange { has_failed: true, stopped_for: Some(fingerprint) }))
-        }
-        EventOutcome::Stopped { error } => (dead(error, 0), None),
-        EventOutcome::Wait { at } => {
-            let query = sqlx::query!(
-                "UPDATE webhook_events SET lease_until = NULL, due_at = $5
-                 WHERE app_id = $1 AND webhook = $2 AND id = $3 AND lease_until = $4",
-                app,
-                webhook,
-                id,
-                lease,
-                at
-            );
-            (query, None)
-        }
+        ),
+        EventOutcome::GivenUp { error } | EventOutcome::Gone { error, .. } => sqlx::query!(
+            "UPDATE webhook_events
+             SET lease_until = NULL, attempts = attempts + 1, dead_at = statement_timestamp(), error = $5
+             WHERE app_id = $1 AND webhook = $2 AND id = $3 AND lease_until = $4",
+            app,
+            webhook,
+            id,
+            lease,
+            error
+        ),
+        EventOutcome::Stopped { error } => sqlx::query!(
+            "WITH due AS MATERIALIZED (
+                SELECT app_id, webhook, id FROM webhook_events
+                WHERE app_id = $1 AND webhook = $2 AND dead_at IS NULL AND due_at <= statement_timestamp()
+                    AND (lease_until IS NULL OR lease_until <= statement_timestamp()
+                        OR (id = $3 AND lease_until = $4))
+                ORDER BY due_at, id LIMIT $6
+                FOR UPDATE SKIP LOCKED
+             )
+             UPDATE webhook_events SET lease_until = NULL, dead_at = statement_timestamp(), error = $5
+             FROM due
+             WHERE webhook_events.app_id = due.app_id AND webhook_events.webhook = due.webhook
+                AND webhook_events.id = due.id",
+            app,
+            webhook,
+            id,
+            lease,
+            error,
+            STOPPED_BATCH
+        ),
+        EventOutcome::Wait { after } => sqlx::query!(
+            "UPDATE webhook_events
+             SET lease_until = NULL, due_at = statement_timestamp() + make_interval(secs => $5)
+             WHERE app_id = $1 AND webhook = $2 AND id = $3 AND lease_until = $4",
+            app,
+            webhook,
+            id,
+            lease,
+            after.as_secs_f64()
+        ),
     };
     if query.execute(&mut *transaction).await?.rows_affected() == 0 {
         transaction.rollback().await?;
         return Ok(false);
     }
-    if let Some(state) = state {
-        // Most deliveries succeed after a success, and then change nothing.
-        sqlx::query!(
-            "UPDATE webhooks
-             SET failures = CASE WHEN $3 THEN failures + 1 ELSE 0 END, stopped_for = coalesce($4, stopped_for)
-             WHERE app_id = $1 AND name = $2 AND ($3 OR failures > 0)",
-            app,
-            webhook,
-            state.has_failed,
-            state.stopped_for,
-        )
-        .execute(&mut *transaction)
-        .await?;
-    }
     transaction.commit().await?;
     Ok(true)
+}
+
+/// Counts a failure, or begins to count again. Most deliveries succeed after a success, and then change nothing.
+async fn change_state(
+    connection: &mut PgConnection,
+    claimed: &ClaimedEvent,
+    has_failed: bool,
+    stopped_for: Option<&str>,
+) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "UPDATE webhooks
+         SET failures = CASE WHEN $3 THEN failures + 1 ELSE 0 END, stopped_for = coalesce($4, stopped_for)
+         WHERE app_id = $1 AND name = $2 AND ($3 OR failures > 0)",
+        claimed.key.app.as_str(),
+        claimed.key.webhook.as_str(),
+        has_failed,
+        stopped_for,
+    )
+    .execute(connection)
+    .await
+    .map(drop)
 }

@@ -27,9 +27,9 @@ pub(in crate::store::postgres) async fn insert(
                 CASE WHEN $8 THEN coalesce($9, (SELECT version FROM users WHERE app_id = $1 AND id = $6)) END,
                 $10::text::jsonb
             FROM unnest($2::text[]) AS webhook
-            RETURNING app_id
+            RETURNING app_id, webhook
         )
-        SELECT count(pg_notify('latchkey_webhooks', app_id)) AS "notified!" FROM queued
+        SELECT count(pg_notify('latchkey_webhooks', app_id || '/' || webhook)) AS "notified!" FROM queued
         "#,
         app.as_str(),
         &webhooks,

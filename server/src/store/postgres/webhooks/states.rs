@@ -18,6 +18,17 @@ impl PostgresStore {
         let (apps, names) = key_columns(webhooks);
         let mut call = self.begin_webhook_call("delivery_states").await?;
         let (connection, deadline) = call.parts();
+        // A deletion of the App that began meanwhile deletes the rows, or prevents them.
+        let seen = sqlx::query!(
+            "INSERT INTO webhooks (app_id, name)
+             SELECT * FROM unnest($1::text[], $2::text[]) AS wanted (app_id, name)
+             WHERE NOT EXISTS (SELECT FROM apps WHERE apps.app_id = wanted.app_id AND apps.state <> 'active')
+             ORDER BY 1, 2
+             ON CONFLICT (app_id, name) DO UPDATE SET seen_at = statement_timestamp()
+             WHERE webhooks.seen_at < statement_timestamp() - interval '3 minutes'",
+            &apps,
+            &names,
+        );
         let query = sqlx::query!(
             r#"
             SELECT wanted.app_id AS "app_id!", wanted.name AS "name!", coalesce(webhooks.failures, 0) AS "failures!",
@@ -31,7 +42,11 @@ impl PostgresStore {
             &apps,
             &names,
         );
-        let rows = timeout_at(deadline, query.fetch_all(connection)).await;
+        let states = async {
+            seen.execute(&mut *connection).await?;
+            query.fetch_all(connection).await
+        };
+        let rows = timeout_at(deadline, states).await;
         let states = call.end_call(rows)?.into_iter().map(|row| {
             let failures = u32::try_from(row.failures).unwrap_or(0);
             let state = DeliveryState { failures, stopped_for: row.stopped_for, oldest: row.oldest };

@@ -2,7 +2,7 @@
 
 use tokio::time::timeout_at;
 
-use super::{key_columns, key_of};
+use super::known_keys;
 use crate::{
     domain::ports::{StoreError, WebhookKey},
     store::postgres::PostgresStore,
@@ -35,25 +35,32 @@ impl PostgresStore {
             "#
         );
         let rows = timeout_at(deadline, query.fetch_all(connection)).await;
-        let keys: Result<_, _> = call.end_call(rows)?.iter().map(|row| key_of(&row.app_id, &row.webhook)).collect();
-        keys.map_err(|error| self.record_error(error))
+        let rows = call.end_call(rows)?;
+        Ok(known_keys(rows.iter().map(|row| (row.app_id.as_str(), row.webhook.as_str()))))
     }
 
-    /// Deletes events of a webhook that the App does not have any more, and returns how many. 0 means that none is left.
-    /// Events of the last five minutes stay: another server may have a newer document of the App.
+    /// Deletes up to 5,000 events of a webhook that the App does not have any more, and returns how many. Events of the
+    /// last five minutes stay, and all events stay while a server has the webhook: its document of the App may be newer.
     pub(crate) async fn delete_events_of_removed_webhook(&self, webhook: &WebhookKey) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("delete_removed_webhook").await?;
         let (connection, deadline) = call.parts();
         let query = sqlx::query!(
-            "WITH old AS MATERIALIZED (
-                SELECT id FROM webhook_events
+            "WITH seen AS (
+                SELECT FROM webhooks
+                WHERE app_id = $1 AND name = $2 AND seen_at > statement_timestamp() - interval '10 minutes'
+             ), old AS MATERIALIZED (
+                SELECT app_id, webhook, id FROM webhook_events
                 WHERE app_id = $1 AND webhook = $2 AND at < statement_timestamp() - interval '5 minutes'
+                    AND NOT EXISTS (SELECT FROM seen)
                 LIMIT $3
+                FOR UPDATE SKIP LOCKED
              ), forgotten AS (
-                DELETE FROM webhooks WHERE app_id = $1 AND name = $2 AND NOT EXISTS (SELECT FROM old)
+                DELETE FROM webhooks
+                WHERE app_id = $1 AND name = $2 AND NOT EXISTS (SELECT FROM old) AND NOT EXISTS (SELECT FROM seen)
              )
              DELETE FROM webhook_events USING old
-             WHERE webhook_events.app_id = $1 AND webhook_events.webhook = $2 AND webhook_events.id = old.id",
+             WHERE webhook_events.app_id = old.app_id AND webhook_events.webhook = old.webhook
+                AND webhook_events.id = old.id",
             webhook.app.as_str(),
             webhook.webhook.as_str(),
             BATCH,
@@ -62,47 +69,46 @@ impl PostgresStore {
         Ok(call.end_call(deleted)?.rows_affected())
     }
 
-    /// Deletes dead letters of these webhooks that are older than 30 days, and returns how many.
-    pub(crate) async fn delete_old_dead_events(&self, webhooks: &[WebhookKey]) -> Result<u64, StoreError> {
-        let (apps, names) = key_columns(webhooks);
+    /// Deletes up to 5,000 dead letters of a webhook, and returns how many: those older than 30 days, or all if the
+    /// webhook is a pull webhook, which has no dead letters.
+    pub(crate) async fn delete_old_dead_events(&self, webhook: &WebhookKey, is_pull: bool) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("delete_dead_events").await?;
         let (connection, deadline) = call.parts();
         let query = sqlx::query!(
             "WITH old AS MATERIALIZED (
-                SELECT event.app_id, event.webhook, event.id
-                FROM unnest($1::text[], $2::text[]) AS wanted (app_id, name)
-                CROSS JOIN LATERAL (
-                    SELECT event.app_id, event.webhook, event.id FROM webhook_events AS event
-                    WHERE event.app_id = wanted.app_id AND event.webhook = wanted.name
-                        AND event.dead_at < statement_timestamp() - interval '30 days'
-                    LIMIT $3
-                ) AS event
-                LIMIT $3
+                SELECT app_id, webhook, id FROM webhook_events
+                WHERE app_id = $1 AND webhook = $2 AND dead_at IS NOT NULL
+                    AND ($4 OR dead_at < statement_timestamp() - interval '30 days')
+                ORDER BY dead_at LIMIT $3
+                FOR UPDATE SKIP LOCKED
              )
              DELETE FROM webhook_events USING old
              WHERE webhook_events.app_id = old.app_id AND webhook_events.webhook = old.webhook
                 AND webhook_events.id = old.id",
-            &apps,
-            &names,
+            webhook.app.as_str(),
+            webhook.webhook.as_str(),
             BATCH,
+            is_pull,
         );
         let deleted = timeout_at(deadline, query.execute(connection)).await;
         Ok(call.end_call(deleted)?.rows_affected())
     }
 
-    /// Deletes events of a pull webhook that are older than seven days, and returns how many.
+    /// Deletes up to 5,000 events of a pull webhook that are older than seven days, and returns how many.
     pub(crate) async fn delete_old_pulled_events(&self, webhook: &WebhookKey) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("delete_old_events").await?;
         let (connection, deadline) = call.parts();
         let query = sqlx::query!(
             "WITH old AS MATERIALIZED (
-                SELECT id FROM webhook_events
+                SELECT app_id, webhook, id FROM webhook_events
                 WHERE app_id = $1 AND webhook = $2 AND dead_at IS NULL
                     AND at < statement_timestamp() - interval '7 days'
                 ORDER BY at LIMIT $3
+                FOR UPDATE SKIP LOCKED
              )
              DELETE FROM webhook_events USING old
-             WHERE webhook_events.app_id = $1 AND webhook_events.webhook = $2 AND webhook_events.id = old.id",
+             WHERE webhook_events.app_id = old.app_id AND webhook_events.webhook = old.webhook
+                AND webhook_events.id = old.id",
             webhook.app.as_str(),
             webhook.webhook.as_str(),
             BATCH,
@@ -111,14 +117,64 @@ impl PostgresStore {
         Ok(call.end_call(deleted)?.rows_affected())
     }
 
-    /// How many events of the webhook are too many.
+    /// Makes up to 5,000 events of a push webhook dead letters whose delivery was not possible within 72 hours, and
+    /// returns how many. Without this, one event at a time would be tried after many failures. An event that has been due
+    /// for less than an hour stays: a dead letter that is retried gets its attempt.
+    pub(crate) async fn give_up_old_events(&self, webhook: &WebhookKey) -> Result<u64, StoreError> {
+        let mut call = self.begin_webhook_call("give_up_old_events").await?;
+        let (connection, deadline) = call.parts();
+        let query = sqlx::query!(
+            "WITH old AS MATERIALIZED (
+                SELECT app_id, webhook, id FROM webhook_events
+                WHERE app_id = $1 AND webhook = $2 AND dead_at IS NULL
+                    AND at < statement_timestamp() - interval '73 hours'
+                    AND due_at < statement_timestamp() - interval '1 hour'
+                    AND (lease_until IS NULL OR lease_until <= statement_timestamp())
+                ORDER BY at LIMIT $3
+                FOR UPDATE SKIP LOCKED
+             )
+             UPDATE webhook_events
+             SET dead_at = statement_timestamp(), lease_until = NULL,
+                error = 'the delivery was not possible within 72 hours'
+             FROM old
+             WHERE webhook_events.app_id = old.app_id AND webhook_events.webhook = old.webhook
+                AND webhook_events.id = old.id",
+            webhook.app.as_str(),
+            webhook.webhook.as_str(),
+            BATCH,
+        );
+        let given_up = timeout_at(deadline, query.execute(connection)).await;
+        Ok(call.end_call(given_up)?.rows_affected())
+    }
+
+    /// Deletes up to 5,000 events that are never due, and returns how many.
+    pub(super) async fn delete_undeliverable_webhook_events(&self) -> Result<u64, StoreError> {
+        let mut call = self.begin_webhook_call("delete_undeliverable").await?;
+        let (connection, deadline) = call.parts();
+        let query = sqlx::query!(
+            "WITH undeliverable AS MATERIALIZED (
+                SELECT app_id, webhook, id FROM webhook_events
+                WHERE dead_at IS NULL AND due_at = 'infinity'
+                LIMIT $1
+                FOR UPDATE SKIP LOCKED
+             )
+             DELETE FROM webhook_events USING undeliverable AS old
+             WHERE webhook_events.app_id = old.app_id AND webhook_events.webhook = old.webhook
+                AND webhook_events.id = old.id",
+            BATCH,
+        );
+        let deleted = timeout_at(deadline, query.execute(connection)).await;
+        Ok(call.end_call(deleted)?.rows_affected())
+    }
+
+    /// How many events of the webhook are too many. Counts at most 100,000 of them.
     pub(crate) async fn excess_events(&self, webhook: &WebhookKey) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("excess_events").await?;
         let (connection, deadline) = call.parts();
         let query = sqlx::query_scalar!(
             r#"
             SELECT count(*) AS "count!" FROM (
-                SELECT FROM webhook_events WHERE app_id = $1 AND webhook = $2 LIMIT 2 * $3::bigint
+                SELECT FROM webhook_events WHERE app_id = $1 AND webhook = $2 LIMIT $3::bigint + 100000
             ) AS stored
             "#,
             webhook.app.as_str(),
@@ -135,20 +191,18 @@ impl PostgresStore {
         let mut call = self.begin_webhook_call("drop_events").await?;
         let (connection, deadline) = call.parts();
         let query = sqlx::query!(
-            "WITH dropped AS MATERIALIZED (
-                (
-                    SELECT id FROM webhook_events WHERE app_id = $1 AND webhook = $2 AND dead_at IS NOT NULL
-                    ORDER BY dead_at LIMIT $3
-                )
-                UNION ALL
-                (
-                    SELECT id FROM webhook_events WHERE app_id = $1 AND webhook = $2 AND dead_at IS NULL
-                    ORDER BY at LIMIT $3
-                )
-                LIMIT $3
+            "WITH dead AS MATERIALIZED (
+                SELECT app_id, webhook, id FROM webhook_events WHERE app_id = $1 AND webhook = $2 AND dead_at IS NOT NULL
+                ORDER BY dead_at LIMIT $3
+                FOR UPDATE SKIP LOCKED
+             ), oldest AS MATERIALIZED (
+                SELECT app_id, webhook, id FROM webhook_events WHERE app_id = $1 AND webhook = $2 AND dead_at IS NULL
+                ORDER BY at LIMIT $3 - (SELECT count(*) FROM dead)
+                FOR UPDATE SKIP LOCKED
              )
-             DELETE FROM webhook_events USING dropped
-             WHERE webhook_events.app_id = $1 AND webhook_events.webhook = $2 AND webhook_events.id = dropped.id",
+             DELETE FROM webhook_events USING (SELECT * FROM dead UNION ALL SELECT * FROM oldest) AS dropped
+             WHERE webhook_events.app_id = dropped.app_id AND webhook_events.webhook = dropped.webhook
+                AND webhook_events.id = dropped.id",
             webhook.app.as_str(),
             webhook.webhook.as_str(),
             i64::try_from(excess).unwrap_or(i64::MAX).min(BATCH),

@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use latchkey_crds::types::AppId;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
@@ -89,7 +88,7 @@ pub fn operation() -> Operation {
 pub async fn handle<S: Ports>(
     state: &Arc<State<S>>,
     app: &App,
-    _: &Caller,
+    caller: &Caller,
     request: InboundRequest,
 ) -> Result<Response, Problem> {
     let query = Query::parse(&request.uri, &["limit", "wait"])?;
@@ -100,13 +99,15 @@ pub async fn handle<S: Ports>(
     let wait = number("wait", 0..=20, "is not a number from 0 to 20")?.unwrap_or(0);
     let key = webhook_key(app, &request)?;
     let deadline = Instant::now() + Duration::from_secs(wait.into());
+    let payload = format!("{}/{}", key.app, key.webhook);
     // Subscribes before the first look, so that no event is missed between the look and the wait.
     let mut notifications = state.stores.subscribe_to_new_events();
     loop {
-        // The App can be removed, and the webhook changed, during the wait.
+        // During the wait, the App can be removed, and the webhook can get another consumer.
         let current = state.apps.get(app.id().as_str());
         let webhook = current.as_deref().and_then(|app| app.webhook(key.webhook.as_str()));
-        let webhook = webhook.ok_or_else(webhook_not_found)?;
+        let (namespace, name) = (caller.account.namespace(), caller.account.name());
+        let webhook = webhook.filter(|webhook| webhook.is_pulled_by(namespace, name)).ok_or_else(webhook_not_found)?;
         let events = state.stores.fetch_events(&key, limit, LEASE).await?;
         if !events.is_empty() || Instant::now() >= deadline {
             let events = events.iter().map(|event| FetchedEvent {
@@ -117,18 +118,19 @@ pub async fn handle<S: Ports>(
             return response::json(&FetchedEventsResponse { events: events.collect() });
         }
         let next_look = deadline.min(Instant::now() + POLL_INTERVAL);
-        if timeout_at(next_look, wait_for_event(&mut notifications, app.id())).await.is_ok() {
+        if timeout_at(next_look, wait_for_event(&mut notifications, &payload)).await.is_ok() {
             sleep(COALESCING_DELAY).await;
         }
     }
 }
 
-/// Returns when there may be new events of the App.
-async fn wait_for_event(notifications: &mut Receiver<String>, app: &AppId) {
+/// Returns when there may be new events of the webhook.
+async fn wait_for_event(notifications: &mut Receiver<String>, webhook: &str) {
     loop {
         match notifications.recv().await {
-            Ok(other) if other != app.as_str() => {}
-            Ok(_) | Err(RecvError::Lagged(_)) => return,
+            Ok(notified) if notified == webhook => return,
+            // Missed messages are made up for by polling. Otherwise, all waiting calls would look for events at once.
+            Ok(_) | Err(RecvError::Lagged(_)) => {}
             // No notifications come any more: only polling is left.
             Err(RecvError::Closed) => std::future::pending().await,
         }
