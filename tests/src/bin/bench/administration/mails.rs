@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
 use http::StatusCode;
 use latchkey_tests::client::ApiClient;
@@ -23,6 +23,8 @@ const MAILS: u32 = 400;
 const WARM_UP_MAILS: u32 = 50;
 /// Limit for one mail. It takes a few milliseconds, or a second if a notification is lost.
 const MAIL_LIMIT: Duration = Duration::from_secs(30);
+/// How long the first attempt to send an event can take.
+const FIRST_ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 /// Upper limit of the p99 with the events, relative to the p99 without them.
 const MAX_P99_RATIO: f64 = 1.5;
 
@@ -89,7 +91,22 @@ async fn add_events(connection: &mut PgConnection, app: &str) -> Result<()> {
     sqlx::query(INSERT_EVENTS).bind(app).bind(DEAD_WEBHOOK).bind(EVENTS).execute(&mut *connection).await?;
     // As if the events had been written over some time.
     sqlx::raw_sql("ANALYZE webhook_events").execute(&mut *connection).await?;
-    Ok(())
+    // The round can be shorter than the time between two looks at the queue.
+    sqlx::query("SELECT pg_notify('latchkey_webhooks', $1 || '/' || $2)")
+        .bind(app)
+        .bind(DEAD_WEBHOOK)
+        .execute(&mut *connection)
+        .await?;
+    let started = Instant::now();
+    while started.elapsed() < FIRST_ATTEMPT_LIMIT {
+        let attempts: Option<i64> =
+            sqlx::query_scalar("SELECT sum(attempts) FROM webhook_events").fetch_one(&mut *connection).await?;
+        if attempts.is_some_and(|attempts| attempts > 0) {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    bail!("the server sent no event within {FIRST_ATTEMPT_LIMIT:?}")
 }
 
 /// Removes the events and returns how often the server tried to send one. Returns an error if it did not try.
