@@ -1,4 +1,4 @@
-//! The webhooks of an App: to whom the servers report which events.
+//! The webhooks of an App: the events that servers report, and their receivers.
 
 use std::str::FromStr;
 

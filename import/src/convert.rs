@@ -128,7 +128,7 @@ impl<'a> Context<'a> {
         self.sink.line(line, self.report, self.log)
     }
 
-    /// Counts a user as refused whose line in the input is above [`MAX_LINE`]. `user` is the `external_id`, or the place
+    /// Counts a refused user: the line in the input is above [`MAX_LINE`]. `user` is the `external_id`, or the place
     /// in the input.
     pub(crate) fn long_line(&mut self, user: &str) -> Result<(), ImportError> {
         self.report.users += 1;

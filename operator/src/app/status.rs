@@ -50,7 +50,7 @@ pub(crate) struct Outcome {
     pub(crate) deletion_progress: Option<String>,
     /// The names of the App's webhooks, and what the servers report about them.
     pub(crate) webhooks: Vec<WebhookName>,
-    /// Those of them whose Secret cannot be used.
+    /// The names of the webhooks with a Secret that cannot be used.
     pub(crate) webhooks_without_keys: Vec<WebhookName>,
     pub(crate) webhook_states: WebhookStates,
     /// The message about the servers that do not support the format that the App needs, if there are such servers.

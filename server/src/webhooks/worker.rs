@@ -174,8 +174,11 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
             if let Ok(backlog) = backlog {
                 self.metrics.set_backlog(backlog);
             }
-            // The next run deletes what this run cannot delete.
-            let _ = self.stores.delete_undeliverable_events().await;
+            // Batches, until none is left: requests of outsiders write these events. After an error, the next run deletes
+            // the rest.
+            while !shutdown.is_cancelled()
+                && self.stores.delete_undeliverable_events().await.is_ok_and(|deleted| deleted > 0)
+            {}
             tokio::select! {
                 () = sleep(BACKLOG_INTERVAL) => {}
                 () = shutdown.cancelled() => return,

@@ -10,8 +10,8 @@ use latchkey_crds::{
 use super::{condition, to_desired};
 use crate::monitor::WebhookStates;
 
-/// The condition, or `None` if the App has no webhooks. `without_keys`: the webhooks whose Secret cannot be used, so that
-/// their events wait. `reported`: what the servers report now.
+/// The condition, or `None` if the App has no webhooks. `without_keys`: the webhooks with a Secret that cannot be
+/// used. Their events wait. `reported`: what the servers report now.
 pub(super) fn delivering(
     webhooks: &[WebhookName],
     without_keys: &[WebhookName],
