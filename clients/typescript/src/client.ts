@@ -229,7 +229,7 @@ export class Latchkey {
   /** Starts a social login without a redirect, and returns the URL of the provider. */
   socialRedirect(provider: string, options: RedirectOptions = {}) {
     const path = { PROVIDER: provider };
-    const query = { ...options, format: "json" };
+    const query = { ...options, format: "json" as const };
     return this.request("get", "/{APPID}/{PROVIDER}/redirect", { path, query, credentials: "include" });
   }
 

@@ -1138,7 +1138,7 @@ export interface components {
              * @description The email address; a confirmation code is sent to it.
              */
             email: string;
-            /** @description The user's name; leading and trailing white space is removed. */
+            /** @description The user's name, without control characters; leading and trailing white space is removed. */
             name: string;
             /**
              * Format: password
@@ -1164,7 +1164,7 @@ export interface components {
             name: string;
         };
         RenameRequest: {
-            /** @description The new name; leading and trailing white space is removed. */
+            /** @description The new name, without control characters; leading and trailing white space is removed. */
             name: string;
         };
         RevokeRequest: {
@@ -5400,9 +5400,9 @@ export interface operations {
     };
     "social-callback": {
         parameters: {
-            query?: {
+            query: {
                 /** @description The `state` of the flow. */
-                state?: string;
+                state: string;
                 /** @description The provider's code. */
                 code?: string;
                 /** @description The provider's issuer (RFC 9207). */
@@ -5606,7 +5606,7 @@ export interface operations {
                     /** @description The provider's issuer (RFC 9207). */
                     iss?: string;
                     /** @description The `state` of the flow. */
-                    state?: string;
+                    state: string;
                 };
             };
         };
@@ -6003,20 +6003,20 @@ export interface operations {
     "social-redirect": {
         parameters: {
             query?: {
-                /** @description `json` returns the provider's address as JSON; `redirect`, the default, redirects to it. */
-                format?: string;
+                /** @description `json` returns the provider's address as JSON; `redirect` redirects to it. */
+                format?: "redirect" | "json";
                 /** @description The address to which the user returns at the end. It must be on the App's list, byte for byte, except for the port of an `http` loopback address. Default: the first of the list. */
                 redirect_url?: string;
-                /** @description Returned unchanged with the parameters of *callback*; at most 512 characters. */
+                /** @description Returned unchanged with the parameters of *callback*. */
                 state?: string;
                 /** @description Passed to the provider if it supports it. */
                 prompt?: string;
                 /** @description Passed to the provider if it supports it. */
                 login_hint?: string;
-                /** @description With S256 (RFC 7636): the flow ends with a `code` for *token*. */
+                /** @description The SHA-256 of the verifier (RFC 7636): the flow ends with a `code` for *token*. */
                 code_challenge?: string;
-                /** @description `S256`, the default. */
-                code_challenge_method?: string;
+                /** @description How `code_challenge` is derived from the verifier. */
+                code_challenge_method?: "S256";
             };
             header?: never;
             path: {

@@ -29,6 +29,7 @@ export type RequestOptions<P extends Path, M extends Method> = {
   signal?: AbortSignal;
   credentials?: RequestCredentials;
 } & (NamesIn<P> extends "APPID" ? unknown : { path: ParametersOf<P> }) &
+  (Operation<P, M> extends { parameters: { query: object } } ? { query: QueryOf<Operation<P, M>> } : unknown) &
   (Operation<P, M> extends { requestBody: object } ? { body: BodyOf<Operation<P, M>> } : unknown);
 
 /** The options can be left out if the operation needs none. */

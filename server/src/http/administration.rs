@@ -31,7 +31,7 @@ mod query;
 pub use body::{NewUserFields, StrictBody};
 pub use cursor::Cursor;
 pub use limits::CallLimits;
-pub use query::Query;
+pub use query::{NumberParameter, Query};
 
 pub(super) struct AdministrationEndpoints<S> {
     state: Arc<State<S>>,

@@ -16,6 +16,7 @@ mod components;
 mod errors;
 pub mod examples;
 pub mod operation;
+pub mod patterns;
 mod webhooks;
 
 /// Generates the document of the public listener for a service at `base_url`.

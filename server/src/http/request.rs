@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     budgets::RequestMemory,
     error::{ErrorCode, FieldCode, FieldProblem, Problem},
+    openapi::patterns,
     quota::Exhausted,
     response::NDJSON,
 };
@@ -522,7 +523,12 @@ impl FromField for Name {
     }
 
     fn schema() -> Schema {
-        json_schema!({ "type": "string", "minLength": 1, "maxLength": Name::MAX_CHARS })
+        json_schema!({
+            "type": "string",
+            "minLength": 1,
+            "maxLength": Name::MAX_CHARS,
+            "pattern": patterns::NAME,
+        })
     }
 }
 

@@ -190,6 +190,11 @@ test("the types are those of the OpenAPI document", () => {
     void client.login({ password: "x" });
     // @ts-expect-error -- the parameter of the path is missing
     void client.request("delete", "/v1/{APPID}/sessions/{SESSION}", { token: "t" });
+    const path = { PROVIDER: "github" };
+    // @ts-expect-error -- the parameter of the query is missing
+    void client.request("get", "/{APPID}/{PROVIDER}/callback", { path });
+    // @ts-expect-error -- the parameter of the query has no such value
+    void client.request("get", "/{APPID}/{PROVIDER}/redirect", { path, query: { format: "xml" } });
     // @ts-expect-error -- there is no such code
     const isCode = new ApiError("", 400, "invalid_grant").code === "no_such_code";
     return { name, current, events, isCode };

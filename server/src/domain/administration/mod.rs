@@ -14,7 +14,7 @@ pub use users::{
     ChangeUserError, ChangeUserInput, CreateUserError, CreateUserInput, change_user, create_user, remove_user,
 };
 
-use std::fmt;
+use std::{fmt, ops::RangeInclusive};
 
 use serde::Serialize;
 use serde_json::{Map, Value, value::RawValue};
@@ -196,6 +196,8 @@ impl fmt::Debug for ExternalId {
 
 impl Metadata {
     pub const MAX_BYTES: usize = 8 * 1024;
+    /// The absolute values that a number can have, unless it is 0.
+    pub const NUMBERS: RangeInclusive<f64> = 1e-20..=1e20;
 
     pub fn new(object: Map<String, Value>) -> Result<Self, InvalidMetadata> {
         let value = Value::Object(object);
@@ -252,7 +254,7 @@ fn has_nul(value: &Value) -> bool {
 fn has_long_number(value: &Value) -> bool {
     match value {
         Value::Number(number) => {
-            number.as_f64().is_some_and(|number| number != 0.0 && !(1e-20..=1e20).contains(&number.abs()))
+            number.as_f64().is_some_and(|number| number != 0.0 && !Metadata::NUMBERS.contains(&number.abs()))
         }
         Value::Array(items) => items.iter().any(has_long_number),
         Value::Object(object) => object.values().any(has_long_number),
@@ -304,10 +306,6 @@ impl UserState {
             Self::Unverified => "unverified",
             Self::Active => "active",
         }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == name)
     }
 }
 

@@ -16,5 +16,7 @@ pub use exchange::{CodeExchangeError, CodeExchangeInput, ExchangedSession, excha
 pub use identities::{LinkError, link_identity, list_identities, unlink_identity};
 pub use login_attempt::ProviderLogin;
 pub use provider::find_provider;
-pub use redirect::{InvalidText, StartFlowError, StartFlowInput, StartedFlow, start_flow};
+pub use redirect::{
+    InvalidText, MAX_HINT_CHARS, MAX_STATE_PARAM_CHARS, StartFlowError, StartFlowInput, StartedFlow, start_flow,
+};
 pub use token_login::log_in_with_token;

@@ -13,9 +13,9 @@ use crate::domain::{
 };
 
 /// The longest `state` parameter, in characters (specification: Social login, Redirect).
-const MAX_STATE_PARAM_CHARS: usize = 512;
+pub const MAX_STATE_PARAM_CHARS: usize = 512;
 /// The longest `prompt` and `login_hint` that are passed on, in characters: an email address fits.
-const MAX_HINT_CHARS: usize = 254;
+pub const MAX_HINT_CHARS: usize = 254;
 
 /// The parameters of *redirect*.
 pub struct StartFlowInput<'a> {

@@ -3,10 +3,14 @@
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use latchkey_crds::types::AppId;
+use schemars::json_schema;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::query::{Query, invalid};
-use crate::http::error::Problem;
+use crate::http::{
+    error::Problem,
+    openapi::{operation::Parameter, patterns},
+};
 
 /// Length of the hash of the filters, in bytes. The hash detects mistakes of callers; it does not protect anything.
 const FILTER_HASH_BYTES: usize = 9;
@@ -41,6 +45,12 @@ impl Cursor {
     pub fn position<T: DeserializeOwned>(&self, query: &Query<'_>) -> Result<Option<T>, Problem> {
         let Some(text) = query.get("cursor") else { return Ok(None) };
         self.decode(text).map(Some).ok_or_else(|| invalid("cursor", "is not a cursor of this call with these filters"))
+    }
+
+    /// The parameter `cursor`.
+    pub fn parameter() -> Parameter {
+        let schema = json_schema!({ "type": "string", "pattern": patterns::BASE64URL });
+        Parameter::new("cursor", "`next` of the page before, with the same filters.", schema)
     }
 
     fn decode<T: DeserializeOwned>(&self, text: &str) -> Option<T> {

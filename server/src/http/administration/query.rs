@@ -1,15 +1,30 @@
 //! Query parameters, parsed strictly: an unknown or repeated parameter is an error.
 
+use std::borrow::Cow;
+
 use http::Uri;
+use schemars::json_schema;
 
 use crate::http::{
     error::{FieldCode, FieldProblem, Problem},
+    openapi::operation::Parameter,
     parameters::Parameters,
 };
+
+/// The size of a page.
+const LIMIT: NumberParameter = NumberParameter { name: "limit", min: 1, max: 500, default: 100 };
 
 /// The known query parameters of a call. An empty parameter is an error, too.
 pub struct Query<'a> {
     parameters: Parameters<'a>,
+}
+
+/// A parameter that is a whole number. The OpenAPI document describes it with the limits with which it is parsed.
+pub struct NumberParameter {
+    pub name: &'static str,
+    pub min: u16,
+    pub max: u16,
+    pub default: u16,
 }
 
 // === impl Query ===
@@ -44,21 +59,48 @@ impl<'a> Query<'a> {
     pub fn parse_value<T>(
         &self,
         name: &'static str,
-        expected: &'static str,
+        expected: impl Into<Cow<'static, str>>,
         parse: impl FnOnce(&str) -> Option<T>,
     ) -> Result<Option<T>, Problem> {
         self.get(name).map(|text| parse(text).ok_or_else(|| invalid(name, expected))).transpose()
     }
 
-    /// The size of a page: 1–500, by default 100.
+    /// `true` or `false`, by default `false`.
+    pub fn flag(&self, name: &'static str) -> Result<bool, Problem> {
+        let flag = self.parse_value(name, "is neither true nor false", |text| text.parse::<bool>().ok())?;
+        Ok(flag.unwrap_or(false))
+    }
+
+    pub fn number(&self, parameter: &NumberParameter) -> Result<u16, Problem> {
+        let NumberParameter { name, min, max, default } = *parameter;
+        let parse = |text: &str| text.parse::<u16>().ok().filter(|number| (min..=max).contains(number));
+        let number = self.parse_value(name, format!("is not a number from {min} to {max}"), parse)?;
+        Ok(number.unwrap_or(default))
+    }
+
+    /// The size of a page.
     pub fn limit(&self) -> Result<u16, Problem> {
-        let parse = |text: &str| text.parse::<u16>().ok().filter(|limit| (1..=500).contains(limit));
-        Ok(self.parse_value("limit", "is not a number from 1 to 500", parse)?.unwrap_or(100))
+        self.number(&LIMIT)
+    }
+
+    /// The parameter that [`Self::limit`] parses.
+    pub fn limit_parameter() -> Parameter {
+        LIMIT.describe("The size of the page.")
+    }
+}
+
+// === impl NumberParameter ===
+
+impl NumberParameter {
+    pub fn describe(&self, description: &'static str) -> Parameter {
+        let Self { name, min, max, default } = *self;
+        let schema = json_schema!({ "type": "integer", "minimum": min, "maximum": max, "default": default });
+        Parameter::new(name, description, schema)
     }
 }
 
 /// 400 because of one query parameter.
-pub(super) fn invalid(name: &'static str, message: &'static str) -> Problem {
+pub(super) fn invalid(name: &'static str, message: impl Into<Cow<'static, str>>) -> Problem {
     Problem::invalid_fields(vec![FieldProblem {
         field: name.into(),
         code: FieldCode::Invalid,
@@ -68,6 +110,8 @@ pub(super) fn invalid(name: &'static str, message: &'static str) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn error(query: &str) -> Option<String> {
@@ -76,6 +120,32 @@ mod tests {
             .and_then(|query| query.limit())
             .err()
             .map(|problem| problem.description.into_owned())
+    }
+
+    #[test]
+    fn a_number_has_the_limits_of_its_description() {
+        let uri: Uri = "/v1/shop/webhooks/sync/events?wait=20".parse().unwrap();
+        let query = Query::parse(&uri, &["limit", "wait"]).unwrap();
+        let parameter = |name, max| NumberParameter { name, min: 0, max, default: 7 };
+        assert_eq!(query.number(&parameter("wait", 20)).unwrap(), 20);
+        assert_eq!(query.number(&parameter("limit", 20)).unwrap(), 7);
+        let refused = query.number(&parameter("wait", 19)).unwrap_err();
+        assert_eq!(refused.description, "wait is not a number from 0 to 19");
+        let schema = parameter("wait", 19).describe("How long.").schema;
+        assert_eq!(schema, json!({ "type": "integer", "minimum": 0, "maximum": 19, "default": 7 }));
+    }
+
+    #[test]
+    fn a_flag_is_true_or_false() {
+        let flag = |query: &str| {
+            let uri: Uri = format!("/v1/shop/imports{query}").parse().unwrap();
+            let flag = Query::parse(&uri, &["dry_run"]).and_then(|query| query.flag("dry_run"));
+            flag.map_err(|problem| problem.description.into_owned())
+        };
+        assert_eq!([flag("?dry_run=true"), flag("?dry_run=false"), flag("")], [Ok(true), Ok(false), Ok(false)]);
+        for bad in ["1", "True", "yes"] {
+            assert_eq!(flag(&format!("?dry_run={bad}")), Err("dry_run is neither true nor false".to_owned()));
+        }
     }
 
     #[test]

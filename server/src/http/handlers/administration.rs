@@ -1,19 +1,21 @@
 //! The endpoints of the administration listener (specification: Administration), and what they have in common.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use http::{
     HeaderMap, HeaderValue,
     header::{ETAG, IF_MATCH},
 };
-use schemars::{JsonSchema, Schema, json_schema};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 use serde_json::{Map, Value, json, value::RawValue};
 use uuid::Uuid;
 
 use crate::{
     domain::{
-        administration::{Actor, AdminIdentity, AdminUser, AdministratorCall, ChangeUserError, UserState, Version},
+        administration::{
+            Actor, AdminIdentity, AdminUser, AdministratorCall, ChangeUserError, Metadata, UserState, Version,
+        },
         app::App,
         call::Call,
         client::ClientInfo,
@@ -23,7 +25,7 @@ use crate::{
     http::{
         authentication::Caller,
         error::{ErrorCode, FieldCode, FieldProblem, Problem},
-        openapi::examples,
+        openapi::{examples, patterns},
         request::InboundRequest,
         response::{self, Response},
     },
@@ -93,8 +95,11 @@ pub struct AdminIdentityResponse {
     pub linked_at: i64,
 }
 
-fn state_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({ "type": "string", "enum": UserState::ALL.map(UserState::as_str) })
+/// A value in the metadata of a request, for its schema.
+struct MetadataValue;
+
+fn state_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "enum": UserState::ALL.map(UserState::as_str) })
 }
 
 // === impl AdminUserResponse ===
@@ -173,6 +178,32 @@ impl From<AdminIdentity> for AdminIdentityResponse {
     }
 }
 
+// === impl MetadataValue ===
+
+impl JsonSchema for MetadataValue {
+    fn schema_name() -> Cow<'static, str> {
+        "MetadataValue".into()
+    }
+
+    fn json_schema(schemas: &mut SchemaGenerator) -> Schema {
+        let (min, max) = (*Metadata::NUMBERS.start(), *Metadata::NUMBERS.end());
+        let value = schemas.subschema_for::<Self>();
+        json_schema!({
+            "description": format!(
+                "Any JSON. A number is 0, or has an absolute value from {min:e} to {max:e}. Strings and keys have no \
+                 U+0000."
+            ),
+            "anyOf": [{ "const": 0 }, { "minimum": min }, { "maximum": -min }],
+            "minimum": -max,
+            "maximum": max,
+            "pattern": patterns::NO_NUL,
+            "items": value,
+            "propertyNames": { "pattern": patterns::NO_NUL },
+            "additionalProperties": value,
+        })
+    }
+}
+
 /// The administrator that makes the call.
 fn actor(caller: &Caller) -> Actor {
     Actor { namespace: caller.account.namespace().to_owned(), name: caller.account.name().to_owned() }
@@ -197,6 +228,16 @@ fn user_id(request: &InboundRequest) -> Result<UserId, Problem> {
 /// Parses a UUID in its usual form: an id has one spelling.
 fn parse_uuid(text: &str) -> Option<Uuid> {
     text.parse::<Uuid>().ok().filter(|uuid| uuid.to_string() == text)
+}
+
+/// The schema of metadata in a request.
+fn metadata_schema(schemas: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "description": format!("At most {} bytes as compact JSON.", Metadata::MAX_BYTES),
+        "propertyNames": { "pattern": patterns::NO_NUL },
+        "additionalProperties": schemas.subschema_for::<MetadataValue>(),
+    })
 }
 
 /// The schema of a body with 1 to `max` ids.

@@ -21,7 +21,7 @@ pub struct Operation {
     summary: &'static str,
     description: &'static str,
     security: Security,
-    query: &'static [Parameter],
+    query: Vec<Parameter>,
     request: Option<Content>,
     /// `None` if the response has no body.
     response: Option<Content>,
@@ -37,8 +37,14 @@ pub struct Operation {
     accepts_if_match: bool,
 }
 
-/// The name and the description of a parameter.
-pub type Parameter = (&'static str, &'static str);
+/// A parameter of the query.
+pub struct Parameter {
+    pub name: &'static str,
+    pub description: &'static str,
+    pub schema: Schema,
+    pub is_required: bool,
+    example: Option<Value>,
+}
 
 /// The body of a request or a response.
 pub struct Content {
@@ -70,7 +76,7 @@ impl Operation {
             summary,
             description,
             security: Security::None,
-            query: &[],
+            query: Vec::new(),
             request: None,
             response: None,
             response_headers: &[],
@@ -108,9 +114,9 @@ impl Operation {
         Self { accepts_if_match: true, ..self }
     }
 
-    /// The parameters of the query. Each is optional text.
-    pub fn query(self, query: &'static [Parameter]) -> Self {
-        Self { query, ..self }
+    /// The parameters of the query.
+    pub fn query(self, query: impl Into<Vec<Parameter>>) -> Self {
+        Self { query: query.into(), ..self }
     }
 
     pub fn request(self, request: Content) -> Self {
@@ -160,7 +166,7 @@ impl Operation {
             },
             "responses": self.render_responses(route, schemas, error),
         });
-        let mut parameters: Vec<_> = self.query.iter().map(render_parameter).collect();
+        let mut parameters: Vec<_> = self.query.iter().map(Parameter::render).collect();
         if self.accepts_if_match {
             parameters.push(json!({
                 "name": "If-Match",
@@ -270,8 +276,44 @@ fn needed(right: Right) -> &'static str {
     }
 }
 
-fn render_parameter((name, description): &Parameter) -> Value {
-    json!({ "name": name, "in": "query", "description": description, "schema": { "type": "string" } })
+// === impl Parameter ===
+
+impl Parameter {
+    /// A parameter that can be left out.
+    pub fn new(name: &'static str, description: &'static str, schema: Schema) -> Self {
+        Self { name, description, schema, is_required: false, example: None }
+    }
+
+    /// Any text.
+    pub fn text(name: &'static str, description: &'static str) -> Self {
+        Self::new(name, description, json_schema!({ "type": "string" }))
+    }
+
+    /// `true` or `false`, by default `false`.
+    pub fn flag(name: &'static str, description: &'static str) -> Self {
+        Self::new(name, description, json_schema!({ "type": "boolean", "default": false }))
+    }
+
+    /// The call fails without this parameter.
+    pub fn required(self) -> Self {
+        Self { is_required: true, ..self }
+    }
+
+    pub fn example(self, example: impl Into<Value>) -> Self {
+        Self { example: Some(example.into()), ..self }
+    }
+
+    fn render(&self) -> Value {
+        let mut parameter =
+            json!({ "name": self.name, "in": "query", "description": self.description, "schema": self.schema });
+        if self.is_required {
+            parameter["required"] = true.into();
+        }
+        if let Some(example) = &self.example {
+            parameter["example"] = example.clone();
+        }
+        parameter
+    }
 }
 
 // === impl Content ===

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, json_schema};
 use serde::Serialize;
 use serde_json::{Value, json};
 use time::{Duration, OffsetDateTime};
@@ -25,7 +25,7 @@ use crate::{
         handlers::administration::parse_uuid,
         openapi::{
             examples,
-            operation::{Content, Operation},
+            operation::{Content, Operation, Parameter},
         },
         request::InboundRequest,
         response::{self, Response},
@@ -107,18 +107,26 @@ pub fn operation() -> Operation {
          `next`.",
     )
     .requires_right(RIGHT)
-    .query(&[
-        ("user", "The id of a user."),
-        ("kind", "The name of an event kind."),
-        ("after", "At or after this time, in Unix seconds."),
-        ("before", "Before this time, in Unix seconds."),
-        ("limit", "The size of the page, 1–500; by default 100."),
-        ("cursor", "`next` of the page before, with the same filters."),
+    .query([
+        Parameter::new("user", "The id of a user.", json_schema!({ "type": "string", "format": "uuid" })),
+        Parameter::new(
+            "kind",
+            "The name of an event kind.",
+            json_schema!({ "type": "string", "enum": EventKind::ALL.map(EventKind::as_str).as_slice() }),
+        ),
+        Parameter::new("after", "At or after this time, in Unix seconds.", time_schema()),
+        Parameter::new("before", "Before this time, in Unix seconds.", time_schema()),
+        Query::limit_parameter(),
+        Cursor::parameter(),
     ])
     .response(Content::json::<EventsResponse>(json!({
         "events": [AdministrationEvent::example()],
         "next": "nE6t0jDxvQ3WeyJpZCI6IjAxOWE4NDUyIn0",
     })))
+}
+
+fn time_schema() -> Schema {
+    json_schema!({ "type": "integer", "format": "int64", "minimum": 0, "maximum": MAX_SECONDS })
 }
 
 pub async fn handle<S: Ports>(

@@ -25,7 +25,7 @@ use crate::{
         handlers::administration::{actor, administrator_call},
         openapi::{
             examples,
-            operation::{Content, Operation},
+            operation::{Content, Operation, Parameter},
         },
         request::{InboundRequest, InvalidField, METADATA_BOUNDS},
         response::{self, Response},
@@ -102,9 +102,15 @@ pub fn operation() -> Operation {
          the first wins.",
     )
     .requires_right(RIGHT)
-    .query(&[
-        ("source", "Required: where the users come from, 1–32 characters of `a-z`, `0-9` and `-`."),
-        ("dry_run", "`true`: reports what would happen, and writes nothing."),
+    .query([
+        Parameter::new(
+            "source",
+            "Where the users come from, in the event and in metrics.",
+            json_schema!({ "type": "string", "maxLength": MAX_SOURCE_BYTES, "pattern": "^[a-z0-9-]+$" }),
+        )
+        .required()
+        .example("crm"),
+        Parameter::flag("dry_run", "`true`: reports what would happen, and writes nothing."),
     ])
     .request(Content::ndjson(
         schema,
@@ -126,8 +132,8 @@ pub fn operation() -> Operation {
     })))
 }
 
-fn schema(_: &mut SchemaGenerator) -> Schema {
-    let mut properties = new_user_properties();
+fn schema(schemas: &mut SchemaGenerator) -> Schema {
+    let mut properties = new_user_properties(schemas);
     properties["created_at"] =
         json!({ "type": "integer", "minimum": 0, "description": "Unix seconds, not after now." });
     json_schema!({
@@ -151,8 +157,7 @@ pub async fn handle<S: Ports>(
         is_source.then(|| text.to_owned())
     })?;
     let source = source.ok_or_else(|| Problem::invalid_request("source is missing; name where the users come from"))?;
-    let dry_run =
-        query.parse_value("dry_run", "is neither true nor false", |text| text.parse::<bool>().ok())?.unwrap_or(false);
+    let dry_run = query.flag("dry_run")?;
     let mut batch = Batch {
         stores: &state.stores,
         app,

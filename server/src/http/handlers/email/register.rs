@@ -28,7 +28,7 @@ use crate::{
 request_body! {
     /// The request of *register*.
     pub struct RegisterRequest as "RegisterRequest" {
-        /// The user's name; leading and trailing white space is removed.
+        /// The user's name, without control characters; leading and trailing white space is removed.
         name: Name,
         /// The email address; a confirmation code is sent to it.
         email: Email,

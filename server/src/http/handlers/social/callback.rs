@@ -1,7 +1,7 @@
 //! `GET /{APPID}/{PROVIDER}/callback`.
 
 use latchkey_crds::rendered::RenderedProvider;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, json_schema};
 use serde::Serialize;
 
 use super::SessionResponse;
@@ -15,7 +15,10 @@ use crate::{
         Ports,
         cookies::FlowCookies,
         error::{ErrorCode, Problem},
-        openapi::operation::{Content, Operation, Parameter},
+        openapi::{
+            operation::{Content, Operation, Parameter},
+            patterns,
+        },
         parameters::Parameters,
         request::InboundRequest,
         response::{self, Response},
@@ -44,17 +47,20 @@ pub enum CallbackResponse {
     },
 }
 
-/// The parameters of *callback*, which the provider sends.
-pub(super) const PARAMETERS: [Parameter; 5] = [
-    ("state", "The `state` of the flow."),
-    ("code", "The provider's code."),
-    ("iss", "The provider's issuer (RFC 9207)."),
-    ("error", "Why the provider returns no code (RFC 6749, 4.1.2.1)."),
-    ("error_description", "Ignored."),
-];
-
 pub fn operation() -> Operation {
-    operation_without_parameters().query(&PARAMETERS)
+    operation_without_parameters().query(parameters())
+}
+
+/// The parameters of *callback*, which the provider sends.
+pub(super) fn parameters() -> [Parameter; 5] {
+    let state = json_schema!({ "type": "string", "pattern": patterns::BASE64URL_OF_32_BYTES });
+    [
+        Parameter::new("state", "The `state` of the flow.", state).required(),
+        Parameter::text("code", "The provider's code."),
+        Parameter::text("iss", "The provider's issuer (RFC 9207)."),
+        Parameter::text("error", "Why the provider returns no code (RFC 6749, 4.1.2.1)."),
+        Parameter::text("error_description", "Ignored."),
+    ]
 }
 
 /// What the operations of the GET callback (with a query) and of the POST callback (with a form) have in common.

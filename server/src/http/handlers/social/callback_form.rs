@@ -1,7 +1,6 @@
 //! `POST /{APPID}/{PROVIDER}/callback`, for providers that send the user back with a form.
 
-use schemars::{Schema, SchemaGenerator, json_schema};
-use serde_json::{Map, json};
+use schemars::{Schema, SchemaGenerator};
 
 use super::callback;
 use crate::{
@@ -11,7 +10,7 @@ use crate::{
         error::Problem,
         openapi::operation::{Content, Operation},
         parameters::Parameters,
-        request::InboundRequest,
+        request::{InboundRequest, object_schema},
         response::Response,
     },
     state::State,
@@ -22,11 +21,8 @@ pub fn operation() -> Operation {
 }
 
 fn form_schema(_: &mut SchemaGenerator) -> Schema {
-    let fields: Map<_, _> = callback::PARAMETERS
-        .iter()
-        .map(|(name, about)| ((*name).to_owned(), json!({ "type": "string", "description": about })))
-        .collect();
-    json_schema!({ "type": "object", "properties": fields })
+    let fields = callback::parameters().map(|field| (field.name, field.description, field.schema, field.is_required));
+    object_schema(fields)
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {

@@ -1,7 +1,7 @@
 //! `GET /{APPID}/{PROVIDER}/redirect`.
 
 use http::{HeaderMap, header::ORIGIN};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, json_schema};
 use serde::Serialize;
 use serde_json::json;
 
@@ -9,14 +9,17 @@ use crate::{
     domain::{
         app::App,
         flow::FlowBinding,
-        social::{self, StartFlowError, StartFlowInput},
+        social::{self, MAX_HINT_CHARS, MAX_STATE_PARAM_CHARS, StartFlowError, StartFlowInput},
     },
     http::{
         Ports,
         cookies::FlowCookies,
         cors::Cors,
         error::{ErrorCode, Problem},
-        openapi::operation::{Content, Operation, Parameter},
+        openapi::{
+            operation::{Content, Operation, Parameter},
+            patterns,
+        },
         parameters::Parameters,
         request::InboundRequest,
         response::{self, Response},
@@ -39,20 +42,21 @@ enum ResponseFormat {
     Json,
 }
 
-/// The parameters of *redirect*.
-const PARAMETERS: [Parameter; 7] = [
-    ("format", "`json` returns the provider's address as JSON; `redirect`, the default, redirects to it."),
-    (
-        "redirect_url",
-        "The address to which the user returns at the end. It must be on the App's list, byte for byte, except for the \
-         port of an `http` loopback address. Default: the first of the list.",
-    ),
-    ("state", "Returned unchanged with the parameters of *callback*; at most 512 characters."),
-    ("prompt", "Passed to the provider if it supports it."),
-    ("login_hint", "Passed to the provider if it supports it."),
-    ("code_challenge", "With S256 (RFC 7636): the flow ends with a `code` for *token*."),
-    ("code_challenge_method", "`S256`, the default."),
-];
+/// The only `code_challenge_method` (RFC 7636, 4.2).
+const CHALLENGE_METHOD: &str = "S256";
+
+// === impl ResponseFormat ===
+
+impl ResponseFormat {
+    const ALL: [Self; 2] = [Self::Redirect, Self::Json];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Redirect => "redirect",
+            Self::Json => "json",
+        }
+    }
+}
 
 pub fn operation() -> Operation {
     Operation::new(
@@ -60,7 +64,40 @@ pub fn operation() -> Operation {
         "Without `format=json`, the response is a redirect. A cookie binds the flow to the browser; with \
          `format=json`, only if the call comes from a page of the same site (`Sec-Fetch-Site`).",
     )
-    .query(&PARAMETERS)
+    .query([
+        Parameter::new(
+            "format",
+            "`json` returns the provider's address as JSON; `redirect` redirects to it.",
+            json_schema!({
+                "type": "string",
+                "enum": ResponseFormat::ALL.map(ResponseFormat::as_str),
+                "default": ResponseFormat::Redirect.as_str(),
+            }),
+        ),
+        Parameter::new(
+            "redirect_url",
+            "The address to which the user returns at the end. It must be on the App's list, byte for byte, except for \
+             the port of an `http` loopback address. Default: the first of the list.",
+            json_schema!({ "type": "string", "format": "uri" }),
+        ),
+        Parameter::new(
+            "state",
+            "Returned unchanged with the parameters of *callback*.",
+            text_schema(MAX_STATE_PARAM_CHARS),
+        ),
+        Parameter::new("prompt", "Passed to the provider if it supports it.", text_schema(MAX_HINT_CHARS)),
+        Parameter::new("login_hint", "Passed to the provider if it supports it.", text_schema(MAX_HINT_CHARS)),
+        Parameter::new(
+            "code_challenge",
+            "The SHA-256 of the verifier (RFC 7636): the flow ends with a `code` for *token*.",
+            json_schema!({ "type": "string", "pattern": patterns::BASE64URL_OF_32_BYTES }),
+        ),
+        Parameter::new(
+            "code_challenge_method",
+            "How `code_challenge` is derived from the verifier.",
+            json_schema!({ "type": "string", "enum": [CHALLENGE_METHOD], "default": CHALLENGE_METHOD }),
+        ),
+    ])
     .response(Content::json::<RedirectResponse>(
         json!({ "url": "https://github.com/login/oauth/authorize?client_id=…&redirect_uri=…&scope=…" }),
     ))
@@ -74,15 +111,22 @@ pub fn operation() -> Operation {
     ])
 }
 
+/// The schema of a text that is passed on.
+fn text_schema(max_chars: usize) -> Schema {
+    json_schema!({ "type": "string", "maxLength": max_chars, "pattern": patterns::NO_CONTROL_CHARACTERS })
+}
+
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
     let provider = super::requested_provider(app, &request)?;
     let parameters = Parameters::parse(request.uri.query().unwrap_or_default())?;
     let format = match parameters.get_once("format")? {
-        None | Some("redirect") => ResponseFormat::Redirect,
-        Some("json") => ResponseFormat::Json,
-        Some(_) => return Err(Problem::invalid_request("format must be json or redirect")),
+        None => ResponseFormat::Redirect,
+        Some(name) => ResponseFormat::ALL
+            .into_iter()
+            .find(|format| format.as_str() == name)
+            .ok_or_else(|| Problem::invalid_request("format must be json or redirect"))?,
     };
-    if !matches!(parameters.get_once("code_challenge_method")?, None | Some("S256")) {
+    if parameters.get_once("code_challenge_method")?.is_some_and(|method| method != CHALLENGE_METHOD) {
         return Err(Problem::invalid_request("code_challenge_method must be S256"));
     }
     let binding = match format {

@@ -18,7 +18,7 @@ use crate::{
 request_body! {
     /// The request to rename the user.
     pub struct RenameRequest as "RenameRequest" {
-        /// The new name; leading and trailing white space is removed.
+        /// The new name, without control characters; leading and trailing white space is removed.
         name: Name,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, json_schema};
 use serde::Serialize;
 use serde_json::json;
 use uuid::Uuid;
@@ -17,7 +17,7 @@ use crate::{
         handlers::administration::events::position_at,
         openapi::{
             examples,
-            operation::{Content, Operation},
+            operation::{Content, Operation, Parameter},
         },
         request::InboundRequest,
         response::{self, Response},
@@ -77,10 +77,14 @@ impl From<DeadLetterRow> for DeadLetter {
 pub fn operation() -> Operation {
     Operation::new("List dead letters", "Mails and webhook events whose delivery was given up, newest first.")
         .requires_right(RIGHT)
-        .query(&[
-            ("kind", "The name of a mail, or `webhook`."),
-            ("limit", "The size of the page, 1–500; by default 100."),
-            ("cursor", "`next` of the page before, with the same filters."),
+        .query([
+            Parameter::new(
+                "kind",
+                "The name of a mail, or `webhook`.",
+                json_schema!({ "type": "string", "enum": kinds().collect::<Vec<_>>() }),
+            ),
+            Query::limit_parameter(),
+            Cursor::parameter(),
         ])
         .response(Content::json::<DeadLettersResponse>(json!({
             "dead_letters": [{
@@ -103,10 +107,8 @@ pub async fn handle<S: Ports>(
     request: InboundRequest,
 ) -> Result<Response, Problem> {
     let query = Query::parse(&request.uri, &["kind", "limit", "cursor"])?;
-    let kind = query.parse_value("kind", "is neither the name of a mail nor webhook", |text| {
-        let mut kinds = MailKind::ALL.into_iter().map(MailKind::as_str).chain([DeadLetterRow::WEBHOOK]);
-        kinds.find(|name| *name == text)
-    })?;
+    let find_kind = |text: &str| kinds().find(|name| *name == text);
+    let kind = query.parse_value("kind", "is neither the name of a mail nor webhook", find_kind)?;
     let limit = query.limit()?;
     let cursor = Cursor::new(app.id(), "dead-letters", &kind);
     let after = cursor.position::<(i128, Uuid)>(&query)?.map(|(at, id)| position_at(at, id)).transpose()?;
@@ -115,4 +117,9 @@ pub async fn handle<S: Ports>(
         dead_letters: page.rows.into_iter().map(DeadLetter::from).collect(),
         next: page.next.map(|next| cursor.encode(&(next.at.unix_timestamp_nanos(), next.id))),
     })
+}
+
+/// The kinds of dead letters.
+fn kinds() -> impl Iterator<Item = &'static str> {
+    MailKind::ALL.into_iter().map(MailKind::as_str).chain([DeadLetterRow::WEBHOOK])
 }

@@ -29,7 +29,7 @@ use crate::{
         authentication::Caller,
         error::Problem,
         handlers::administration::{actor, administrator_call, parse_uuid},
-        openapi::operation::{Content, Operation},
+        openapi::operation::{Content, Operation, Parameter},
         parameters::Parameters,
         request::InboundRequest,
         response::{NDJSON, Response},
@@ -96,9 +96,13 @@ pub fn operation() -> Operation {
          lines are no snapshot.",
     )
     .requires_right(RIGHT)
-    .query(&[
-        ("after", "The id of the last user that was received."),
-        ("hashes", "`true` adds the password hashes. Needs the role `UserAdmin`."),
+    .query([
+        Parameter::new(
+            "after",
+            "The id of the last user that was received.",
+            json_schema!({ "type": "string", "format": "uuid" }),
+        ),
+        Parameter::flag("hashes", "`true` adds the password hashes. Needs the role `UserAdmin`."),
     ])
     .response(Content::ndjson(
         |_| json_schema!({ "type": "string" }),
@@ -123,8 +127,7 @@ pub async fn handle<S: Ports>(
 ) -> Result<Response, Problem> {
     let query = Query::parse(&request.uri, &["after", "hashes"])?;
     let after = query.parse_value("after", "is not a UUID", |text| parse_uuid(text).map(UserId))?;
-    let with_hashes =
-        query.parse_value("hashes", "is neither true nor false", |text| text.parse::<bool>().ok())?.unwrap_or(false);
+    let with_hashes = query.flag("hashes")?;
     let actor = actor(caller);
     administration::record_export(administrator_call(state, app, &request.client, &actor), with_hashes, after).await?;
     let mut export = Export {

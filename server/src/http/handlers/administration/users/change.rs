@@ -18,10 +18,13 @@ use crate::{
         authentication::Caller,
         error::{ErrorCode, Problem},
         handlers::administration::{
-            AdminUserResponse, actor, administrator_call, change_problem, if_match, user_id, user_not_found,
-            user_response,
+            AdminUserResponse, actor, administrator_call, change_problem, if_match, metadata_schema, user_id,
+            user_not_found, user_response,
         },
-        openapi::operation::{Content, Operation},
+        openapi::{
+            operation::{Content, Operation},
+            patterns,
+        },
         request::InboundRequest,
         response::Response,
     },
@@ -45,23 +48,32 @@ pub fn operation() -> Operation {
     .errors(&[ErrorCode::NotFound, ErrorCode::VersionConflict, ErrorCode::ExternalIdTaken, ErrorCode::EmailTaken])
 }
 
-fn schema(_: &mut SchemaGenerator) -> Schema {
+fn schema(schemas: &mut SchemaGenerator) -> Schema {
+    let mut metadata = metadata_schema(schemas);
+    let description =
+        format!("At most {} bytes as compact JSON. Replaces the metadata; null removes it.", Metadata::MAX_BYTES);
+    metadata.insert("type".to_owned(), json!(["object", "null"]));
+    metadata.insert("description".to_owned(), description.into());
     json_schema!({
         "type": "object",
         "additionalProperties": false,
         "properties": {
-            "name": { "type": "string", "maxLength": Name::MAX_CHARS, "description": "Empty removes the name." },
+            "name": {
+                "type": "string",
+                "maxLength": Name::MAX_CHARS,
+                "pattern": patterns::NAME,
+                "description": "Without control characters; leading and trailing white space is removed. Empty removes \
+                    the name.",
+            },
             "email": { "type": "string", "format": "email", "minLength": 3, "maxLength": 254 },
             "email_verified": { "type": "boolean" },
             "disabled": { "type": "boolean" },
-            "metadata": {
-                "type": ["object", "null"],
-                "description": format!("At most {} bytes as compact JSON. Replaces the metadata; null removes it.", Metadata::MAX_BYTES),
-            },
+            "metadata": metadata,
             "external_id": {
                 "type": ["string", "null"],
                 "minLength": 1,
                 "maxLength": ExternalId::MAX_BYTES,
+                "pattern": patterns::NO_CONTROL_CHARACTERS,
                 "description": "The id of the user in another system. null removes it.",
             },
         },

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     domain::{
-        administration::{self, CreateUserError, CreateUserInput, ExternalId, Metadata},
+        administration::{self, CreateUserError, CreateUserInput, ExternalId},
         app::App,
         mail::MailKind,
         password::Password,
@@ -19,8 +19,13 @@ use crate::{
         administration::{NewUserFields, Query, StrictBody},
         authentication::Caller,
         error::{ErrorCode, FieldCode, Problem},
-        handlers::administration::{AdminUserResponse, actor, administrator_call, conflict_problem, user_response},
-        openapi::operation::{Content, Operation},
+        handlers::administration::{
+            AdminUserResponse, actor, administrator_call, conflict_problem, metadata_schema, user_response,
+        },
+        openapi::{
+            operation::{Content, Operation},
+            patterns,
+        },
         request::{InboundRequest, InvalidField},
         response::Response,
     },
@@ -57,12 +62,13 @@ pub fn operation() -> Operation {
 }
 
 /// The schema of the fields of a new user.
-pub(in crate::http::handlers::administration) fn new_user_properties() -> Value {
+pub(in crate::http::handlers::administration) fn new_user_properties(schemas: &mut SchemaGenerator) -> Value {
     json!({
         "external_id": {
             "type": "string",
             "minLength": 1,
             "maxLength": ExternalId::MAX_BYTES,
+            "pattern": patterns::NO_CONTROL_CHARACTERS,
             "description": "The id of the user in another system, without control characters; unique in the App.",
         },
         "email": {
@@ -73,17 +79,20 @@ pub(in crate::http::handlers::administration) fn new_user_properties() -> Value 
             "description": "Required, unless the App allows users without an email address and there is an identity.",
         },
         "email_verified": { "type": "boolean", "default": false },
-        "name": { "type": "string", "maxLength": Name::MAX_CHARS, "default": "" },
+        "name": {
+            "type": "string",
+            "maxLength": Name::MAX_CHARS,
+            "pattern": patterns::NAME,
+            "default": "",
+            "description": "Without control characters; leading and trailing white space is removed.",
+        },
         "disabled": { "type": "boolean", "default": false },
         "password_hash": {
             "type": "string",
             "description": "A password hash of this or another service, in PHC or MCF form (Argon2, bcrypt, PBKDF2, \
                 scrypt, Firebase scrypt). The first login replaces a foreign hash.",
         },
-        "metadata": {
-            "type": "object",
-            "description": format!("At most {} bytes as compact JSON.", Metadata::MAX_BYTES),
-        },
+        "metadata": metadata_schema(schemas),
         "identities": {
             "type": "array",
             "maxItems": 10,
@@ -105,8 +114,8 @@ pub(in crate::http::handlers::administration) fn new_user_properties() -> Value 
     })
 }
 
-fn schema(_: &mut SchemaGenerator) -> Schema {
-    let mut properties = new_user_properties();
+fn schema(schemas: &mut SchemaGenerator) -> Schema {
+    let mut properties = new_user_properties(schemas);
     properties["password"] = json!({
         "type": "string",
         "format": "password",

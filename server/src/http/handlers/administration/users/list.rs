@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use latchkey_crds::types::ProviderName;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 use serde_json::json;
 use uuid::Uuid;
@@ -23,8 +23,11 @@ use crate::{
         authentication::Caller,
         error::Problem,
         handlers::administration::AdminUserResponse,
-        openapi::operation::{Content, Operation},
-        request::InboundRequest,
+        openapi::{
+            operation::{Content, Operation, Parameter},
+            patterns,
+        },
+        request::{FromField, InboundRequest},
         response::{self, Response},
     },
     state::State,
@@ -36,6 +39,8 @@ pub const RIGHT: Right = Right::Read;
 const FILTERS: [&str; 6] = ["email", "external_id", "subject", "state", "email_prefix", "name_prefix"];
 /// Maximum length of a prefix, in bytes: longer than any email address and any name of 200 characters.
 const MAX_PREFIX_BYTES: usize = 800;
+/// The values of `order`.
+const ORDERS: [(&str, Order); 2] = [("asc", Order::Ascending), ("desc", Order::Descending)];
 
 /// A page of users.
 #[derive(Serialize, JsonSchema)]
@@ -55,23 +60,68 @@ pub fn operation() -> Operation {
          totals.",
     )
     .requires_right(RIGHT)
-    .query(&[
-        ("email", "The email address of the user; case is ignored."),
-        ("external_id", "The id of the user in another system."),
-        ("subject", "The subject of an identity; needs `provider` or `authority`."),
-        ("provider", "The name of the provider of `subject`."),
-        ("authority", "The authority of `subject`, for example the issuer."),
-        ("state", "`disabled`, `contested` or `unverified`."),
-        ("email_prefix", "The beginning of the email address. The page is sorted by email address."),
-        ("name_prefix", "The beginning of the name. The page is sorted by name."),
-        ("order", "`asc` (default) or `desc`, by `id`. Not with a prefix."),
-        ("limit", "The size of the page, 1–500; by default 100."),
-        ("cursor", "`next` of the page before, with the same filters."),
+    .query([
+        Parameter::new("email", "The email address of the user; case is ignored.", Email::schema()),
+        Parameter::new(
+            "external_id",
+            "The id of the user in another system.",
+            json_schema!({
+                "type": "string",
+                "minLength": 1,
+                "maxLength": ExternalId::MAX_BYTES,
+                "pattern": patterns::NO_CONTROL_CHARACTERS,
+            }),
+        ),
+        Parameter::new("subject", "The subject of an identity; needs `provider` or `authority`.", stored_text_schema()),
+        Parameter::new(
+            "provider",
+            "The name of the provider of `subject`.",
+            SchemaGenerator::default().subschema_for::<ProviderName>(),
+        ),
+        Parameter::new("authority", "The authority of `subject`, for example the issuer.", stored_text_schema()),
+        Parameter::new(
+            "state",
+            "The state of the user.",
+            json_schema!({ "type": "string", "enum": listed_states().map(UserState::as_str).collect::<Vec<_>>() }),
+        ),
+        Parameter::new(
+            "email_prefix",
+            "The beginning of the email address. The page is sorted by email address.",
+            prefix_schema(),
+        ),
+        Parameter::new("name_prefix", "The beginning of the name. The page is sorted by name.", prefix_schema()),
+        Parameter::new(
+            "order",
+            "The order of the ids. Only without a filter, or with `state`.",
+            json_schema!({ "type": "string", "enum": ORDERS.map(|(name, _)| name), "default": "asc" }),
+        ),
+        Query::limit_parameter(),
+        Cursor::parameter(),
     ])
     .response(Content::json::<UsersResponse>(json!({
         "users": [AdminUserResponse::listed_example()],
         "next": "nE6t0jDxvQ3WeyJpZCI6IjAxOWE4NDUyIn0",
     })))
+}
+
+/// The schema of a text that Postgres can store.
+fn stored_text_schema() -> Schema {
+    json_schema!({ "type": "string", "minLength": 1, "pattern": patterns::NO_NUL })
+}
+
+/// The schema of a prefix. `maxLength` counts characters, so text that is not ASCII can match and have too many bytes.
+fn prefix_schema() -> Schema {
+    json_schema!({
+        "type": "string",
+        "minLength": 1,
+        "maxLength": MAX_PREFIX_BYTES,
+        "pattern": patterns::NO_NUL,
+    })
+}
+
+/// The states that are filters. Most users are active.
+fn listed_states() -> impl Iterator<Item = UserState> {
+    UserState::ALL.into_iter().filter(|state| *state != UserState::Active)
 }
 
 pub async fn handle<S: Ports>(
@@ -116,10 +166,8 @@ fn filter(query: &Query<'_>) -> Result<UserFilter, Problem> {
     if given.len() > 1 {
         return Err(Problem::invalid_request(format!("give at most one filter, not {}", given.join(" and "))));
     }
-    let order = query.parse_value("order", "is neither asc nor desc", |text| match text {
-        "asc" => Some(Order::Ascending),
-        "desc" => Some(Order::Descending),
-        _ => None,
+    let order = query.parse_value("order", "is neither asc nor desc", |text| {
+        ORDERS.into_iter().find(|(name, _)| *name == text).map(|(_, order)| order)
     })?;
     let is_sorted_by_id = matches!(given.first(), None | Some(&"state"));
     if order.is_some() && !is_sorted_by_id {
@@ -154,7 +202,7 @@ fn filter(query: &Query<'_>) -> Result<UserFilter, Problem> {
         return Ok(UserFilter::Subject { subject, of });
     }
     let state = query.parse_value("state", "is not disabled, contested or unverified", |text| {
-        UserState::from_name(text).filter(|state| *state != UserState::Active)
+        listed_states().find(|state| state.as_str() == text)
     })?;
     if let Some(state) = state {
         return Ok(UserFilter::State { state, order });

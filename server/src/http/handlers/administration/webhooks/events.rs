@@ -15,7 +15,7 @@ use crate::{
     domain::{app::App, rights::Right, webhook::EventBody},
     http::{
         Ports,
-        administration::Query,
+        administration::{NumberParameter, Query},
         authentication::Caller,
         error::{ErrorCode, Problem},
         handlers::administration::webhooks::webhook_not_found,
@@ -37,6 +37,10 @@ const LEASE: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// How long a call waits after a notification: further events of the same moment come in one response.
 const COALESCING_DELAY: Duration = Duration::from_millis(50);
+
+const LIMIT: NumberParameter = NumberParameter { name: "limit", min: 1, max: 100, default: 100 };
+/// In seconds.
+const WAIT: NumberParameter = NumberParameter { name: "wait", min: 0, max: 20, default: 0 };
 
 /// Events that the caller should process and then acknowledge.
 #[derive(Serialize, JsonSchema)]
@@ -63,9 +67,9 @@ pub fn operation() -> Operation {
         "An event comes again after 60 seconds, unless it is acknowledged. Events are kept for seven days.",
     )
     .requires_right(RIGHT)
-    .query(&[
-        ("limit", "The maximum number of events, 1–100; by default 100."),
-        ("wait", "How many seconds the call waits for an event, 0–20; by default 0."),
+    .query([
+        LIMIT.describe("The maximum number of events."),
+        WAIT.describe("How many seconds the call waits for an event."),
     ])
     .response(Content::json::<FetchedEventsResponse>(json!({
         "events": [{
@@ -92,11 +96,8 @@ pub async fn handle<S: Ports>(
     request: InboundRequest,
 ) -> Result<Response, Problem> {
     let query = Query::parse(&request.uri, &["limit", "wait"])?;
-    let number = |name, range: std::ops::RangeInclusive<u16>, expected| {
-        query.parse_value(name, expected, |text| text.parse().ok().filter(|number| range.contains(number)))
-    };
-    let limit = number("limit", 1..=100, "is not a number from 1 to 100")?.unwrap_or(100);
-    let wait = number("wait", 0..=20, "is not a number from 0 to 20")?.unwrap_or(0);
+    let limit = query.number(&LIMIT)?;
+    let wait = query.number(&WAIT)?;
     let key = webhook_key(app, &request)?;
     let deadline = Instant::now() + Duration::from_secs(wait.into());
     let payload = format!("{}/{}", key.app, key.webhook);
