@@ -96,7 +96,7 @@ miri: ## Run the portable argon2 kernel in Miri, which finds undefined behavior 
 	$(CARGO) +nightly miri test -p argon2-simd --test vectors
 
 .PHONY: cluster-test
-cluster-test: ## Install the chart in a cluster (KUBECONFIG or CLUSTER_TOOLS=folder), and upgrade, scale and evict under load
+cluster-test: ## Install the chart in a cluster (KUBECONFIG or CLUSTER_TOOLS=folder), and upgrade, scale and evict under load (KEYCLOAK_EXPORT=file)
 	@scripts/need cc postgres redis nginx buildah control-plane dex cargo-auditable=$(AUDITABLE_VERSION)
 	@PATH=$(TOOLS)/cargo-auditable-$(AUDITABLE_VERSION)/bin:$$PATH scripts/cluster-test
 

@@ -247,6 +247,12 @@ impl WebhookReceiver {
         process::lock(&self.shared.state).events.clone()
     }
 
+    /// Removes the requests so far and returns them, in the order of their arrival. A receiver of very many events does
+    /// not keep them with this.
+    pub fn take_events(&self) -> Vec<ReceivedEvent> {
+        std::mem::take(&mut process::lock(&self.shared.state).events)
+    }
+
     /// The number of different events so far.
     pub fn distinct_count(&self) -> usize {
         self.events().iter().map(|event| event.id().to_owned()).collect::<HashSet<_>>().len()

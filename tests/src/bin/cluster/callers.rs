@@ -1,10 +1,12 @@
 //! The pods that call the administration API, each with the token of its ServiceAccount.
 
+pub(crate) mod administrator;
+pub(crate) mod imported_users;
+
 use std::{collections::BTreeSet, fs, time::Duration};
 
-use anyhow::{Context, Result, ensure};
-use latchkey_tests::{dex::DEX_PASSWORD, passwords::PASSWORD};
-use reqwest::{Method, StatusCode};
+use anyhow::{Context, Result, bail, ensure};
+use reqwest::{Method, StatusCode, header::RETRY_AFTER};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use url::Url;
@@ -18,18 +20,6 @@ pub(crate) struct CallerArgs {
     url: Url,
     #[arg(long)]
     app: String,
-}
-
-#[derive(clap::Args)]
-pub(crate) struct AdministratorArgs {
-    #[command(flatten)]
-    caller: CallerArgs,
-    /// URL of the public API.
-    #[arg(long)]
-    public_url: Url,
-    /// `external_id` of a user who was imported with the hash of [`DEX_PASSWORD`].
-    #[arg(long)]
-    imported: String,
 }
 
 #[derive(clap::Args)]
@@ -49,8 +39,10 @@ pub(crate) const TOKEN_FOLDER: &str = "/var/run/secrets/latchkey";
 
 /// Limit until the API can be reached: a network can take a moment to know that a NetworkPolicy allows a new pod.
 const REACH_LIMIT: Duration = Duration::from_secs(30);
-/// Limit for all events of the consumer. They wait for the import and for the administrator.
+/// Limit for all events of the consumer. They wait for the administrator.
 const EVENTS_LIMIT: Duration = Duration::from_secs(150);
+/// Timeout of a call. A call to the inbox can wait for a mail for a minute.
+const CALL_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The administration API of the App.
 struct Api {
@@ -59,42 +51,19 @@ struct Api {
     token: String,
 }
 
-/// Finds an imported user; creates, disables and deletes another one.
-pub(crate) async fn administer(options: &AdministratorArgs) -> Result<()> {
-    let api = Api::connect(&options.caller).await?;
-    let found = format!("users?external_id={}", options.imported);
-    let found = api.expect(Method::GET, &found, None, StatusCode::OK).await?;
-    let email = found["users"][0]["email"].as_str().with_context(|| format!("no imported user: {found}"))?;
-    log_in(options, &api, email, DEX_PASSWORD, StatusCode::OK).await?;
-    println!("an imported user logs in with the password of the other service");
-
-    let email = format!("grace-{:08x}@example.com", rand::random::<u32>());
-    let user = json!({ "email": email, "email_verified": true, "name": "Grace", "password": PASSWORD });
-    let user = api.expect(Method::POST, "users", Some(&user), StatusCode::OK).await?;
-    let path = format!("users/{}", user["id"].as_str().context("a user has an id")?);
-    log_in(options, &api, &email, PASSWORD, StatusCode::OK).await?;
-    let disabled = json!({ "disabled": true });
-    let disabled = api.expect(Method::PATCH, &path, Some(&disabled), StatusCode::OK).await?;
-    ensure!(disabled["state"] == "disabled", "{disabled}");
-    log_in(options, &api, &email, PASSWORD, StatusCode::FORBIDDEN).await?;
-    api.expect(Method::DELETE, &path, None, StatusCode::OK).await?;
-    api.expect(Method::GET, &path, None, StatusCode::NOT_FOUND).await?;
-    println!("a user was created, disabled and deleted");
-    Ok(())
+/// The public API of the App.
+struct PublicApi {
+    http: reqwest::Client,
+    base: Url,
 }
 
-async fn log_in(
-    options: &AdministratorArgs,
-    api: &Api,
-    email: &str,
-    password: &str,
-    expected: StatusCode,
-) -> Result<()> {
-    let url = options.public_url.join(&format!("v1/{}/email/login", options.caller.app))?;
-    let response = api.http.post(url).json(&json!({ "email": email, "password": password })).send().await?;
-    let (status, text) = (response.status(), response.text().await?);
-    ensure!(status == expected, "a login returned {status}: {text}");
-    Ok(())
+/// A response of the public API.
+struct PublicResponse {
+    status: StatusCode,
+    /// `Retry-After`, if the response has one.
+    retry_after: Option<Duration>,
+    /// Null if the body is not JSON.
+    body: Value,
 }
 
 /// Calls with the token of a ServiceAccount that the App does not list.
@@ -152,6 +121,21 @@ impl Api {
         Ok(api)
     }
 
+    /// Lists all users of the App, in pages of `limit` users. Returns the users and the number of pages.
+    async fn list_users(&self, limit: u32) -> Result<(Vec<Value>, usize)> {
+        let first_path = format!("users?limit={limit}");
+        let (mut users, mut pages, mut path) = (Vec::new(), 0, first_path.clone());
+        loop {
+            let mut page = self.expect(Method::GET, &path, None, StatusCode::OK).await?;
+            let Value::Array(listed) = page["users"].take() else { bail!("{path} returned no users: {page}") };
+            users.extend(listed);
+            pages += 1;
+            // A cursor consists of characters that a query can have.
+            let Some(cursor) = page["next"].as_str() else { return Ok((users, pages)) };
+            path = format!("{first_path}&cursor={cursor}");
+        }
+    }
+
     /// Calls the API. Asserts the status, and returns the body.
     async fn expect(&self, method: Method, path: &str, body: Option<&Value>, expected: StatusCode) -> Result<Value> {
         let (status, response) = self.call(method.clone(), path, body).await?;
@@ -167,5 +151,54 @@ impl Api {
         let response = request.send().await.with_context(|| path.to_owned())?;
         let status = response.status();
         Ok((status, serde_json::from_str(&response.text().await?).unwrap_or(Value::Null)))
+    }
+}
+
+// === impl PublicApi ===
+
+impl PublicApi {
+    /// The API at this URL, with new connections.
+    fn new(url: &Url, app: &str) -> Result<Self> {
+        let http = reqwest::Client::builder().no_proxy().timeout(CALL_TIMEOUT).build()?;
+        Ok(Self { http, base: url.join(&format!("v1/{app}/"))? })
+    }
+
+    async fn get(&self, path: &str, access_token: &str) -> Result<PublicResponse> {
+        PublicResponse::read(self.http.get(self.base.join(path)?).bearer_auth(access_token)).await
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> Result<PublicResponse> {
+        PublicResponse::read(self.http.post(self.base.join(path)?).json(body)).await
+    }
+
+    async fn log_in(&self, email: &str, password: &str) -> Result<PublicResponse> {
+        self.post("email/login", &json!({ "email": email, "password": password })).await
+    }
+}
+
+// === impl PublicResponse ===
+
+impl PublicResponse {
+    async fn read(request: reqwest::RequestBuilder) -> Result<Self> {
+        let response = request.send().await?;
+        let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        Ok(Self {
+            status: response.status(),
+            retry_after: retry_after.map(Duration::from_secs),
+            body: serde_json::from_str(&response.text().await?).unwrap_or(Value::Null),
+        })
+    }
+
+    /// Asserts that the call succeeded, and returns the body.
+    fn expect_ok(self) -> Result<Value> {
+        ensure!(self.status == StatusCode::OK, "the response is {}: {}", self.status, self.body);
+        Ok(self.body)
+    }
+
+    /// Asserts the status and the error code.
+    fn expect_error(&self, status: StatusCode, error: &str) -> Result<()> {
+        let is_expected = self.status == status && self.body["error"] == error;
+        ensure!(is_expected, "the response is {} instead of {status} {error}: {}", self.status, self.body);
+        Ok(())
     }
 }

@@ -57,16 +57,24 @@ where
     let output = async {
         let mut child = command.spawn()?;
         let mut stdin = child.stdin.take().context("standard input is a pipe")?;
-        stdin.write_all(input.as_bytes()).await?;
-        // Closes standard input.
-        drop(stdin);
-        anyhow::Ok(child.wait_with_output().await?)
+        // The output is read meanwhile, because the command can wait for that before it reads more input.
+        let write = async move {
+            let written = stdin.write_all(input.as_bytes()).await;
+            // Closes standard input.
+            drop(stdin);
+            written
+        };
+        let (written, output) = tokio::join!(write, child.wait_with_output());
+        anyhow::Ok((written, output?))
     };
-    let output = tokio::time::timeout(COMMAND_LIMIT, output).await.context("a command runs for too long")??;
+    let output = tokio::time::timeout(COMMAND_LIMIT, output).await;
+    let (written, output) = output.context("a command runs for too long")??;
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
         bail!("{} {}: {stdout}{}", program.display(), args.join(" "), String::from_utf8_lossy(&output.stderr));
     }
+    // If the command failed, its own error says more than this one.
+    written.with_context(|| format!("{} did not read its input", program.display()))?;
     Ok(stdout)
 }
 

@@ -3,7 +3,9 @@
 
 mod callers;
 mod cluster_client;
+mod events;
 mod inbox;
+mod keycloak;
 mod load;
 mod reach;
 mod receiver;
@@ -32,7 +34,9 @@ enum Command {
     /// In a pod: an SMTP server at :2525 with an inbox at :8025.
     Inbox,
     /// In a pod: an administrator, who manages users of the App.
-    Administrator(callers::AdministratorArgs),
+    Administrator(callers::administrator::AdministratorArgs),
+    /// In a pod: the imported users, who log in with their old passwords.
+    ImportedUsers(callers::imported_users::ImportedUsersArgs),
     /// In a pod: a ServiceAccount that the App does not list.
     Unlisted(callers::CallerArgs),
     /// In a pod: the consumer of a pull webhook.
@@ -61,7 +65,8 @@ async fn run(command: Command) -> Result<()> {
         Command::Load(options) => load::run(options).await,
         Command::Journey(options) => scenario::run(&options).await,
         Command::Inbox => inbox::run().await,
-        Command::Administrator(options) => callers::administer(&options).await,
+        Command::Administrator(options) => callers::administrator::run(&options).await,
+        Command::ImportedUsers(options) => callers::imported_users::run(&options).await,
         Command::Unlisted(options) => callers::call_unlisted(&options).await,
         Command::Consumer(options) => callers::consume(&options).await,
         Command::Receiver(options) => receiver::run(&options).await,

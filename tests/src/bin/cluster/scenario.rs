@@ -18,7 +18,7 @@ use reqwest::{
 use serde_json::{Value, json};
 use url::{Host, Url};
 
-use crate::cluster_client::retry_until_ok;
+use crate::{cluster_client::retry_until_ok, inbox};
 
 #[derive(clap::Args)]
 pub(crate) struct ScenarioArgs {
@@ -47,8 +47,6 @@ const PROVIDER_USER: &str = "grace@example.com";
 
 /// A forged client address that the scenario sends in `X-Forwarded-For`. The service must not use this address.
 const FORGED_ADDRESS: &str = "203.0.113.7";
-/// Limit for the arrival of a mail, in seconds. Normally, a mail arrives within a few seconds.
-const MAIL_SECONDS: u64 = 60;
 /// Limit until forward auth rejects a logged-out session. Normally, this takes about a second.
 const LOGOUT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -100,7 +98,7 @@ fn without_tls(url: &str) -> String {
     url.replacen("https://", "http://", 1)
 }
 
-fn string_field<'a>(value: &'a Value, field: &str) -> Result<&'a str> {
+pub(crate) fn string_field<'a>(value: &'a Value, field: &str) -> Result<&'a str> {
     value[field].as_str().with_context(|| format!("no {field}: {value}"))
 }
 
@@ -230,15 +228,10 @@ impl Scenario<'_> {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// Waits for a mail that is newer than the mail with the id `after`. Returns the code and the id of the newest such
-    /// mail.
+    /// As [`inbox::wait_for_code`], for a mail to this user.
     async fn wait_for_code(&self, after: u64) -> Result<(String, u64)> {
         let inbox = self.options.inbox.as_ref().context("there is an inbox")?;
-        let mut url = inbox.join("api/messages/latest")?;
-        let (after, wait) = (after.to_string(), MAIL_SECONDS.to_string());
-        url.query_pairs_mut().extend_pairs([("to", &self.email), ("after", &after), ("wait", &wait)]);
-        let mail = self.send_for_json(self.http.get(url)).await.context("the mail")?;
-        Ok((string_field(&mail, "code")?.to_owned(), mail["id"].as_u64().context("a mail has an id")?))
+        inbox::wait_for_code(&self.http, inbox, &self.email, after).await
     }
 
     /// The IP address from which this pod's requests reach the service.

@@ -54,6 +54,10 @@ pub(crate) struct RunArgs {
     /// Folder with the archives of the images. The test prints the sizes of the archives.
     #[arg(long)]
     archives: Option<PathBuf>,
+    /// The export of Keycloak that the step `administration` imports, as import/tests/fixtures/keycloak/generate writes
+    /// it. Default: the file of the realm in that folder.
+    #[arg(long, value_name = "FILE")]
+    keycloak_export: Option<PathBuf>,
     /// Run only this step after the installation.
     #[arg(long, value_enum)]
     only: Option<Step>,
@@ -104,6 +108,8 @@ struct ClusterTest<'a> {
     app: App,
     /// The text (NOTES) that Helm printed after the first install.
     notes: String,
+    /// URL of the inbox, with an IP address.
+    inbox: String,
     /// Number of requests that failed because of [`Step::Kill`].
     kill_failures: u64,
 }
@@ -117,7 +123,7 @@ pub(crate) async fn run(options: &RunArgs) -> Result<()> {
         .limit("registrationsPerClient", &[(100_000, 60)])
         .limit("mailsPerRecipient", &[(100, 60)])
         .limit("codesPerClient", &[(100, 60)]);
-    let mut test = ClusterTest { options, cluster, app, notes: String::new(), kill_failures: 0 };
+    let mut test = ClusterTest { options, cluster, app, notes: String::new(), inbox: String::new(), kill_failures: 0 };
     test.clean_up().await?;
     let outcome = test.run_steps().await;
     if let Err(error) = &outcome {
@@ -142,12 +148,12 @@ impl ClusterTest<'_> {
             self.helm_test(RELEASE).await?;
             self.print_measurements().await?;
         }
-        let inbox = self.install_inbox().await?;
+        self.install_inbox().await?;
         let front = self.install_front().await?;
         self.start_load().await?;
         self.change_settings(&front).await?;
         if only.is_none() {
-            let inbox = ["--inbox", &inbox];
+            let inbox = ["--inbox", &*self.inbox];
             self.run_scenario("mails", RELEASE, &inbox).await?;
             let front_args = ["--front", &front.address];
             self.run_scenario("front", RELEASE, &[&inbox[..], &front_args].concat()).await?;
@@ -187,6 +193,7 @@ impl ClusterTest<'_> {
                     .await,
             );
         }
+        administration::remove_finalizers(&self.cluster).await;
         for namespace in [APP_NAMESPACE, TOOLS_NAMESPACE, INSTALL_NAMESPACE] {
             self.cluster.delete_and_wait("v1", "Namespace", None, namespace).await?;
         }
@@ -289,8 +296,12 @@ impl ClusterTest<'_> {
     }
 
     async fn wait_until_app_ready(&self) -> Result<Value> {
-        retry_until_ok("the App is Ready", READY_LIMIT, || async {
-            let app = self.app_object().await?;
+        self.wait_until_ready(&self.app).await
+    }
+
+    async fn wait_until_ready(&self, app: &App) -> Result<Value> {
+        retry_until_ok(&format!("the App {} is Ready", app.id()), READY_LIMIT, || async {
+            let app = self.object_of(app).await?;
             ensure!(condition_status(&app, "Ready") == "True", "{}", app["status"]);
             ensure!(app["status"]["observedGeneration"] == app["metadata"]["generation"], "not observed yet");
             Ok(app)
@@ -299,9 +310,13 @@ impl ClusterTest<'_> {
     }
 
     async fn app_object(&self) -> Result<Value> {
-        let app = self.cluster.get("latchkey.dev/v1alpha1", "App", Some(APP_NAMESPACE), self.app.id()).await?;
-        ensure!(app.is_object(), "the App does not exist");
-        Ok(app)
+        self.object_of(&self.app).await
+    }
+
+    async fn object_of(&self, app: &App) -> Result<Value> {
+        let object = self.cluster.get("latchkey.dev/v1alpha1", "App", Some(APP_NAMESPACE), app.id()).await?;
+        ensure!(object.is_object(), "the App {} does not exist", app.id());
+        Ok(object)
     }
 
     // --- Pods of the test
@@ -337,7 +352,11 @@ impl ClusterTest<'_> {
 
     /// Waits until the pod ends. Returns whether it succeeded, and its log.
     async fn wait_for_pod_end(&self, name: &str) -> Result<(bool, String)> {
-        let phase = retry_until_ok(&format!("the pod {name} ends"), POD_LIMIT, || async {
+        self.wait_for_pod_end_within(name, POD_LIMIT).await
+    }
+
+    async fn wait_for_pod_end_within(&self, name: &str, limit: Duration) -> Result<(bool, String)> {
+        let phase = retry_until_ok(&format!("the pod {name} ends"), limit, || async {
             let pod = self.cluster.get("v1", "Pod", Some(TOOLS_NAMESPACE), name).await?;
             match pod["status"]["phase"].as_str() {
                 Some(phase @ ("Succeeded" | "Failed")) => Ok(phase.to_owned()),
@@ -413,8 +432,8 @@ impl ClusterTest<'_> {
         Ok(Proxy { address, network: format!("{pod_ip}/{prefix_length}") })
     }
 
-    /// Installs an inbox and makes the App send its mails there. Returns the URL of the inbox.
-    async fn install_inbox(&mut self) -> Result<String> {
+    /// Installs an inbox and makes the App send its mails there.
+    async fn install_inbox(&mut self) -> Result<()> {
         self.run_pod("inbox", &["inbox"]).await?;
         let ports = json!([{ "name": "smtp", "port": 2525 }, { "name": "inbox", "port": 8025 }]);
         let spec = json!({ "selector": { "app": "inbox" }, "ports": ports });
@@ -431,7 +450,8 @@ impl ClusterTest<'_> {
         }
         self.wait_until_app_ready().await?;
         let host = if address.contains(':') { format!("[{address}]") } else { address };
-        Ok(format!("http://{host}:8025"))
+        self.inbox = format!("http://{host}:8025");
+        Ok(())
     }
 
     // --- Load

@@ -1,19 +1,24 @@
 //! The administration API, an import and webhooks: each caller is a pod with the token of its own ServiceAccount.
 
-use std::time::Duration;
+mod keycloak;
 
-use anyhow::{Context, Result, ensure};
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Result, ensure};
 use kube::api::LogParams;
 use latchkey_tests::{
     builders::{App, Webhook},
-    dex::DEX_PASSWORD_HASH,
-    process,
     service_account::AUDIENCE,
 };
 use serde_json::{Value, json};
 
 use super::{APP_NAMESPACE, ClusterTest, INSTALL_NAMESPACE, RELEASE, TOOLS_NAMESPACE, condition_status, service_url};
-use crate::{callers::TOKEN_FOLDER, cluster_client::retry_until_ok, receiver};
+use crate::{
+    callers::TOKEN_FOLDER,
+    cluster_client::{ClusterClient, retry_until_ok},
+    events::{self, Event},
+    receiver,
+};
 
 /// The label of the pods that the NetworkPolicy allows to call the administration API.
 const CALLER_LABEL: &str = "calls-administration";
@@ -24,13 +29,25 @@ const IMPORTER: &str = "importer";
 const CONSUMER: &str = "sync";
 const UNLISTED: &str = "unlisted";
 
-/// `external_id` of the imported user.
-const IMPORTED: &str = "crm:1815";
-const PUSHED_EVENTS: [&str; 3] = ["user.created", "user.disabled", "user.deleted"];
-const PULLED_EVENTS: [&str; 4] = ["users.imported", "user.created", "user.disabled", "user.deleted"];
+/// The events of the App. Only the administrator causes such events. Sessions are not among them, because the load logs
+/// in all the time.
+const EVENTS: [&str; 4] = ["user.created", "user.password_changed", "user.disabled", "user.deleted"];
+/// The events of the App into which the users of Keycloak are imported.
+const IMPORT_EVENTS: [&str; 2] = [IMPORTED, "session.created"];
+const IMPORTED: &str = "users.imported";
 
 /// Limit for the delivery of events, and for the report of a server about a webhook, which it makes every 10 s.
-const EVENT_LIMIT: Duration = Duration::from_secs(60);
+const EVENT_LIMIT: Duration = Duration::from_secs(300);
+/// The maximum number of events in an error.
+const MAX_PRINTED: usize = 10;
+
+/// The events that the step causes.
+struct ExpectedEvents {
+    /// The events about one user.
+    of_users: Vec<Event>,
+    /// The number of imported users. Each batch of the import has an event, which counts its users.
+    imported: u64,
+}
 
 /// Helm arguments: only the pods of this step can call the administration API, and the servers can connect to the
 /// receiver, through the proxy. Some networks compare the port of the Service, others that of the pod.
@@ -49,49 +66,63 @@ pub(super) fn network_policy_values() -> Vec<String> {
 
 impl ClusterTest<'_> {
     pub(super) async fn administer(&mut self) -> Result<()> {
-        let push = format!("https://front.{TOOLS_NAMESPACE}.svc/events");
-        let push = Webhook::push("crm", &push, &PUSHED_EVENTS).include_profile();
-        let pull = Webhook::pull("sync", TOOLS_NAMESPACE, CONSUMER, &PULLED_EVENTS);
-        self.run_pod("receiver", &["receiver", "--key", push.key()]).await?;
+        let export = self.keycloak_export()?;
+        let url = format!("https://front.{TOOLS_NAMESPACE}.svc/events");
+        let push = Webhook::push("crm", &url, &EVENTS).include_profile();
+        let import_push = Webhook::push("crm", &url, &IMPORT_EVENTS).include_profile();
+        self.run_pod("receiver", &["receiver", "--key", push.key(), "--key", import_push.key()]).await?;
         for account in [ADMINISTRATOR, IMPORTER, CONSUMER, UNLISTED] {
             let metadata = json!({ "name": account, "namespace": TOOLS_NAMESPACE });
             let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata });
             self.cluster.apply(&account).await?;
         }
-        let administrator = |name: &str, role: &str| {
-            let account = json!({ "namespace": TOOLS_NAMESPACE, "name": name });
-            json!({ "serviceAccount": account, "role": role })
-        };
-        let administrators = json!([administrator(ADMINISTRATOR, "UserAdmin"), administrator(IMPORTER, "Importer")]);
-        self.apply_app(&self.app.clone().set("/administrators", administrators).webhook(&push).webhook(&pull)).await?;
 
-        let (url, public_url) = (admin_url(), service_url(RELEASE));
-        let api = ["--url", &*url, "--app", self.app.id()];
-        let events = PULLED_EVENTS.join(",");
-        let consume = [&["consumer"][..], &api, &["--webhook", "sync", "--events", &events]].concat();
-        self.run_pod_as("consumer", CONSUMER, &consume).await?;
-        self.run_pod_as("unlisted", UNLISTED, &[&["unlisted"][..], &api].concat()).await?;
-        self.import().await?;
-        let administer =
-            [&["administrator"][..], &api, &["--public-url", &public_url, "--imported", IMPORTED]].concat();
-        self.run_pod_as("administrator", ADMINISTRATOR, &administer).await?;
-        for (pod, what) in [
-            ("administrator", "an administrator finds, creates, disables and deletes users; an imported user logs in"),
-            ("unlisted", "an account that is not listed gets 401"),
-            ("consumer", "a consumer fetches and acknowledges the events of a pull webhook"),
-        ] {
-            let (succeeded, log) = self.wait_for_pod_end(pod).await?;
-            ensure!(succeeded, "the pod {pod} failed: {log}");
-            println!("ok     through the Service of the administration API, in a pod: {what}");
-        }
-        self.wait_for_pushed_events().await?;
+        let mut expected = ExpectedEvents { of_users: self.manage_users(&push).await?, imported: 0 };
+        let import_app = self.import_users(&export, &import_push, &mut expected).await?;
+        self.wait_for_pushed_events(&[&self.app, &import_app], &expected).await?;
 
         // The App needs only documents of format 1 again.
         self.apply_app(&self.app).await?;
         let app = self.app_object().await?;
         ensure!(condition_status(&app, "Delivering").is_empty(), "{}", app["status"]);
+        self.assert_no_failures("administrators and webhooks added to the App and removed").await?;
+        self.delete_import_app(&import_app).await?;
+        // No event has come late or again.
+        self.check_received_events(&expected).await?;
         self.cluster.delete("v1", "Pod", Some(TOOLS_NAMESPACE), "receiver").await?;
-        self.assert_no_failures("administrators and webhooks added to the App and removed").await
+        self.assert_no_failures("another App created, filled with imported users, and deleted with them").await
+    }
+
+    /// Adds administrators and webhooks to the App, and calls the administration API. Returns the events of this.
+    async fn manage_users(&self, push: &Webhook) -> Result<Vec<Event>> {
+        let pull = Webhook::pull("sync", TOOLS_NAMESPACE, CONSUMER, &EVENTS);
+        let administrators = json!([administrator(ADMINISTRATOR, "UserAdmin")]);
+        self.apply_app(&self.app.clone().set("/administrators", administrators).webhook(push).webhook(&pull)).await?;
+
+        let (url, public_url) = (admin_url(), service_url(RELEASE));
+        let api = ["--url", &*url, "--app", self.app.id()];
+        let events = EVENTS.join(",");
+        let consume = [&["consumer"][..], &api, &["--webhook", "sync", "--events", &events]].concat();
+        self.run_pod_as("consumer", CONSUMER, &consume).await?;
+        self.run_pod_as("unlisted", UNLISTED, &[&["unlisted"][..], &api].concat()).await?;
+        let public = ["--public-url", &*public_url, "--inbox", &*self.inbox];
+        self.run_pod_as("administrator", ADMINISTRATOR, &[&["administrator"][..], &api, &public].concat()).await?;
+        let mut caused = Vec::new();
+        for (pod, what) in [
+            (
+                "administrator",
+                "an administrator lists, creates, invites and deletes users; the session of a disabled user ends at \
+                 once on every server; an invited user sets a password and logs in",
+            ),
+            ("unlisted", "an account that is not listed gets 401"),
+            ("consumer", "a consumer fetches and acknowledges the events of a pull webhook"),
+        ] {
+            let (succeeded, log) = self.wait_for_pod_end(pod).await?;
+            ensure!(succeeded, "the pod {pod} failed: {log}");
+            caused.extend(events::read_caused(&log)?);
+            println!("ok     through the Service of the administration API, in a pod: {what}");
+        }
+        Ok(caused)
     }
 
     /// Applies the Secrets of an App and then the App, and waits until it is Ready.
@@ -99,7 +130,7 @@ impl ClusterTest<'_> {
         for object in app.objects(APP_NAMESPACE).iter().rev() {
             self.cluster.apply(object).await?;
         }
-        self.wait_until_app_ready().await?;
+        self.wait_until_ready(app).await?;
         Ok(())
     }
 
@@ -116,59 +147,64 @@ impl ClusterTest<'_> {
         self.create_pod(&pod).await
     }
 
-    /// Imports a user with `kubectl run`, and with the pod that docs/import.md shows.
-    async fn import(&self) -> Result<()> {
-        let docs = std::fs::read_to_string(process::root().join("docs/import.md"))?;
-        let mut blocks = docs.split("```json\n").skip(1).filter_map(|rest| rest.split("```").next());
-        let pod = blocks.find(|block| block.contains("serviceAccountName")).context("docs/import.md has a pod")?;
-        let mut overrides = pod.to_owned();
-        for (word, replacement) in [
-            ("\"keycloak\"", "\"ndjson\"".to_owned()),
-            ("\"shop\"", format!("\"{}\"", self.app.id())),
-            ("http://latchkey-server-admin.latchkey.svc:8081", admin_url()),
-        ] {
-            ensure!(overrides.contains(word), "the pod in docs/import.md does not contain {word}");
-            overrides = overrides.replace(word, &replacement);
+    /// Waits until the receiver has got the events, and the Apps report that they are delivered.
+    async fn wait_for_pushed_events(&self, apps: &[&App], expected: &ExpectedEvents) -> Result<()> {
+        let received =
+            retry_until_ok("the receiver gets the events", EVENT_LIMIT, || self.check_received_events(expected))
+                .await?;
+        for app in apps {
+            retry_until_ok("the condition Delivering is True", EVENT_LIMIT, || async {
+                let app = self.object_of(app).await?;
+                ensure!(condition_status(&app, "Delivering") == "True", "{}", app["status"]);
+                Ok(())
+            })
+            .await?;
         }
-        self.cluster.delete_and_wait("v1", "Pod", Some(TOOLS_NAMESPACE), "import").await?;
-        let command = ["-n", TOOLS_NAMESPACE, "run", "import", "--rm", "--stdin", "--restart=Never"].map(String::from);
-        let options = [
-            format!("--image={}", self.image("latchkey-server")),
-            format!("--labels={CALLER_LABEL}=true"),
-            format!("--overrides={overrides}"),
-            "--override-type=strategic".to_owned(),
-        ];
-        let user: Value = json!({
-            "external_id": IMPORTED, "email": "imported@example.com", "email_verified": true, "name": "Ada",
-            "password_hash": DEX_PASSWORD_HASH,
-        });
-        // The exit status is that of the import. Its output can be incomplete, because the pod ends at once.
-        self.cluster.kubectl_with_input(command.into_iter().chain(options), &format!("{user}\n")).await?;
-        println!("ok     an import with the pod of docs/import.md");
-        Ok(())
-    }
-
-    /// Waits until the receiver has got the events, and the App reports that they are delivered.
-    async fn wait_for_pushed_events(&self) -> Result<()> {
-        retry_until_ok("the receiver gets the events", EVENT_LIMIT, || async {
-            let log = self.cluster.pods(TOOLS_NAMESPACE).logs("receiver", &LogParams::default()).await?;
-            let missing: Vec<_> =
-                PUSHED_EVENTS.into_iter().filter(|type_| !log.contains(&receiver::signed(type_))).collect();
-            ensure!(missing.is_empty() && !log.contains("INVALID"), "no {missing:?} in {log}");
-            Ok(())
-        })
-        .await?;
-        retry_until_ok("the condition Delivering is True", EVENT_LIMIT, || async {
-            let app = self.app_object().await?;
-            ensure!(condition_status(&app, "Delivering") == "True", "{}", app["status"]);
-            Ok(())
-        })
-        .await?;
         println!(
-            "ok     a push webhook delivers signed events to a pod, through TLS of the test's CA: Delivering is True"
+            "ok     push webhooks deliver {received} events to a pod, signed, each id once, through TLS of the test's \
+             CA: Delivering is True"
         );
         Ok(())
     }
+
+    /// Asserts that the receiver has got these events and no other, each of them once. Returns their number.
+    ///
+    /// A webhook delivers an event at least once. It delivers an event again only if it does not learn that the receiver
+    /// has accepted it. This test makes no such fault, so here each id arrives once.
+    async fn check_received_events(&self, expected: &ExpectedEvents) -> Result<usize> {
+        let log = self.cluster.pods(TOOLS_NAMESPACE).logs("receiver", &LogParams::default()).await?;
+        let invalid: Vec<_> = log.lines().filter(|line| line.contains(receiver::INVALID)).take(MAX_PRINTED).collect();
+        ensure!(invalid.is_empty(), "{invalid:#?}");
+        let received = events::read_accepted(&log)?;
+        // How much more often an event was received than expected.
+        let mut excess: BTreeMap<&Event, i64> = BTreeMap::new();
+        for event in &expected.of_users {
+            *excess.entry(event).or_default() -= 1;
+        }
+        for received in received.iter().filter(|received| received.event.event_type != IMPORTED) {
+            *excess.entry(&received.event).or_default() += 1;
+        }
+        excess.retain(|_, excess| *excess != 0);
+        let some: Vec<_> = excess.iter().take(MAX_PRINTED).collect();
+        ensure!(some.is_empty(), "{} events are missing (below 0) or unexpected, such as {some:#?}", excess.len());
+        let imports = received.iter().filter(|received| received.event.event_type == IMPORTED);
+        let imported: u64 = imports.map(|received| received.created).sum();
+        ensure!(imported == expected.imported, "the events {IMPORTED} count {imported} of {} users", expected.imported);
+        Ok(received.len())
+    }
+}
+
+/// Removes the finalizer of the App of the import, which is left if an earlier run failed: only an operator removes it
+/// otherwise, and clean-up has uninstalled the operator.
+pub(super) async fn remove_finalizers(cluster: &ClusterClient) {
+    let change = json!({ "metadata": { "finalizers": null } });
+    // Usually the App, or even its definition, does not exist.
+    drop(cluster.merge_patch("latchkey.dev/v1alpha1", "App", (APP_NAMESPACE, keycloak::APP_ID), &change).await);
+}
+
+/// An entry of `spec.administrators`.
+fn administrator(account: &str, role: &str) -> Value {
+    json!({ "serviceAccount": { "namespace": TOOLS_NAMESPACE, "name": account }, "role": role })
 }
 
 /// URL of the administration API.
