@@ -112,8 +112,9 @@ pub struct ServeArgs {
     /// External URL of the public API, without a trailing slash.
     #[arg(long, env = "LATCHKEY_BASE_URL")]
     pub base_url: Option<IssuerUrl>,
-    /// Poll the outbox without LISTEN, for connection poolers in transaction mode. The pooler must support prepared
-    /// statements of the protocol in transaction mode (PgBouncer 1.21 or later with `max_prepared_statements` above 0).
+    /// Poll the outbox and the events of webhooks without LISTEN, for connection poolers in transaction mode. The pooler
+    /// must support prepared statements of the protocol in transaction mode (PgBouncer 1.21 or later with
+    /// `max_prepared_statements` above 0).
     #[arg(long, env = "LATCHKEY_WITHOUT_LISTEN")]
     pub without_listen: bool,
     /// File with the URL of Redis: `redis://`, `redis-sentinel://` or `redis-cluster://`, with `rediss` for TLS.

@@ -47,6 +47,7 @@ mod retention;
 mod session_model;
 mod sessions;
 mod users;
+mod webhooks;
 
 /// Maximum time that a test waits for a condition.
 const LIMIT: Duration = Duration::from_secs(20);

@@ -22,6 +22,7 @@ mod events;
 mod gone;
 mod outages;
 mod pull;
+mod rebinding;
 mod registrations;
 mod retries;
 mod shares;

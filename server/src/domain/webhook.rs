@@ -2,11 +2,14 @@
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
-use aws_lc_rs::hmac;
+use aws_lc_rs::{
+    digest::{self, SHA256},
+    hmac,
+};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use latchkey_crds::{
     refs::ServiceAccountRef,
-    rendered::{RenderedDelivery, RenderedWebhook, Revision, SecretString},
+    rendered::{RenderedDelivery, RenderedWebhook, SecretString},
     types::{EndpointUrl, WebhookName},
     webhook::WebhookEvent,
 };
@@ -182,9 +185,44 @@ pub fn names_reporting(webhooks: &[Webhook], kind: EventKind) -> Vec<String> {
     webhooks.iter().filter(|webhook| webhook.reports(event)).map(|webhook| webhook.name.to_string()).collect()
 }
 
+/// The SHA-256 of the settings and keys. If it changes, a stopped webhook resumes, so all versions must compute the same
+/// fingerprint. Therefore this function lists the settings, instead of hashing the document.
+///
+/// A setting is encoded as its name, the number of its values, and the values. The length of a name or value in bytes
+/// precedes it. Lengths and numbers are 8 bytes, big-endian. So different settings have different encodings. A setting
+/// without values is left out: if a later version adds a setting at the end, it changes only the fingerprints of the
+/// webhooks that have the setting.
 fn fingerprint(rendered: &RenderedWebhook) -> String {
-    let document = Zeroizing::new(serde_json::to_vec(rendered).unwrap_or_default());
-    Revision::of(&document).as_str().to_owned()
+    // As rendered, because this version does not know all events of later versions.
+    let events: BTreeSet<&str> = rendered.events.iter().map(String::as_str).collect();
+    let (url, consumer, keys) = match &rendered.delivery {
+        RenderedDelivery::Push(push) => {
+            let keys = push.keys.iter().flat_map(|keys| std::iter::once(&keys.current).chain(&keys.previous));
+            (vec![push.url.as_str()], Vec::new(), keys.map(SecretString::expose).collect())
+        }
+        RenderedDelivery::Pull(consumer) => {
+            (Vec::new(), vec![consumer.namespace.as_str(), consumer.name.as_str()], Vec::new())
+        }
+    };
+    let settings: [(&str, Vec<&str>); 5] = [
+        ("url", url),
+        ("consumer", consumer),
+        ("events", events.into_iter().collect()),
+        ("include", rendered.include_profile.then_some("Profile").into_iter().collect()),
+        ("keys", keys),
+    ];
+    let mut hash = digest::Context::new(&SHA256);
+    for (name, values) in settings.iter().filter(|(_, values)| !values.is_empty()) {
+        update_with_text(&mut hash, name);
+        hash.update(&(values.len() as u64).to_be_bytes());
+        values.iter().for_each(|value| update_with_text(&mut hash, value));
+    }
+    hash.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn update_with_text(hash: &mut digest::Context, text: &str) {
+    hash.update(&(text.len() as u64).to_be_bytes());
+    hash.update(text.as_bytes());
 }
 
 /// The delay before the delivery is tried again after a failure now, or `None` if it is given up. `attempts` is the
@@ -333,14 +371,59 @@ mod tests {
         assert!(previous.starts_with("v1,") && previous != current);
     }
 
+    /// A push webhook with these settings. `keys`: the current one and, if there are two, the previous one.
+    fn push_with(url: &str, events: &[&str], include_profile: bool, keys: &[&str]) -> Webhook {
+        let keys = keys.first().map(|current| json!({ "current": current, "previous": keys.get(1) }));
+        let push = json!({ "url": url, "keys": keys });
+        let rendered = json!({
+            "name": "crm", "events": events, "includeProfile": include_profile, "delivery": { "push": push },
+        });
+        webhook(rendered).unwrap()
+    }
+
+    #[test]
+    fn the_fingerprint_is_the_same_in_every_version() {
+        let url = "https://crm.example.com/hook";
+        let consumer = json!({ "namespace": "jobs", "name": "sync" });
+        let pull = json!({ "name": "sync", "events": ["user.created"], "delivery": { "pull": consumer } });
+        // If these change, an update resumes webhooks that receivers have stopped.
+        for (webhook, fingerprint) in [
+            (
+                push_with(url, &["user.created"], false, &[KEY]),
+                "219f93be750c96ea9bae5e2c7253f7e019d66a88938d5d3f940784fd3d28c431",
+            ),
+            (
+                push_with(url, &["user.created", "user.abducted"], true, &[KEY, KEY]),
+                "193bb1562a3ca449047725c1c12a2a79d7c7cf3e55b6d22391d2985a7aa7221f",
+            ),
+            (webhook(pull).unwrap(), "65939d13a08ef21de4e9ef60facce55d07e3d6928d6272c2281e923d5a858219"),
+        ] {
+            assert_eq!(webhook.fingerprint, fingerprint, "{webhook:?}");
+        }
+    }
+
     #[test]
     fn the_fingerprint_changes_with_the_settings_and_the_keys() {
-        let other_key = format!("whsec_{}", STANDARD.encode([1; 24]));
-        let webhooks = [push(KEY, None), push(KEY, Some(KEY)), push(&other_key, None)];
-        let fingerprints: BTreeSet<_> = webhooks.into_iter().map(|webhook| webhook.unwrap().fingerprint).collect();
-        assert_eq!(fingerprints.len(), 3);
-        assert_eq!(push(KEY, None).unwrap().fingerprint, push(KEY, None).unwrap().fingerprint);
+        let url = "https://crm.example.com/hook";
+        let other_key: &str = &format!("whsec_{}", STANDARD.encode([1; 24]));
+        let both = ["user.created", "user.deleted"];
+        let webhooks = [
+            push_with(url, &both, false, &[KEY]),
+            push_with("https://crm.example.com/", &both, false, &[KEY]),
+            push_with(url, &both[..1], false, &[KEY]),
+            push_with(url, &["user.createduser.deleted"], false, &[KEY]),
+            push_with(url, &[], false, &[KEY]),
+            push_with(url, &both, true, &[KEY]),
+            push_with(url, &both, false, &[]),
+            push_with(url, &both, false, &[other_key]),
+            push_with(url, &both, false, &[KEY, other_key]),
+            push_with(url, &both, false, &[other_key, KEY]),
+        ];
+        let fingerprints: BTreeSet<&str> = webhooks.iter().map(|webhook| webhook.fingerprint.as_str()).collect();
+        assert_eq!(fingerprints.len(), webhooks.len());
         assert!(fingerprints.iter().all(|fingerprint| fingerprint.len() == 64));
+        let reordered = push_with(url, &["user.deleted", "user.created", "user.deleted"], false, &[KEY]);
+        assert_eq!(reordered.fingerprint, webhooks[0].fingerprint, "the order of the events does not count");
     }
 
     #[test]

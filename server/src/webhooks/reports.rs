@@ -17,7 +17,7 @@ use crate::{
     config::Apps,
     domain::{
         clock::Env,
-        ports::{DeliveryState, WebhookEvents, WebhookKey},
+        ports::{DeliveryState, KnownWebhook, WebhookEvents, WebhookKey},
         webhook::{Delivery, Push, Webhook},
     },
 };
@@ -36,21 +36,24 @@ pub async fn report_states<S: WebhookEvents>(stores: S, apps: Arc<Apps>, env: En
     loop {
         let apps_with_webhooks: HashMap<AppId, _> =
             apps.all().into_iter().filter(|app| !app.webhooks.is_empty()).map(|app| (app.id().clone(), app)).collect();
-        let keys: Vec<WebhookKey> = apps_with_webhooks
+        let webhooks: Vec<KnownWebhook> = apps_with_webhooks
             .values()
             .flat_map(|app| {
-                app.webhooks.iter().map(|webhook| WebhookKey { app: app.id().clone(), webhook: webhook.name.clone() })
+                app.webhooks.iter().map(|webhook| KnownWebhook {
+                    key: WebhookKey { app: app.id().clone(), webhook: webhook.name.clone() },
+                    fingerprint: webhook.fingerprint.clone(),
+                })
             })
             .collect();
         let mut reports: BTreeMap<AppId, BTreeMap<WebhookName, WebhookState>> = BTreeMap::new();
         let mut is_complete = true;
-        for keys in keys.chunks(WEBHOOKS_PER_QUERY) {
-            let Ok(states) = stores.delivery_states(keys).await else {
+        for webhooks in webhooks.chunks(WEBHOOKS_PER_QUERY) {
+            let Ok(states) = stores.delivery_states(webhooks).await else {
                 // The calls log the outage of Postgres.
                 is_complete = false;
                 break;
             };
-            for key in keys {
+            for KnownWebhook { key, .. } in webhooks {
                 let webhook = apps_with_webhooks.get(&key.app).and_then(|app| app.webhook(key.webhook.as_str()));
                 let known = states.get(key).cloned().unwrap_or_default();
                 let state = webhook.and_then(|webhook| state_of(webhook, &known, env.now()));

@@ -21,28 +21,31 @@ const MAX_DELETE_TIME: Duration = Duration::from_secs(60);
 
 /// What the sweep does with a webhook.
 enum Sweep {
+    /// There is no document of the App.
+    WithoutApp,
     Removed,
     Push,
     Pull,
 }
 
 /// Removes events of removed webhooks, old dead letters, and events that consumers did not fetch; gives up old
-/// deliveries. Returns how many events were removed. Events of Apps without a document stay: the deletion of an App
-/// deletes its events. The webhooks take turns.
+/// deliveries. Returns how many events were removed. Events of an App without a document stay until its users are
+/// deleted. The deletion deletes the events too, unless a server of an earlier version, which does not know them,
+/// completes it. The webhooks take turns.
 pub async fn remove_old_events(stores: &Stores, apps: &Apps, metrics: &WebhookMetrics) -> Result<u64, StoreError> {
     let postgres = &stores.postgres;
     let end = Instant::now() + MAX_DELETE_TIME;
     let stored = postgres.stored_webhooks().await?;
     let mut queue: VecDeque<(WebhookKey, Sweep)> = stored
         .into_iter()
-        .filter_map(|key| {
-            let app = apps.get(key.app.as_str())?;
+        .map(|key| {
+            let Some(app) = apps.get(key.app.as_str()) else { return (key, Sweep::WithoutApp) };
             let sweep = match app.webhook(key.webhook.as_str()).map(|webhook| &webhook.delivery) {
                 None => Sweep::Removed,
                 Some(Delivery::Pull(_)) => Sweep::Pull,
                 Some(Delivery::Push(_)) => Sweep::Push,
             };
-            Some((key, sweep))
+            (key, sweep)
         })
         .collect();
     let mut removed = 0;
@@ -77,6 +80,7 @@ async fn sweep_batch(
     metrics: &WebhookMetrics,
 ) -> Result<u64, StoreError> {
     let swept = match sweep {
+        Sweep::WithoutApp => return postgres.delete_events_of_deleted_app(key).await,
         Sweep::Removed => return postgres.delete_events_of_removed_webhook(key).await,
         Sweep::Pull => {
             postgres.delete_old_pulled_events(key).await? + postgres.delete_old_dead_events(key, true).await?

@@ -275,15 +275,18 @@ mod tests {
     use super::*;
     use crate::domain::{
         audit::EventKind,
-        ports::{DeliveryState, EventBacklog, WebhookKey},
+        ports::{DeliveryState, EventBacklog, KnownWebhook, WebhookKey},
         webhook::QueuedEvent,
     };
 
-    /// A queue in memory. It hands out at most 16 events of a webhook at a time.
+    /// A queue in memory. It hands out at most 16 events of a webhook at a time. Another server has leased the events of
+    /// the webhooks whose names begin with `leased`.
     struct FakeQueue {
         due: Mutex<Vec<ClaimedEvent>>,
         in_flight: Mutex<BTreeMap<WebhookKey, usize>>,
         claim_limits: Mutex<Vec<usize>>,
+        /// The number of webhooks of each claim.
+        claimed_webhooks: Mutex<Vec<usize>>,
         failing_finishes: Mutex<u32>,
         finished: mpsc::UnboundedSender<(WebhookKey, EventOutcome)>,
         notifications: broadcast::Sender<String>,
@@ -332,6 +335,7 @@ mod tests {
         ) -> Result<Vec<ClaimedEvent>, StoreError> {
             assert_eq!(lease, LEASE);
             self.claim_limits.lock().push(limit);
+            self.claimed_webhooks.lock().push(webhooks.len());
             let (mut due, mut in_flight) = (self.due.lock(), self.in_flight.lock());
             let mut claimed = Vec::new();
             for event in std::mem::take(&mut *due) {
@@ -340,7 +344,8 @@ mod tests {
                 let room = webhook.map_or(0, |webhook| webhook.room);
                 let same_namespace = |other: &&ClaimedEvent| namespace_of(&other.key) == namespace_of(&event.key);
                 let taken = claimed.iter().filter(same_namespace).count();
-                if claimed.len() < limit && taken < room && *count < 16 {
+                let is_leased = event.key.webhook.as_str().starts_with("leased");
+                if claimed.len() < limit && taken < room && *count < 16 && !is_leased {
                     *count += 1;
                     claimed.push(event);
                 } else {
@@ -375,7 +380,7 @@ mod tests {
             self.notifications.subscribe()
         }
 
-        async fn delivery_states(&self, _: &[WebhookKey]) -> Result<BTreeMap<WebhookKey, DeliveryState>, StoreError> {
+        async fn delivery_states(&self, _: &[KnownWebhook]) -> Result<BTreeMap<WebhookKey, DeliveryState>, StoreError> {
             unreachable!("the worker reports no states")
         }
 
@@ -429,6 +434,7 @@ mod tests {
             due: Mutex::new(due),
             in_flight: Mutex::default(),
             claim_limits: Mutex::default(),
+            claimed_webhooks: Mutex::default(),
             failing_finishes: Mutex::default(),
             finished: finished_sender,
             notifications: broadcast::Sender::new(1),
@@ -498,6 +504,17 @@ mod tests {
         drop(first);
         assert_eq!(in_flight.room("one", 64), 32);
         assert!(in_flight.0.lock().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_is_limited_to_some_webhooks_and_each_webhook_gets_its_turn() {
+        let leased = (0..MAX_WEBHOOKS_PER_CLAIM + 44).map(|number| format!("leased{number}"));
+        let leased = leased.flat_map(|webhook| events(&webhook, 1).collect::<Vec<_>>());
+        let mut running = run(leased.chain(events("crm", 1)).collect());
+        assert_eq!(running.wait_for_started(1).await, ["crm"], "the last webhook of the list");
+        let claimed = running.queue.claimed_webhooks.lock().clone();
+        assert!(claimed.iter().all(|webhooks| *webhooks == MAX_WEBHOOKS_PER_CLAIM), "{claimed:?}");
+        running.stop().await;
     }
 
     #[tokio::test]

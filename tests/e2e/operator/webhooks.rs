@@ -114,6 +114,10 @@ async fn events_wait_for_the_secret_of_a_webhook() {
     secrets.delete(&format!("{}-crm", app.id()), &DeleteParams::default()).await.unwrap();
     install.wait_for_condition(&app, ConditionType::ResolvedRefs, ConditionStatus::False, "SecretNotFound").await;
     install.wait_for_condition(&app, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
+    // Earlier deliveries do not say that the events of now are delivered.
+    let waiting = (ConditionType::Delivering, ConditionStatus::Unknown, "Pending");
+    let message = install.wait_for_condition(&app, waiting.0, waiting.1, waiting.2).await;
+    assert!(message.contains("Secret of webhook crm"), "{message}");
 }
 
 #[tokio::test]

@@ -200,3 +200,20 @@ async fn after_ten_failures_in_a_row_one_event_is_sent_at_a_time() {
     wait_for_state(&test.test_app, "crm", "Delivering").await;
     assert_eq!(admin.get("dead-letters").await.expect(StatusCode::OK).body, json!({ "dead_letters": [] }));
 }
+
+#[tokio::test]
+async fn a_webhook_with_another_url_is_not_limited_by_earlier_failures() {
+    let (mut test, _receiver, webhook) = start_push(CREATED).await;
+    wait_for_state(&test.test_app, "crm", "Delivering").await;
+    test.test_app.sql("UPDATE webhooks SET failures = 10").await;
+    wait_for_state(&test.test_app, "crm", "ReceiverFails").await;
+    let next = WebhookReceiver::start().unwrap();
+    test.test_app.apply(test.test_app.app.clone().webhook(&webhook.url(&next.url()))).await;
+    // No event has been delivered since then.
+    wait_for_state(&test.test_app, "crm", "Delivering").await;
+    next.set_reply(Reply::Hang);
+    for number in 0..3 {
+        create(&test.admin(), &format!("user{number}@example.com")).await;
+    }
+    eventually("several are in flight", LIMIT, || async { (next.max_in_flight() > 2).then_some(()) }).await;
+}

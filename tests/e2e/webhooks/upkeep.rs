@@ -150,6 +150,32 @@ async fn a_server_with_an_older_document_deletes_no_events_of_a_webhook_that_ano
 }
 
 #[tokio::test]
+async fn the_hourly_sweep_deletes_events_of_deleted_apps_and_none_of_apps_whose_document_is_missing() {
+    let test = AdministrationTest::start_with(app(), &[]).await;
+    let test_app = &test.test_app;
+    // A server that does not know webhooks has deleted the users of `deleted`. This server has no document of the three.
+    test_app
+        .sql(
+            "INSERT INTO apps (app_id, namespace, state)
+             VALUES
+                ('deleted', 'elsewhere', 'deleted'), ('deleting', 'elsewhere', 'deleting'),
+                ('missing', 'elsewhere', 'active');
+             INSERT INTO webhooks (app_id, name) SELECT app_id, 'crm' FROM apps WHERE namespace = 'elsewhere';
+             INSERT INTO webhook_events (app_id, webhook, id, kind, at, dead_at)
+             SELECT app_id, 'crm', gen_random_uuid(), 'registered', now(), CASE WHEN number = 1 THEN now() END
+             FROM webhooks, generate_series(1, 6000) AS number WHERE name = 'crm'",
+        )
+        .await;
+    sweep(test_app).await;
+    let count = async |table: &str, app: &str| {
+        test_app.query_number(&format!("SELECT count(*) FROM {table} WHERE app_id = '{app}'")).await
+    };
+    for (app, webhooks, events) in [("deleted", 0, 0), ("deleting", 1, 6000), ("missing", 1, 6000)] {
+        assert_eq!((count("webhooks", app).await, count("webhook_events", app).await), (webhooks, events), "{app}");
+    }
+}
+
+#[tokio::test]
 async fn the_hourly_sweep_gives_up_events_that_could_not_be_sent_within_72_hours() {
     let (test, receiver, _) = start_push(CREATED).await;
     let (admin, test_app) = (test.admin(), &test.test_app);

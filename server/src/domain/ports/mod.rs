@@ -38,5 +38,5 @@ pub use rate_limits::{AcquireError, RateLimitPermit, RateLimits};
 pub use sessions::{Replication, Sessions};
 pub use users::{ChangedUser, Confirmation, CreateUserOutcome, LoginCandidate, NewUser, PasswordReset, Users};
 pub use webhook_events::{
-    ClaimableWebhook, ClaimedEvent, DeliveryState, EventBacklog, EventOutcome, WebhookEvents, WebhookKey,
+    ClaimableWebhook, ClaimedEvent, DeliveryState, EventBacklog, EventOutcome, KnownWebhook, WebhookEvents, WebhookKey,
 };

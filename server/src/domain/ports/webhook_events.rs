@@ -17,6 +17,14 @@ pub struct WebhookKey {
     pub webhook: WebhookName,
 }
 
+/// A webhook that a server has in its document of the App.
+#[derive(Clone, Debug)]
+pub struct KnownWebhook {
+    pub key: WebhookKey,
+    /// The fingerprint of its settings and keys.
+    pub fingerprint: String,
+}
+
 /// A webhook whose events a server can send.
 #[derive(Clone, Debug)]
 pub struct ClaimableWebhook {
@@ -59,7 +67,7 @@ pub enum EventOutcome {
 /// What is known about the delivery of a webhook.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeliveryState {
-    /// The number of failed deliveries since the last successful one.
+    /// The number of failed deliveries since the last successful one, and since the last change of the webhook.
     pub failures: u32,
     pub stopped_for: Option<String>,
     /// When the oldest event happened that is not delivered.
@@ -82,7 +90,7 @@ pub trait WebhookEvents: Sync {
 
     /// Claims up to `limit` due events of these webhooks for the time `lease`, for each namespace at most as many as it
     /// has room. The webhooks take turns; the oldest due event of a webhook is claimed first. All servers together claim
-    /// at most 16 events of a webhook at a time, and one at a time after 10 failures in a row.
+    /// at most 16 events of a webhook at a time, and one at a time, with pauses, after 10 failures in a row.
     fn claim_events(
         &self,
         webhooks: &[ClaimableWebhook],
@@ -112,10 +120,11 @@ pub trait WebhookEvents: Sync {
     /// Receives the appID, a slash and the name of a webhook for which there may be new events. A receiver can miss messages, so it also polls.
     fn subscribe_to_new_events(&self) -> broadcast::Receiver<String>;
 
-    /// The states of these webhooks. Also records that a server has them, so that their events are not swept.
+    /// The states of these webhooks. Also records that a server has them, so that their events are not swept. If a
+    /// webhook has changed, its failures do not count any more.
     fn delivery_states(
         &self,
-        webhooks: &[WebhookKey],
+        webhooks: &[KnownWebhook],
     ) -> impl Future<Output = StoreResult<BTreeMap<WebhookKey, DeliveryState>>> + Send;
 
     /// Deletes events that are never due, which were written only so that two requests take the same time.

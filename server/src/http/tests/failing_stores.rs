@@ -29,11 +29,12 @@ use crate::domain::{
         AccountTransfer, AcquireError, AddressChange, AddressChangeRequest, AddressChanged, AuditLog, ChangeOutcome,
         ChangedUser, ClaimableWebhook, ClaimedEvent, ClaimedRow, Codes, Confirmation, CreateUserOutcome,
         DeliveryOutcome, DeliveryState, EventBacklog, EventFilter, EventOutcome, Flows, Identities, IdentityRemoval,
-        ImportOutcome, LinkOutcome, LinkRequest, LoginCandidate, MailOutcome, NewAdministeredUser, NewFederatedUser,
-        NewIdentity, NewUser, Outbox, OutboxBacklog, OwnAccounts, PasswordChange, PasswordHasher, PasswordReset,
-        Providers, RateLimitPermit, RateLimits, RemovalOutcome, Rename, Renamed, Replication, RetrySelection, RowPage,
-        RowPosition, Sessions, StoreError, StoreFlowError, UnlinkOutcome, UnlinkRequest, UserAdministration,
-        UserChange, UserConflict, UserDeletion, UserFilter, UserPage, UserPosition, Users, WebhookEvents, WebhookKey,
+        ImportOutcome, KnownWebhook, LinkOutcome, LinkRequest, LoginCandidate, MailOutcome, NewAdministeredUser,
+        NewFederatedUser, NewIdentity, NewUser, Outbox, OutboxBacklog, OwnAccounts, PasswordChange, PasswordHasher,
+        PasswordReset, Providers, RateLimitPermit, RateLimits, RemovalOutcome, Rename, Renamed, Replication,
+        RetrySelection, RowPage, RowPosition, Sessions, StoreError, StoreFlowError, UnlinkOutcome, UnlinkRequest,
+        UserAdministration, UserChange, UserConflict, UserDeletion, UserFilter, UserPage, UserPosition, Users,
+        WebhookEvents, WebhookKey,
     },
     rate_limits::{RateLimitCheck, RateLimited},
     session::{
@@ -233,7 +234,7 @@ impl WebhookEvents for FailingStores {
     }
     async fn delivery_states(
         &self,
-        _: &[WebhookKey],
+        _: &[KnownWebhook],
     ) -> Result<std::collections::BTreeMap<WebhookKey, DeliveryState>, StoreError> {
         self.fail()
     }

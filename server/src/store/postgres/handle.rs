@@ -30,7 +30,7 @@ pub struct Options {
     /// above 0).
     pub url: UrlSource,
     pub max_connections: u32,
-    /// Whether to LISTEN for new outbox rows. Must be false behind a pooler in transaction mode.
+    /// Whether to LISTEN for new outbox rows and webhook events. Must be false behind a pooler in transaction mode.
     pub listen: bool,
 }
 
@@ -123,8 +123,8 @@ impl PostgresStore {
         self.shared.pool.close().await;
     }
 
-    /// Whether to NOTIFY other servers of new outbox rows. NOTIFY serializes commits, so it is sent only if servers
-    /// LISTEN.
+    /// Whether to NOTIFY other servers of new outbox rows and webhook events. NOTIFY serializes commits, so it is sent
+    /// only if servers LISTEN.
     pub(super) fn should_notify(&self) -> bool {
         self.shared.listen
     }

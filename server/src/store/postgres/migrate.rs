@@ -16,7 +16,7 @@ static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 
 /// The newest migration that this server's statements need. A newer schema works too, because migrations only expand
 /// the schema.
-pub const REQUIRED_SCHEMA: i64 = 20_261_123_000_400;
+pub const REQUIRED_SCHEMA: i64 = 20_261_123_000_500;
 
 /// For how many months ahead `migrate` creates partitions. If a server's role cannot create partitions, these
 /// partitions are enough for this long after an upgrade. After that, rows go to the default partition.

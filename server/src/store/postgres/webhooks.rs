@@ -15,8 +15,8 @@ use crate::{
         administration::UserState,
         audit::EventKind,
         ports::{
-            ClaimableWebhook, ClaimedEvent, DeliveryState, EventBacklog, EventOutcome, StoreError, WebhookEvents,
-            WebhookKey,
+            ClaimableWebhook, ClaimedEvent, DeliveryState, EventBacklog, EventOutcome, KnownWebhook, StoreError,
+            WebhookEvents, WebhookKey,
         },
         webhook::{QueuedEvent, UserProfile},
     },
@@ -37,6 +37,8 @@ pub(super) use insert::insert;
 pub(super) const CHANNEL: &str = "latchkey_webhooks";
 /// Maximum number of messages that a slow subscriber can be behind.
 pub(super) const SUBSCRIBER_CAPACITY: usize = 64;
+/// After this number of failures in a row, one event at a time is sent, with a pause after each failure.
+const MANY_FAILURES: i32 = 10;
 /// How many calls for webhooks can run at the same time (specification: Administration, Webhooks).
 pub(super) const CONNECTIONS: usize = 2;
 
@@ -217,7 +219,7 @@ impl WebhookEvents for Stores {
 
     async fn delivery_states(
         &self,
-        webhooks: &[WebhookKey],
+        webhooks: &[KnownWebhook],
     ) -> Result<BTreeMap<WebhookKey, DeliveryState>, StoreError> {
         self.postgres.webhook_delivery_states(webhooks).await
     }

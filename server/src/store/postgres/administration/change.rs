@@ -171,7 +171,7 @@ async fn change_in_transaction(
     }
     let detail = Detail { fields: difference.fields, ..change.event.detail.clone() };
     let event = Event { kind: difference.event_kind, detail, ..change.event.clone() };
-    audit::insert(connection, app, &event).await?;
+    audit::insert(connection, app, &event, notify).await?;
     let user = read_user(connection, app, change.user).await?.ok_or(sqlx::Error::RowNotFound)?;
     Ok(Outcome::Changed(Box::new(Changed { user, epoch_change, profile_row })))
 }

@@ -98,7 +98,7 @@ async fn create(
     if let Some(mail) = mail {
         outbox::insert_mail(&mut transaction, app, mail, notify).await?;
     }
-    audit::insert(&mut transaction, app, event).await?;
+    audit::insert(&mut transaction, app, event, notify).await?;
     let created = read_user(&mut transaction, app, user.id).await?.ok_or(sqlx::Error::RowNotFound)?;
     transaction.commit().await?;
     Ok(CreateOutcome::Created(Box::new(created)))

@@ -51,7 +51,7 @@ impl PostgresStore {
     pub(super) async fn retry_dead_letters(&self, app: &AppId, selection: RetrySelection) -> Result<u64, StoreError> {
         let mut call = self.begin_administration("retry_dead_letters").await?;
         let (connection, deadline) = call.parts();
-        let retried = timeout_at(deadline, retry(connection, app, &selection)).await;
+        let retried = timeout_at(deadline, retry(connection, app, &selection, self.should_notify())).await;
         let retried = call.end_call(retried)?;
         if retried > 0 {
             self.notify_deliverer();
@@ -140,14 +140,20 @@ async fn read_events(connection: &mut PgConnection, app: &AppId, page: &Page) ->
     .await
 }
 
-async fn retry(connection: &mut PgConnection, app: &AppId, selection: &RetrySelection) -> Result<u64, sqlx::Error> {
+/// If `notify` is set, servers are notified of retried events when the transaction commits.
+async fn retry(
+    connection: &mut PgConnection,
+    app: &AppId,
+    selection: &RetrySelection,
+    notify: bool,
+) -> Result<u64, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     let retried = match selection {
         RetrySelection::Ids(ids) => {
             let mails = retry_mails(&mut transaction, app, ids).await?;
-            mails + retry_events(&mut transaction, app, ids).await?
+            mails + retry_events(&mut transaction, app, ids, notify).await?
         }
-        RetrySelection::Webhook(webhook) => retry_webhook(&mut transaction, app, webhook.as_str()).await?,
+        RetrySelection::Webhook(webhook) => retry_webhook(&mut transaction, app, webhook.as_str(), notify).await?,
     };
     transaction.commit().await?;
     Ok(retried)
@@ -175,7 +181,12 @@ async fn retry_mails(connection: &mut PgConnection, app: &AppId, ids: &[Uuid]) -
 
 /// Rows that another call has locked are skipped: that call retries them. The webhooks of the App are looked up first,
 /// because the primary key begins with them.
-async fn retry_events(connection: &mut PgConnection, app: &AppId, ids: &[Uuid]) -> Result<u64, sqlx::Error> {
+async fn retry_events(
+    connection: &mut PgConnection,
+    app: &AppId,
+    ids: &[Uuid],
+    notify: bool,
+) -> Result<u64, sqlx::Error> {
     let updated = sqlx::query!(
         "WITH dead AS MATERIALIZED (
             SELECT app_id, webhook, id FROM webhook_events
@@ -183,7 +194,7 @@ async fn retry_events(connection: &mut PgConnection, app: &AppId, ids: &[Uuid]) 
                 AND dead_at IS NOT NULL
             FOR UPDATE SKIP LOCKED
          ), notified AS (
-            SELECT pg_notify('latchkey_webhooks', $1 || '/' || webhook) FROM dead
+            SELECT pg_notify('latchkey_webhooks', $1 || '/' || webhook) FROM dead WHERE $3
          )
          UPDATE webhook_events
          SET dead_at = NULL, error = NULL, attempts = 0, due_at = statement_timestamp(), lease_until = NULL
@@ -193,13 +204,19 @@ async fn retry_events(connection: &mut PgConnection, app: &AppId, ids: &[Uuid]) 
             AND (SELECT count(*) FROM notified) >= 0",
         app.as_str(),
         ids,
+        notify,
     )
     .execute(connection)
     .await?;
     Ok(updated.rows_affected())
 }
 
-async fn retry_webhook(connection: &mut PgConnection, app: &AppId, webhook: &str) -> Result<u64, sqlx::Error> {
+async fn retry_webhook(
+    connection: &mut PgConnection,
+    app: &AppId,
+    webhook: &str,
+    notify: bool,
+) -> Result<u64, sqlx::Error> {
     let updated = sqlx::query!(
         "WITH dead AS MATERIALIZED (
             SELECT app_id, webhook, id FROM webhook_events
@@ -207,7 +224,7 @@ async fn retry_webhook(connection: &mut PgConnection, app: &AppId, webhook: &str
             ORDER BY dead_at LIMIT $3
             FOR UPDATE SKIP LOCKED
          ), notified AS (
-            SELECT pg_notify('latchkey_webhooks', $1 || '/' || webhook) FROM dead
+            SELECT pg_notify('latchkey_webhooks', $1 || '/' || webhook) FROM dead WHERE $4
          )
          UPDATE webhook_events
          SET dead_at = NULL, error = NULL, attempts = 0, due_at = statement_timestamp(), lease_until = NULL
@@ -218,6 +235,7 @@ async fn retry_webhook(connection: &mut PgConnection, app: &AppId, webhook: &str
         app.as_str(),
         webhook,
         MAX_RETRIED,
+        notify,
     )
     .execute(connection)
     .await?;

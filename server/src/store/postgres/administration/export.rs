@@ -59,7 +59,7 @@ impl PostgresStore {
     pub(super) async fn record_administration(&self, app: &AppId, event: &Event) -> Result<(), StoreError> {
         let mut call = self.begin_administration("record_administration").await?;
         let (connection, deadline) = call.parts();
-        let recorded = timeout_at(deadline, record(connection, app, event)).await;
+        let recorded = timeout_at(deadline, record(connection, app, event, self.should_notify())).await;
         if call.end_call(recorded)? { Ok(()) } else { Err(app_being_deleted()) }
     }
 }
@@ -93,13 +93,13 @@ async fn read_page(
 }
 
 /// Returns `false` if the App's users are being deleted. Otherwise the row would remain after the deletion.
-async fn record(connection: &mut PgConnection, app: &AppId, event: &Event) -> Result<bool, sqlx::Error> {
+async fn record(connection: &mut PgConnection, app: &AppId, event: &Event, notify: bool) -> Result<bool, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     if !apps::is_active(&mut transaction, app).await? {
         transaction.rollback().await?;
         return Ok(false);
     }
-    audit::insert(&mut transaction, app, event).await?;
+    audit::insert(&mut transaction, app, event, notify).await?;
     transaction.commit().await?;
     Ok(true)
 }

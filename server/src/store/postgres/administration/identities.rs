@@ -23,7 +23,8 @@ impl PostgresStore {
     ) -> Result<IdentityRemoval, StoreError> {
         let mut call = self.begin_administration("remove_identities").await?;
         let (connection, deadline) = call.parts();
-        let outcome = timeout_at(deadline, remove(connection, app, user, provider, event)).await;
+        let removing = remove(connection, app, user, provider, event, self.should_notify());
+        let outcome = timeout_at(deadline, removing).await;
         call.end_call(outcome)
     }
 }
@@ -34,6 +35,7 @@ async fn remove(
     user: UserId,
     provider: &str,
     event: &Event,
+    notify: bool,
 ) -> Result<IdentityRemoval, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     // A separate statement takes the lock, so that the next statement sees what concurrent calls have removed.
@@ -69,7 +71,7 @@ async fn remove(
     )
     .execute(&mut *transaction)
     .await?;
-    audit::insert(&mut transaction, app, event).await?;
+    audit::insert(&mut transaction, app, event, notify).await?;
     transaction.commit().await?;
     Ok(IdentityRemoval::Removed)
 }

@@ -1,4 +1,5 @@
-//! Imports a batch of users in one transaction, with one statement for each table.
+//! Imports a batch of users in one transaction, with one statement for each table. The first attempt assumes that all
+//! users are new, because nearly all are. The unique indexes prove it wrong, and the next attempt looks for the owners.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -10,7 +11,7 @@ use sqlx::{Connection, PgConnection};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
-    conflicts::{MAX_ATTEMPTS, values_contended},
+    conflicts::values_contended,
     insert::{insert_identities, insert_users},
 };
 use crate::{
@@ -27,6 +28,9 @@ use crate::{
     },
 };
 
+/// How often a batch is tried while other requests take or give up its values. More often than a change of one user,
+/// because any of up to 1,000 users can be in the way. The deadline of the call applies as well.
+const MAX_ATTEMPTS: u32 = 20;
 /// How long a batch waits for the other batches of its App.
 const MAX_WAIT: Duration = Duration::from_secs(4);
 /// How often a waiting batch tries to get the lock of its App.
@@ -41,8 +45,8 @@ enum BatchOutcome {
     Done(Vec<ImportOutcome>),
     /// Another batch of the App is being imported.
     OtherImport,
-    /// Another request took a value after this transaction had looked for its owner. The next attempt sees the owner.
-    Contended,
+    /// A value is taken. The next attempt looks for the owners.
+    Taken,
     /// The App's users are being deleted.
     AppBeingDeleted,
 }
@@ -71,10 +75,11 @@ impl PostgresStore {
         loop {
             let mut call = self.begin_administration("import_users").await?;
             let (connection, deadline) = call.parts();
-            let outcome = timeout_at(deadline, import(connection, app, users, dry_run, &event)).await;
+            let importing = import(connection, app, users, dry_run, &event, self.should_notify());
+            let outcome = timeout_at(deadline, importing).await;
             match call.end_call(outcome)? {
                 BatchOutcome::Done(outcomes) => return Ok(outcomes),
-                BatchOutcome::Contended => return Err(values_contended()),
+                BatchOutcome::Taken => return Err(values_contended()),
                 BatchOutcome::AppBeingDeleted => return Err(app_being_deleted()),
                 BatchOutcome::OtherImport if started.elapsed() >= MAX_WAIT => {
                     return Err(StoreError::Unavailable { store: "Postgres", source: Box::new(ImportsContended) });
@@ -87,23 +92,25 @@ impl PostgresStore {
     }
 }
 
-/// Repeats the transaction if other requests interfere.
+/// Repeats the transaction if a value is taken or other requests interfere.
 async fn import(
     connection: &mut PgConnection,
     app: &AppId,
     users: &[NewAdministeredUser],
     dry_run: bool,
     event: &Event,
+    notify: bool,
 ) -> Result<BatchOutcome, sqlx::Error> {
     for attempt in 1..=MAX_ATTEMPTS {
         let mut transaction = connection.begin().await?;
-        let outcome = import_in_transaction(&mut transaction, app, users, dry_run, event).await;
+        let are_new = attempt == 1 && !dry_run;
+        let outcome = import_in_transaction(&mut transaction, app, users, are_new, dry_run, event, notify).await;
         match outcome {
             Ok(BatchOutcome::Done(outcomes)) => {
                 transaction.commit().await?;
                 return Ok(BatchOutcome::Done(outcomes));
             }
-            Ok(BatchOutcome::Contended) => transaction.rollback().await?,
+            Ok(BatchOutcome::Taken) => transaction.rollback().await?,
             // A deadlock, for example with a change of an email address.
             Err(error) if attempt < MAX_ATTEMPTS && CallError::from(&error).kind == CallErrorKind::Conflict => {
                 transaction.rollback().await?;
@@ -114,15 +121,18 @@ async fn import(
             }
         }
     }
-    Ok(BatchOutcome::Contended)
+    Ok(BatchOutcome::Taken)
 }
 
+/// If `are_new`, assumes that no user of the App has a value of these users.
 async fn import_in_transaction(
     connection: &mut PgConnection,
     app: &AppId,
     users: &[NewAdministeredUser],
+    are_new: bool,
     dry_run: bool,
     event: &Event,
+    notify: bool,
 ) -> Result<BatchOutcome, sqlx::Error> {
     if !apps::is_active(connection, app).await? {
         return Ok(BatchOutcome::AppBeingDeleted);
@@ -130,7 +140,10 @@ async fn import_in_transaction(
     if !dry_run && !try_lock_imports(connection, app).await? {
         return Ok(BatchOutcome::OtherImport);
     }
-    let owners = find_owners(connection, app, users).await?;
+    let mut owners = if are_new { Owners::default() } else { find_owners(connection, app, users).await? };
+    if users.iter().any(|user| foreign_class(user).is_some()) {
+        owners.hash_classes = hash_classes(connection, app).await?;
+    }
     let outcomes = owners.plan(users);
     if dry_run {
         return Ok(BatchOutcome::Done(outcomes));
@@ -148,15 +161,15 @@ async fn import_in_transaction(
     for class in classes {
         // Another request has added a class in the meantime.
         if !add_hash_class(connection, app, class).await? {
-            return Ok(BatchOutcome::Contended);
+            return Ok(BatchOutcome::Taken);
         }
     }
     if !insert_users(connection, app, &created, event.at).await?
         || !insert_identities(connection, app, &created, event.at).await?
     {
-        return Ok(BatchOutcome::Contended);
+        return Ok(BatchOutcome::Taken);
     }
-    audit::insert(connection, app, &with_counts(event, &outcomes)).await?;
+    audit::insert(connection, app, &with_counts(event, &outcomes), notify).await?;
     Ok(BatchOutcome::Done(outcomes))
 }
 
@@ -187,6 +200,7 @@ fn with_counts(event: &Event, outcomes: &[ImportOutcome]) -> Event {
     event
 }
 
+/// Leaves out the classes of hashes.
 async fn find_owners(
     connection: &mut PgConnection,
     app: &AppId,
@@ -238,13 +252,15 @@ async fn find_owners(
         let identities = rows.into_iter().map(|row| ((row.authority, row.subject), UserId(row.user_id)));
         owners.identities.extend(identities);
     }
-    if users.iter().any(|user| foreign_class(user).is_some()) {
-        let rows = sqlx::query!("SELECT class, weight FROM hash_classes WHERE app_id = $1", app.as_str())
-            .fetch_all(&mut *connection)
-            .await?;
-        owners.hash_classes.extend(rows.into_iter().map(|row| (row.class, row.weight)));
-    }
     Ok(owners)
+}
+
+/// The classes of the App's foreign hashes with their weights.
+async fn hash_classes(connection: &mut PgConnection, app: &AppId) -> Result<HashMap<String, f64>, sqlx::Error> {
+    let rows = sqlx::query!("SELECT class, weight FROM hash_classes WHERE app_id = $1", app.as_str())
+        .fetch_all(connection)
+        .await?;
+    Ok(rows.into_iter().map(|row| (row.class, row.weight)).collect())
 }
 
 fn foreign_class(user: &NewAdministeredUser) -> Option<HashClass> {

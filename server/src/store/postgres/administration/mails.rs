@@ -69,7 +69,7 @@ async fn queue(
         return Ok(MailOutcome::Waiting);
     }
     outbox::insert_mail(&mut transaction, app, mail, notify).await?;
-    audit::insert(&mut transaction, app, event).await?;
+    audit::insert(&mut transaction, app, event, notify).await?;
     transaction.commit().await?;
     Ok(MailOutcome::Queued)
 }

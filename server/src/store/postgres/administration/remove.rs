@@ -25,7 +25,8 @@ impl PostgresStore {
     ) -> Result<RemovalOutcome, StoreError> {
         let mut call = self.begin_administration("remove_user").await?;
         let (connection, deadline) = call.parts();
-        let outcome = timeout_at(deadline, remove(connection, app, user, if_version, event)).await;
+        let removing = remove(connection, app, user, if_version, event, self.should_notify());
+        let outcome = timeout_at(deadline, removing).await;
         call.end_call(outcome)
     }
 }
@@ -36,6 +37,7 @@ async fn remove(
     user: UserId,
     if_version: Option<Version>,
     event: &Event,
+    notify: bool,
 ) -> Result<RemovalOutcome, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     let deleted = sqlx::query!(
@@ -65,7 +67,7 @@ async fn remove(
     outbox::delete_rows_of(&mut transaction, app, &[user.0]).await?;
     let epoch_change = EpochChange { user, epoch, kept_session: None };
     outbox::insert_epoch_change(&mut transaction, app, &epoch_change).await?;
-    audit::insert_deletion(&mut transaction, app, event, deleted.version).await?;
+    audit::insert_deletion(&mut transaction, app, event, deleted.version, notify).await?;
     transaction.commit().await?;
     Ok(RemovalOutcome::Removed(epoch_change))
 }

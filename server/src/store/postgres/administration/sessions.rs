@@ -23,7 +23,7 @@ impl PostgresStore {
     ) -> Result<Option<EpochChange>, StoreError> {
         let mut call = self.begin_administration("end_all_sessions").await?;
         let (connection, deadline) = call.parts();
-        let raised = timeout_at(deadline, raise_epoch(connection, app, user, event)).await;
+        let raised = timeout_at(deadline, raise_epoch(connection, app, user, event, self.should_notify())).await;
         call.end_call(raised)
     }
 }
@@ -33,6 +33,7 @@ async fn raise_epoch(
     app: &AppId,
     user: UserId,
     event: &Event,
+    notify: bool,
 ) -> Result<Option<EpochChange>, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     let epoch = sqlx::query_scalar!(
@@ -51,7 +52,7 @@ async fn raise_epoch(
     };
     let epoch_change = EpochChange { user, epoch, kept_session: None };
     outbox::insert_epoch_change(&mut transaction, app, &epoch_change).await?;
-    audit::insert(&mut transaction, app, event).await?;
+    audit::insert(&mut transaction, app, event, notify).await?;
     transaction.commit().await?;
     Ok(Some(epoch_change))
 }

@@ -24,13 +24,15 @@ pub(in crate::store::postgres) struct EventColumns {
     pub(in crate::store::postgres) detail: Option<String>,
 }
 
-/// Inserts an event, and queues it for the webhooks that report it.
+/// Inserts an event, and queues it for the webhooks that report it. If `notify` is set, servers are notified of queued
+/// events when the transaction commits.
 pub(in crate::store::postgres) async fn insert(
     connection: &mut PgConnection,
     app: &AppId,
     event: &Event,
+    notify: bool,
 ) -> Result<(), sqlx::Error> {
-    insert_with_version(connection, app, event, None).await
+    insert_with_version(connection, app, event, None, notify).await
 }
 
 /// Like [`insert`], for the event of a deleted user. `version`: above the last version that the user had.
@@ -39,8 +41,9 @@ pub(in crate::store::postgres) async fn insert_deletion(
     app: &AppId,
     event: &Event,
     version: i64,
+    notify: bool,
 ) -> Result<(), sqlx::Error> {
-    insert_with_version(connection, app, event, Some(version)).await
+    insert_with_version(connection, app, event, Some(version), notify).await
 }
 
 async fn insert_with_version(
@@ -48,6 +51,7 @@ async fn insert_with_version(
     app: &AppId,
     event: &Event,
     version: Option<i64>,
+    notify: bool,
 ) -> Result<(), sqlx::Error> {
     let columns = EventColumns::from_event(event);
     sqlx::query!(
@@ -64,7 +68,7 @@ async fn insert_with_version(
     )
     .execute(&mut *connection)
     .await?;
-    webhooks::insert(connection, app, event, version).await
+    webhooks::insert(connection, app, event, version, notify).await
 }
 
 /// What happened to users without a request of their own.
@@ -83,6 +87,7 @@ pub(in crate::store::postgres) async fn insert_for_users(
     app: &AppId,
     event: &BatchEvent<'_>,
     users: &[(Uuid, i64)],
+    notify: bool,
 ) -> Result<(), sqlx::Error> {
     let (ids, versions): (Vec<_>, Vec<_>) = users.iter().copied().unzip();
     sqlx::query_scalar!(
@@ -99,6 +104,7 @@ pub(in crate::store::postgres) async fn insert_for_users(
             RETURNING app_id, webhook
         )
         SELECT count(pg_notify('latchkey_webhooks', app_id || '/' || webhook)) AS "notified!" FROM queued
+        WHERE $8
         "#,
         app.as_str(),
         event.at,
@@ -107,6 +113,7 @@ pub(in crate::store::postgres) async fn insert_for_users(
         &versions,
         detail_text(&event.detail),
         &webhook::names_reporting(event.webhooks, event.kind),
+        notify,
     )
     .fetch_one(connection)
     .await

@@ -213,12 +213,12 @@ impl PostgresStore {
     async fn insert_events(&self, columns: &EventBatch) -> Result<u64, StoreError> {
         let mut call = self.begin_call("insert_events").await?;
         let (connection, deadline) = call.parts();
-        let inserted = timeout_at(deadline, insert_batch(connection, columns)).await;
+        let inserted = timeout_at(deadline, insert_batch(connection, columns, self.should_notify())).await;
         call.end_call(inserted)
     }
 }
 
-async fn insert_batch(connection: &mut PgConnection, columns: &EventBatch) -> Result<u64, sqlx::Error> {
+async fn insert_batch(connection: &mut PgConnection, columns: &EventBatch, notify: bool) -> Result<u64, sqlx::Error> {
     // The lock on an App's row prevents a concurrent deletion of the App's users, as in `create_user`. Events without a
     // user are not written.
     let query = sqlx::query_scalar!(
@@ -241,7 +241,7 @@ async fn insert_batch(connection: &mut PgConnection, columns: &EventBatch) -> Re
             FROM written JOIN unnest($9::uuid[], $10::text[]) AS report (id, webhook) ON report.id = written.id
             RETURNING app_id, webhook
         ), notified AS (
-            SELECT pg_notify('latchkey_webhooks', app_id || '/' || webhook) FROM queued
+            SELECT pg_notify('latchkey_webhooks', app_id || '/' || webhook) FROM queued WHERE $11
         )
         SELECT (SELECT count(*) FROM written) + 0 * (SELECT count(*) FROM notified) AS "written!"
         "#,
@@ -255,6 +255,7 @@ async fn insert_batch(connection: &mut PgConnection, columns: &EventBatch) -> Re
         &columns.details as &[Option<String>],
         &columns.reported_ids,
         &columns.reporting_webhooks,
+        notify,
     );
     query.fetch_one(connection).await.map(|written| u64::try_from(written).unwrap_or(0))
 }

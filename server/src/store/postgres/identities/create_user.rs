@@ -67,7 +67,7 @@ async fn create(
     if let Some(mail) = mail {
         outbox::insert_mail(&mut transaction, app, mail, notify).await?;
     }
-    audit::insert(&mut transaction, app, &user.event).await?;
+    audit::insert(&mut transaction, app, &user.event, notify).await?;
     transaction.commit().await?;
     Ok(CreateOutcome::Created)
 }

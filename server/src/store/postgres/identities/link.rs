@@ -52,7 +52,7 @@ async fn link(
         let notice = Mail { kind: MailKind::NewSignIn, recipient: Some(request.user), requested_at: identity.at };
         outbox::insert_mail(&mut transaction, app, &notice, notify).await?;
     }
-    audit::insert(&mut transaction, app, &request.event).await?;
+    audit::insert(&mut transaction, app, &request.event, notify).await?;
     transaction.commit().await?;
     Ok(LinkOutcome::Done)
 }

@@ -24,7 +24,8 @@ impl PostgresStore {
     ) -> Result<Option<User>, StoreError> {
         let mut call = self.begin_call("take_over").await?;
         let (connection, deadline) = call.parts();
-        let changed = timeout_at(deadline, transfer_in_transaction(connection, app, &transfer)).await;
+        let transferring = transfer_in_transaction(connection, app, &transfer, self.should_notify());
+        let changed = timeout_at(deadline, transferring).await;
         call.end_call(changed)?.map(User::try_from).transpose()
     }
 }
@@ -33,6 +34,7 @@ async fn transfer_in_transaction(
     connection: &mut PgConnection,
     app: &AppId,
     transfer: &AccountTransfer,
+    notify: bool,
 ) -> Result<Option<UserRow>, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     let Some(changed) = update_user(&mut transaction, app, transfer).await? else {
@@ -45,7 +47,7 @@ async fn transfer_in_transaction(
         return Ok(None);
     }
     outbox::insert_epoch_change(&mut transaction, app, &changed.epoch_change(None)).await?;
-    audit::insert(&mut transaction, app, &transfer.event).await?;
+    audit::insert(&mut transaction, app, &transfer.event, notify).await?;
     transaction.commit().await?;
     Ok(Some(changed))
 }

@@ -25,7 +25,7 @@ impl PostgresStore {
     ) -> Result<UnlinkOutcome, StoreError> {
         let mut call = self.begin_call("unlink_identity").await?;
         let (connection, deadline) = call.parts();
-        let outcome = timeout_at(deadline, unlink(connection, app, &request)).await;
+        let outcome = timeout_at(deadline, unlink(connection, app, &request, self.should_notify())).await;
         call.end_call(outcome)
     }
 }
@@ -34,6 +34,7 @@ async fn unlink(
     connection: &mut PgConnection,
     app: &AppId,
     request: &UnlinkRequest,
+    notify: bool,
 ) -> Result<UnlinkOutcome, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     // A separate statement takes the lock, so that the next statement sees what concurrent calls have removed.
@@ -58,7 +59,7 @@ async fn unlink(
     )
     .execute(&mut *transaction)
     .await?;
-    audit::insert(&mut transaction, app, &request.event).await?;
+    audit::insert(&mut transaction, app, &request.event, notify).await?;
     transaction.commit().await?;
     Ok(UnlinkOutcome::Done)
 }

@@ -99,7 +99,7 @@ async fn change_address(
             detail: Detail::default(),
             webhooks: &change.event.webhooks,
         };
-        audit::insert_for_users(&mut transaction, app, &event, &[(removed.user.0, *version)]).await?;
+        audit::insert_for_users(&mut transaction, app, &event, &[(removed.user.0, *version)], notify).await?;
     }
     record_change(&mut transaction, app, change, &before, &changed, notify).await?;
     transaction.commit().await?;
@@ -185,5 +185,5 @@ async fn record_change(
         let notice = Mail { kind: MailKind::AddressChanged, recipient: Some(change.user), requested_at: change.at };
         outbox::insert_mail_to_former_address(connection, app, &notice, former, notify).await?;
     }
-    audit::insert(connection, app, &change.event).await
+    audit::insert(connection, app, &change.event, notify).await
 }

@@ -21,7 +21,7 @@ impl PostgresStore {
     ) -> Result<Option<ChangedUser>, StoreError> {
         let mut call = self.begin_call("confirm_address").await?;
         let (connection, deadline) = call.parts();
-        let changed = timeout_at(deadline, confirm(connection, app, &change)).await;
+        let changed = timeout_at(deadline, confirm(connection, app, &change, self.should_notify())).await;
         let Some((row, was_contested)) = call.end_call(changed)? else { return Ok(None) };
         Ok(Some(ChangedUser { user: User::try_from(row)?, was_contested }))
     }
@@ -32,6 +32,7 @@ async fn confirm(
     connection: &mut PgConnection,
     app: &AppId,
     change: &Confirmation,
+    notify: bool,
 ) -> Result<Option<(UserRow, bool)>, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     let before = lock_user(&mut transaction, app, change.user).await?;
@@ -46,7 +47,7 @@ async fn confirm(
     }
     let epoch_change = changed.epoch_change(change.keeps_session.then_some(change.session));
     outbox::insert_epoch_change(&mut transaction, app, &epoch_change).await?;
-    audit::insert(&mut transaction, app, &change.event).await?;
+    audit::insert(&mut transaction, app, &change.event, notify).await?;
     transaction.commit().await?;
     Ok(Some((changed, before.contested)))
 }

@@ -17,7 +17,7 @@ impl PostgresStore {
     pub(super) async fn delete_user(&self, app: &AppId, removal: UserDeletion) -> Result<Option<Epoch>, StoreError> {
         let mut call = self.begin_call("delete_user").await?;
         let (connection, deadline) = call.parts();
-        let epoch = timeout_at(deadline, delete(connection, app, &removal)).await;
+        let epoch = timeout_at(deadline, delete(connection, app, &removal, self.should_notify())).await;
         call.end_call(epoch)
     }
 }
@@ -27,6 +27,7 @@ async fn delete(
     connection: &mut PgConnection,
     app: &AppId,
     removal: &UserDeletion,
+    notify: bool,
 ) -> Result<Option<Epoch>, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     let deleted = sqlx::query!(
@@ -50,7 +51,7 @@ async fn delete(
     outbox::delete_rows_of(&mut transaction, app, &[removal.user.0]).await?;
     let epoch_change = EpochChange { user: removal.user, epoch, kept_session: None };
     outbox::insert_epoch_change(&mut transaction, app, &epoch_change).await?;
-    audit::insert_deletion(&mut transaction, app, &removal.event, deleted.version).await?;
+    audit::insert_deletion(&mut transaction, app, &removal.event, deleted.version, notify).await?;
     transaction.commit().await?;
     Ok(Some(epoch))
 }

@@ -69,7 +69,8 @@ impl PostgresStore {
     ) -> Result<u64, StoreError> {
         let mut call = self.begin_call("remove_foreign_hashes").await?;
         let (connection, deadline) = call.parts();
-        let removed = timeout_at(deadline, remove_expired(connection, expiry, max_hashes)).await;
+        let removing = remove_expired(connection, expiry, max_hashes, self.should_notify());
+        let removed = timeout_at(deadline, removing).await;
         call.end_call(removed)
     }
 
@@ -163,6 +164,7 @@ async fn remove_expired(
     connection: &mut PgConnection,
     expiry: &ForeignHashExpiry,
     max_hashes: u32,
+    notify: bool,
 ) -> Result<u64, sqlx::Error> {
     let ForeignHashExpiry { claim, imported_before, now, .. } = expiry;
     let mut transaction = connection.begin().await?;
@@ -208,7 +210,7 @@ async fn remove_expired(
         webhooks: &expiry.webhooks,
     };
     let users: Vec<_> = removed.into_iter().map(|row| (row.id, row.version)).collect();
-    audit::insert_for_users(&mut transaction, &claim.app, &event, &users).await?;
+    audit::insert_for_users(&mut transaction, &claim.app, &event, &users, notify).await?;
     transaction.commit().await?;
     Ok(users.len() as u64)
 }

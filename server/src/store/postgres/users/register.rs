@@ -64,7 +64,7 @@ impl PostgresStore {
             ), notified AS (
                 SELECT pg_notify('latchkey_outbox', '') FROM queued WHERE $11
                 UNION ALL
-                SELECT pg_notify('latchkey_webhooks', app_id || '/' || webhook) FROM reported
+                SELECT pg_notify('latchkey_webhooks', app_id || '/' || webhook) FROM reported WHERE $11
             )
             SELECT (SELECT count(*) FROM created) + 0 * (SELECT count(*) FROM notified) AS "created!",
                 EXISTS (SELECT FROM gate WHERE state <> 'active') AS "closed!"
@@ -145,7 +145,7 @@ impl PostgresStore {
             ), notified AS (
                 SELECT pg_notify('latchkey_outbox', '') FROM queued WHERE $8
                 UNION ALL
-                SELECT pg_notify('latchkey_webhooks', app_id || '/' || webhook) FROM reported
+                SELECT pg_notify('latchkey_webhooks', app_id || '/' || webhook) FROM reported WHERE $8
             )
             SELECT (SELECT count(*) FROM touched) + 0 * (SELECT count(*) FROM notified) AS "touched!",
                 EXISTS (SELECT FROM gate WHERE state <> 'active') AS "closed!"

@@ -18,7 +18,7 @@ impl PostgresStore {
     pub(super) async fn rename(&self, app: &AppId, change: Rename) -> Result<Option<Renamed>, StoreError> {
         let mut call = self.begin_call("rename").await?;
         let (connection, deadline) = call.parts();
-        let renamed = timeout_at(deadline, rename(connection, app, &change)).await;
+        let renamed = timeout_at(deadline, rename(connection, app, &change, self.should_notify())).await;
         let Some((row, outbox_row)) = call.end_call(renamed)? else { return Ok(None) };
         Ok(Some(Renamed { user: User::try_from(row)?, outbox_row }))
     }
@@ -41,6 +41,7 @@ async fn rename(
     connection: &mut PgConnection,
     app: &AppId,
     change: &Rename,
+    notify: bool,
 ) -> Result<Option<(UserRow, Uuid)>, sqlx::Error> {
     let event = EventColumns::from_event(&change.event);
     let row = sqlx::query!(
@@ -63,7 +64,7 @@ async fn rename(
                 FROM renamed CROSS JOIN unnest($13::text[]) AS webhook
                 RETURNING app_id, webhook
             ), notified AS (
-                SELECT count(pg_notify('latchkey_webhooks', app_id || '/' || webhook)) FROM reported
+                SELECT count(pg_notify('latchkey_webhooks', app_id || '/' || webhook)) FROM reported WHERE $14
             )
             SELECT renamed.id, email, email_verified_at, pending_email, name, password_hash, password_session,
                 contested, epoch, version, disabled_at, created_at, updated_at, carried.id AS row
@@ -82,6 +83,7 @@ async fn rename(
         event.ip,
         event.detail,
         &change.event.reporting_webhooks(),
+        notify,
     )
     .fetch_optional(connection)
     .await?;

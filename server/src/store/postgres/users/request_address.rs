@@ -46,7 +46,7 @@ async fn set_pending(
         let mail = Mail { kind, recipient: Some(request.user), requested_at: request.at };
         outbox::insert_mail(&mut transaction, app, &mail, notify).await?;
     }
-    audit::insert(&mut transaction, app, &request.event).await?;
+    audit::insert(&mut transaction, app, &request.event, notify).await?;
     transaction.commit().await?;
     Ok(Some(changed))
 }

@@ -50,7 +50,7 @@ async fn reset(
     outbox::insert_epoch_change(&mut transaction, app, &changed.epoch_change(None)).await?;
     let notice = Mail { kind: MailKind::PasswordChanged, recipient: Some(change.user), requested_at: change.at };
     outbox::insert_mail(&mut transaction, app, &notice, notify).await?;
-    audit::insert(&mut transaction, app, &change.event).await?;
+    audit::insert(&mut transaction, app, &change.event, notify).await?;
     transaction.commit().await?;
     Ok(Some((changed, before.contested)))
 }

@@ -126,7 +126,8 @@ impl Stores {
                 }
             };
             let ids: Vec<Uuid> = retired.iter().map(|user| user.0).collect();
-            let deleted = delete_candidates(&mut transaction, unverified, &ids).await?;
+            let notify = self.postgres.should_notify();
+            let deleted = delete_candidates(&mut transaction, unverified, &ids, notify).await?;
             transaction.commit().await?;
             Ok(Ok(UnverifiedBatch { deleted, next }))
         };
@@ -232,6 +233,7 @@ async fn delete_candidates(
     connection: &mut PgConnection,
     unverified: &UnverifiedExpiry,
     users: &[Uuid],
+    notify: bool,
 ) -> Result<u64, sqlx::Error> {
     let app = &unverified.claim.app;
     let deleted = sqlx::query!(
@@ -255,6 +257,6 @@ async fn delete_candidates(
         detail: Detail { reason: Some("unverified"), ..Detail::default() },
         webhooks: &unverified.webhooks,
     };
-    audit::insert_for_users(connection, app, &event, &deleted).await?;
+    audit::insert_for_users(connection, app, &event, &deleted, notify).await?;
     Ok(deleted.len() as u64)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::{Connection, PgConnection};
 use tokio::time::timeout_at;
 
-use super::{EventRow, event_query, key_columns, known_keys, known_kinds};
+use super::{EventRow, MANY_FAILURES, event_query, key_columns, known_keys, known_kinds};
 use crate::{
     domain::ports::{ClaimableWebhook, ClaimedEvent, StoreError, WebhookKey},
     store::postgres::PostgresStore,
@@ -13,8 +13,6 @@ use crate::{
 
 /// The maximum number of events of one webhook that are being sent, over all servers.
 const MAX_IN_FLIGHT: i64 = 16;
-/// After this number of failures in a row, one event at a time is sent.
-const MANY_FAILURES: i32 = 10;
 
 struct KeyRow {
     app_id: String,
@@ -43,7 +41,12 @@ impl PostgresStore {
                     ORDER BY event.app_id, event.webhook, event.due_at LIMIT 1
                 ) AS later
             )
-            SELECT app_id AS "app_id!", webhook AS "webhook!" FROM waiting WHERE due_at <= statement_timestamp()
+            SELECT app_id AS "app_id!", webhook AS "webhook!" FROM waiting
+            WHERE due_at <= statement_timestamp() AND NOT EXISTS (
+                SELECT FROM webhooks
+                WHERE webhooks.app_id = waiting.app_id AND webhooks.name = waiting.webhook
+                    AND webhooks.paused_until > statement_timestamp()
+            )
             "#
         );
         let rows = timeout_at(deadline, query.fetch_all(connection)).await;
@@ -121,6 +124,7 @@ async fn claim(
                     FROM unnest($1::text[], $2::text[], $8::text[], $9::bigint[])
                         AS wanted (app_id, name, namespace, room)
                     JOIN webhooks ON webhooks.app_id = wanted.app_id AND webhooks.name = wanted.name
+                    WHERE webhooks.paused_until IS NULL OR webhooks.paused_until <= statement_timestamp()
                 ) AS webhook
                 CROSS JOIN LATERAL (
                     SELECT event.id, event.due_at, row_number() OVER (ORDER BY event.due_at, event.id) AS number

@@ -4,11 +4,15 @@ use sqlx::{Connection, PgConnection};
 use tokio::time::timeout_at;
 use tracing::debug;
 
+use super::MANY_FAILURES;
 use crate::{
     domain::ports::{ClaimedEvent, EventOutcome, StoreError},
     store::postgres::PostgresStore,
 };
 
+/// How long a webhook pauses after each failure when many deliveries in a row have failed, in seconds. Without it, a
+/// receiver that refuses connections would be called hundreds of times a second.
+const PAUSE_SECONDS: f64 = 1.0;
 /// The maximum number of events of a stopped webhook that become dead letters together.
 const STOPPED_BATCH: i64 = 5_000;
 
@@ -127,12 +131,15 @@ async fn change_state(
 ) -> Result<(), sqlx::Error> {
     sqlx::query!(
         "UPDATE webhooks
-         SET failures = CASE WHEN $3 THEN failures + 1 ELSE 0 END, stopped_for = coalesce($4, stopped_for)
+         SET failures = CASE WHEN $3 THEN failures + 1 ELSE 0 END, stopped_for = coalesce($4, stopped_for),
+            paused_until = CASE WHEN $3 AND failures + 1 >= $5 THEN statement_timestamp() + make_interval(secs => $6) END
          WHERE app_id = $1 AND name = $2 AND ($3 OR failures > 0)",
         claimed.key.app.as_str(),
         claimed.key.webhook.as_str(),
         has_failed,
         stopped_for,
+        MANY_FAILURES,
+        PAUSE_SECONDS,
     )
     .execute(connection)
     .await

@@ -6,12 +6,13 @@ use sqlx::PgConnection;
 use crate::{domain::audit::Event, store::postgres::audit::EventColumns};
 
 /// Queues the event for each webhook that reports it. `version`: the version of the user after the event; `None` means
-/// the stored version.
+/// the stored version. If `notify` is set, servers are notified when the transaction commits.
 pub(in crate::store::postgres) async fn insert(
     connection: &mut PgConnection,
     app: &AppId,
     event: &Event,
     version: Option<i64>,
+    notify: bool,
 ) -> Result<(), sqlx::Error> {
     let webhooks = event.reporting_webhooks();
     if webhooks.is_empty() {
@@ -30,6 +31,7 @@ pub(in crate::store::postgres) async fn insert(
             RETURNING app_id, webhook
         )
         SELECT count(pg_notify('latchkey_webhooks', app_id || '/' || webhook)) AS "notified!" FROM queued
+        WHERE $11
         "#,
         app.as_str(),
         &webhooks,
@@ -41,6 +43,7 @@ pub(in crate::store::postgres) async fn insert(
         has_version,
         version,
         columns.detail,
+        notify,
     )
     .fetch_one(connection)
     .await

@@ -6,28 +6,35 @@ use tokio::time::timeout_at;
 
 use super::{key_columns, key_of};
 use crate::{
-    domain::ports::{DeliveryState, StoreError, WebhookKey},
+    domain::ports::{DeliveryState, KnownWebhook, StoreError, WebhookKey},
     store::postgres::PostgresStore,
 };
 
 impl PostgresStore {
     pub(super) async fn webhook_delivery_states(
         &self,
-        webhooks: &[WebhookKey],
+        webhooks: &[KnownWebhook],
     ) -> Result<BTreeMap<WebhookKey, DeliveryState>, StoreError> {
-        let (apps, names) = key_columns(webhooks);
+        let (apps, names) = key_columns(webhooks.iter().map(|webhook| &webhook.key));
+        let fingerprints: Vec<String> = webhooks.iter().map(|webhook| webhook.fingerprint.clone()).collect();
         let mut call = self.begin_webhook_call("delivery_states").await?;
         let (connection, deadline) = call.parts();
-        // A deletion of the App that began meanwhile deletes the rows, or prevents them.
+        // A deletion of the App that began meanwhile deletes the rows, or prevents them. While servers have different
+        // documents, each of them begins to count failures again; that lasts for seconds.
         let seen = sqlx::query!(
-            "INSERT INTO webhooks (app_id, name)
-             SELECT * FROM unnest($1::text[], $2::text[]) AS wanted (app_id, name)
+            "INSERT INTO webhooks (app_id, name, fingerprint)
+             SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) AS wanted (app_id, name, fingerprint)
              WHERE NOT EXISTS (SELECT FROM apps WHERE apps.app_id = wanted.app_id AND apps.state <> 'active')
              ORDER BY 1, 2
-             ON CONFLICT (app_id, name) DO UPDATE SET seen_at = statement_timestamp()
-             WHERE webhooks.seen_at < statement_timestamp() - interval '3 minutes'",
+             ON CONFLICT (app_id, name) DO UPDATE
+             SET seen_at = statement_timestamp(), fingerprint = excluded.fingerprint,
+                failures = CASE WHEN webhooks.fingerprint <> excluded.fingerprint THEN 0 ELSE webhooks.failures END,
+                paused_until = CASE WHEN webhooks.fingerprint = excluded.fingerprint THEN webhooks.paused_until END
+             WHERE webhooks.seen_at < statement_timestamp() - interval '3 minutes'
+                OR webhooks.fingerprint IS DISTINCT FROM excluded.fingerprint",
             &apps,
             &names,
+            &fingerprints,
         );
         let query = sqlx::query!(
             r#"

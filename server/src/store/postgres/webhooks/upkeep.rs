@@ -69,6 +69,34 @@ impl PostgresStore {
         Ok(call.end_call(deleted)?.rows_affected())
     }
 
+    /// Deletes up to 5,000 events of a webhook if the users of its App are deleted, and returns how many.
+    pub(crate) async fn delete_events_of_deleted_app(&self, webhook: &WebhookKey) -> Result<u64, StoreError> {
+        let mut call = self.begin_webhook_call("delete_events_of_app").await?;
+        let (connection, deadline) = call.parts();
+        // The lock on the App's row prevents that a new App claims the appID meanwhile, and makes events.
+        let query = sqlx::query!(
+            "WITH deleted AS MATERIALIZED (
+                SELECT app_id FROM apps WHERE app_id = $1 AND state = 'deleted' FOR SHARE
+             ), old AS MATERIALIZED (
+                SELECT app_id, webhook, id FROM webhook_events
+                WHERE app_id = $1 AND webhook = $2 AND EXISTS (SELECT FROM deleted)
+                LIMIT $3
+                FOR UPDATE SKIP LOCKED
+             ), forgotten AS (
+                DELETE FROM webhooks
+                WHERE app_id = $1 AND name = $2 AND NOT EXISTS (SELECT FROM old) AND EXISTS (SELECT FROM deleted)
+             )
+             DELETE FROM webhook_events USING old
+             WHERE webhook_events.app_id = old.app_id AND webhook_events.webhook = old.webhook
+                AND webhook_events.id = old.id",
+            webhook.app.as_str(),
+            webhook.webhook.as_str(),
+            BATCH,
+        );
+        let deleted = timeout_at(deadline, query.execute(connection)).await;
+        Ok(call.end_call(deleted)?.rows_affected())
+    }
+
     /// Deletes up to 5,000 dead letters of a webhook, and returns how many: those older than 30 days, or all if the
     /// webhook is a pull webhook, which has no dead letters.
     pub(crate) async fn delete_old_dead_events(&self, webhook: &WebhookKey, is_pull: bool) -> Result<u64, StoreError> {

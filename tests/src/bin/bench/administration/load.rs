@@ -17,8 +17,6 @@ use crate::{
 
 /// Number of clients that log in at a fixed rate.
 pub(super) const SCHEDULED_CLIENTS: u32 = 8;
-/// Rate of all these clients together. It is a small part of what two cores can do.
-pub(super) const SCHEDULED_RATE: u32 = 25;
 /// The latency of a login that failed. It is longer than any other.
 const FAILED: Duration = Duration::from_secs(60);
 
@@ -36,16 +34,17 @@ pub(super) async fn login_rate(server: SocketAddr, app: &str, clients: u32, dura
     Ok(f64::from(logins) / duration.as_secs_f64())
 }
 
-/// The latencies of logins at [`SCHEDULED_RATE`], by [`SCHEDULED_CLIENTS`] clients. `first_client` is the number of the
-/// first client address. A login that fails counts as one that takes a minute.
+/// The latencies of logins at `rate` per second, by [`SCHEDULED_CLIENTS`] clients together. `first_client` is the number
+/// of the first client address. A login that fails counts as one that takes a minute.
 pub(super) async fn scheduled_logins(
     server: SocketAddr,
     app: &str,
     first_client: u32,
+    rate: u32,
     duration: Duration,
 ) -> Result<Histogram<u64>> {
     let started = Instant::now();
-    let period = Duration::from_secs(1) * SCHEDULED_CLIENTS / SCHEDULED_RATE;
+    let period = Duration::from_secs(1) * SCHEDULED_CLIENTS / rate;
     let running = (0..SCHEDULED_CLIENTS).map(|number| {
         let schedule =
             Schedule { next: started + period * number / SCHEDULED_CLIENTS, period, end: started + duration };
