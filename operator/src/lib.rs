@@ -32,6 +32,7 @@ mod run_cache;
 mod spans;
 mod status;
 mod telemetry;
+mod undecodable;
 mod watch;
 mod written_statuses;
 

@@ -21,11 +21,6 @@ pub(crate) fn with_field(field: &str, message: &str) -> String {
     if field.is_empty() { message.to_owned() } else { format!("{field}: {message}") }
 }
 
-/// The message for an object that the API server stores and this operator cannot decode.
-pub(crate) fn undecodable_message(error: &str) -> String {
-    format!("this operator cannot read the object: {error}; correct the field, or upgrade the operator")
-}
-
 /// Converts a time to whole seconds, as Kubernetes stores times.
 pub(crate) fn to_k8s_time(at: OffsetDateTime) -> Time {
     Time(Timestamp::from_second(at.unix_timestamp()).unwrap_or(Timestamp::UNIX_EPOCH))

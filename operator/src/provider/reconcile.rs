@@ -19,7 +19,8 @@ use crate::{
         status::{is_same_but_for_times, status},
         validate::validate,
     },
-    status::{undecodable_message, write::write_status},
+    status::write::write_status,
+    undecodable,
     watch::Guarded,
 };
 
@@ -33,7 +34,13 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<Provider>>, context: Arc<Cont
             let objects = gather::for_provider(&context, provider).await?;
             (validate(&resolve(provider.clone(), &objects), &context.settings), provider.status.clone())
         }
-        Err(invalid) => (Err(FieldError::new(Reason::InvalidSpec, "", undecodable_message(&invalid.error))), None),
+        Err(invalid) => {
+            let Some(object) = undecodable::read::<Provider>(&context, &*guarded).await? else {
+                return Ok(Action::await_change());
+            };
+            let message = undecodable::message::<Provider>(&object, &invalid.error);
+            (Err(FieldError::new(Reason::InvalidSpec, "", message)), None)
+        }
     };
     let meta = guarded.meta();
     let generation = meta.generation.unwrap_or(0);

@@ -235,12 +235,18 @@ async fn an_unreadable_app_is_reported_and_other_apps_are_still_reconciled() {
         eventually_ok("the API server accepts it", LIMIT, || apply(&client, &object)).await;
     }
     let wait_until_unreadable = async || {
-        for (kind, name) in [("App", served_before.id()), ("App", never_served.id()), ("Provider", "wrong")] {
+        let objects = [
+            ("App", served_before.id(), "spec.tokens"),
+            ("App", never_served.id(), "spec.tokens"),
+            ("Provider", "wrong", "spec"),
+        ];
+        for (kind, name, field) in objects {
             let object = (kind, namespace, name);
             let message =
                 wait_for_condition(&install, object, ConditionType::Accepted, ConditionStatus::False, "InvalidSpec")
                     .await;
-            assert!(message.starts_with("this operator cannot read the object: "), "{message}");
+            let begin = format!("this operator cannot read the object: {field}: ");
+            assert!(message.starts_with(&begin), "{message}");
             wait_for_condition(&install, object, ConditionType::Ready, ConditionStatus::False, "InvalidSpec").await;
         }
     };

@@ -23,7 +23,7 @@ use crate::measurements::{Bound, format_millis, histogram, p99_ratio};
 /// Users of a batch: the maximum of an import.
 const BATCH: usize = 1000;
 /// Batches that are imported and, alternating with them, batches that are inserted.
-const BATCHES: u32 = 40;
+const BATCHES: u32 = 200;
 const WARM_UP_BATCHES: u32 = 5;
 /// The cost of the bcrypt hashes.
 const BCRYPT_COST: u32 = 10;

@@ -1,0 +1,36 @@
+//! Objects that the API server stores but this operator cannot decode.
+
+use kube::{
+    Api, Resource,
+    api::{ApiResource, DynamicObject, ListParams},
+    core::NamespaceResourceScope,
+};
+use serde::de::DeserializeOwned;
+
+use crate::{context::Context, error::Error, status::with_field};
+
+/// Reads an App or Provider without decoding its spec. Returns `None` if it no longer exists.
+pub(crate) async fn read<K>(context: &Context, guarded: &impl Resource) -> Result<Option<DynamicObject>, Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    let meta = guarded.meta();
+    let (namespace, name) = (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default());
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(context.client.clone(), &namespace, &ApiResource::erase::<K>(&()));
+    // The operator may list Providers, but not get one.
+    let params = ListParams::default().fields(&format!("metadata.name={name}"));
+    let objects = api.list(&params).await.map_err(Error::api("list an object that it cannot decode"))?;
+    Ok(objects.items.into_iter().next())
+}
+
+/// The message for the status. It names the field that cannot be decoded. `error` is the error of the watch, which names
+/// no field; the message contains it only if the object has been corrected in the meantime.
+pub(crate) fn message<K: DeserializeOwned>(object: &DynamicObject, error: &str) -> String {
+    let decoded = serde_json::to_value(object).map(serde_path_to_error::deserialize::<_, K>);
+    let error = match decoded {
+        Ok(Err(error)) => with_field(&error.path().to_string(), &error.inner().to_string()),
+        Ok(Ok(_)) | Err(_) => error.to_owned(),
+    };
+    format!("this operator cannot read the object: {error}; correct the field, or upgrade the operator")
+}
