@@ -1,4 +1,4 @@
-//! BLAKE2b with an output of any length: H' of RFC 9106, 3.3.
+//! BLAKE2b with an output of any length: the function H' (RFC 9106, 3.3).
 
 use blake2::{
     Blake2b512, Blake2bVarCore,
@@ -11,7 +11,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 /// Fills the output with H' of the concatenated input.
 pub(crate) fn hash_long(input: &[&[u8]], output: &mut [u8]) {
-    let length = u32::try_from(output.len()).expect("the output is at most as long as a u32 counts").to_le_bytes();
+    let length = u32::try_from(output.len()).expect("the length of the output fits into a u32").to_le_bytes();
     if output.len() <= 64 {
         hash(std::iter::once(&length[..]).chain(input.iter().copied()), output);
         return;
@@ -22,7 +22,8 @@ pub(crate) fn hash_long(input: &[&[u8]], output: &mut [u8]) {
         digest.update(part);
     }
     let mut link = Zeroizing::new(<[u8; 64]>::from(digest.finalize()));
-    // Each hash of the chain contributes its first half, except for the last one, which has between 33 and 64 bytes.
+    // Each hash of the chain contributes its first half. Only the last hash, which has 33 to 64 bytes, is used
+    // completely.
     let mut rest = output;
     while rest.len() > 64 {
         let (half, tail) = rest.split_at_mut(32);

@@ -32,8 +32,9 @@ pub struct Function<'a> {
 /// The memory belongs to one thread: use one hasher for each thread. The system provides the memory at the first hash.
 ///
 /// After a hash, the memory contains values that depend on the password, and [`Hasher::release`] or dropping the hasher
-/// removes them. Until then, somebody who reads the memory of this process can check a guess of the last password. If the
-/// hash had at least two passes, this takes at least one pass over the memory. If it had one pass, it takes much less.
+/// removes them. Until then, somebody who reads the memory of this process can check guesses of the last password.
+/// After a hash with at least two passes, such a check takes at least one pass over the memory. After a hash with one
+/// pass, it takes much less.
 pub struct Hasher {
     kernel: Kernel,
     /// The position of each word in a block of the kernel.
@@ -158,7 +159,7 @@ impl Hasher {
         }
     }
 
-    /// The pseudo-random values of 128 blocks of a segment (RFC 9106, 3.4.1.2). `number` counts from 1.
+    /// Returns the pseudo-random values of 128 blocks of a segment (RFC 9106, 3.4.1.2). `number` counts from 1.
     fn address_block(&self, function: &Function<'_>, segment: &Segment, number: u64) -> Block {
         // Zeros, the input, and the results of the first and the second compression.
         let mut blocks = [Block::ZERO; 4];
@@ -234,7 +235,7 @@ fn check_lengths(function: &Function<'_>, password: &[u8], salt: &[u8], output: 
     Ok(())
 }
 
-/// H0 of RFC 9106, 3.2, step 1.
+/// Computes the initial hash H0 (RFC 9106, 3.2, step 1).
 fn initial_hash(function: &Function<'_>, password: &[u8], salt: &[u8], output_length: usize) -> Zeroizing<[u8; 64]> {
     let length = |bytes: usize| u32::try_from(bytes).expect("the lengths were checked").to_le_bytes();
     let Function { algorithm, version, params, secret } = function;

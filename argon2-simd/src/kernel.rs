@@ -4,15 +4,15 @@
 //! to each column. P reads the 8 pairs of a row or column as 16 words v0 to v15, and mixes first the columns and then
 //! the diagonals of the 4 × 4 matrix of these words.
 //!
-//! Each kernel has its own order of the words in a block. In kernels with vectors, a vector contains words that P treats
-//! alike, from several rows and columns, and the order is chosen so that vectors are rarely permuted: which quarter of a
-//! row a word is in, and which quarter of a column, follows from the number of its vector. All blocks in memory have this
-//! order, so only the first two blocks and the last block of a lane are converted.
+//! Each kernel has its own order of the words in a block. In kernels with vectors, a vector contains words that P
+//! treats alike, from several rows and columns. The order is chosen so that words rarely move within a vector: the
+//! number of a vector determines to which quarter of a row, and to which quarter of a column, its words belong. All
+//! blocks in memory have this order, so only the first two blocks and the last block of a lane are converted.
 //!
-//! Two properties of the processor shape these kernels. One P is a long chain of dependent instructions, so several of
-//! them run in lockstep. The reference block is usually not in a cache, and with data-dependent addressing its index is
-//! word 0 of the previous block; so the columns with word 0 are computed first, and the reference block is prefetched
-//! while the other columns are computed.
+//! Two properties of the processor shape these kernels. A single P is a long chain of dependent instructions, so
+//! several permutations run in lockstep. The reference block is usually not in a cache. With data-dependent addressing,
+//! its index follows from word 0 of the previous block. So the columns with word 0 are computed first, and the
+//! reference block is prefetched while the other columns are computed.
 
 use bytemuck::Pod;
 
@@ -131,7 +131,8 @@ impl Kernel {
 
 /// Fills consecutive blocks. `V` is an array of the vectors of a block.
 ///
-/// `compress` gets the previous block, the reference block, and the old block if the result is combined with it. It calls `NextReference::find` as soon as it has word 0 of the result.
+/// `compress` gets the previous block, the reference block, and the old block if the result is combined with the old
+/// block. It calls `NextReference::find` as soon as it has word 0 of the result.
 #[inline(always)]
 fn fill_run<V: Pod>(
     memory: &mut [Block],
@@ -178,8 +179,8 @@ fn prefetch(block: &Block) {
 // === impl NextReference ===
 
 impl<'a> NextReference<'a> {
-    /// With data-independent addressing, the index is known at once, and the block is prefetched during a whole
-    /// compression.
+    /// Starts to look for a reference block. With data-independent addressing, its index is already known, so the block
+    /// is prefetched during a whole compression.
     #[inline(always)]
     fn new(memory: &'a [Block], run: &'a Run<'a>, number: usize) -> Self {
         let mut next = Self { memory, run, number, index: 0 };
@@ -189,7 +190,7 @@ impl<'a> NextReference<'a> {
         next
     }
 
-    /// With data-dependent addressing, the index follows from word 0 of the block before.
+    /// Finds the reference block from word 0 of the previous block, if the addressing is data-dependent.
     #[inline(always)]
     fn find(&mut self, word: u64) {
         if !self.run.is_data_independent() {

@@ -22,16 +22,16 @@ impl BlockMemory {
     /// Reserves memory. Returns `None` if the system has no more memory to reserve.
     pub(crate) fn new(blocks: usize) -> Option<Self> {
         let bytes = blocks.checked_mul(BYTES)?;
-        // A mapping starts at any page. With another huge page of addresses, which use no memory while nothing is
-        // written there, the blocks can start at a huge page.
+        // A mapping can start at any page. The addresses of one more huge page allow the blocks to start at a huge
+        // page. Addresses to which nothing is written use no memory.
         let mapping = MmapMut::map_anon(bytes.checked_add(HUGE_PAGE_BYTES)?).ok()?;
         let start = mapping.as_ptr().align_offset(HUGE_PAGE_BYTES);
-        // Only whole huge pages, so that a hash never needs more memory than its blocks, also if the system uses huge
-        // pages without being asked. Miri has no `madvise`.
+        // Uses huge pages only where the blocks fill them, so that a hash never needs more memory than its blocks. The
+        // rest is excluded, because the system can use huge pages by default. Miri has no `madvise`.
         #[cfg(all(target_os = "linux", not(miri)))]
         {
             let whole_pages = bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-            // If the system refuses, a hash has the same result in more time.
+            // If the system refuses, hashes only take longer.
             let _ = mapping.advise(memmap2::Advice::NoHugePage);
             let _ = mapping.advise_range(memmap2::Advice::HugePage, start, whole_pages);
         }

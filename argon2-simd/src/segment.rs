@@ -83,22 +83,23 @@ impl Segment {
         }
     }
 
-    /// The index in memory of the reference block of the block at this position, for the pseudo-random value J1 | J2
-    /// << 32 (RFC 9106, 3.4.1.1, 3.4.1.2 and 3.4.2).
+    /// Returns the index in memory of the reference block for the block at this position. `value`: the pseudo-random
+    /// value J1 | J2 << 32 (RFC 9106, 3.4.1.1, 3.4.1.2 and 3.4.2).
     #[inline(always)]
     pub(crate) fn reference(&self, position: usize, value: u64) -> usize {
         let Geometry { lanes, segment_length } = self.geometry;
         let lane_length = self.geometry.lane_length();
         let lane =
             if lanes == 1 || (self.pass == 0 && self.slice == 0) { self.lane } else { (value >> 32) as usize % lanes };
-        // The area starts after this slice, with the oldest slice. In the first pass, it starts with the lane.
+        // The area contains the blocks to which this block can refer. It starts after this slice, with the oldest
+        // slice. In the first pass, it starts at the beginning of the lane.
         let (complete_slices, start) = if self.pass == 0 {
             (self.slice, 0)
         } else {
             (SLICES - 1, if self.slice == SLICES - 1 { 0 } else { (self.slice + 1) * segment_length })
         };
         // In its own lane, a block can refer to all blocks before its previous block. In another lane, it can refer to
-        // the complete slices; the first block of a segment, however, not to the last of these blocks.
+        // the complete slices. The first block of a segment, however, cannot refer to the last block of these slices.
         let area = complete_slices * segment_length;
         let area = if lane == self.lane { area + position - 1 } else { area - usize::from(position == 0) };
         let j1 = value & u64::from(u32::MAX);
@@ -118,8 +119,8 @@ impl Run<'_> {
         matches!(self.references, References::Known(_))
     }
 
-    /// The index of the reference block of the block with this number in the run. `word` is word 0 of the block before
-    /// that; data-independent runs ignore it.
+    /// Returns the index of the reference block for the block with this number in the run. `word` is word 0 of the
+    /// previous block; data-independent runs ignore `word`.
     #[inline(always)]
     pub(crate) fn reference(&self, number: usize, word: u64) -> usize {
         let index = match self.references {

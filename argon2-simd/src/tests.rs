@@ -1,4 +1,4 @@
-//! Unit tests of properties that the results do not show.
+//! Unit tests of what the hashes do not show, such as the order of memory accesses.
 
 use std::cell::RefCell;
 
@@ -31,7 +31,8 @@ fn events(hasher: &mut Hasher, function: &Function<'_>, password: &[u8]) -> Vec<
     EVENTS.take()
 }
 
-/// The reference blocks of one hash, in order: with data-independent addressing, and with data-dependent addressing.
+/// Returns the reference blocks of one hash, in order: first those with data-independent addressing, then those with
+/// data-dependent addressing.
 fn references(hasher: &mut Hasher, function: &Function<'_>, password: &[u8]) -> (Vec<usize>, Vec<usize>) {
     let (mut independent, mut dependent) = (Vec::new(), Vec::new());
     for event in events(hasher, function, password) {
@@ -57,9 +58,10 @@ fn data_independent_addressing_reads_the_same_blocks_for_every_password() {
                 references(&mut hasher, &function(Algorithm::Argon2id), b"other password");
             assert_eq!(independent, other_independent, "{kernel:?}");
             assert_ne!(dependent, other_dependent, "the record contains the references");
-            // A quarter of the blocks of both passes, and two references for each address block.
+            // A quarter of the blocks of both passes have one reference each, and each address block has two
+            // references.
             assert!(independent.len() >= 1000 / 2 - 4 && independent.len() < 1000 / 2 + 40, "{}", independent.len());
-            // Each other block has one reference. (The segments have 2,000 / 8 / lanes blocks, rounded down.)
+            // The other blocks have one reference each. (The segments have 2,000 / 8 / lanes blocks, rounded down.)
             assert!(dependent.len() > 3 * 1000 / 2 - 20, "{}", dependent.len());
 
             let (independent, dependent) = references(&mut hasher, &function(Algorithm::Argon2i), b"first password");

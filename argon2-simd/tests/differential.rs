@@ -19,7 +19,7 @@ fn bytes(random: &mut StdRng, lengths: std::ops::RangeInclusive<usize>) -> Vec<u
     bytes
 }
 
-/// Memory of 8 to 80 KiB for each lane, and seldom of up to 2 MiB.
+/// Returns a memory cost in KiB: 8 to 80 for each lane or, rarely, up to 2,048 in total.
 fn memory_cost(random: &mut StdRng, lanes: u32) -> u32 {
     if random.random_ratio(1, 20) { random.random_range(8 * lanes..=2048) } else { lanes * random.random_range(8..=80) }
 }
@@ -91,7 +91,8 @@ fn every_kernel_agrees_with_the_reference_implementation() {
     }
 }
 
-/// A hash by the program `argon2`, which is built from <https://github.com/P-H-C/phc-winner-argon2>, in hexadecimal.
+/// Computes a hash with the program `argon2`, which is built from <https://github.com/P-H-C/phc-winner-argon2>, in
+/// hexadecimal.
 fn reference_hash(
     password: &[u8],
     salt: &str,

@@ -7,15 +7,15 @@ use rustix::time::{ClockId, clock_gettime};
 
 const ROUNDS: usize = 11;
 /// Hashes of one implementation in one round.
-const HASHES: usize = 8;
+const HASHES_PER_ROUND: usize = 8;
 
-/// The least speed of a kernel, relative to the crate `argon2`, which uses AVX2 if the CPU has it. `None`: not measured
-/// on any CPU so far.
+/// Returns the minimum speed of a kernel, relative to the crate `argon2`, which uses AVX2 if the CPU has it. Returns
+/// `None` for a kernel that has not been measured yet.
 ///
-/// In 15 runs next to a build on all CPUs, AVX-512 had 2.64 to 3.04 (standard deviation 0.11), and AVX2 2.00 to 2.23
-/// (0.07). Both bounds are at least five standard deviations below the mean, so a false alarm is expected in less than
-/// one of a million runs.
-fn least_speed(kernel: Kernel) -> Option<f64> {
+/// In 15 runs during a build on all CPUs, the relative speed of AVX-512 was 2.64 to 3.04 (standard deviation 0.11), and
+/// the relative speed of AVX2 was 2.00 to 2.23 (0.07). Both bounds are at least five standard deviations below the
+/// mean, so a false alarm is expected in less than one of a million runs.
+fn min_speed(kernel: Kernel) -> Option<f64> {
     match kernel.name() {
         "avx512" => Some(2.2),
         "avx2" => Some(1.6),
@@ -33,10 +33,10 @@ fn cpu_seconds() -> f64 {
 
 fn measure(mut hash: impl FnMut()) -> f64 {
     let start = cpu_seconds();
-    for _ in 0..HASHES {
+    for _ in 0..HASHES_PER_ROUND {
         hash();
     }
-    (cpu_seconds() - start) / HASHES as f64
+    (cpu_seconds() - start) / HASHES_PER_ROUND as f64
 }
 
 fn median(mut seconds: Vec<f64>) -> f64 {
@@ -79,7 +79,7 @@ fn every_kernel_is_faster_than_its_bound() {
         let (name, seconds) = (hasher.kernel().name(), median(seconds));
         let speed = crate_median / seconds;
         println!("{name}: {:.2} ms, {speed:.2} times as fast", seconds * 1e3);
-        if least_speed(hasher.kernel()).is_some_and(|least| speed < least) {
+        if min_speed(hasher.kernel()).is_some_and(|min| speed < min) {
             slow.push(format!("{name} is {speed:.2} times as fast as the crate argon2"));
         }
     }

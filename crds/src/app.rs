@@ -394,7 +394,7 @@ pub struct KeyStatus {
 // === impl App ===
 
 impl App {
-    /// The appID: `spec.appID` if set, otherwise `metadata.name`.
+    /// Returns the appID: `spec.appID` if set, otherwise `metadata.name`.
     pub fn app_id(&self) -> Result<AppId, Invalid> {
         match &self.spec.app_id {
             Some(app_id) => Ok(app_id.clone()),
@@ -406,7 +406,7 @@ impl App {
 // === impl AppSpec ===
 
 impl AppSpec {
-    /// The Secrets that the App references itself. Its Providers reference others.
+    /// Returns the Secrets that the App itself references. Its Providers reference other Secrets.
     pub fn secret_refs(&self) -> impl Iterator<Item = &LocalRef> {
         let webhooks = self.webhooks.iter().filter_map(WebhookSpec::secret_ref);
         self.mail.smtp_secret_ref.iter().chain(&self.password.firebase_scrypt_ref).chain(webhooks)
@@ -440,7 +440,7 @@ impl LimitsSpec {
         *self == Self::default()
     }
 
-    /// The App's windows of a limit, or `None` if the App does not override it.
+    /// Returns the App's windows of a limit, or `None` if the App does not override it.
     pub fn get(&self, name: LimitName) -> Option<&[WindowSpec]> {
         let windows = match name {
             LimitName::LoginFailuresPerClient => &self.login_failures_per_client,
@@ -457,7 +457,7 @@ impl LimitsSpec {
     }
 }
 
-/// The CustomResourceDefinition, as installed.
+/// Returns the CustomResourceDefinition as the chart installs it.
 pub fn definition() -> CustomResourceDefinition {
     let root = RootSchema {
         description: "App is an application that uses Latchkey as its login service.",

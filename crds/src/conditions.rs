@@ -288,8 +288,8 @@ pub fn compute_ready(conditions: &[DesiredCondition]) -> DesiredCondition {
     }
 }
 
-/// The conditions `wanted`, followed by Ready, which is computed from them. A condition with an unchanged status keeps
-/// its transition time. Old conditions that are not in `wanted` are removed.
+/// Returns the conditions `wanted`, followed by Ready, which is computed from them. A condition with an unchanged
+/// status keeps its transition time. Old conditions that are not in `wanted` are removed.
 pub fn merge_conditions(old: &[Condition], wanted: &[DesiredCondition], generation: i64, now: &Time) -> Vec<Condition> {
     let ready = compute_ready(wanted);
     wanted
@@ -324,8 +324,8 @@ pub fn equal_except_times(one: &[Condition], other: &[Condition]) -> bool {
     one.len() == other.len() && one.iter().map(content).eq(other.iter().map(content))
 }
 
-/// The status of a new resource: every condition is Unknown, for generation -1, so that tools which follow kstatus
-/// never report a new object as healthy.
+/// Returns the status of a new resource: every condition is Unknown, for generation -1, so that tools which follow
+/// kstatus never report a new object as healthy.
 pub(crate) fn initial_status(types: &[ConditionType]) -> Value {
     let conditions: Vec<Value> = types
         .iter()

@@ -23,7 +23,7 @@ pub const GROUP: &str = "latchkey.dev";
 /// The version of the resources.
 pub const VERSION: &str = "v1alpha1";
 
-/// All CustomResourceDefinitions, as installed.
+/// Returns all CustomResourceDefinitions as the chart installs them.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
     vec![app::definition(), provider::definition()]
 }

@@ -31,12 +31,12 @@ pub const FIELD_MANAGER: &str = "latchkey-operator";
 /// The name of the operations port in the headless Service of the servers.
 pub const OPS_PORT_NAME: &str = "ops";
 
-/// The name of the Secret with the rendered App, in the installation's namespace.
+/// Returns the name of the Secret with the rendered App, in the installation's namespace.
 pub fn rendered_app_secret(app_id: &AppId) -> String {
     format!("latchkey-app-{app_id}")
 }
 
-/// The name of the Secret with the App's keys, in the installation's namespace.
+/// Returns the name of the Secret with the App's keys, in the installation's namespace.
 pub fn app_keys_secret(app_id: &AppId) -> String {
     format!("latchkey-keys-{app_id}")
 }

@@ -301,7 +301,7 @@ impl ProviderClient {
         "oauth2",
     ];
 
-    /// The name of the member, which is also the name of the preset.
+    /// Returns the name of the member, which is also the name of the preset.
     pub const fn member_name(&self) -> &'static str {
         match self {
             Self::Google(_) => "google",
@@ -322,7 +322,7 @@ impl ProviderClient {
         }
     }
 
-    /// The reference to the client secret or private key.
+    /// Returns the reference to the client secret or private key.
     pub fn secret_ref(&self) -> &SecretKeyRef {
         match self {
             Self::Google(client)
@@ -343,9 +343,9 @@ impl ProviderClient {
         }
     }
 
-    /// The default of `linkByEmail` in an App's reference to this Provider: whether an identity is linked to the
-    /// account with the same verified email address. False for a provider that anybody can administer (specification:
-    /// Social login, Account linking).
+    /// Returns the default of `linkByEmail` in an App's reference to this Provider: whether an identity is linked to
+    /// the account with the same verified email address. False for a provider that anybody can administer
+    /// (specification: Social login, Account linking).
     ///
     /// Slack is such a provider: anybody can create a workspace, and an administrator of a workspace can set the email
     /// address of a member (SCIM, SAML). Slack does not document that `email_verified` is then false.
@@ -368,7 +368,7 @@ impl ProviderClient {
     }
 }
 
-/// The CustomResourceDefinition, as installed.
+/// Returns the CustomResourceDefinition as the chart installs it.
 pub fn definition() -> CustomResourceDefinition {
     let root = RootSchema {
         description: "Provider is a social login and its client at the provider.",

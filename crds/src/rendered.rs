@@ -314,7 +314,7 @@ impl LimitName {
         Self::RefreshesPerSession,
     ];
 
-    /// The name in manifests, responses and metrics.
+    /// Returns the name in manifests, responses and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::LoginFailuresPerClient => "loginFailuresPerClient",
@@ -329,7 +329,7 @@ impl LimitName {
         }
     }
 
-    /// The default windows (specification: Limits, Rate limits).
+    /// Returns the default windows (specification: Limits, Rate limits).
     pub fn default_windows(self) -> Vec<Window> {
         let window = |count, window_seconds| Window { count, window_seconds };
         match self {
@@ -482,11 +482,11 @@ pub struct HmacKey {
 /// Published → Active → Retired → dropped. One key of each kind is Active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KeyState {
-    /// Only verifies. So all servers know the key before it becomes Active.
+    /// The key only verifies, so that all servers know it before it becomes Active.
     Published,
-    /// Signs new tokens, or makes new codes and refresh tokens.
+    /// The key signs new tokens, or makes new codes and refresh tokens.
     Active,
-    /// Only verifies, until everything that was created with the key has expired.
+    /// The key only verifies, until everything that was created with it has expired.
     Retired,
 }
 
@@ -519,14 +519,14 @@ impl fmt::Debug for Revision {
 }
 
 impl RenderedApp {
-    /// The published bytes. Deterministic.
+    /// Returns the bytes to publish. They depend only on the document.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a rendered App has only string keys")
     }
 }
 
 impl RenderedMail {
-    /// The link in invitations: that of password resets if the App sets none.
+    /// Returns the link in invitations. If the App sets none, returns the link in password resets.
     pub fn invitation_url(&self) -> Option<&LinkTemplate> {
         self.own_invitation_url.as_ref().or(self.reset_url.as_ref())
     }
@@ -535,7 +535,7 @@ impl RenderedMail {
         self.own_invitation_code_lifetime_seconds.unwrap_or(DEFAULT_INVITATION_CODE_LIFETIME_SECONDS)
     }
 
-    /// The longest lifetime of a code in any mail, in seconds.
+    /// Returns the longest lifetime of a code in any mail, in seconds.
     pub fn longest_code_lifetime_seconds(&self) -> u32 {
         let invitation = self.invitation_code_lifetime_seconds();
         self.confirm_code_lifetime_seconds.max(self.reset_code_lifetime_seconds).max(invitation)
@@ -543,7 +543,7 @@ impl RenderedMail {
 }
 
 impl DeletedApp {
-    /// The published bytes. Deterministic.
+    /// Returns the bytes to publish. They depend only on the document.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a deleted App has only strings and numbers")
     }
@@ -592,14 +592,14 @@ pub struct Hello {
     /// the state [`AppState::Released`]: whether the appID is free.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub deletions: BTreeMap<AppId, DeletionProgress>,
-    /// For each App with webhooks on which this server reports.
+    /// The reports on webhooks, for each App with webhooks on which this server reports.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub webhooks: BTreeMap<AppId, WebhookReport>,
 }
 
-/// The webhooks of an App, each with the name of its [`WebhookState`](crate::webhook::WebhookState). A field of
-/// [`Hello`] and [`RevisionChange`] and not a line of its own, because operators of an earlier version close the stream
-/// of a server that sends a line of an unknown kind.
+/// The webhooks of an App, each with the name of its [`WebhookState`](crate::webhook::WebhookState). The report is a
+/// field of [`Hello`] and [`RevisionChange`] and not a separate line, because operators of an earlier version close the
+/// stream of a server that sends a line of an unknown kind.
 pub type WebhookReport = BTreeMap<WebhookName, String>;
 
 /// A document that a server rejected. Its revision shows whether it is the document that is published now or an earlier

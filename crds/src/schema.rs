@@ -41,12 +41,12 @@ impl Rule {
         Self { rule: rule.into(), message, reason: None, field: None }
     }
 
-    /// A policy rule; see [`POLICY_REASON`].
+    /// Creates a policy rule; see [`POLICY_REASON`].
     pub const fn policy(rule: &'static str, message: &'static str) -> Self {
         Self { rule: std::borrow::Cow::Borrowed(rule), message, reason: Some(POLICY_REASON), field: None }
     }
 
-    /// This rule, with its violations reported for `field`, which is below the field with the rule.
+    /// Reports violations of this rule at `field`, which is below the field with the rule.
     pub const fn at_field(mut self, field: &'static str) -> Self {
         self.field = Some(field);
         self
@@ -87,7 +87,7 @@ pub(crate) fn with_schema<Spec: JsonSchema, Status: JsonSchema>(
     definition
 }
 
-/// A definition as YAML, with the keys in an order that does not depend on the order of the fields in Rust.
+/// Returns a definition as YAML, with the keys in an order that does not depend on the order of the fields in Rust.
 pub fn to_yaml(definition: &CustomResourceDefinition) -> Result<String, serde_yaml::Error> {
     let value = serde_yaml::to_value(definition)?;
     let yaml: String = serde_yaml::to_string(&value)?.lines().map(quote_booleans).collect();
@@ -99,7 +99,7 @@ pub fn to_yaml(definition: &CustomResourceDefinition) -> Result<String, serde_ya
 pub const YAML_BOOLEANS: [&str; 16] =
     ["y", "Y", "yes", "Yes", "YES", "n", "N", "no", "No", "NO", "on", "On", "ON", "off", "Off", "OFF"];
 
-/// A line of YAML. If its list entry or value is one of [`YAML_BOOLEANS`], the entry or value is quoted.
+/// Returns a line of YAML. Quotes its list entry or value if it is one of [`YAML_BOOLEANS`].
 fn quote_booleans(line: &str) -> String {
     let text = line.trim_start();
     let pair = text.split_once(": ").filter(|(key, _)| !key.contains(' '));
@@ -111,8 +111,8 @@ fn quote_booleans(line: &str) -> String {
     }
 }
 
-/// A definition as a template of the Helm chart. Uninstalling the chart does not delete the definition, because that
-/// would delete every App and could delete their users.
+/// Returns a definition as a template of the Helm chart. Uninstalling the chart does not delete the definition, because
+/// that would delete every App and could delete their users.
 pub fn to_chart_template(definition: &CustomResourceDefinition) -> Result<String, serde_yaml::Error> {
     let mut annotated = definition.clone();
     annotated.metadata.annotations.get_or_insert_default().insert("helm.sh/resource-policy".into(), "keep".into());

@@ -26,8 +26,8 @@ pub const MAX_RENDERED_SIZE: usize = 64 * 1024;
 
 /// Maximum number of instructions of one rendering. The largest default template needs a fiftieth of this number.
 const FUEL: u64 = 50_000;
-/// MiniJinja's limit of recursion, for the template and the layout together. A checked template alone needs at most
-/// [`bounds::MAX_DEPTH`].
+/// MiniJinja's limit of recursion, for the template and the layout together. A checked template without the layout
+/// needs at most [`bounds::MAX_DEPTH`].
 const MAX_RECURSION: usize = 2 * bounds::MAX_DEPTH;
 const LAYOUT_SOURCE: &str = include_str!("templates/layout.html");
 
@@ -89,7 +89,7 @@ pub fn check(name: &str, source: &str) -> Result<(), TemplateError> {
     check_and_count_tokens(name, source).map(drop)
 }
 
-/// Like [`check`], but returns the number of tokens.
+/// Does the same as [`check`], and returns the number of tokens.
 fn check_and_count_tokens(name: &str, source: &str) -> Result<usize, TemplateError> {
     let Some((mail, part)) = parse_name(name) else {
         let mails = MailTemplate::ALL.map(MailTemplate::as_str).join(", ");
@@ -102,7 +102,7 @@ fn check_and_count_tokens(name: &str, source: &str) -> Result<usize, TemplateErr
     Ok(tokens)
 }
 
-/// The steps of [`check`] after [`bounds::check`] has accepted the source.
+/// Runs the steps of [`check`] after [`bounds::check`] has accepted the source.
 fn check_bounded(name: &str, source: &str, mail: MailTemplate, part: MailPart) -> Result<(), TemplateError> {
     sandbox::check(source, part)?;
     let mut env = environment();
@@ -234,7 +234,7 @@ impl MailTemplate {
         }
     }
 
-    /// The name of the template of a part.
+    /// Returns the name of the template of a part.
     pub fn template_name(self, part: MailPart) -> String {
         format!("{}.{}", self.as_str(), part.as_str())
     }
@@ -251,8 +251,8 @@ impl MailTemplate {
         }
     }
 
-    /// All combinations of empty and non-empty values that the mail can have. `name` is empty if the email address is
-    /// not verified. `url` is empty if the App sets no URL.
+    /// Returns all combinations of empty and non-empty values that the mail can have. `name` is empty if the email
+    /// address is not verified. `url` is empty if the App sets no URL.
     fn sample_values(self) -> Vec<TemplateValues<'static>> {
         let full = TemplateValues {
             app: "The Shop",
@@ -277,7 +277,7 @@ impl MailTemplate {
 impl MailPart {
     pub const ALL: [Self; 3] = [Self::Subject, Self::Text, Self::Html];
 
-    /// The suffix in the name of a template.
+    /// Returns the suffix in the name of a template.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Subject => "subject",

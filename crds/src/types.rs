@@ -288,7 +288,7 @@ pub fn is_loopback(host: &Host<&str>) -> bool {
 }
 
 /// Parses a URL without the corrections of the WHATWG parser. That parser accepts missing slashes, backslashes, white
-/// space and upper case. But the types keep the text, and it is later compared byte for byte.
+/// space and upper case. But the types keep the text as it was written, and it is later compared byte for byte.
 fn strict_url(input: &str) -> Result<Url, Invalid> {
     if !input.bytes().all(|b| b.is_ascii_graphic() && b != b'\\') {
         return Err(Invalid("has a character that a URL cannot have; percent-encode it"));
@@ -308,7 +308,7 @@ fn strict_url(input: &str) -> Result<Url, Invalid> {
     Ok(url)
 }
 
-/// The authority: the text between `//` and the path (RFC 3986, 3.2). Empty if there is none.
+/// Returns the authority: the text between `//` and the path (RFC 3986, 3.2). It is empty if the URL has none.
 fn authority(url: &str) -> &str {
     let after_slashes = url.split_once(':').and_then(|(_, after)| after.strip_prefix("//")).unwrap_or_default();
     after_slashes.split(['/', '?', '#']).next().unwrap_or_default()
@@ -413,7 +413,7 @@ fn check_mailbox(input: &str) -> Result<(), Invalid> {
     }
 }
 
-/// The name and the email address of a mailbox. The name can be empty.
+/// Returns the name and the email address of a mailbox. The name can be empty.
 fn split_mailbox(mailbox: &str) -> (&str, &str) {
     match mailbox.strip_suffix('>').and_then(|rest| rest.rsplit_once('<')) {
         Some((name, address)) => (name.trim(), address),
@@ -431,12 +431,12 @@ fn is_dot_atom(local: &str) -> bool {
 // === impl Mailbox ===
 
 impl Mailbox {
-    /// The email address without the name.
+    /// Returns the email address without the name.
     pub fn address(&self) -> &str {
         split_mailbox(&self.0).1
     }
 
-    /// The name without quotes. `None` if there is none.
+    /// Returns the name without quotes, or `None` if there is none.
     pub fn name(&self) -> Option<&str> {
         let name = split_mailbox(&self.0).0;
         let name = name.strip_prefix('"').and_then(|name| name.strip_suffix('"')).unwrap_or(name);

@@ -79,7 +79,7 @@ impl Validator {
         Ok(Self { schema, schema_validator, programs })
     }
 
-    /// All violations of an object. `old` is the object before an update, for transition rules.
+    /// Returns all violations of an object. `old` is the object before an update, for transition rules.
     pub fn validate(&self, object: &Value, old: Option<&Value>) -> Vec<Violation> {
         let object = self.normalize(object);
         let old = old.map(|old| self.normalize(old));
@@ -158,7 +158,7 @@ impl Validator {
         }
     }
 
-    /// The object as the API server stores it (without nulls, with defaults), but without a status.
+    /// Returns the object as the API server stores it (without nulls, with defaults), but without a status.
     pub fn normalize(&self, object: &Value) -> Value {
         let mut object = object.clone();
         prune_nulls(&mut object);
@@ -273,7 +273,7 @@ fn find_duplicate_entries(schema: &Value, value: &Value, path: &str, found: &mut
     }
 }
 
-/// The field and the reason of a schema error.
+/// Returns the field and the reason of a schema error.
 fn describe_error(path: &Location, kind: &ValidationErrorKind, value: &Value) -> (String, String) {
     let mut field = String::new();
     for segment in path.iter() {
@@ -313,7 +313,7 @@ fn describe_error(path: &Location, kind: &ValidationErrorKind, value: &Value) ->
     (field, reason)
 }
 
-/// A bound without `.0`: the definition stores every number as a float.
+/// Returns a bound without `.0`: the definition stores every number as a float.
 fn format_bound(limit: &Value) -> String {
     let text = limit.to_string();
     text.strip_suffix(".0").unwrap_or(&text).to_owned()

@@ -122,7 +122,7 @@ pub enum WebhookState {
 impl WebhookState {
     const ALL: [Self; 4] = [Self::Delivering, Self::ConsumerBehind, Self::ReceiverFails, Self::ReceiverGone];
 
-    /// The reason of the condition Delivering. Its name is also the name of the state in reports of servers.
+    /// Returns the reason of the condition Delivering. Its name is also the name of the state in reports of servers.
     pub const fn reason(self) -> Reason {
         match self {
             Self::Delivering => Reason::Delivering,
@@ -132,8 +132,8 @@ impl WebhookState {
         }
     }
 
-    /// The state with this name. `None` if a later version of the server reports a state that this version does not
-    /// know.
+    /// Returns the state with this name, or `None` if a later version of the server reports a state that this version
+    /// does not know.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.reason().as_str() == name)
     }
@@ -175,7 +175,7 @@ impl FromStr for WebhookEvent {
 // === impl WebhookSpec ===
 
 impl WebhookSpec {
-    /// The Secret with the keys that sign events.
+    /// Returns the Secret with the keys that sign events.
     pub fn secret_ref(&self) -> Option<&LocalRef> {
         match &self.delivery {
             WebhookDelivery::Push(push) => Some(&push.secret_ref),

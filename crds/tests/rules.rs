@@ -411,7 +411,7 @@ fn unknown_fields_and_wrong_types_are_reported() {
 }
 
 #[test]
-fn a_webhook_has_a_name_of_its_own_events_and_one_delivery() {
+fn a_webhook_has_events_exactly_one_delivery_and_a_unique_name() {
     let push = json!({ "url": "https://crm.example.com/hook", "secretRef": { "name": "crm-hook" } });
     let pull = json!({ "serviceAccount": { "namespace": "shop", "name": "sync" } });
     let webhook = |change: fn(&mut Value)| {

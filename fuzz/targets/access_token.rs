@@ -10,7 +10,7 @@ use time::Duration;
 use uuid::Uuid;
 
 use crate::{
-    app::{NOW, app, env_at, signing_with},
+    app::{NOW, app, app_signing_with, env_at},
     draw::{Draw, texts},
     harness,
 };
@@ -53,7 +53,7 @@ fn check_own_token(draw: &mut Draw<'_>) {
         8..128 => SigningAlgorithm::EdDSA,
         _ => SigningAlgorithm::ES256,
     };
-    let issuer = signing_with(algorithm);
+    let issuer = app_signing_with(algorithm);
     let session = Session {
         id: SessionId(Uuid::from_bytes(draw.array())),
         user: UserId(Uuid::from_bytes(draw.array())),

@@ -39,7 +39,7 @@ pub(crate) fn app(id: &str) -> &'static App {
 }
 
 /// The App that signs with this algorithm.
-pub(crate) fn signing_with(algorithm: SigningAlgorithm) -> &'static App {
+pub(crate) fn app_signing_with(algorithm: SigningAlgorithm) -> &'static App {
     app(match algorithm {
         SigningAlgorithm::ES256 => "shop",
         SigningAlgorithm::EdDSA => "eddsa",

@@ -28,7 +28,7 @@ fn code() {
 }
 
 /// The normal form of a code; `None` if the text is not a code.
-fn normal(text: &str) -> Option<String> {
+fn normal_form(text: &str) -> Option<String> {
     let symbols: Vec<char> = text.chars().filter(|c| *c != '-' && !c.is_whitespace()).collect();
     let upper = symbols.into_iter().map(|c| match c.to_ascii_uppercase() {
         'O' => '0',
@@ -41,7 +41,7 @@ fn normal(text: &str) -> Option<String> {
 
 fn check_input(text: &str) {
     let parsed = harness::assert_bounded(1, 16 * 1024 + 4 * text.len() as u64, || Code::parse(text));
-    let normal = normal(text);
+    let normal = normal_form(text);
     assert_eq!(parsed.is_ok(), normal.is_some(), "{text:?}");
     if let (Ok(code), Some(normal)) = (parsed, normal) {
         assert_eq!(code.display_form(), format!("{}-{}", &normal[..5], &normal[5..]));
@@ -49,8 +49,8 @@ fn check_input(text: &str) {
     }
 }
 
-/// All ways to type a code parse to the same code. The keys to try for the App that issued the
-/// code include the Redis key of the stored code. The keys to try for another App do not include this Redis key.
+/// Checks that all ways to type a code parse to the same code. For the App that issued the code, the Redis keys to try
+/// include the key of the stored code. For another App, they do not.
 fn check_typed(draw: &mut Draw<'_>) {
     let code = Code::generate(&Env::system());
     let mut typed = String::new();

@@ -62,8 +62,8 @@ const FRAGMENTS: [&str; 48] = [
     "é",
 ];
 
-/// A check of a weight costs at most as much CPU time as this many native hashes of that weight. The weights are those
-/// of a slower native hash, and a debug build is slower, too.
+/// A check of weight 1 costs at most as much CPU time as this many native hashes. The number is larger than 1, because
+/// the weights were measured with a slower native hash, and because a debug build is slower.
 const HASHES_PER_WEIGHT: f64 = 16.0;
 /// Checks of a greater weight are not run: they would take most of the time of the target.
 const MAX_CHECKED_WEIGHT: f64 = 0.5;
@@ -119,7 +119,7 @@ fn check_text(text: &str) {
     assert!((1..=64).contains(&hash.salt().len()) && (16..=64).contains(&hash.output().len()), "{class}");
     assert_eq!(ParsedHash::parse(&hash.to_text()).as_ref(), Ok(&hash), "a hash has one canonical text");
     assert_eq!(class.to_string().parse(), Ok::<HashClass, HashError>(class), "a class has one text");
-    assert!(class.to_string().len() <= 100, "the column of the class");
+    assert!(class.to_string().len() <= 100, "the class fits its column");
     assert!(!format!("{hash:?}").contains(text), "Debug shows no hash");
     if class.weight() <= MAX_CHECKED_WEIGHT && class.memory_bytes() <= 19 << 20 {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive number")]

@@ -36,7 +36,7 @@ pub(crate) static HASH_TIME: LazyLock<Duration> = LazyLock::new(|| {
 });
 
 /// How often work that seems too slow is measured again.
-const MORE_MEASUREMENTS: usize = 20;
+const REPEATED_MEASUREMENTS: usize = 20;
 
 /// Runs `work`. Panics if the work needs more CPU time than `hashes` password hashes, or more than `bytes` of heap at
 /// any time.
@@ -51,11 +51,12 @@ pub(crate) fn assert_bounded<T>(hashes: u32, bytes: u64, work: impl Fn() -> T) -
     };
     let (mut time, mut heap, result) = measure();
     if time > max_time / 2 || heap > bytes {
-        // Measures again, because the first run can include cold caches or lazy initialization. Other load on the machine
-        // only adds to the time, through shared caches and cores: the least of several times is the cost of the work.
+        // Measures again, because the first run can include cold caches or lazy initialization. Other load on the
+        // machine can only increase the time, through shared caches and cores. So the minimum of several times is the
+        // cost of the work.
         let again = [measure(), measure(), measure()];
         (time, heap) = (again.iter().map(|(time, ..)| *time).min().unwrap(), again[2].1);
-        for _ in 0..MORE_MEASUREMENTS {
+        for _ in 0..REPEATED_MEASUREMENTS {
             if time <= max_time {
                 break;
             }

@@ -204,7 +204,7 @@ fn check_forged_tokens(draw: &mut Draw<'_>, signer: &Signer, mut header: Value, 
         header["alg"] = json!(alg);
         assert_rejected(&format!("{}.", unsigned(&header, claims)));
     }
-    // The public key as the secret of HS256.
+    // Signs with HS256, with the public key as the secret.
     header["alg"] = json!("HS256");
     let message = unsigned(&header, claims);
     let secret = EncodingKey::from_secret(signer.jwk.to_string().as_bytes());

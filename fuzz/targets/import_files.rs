@@ -15,7 +15,7 @@ use crate::{
 
 /// Limit of the server for one line, in bytes.
 const MAX_LINE: usize = 64 * 1024;
-/// A text that no message can contain. It is at all places of a file that can have a secret.
+/// A text that no message can contain. The fragments have it wherever a file can contain a secret.
 const SECRET: &str = "c2VjcmV0";
 const NOW: i64 = 1_800_000_000;
 const FORMATS: [Format; 7] = [
@@ -105,7 +105,7 @@ fn import_files() {
         let [text, joined] = texts(draw.rest(), &FRAGMENTS);
         check_input(&args, &text);
         let messages = check_input(&args, &joined);
-        // In the fragments, no id has the secret.
+        // Only the joined fragments are checked: no id in them contains the secret.
         assert!(!messages.contains(SECRET), "{messages}");
     });
 }
@@ -129,7 +129,7 @@ fn args(format: Format) -> ImportArgs {
     }
 }
 
-/// Returns all messages.
+/// Checks an input, and returns all messages of the import.
 fn check_input(args: &ImportArgs, text: &str) -> String {
     let heap = 32 * 1024 * 1024 + 64 * text.len() as u64;
     let Converted { lines, users, log, error } =
@@ -140,8 +140,8 @@ fn check_input(args: &ImportArgs, text: &str) -> String {
     for line in &lines {
         check_line(args, line);
     }
-    // An input that is cut off gives a prefix of the lines, and perhaps another one out of the record that is cut. A join
-    // is different, because it needs the whole input.
+    // A truncated input gives a prefix of the lines, and at most one more line from the record that is cut. Formats
+    // with a join are excluded, because a join needs the whole input.
     if !matches!(args.format, Format::Gotrue | Format::Auth0) && error.is_none() {
         let cut: String = text.chars().take(text.chars().count() / 2).collect();
         let part = convert(args, NOW, &[cut.as_bytes()]).lines;

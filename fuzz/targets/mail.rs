@@ -148,7 +148,7 @@ fn check_input(
         "x-auto-response-suppress",
     ];
     if mail.from.is_some() && !has_own_relay {
-        // After `mime-version`, so that the list stays sorted.
+        // Inserted after `mime-version`, so that the list stays sorted.
         expected_names.insert(6, "reply-to");
     }
     assert_eq!(names, expected_names, "{}", String::from_utf8_lossy(&written.message));

@@ -172,7 +172,7 @@ fn manifest() {
         while !draw.is_empty() {
             let (field, values) = draw.pick(&FIELDS);
             let value: Value = serde_json::from_str(draw.pick(values)).expect("the values are JSON");
-            set(&mut app, field, value);
+            set_field(&mut app, field, value);
         }
         let items =
             json!({ "apiVersion": "v1", "kind": "List", "items": [app, secret(), config_map(), google(), oidc()] });
@@ -181,7 +181,7 @@ fn manifest() {
 }
 
 /// Sets a field, and creates its parents if they are missing. Does nothing if a parent is not an object.
-fn set(object: &mut Value, pointer: &str, value: Value) {
+fn set_field(object: &mut Value, pointer: &str, value: Value) {
     let mut parent_object = object;
     let (parents, field) = pointer.rsplit_once('/').unwrap();
     for parent in parents.split('/').skip(1) {

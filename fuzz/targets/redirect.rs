@@ -122,7 +122,7 @@ fn check_entry(text: &str) {
     assert!(allowed, "{text} is {url:?}");
 }
 
-/// RFC 8252, section 7.3: an `http` entry matches a URL with any port or none. Replaces the port of the entry by each
+/// RFC 8252, section 7.3: an `http` entry matches a URL with any port or none. Replaces the port of the entry with each
 /// number in `requested`, and compares the result with `requested`.
 fn matches(entry: &str, requested: &str) -> bool {
     if entry == requested {

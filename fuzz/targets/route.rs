@@ -60,7 +60,7 @@ fn route() {
         }
         let mut draw = Draw::new(input);
         check_input(&draw.text(&FRAGMENTS));
-        let template = draw.pick(Route::ALL).template();
+        let template = draw.pick(Route::ALL).path_template();
         let filled = template
             .replace("{APPID}", draw.pick(&["shop", "v1", "", "Shop", "a/b"]))
             .replace("{PROVIDER}", draw.pick(&["github", "email", "", "A"]))
@@ -93,7 +93,7 @@ fn matches_template(template: &str, path: &str) -> bool {
 fn check_input(path: &str) {
     let matched = harness::assert_bounded(1, 16 * 1024, || Route::find(path));
     let matching_routes: Vec<Route> =
-        Route::ALL.iter().copied().filter(|route| matches_template(route.template(), path)).collect();
+        Route::ALL.iter().copied().filter(|route| matches_template(route.path_template(), path)).collect();
     assert_eq!(matched.is_some(), !matching_routes.is_empty(), "{path:?}");
     let Some(matched) = matched else { return };
     assert!(matching_routes.contains(&matched.any_route()), "{path:?}");
@@ -103,7 +103,7 @@ fn check_input(path: &str) {
         }
     }
     // In all templates that begin with `/v1/`, `{APPID}` is the second segment.
-    let template = matched.any_route().template();
+    let template = matched.any_route().path_template();
     if template.starts_with("/v1/") {
         assert_eq!(matched.app, path.split('/').nth(2), "{path:?}");
     }

@@ -10,22 +10,24 @@ use url::Url;
 pub enum Format {
     /// Files of `kc.sh export`.
     Keycloak,
-    /// The tables auth.users and auth.identities of Supabase Auth, one JSON object per line, in any order of files.
+    /// The tables auth.users and auth.identities of Supabase Auth, one JSON object per line. The files can be in any
+    /// order.
     Gotrue,
     /// Identities of Ory Kratos with their credentials, as the admin API returns them.
     Kratos,
     /// The JSON file of `firebase auth:export`.
     Firebase,
-    /// The export of users and the export of password hashes of Auth0, one JSON object per line, in any order of files.
+    /// The export of users and the export of password hashes of Auth0, one JSON object per line. The files can be in
+    /// any order.
     Auth0,
     /// The JSON of `aws cognito-idp list-users`, or a CSV file with the columns of Cognito. Neither has hashes.
     Cognito,
-    /// Lines in the form that the administration API takes, such as those of an export of Latchkey.
+    /// Lines in the format of the administration API, for example an export of Latchkey.
     Ndjson,
 }
 
-/// Import users of another login service into an App. Repeat the same command to resume: users who are there already
-/// stay as they are.
+/// Import users of another login service into an App. Repeat the same command to resume: users that already exist do
+/// not change.
 ///
 /// Exit status: 0 if every user of the input is in the App, 1 if some are not, 2 if the import did not run to its end.
 #[derive(Args, Clone, Debug)]
@@ -46,7 +48,7 @@ pub struct ImportArgs {
     /// URL of the administration API.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081", value_parser = parse_server)]
     pub server: Url,
-    /// Bring along the identities that the source calls ALIAS, as identities of the App's Provider PROVIDER. Can be
+    /// Import the identities that the source calls ALIAS, as identities of the App's Provider PROVIDER. Can be
     /// repeated. Identities without a mapping are not imported, except for ndjson, where they keep their provider.
     #[arg(long = "map", value_name = "ALIAS=PROVIDER", value_parser = parse_mapping)]
     pub mappings: Vec<(String, String)>,
@@ -65,7 +67,7 @@ pub struct ImportArgs {
     /// Import every email address as verified. Without this flag, an address is verified if the source says so.
     #[arg(long)]
     pub addresses_verified: bool,
-    /// Bring along attributes, traits and metadata of users, as `metadata` of at most 8 KiB for each user.
+    /// Also import attributes, traits and metadata of users, as `metadata` of at most 8 KiB for each user.
     #[arg(long)]
     pub metadata: bool,
     /// Check the users on the server, but import none.

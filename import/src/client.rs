@@ -28,19 +28,19 @@ use crate::error::ImportError;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for one attempt, from the connection to the end of the response.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Maximum size of a response: 1,000 results with all their fields invalid are smaller.
-const MAX_RESPONSE: usize = 4 * 1024 * 1024;
+/// Maximum size of a response, in bytes. A response of 1,000 results in which every field is invalid is smaller.
+const MAX_RESPONSE_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum size of a token file, in bytes. Tokens of ServiceAccounts have one or two kilobytes.
-const MAX_TOKEN: usize = 16 * 1024;
+const MAX_TOKEN_BYTES: usize = 16 * 1024;
 
-/// When an attempt is repeated. Batches can be repeated safely, so every fault that can pass is a reason.
+/// How often and when an attempt is repeated. Batches can be repeated safely, so every temporary failure is retried.
 #[derive(Clone, Copy)]
 pub(crate) struct Retries {
     pub attempts: u32,
     /// Delay before the second attempt. It doubles with each attempt.
     pub first_delay: Duration,
     pub max_delay: Duration,
-    /// A longer `Retry-After` is shortened to this.
+    /// A longer `Retry-After` is shortened to this time.
     pub max_retry_after: Duration,
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct FieldError {
 /// Why an attempt failed.
 enum Failure {
     /// The attempt can succeed later.
-    Passing {
+    Temporary {
         reason: String,
         retry_after: Option<Duration>,
     },
@@ -121,7 +121,7 @@ impl Token {
         let text = fs::read_to_string(path).map_err(|error| ImportError::TokenFile { name: name(), error })?;
         let token = text.trim();
         let is_token =
-            !token.is_empty() && token.len() <= MAX_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());
+            !token.is_empty() && token.len() <= MAX_TOKEN_BYTES && token.bytes().all(|byte| byte.is_ascii_graphic());
         if is_token { Ok(Self(token.to_owned())) } else { Err(ImportError::NoToken { name: name() }) }
     }
 }
@@ -158,8 +158,9 @@ impl Client {
         })
     }
 
-    /// Sends an empty batch, to find out before the input is read whether the caller can import into the App. A server
-    /// can close the connection after such a refusal, and then the response to a large request can be lost.
+    /// Sends an empty batch, to find out whether the caller can import into the App before the input is read. The batch
+    /// is empty, because a server can close the connection after a refusal, and then the response to a large request
+    /// can be lost.
     pub(crate) fn check(&mut self) -> Result<(), ImportError> {
         self.send(&Bytes::new()).map(|_| ())
     }
@@ -173,7 +174,7 @@ impl Client {
             let result = self.runtime.block_on(async {
                 timeout(ATTEMPT_TIMEOUT, self.attempt(batch.clone()))
                     .await
-                    .unwrap_or_else(|_| Err(Failure::passing("no response within two minutes")))
+                    .unwrap_or_else(|_| Err(Failure::temporary("no response within two minutes")))
             });
             let (reason, retry_after) = match result {
                 Ok(response) => return Ok(response),
@@ -185,7 +186,7 @@ impl Client {
                     has_reread_token = true;
                     continue;
                 }
-                Err(Failure::Passing { reason, retry_after }) => (reason, retry_after),
+                Err(Failure::Temporary { reason, retry_after }) => (reason, retry_after),
             };
             // The lost response could have been a 401.
             if let Ok(token) = Token::read(&self.token_file) {
@@ -203,9 +204,9 @@ impl Client {
 
     async fn attempt(&self, batch: Bytes) -> Result<BatchResponse, Failure> {
         let connect = timeout(CONNECT_TIMEOUT, TcpStream::connect((self.host.as_str(), self.port)));
-        let stream = connect.await.map_err(|_| Failure::passing("no connection within ten seconds"))?;
-        let stream = stream.map_err(|error| Failure::passing(&format!("no connection: {error}")))?;
-        let network = |error: hyper::Error| Failure::passing(&format!("the connection broke: {error}"));
+        let stream = connect.await.map_err(|_| Failure::temporary("no connection within ten seconds"))?;
+        let stream = stream.map_err(|error| Failure::temporary(&format!("no connection: {error}")))?;
+        let network = |error: hyper::Error| Failure::temporary(&format!("the connection broke: {error}"));
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(network)?;
         // The task ends when the sender is dropped. Errors of the connection appear in the result of the request.
         tokio::spawn(connection);
@@ -220,14 +221,14 @@ impl Client {
             .map_err(|error| Failure::Final(ImportError::Usage(format!("--server: {error}"))))?;
         let response = sender.send_request(request).await.map_err(network)?;
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, MAX_RESPONSE).collect().await.map(Collected::to_bytes);
+        let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await.map(Collected::to_bytes);
         if let Some(failure) = status_failure(head.status, &head.headers, body.as_deref().ok()) {
             return Err(failure);
         }
         let body = match body {
             Ok(body) => body,
             Err(error) if error.is::<LengthLimitError>() => return Err(Failure::Final(ImportError::BadResponse)),
-            Err(_) => return Err(Failure::passing("the response broke off")),
+            Err(_) => return Err(Failure::temporary("the response broke off")),
         };
         serde_json::from_slice(&body).map_err(|_| Failure::Final(ImportError::BadResponse))
     }
@@ -236,8 +237,8 @@ impl Client {
 // === impl Failure ===
 
 impl Failure {
-    fn passing(reason: &str) -> Self {
-        Self::Passing { reason: reason.to_owned(), retry_after: None }
+    fn temporary(reason: &str) -> Self {
+        Self::Temporary { reason: reason.to_owned(), retry_after: None }
     }
 }
 
@@ -250,14 +251,14 @@ fn status_failure(status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>) 
         StatusCode::UNAUTHORIZED => Failure::Unauthorized,
         StatusCode::FORBIDDEN => Failure::Final(ImportError::Forbidden),
         StatusCode::NOT_FOUND => Failure::Final(ImportError::UnknownApp),
-        // 408: the link was too slow or stalled.
+        // 408: the connection was too slow or stalled.
         status
             if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT)
                 || status.is_server_error() =>
         {
             let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
             let reason = format!("{} {code}", status.as_u16());
-            Failure::Passing { reason: reason.trim_end().to_owned(), retry_after: seconds.map(Duration::from_secs) }
+            Failure::Temporary { reason: reason.trim_end().to_owned(), retry_after: seconds.map(Duration::from_secs) }
         }
         status => Failure::Final(ImportError::Rejected { status: status.as_u16(), code }),
     })
@@ -321,7 +322,7 @@ mod tests {
     fn a_token_file_has_one_token_that_is_never_printed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
-        for bad in ["", " \n", "two tokens", "é", &"x".repeat(MAX_TOKEN + 1)] {
+        for bad in ["", " \n", "two tokens", "é", &"x".repeat(MAX_TOKEN_BYTES + 1)] {
             fs::write(&path, bad).unwrap();
             assert!(matches!(Token::read(&path), Err(ImportError::NoToken { .. })));
         }

@@ -1,4 +1,4 @@
-//! What all sources have in common: they turn records into users, and pass the users on as lines.
+//! The code that all sources share. It turns records into users, and passes the users on as lines.
 
 use std::{collections::HashMap, io::Write};
 
@@ -52,7 +52,7 @@ impl<'a> Context<'a> {
         self.mappings.get(alias).copied()
     }
 
-    /// The identity at the first of these aliases that has a mapping.
+    /// Returns the identity for the first of these aliases that has a mapping.
     pub(crate) fn identity(&mut self, aliases: &[&str], subject: &str, authority: Option<&str>) -> Option<Identity> {
         let Some(provider) = aliases.iter().find_map(|alias| self.provider(alias)) else {
             self.report.unmapped_identities.add(&printable(aliases.first().copied().unwrap_or_default()), 1);
@@ -64,25 +64,25 @@ impl<'a> Context<'a> {
         Some(Identity { provider, subject, authority: authority.map(str::to_owned) })
     }
 
-    /// The hash. A hash that cannot be imported is counted.
+    /// Returns the hash, or counts it if it cannot be imported.
     pub(crate) fn count_hash(&mut self, converted: Converted) -> Option<PasswordHash> {
         converted.map_err(|kind| self.report.unsupported_hashes.add(kind.0, 1)).ok()
     }
 
-    /// Converts a hash in a text form. No hash is an empty text.
+    /// Converts a hash in text form. An empty text means that there is no hash.
     pub(crate) fn text_hash(&mut self, hash: Option<&str>, cost: ScryptCost) -> Option<PasswordHash> {
         let hash = hash.filter(|hash| !hash.is_empty())?;
         let converted = self.hashes.convert(hash, cost);
         self.count_hash(converted)
     }
 
-    /// The metadata of a user, if `--metadata` is set and something is there. Otherwise what is there is counted.
+    /// Returns the metadata of a user if `--metadata` is set. A user whose metadata is not imported is counted.
     pub(crate) fn metadata(&mut self, has_attributes: bool, metadata: impl FnOnce() -> Value) -> Map<String, Value> {
         if !has_attributes {
             return Map::new();
         }
         if !self.args.metadata {
-            self.report.omit(Omitted::Attributes, 1);
+            self.report.count_omitted(Omitted::Attributes, 1);
             return Map::new();
         }
         match metadata() {
@@ -95,7 +95,7 @@ impl<'a> Context<'a> {
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {}
         }
-        self.report.omit(Omitted::UnusableMetadata, 1);
+        self.report.count_omitted(Omitted::UnusableMetadata, 1);
         Map::new()
     }
 
@@ -105,11 +105,11 @@ impl<'a> Context<'a> {
         user.email = user.email.filter(|email| !email.is_empty());
         user.email_verified = user.email.is_some() && (user.email_verified || self.args.addresses_verified);
         user.created_at = user.created_at.filter(|at| (0..=self.now).contains(at));
-        self.report.omit(Omitted::ExcessIdentities, user.identities.len().saturating_sub(MAX_IDENTITIES));
+        self.report.count_omitted(Omitted::ExcessIdentities, user.identities.len().saturating_sub(MAX_IDENTITIES));
         user.identities.truncate(MAX_IDENTITIES);
         if user.email.is_none() && user.identities.is_empty() {
             self.report.without_address += 1;
-            return self.note(&user.external_id, "has neither an email address nor a mapped identity");
+            return self.log_reason(&user.external_id, "has neither an email address nor a mapped identity");
         }
         let line = serde_json::to_vec(&user).map_err(|error| ImportError::Usage(error.to_string()))?;
         self.send(&line, &user.external_id)
@@ -130,21 +130,21 @@ impl<'a> Context<'a> {
 
     /// Counts a refused user: the line in the input is above [`MAX_LINE`]. `user` is the `external_id`, or the place
     /// in the input.
-    pub(crate) fn long_line(&mut self, user: &str) -> Result<(), ImportError> {
+    pub(crate) fn count_long_line(&mut self, user: &str) -> Result<(), ImportError> {
         self.report.users += 1;
         self.refuse_long_line(user)
     }
 
-    /// Such a line is not sent: the server would refuse all users of its batch with 413.
+    /// Does not send a line above [`MAX_LINE`]: the server would refuse all users of its batch with 413.
     fn refuse_long_line(&mut self, user: &str) -> Result<(), ImportError> {
         self.report.refused += 1;
-        self.note(user, "too_long (the line for the server is above 64 KiB)")
+        self.log_reason(user, "too_long (the line for the server is above 64 KiB)")
     }
 
     /// Counts a record or line that is not a user of the source.
-    pub(crate) fn unreadable(&mut self, place: &str) -> Result<(), ImportError> {
+    pub(crate) fn count_unreadable(&mut self, place: &str) -> Result<(), ImportError> {
         self.report.unreadable += 1;
-        self.note(place, "is not a user in the expected form")
+        self.log_reason(place, "is not a user in the expected form")
     }
 
     pub(crate) fn finish(&mut self) -> Result<(), ImportError> {
@@ -152,7 +152,7 @@ impl<'a> Context<'a> {
     }
 
     /// Logs why a user, or a place in the input, is not imported.
-    fn note(&mut self, subject: &str, reason: &str) -> Result<(), ImportError> {
+    fn log_reason(&mut self, subject: &str, reason: &str) -> Result<(), ImportError> {
         let text = format!("{}: {reason}", shortened(subject));
         writeln!(self.log, "{}", printable(&text)).map_err(ImportError::Print)
     }

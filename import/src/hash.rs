@@ -36,7 +36,7 @@ pub(crate) enum ScryptCost {
 #[derive(Default)]
 pub(crate) struct Converter {
     /// Signer key and salt separator of the first hash of Firebase that has them. An App has one pair, so hashes with
-    /// another pair are of no use.
+    /// another pair cannot be used.
     signer: Option<[Vec<u8>; 2]>,
 }
 
@@ -162,14 +162,14 @@ impl Converter {
             }
             ["", "argon2id" | "argon2i" | "argon2d", .., parameters, salt, value]
                 if matches!(fields.len(), 5 | 6)
-                    && numbers(parameters, ["m", "t", "p"]).is_some()
+                    && parse_numbers(parameters, ["m", "t", "p"]).is_some()
                     && (fields.len() == 5 || matches!(fields[2], "v=16" | "v=19"))
                     && is_base64([salt, value]) =>
             {
                 Ok(PasswordHash(hash.to_owned()))
             }
             ["", "pbkdf2-sha1" | "pbkdf2-sha256" | "pbkdf2-sha512", parameters, salt, value] => {
-                let [iterations, length] = numbers(parameters, ["i", "l"]).ok_or(unsupported)?;
+                let [iterations, length] = parse_numbers(parameters, ["i", "l"]).ok_or(unsupported)?;
                 let (salt, value) = decode(salt).zip(decode(value)).ok_or(unsupported)?;
                 // Kratos uses the length of the value, whatever `l` says.
                 let length = if cost == ScryptCost::Value { value.len() as u64 } else { length };
@@ -177,7 +177,7 @@ impl Converter {
                 Ok(PasswordHash(format!("${name}$i={iterations},l={length}${salt}${value}")))
             }
             ["", "scrypt", parameters, salt, value] => {
-                let [ln, r, p] = numbers(parameters, ["ln", "r", "p"]).ok_or(unsupported)?;
+                let [ln, r, p] = parse_numbers(parameters, ["ln", "r", "p"]).ok_or(unsupported)?;
                 let ln = match cost {
                     ScryptCost::Logarithm => ln,
                     ScryptCost::Value if ln.is_power_of_two() => ln.ilog2().into(),
@@ -188,7 +188,7 @@ impl Converter {
             }
             ["", "fbscrypt", parameters, salt, value] => {
                 let (parameters, signer) = split_signer(parameters);
-                let [version, ln, r, p] = numbers(parameters, ["v", "n", "r", "p"]).ok_or(unsupported)?;
+                let [version, ln, r, p] = parse_numbers(parameters, ["v", "n", "r", "p"]).ok_or(unsupported)?;
                 if version != 1 || p != 1 {
                     return Err(unsupported);
                 }
@@ -196,7 +196,7 @@ impl Converter {
                 firebase_form(salt, value, ln, r).ok_or(unsupported)
             }
             ["", "firescrypt", parameters, salt, value, separator, key] => {
-                let [ln, r, p] = numbers(parameters, ["ln", "r", "p"]).ok_or(unsupported)?;
+                let [ln, r, p] = parse_numbers(parameters, ["ln", "r", "p"]).ok_or(unsupported)?;
                 if p != 1 {
                     return Err(unsupported);
                 }
@@ -218,7 +218,7 @@ fn firebase_form(salt: &str, value: &str, ln: u64, r: u64) -> Option<PasswordHas
     firebase(value, salt, r.try_into().ok()?, ln.try_into().ok()?).ok()
 }
 
-/// Splits `v=1,n=14,r=8,p=1,ss=…,sk=…` into the numbers, and salt separator and signer key.
+/// Splits `v=1,n=14,r=8,p=1,ss=…,sk=…` into the numbers, the salt separator and the signer key.
 fn split_signer(parameters: &str) -> (&str, [&str; 2]) {
     let (numbers, signer) = match parameters.find(",ss=").or_else(|| parameters.find(",sk=")) {
         Some(at) => parameters.split_at(at),
@@ -228,8 +228,8 @@ fn split_signer(parameters: &str) -> (&str, [&str; 2]) {
     (numbers, [member("ss="), member("sk=")])
 }
 
-/// The numbers of parameters such as `m=1,t=2`, if these are exactly the named ones in this order.
-fn numbers<const N: usize>(parameters: &str, names: [&str; N]) -> Option<[u64; N]> {
+/// Returns the numbers in parameters such as `m=1,t=2`, if the parameters have exactly these names in this order.
+fn parse_numbers<const N: usize>(parameters: &str, names: [&str; N]) -> Option<[u64; N]> {
     let mut members = parameters.split(',');
     let mut numbers = [0; N];
     for (number, name) in numbers.iter_mut().zip(names) {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn the_length_in_a_hash_of_keycloak_is_that_of_its_value() {
+    fn the_length_in_a_converted_keycloak_hash_is_the_length_of_its_value() {
         let hash = keycloak("pbkdf2-sha512").convert().unwrap().0;
         assert_eq!(hash, "$pbkdf2-sha512$i=5,l=16$MDEyMzQ1Njc$//8AAAAAAAAAAAAAAAAAAA");
         assert!(keycloak("pbkdf2").convert().unwrap().0.starts_with("$pbkdf2-sha1$i=5,"));
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn supported_text_forms_stay_as_they_are() {
+    fn hashes_in_supported_text_forms_do_not_change() {
         let bcrypt = format!("$2b$10${}", "a".repeat(53));
         for hash in [
             bcrypt.as_str(),

@@ -9,7 +9,7 @@ use std::{
 use crate::error::ImportError;
 
 /// Bytes that are read at once.
-const BUFFER: usize = 64 * 1024;
+const BUFFER_BYTES: usize = 64 * 1024;
 
 /// An open file, with its name for messages.
 pub(crate) struct Input {
@@ -38,7 +38,7 @@ pub(crate) fn open(path: &Path) -> Result<Input, ImportError> {
 
 /// A buffered reader that begins after a byte order mark, if there is one.
 pub(crate) fn buffer<R: Read>(reader: R) -> io::Result<BufReader<R>> {
-    let mut reader = BufReader::with_capacity(BUFFER, reader);
+    let mut reader = BufReader::with_capacity(BUFFER_BYTES, reader);
     if reader.fill_buf()?.starts_with(b"\xef\xbb\xbf") {
         reader.consume(3);
     }

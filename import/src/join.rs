@@ -15,14 +15,14 @@ use std::{
 pub(crate) const MAX_KEY: usize = 1024;
 /// Size of the entries that are sorted in memory.
 const RUN_BYTES: usize = 8 * 1024 * 1024;
-/// How many runs are merged into one. Each run that is read needs a buffer of [`RUN_BUFFER`].
+/// How many runs are merged into one. Each run that is read needs a buffer of [`RUN_BUFFER_BYTES`].
 const FAN_IN: usize = 32;
-const RUN_BUFFER: usize = 64 * 1024;
+const RUN_BUFFER_BYTES: usize = 64 * 1024;
 /// Memory of an entry in addition to its key and payload.
 const ENTRY_OVERHEAD: usize = size_of::<Position>();
 
-/// What is joined: entries with the same key follow one another in the order of their parts, and then in that of their
-/// insertion.
+/// The part of a join to which an entry belongs. Entries with the same key are sorted by part, and then in the order of
+/// their insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
     First,
@@ -36,7 +36,7 @@ pub(crate) struct Entry {
     pub payload: Vec<u8>,
 }
 
-/// Takes entries in any order.
+/// Sorts entries, which can be added in any order.
 pub(crate) struct Sorter {
     run_bytes: usize,
     /// Keys and payloads of the entries that are not yet in a run.
@@ -57,7 +57,7 @@ struct Position {
 /// The entries in order.
 pub(crate) struct Sorted {
     runs: Vec<Run>,
-    /// The next entry of each run that has one.
+    /// The next entry of each run that is not at its end.
     heap: BinaryHeap<Reverse<Head>>,
 }
 
@@ -162,7 +162,7 @@ impl Sorted {
         for mut file in runs {
             let left = file.stream_position()?;
             file.rewind()?;
-            sorted.runs.push(Run { reader: BufReader::with_capacity(RUN_BUFFER, file), left });
+            sorted.runs.push(Run { reader: BufReader::with_capacity(RUN_BUFFER_BYTES, file), left });
             sorted.advance(sorted.runs.len() - 1)?;
         }
         Ok(sorted)
@@ -187,12 +187,12 @@ impl Sorted {
         if run.left == 0 {
             return Ok(());
         }
-        let mut header = [0; HEADER];
+        let mut header = [0; HEADER_BYTES];
         run.reader.read_exact(&mut header)?;
         let [a, b, c, d, e, f, g, h, part] = header;
         let (key_len, payload_len) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
         let part = if part == 0 { Part::First } else { Part::Second };
-        let size = HEADER as u64 + u64::from(key_len) + u64::from(payload_len);
+        let size = HEADER_BYTES as u64 + u64::from(key_len) + u64::from(payload_len);
         run.left = run.left.checked_sub(size).ok_or(io::ErrorKind::UnexpectedEof)?;
         let mut key = vec![0; key_len as usize];
         run.reader.read_exact(&mut key)?;
@@ -201,8 +201,8 @@ impl Sorted {
     }
 }
 
-/// Two lengths and a part.
-const HEADER: usize = 9;
+/// Size of the header of an entry, in bytes: two lengths and a part.
+const HEADER_BYTES: usize = 9;
 
 struct RunWriter {
     writer: BufWriter<File>,
@@ -210,7 +210,7 @@ struct RunWriter {
 
 impl RunWriter {
     fn new() -> io::Result<Self> {
-        Ok(Self { writer: BufWriter::with_capacity(RUN_BUFFER, tempfile::tempfile()?) })
+        Ok(Self { writer: BufWriter::with_capacity(RUN_BUFFER_BYTES, tempfile::tempfile()?) })
     }
 
     /// Writes an entry except for its payload, which the caller writes.
@@ -262,7 +262,7 @@ mod tests {
     fn entries_can_be_empty_or_larger_than_a_run() {
         assert!(drain(Sorter::new()).is_empty());
         let mut sorter = Sorter::with_run_bytes(10);
-        let large = "x".repeat(RUN_BUFFER * 2);
+        let large = "x".repeat(RUN_BUFFER_BYTES * 2);
         sorter.push(b"b", Part::Second, large.as_bytes()).unwrap();
         sorter.push(b"", Part::First, b"").unwrap();
         let expected = [(String::new(), Part::First, String::new()), ("b".to_owned(), Part::Second, large)];

@@ -33,7 +33,7 @@ pub(crate) struct Shape {
     pub arrays: &'static [&'static str],
     /// Members of the document with a text that the source needs.
     pub texts: &'static [&'static str],
-    /// What the items of a document are that is an array.
+    /// What the items are if the document itself is an array.
     pub top_array: TopArray,
 }
 
@@ -45,13 +45,13 @@ pub(crate) enum TopArray {
 
 /// Gets the parts of a document in their order.
 pub(crate) trait Handler {
-    /// A member of [`Shape::texts`].
+    /// Gets a member of [`Shape::texts`].
     fn text(&mut self, _member: &str, _value: String) -> Result<(), ImportError> {
         Ok(())
     }
-    /// An array of records begins.
+    /// Called when an array of records begins.
     fn array(&mut self, _member: &str) {}
-    /// A record of the array `member`, which is empty for a document that is an array.
+    /// Gets a record of the array `member`. `member` is empty if the document itself is an array.
     fn record(&mut self, member: &str, record: &str) -> Result<(), ImportError>;
 }
 
@@ -175,7 +175,7 @@ pub(crate) struct Items<T>(pub Vec<T>);
 #[derive(Clone)]
 pub(crate) struct Budget(Rc<Cell<usize>>);
 
-/// Fails if a record is larger than the budget. It is approximate: the reader reads ahead.
+/// Fails if a record is larger than the budget. The limit is approximate, because the reader reads ahead.
 pub(crate) struct LimitedReader<R> {
     inner: R,
     budget: Budget,
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_value_ends_the_import_and_many_small_ones_do_not() {
+    fn a_large_value_ends_the_import_but_many_small_values_do_not() {
         let large = "x".repeat(MAX_RECORD + 128 * 1024);
         for text in [format!(r#"{{"users":["{large}"]}}"#), format!(r#"{{"a":"{large}"}}"#), " ".repeat(large.len())] {
             let error = read(&text).unwrap_err().to_string();
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_counted_with_blank_ones_and_a_long_line_is_reported() {
+    fn blank_lines_are_counted_and_a_long_line_is_reported() {
         let text = format!("\u{feff}a\n\n \r\nb\r\n{}\nc", "x".repeat(MAX_RECORD + 1));
         let mut seen = Vec::new();
         read_lines("a", text.as_bytes(), |number, line| {

@@ -9,7 +9,7 @@ use std::{
 
 use crate::{convert::Sink, error::ImportError, report::Report};
 
-/// A file that only its owner can read. It is removed again if the import does not run to its end.
+/// A file that only its owner can read. It is removed if the import does not run to its end.
 pub(crate) struct OutputFile {
     path: PathBuf,
     writer: BufWriter<File>,
@@ -39,7 +39,7 @@ fn create(path: &Path) -> io::Result<File> {
     let file = is_regular.then(|| OpenOptions::new().write(true).open(path)).transpose()?;
     let is_safe = |file: &File| -> io::Result<bool> {
         let metadata = file.metadata()?;
-        // An empty file of another user could have been put there to read what is written.
+        // Another user could have created the empty file to read what is written.
         let is_own = metadata.uid() == fs::metadata("/proc/self")?.uid() && metadata.nlink() == 1;
         Ok(is_own && metadata.is_file() && metadata.len() == 0 && metadata.permissions().mode() & 0o077 == 0)
     };

@@ -6,7 +6,7 @@ use std::{
     io::{self, Write},
 };
 
-/// Something of a user that the App does not get.
+/// Data of a user that is not imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Omitted {
     Totp,
@@ -28,11 +28,11 @@ pub(crate) enum Omitted {
     DeletedUsers,
 }
 
-/// Maximum number of different names in a count, because the names are those of the input.
+/// Maximum number of different names in a count. The names come from the input, which can contain any number of them.
 const MAX_NAMES: usize = 100;
 /// Maximum number of characters of an id in a message. An `external_id` has at most 255 bytes.
 const MAX_PRINTED_ID: usize = 255;
-/// Counts names that are beyond [`MAX_NAMES`].
+/// The name that stands for all names beyond [`MAX_NAMES`].
 const OTHER_NAMES: &str = "others";
 
 /// Counts by name.
@@ -42,7 +42,7 @@ pub(crate) struct Counts(BTreeMap<String, u64>);
 /// The counts of an import.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// Users of the input, without those that only [`Omitted`] counts.
+    /// Users of the input, except those that only [`Omitted`] counts.
     pub users: u64,
     pub created: u64,
     pub unchanged: u64,
@@ -53,7 +53,7 @@ pub(crate) struct Report {
     pub unreadable: u64,
     pub written: u64,
     omissions: BTreeMap<Omitted, u64>,
-    /// Hashes in forms without an equivalent, by kind.
+    /// Hashes in forms that cannot be imported, by kind.
     pub unsupported_hashes: Counts,
     /// Hashes that the server refused, by kind and error.
     pub refused_hashes: Counts,
@@ -77,7 +77,7 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().take(400).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// The beginning of an id. With a longer text, [`printable`] would cut off what follows the id.
+/// Returns the beginning of an id. If the id were longer, [`printable`] would cut off the text after it.
 pub(crate) fn shortened(id: &str) -> Cow<'_, str> {
     match id.char_indices().nth(MAX_PRINTED_ID) {
         Some((end, _)) => Cow::Owned(format!("{}…", &id[..end])),
@@ -118,7 +118,7 @@ impl Omitted {
 }
 
 impl Report {
-    pub(crate) fn omit(&mut self, omitted: Omitted, number: usize) {
+    pub(crate) fn count_omitted(&mut self, omitted: Omitted, number: usize) {
         if number > 0 {
             *self.omissions.entry(omitted).or_default() += number as u64;
         }
@@ -190,8 +190,8 @@ mod tests {
     #[test]
     fn a_report_names_what_is_not_imported() {
         let mut report = Report { users: 4, created: 2, unchanged: 1, refused: 1, ..Report::default() };
-        report.omit(Omitted::Groups, 0);
-        report.omit(Omitted::Roles, 2);
+        report.count_omitted(Omitted::Groups, 0);
+        report.count_omitted(Omitted::Roles, 2);
         report.unsupported_hashes.add("md5", 1);
         report.unmapped_identities.add("github", 3);
         let expected = "Users in the input: 4\n  created: 2\n  unchanged: 1\n  refused: 1\nNot brought along:\n  password hashes, \
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_input_are_limited() {
+    fn the_number_of_names_from_the_input_is_limited() {
         let mut counts = Counts::default();
         for number in 0..1000 {
             counts.add(&number.to_string(), 1);

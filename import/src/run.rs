@@ -23,11 +23,11 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Every user of the input is in the App.
-    AllThere = 0,
+    Complete = 0,
     /// At least one user of the input is not in the App.
     SomeRefused = 1,
     /// The import did not run to its end.
-    NoRun = 2,
+    Aborted = 2,
 }
 
 /// Runs an import. Prints the report to standard output, and refused users, progress and errors to standard error.
@@ -53,12 +53,12 @@ pub fn import(args: &ImportArgs, now: i64, out: &mut dyn Write, log: &mut dyn Wr
     let printed =
         if result.is_ok() || report.users > 0 { report.print(mode, out).and_then(|()| out.flush()) } else { Ok(()) };
     match result.and(printed.map_err(ImportError::Print)) {
-        Ok(()) if report.is_complete() => Outcome::AllThere,
+        Ok(()) if report.is_complete() => Outcome::Complete,
         Ok(()) => Outcome::SomeRefused,
         Err(error) => {
             // If standard error is closed, the exit status still reports the failure.
             let _printed = writeln!(log, "latchkey-server import: {error}");
-            Outcome::NoRun
+            Outcome::Aborted
         }
     }
 }

@@ -15,9 +15,10 @@ use crate::{
 
 /// Limit of the server for one request.
 const MAX_LINES: usize = 1000;
-/// Much less than the limit of the server, which is 4 MiB. The server waits 30 s for a body, so a link needs 17 kB/s for
-/// this size, and 140 kB/s for 4 MiB. 1,000 users without metadata have about 400 kB, so larger batches save few requests.
-const MAX_BYTES: usize = 512 * 1024;
+/// Maximum size of a batch, in bytes: much less than the limit of the server, which is 4 MiB. The server waits 30 s for
+/// a body, so a connection needs 17 kB/s for this size, and 140 kB/s for 4 MiB. 1,000 users without metadata have about
+/// 400 kB, so larger batches save few requests.
+const MAX_BATCH_BYTES: usize = 512 * 1024;
 /// How often the progress is logged, in users.
 const PROGRESS_INTERVAL: u64 = 10_000;
 /// The codes for a hash that the server cannot take. Such a user is imported without the hash.
@@ -28,7 +29,7 @@ pub(crate) struct Uploader {
     batch: Batch,
 }
 
-/// Lines that end with a line feed.
+/// The lines of one request. Each line ends with a line feed.
 #[derive(Default)]
 struct Batch {
     text: Vec<u8>,
@@ -58,8 +59,8 @@ impl Uploader {
         Ok(())
     }
 
-    /// Sends a batch. Returns its lines with a refused hash, without the hash. `is_repeated`: the lines were sent before,
-    /// so their ignored fields are counted already.
+    /// Sends a batch. Returns the lines whose hash was refused, without the hash. `is_repeated`: the lines were sent
+    /// before, so their ignored fields are already counted.
     fn send_batch(
         &mut self,
         batch: Batch,
@@ -106,7 +107,7 @@ impl Uploader {
 
 impl Sink for Uploader {
     fn line(&mut self, line: &[u8], report: &mut Report, log: &mut dyn Write) -> Result<(), ImportError> {
-        if self.batch.ends.len() == MAX_LINES || self.batch.text.len() + line.len() + 1 > MAX_BYTES {
+        if self.batch.ends.len() == MAX_LINES || self.batch.text.len() + line.len() + 1 > MAX_BATCH_BYTES {
             self.send(report, log)?;
         }
         self.batch.push(line);
@@ -126,15 +127,15 @@ impl Batch {
     }
 }
 
-/// The line without its hash, if the server refused the hash. Counts the hash. The other members keep their text:
-/// numbers that are written again can be longer, and the line must not grow above the limit of the server.
+/// Returns the line without its hash if the server refused the hash, and counts the hash. The other members keep their
+/// text: numbers that are written again can be longer, and the line must not grow above the limit of the server.
 fn without_refused_hash(line: &[u8], result: &LineResult, report: &mut Report) -> Result<Option<Vec<u8>>, ImportError> {
     let is_hash_code = |code: &str| HASH_CODES.iter().find(|known| **known == code).copied();
     let refused = result.fields.iter().filter(|error| error.field == "password_hash");
     let Some(code) = refused.filter_map(|error| is_hash_code(&error.code)).next() else { return Ok(None) };
     let mut user: BTreeMap<String, Box<RawValue>> =
         serde_json::from_slice(line).map_err(|_| ImportError::BadResponse)?;
-    // Without a hash in the line, the same refusal would come again.
+    // A line that has no hash would be refused again, so it is not resent.
     let Some(hash) = user.remove("password_hash") else { return Ok(None) };
     let hash: String = serde_json::from_str(hash.get()).unwrap_or_default();
     let kind = hash::kind(&hash);

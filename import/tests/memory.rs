@@ -1,7 +1,7 @@
 //! The memory of an import does not depend on the size of its input.
 //!
-//! The inputs are larger than the limit of 64 MiB, so an import that kept an input, or the users of it, in memory would
-//! exceed the limit. The peak is that of the whole process, including the server of the test.
+//! The inputs are larger than the limit of 64 MiB, so an import that kept an input or its users in memory would exceed
+//! the limit. The peak covers the whole process, including the server of the test.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -36,7 +36,7 @@ fn an_import_needs_at_most_64_mib_for_any_file() {
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let file = |name: &str| BufWriter::new(File::create(path(name)).unwrap());
     let padding = "x".repeat(PADDING);
-    // For gotrue, each user must have got the identity of the other file.
+    // For gotrue, checks that each user has the identity from the other file.
     let url = listen(|_, request| {
         let is_join = request.target.contains("source=gotrue");
         let is_joined =
@@ -66,7 +66,7 @@ fn an_import_needs_at_most_64_mib_for_any_file() {
     let input = path("realm.json");
     assert!(fs::metadata(&input).unwrap().len() > 70 * MIB);
     let imported = run(&[&["keycloak", &input, "--metadata"][..], &target].concat());
-    assert_eq!(imported.outcome, Outcome::AllThere, "{}", imported.log);
+    assert_eq!(imported.outcome, Outcome::Complete, "{}", imported.log);
     assert!(imported.out.contains(&format!("  created: {users}\n")), "{}", imported.out);
     fs::remove_file(&input).unwrap();
 
@@ -94,7 +94,7 @@ fn an_import_needs_at_most_64_mib_for_any_file() {
     let inputs = [path("users.ndjson"), path("identities.ndjson")];
     assert!(inputs.iter().map(|input| fs::metadata(input).unwrap().len()).sum::<u64>() > 70 * MIB);
     let imported = run(&[&["gotrue", &inputs[1], &inputs[0], "--map", "google=google"][..], &target].concat());
-    assert_eq!(imported.outcome, Outcome::AllThere, "{}", imported.log);
+    assert_eq!(imported.outcome, Outcome::Complete, "{}", imported.log);
     assert!(imported.out.contains(&format!("  created: {users}\n")), "{}", imported.out);
     let peak = peak_kib();
     println!("peak memory: {} MiB", peak / 1024);

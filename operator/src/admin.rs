@@ -83,8 +83,8 @@ impl Health {
     }
 }
 
-/// The API server's message if there is one (it names a missing permission, for example), otherwise the error and its
-/// causes.
+/// Returns the API server's message if there is one (it names a missing permission, for example), otherwise the error
+/// and its causes.
 pub(crate) fn error_message(error: &watcher::Error) -> String {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kube::{ResourceExt, runtime::controller::Action};
+use kube::{ResourceExt, core::DeserializeGuard, runtime::controller::Action};
 use latchkey_crds::{
     app::{App, AppStatus},
     conditions::Reason,
@@ -26,7 +26,6 @@ use crate::{
     error::Error,
     gather,
     panics::Panicked,
-    watch::Guarded,
 };
 
 pub(crate) mod admission;
@@ -50,7 +49,7 @@ pub(crate) mod validate;
 #[cfg(test)]
 pub(crate) mod mock_api;
 
-pub(crate) async fn reconcile(guarded: Arc<Guarded<App>>, context: Arc<Context>) -> Result<Action, Error> {
+pub(crate) async fn reconcile(guarded: Arc<DeserializeGuard<App>>, context: Arc<Context>) -> Result<Action, Error> {
     let app = match &guarded.0 {
         Ok(app) => app,
         Err(invalid) => return undecodable::reconcile(&guarded, &invalid.error, &context).await,
@@ -78,7 +77,7 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<App>>, context: Arc<Context>)
     }
 }
 
-/// All steps between the finalizer and the status.
+/// Runs the steps between the update of the finalizer and the write of the status.
 async fn run_steps(app: &App, old: &AppStatus, context: &Context) -> Result<Reconciled, Stop> {
     let app_id = parse_app_id(app)?;
     let facts = ownership::gather::for_app(app, &app_id, context).await?;
@@ -90,7 +89,7 @@ async fn run_steps(app: &App, old: &AppStatus, context: &Context) -> Result<Reco
     served.map_err(|stop| stop.with_field_errors(&validated.field_errors))
 }
 
-/// The steps after the validation: admit, keys, roll out.
+/// Runs the steps after the validation: admits the App, acquires its keys, and rolls out its document.
 async fn serve(
     app: &App,
     old: &AppStatus,
@@ -107,7 +106,7 @@ async fn serve(
 
 /// Reports a panicked reconcile in the status. What was published before is still served.
 pub(crate) async fn report_panic(
-    guarded: Arc<Guarded<App>>,
+    guarded: Arc<DeserializeGuard<App>>,
     context: Arc<Context>,
     panicked: Panicked,
 ) -> Result<(), Error> {

@@ -5,15 +5,15 @@ use std::time::Duration;
 use backon::ExponentialBuilder;
 use kube::runtime::watcher::ExponentialBackoff;
 
-/// The waits before a failed watch is opened again. If the connection of a watch is dropped silently, kube notices it
-/// after 35 s (5 s after the end of the watch). The watch must be current again within 40 s, so the longest wait is
-/// 5 s.
+/// Returns the waits before a failed watch is opened again. If the connection of a watch is dropped silently, kube
+/// notices it after 35 s (5 s after the end of the watch). The watch must be current again within 40 s, so the longest
+/// wait is 5 s.
 pub(crate) fn for_watch() -> ExponentialBackoff {
     between(Duration::from_millis(200), Duration::from_secs(5))
 }
 
-/// Exponential waits with jitter: clients that lost the same server must not reconnect at the same moment. Each wait is
-/// between half of the exponential delay and the whole delay, so it is never longer than `max`.
+/// Returns exponential waits with jitter, because clients that lost the same server must not reconnect at the same
+/// moment. Each wait is between half of the exponential delay and the whole delay, so it is never longer than `max`.
 pub(crate) fn between(min: Duration, max: Duration) -> ExponentialBackoff {
     // backon adds to each delay, also to the longest, a random jitter of up to the delay itself. So both limits are
     // halved here.

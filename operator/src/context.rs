@@ -19,7 +19,7 @@ use crate::{
     written_statuses::WrittenStatuses,
 };
 
-/// What every reconcile gets.
+/// The settings, clients and shared state of every reconcile.
 pub(crate) struct Context {
     pub(crate) settings: Settings,
     /// The installation's own namespace.
@@ -46,12 +46,12 @@ pub(crate) struct Context {
 // === impl Context ===
 
 impl Context {
-    /// The source that the operator's Events name: this replica.
+    /// Returns the source that the operator's Events name: this replica.
     pub(crate) fn reporter(identity: &str) -> Reporter {
         Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(identity.to_owned()) }
     }
 
-    /// The Secrets of the installation's own namespace: keys and rendered documents.
+    /// Returns the API for Secrets of the installation's own namespace. They contain keys and rendered documents.
     pub(crate) fn install_secrets(&self) -> Api<Secret> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }

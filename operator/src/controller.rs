@@ -103,20 +103,17 @@ mod tests {
 
     use futures::{FutureExt, future::BoxFuture};
     use http::{Method, StatusCode};
-    use kube::runtime::watcher::Event;
+    use kube::{core::DeserializeGuard, runtime::watcher::Event};
     use latchkey_crds::app::App;
     use serde_json::json;
 
     use super::*;
-    use crate::{
-        app::{
-            self,
-            mock_api::{MockApi, ReceivedCall, context},
-        },
-        watch::Guarded,
+    use crate::app::{
+        self,
+        mock_api::{MockApi, ReceivedCall, context},
     };
 
-    fn reconcile(app: Arc<Guarded<App>>, _: Arc<Context>) -> BoxFuture<'static, Result<Action, Error>> {
+    fn reconcile(app: Arc<DeserializeGuard<App>>, _: Arc<Context>) -> BoxFuture<'static, Result<Action, Error>> {
         async move {
             assert!(app.meta().name.as_deref() != Some("bomb"), "{}", "hush");
             Ok(Action::await_change())
@@ -148,7 +145,7 @@ mod tests {
         apps.apply_watcher_event(&Event::InitDone);
         let context = context.shared();
         let (queue, queued) = mpsc::unbounded_channel();
-        let enqueue = |name: &str| queue.send(ObjectRef::<Guarded<App>>::new(name).within("shop")).unwrap();
+        let enqueue = |name: &str| queue.send(ObjectRef::<DeserializeGuard<App>>::new(name).within("shop")).unwrap();
         enqueue("bomb");
         let stop = CancellationToken::new();
         let store = context.objects.apps.clone();

@@ -27,8 +27,9 @@ pub(crate) enum Error {
     Panicked(#[from] Panicked),
 }
 
-/// An error with its causes, for a log line. Of an error response of the API server, only the message is shown, which
-/// names a missing permission, for example. A response that cannot be parsed is not shown, because it may be a Secret.
+/// An error with its causes, for a log line. If the API server responded with an error, shows only the message of the
+/// response, which can name a missing permission. Does not show a response that cannot be parsed, because it may be a
+/// Secret.
 pub(crate) struct ErrorChain<'a>(pub(crate) &'a (dyn std::error::Error + 'static));
 
 /// The kind of an error. It is a label of the metric, and decides how long to wait before the retry.
@@ -57,7 +58,7 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 // === impl Error ===
 
 impl Error {
-    /// A failed request. `action` completes "could not …".
+    /// Returns the error of a failed request. `action` completes "could not …".
     pub(crate) fn api(action: &'static str) -> impl Fn(kube::Error) -> Self {
         move |source| Self::Api { action, source }
     }
@@ -118,7 +119,7 @@ impl fmt::Display for ErrorChain<'_> {
 // === impl ErrorKind ===
 
 impl ErrorKind {
-    /// The label value of the metric.
+    /// Returns the value of the metric's label.
     pub(crate) fn as_str(self) -> &'static str {
         self.into()
     }

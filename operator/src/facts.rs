@@ -16,11 +16,11 @@ pub(crate) struct Settings {
 
 /// Looks up objects in manifests or in a cluster.
 pub(crate) trait ObjectSource {
-    /// A Provider, by namespace and name.
+    /// Looks up a Provider by namespace and name.
     fn provider(&self, namespace: &str, name: &str) -> Lookup<Provider>;
-    /// The values of a Secret, decoded.
+    /// Looks up the decoded values of a Secret.
     fn secret(&self, namespace: &str, name: &str) -> Lookup<SecretValues>;
-    /// The values of a ConfigMap.
+    /// Looks up the values of a ConfigMap.
     fn config_map(&self, namespace: &str, name: &str) -> Lookup<ConfigMapValues>;
 }
 
@@ -75,8 +75,8 @@ impl std::fmt::Debug for SecretBytes {
 }
 
 impl SecretBytes {
-    /// The value as text, or `None` if it is not UTF-8. Trailing line breaks are removed, because they are accidents
-    /// (`echo … | base64`).
+    /// Returns the value as text, or `None` if it is not UTF-8. Removes trailing line breaks, because they are usually
+    /// there by accident (`echo … | base64`).
     pub(crate) fn to_trimmed_utf8(&self) -> Option<SecretString> {
         let text = std::str::from_utf8(&self.0).ok()?;
         Some(SecretString::new(text.trim_end_matches(['\r', '\n'])))

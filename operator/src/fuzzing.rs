@@ -20,7 +20,7 @@ use crate::{
     manifests::{Manifests, Schemas},
 };
 
-/// The steps of `latchkey-operator render` over one file.
+/// Runs the steps of `latchkey-operator render` on one file.
 pub struct FuzzRenderer {
     schemas: Schemas,
     settings: Settings,
@@ -41,6 +41,8 @@ pub struct FuzzOutput {
 // === impl FuzzRenderer ===
 
 impl FuzzRenderer {
+    /// Loads the definitions of the resources.
+    ///
     /// # Panics
     ///
     /// If the definitions of the resources are broken.

@@ -1,7 +1,7 @@
 //! Leader election: one replica holds a Lease, renews it, and writes nothing once it may have lost the Lease.
 //!
-//! The rules are those of client-go's leader election. Clocks of pods are never compared: a candidate measures time
-//! from when it saw the Lease change.
+//! The rules come from client-go's leader election. Clocks of pods are never compared: a candidate measures the time
+//! since it saw the Lease change.
 
 mod fence;
 #[cfg(test)]
@@ -208,7 +208,7 @@ impl Candidate {
         }
     }
 
-    /// The wait before the next attempt, with jitter, so that candidates do not all ask at the same moment.
+    /// Returns the wait before the next attempt, with jitter, so that candidates do not all ask at the same moment.
     fn retry_delay(&self) -> Duration {
         self.options.retry.mul_f64(rand::random_range(1.0..=1.2))
     }

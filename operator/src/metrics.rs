@@ -148,7 +148,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// The `/metrics` page, in the OpenMetrics text format.
+    /// Returns the `/metrics` page, in the OpenMetrics text format.
     pub(crate) fn encode(&self) -> Result<String, std::fmt::Error> {
         let mut page = String::new();
         text::encode(&mut page, &self.0.registry)?;

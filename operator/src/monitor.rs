@@ -93,7 +93,7 @@ impl Monitor {
         (monitor, task)
     }
 
-    /// A monitor that follows no pods.
+    /// Creates a monitor that follows no pods.
     #[cfg(test)]
     pub(crate) fn without_pods() -> Self {
         Self::new(mpsc::unbounded_channel().0, stream::tcp_connector())
@@ -177,33 +177,32 @@ impl Monitor {
         }
     }
 
-    /// The highest format that all serving pods support and that this operator can write.
+    /// Returns the highest format that all serving pods support and that this operator can write.
     pub(crate) fn format(&self) -> u32 {
         self.states().format()
     }
 
-    /// The names of the serving pods that support no format above `format`, shortened for a message.
+    /// Returns the names of the serving pods that support no format above `format`, shortened for a message.
     pub(crate) fn pods_at_format(&self, format: u32) -> Vec<String> {
         self.states().pods_at_format(format)
     }
 
-    /// How many pods are serving, and how many of them are silent.
+    /// Returns how many pods are serving, and how many of them are silent.
     pub(crate) fn pod_counts(&self) -> (usize, usize) {
         self.states().pod_counts()
     }
 
-    /// The furthest progress that any serving pod reports for the deletion of an App's users.
+    /// Returns the furthest progress that any serving pod reports for the deletion of an App's users.
     pub(crate) fn deletion(&self, app: &AppId) -> Option<DeletionProgress> {
         self.states().deletion(app)
     }
 
-    /// For each webhook of the App on which a serving pod reports: the worst reported state.
+    /// Returns the worst reported state of each webhook of the App on which a serving pod reports.
     pub(crate) fn webhook_states(&self, app: &AppId) -> WebhookStates {
         self.states().webhook_states(app)
     }
 
-    /// The finding of the servers on a Provider: the worst that any serving pod reports. Returns `None` if no serving
-    /// pod reports one.
+    /// Returns the worst finding that any serving pod reports on a Provider, or `None` if no serving pod reports one.
     pub(crate) fn finding(&self, namespace: &str, name: &str) -> Option<Reason> {
         self.states().finding(&(namespace.to_owned(), name.to_owned()))
     }

@@ -48,12 +48,12 @@ async fn check(context: &Context, secret: &str) -> Result<(), Error> {
     }
     let owner = AppIdOwner { namespace: published.namespace.clone(), name: published.name.clone() };
     // A Secret that names no App is not deleted. If it belongs to an App, the reconcile of that App rewrites it.
-    if owner.name.is_empty() || app_exists(context, &owner, &id).await? {
+    if owner.name.is_empty() || owning_app_exists(context, &owner, &id).await? {
         return Ok(());
     }
     if let Some(app_id_owner) = app_id_owner(context, &id).await?
         && app_id_owner != owner
-        && app_exists(context, &app_id_owner, &id).await?
+        && owning_app_exists(context, &app_id_owner, &id).await?
     {
         // Somebody edited the annotations of the Secret. The reconcile of the App that owns the appID rewrites them.
         return Ok(());
@@ -72,14 +72,14 @@ async fn check(context: &Context, secret: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// The owner of the appID, as named in the key Secret.
+/// Returns the App that the key Secret names as the owner of the appID.
 async fn app_id_owner(context: &Context, id: &AppId) -> Result<Option<AppIdOwner>, Error> {
     Ok(key_secret::read(&context.install_secrets(), id).await?.owner().cloned())
 }
 
-/// Whether the App exists and can own the appID: according to the store or, because a watch can be late, according to
-/// the API server.
-pub(crate) async fn app_exists(context: &Context, owner: &AppIdOwner, id: &AppId) -> Result<bool, Error> {
+/// Whether the App `owner` exists and can own the appID. If the store has no such App, asks the API server, because a
+/// watch can be late.
+pub(crate) async fn owning_app_exists(context: &Context, owner: &AppIdOwner, id: &AppId) -> Result<bool, Error> {
     let stored = context.objects.apps.get(&ObjectRef::new(&owner.name).within(&owner.namespace));
     // An App that cannot be decoded exists too.
     if stored.is_some_and(|app| app.0.as_ref().map_or(true, |app| can_own(app, id))) {

@@ -39,7 +39,7 @@ pub(crate) fn catch<T>(step: impl FnOnce() -> T) -> Result<T, Panicked> {
     panic::catch_unwind(AssertUnwindSafe(step)).map_err(|_| Panicked::take_last())
 }
 
-/// Like [`catch`], but for a future. The future is dropped if it panics.
+/// Runs a future like [`catch`]. Drops the future if it panics.
 pub(crate) async fn catch_async<T>(step: impl Future<Output = T>) -> Result<T, Panicked> {
     AssertUnwindSafe(step).catch_unwind().await.map_err(|_| Panicked::take_last())
 }
@@ -47,12 +47,12 @@ pub(crate) async fn catch_async<T>(step: impl Future<Output = T>) -> Result<T, P
 // === impl Panicked ===
 
 impl Panicked {
-    /// The last panic of this thread. Its location is unknown if the hook is not installed.
+    /// Returns the last panic of this thread and forgets it. Its location is unknown if the hook is not installed.
     pub(crate) fn take_last() -> Self {
         Self(LAST_LOCATION.take().unwrap_or_else(|| latchkey_telemetry::panics::UNKNOWN_LOCATION.to_owned()))
     }
 
-    /// The message for the object's condition. A panic is a bug, so the owner of the object can only report it.
+    /// Returns the message for the object's condition. A panic is a bug, so the owner of the object can only report it.
     pub(crate) fn message(&self) -> String {
         format!("the operator failed on this object: {self}; this is a bug, please report it")
     }

@@ -24,8 +24,8 @@ pub(crate) struct QuotaLimits {
     pub(crate) bytes: u64,
 }
 
-/// Ten times what a large tenant is expected to have. An ordinary App needs about 8 KiB of a server's memory, so 2,000
-/// Apps need 16 MiB.
+/// Ten times as many Apps as a large tenant is expected to have. An ordinary App needs about 8 KiB of a server's
+/// memory, so 2,000 Apps need 16 MiB.
 pub(crate) const DEFAULT_MAX_APPS: u32 = 2_000;
 /// A server has each document in memory twice: parsed, and as a file in `--cache-dir`. With the chart's defaults, the
 /// documents of a namespace can need 64 MiB of 256 MiB of memory, and half of `cacheSizeLimit`. So a single namespace
@@ -166,12 +166,12 @@ impl Quotas {
         self.namespaces().app_ids.get(app_id).is_some_and(|counted| counted.owner.namespace == namespace)
     }
 
-    /// The App that the key Secret of this appID names, or for which the appID is reserved.
+    /// Returns the App that the key Secret of this appID names, or for which the appID is reserved.
     pub(crate) fn owner(&self, app_id: &AppId) -> Option<AppIdOwner> {
         self.namespaces().app_ids.get(app_id).map(|counted| counted.owner.clone())
     }
 
-    /// Every appID that has keys or is reserved for an App.
+    /// Returns every appID that has keys or is reserved for an App.
     pub(crate) fn app_ids(&self) -> Vec<AppId> {
         self.namespaces().app_ids.keys().cloned().collect()
     }
@@ -199,7 +199,7 @@ impl Quotas {
         namespaces.waiting.get(namespace).and_then(|waiting| waiting.get(name)).is_some_and(|app| app.need.apps > 0)
     }
 
-    /// The waiting Apps that fit now, the oldest first.
+    /// Returns the waiting Apps that fit now, the oldest first.
     pub(crate) fn admissible(&self, namespace: &str) -> Vec<NamespacedName> {
         let namespaces = self.namespaces();
         let Some(waiting) = namespaces.waiting.get(namespace) else { return Vec::new() };

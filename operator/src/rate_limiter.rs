@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 /// How many writes can pass per second.
 const RATE: u32 = 100;
-/// How many writes can pass at once after a pause. So the edit of a Secret that a few Apps share is not delayed.
+/// How many writes can pass together after a pause. So the edit of a Secret that a few Apps share is not delayed.
 const BURST: u32 = 100;
 
 /// How long a reservation is kept after its turn.

@@ -139,13 +139,13 @@ async fn run_operator(args: RunArgs) -> Result<()> {
     Ok(())
 }
 
-/// The cluster of KUBECONFIG, or the one in which this pod runs.
+/// Returns the configuration for the cluster of KUBECONFIG, or for the cluster in which this pod runs.
 async fn cluster_config() -> Result<Config> {
     let mut config = Config::infer().await.context("no cluster: set KUBECONFIG, or run in a pod")?;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = Some(READ_TIMEOUT);
-    // kube would retry a request that has already passed the fence, with waits of minutes. Every caller here retries by
-    // itself.
+    // By default, kube would retry a request that has already passed the fence, possibly minutes later. Every caller
+    // here has its own retries.
     config.default_retry = false;
     Ok(config)
 }
@@ -162,7 +162,7 @@ fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// The state of the controllers. `client` can write as long as this process is the leader.
+/// Creates the context of the controllers. `client` can write as long as this process is the leader.
 fn new_context(
     args: RunArgs,
     client: Client,

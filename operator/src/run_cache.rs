@@ -39,13 +39,13 @@ impl<I: PartialEq, R> RunCache<I, R> {
         runs.computed = 0;
     }
 
-    /// How many results this run computed.
+    /// Returns how many results this run computed.
     #[cfg(test)]
     pub(crate) fn computed(&self) -> usize {
         self.runs().computed
     }
 
-    /// The result for this input, from the previous run if the input is equal.
+    /// Returns the result for this input: from the previous run if the input is equal, otherwise from `compute`.
     pub(crate) fn get_or_compute(&self, name: &str, input: I, compute: impl FnOnce(&I) -> R) -> Arc<R> {
         let previous = self.runs().previous.remove(name);
         let (input, result) = match previous {

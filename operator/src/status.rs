@@ -1,4 +1,4 @@
-//! What the statuses of Apps and Providers have in common.
+//! Functions for the statuses of both Apps and Providers.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use latchkey_crds::conditions::{ConditionStatus, ConditionType, DesiredCondition, Reason};
@@ -8,15 +8,15 @@ use crate::facts::FieldError;
 
 pub(crate) mod write;
 
-/// The condition `ResolvedRefs` if references cannot be used. Its reason is that of the first error, and its message
-/// contains the messages of all errors.
+/// Returns the condition `ResolvedRefs` if references cannot be used. Its reason is the reason of the first error. Its
+/// message contains the messages of all errors.
 pub(crate) fn unresolved_condition(errors: &[FieldError]) -> DesiredCondition {
     let messages: Vec<_> = errors.iter().map(|error| with_field(&error.field, &error.message)).collect();
     let reason = errors.first().map_or(Reason::Resolved, |error| error.reason);
     DesiredCondition::new(ConditionType::ResolvedRefs, ConditionStatus::False, reason, messages.join("; "))
 }
 
-/// A message, preceded by its field.
+/// Returns a message, preceded by its field.
 pub(crate) fn with_field(field: &str, message: &str) -> String {
     if field.is_empty() { message.to_owned() } else { format!("{field}: {message}") }
 }

@@ -24,7 +24,7 @@ where
     Ok(objects.items.into_iter().next())
 }
 
-/// The message for the status. It names the field that cannot be decoded. `error` is the error of the watch, which names
+/// Returns the message for the status. It names the field that cannot be decoded. `error` is the error of the watch, which names
 /// no field; the message contains it only if the object has been corrected in the meantime.
 pub(crate) fn message<K: DeserializeOwned>(object: &DynamicObject, error: &str) -> String {
     let decoded = serde_json::to_value(object).map(serde_path_to_error::deserialize::<_, K>);

@@ -26,7 +26,7 @@ use tokio::task::JoinHandle;
 use self::{changes::WatchName, handlers::Handlers, streams::watches};
 pub(crate) use self::{
     index::NamespacedName,
-    objects::{Guarded, claimed_app_id},
+    objects::claimed_app_id,
     published::{PublishedApp, app_id_of_secret},
     queue::{QueueReceivers, ReconcileQueue},
     state::ClusterState,

@@ -24,7 +24,7 @@ struct WrittenStatus {
 // === impl WrittenStatuses ===
 
 impl WrittenStatuses {
-    /// The latest status: the status that the watch reported, unless the operator has written a newer one.
+    /// Returns the latest status: the status that the watch reported, unless the operator has written a newer one.
     pub(crate) fn latest<S: DeserializeOwned + Default>(&self, meta: &ObjectMeta, watched: Option<S>) -> S {
         let mut written = self.0.lock();
         let uid = meta.uid.as_deref().unwrap_or_default();
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_written_status_counts_until_the_watch_reports_it() {
+    fn a_written_status_is_used_until_the_watch_reports_it() {
         let written = WrittenStatuses::default();
         let meta = |version: &str| ObjectMeta {
             uid: Some("u".into()),

@@ -180,7 +180,7 @@ fn parse_host_address(text: &str) -> Result<(String, SocketAddr), String> {
 }
 
 fn parse_connections(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "is not a number from 1 up".to_owned())
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "is not a whole number of at least 1".to_owned())
 }
 
 fn parse_kernel(text: &str) -> Result<Kernel, String> {

@@ -60,7 +60,7 @@ pub async fn run(
             let written = stores.write_refusals(|app| apps.get(app.as_str()).is_some()).await?;
             debug!(written, "aggregated refusals were written");
             if stores.postgres.try_start_audit_upkeep(RETENTION_INTERVAL).await? {
-                // If one of these fails, the retention of events is still applied.
+                // If one of the next three steps fails, the retention of events is still applied.
                 let accounts_deleted = retention::delete_unverified(&stores, &apps, env.now(), &metrics).await;
                 let hashes_removed = foreign_hashes::apply_retention(&stores, &apps, env.now()).await;
                 let events_removed = webhooks::remove_old_events(&stores, &apps, &webhook_metrics).await;
@@ -75,7 +75,10 @@ pub async fn run(
             Ok(()) => is_unavailable = false,
             Err(error) => {
                 if !std::mem::replace(&mut is_unavailable, true) {
-                    warn!(error = &error as &dyn std::error::Error, "audit waits: a store is unavailable");
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        "audit tasks are retried later: a store is unavailable"
+                    );
                 }
             }
         }
@@ -123,8 +126,9 @@ pub async fn apply_retention(
 // === impl Retention ===
 
 impl Retention {
-    /// `None` if there is no App. The longest retention is extended to the start of a month, so that whole partitions
-    /// can be dropped. The events of Apps with a shorter retention are deleted when their retention is over.
+    /// Computes which events are deleted. Returns `None` if there is no App. The longest retention is extended to the
+    /// start of a month, so that whole partitions can be dropped. The events of Apps with a shorter retention are
+    /// deleted when their retention is over.
     fn new(retention_days: &HashMap<String, u32>, now: OffsetDateTime) -> Option<Self> {
         let ago = |days: u32| now.saturating_sub(time::Duration::days(i64::from(days)));
         let longest = *retention_days.values().max()?;

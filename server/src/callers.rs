@@ -59,7 +59,7 @@ pub enum TokenError {
     Malformed,
     #[error("this server has no keys to verify it")]
     NoKeys,
-    #[error("it is signed by a key that is not one of the cluster's")]
+    #[error("it is signed by a key that the cluster does not have")]
     UnknownKey,
     #[error("its signature is invalid")]
     InvalidSignature,
@@ -71,7 +71,7 @@ pub enum TokenError {
     WrongAudience,
     #[error("its issuer is not the cluster")]
     WrongIssuer,
-    #[error("it is not of a ServiceAccount")]
+    #[error("it does not belong to a ServiceAccount")]
     InvalidSubject,
 }
 
@@ -101,12 +101,12 @@ struct ObjectClaim {
 // === impl Callers ===
 
 impl Callers {
-    /// Keys from a JWKS file. The file must exist, and is read again when it changes.
+    /// Reads the keys from a JWKS file. The file must exist, and is read again when it changes.
     pub fn from_file(path: PathBuf) -> Result<Self, KeyFileError> {
         FileKeys::open(path, Instant::now()).map(Self::File)
     }
 
-    /// Keys from the cluster's API server. Needs a running Tokio runtime.
+    /// Uses the keys of the cluster's API server. Must be called in a tokio runtime.
     pub fn from_cluster(api_server: kube::Config) -> Result<Self, kube::Error> {
         ClusterKeys::new(api_server).map(Self::Cluster)
     }
@@ -120,7 +120,7 @@ impl Callers {
         }
     }
 
-    /// The ServiceAccount of a token, if the token is valid.
+    /// Returns the ServiceAccount that the token belongs to, if the token is valid.
     pub async fn authenticate(&self, env: &Env, token: &str) -> Result<ServiceAccount, CallerError> {
         let header = jsonwebtoken::decode_header(token).map_err(|_| TokenError::Malformed)?;
         let id = header.kid.as_deref().ok_or(TokenError::Malformed)?;
@@ -175,7 +175,8 @@ fn validate_token(
 // === impl ServiceAccount ===
 
 impl ServiceAccount {
-    /// `None` if `sub` does not name a ServiceAccount, or names another one than the `kubernetes.io` claim.
+    /// Converts the claims. Returns `None` if `sub` does not name a ServiceAccount, or if the `kubernetes.io` claim
+    /// names another one.
     fn from_claims(claims: Claims) -> Option<Self> {
         let (namespace, name) = claims.sub.strip_prefix(SUBJECT_PREFIX)?.split_once(':')?;
         let KubernetesClaims { namespace: claimed, serviceaccount } = claims.kubernetes;

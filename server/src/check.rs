@@ -26,10 +26,10 @@ pub(crate) async fn check(urls: &[Url], within: Duration) -> Result<()> {
         loop {
             let result = timeout(ATTEMPT_TIMEOUT, send_request(url))
                 .await
-                .unwrap_or_else(|_| bail!("no answer within {ATTEMPT_TIMEOUT:?}"));
+                .unwrap_or_else(|_| bail!("no response within {ATTEMPT_TIMEOUT:?}"));
             match result {
                 Ok(()) => break println!("{url} answers"),
-                Err(error) if Instant::now() >= end => return Err(error.context(format!("{url} does not answer"))),
+                Err(error) if Instant::now() >= end => return Err(error.context(format!("{url} does not respond"))),
                 Err(_) => sleep(RETRY_DELAY).await,
             }
         }
@@ -52,7 +52,7 @@ async fn send_request(url: &Url) -> Result<()> {
     let request = Request::get(target).header(HOST, authority).body(Empty::<Bytes>::new())?;
     let status = sender.send_request(request).await?.status();
     if !status.is_success() {
-        bail!("it answers {status}");
+        bail!("it responds with status {status}");
     }
     Ok(())
 }

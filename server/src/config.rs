@@ -1,4 +1,4 @@
-//! The rendered Apps being served. Each is replaced in one step, and subscribers receive every change.
+//! The rendered Apps being served. Each App is replaced in one step, and subscribers receive every change.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -63,12 +63,13 @@ struct ServedApps {
     count: usize,
 }
 
-/// The Apps that have a document but are not served from it, and what else is reported to the operator.
+/// What is reported to the operator besides the served revisions: rejected documents, pending deletions, and the states
+/// of the webhooks of served Apps.
 #[derive(Default)]
 struct Unserved {
     rejected: BTreeMap<AppId, Rejection>,
     pending_deletions: BTreeMap<AppId, PendingDeletion>,
-    /// What was last reported of the webhooks of served Apps.
+    /// The last report on the webhooks of each served App.
     webhooks: BTreeMap<AppId, WebhookReport>,
 }
 
@@ -118,13 +119,13 @@ pub enum RejectError {
     Format(u32),
     #[error("the document is larger than a rendered App can be")]
     TooLarge,
-    #[error("the document is of another App than its file or Secret name says")]
+    #[error("the document is for another App than the name of its file or Secret")]
     WrongApp,
     #[error("the Secret has no {}", latchkey_crds::names::RENDERED_APP_KEY)]
     NoDocument,
     #[error("the appID belongs to another namespace")]
     OtherNamespace,
-    #[error("the App has users under other keys, which were lost")]
+    #[error("the App has users with other keys, and these keys were lost")]
     KeysLost,
     #[error("the users of this App were deleted; a new App needs new keys")]
     UsersDeleted,
@@ -153,7 +154,7 @@ pub enum RejectReason {
 // === impl RejectError ===
 
 impl RejectError {
-    /// The rejection as it is reported to the operator.
+    /// Converts the error to the report that the operator gets.
     fn to_report(&self, revision: Revision) -> RejectedDocument {
         RejectedDocument { revision, reason: self.to_string(), keys_lost: matches!(self, Self::KeysLost) }
     }
@@ -251,8 +252,8 @@ impl ServedApps {
 // === impl Unserved ===
 
 impl Unserved {
-    /// The stored report on the webhooks of an App, after webhooks that the App does not have any more were removed from
-    /// it. An App that is not served has no report.
+    /// Returns the stored report on the webhooks of an App, after removing webhooks that the App no longer has. The
+    /// report of an App that is not served is empty.
     fn webhook_report(&mut self, id: &AppId, app: Option<&App>) -> WebhookReport {
         let Some(report) = self.webhooks.get_mut(id) else { return WebhookReport::new() };
         report.retain(|name, _| app.is_some_and(|app| app.webhook(name.as_str()).is_some()));
@@ -298,7 +299,7 @@ impl Apps {
         &self.metrics
     }
 
-    /// The App with this appID, if it is served.
+    /// Returns the App with this appID, if it is served.
     pub fn get(&self, id: &str) -> Option<Arc<App>> {
         self.serving.load().get(id).cloned()
     }
@@ -311,12 +312,12 @@ impl Apps {
         self.len() == 0
     }
 
-    /// Every App being served.
+    /// Returns every App being served.
     pub fn all(&self) -> Vec<Arc<App>> {
         self.serving.load().iter().map(|(_, app)| Arc::clone(app)).collect()
     }
 
-    /// The appIDs of all Apps with a document, served or not.
+    /// Returns the appIDs of all Apps with a document, served or not.
     pub fn known_ids(&self) -> HashSet<AppId> {
         let unserved = self.unserved.lock();
         let serving = self.serving.load();
@@ -324,7 +325,7 @@ impl Apps {
         served.chain(unserved.rejected.keys()).chain(unserved.pending_deletions.keys()).cloned().collect()
     }
 
-    /// All Apps in state `Deleted` or `Released`.
+    /// Returns all Apps in state `Deleted` or `Released`.
     pub fn pending_deletions(&self) -> Vec<PendingDeletion> {
         self.unserved.lock().pending_deletions.values().cloned().collect()
     }
@@ -334,17 +335,17 @@ impl Apps {
         self.unserved.lock().pending_deletions.get(id).is_some_and(|deleted| deleted.revision == *revision)
     }
 
-    /// All Apps with a valid document that conflicts with the owner or the keys of the appID.
+    /// Returns all Apps with a valid document that conflicts with the owner or the keys of the appID.
     pub fn suspended(&self) -> Vec<Arc<App>> {
         self.unserved.lock().rejected.values().filter_map(|rejection| rejection.suspended.clone()).collect()
     }
 
-    /// The changes from now on, without the full set.
+    /// Subscribes to all changes from now on, without the full set of revisions.
     pub fn subscribe_changes(&self) -> broadcast::Receiver<RevisionChange> {
         self.changes.subscribe()
     }
 
-    /// The full set of revisions, and all changes from that moment on.
+    /// Returns the full set of revisions, and a subscription to all later changes.
     pub fn subscribe(&self, pod_uid: String) -> (Hello, broadcast::Receiver<RevisionChange>) {
         let unserved = self.unserved.lock();
         let receiver = self.changes.subscribe();
@@ -488,7 +489,7 @@ impl Apps {
         });
     }
 
-    /// Whether the last document of the App had this revision, so that nothing changes.
+    /// Whether the last document of the App had this revision. If so, there is nothing to change.
     fn is_current(&self, id: &AppId, revision: &Revision) -> bool {
         let unserved = self.unserved.lock();
         match unserved.rejected.get(id) {
@@ -544,8 +545,8 @@ impl Apps {
         }
     }
 
-    /// Why a document conflicts with the App that is served: the document is of another namespace or has other keys,
-    /// and has no later `handover` that would allow this. `None` if there is no conflict.
+    /// Returns why a document conflicts with the App that is served: the document is of another namespace or has other
+    /// keys, and has no later `handover` that would allow this. `None` if there is no conflict.
     fn conflict(&self, id: &AppId, document: &ParsedDocument) -> Option<RejectError> {
         let (namespace, handover, incarnation) = match document {
             ParsedDocument::App(app) => (&app.doc.namespace, app.doc.handover, app.doc.incarnation.as_ref()),
@@ -683,7 +684,7 @@ impl Apps {
 // === impl FullSync ===
 
 impl FullSync<'_> {
-    /// Adds a document. It is parsed immediately, so that only the result stays in memory.
+    /// Adds a document. The document is parsed immediately, so that only the result stays in memory.
     pub fn put(&mut self, id: &AppId, document: &[u8]) {
         let revision = Revision::of(document);
         if self.apps.is_current(id, &revision) {
@@ -703,7 +704,7 @@ impl FullSync<'_> {
         }
     }
 
-    /// Puts this set into service; all other Apps are removed.
+    /// Puts this set into service, and removes all other Apps.
     pub fn commit(self) {
         let Self { apps, documents, unchanged: mut present } = self;
         present.extend(documents.iter().map(|(id, _)| id.clone()));
@@ -806,7 +807,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_of_700_apps_is_stored_once_and_freed_with_the_last_of_them() {
+    fn a_text_that_700_apps_share_is_stored_once_and_freed_with_the_last_app() {
         const APPS: usize = 700;
         let apps = Apps::default();
         let text = "x".repeat(250 * 1024);
@@ -937,7 +938,7 @@ mod tests {
         apps.report_webhooks(&id(), &states);
         assert!(changes.try_recv().is_err(), "the same states are not reported again");
 
-        // A rejected document changes nothing about the webhooks of the served one.
+        // A rejected document changes nothing about the webhooks of the served document.
         apps.put(&id(), b"{");
         assert_eq!(changes.try_recv().unwrap().webhooks.len(), 2);
         // The next document has only one of the webhooks.
@@ -968,7 +969,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_of_another_namespace_replaces_that_of_the_owner_only_after_a_handover() {
+    fn a_document_of_another_namespace_replaces_the_document_of_the_owner_only_after_a_handover() {
         let apps = Apps::default();
         apps.put(&id(), &fixtures::rendered("shop").to_bytes());
         let mut foreign = fixtures::rendered("shop");
@@ -982,7 +983,7 @@ mod tests {
     }
 
     #[test]
-    fn other_keys_replace_those_of_the_served_app_only_if_the_database_accepts_them_or_after_a_handover() {
+    fn a_document_with_other_keys_is_served_only_if_the_database_accepts_it_or_after_a_handover() {
         let apps = Apps::default();
         let mut doc = fixtures::rendered("shop");
         doc.incarnation = Some("i1".to_owned());
@@ -1074,7 +1075,8 @@ mod tests {
             apps
         };
         let (few, many) = (filled(100), filled(10_000));
-        // The minimum of several interleaved rounds: other load on the machine disturbs only some of them.
+        // The test compares the minimum of several interleaved rounds: other load on the machine disturbs only some
+        // rounds.
         let round = |apps: &Apps| {
             let started = std::time::Instant::now();
             for number in 0..200 {
@@ -1088,7 +1090,7 @@ mod tests {
             of_few = of_few.min(round(&few));
             of_many = of_many.min(round(&many));
         }
-        // There are a hundred times as many Apps; a copy of the full set would cost about a hundred times as much.
+        // Among 10,000 Apps, a copy of the full set would cost about a hundred times as much as among 100.
         assert!(of_many < of_few * 20, "{of_many:?} among 10,000, {of_few:?} among 100");
         assert_eq!(many.len(), 10_000);
     }
@@ -1132,7 +1134,7 @@ mod tests {
         assert!(apps.get("shop").is_none());
     }
 
-    /// Waits for a matching change. Before that, a half-written file can be read and rejected.
+    /// Waits for a matching change. Skips other changes, because a half-written file can be read and rejected first.
     fn wait_for_change(
         changes: &mut broadcast::Receiver<RevisionChange>,
         fits: impl Fn(&RevisionChange) -> bool,

@@ -20,8 +20,8 @@ use crate::{
 };
 
 const USERS_PER_TRANSACTION: u32 = 500;
-/// For how long the users of one App are deleted before its progress is reported and the next App has its turn. Also
-/// the pause if no App has users left to delete.
+/// How long the users of one App are deleted before its progress is reported and the next App has its turn. Also the
+/// length of the pause when no App has users left to delete.
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Runs until the future is dropped. First waits until `has_all_documents` is true, because documents that an earlier
@@ -80,7 +80,7 @@ async fn release_app_id(apps: &Apps, stores: &Stores, released: &PendingDeletion
     if progress.done {
         info!(app = %claim.app, "the App was deleted and had no users; its appID is free");
     }
-    // `run` treats `Contended` as: nothing is left to do in this round.
+    // For `run`, `Contended` means that nothing is left to do in this round.
     Ok(DeleteOutcome::Contended)
 }
 

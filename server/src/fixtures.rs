@@ -16,7 +16,7 @@ use latchkey_crds::rendered::{
 
 use crate::domain::app::App;
 
-/// A served App with default settings, except for one allowed origin.
+/// Builds a served App with default settings, except for one allowed origin.
 pub(crate) fn rendered(id: &str) -> RenderedApp {
     RenderedApp {
         format: FORMAT,
@@ -81,7 +81,7 @@ pub(crate) fn app(doc: RenderedApp) -> App {
     App::new(doc, revision).unwrap()
 }
 
-/// A new random key for the algorithm.
+/// Builds a new random key for the algorithm.
 pub(crate) fn signing_key(id: &str, algorithm: SigningAlgorithm, state: KeyState) -> SigningKey {
     let random = SystemRandom::new();
     let der = match algorithm {
@@ -100,7 +100,7 @@ pub(crate) fn signing_key(id: &str, algorithm: SigningAlgorithm, state: KeyState
     SigningKey { id: id.to_owned(), state, algorithm, private_key }
 }
 
-/// An HMAC key of 32 bytes, each with the value `fill`.
+/// Builds an HMAC key of 32 bytes, each with the value `fill`.
 pub(crate) fn hmac_key(id: &str, fill: u8, state: KeyState) -> HmacKey {
     HmacKey { id: id.to_owned(), state, secret: SecretString::new(STANDARD.encode([fill; 32])) }
 }

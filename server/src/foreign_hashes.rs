@@ -18,11 +18,11 @@ use crate::{
 
 /// Maximum number of hashes per transaction. A transaction locks the rows for about ten milliseconds.
 const HASHES_PER_TRANSACTION: u32 = 100;
-/// How long one run removes hashes. The next run, an hour later, removes the rest.
+/// The time after which one run stops. The next run, an hour later, removes the remaining hashes.
 const MAX_REMOVE_TIME: Duration = Duration::from_secs(60);
 
-/// Removes what has expired, and returns how many hashes were removed. Apps without a retention keep their hashes. The
-/// Apps take turns: each transaction removes hashes of the next App.
+/// Removes expired hashes and unused classes. Returns how many hashes were removed. Apps without a retention keep their
+/// hashes. The Apps take turns: each transaction removes hashes of the next App.
 pub async fn apply_retention(stores: &Stores, apps: &Apps, now: OffsetDateTime) -> Result<u64, StoreError> {
     let begun = Instant::now();
     let apps = apps.all();
@@ -47,22 +47,22 @@ pub async fn apply_retention(stores: &Stores, apps: &Apps, now: OffsetDateTime) 
         }
     }
     if removed > 0 {
-        info!(removed, "foreign password hashes were removed because nobody logged in with them in time");
+        info!(removed, "foreign password hashes were removed because their users did not log in in time");
     }
     let classes = stores.postgres.sweep_hash_classes().await?;
     if classes > 0 {
-        info!(classes, "classes of foreign password hashes that no user has were removed");
+        info!(classes, "classes of foreign password hashes were removed because no user has such a hash");
     }
     Ok(removed)
 }
 
-/// `None` if the App keeps its foreign hashes.
+/// Returns which hashes of the App have expired. `None` if the App keeps its foreign hashes.
 fn expiry(app: &App, now: OffsetDateTime) -> Option<ForeignHashExpiry> {
-    let days = app.password.foreign_hash_retention?;
+    let retention = app.password.foreign_hash_retention?;
     let claim = OwnershipClaim::from(&app.doc);
     Some(ForeignHashExpiry {
         claim,
-        imported_before: now.saturating_sub(days),
+        imported_before: now.saturating_sub(retention),
         now,
         webhooks: Arc::clone(&app.webhooks),
     })

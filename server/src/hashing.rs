@@ -51,8 +51,8 @@ pub mod strength;
 pub struct HashingOptions {
     /// The number of threads. By default one per CPU, because hashing needs nothing but CPU time and memory bandwidth.
     pub threads: NonZeroUsize,
-    /// How long the last job of a full queue waits. The queue has as many slots as this, with the measured duration of
-    /// jobs, within [`MIN_SLOTS_PER_THREAD`] and `max_slots_per_thread`.
+    /// How long the last job of a full queue waits. The number of slots per thread follows from this time and the
+    /// measured duration of jobs, between [`MIN_SLOTS_PER_THREAD`] and `max_slots_per_thread`.
     pub full_queue_wait: Duration,
     /// The maximum number of slots per thread. It bounds the memory of the requests that wait.
     pub max_slots_per_thread: usize,
@@ -60,8 +60,8 @@ pub struct HashingOptions {
     /// refused, so that the client gets 503 within this time. A job with checks of foreign hashes must start within this
     /// time.
     pub deadline: Duration,
-    /// How long a thread keeps its memory after a hash. Then it returns the memory, and with it the values that depend on
-    /// the password, to the system (docs/decisions/0033-argon2-simd.md).
+    /// How long a thread keeps its memory after a hash. After this time, it returns the memory to the system, and with
+    /// the memory all values that depend on the password (docs/decisions/0033-argon2-simd.md).
     pub idle_limit: Duration,
     /// The implementation of argon2.
     pub kernel: Kernel,
@@ -89,10 +89,10 @@ const SEND_TIME: Duration = Duration::from_millis(50);
 /// How long a request waits for its job after `Shared::start_limit` if the job has started by then. A job needs far
 /// less.
 const RUN_LIMIT: Duration = Duration::from_secs(1);
-/// As `RUN_LIMIT`, for a job with checks of foreign hashes, which can weigh as much as 33 native hashes.
+/// Like `RUN_LIMIT`, for a job with checks of foreign hashes, which can weigh as much as 33 native hashes.
 const FOREIGN_RUN_LIMIT: Duration = Duration::from_secs(5);
-/// The part of the newest measurement in the moving average of the time per weight. Foreign checks are rare, so it is
-/// greater than that of native jobs.
+/// The share of the newest measurement in the moving average of the time per weight. Foreign checks are rare, so this
+/// share is greater than the share for native jobs.
 const FOREIGN_AVERAGE_PART: f64 = 0.2;
 
 /// A handle to the hashing threads. When the last handle is dropped, the threads finish the queued jobs and end.
@@ -197,14 +197,14 @@ struct RefusedLabels {
 // === impl HashingOptions ===
 
 impl HashingOptions {
-    /// The number of slots if a job takes `average_duration`.
+    /// Returns the number of slots if a job takes `average_duration`.
     fn capacity(&self, average_duration: Duration) -> usize {
         let fitting = self.full_queue_wait.as_nanos() / average_duration.as_nanos().max(1);
         let per_thread = usize::try_from(fitting).unwrap_or(usize::MAX).max(MIN_SLOTS_PER_THREAD);
         per_thread.min(self.max_slots_per_thread).saturating_mul(self.threads.get())
     }
 
-    /// How many heavy jobs can run at a time.
+    /// Returns how many heavy jobs can run at a time.
     fn max_heavy_jobs(&self) -> usize {
         (self.threads.get() / 2).max(1)
     }
@@ -213,7 +213,7 @@ impl HashingOptions {
 // === impl Work ===
 
 impl Work {
-    /// The name of the job's span.
+    /// Returns the name of the job's span.
     const fn name(&self) -> &'static str {
         match self {
             Self::Hash(..) => "hash password",
@@ -226,7 +226,7 @@ impl Work {
         }
     }
 
-    /// The weight of foreign checks. `None` for all other work.
+    /// Returns the weight of foreign checks. `None` for all other work.
     fn weight(&self) -> Option<f64> {
         if let Self::Checks(checks) = self { Some(checks.weight()) } else { None }
     }
@@ -248,7 +248,7 @@ impl QueueState {
         weight.map_or(self.average_duration, |weight| self.average_per_weight.mul_f64(weight))
     }
 
-    /// The kinds of jobs that the limits allow to start now.
+    /// Returns the kinds of jobs that the limits allow to start now.
     fn startable(&self, options: &HashingOptions) -> StartableKinds {
         StartableKinds { heavy: self.running_heavy < options.max_heavy_jobs(), large: self.running_large == 0 }
     }
@@ -267,7 +267,7 @@ impl QueueState {
         match weight {
             None => self.average_duration = self.average_duration.mul_f64(0.95) + took.mul_f64(0.05),
             Some(weight) => {
-                // What a light check takes is mostly the fixed cost of a job, which says nothing about heavier checks.
+                // The time of a light check is mostly the fixed cost of a job, which says nothing about heavier checks.
                 let per_weight = took.div_f64(weight.max(1.0));
                 self.average_per_weight = self.average_per_weight.mul_f64(1.0 - FOREIGN_AVERAGE_PART)
                     + per_weight.mul_f64(FOREIGN_AVERAGE_PART);
@@ -387,7 +387,7 @@ impl Shared {
                 self.changed.notify_one();
             }
             PushOutcome::Displaced(job) => {
-                // A thread can be idle although the queue is full: of jobs that must wait for other jobs to end.
+                // A thread can be idle although the queue is full, if all queued jobs must wait for other jobs to end.
                 self.changed.notify_one();
                 self.count_refusal("displaced");
                 // The receiver may have been dropped.
@@ -417,15 +417,15 @@ impl Shared {
         self.metrics.refused.get_or_create(&RefusedLabels { reason }).inc();
     }
 
-    /// A refusal. Its `retry_after` estimates when the jobs in the queue are done: 1 to 30 whole seconds.
+    /// Builds a refusal. Its `retry_after` estimates when the jobs in the queue are done: 1 to 30 whole seconds.
     fn overloaded_for_state(&self, state: &QueueState) -> Overloaded {
         let threads = u32::try_from(self.options.threads.get()).unwrap_or(u32::MAX);
         let seconds = (state.waiting_time.as_secs_f64() / f64::from(threads)).ceil().clamp(1.0, 30.0);
         Overloaded { retry_after: Duration::from_secs_f64(seconds) }
     }
 
-    /// How long a job can wait for its start. The result of a native job, and every refusal, is still sent by the
-    /// deadline.
+    /// Returns how long a job can wait for its start. The result of a native job, and every refusal, is still sent by
+    /// the deadline.
     fn start_limit(&self, weight: Option<f64>) -> Duration {
         let run_time = if weight.is_some() { Duration::ZERO } else { self.state.lock().average_duration };
         self.options.deadline.saturating_sub(run_time + SEND_TIME)
@@ -435,7 +435,7 @@ impl Shared {
         self.overloaded_for_state(&self.state.lock())
     }
 
-    /// The main loop of a hashing thread.
+    /// Runs the main loop of a hashing thread.
     fn run_worker(&self) {
         let mut engine = Argon2Engine::new(self.options.kernel);
         while let Some(ScheduledJob { job, kind, charge }) = self.next_job(&mut engine) {
@@ -671,7 +671,7 @@ mod tests {
         let options = HashingOptions {
             threads: NonZeroUsize::new(threads).unwrap(),
             max_slots_per_thread: slots,
-            // Otherwise slow hashes beside other load would make the queue shorter.
+            // Otherwise other load on the machine would slow the hashes down and make the queue shorter.
             full_queue_wait: Duration::from_secs(3600),
             deadline,
             ..HashingOptions::default()
@@ -715,7 +715,7 @@ mod tests {
 
     #[tokio::test]
     async fn another_app_is_served_during_a_flood() {
-        // Apps share time, not turns: beside other load, a hash can take as long as several others.
+        // Apps share time, not turns: under other load, a hash can take as long as several others.
         const STORM: u8 = 40;
         const QUIET: u8 = 5;
         let hashing = start_pool(1, 64, Duration::from_secs(60));
@@ -755,7 +755,7 @@ mod tests {
         }
         let finished = finished.lock();
         let last_quiet = finished.iter().rposition(|app| *app == "quiet").unwrap();
-        // Without turns, all jobs of the storm would finish first.
+        // Without fair sharing, all jobs of the storm would finish first.
         assert!(last_quiet < usize::from(STORM / 2 + QUIET), "the Apps share the time: {finished:?}");
     }
 
@@ -893,7 +893,7 @@ mod tests {
         until(|| metrics.running.get() + metrics.waiting.get() == i64::from(JOBS) && metrics.running.get() == limit)
             .await;
         if threads > 1 {
-            // A native job of another App passes the jobs that wait.
+            // A native job of another App overtakes the waiting jobs.
             let hash = hashing.submit_and_wait(&owner("b", client(200)), Work::Hash(Password::new("x"))).await;
             assert!(hash.is_ok());
             assert_eq!(metrics.running.get(), limit, "the limit holds while a thread is free");
@@ -909,7 +909,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn heavy_jobs_run_on_at_most_half_of_the_threads_and_on_one_at_least() {
+    async fn heavy_jobs_run_on_at_most_half_of_the_threads_but_on_at_least_one() {
         let heavy = JobKind { is_heavy: true, is_large: false };
         assert_limited(heavy, 1, 1).await;
         assert_limited(heavy, 3, 1).await;
@@ -941,7 +941,7 @@ mod tests {
         assert!(expected.abs_diff(Duration::from_millis(60)) < Duration::from_micros(10), "{expected:?}");
     }
 
-    /// The time of 80 native jobs of four clients, each of which sends one job after the other.
+    /// Measures the time of 80 native jobs. Each of four clients sends its jobs one after the other.
     async fn time_native_jobs(hashing: &HashingPool) -> Duration {
         let started = Instant::now();
         let clients = (0..4).map(|number| async move {
@@ -963,7 +963,7 @@ mod tests {
                 let hashing = hashing.clone();
                 tokio::spawn(async move {
                     let class = ["bcrypt$12".parse().unwrap()];
-                    // More than run before the end of the test.
+                    // More jobs than can run before the end of the test.
                     for _ in 0..1000 {
                         let checks = Checks::of_login(Password::new("x"), None, &class, &DummyHashes::new(), None);
                         let owner = owner("storm", client(100 + number));
@@ -990,7 +990,7 @@ mod tests {
         let app = crate::fixtures::app(crate::fixtures::rendered("shop"));
         let hashing = start_pool(1, 64, Duration::from_secs(60));
         let native = hashing.hash(&app, client(1), &Password::new("abc")).await.unwrap();
-        // jBCrypt, TestBCrypt.java.
+        // From the tests of jBCrypt (TestBCrypt.java).
         let bcrypt = PasswordHash::new("$2a$06$If6bvum7DFjUnE9p2uDeDu0YHzrHM6tf.iqN8.yx.jNN1ILEf7h0i");
         let malformed = PasswordHash::new("$none$");
         let classes: Vec<HashClass> = ["bcrypt$6", "pbkdf2-sha1$i=1,b=1"].map(|class| class.parse().unwrap()).into();

@@ -6,8 +6,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// The sources of `latchkey-server import`. A caller can send any name as the source of an import, so every other name is
-/// counted as [`OTHER_SOURCE`].
+/// The sources of `latchkey-server import`. A caller can send any name as the source of an import. Every name that is
+/// not in this list is counted as [`OTHER_SOURCE`].
 const SOURCES: [&str; 7] = ["keycloak", "gotrue", "kratos", "firebase", "auth0", "cognito", "ndjson"];
 const OTHER_SOURCE: &str = "other";
 
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_names_of_callers_make_no_series() {
+    fn source_names_that_callers_invent_create_no_time_series() {
         let mut registry = Registry::default();
         let metrics = ImportMetrics::register(&mut registry);
         metrics.count("keycloak", ImportedLines { created: 5, unchanged: 1, refused: 2 });

@@ -72,7 +72,7 @@ impl Reader<'_> {
         E::custom("out of bounds")
     }
 
-    /// A reader for the next level.
+    /// Returns a reader for the next level.
     fn descend<E: serde::de::Error>(self) -> Result<Self, E> {
         match self.depth_left.checked_sub(1) {
             Some(depth_left) => Ok(Self { depth_left, ..self }),

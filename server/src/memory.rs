@@ -6,7 +6,8 @@ use std::{fs, path::Path};
 /// The limit in bytes if neither the cgroup's limit nor the machine's memory can be read.
 const DEFAULT_LIMIT: u64 = 256 * 1024 * 1024;
 
-/// The smallest memory limit, in bytes, of the process's cgroup and its ancestors. At most the memory of the machine.
+/// Returns the smallest memory limit, in bytes, of the process's cgroup and its ancestors, but at most the memory of
+/// the machine.
 pub fn limit() -> u64 {
     limit_at(Path::new("/"))
 }
@@ -43,7 +44,7 @@ fn limit_at(root: &Path) -> u64 {
 ///
 /// # Errors
 ///
-/// The expected format, if the text does not have it.
+/// If the text does not have this format, the error names the expected format.
 pub fn parse(text: &str) -> Result<u64, String> {
     let units = [("Ki", 1 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30)];
     let unit = units.into_iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, bytes)));
@@ -69,7 +70,7 @@ mod tests {
     const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal:        1048576 kB\nMemFree:         12 kB\n");
 
     #[test]
-    fn the_smallest_limit_of_the_cgroups_counts() {
+    fn the_smallest_limit_of_the_cgroups_applies() {
         let cgroup = ("proc/self/cgroup", "0::/pod/server\n");
         let limits = |pod: &'static str, server: &'static str| {
             limit_with_files(&[
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_cgroup_the_memory_of_the_machine_counts_or_else_a_default() {
+    fn without_a_cgroup_the_limit_is_the_memory_of_the_machine_or_a_default() {
         assert_eq!(limit_with_files(&[MEMINFO]), 1 << 30);
         assert_eq!(limit_with_files(&[]), 256 << 20);
     }

@@ -34,7 +34,7 @@ pub struct OwnershipChecker {
     postgres: PostgresStore,
     /// The claims that the database confirmed.
     confirmed: HashMap<AppId, OwnershipClaim>,
-    /// The Apps that are checked next.
+    /// The Apps that will be checked next.
     pending: BTreeSet<AppId>,
     is_unavailable: bool,
 }
@@ -46,9 +46,9 @@ impl OwnershipChecker {
         Self { apps, postgres, confirmed: HashMap::new(), pending: BTreeSet::new(), is_unavailable: false }
     }
 
-    /// Runs until the future is dropped. First waits until `is_current` is true: the complete set of documents was
-    /// read. Before that, the Apps can come from the cache of an earlier process, and cached documents must claim no
-    /// appID.
+    /// Runs until the future is dropped. First waits until `is_current` is true, which means that the complete set of
+    /// documents was read. Before that, the Apps can come from the cache of an earlier process, and cached documents
+    /// must claim no appID.
     pub async fn run(mut self, mut is_current: watch::Receiver<bool>) {
         if is_current.wait_for(|is_current| *is_current).await.is_err() {
             return;

@@ -19,7 +19,7 @@ use crate::{
 /// Maximum number of accounts per transaction. A transaction locks the rows for about ten milliseconds.
 const ACCOUNTS_PER_TRANSACTION: u32 = 100;
 const APPS_PER_STATEMENT: usize = 500;
-/// How long one run deletes accounts. The next run, an hour later, deletes the remaining accounts.
+/// The time after which one run stops. The next run, an hour later, deletes the remaining accounts.
 const MAX_DELETE_TIME: Duration = Duration::from_secs(60);
 
 /// Handles to the metrics; clones share the values.

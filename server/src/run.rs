@@ -1,5 +1,5 @@
-//! Runs a command or the server. The server runs until a signal. Only this module knows all parts of the server, such
-//! as the stores, hashing, mail and the three listeners.
+//! Runs a command or the server. The server runs until it receives a signal to stop. Only this module knows all parts
+//! of the server, such as the stores, hashing, mail and the three listeners.
 
 use std::{
     fs,
@@ -69,7 +69,8 @@ const BACKLOG: u32 = 4096;
 /// How often the schema is checked again while it is too old.
 const SCHEMA_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The exit status of an import says more than whether it failed; for other commands, it is success or an error.
+/// Runs a command or the server. The exit status of an import distinguishes refused users from an import that did not
+/// finish; other commands only report success or an error.
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
     // Without a default crypto provider for TLS, several dependencies would each choose one.
     rustls::crypto::aws_lc_rs::default_provider()
@@ -121,8 +122,8 @@ async fn outbox(database: &DatabaseArgs, command: OutboxCommand) -> Result<()> {
     Ok(())
 }
 
-/// Connects all parts of the server and runs it until it is stopped. It is one function, because the parts depend on each
-/// other in this order, and most of them are used only here.
+/// Connects all parts of the server and runs it until it is stopped. It is one function, because the parts depend on
+/// each other in this order, and most of them are used only here.
 async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     if !serve.provider_hosts.is_empty() && !serve.allow_insecure {
         bail!("--provider-host is for tests; it requires --allow-insecure");
@@ -139,7 +140,7 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     }
     let apps = Arc::new(apps);
     let readiness = Arc::new(Readiness::default());
-    // Becomes true when the complete set of documents was read.
+    // Becomes true after the complete set of documents was read.
     let is_current = watch::Sender::new(false);
     let is_current_for_ownership = is_current.subscribe();
     let is_current_for_deletion = is_current.subscribe();
@@ -313,7 +314,7 @@ async fn watch_documents(
     }
 }
 
-/// The keys that verify ServiceAccount tokens. The keys in a file take precedence over the API server's keys.
+/// Returns the keys that verify ServiceAccount tokens. The keys in a file take precedence over the API server's keys.
 fn callers(file: Option<&Path>, source: &DocumentSource) -> Result<Callers> {
     match (file, source) {
         (Some(file), _) => Callers::from_file(file.to_owned()).context("--service-account-keys"),

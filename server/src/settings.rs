@@ -27,14 +27,15 @@ impl Settings {
         self.trusted_proxies.iter().any(|net| net.contains(&peer))
     }
 
-    /// Whether this peer decides which traces are sampled.
+    /// Whether the sampled flag of a `traceparent` from this peer is used.
     pub fn trusts_sampling(&self, peer: IpAddr) -> bool {
         self.trusts_traceparent && self.is_trusted_proxy(peer)
     }
 
-    /// The IP address of the client. If the peer is not a trusted proxy, the peer is the client. Otherwise the entries
-    /// of the `X-Forwarded-For` fields are read from right to left: the first IP address that is not a trusted proxy is
-    /// the client. If an entry does not parse, or no entry is left, the client is the trusted proxy that was read last.
+    /// Returns the IP address of the client. If the peer is not a trusted proxy, the peer is the client. Otherwise the
+    /// entries of the `X-Forwarded-For` fields are read from right to left: the first IP address that is not a trusted
+    /// proxy is the client. If an entry does not parse, or no entry is left, the client is the trusted proxy that was
+    /// read last.
     pub fn client_ip<'a>(&self, peer: IpAddr, forwarded_for: impl DoubleEndedIterator<Item = &'a str>) -> IpAddr {
         let mut client = peer.to_canonical();
         let mut hops = forwarded_for.rev().flat_map(|field| field.split(',').rev());
@@ -46,7 +47,8 @@ impl Settings {
     }
 }
 
-/// The IP address in an entry of `X-Forwarded-For`. Some proxies add the port, or put an IPv6 address in brackets.
+/// Parses the IP address in an entry of `X-Forwarded-For`. Some proxies add the port, or put an IPv6 address in
+/// brackets.
 fn parse_hop(hop: &str) -> Option<IpAddr> {
     let bracketed = || hop.strip_prefix('[')?.strip_suffix(']')?.parse::<Ipv6Addr>().ok();
     hop.parse()

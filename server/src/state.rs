@@ -12,7 +12,8 @@ use crate::{
     token_cache::TokenCache,
 };
 
-/// Generic over the stores, so that the request pipeline can be tested without Postgres and Redis.
+/// The shared state. It is generic over the stores, so that the request pipeline can be tested without Postgres and
+/// Redis.
 pub struct State<S = Stores> {
     pub apps: Arc<Apps>,
     pub stores: S,
@@ -26,7 +27,7 @@ pub struct State<S = Stores> {
 // === impl State ===
 
 impl<S> State<S> {
-    /// The context of a use case, for a request of this client to this App.
+    /// Builds the context of a use case, for a request of this client to this App.
     pub fn call<'a>(&'a self, app: &'a App, client: &'a ClientInfo) -> Call<'a, S> {
         Call { stores: &self.stores, env: &self.env, app, client }
     }

@@ -21,7 +21,8 @@ use crate::domain::{
     user::UserId,
 };
 
-/// How long a found session is used without another lookup. An ended session is accepted for at most this long.
+/// How long a session is used after its lookup without another lookup. An ended session is accepted for at most this
+/// long.
 const SESSION_TTL: Duration = Duration::from_secs(1);
 /// The maximum number of tokens in each of the two maps of the cache. A token takes about 1 KiB.
 const MAP_CAPACITY: usize = 8192;
@@ -58,8 +59,8 @@ struct CachedToken {
 // === impl TokenCache ===
 
 impl TokenCache {
-    /// The live session of the token. A session that `lookup` finds is used for `SESSION_TTL` without another lookup. A
-    /// missing session is looked up each time.
+    /// Returns the live session of the token. A session that `lookup` finds is used for `SESSION_TTL` without another
+    /// lookup. A missing session is looked up each time.
     pub async fn authenticate<F>(
         &self,
         env: &Env,
@@ -166,7 +167,7 @@ mod tests {
         }
     }
 
-    /// A cache, and what its tests need: an App, a clock, and a session store that counts the lookups.
+    /// A cache, together with an App, a clock, and a session store that counts the lookups.
     struct TestCache {
         app: App,
         env: Env,

@@ -34,7 +34,8 @@ pub struct InvalidFilter {
 /// be a Secret.
 const NO_RESPONSE_BODIES: &str = "kube_client=error";
 
-/// The filter of `--log`, followed by directives that replace its directives for the same targets.
+/// Returns the filter of `--log` with additional directives. They replace the directives of `--log` for the same
+/// targets.
 pub(crate) fn filter(options: &Options, log: &str) -> Result<EnvFilter, InvalidFilter> {
     let no_spans = format!("{TARGET}=off");
     let mut directives = vec![log, NO_RESPONSE_BODIES];

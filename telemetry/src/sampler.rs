@@ -37,8 +37,8 @@ impl ShouldSample for EnvSampler {
         let span = parent.span();
         let context = span.span_context();
         if context.is_remote() && parent.get::<UntrustedParent>().is_some() {
-            // The ratio sampler decides by the trace ID, and here the client has chosen the trace ID. Therefore a
-            // random ID decides.
+            // The ratio sampler decides by the trace ID, but the client has chosen this trace ID. Therefore a random ID
+            // is used for the decision.
             return by_ratio(RandomIdGenerator::default().new_trace_id());
         }
         if context.is_remote() && !self.is_parent_based {

@@ -13,7 +13,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) protocol: Protocol,
-    /// Used for gRPC only: for HTTP the exporter of the SDK reads the variables itself and adds the path if needed.
+    /// Used only for gRPC. For HTTP, the exporter of the SDK reads the variables itself, and adds the path if needed.
     pub(crate) endpoint: Uri,
     /// Timeout of one export, including retries.
     pub(crate) timeout: Duration,

@@ -4,10 +4,10 @@
 pub const TARGET: &str = "span";
 
 /// Creates a span from its kind (`server`, `client`, `consumer`, `internal`), its name, and attributes by the semantic
-/// conventions of OpenTelemetry. The name is a literal. The attribute `otel.name` replaces it by a computed name.
+/// conventions of OpenTelemetry. The name is a literal. The attribute `otel.name` replaces it with a computed name.
 /// [`record_error`] marks a span as failed.
 ///
-/// Attributes leave the process. Give none of them a value that must not be logged: see docs/logging.md.
+/// Attributes leave the process. They must not have values that must not be logged (docs/logging.md).
 #[macro_export]
 macro_rules! span {
     ($kind:literal, $name:literal $(, $($attributes:tt)*)?) => {

@@ -80,10 +80,10 @@ async fn registering_a_verified_address_changes_nothing_and_notifies_its_owner()
     again.expect(StatusCode::OK);
 
     let notice = test_app.mail(EMAIL, 2).await;
-    assert_eq!(notice.code, None, "that mail has no code");
-    assert!(!notice.text.contains("Mallory") && !notice.html.contains("Mallory"), "nor text of the client");
+    assert_eq!(notice.code, None, "the notice has no code");
+    assert!(!notice.text.contains("Mallory") && !notice.html.contains("Mallory"), "and no text from the client");
     assert_ne!(notice.subject, test_app.mail(EMAIL, 1).await.subject);
-    assert_eq!(notice.to, [EMAIL], "it goes to the stored address");
+    assert_eq!(notice.to, [EMAIL], "the notice goes to the stored address");
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, before);
     let login = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(login.body["user"]["name"], NAME);
@@ -282,7 +282,7 @@ async fn only_the_right_password_reveals_that_a_user_is_disabled() {
 }
 
 #[tokio::test]
-async fn a_successful_login_replaces_a_hash_with_old_parameters_or_of_an_imported_kind() {
+async fn a_successful_login_replaces_a_hash_with_old_parameters_or_another_algorithm() {
     let test_app = TestApp::start().await;
     let client = test_app.register_and_confirm(EMAIL).await;
     for (algorithm, version, m_cost, phc_prefix) in [
@@ -311,7 +311,7 @@ async fn a_successful_login_replaces_a_hash_with_old_parameters_or_of_an_importe
         })
         .await;
         client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-        assert_eq!(test_app.epoch_and_verified(EMAIL).await, epoch, "it logs nobody out");
+        assert_eq!(test_app.epoch_and_verified(EMAIL).await, epoch, "the new hash logs nobody out");
     }
 }
 
@@ -410,7 +410,7 @@ async fn verify_sends_a_code_to_a_pending_address_and_returns_that_address() {
     assert_eq!(response.body, json!({ "email": "Ada@new.test" }));
     let mail = test_app.mail("Ada@new.test", 1).await;
     assert!(mail.code.is_some());
-    assert!(!mail.raw.contains(NAME), "the address is not proven to be the user's");
+    assert!(!mail.raw.contains(NAME), "it is not proven that the user owns the address");
     // The code confirms a change of the email address, so it is valid only with an access token of the account.
     let without_token = test_app.client().confirm(test_app.id(), &mail.code()).await;
     without_token.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
@@ -418,12 +418,12 @@ async fn verify_sends_a_code_to_a_pending_address_and_returns_that_address() {
 }
 
 #[tokio::test]
-async fn a_verify_soon_after_another_is_refused() {
+async fn a_second_verify_soon_after_the_first_is_refused() {
     let test_app = TestApp::start_with(App::new("shop")).await;
     test_app.register(EMAIL).await;
     let signed_in = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
-    // After the login, the account knows the client address. Mails that a known client address requests have their own
-    // limit.
+    // After the login, the client address is known to the account. Known addresses have a separate mail limit per
+    // recipient, so the first *verify* succeeds although *register* has just sent a mail.
     signed_in.verify().await.expect(StatusCode::OK);
     let refused = signed_in.verify().await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     assert!(refused.header("ratelimit-policy").unwrap().contains("mailsPerRecipient"), "{:?}", refused.headers);

@@ -26,7 +26,7 @@ mod users;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A service without a cluster, and tokens of the ServiceAccounts that its App lists.
+/// A service outside Kubernetes, and the issuer of its ServiceAccount tokens.
 pub(crate) struct AdministrationTest {
     pub(crate) test_app: TestApp,
     issuer: ServiceAccountIssuer,
@@ -39,7 +39,7 @@ pub(crate) struct Administrator {
     app: String,
 }
 
-/// Lists a ServiceAccount for each role in the App.
+/// Adds one ServiceAccount per role to the administrators of the App.
 fn with_administrators(app: App) -> App {
     let administrator =
         |name: &str, role: &str| json!({ "serviceAccount": { "namespace": "shop", "name": name }, "role": role });
@@ -65,7 +65,7 @@ impl AdministrationTest {
         Self::start_on(Stack::builder(), app, providers).await
     }
 
-    /// Adds the App, with its administrators, to a builder of the test.
+    /// Starts the service of this builder, with the App, its administrators and these Providers.
     pub(crate) async fn start_on(builder: Builder, app: App, providers: &[Provider]) -> Self {
         let issuer = ServiceAccountIssuer::new().unwrap();
         let keys = process::fresh_dir("keys").join("keys.json");
@@ -86,18 +86,18 @@ impl AdministrationTest {
         self.issuer.token("shop", name, AUDIENCE, HOUR).unwrap()
     }
 
-    /// The administrator with the name of its ServiceAccount: `asks`, `reads`, `imports` or `runs`.
+    /// Returns the administrator that uses this ServiceAccount: `asks`, `reads`, `imports` or `runs`.
     pub(crate) fn administrator(&self, name: &str) -> Administrator {
         self.administrator_of(&self.test_app.app, name)
     }
 
-    /// A ServiceAccount that calls the API of this App.
+    /// Returns a client that calls the API of this App as this ServiceAccount.
     pub(crate) fn administrator_of(&self, app: &App, name: &str) -> Administrator {
         let (client, token) = (ApiClient::new(self.address()), self.token(name));
         Administrator { client, token, app: app.id().to_owned() }
     }
 
-    /// The administrator with all rights.
+    /// Returns the administrator with all rights.
     pub(crate) fn admin(&self) -> Administrator {
         self.administrator("runs")
     }
@@ -114,7 +114,7 @@ impl Administrator {
         self.client.send(request).await
     }
 
-    /// Sends a request to a server that can end in the meantime.
+    /// Sends a request to a server that can die before it responds.
     pub(crate) async fn try_send(&self, request: reqwest::RequestBuilder) -> anyhow::Result<ApiResponse> {
         self.client.try_send(request).await
     }

@@ -199,7 +199,7 @@ fn full_app() -> Value {
     }))
 }
 
-/// An App with a pull webhook, because a webhook of the full App cannot have both `push` and `pull`.
+/// Returns an App with a pull webhook. The full App has a push webhook, and no webhook can have both.
 fn app_with_pull_webhook() -> Value {
     app(json!({ "webhooks": [{
         "name": "sync",
@@ -277,9 +277,9 @@ fn visit(schema: &Value, value: &Value, pointer: &str, field: &str, visitor: &mu
     }
 }
 
-/// Variants of `object`. Each invalid variant has one field that is just beyond a bound, breaks a pattern or an enum,
-/// or is missing although it is required. The path of this field is returned with the variant. Each valid variant has a
-/// number at a bound.
+/// Returns invalid and valid variants of `object`. Each invalid variant has one field that is just beyond a bound,
+/// breaks a pattern or an enum, or is missing although it is required. It comes with the path of this field. Each valid
+/// variant has a number at a bound.
 fn bound_cases(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
     let (mut invalid, mut valid) = (Vec::new(), Vec::new());
     let schema = schema_of(object["kind"].as_str().unwrap());

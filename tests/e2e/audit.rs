@@ -68,7 +68,7 @@ async fn audit_rows(test_app: &TestApp) -> Vec<AuditRow> {
     .expect("the rows")
 }
 
-/// Waits for the first row of a kind, because some rows are written after the response.
+/// Waits for the first row of a kind. The server writes some rows only after the response.
 async fn wait_for_row(test_app: &TestApp, kind: &str) -> AuditRow {
     let found = || async { audit_rows(test_app).await.into_iter().find(|row| row.kind == kind) };
     eventually(kind, LIMIT, found).await
@@ -88,7 +88,7 @@ impl AuditRow {
     }
 }
 
-/// Connects to the stores of the service, like another server. To this server, Redis's clock seems ahead by
+/// Connects to the stores of the service, as a second server would. This server sees Redis's clock ahead by
 /// `clock_offset`.
 fn stores(test_app: &TestApp, clock_offset: time::Duration) -> Stores {
     stores_at(test_app, &test_app.stack.database.url, clock_offset)
@@ -198,8 +198,7 @@ async fn an_invalid_registration_an_unknown_address_and_a_wrong_code_leave_no_ro
     client.register(id, NAME, EMAIL, "short").await.expect(StatusCode::BAD_REQUEST);
     client.forgot_password(id, UNKNOWN_EMAIL).await.expect(StatusCode::OK);
     client.confirm(id, WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
-    // Rows are written in order. So if the calls above caused rows, these rows would be written before those of the
-    // calls below.
+    // Rows are written in order. Rows of the calls above would be written before the row of this registration.
     test_app.register(EMAIL).await;
     client.forgot_password(id, EMAIL).await.expect(StatusCode::OK);
     wait_for_row(&test_app, "password_reset_requested").await;
@@ -249,7 +248,7 @@ async fn ended_sessions_and_late_or_stolen_refresh_tokens_are_events() {
 }
 
 #[tokio::test]
-async fn equal_refusals_become_one_row_after_their_quarter_of_an_hour() {
+async fn equal_refusals_in_a_quarter_of_an_hour_become_one_row() {
     let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, 900)])).await;
     let id = test_app.id();
     let response = test_app.register(EMAIL).await;
@@ -315,8 +314,7 @@ async fn activity_shows_the_newest_hundred_events_of_the_user() {
             "INSERT INTO audit_events (app_id, id, at, kind, user_id)
          SELECT app_id, gen_random_uuid(), now() - make_interval(mins => number), 'renamed', user_id
          FROM audit_events, generate_series(1, 150) AS number WHERE kind = 'registered' AND ip = '{}'",
-            // The client address of the first registration, so that the statement copies only the row of that
-            // registration.
+            // Only the row of the first registration has this client address.
             audit_rows(&test_app).await[0].ip.as_deref().unwrap()
         ))
         .await;
@@ -405,7 +403,7 @@ async fn sessions_continue_without_postgres_and_lost_events_are_counted() {
     eventually("events are written again", LIMIT, found).await;
 }
 
-/// Apps with these appIDs, which keep their audit events for these numbers of days.
+/// Returns Apps with these appIDs. Each App keeps its audit events for the given number of days.
 fn apps_with_retention(test_app: &TestApp, apps: &[(&str, u32)]) -> Apps {
     let document =
         fs::read(test_app.stack.rendered().join(format!("{}.json", test_app.id()))).expect("the document exists");
@@ -420,8 +418,8 @@ fn apps_with_retention(test_app: &TestApp, apps: &[(&str, u32)]) -> Apps {
     served_apps
 }
 
-/// Adds a partition for a past month, with this number of events of each App. Adds the partition and the events in one
-/// transaction, because the running server drops an empty partition.
+/// Adds a partition for a past month, with the given number of events of each App. One transaction adds the partition
+/// and the events, because the running server drops an empty partition.
 async fn add_past_month(test_app: &TestApp, months_ago: u32, events: &[(&str, u32)]) {
     let events: String =
         events.iter().map(|(app, count)| insert_statement(app, &months_ago_expression(months_ago), *count)).collect();
@@ -472,7 +470,7 @@ async fn old_months_are_dropped_and_shorter_retention_deletes_rows() {
     add_past_month(&test_app, 15, &[("long", 3), ("short", 3)]).await;
     // `elsewhere` is an App that this server does not serve, so the server does not know its retention.
     add_past_month(&test_app, 14, &[("long", 3), ("short", 3), ("elsewhere", 2)]).await;
-    // Events of a month without a partition.
+    // The month of these events has no partition.
     add_events(&test_app, "long", &months_ago_expression(20), 250).await;
     for (days, events) in [(40, 300), (20, 5)] {
         for app in ["long", "short", "elsewhere"] {
@@ -484,7 +482,7 @@ async fn old_months_are_dropped_and_shorter_retention_deletes_rows() {
 
     assert_eq!(event_count(&test_app, "long").await, 305, "no event of the last year is deleted");
     assert_eq!(event_count(&test_app, "short").await, 5);
-    assert_eq!(event_count(&test_app, "elsewhere").await, 307, "all of it");
+    assert_eq!(event_count(&test_app, "elsewhere").await, 307, "all events are kept");
     assert_eq!(
         query_number(&test_app, COUNT_PAST_MONTHS).await,
         1,

@@ -13,7 +13,7 @@ use kube::{
 use latchkey_tests::{
     builders::App,
     client::{ApiClient, ApiResponse},
-    cluster::{Endpoint, Installation, OperatorProcess, PodServer, TestCluster, apply},
+    cluster::{Endpoint, Installation, OperatorProcess, ServerInPod, TestCluster, apply},
     control_plane::ServiceAccountToken,
     eventually,
     passwords::PASSWORD,
@@ -62,11 +62,11 @@ impl<'a> InstalledApp<'a> {
     }
 
     /// Starts a server and waits until it serves the App.
-    async fn start_server(&self) -> PodServer {
+    async fn start_server(&self) -> ServerInPod {
         self.start_server_as(self.install.server_account()).await
     }
 
-    async fn start_server_as(&self, account: &ServiceAccountToken) -> PodServer {
+    async fn start_server_as(&self, account: &ServiceAccountToken) -> ServerInPod {
         let server = self.install.create_server(account, &[]).await.unwrap();
         server.start_ready().await.unwrap();
         server.set_endpoint(Endpoint::SERVING).await.unwrap();
@@ -84,22 +84,22 @@ impl<'a> InstalledApp<'a> {
         self.install.cluster().plane().token(self.install.tenant(), name, audience).await.unwrap()
     }
 
-    async fn introspect(&self, server: &PodServer, caller: &str, token: &str) -> ApiResponse {
+    async fn introspect(&self, server: &ServerInPod, caller: &str, token: &str) -> ApiResponse {
         let client = ApiClient::new(server.public);
         let request = client.request(Method::POST, &format!("v1/{}/introspect", self.app.id()));
         client.send(request.bearer_auth(caller).json(&json!({ "token": token }))).await
     }
 
-    async fn assert_accepted(&self, server: &PodServer, caller: &str) {
+    async fn assert_accepted(&self, server: &ServerInPod, caller: &str) {
         let response = self.introspect(server, caller, "token").await.expect(StatusCode::OK);
         assert_eq!(response.body, json!({ "active": false }));
     }
 
-    async fn assert_refused(&self, server: &PodServer, caller: &str) {
+    async fn assert_refused(&self, server: &ServerInPod, caller: &str) {
         self.introspect(server, caller, "token").await.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
     }
 
-    async fn wait_for_status(&self, server: &PodServer, caller: &str, status: StatusCode) {
+    async fn wait_for_status(&self, server: &ServerInPod, caller: &str, status: StatusCode) {
         eventually(&format!("the caller gets {status}"), LIMIT, || async {
             (self.introspect(server, caller, "token").await.status == status).then_some(())
         })

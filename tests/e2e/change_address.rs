@@ -1,5 +1,5 @@
-//! Change of the email address: a user requests the change, and confirms the new address with the code that is mailed
-//! there and with an access token. The old address gets a notice (specification: Accounts, Change of address).
+//! Change of the email address: a user requests the change, and confirms it with an access token and the code that was
+//! mailed to the new address. The old address gets a notice (specification: Accounts, Change of address).
 
 use std::sync::Arc;
 
@@ -233,7 +233,7 @@ async fn the_password_is_required_if_the_account_has_one_and_otherwise_a_recent_
 }
 
 #[tokio::test]
-async fn a_password_check_for_a_change_of_address_counts_as_a_login() {
+async fn a_wrong_password_for_a_change_of_address_counts_as_a_login_failure() {
     let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(2, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     for _ in 0..2 {
@@ -245,7 +245,7 @@ async fn a_password_check_for_a_change_of_address_counts_as_a_login() {
 }
 
 #[tokio::test]
-async fn a_change_of_address_without_a_password_counts_as_a_login() {
+async fn a_change_of_address_without_a_password_is_counted_in_logins_per_client() {
     let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(2, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     test_app.sql("UPDATE users SET password_hash = NULL").await;
@@ -256,7 +256,7 @@ async fn a_change_of_address_without_a_password_counts_as_a_login() {
 }
 
 #[tokio::test]
-async fn a_change_of_address_counts_as_one_login_even_if_the_epoch_rises_during_the_call() {
+async fn a_change_of_address_is_counted_once_in_logins_per_client_even_if_the_epoch_rises_during_the_call() {
     let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(2, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let with_password = owner.change_address(Some(PASSWORD), NEW_EMAIL);
@@ -458,7 +458,7 @@ async fn deleting_an_account_deletes_its_pending_address() {
 // === concurrency ===
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_three_accounts_that_confirm_one_address_at_once_one_wins() {
+async fn if_three_accounts_confirm_one_address_concurrently_one_wins() {
     let test_app = TestApp::from_builder(unlimited_app("one"), Stack::builder().servers(2)).await;
     for round in 0..8 {
         let target = format!("prize{round}@new.example");
@@ -512,7 +512,7 @@ async fn of_three_accounts_that_confirm_one_address_at_once_one_wins() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn if_two_codes_of_one_pending_address_are_used_at_once_one_works() {
+async fn if_two_codes_of_one_pending_address_are_used_concurrently_one_works() {
     let test_app = TestApp::from_builder(unlimited_app("codes"), Stack::builder().servers(2)).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     owner.change_address(Some(PASSWORD), NEW_EMAIL).await.expect(StatusCode::OK);

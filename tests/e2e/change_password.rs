@@ -187,7 +187,7 @@ async fn if_a_confirm_removed_the_password_other_sessions_need_a_recent_login_to
     let confirmed = client.confirm(test_app.id(), &code).await.expect(StatusCode::OK);
     let confirm_session = client.with_token(test_app.id(), confirmed.string("access_token"));
 
-    // Another session of the account. Its login is not recent, and the account has no old password to send.
+    // Opens another session, then removes the password again and makes the login stale.
     test_app.sql(&format!("UPDATE users SET password_hash = '{}'", TestApp::imported_hash(WRONG_PASSWORD))).await;
     let other_session = test_app.log_in(test_app.client(), EMAIL, WRONG_PASSWORD).await;
     test_app.sql("UPDATE users SET password_hash = NULL").await;
@@ -258,7 +258,7 @@ async fn the_refusal_of_an_invalid_body_names_every_invalid_field() {
 }
 
 #[tokio::test]
-async fn a_check_of_the_old_password_counts_as_a_login() {
+async fn the_limits_on_logins_also_apply_to_checks_of_the_old_password() {
     let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     for _ in 0..3 {
@@ -289,7 +289,7 @@ async fn a_check_of_the_old_password_counts_as_a_login() {
 }
 
 #[tokio::test]
-async fn a_change_counts_as_a_login_even_without_the_old_password_or_with_a_weak_new_one() {
+async fn a_change_is_counted_in_logins_per_client_even_without_the_old_password_or_with_a_weak_new_one() {
     let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(3, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     owner.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
@@ -366,7 +366,7 @@ async fn a_change_does_not_interrupt_other_tabs_of_the_session() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_concurrent_changes_with_the_old_password_one_wins_and_the_session_stays() {
+async fn only_one_of_several_concurrent_changes_succeeds_and_the_session_continues() {
     let test_app = TestApp::from_builder(unlimited_app("both"), Stack::builder().servers(2)).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let start = Arc::new(Barrier::new(6));

@@ -1,5 +1,5 @@
-//! The chart: the API server accepts its objects. The documentation lists its values. The programs know the flags that
-//! it passes.
+//! The chart: the API server accepts its objects, the documentation lists its values, and the programs know the flags
+//! that the chart passes.
 
 use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 

@@ -1,5 +1,5 @@
 //! A server with a clock that jumps. Sessions use Redis's clock, so no session ends. Retries of webhooks use Postgres's
-//! clock.
+//! clock, so their delays do not change.
 
 use std::{fs, path::PathBuf, time::Duration};
 

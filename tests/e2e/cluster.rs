@@ -17,7 +17,7 @@ use latchkey_crds::names::{
 };
 use latchkey_tests::{
     builders::App,
-    cluster::{Endpoint, Installation, PodServer, TestCluster},
+    cluster::{Endpoint, Installation, ServerInPod, TestCluster},
     eventually,
     stack::Stack,
 };
@@ -213,7 +213,7 @@ async fn publish(install: &Installation<'_>, app: &App) {
     install.apply_all(&[rendered]).await.unwrap();
 }
 
-async fn wait_until_served(install: &Installation<'_>, server: &PodServer, app: &App) {
+async fn wait_until_served(install: &Installation<'_>, server: &ServerInPod, app: &App) {
     let jwks = format!("{}/.well-known/jwks.json", app.id());
     eventually("the App is served", LIMIT, || async {
         install.client_of(server).get(&jwks).await.status.is_success().then_some(())

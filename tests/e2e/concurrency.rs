@@ -63,7 +63,7 @@ async fn retry_if_overloaded<Fut: Future<Output = ApiResponse>>(call: impl Fn() 
     response
 }
 
-/// The successful responses. Asserts that all others are `invalid_code`.
+/// Returns the successful responses. Asserts that all other responses are `invalid_code`.
 fn winners(responses: Vec<ApiResponse>) -> Vec<ApiResponse> {
     let (won, lost): (Vec<_>, Vec<_>) = responses.into_iter().partition(|response| response.status == StatusCode::OK);
     lost.into_iter().for_each(|response| drop(expect_invalid_code(response)));
@@ -105,7 +105,7 @@ async fn twenty_concurrent_registrations_of_a_new_address_create_one_user() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_fifty_concurrent_uses_of_a_code_one_succeeds() {
+async fn one_of_fifty_concurrent_uses_of_a_code_succeeds() {
     let test_app = app_on_two_servers().await;
     let app = test_app.id().to_owned();
     test_app.register(EMAIL).await;

@@ -96,7 +96,7 @@ async fn in_codes_the_letter_o_is_read_as_0_and_the_letters_i_and_l_as_1() {
     let test_app = TestApp::start().await;
     let mut registered = 0;
     for (symbol, misread) in [('0', "O"), ('0', "o"), ('1', "I"), ('1', "l")] {
-        // Registers users until a code contains the symbol. One code in four does.
+        // Registers users until a code contains the symbol. About one code in four contains it.
         let code = loop {
             registered += 1;
             let email = format!("ada{registered}@example.com");

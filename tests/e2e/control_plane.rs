@@ -39,7 +39,7 @@ async fn version(client: &Client) -> Result<Info, String> {
 }
 
 #[tokio::test]
-async fn the_api_server_has_the_version_of_go_mod() {
+async fn the_api_server_has_the_version_that_go_mod_pins() {
     let plane = ControlPlane::shared().await;
     let info = plane.admin().await.apiserver_version().await.unwrap();
     let go_mod = include_str!("../tools/go.mod");

@@ -38,7 +38,7 @@ const EMAIL_ENDPOINT_ERRORS: [(u16, &str); 18] = [
     (503, "temporarily_unavailable"),
 ];
 
-/// The errors that only other endpoints have, those of the administration listener included.
+/// The errors that none of the six email endpoints returns, including the errors of the administration listener.
 const OTHER_ENDPOINT_ERRORS: [&str; 16] = [
     "access_denied",
     "account_link_required",

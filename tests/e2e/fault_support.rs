@@ -112,7 +112,7 @@ impl Snapshot {
 // === impl TestApp ===
 
 impl TestApp {
-    /// Adds this App to a builder of the test and starts the service.
+    /// Adds this App to the builder, and starts the service.
     pub(crate) async fn from_builder(app: App, builder: Builder) -> Self {
         Self { stack: builder.app(&app).start().await, app }
     }

@@ -1,5 +1,5 @@
-//! Password hashes of other services (specification: Accounts, Foreign hashes): each kind logs in, and the first
-//! login replaces it.
+//! Password hashes of other services (specification: Accounts, Foreign hashes): users log in with each kind, and the
+//! first login replaces the hash.
 
 use std::collections::BTreeSet;
 
@@ -61,7 +61,7 @@ async fn the_first_login_with_a_hash_of_each_kind_replaces_it() {
     let test_app = TestApp::start_with(unlimited_app()).await;
     let client = test_app.register_and_confirm(EMAIL).await;
     let epoch = test_app.epoch_and_verified(EMAIL).await;
-    // The App has no values of a Firebase project.
+    // The App has no parameters of a Firebase project, so it cannot check Firebase hashes.
     let usable = |vector: &Vector| !vector.password.is_empty() && !vector.class.starts_with("firebase");
     let mut kinds = BTreeSet::new();
     for vector in vectors().iter().filter(|vector| usable(vector)) {
@@ -77,13 +77,13 @@ async fn the_first_login_with_a_hash_of_each_kind_replaces_it() {
         assert!(hash.starts_with(NATIVE_PREFIX) && !is_foreign, "{what}");
 
         client.login(test_app.id(), EMAIL, &vector.password).await.expect(StatusCode::OK);
-        assert_eq!(stored_hash(&test_app).await, (hash, false), "{what}: it is replaced once");
+        assert_eq!(stored_hash(&test_app).await, (hash, false), "{what}: the hash is replaced once");
         kinds.insert(vector.class.split('$').next().unwrap().to_owned());
     }
     let expected =
         ["argon2d", "argon2i", "argon2id", "bcrypt", "pbkdf2-sha1", "pbkdf2-sha256", "pbkdf2-sha512", "scrypt"];
     assert!(kinds.iter().eq(expected.iter()), "{kinds:?}");
-    assert_eq!(test_app.epoch_and_verified(EMAIL).await, epoch, "it logs nobody out");
+    assert_eq!(test_app.epoch_and_verified(EMAIL).await, epoch, "the new hash logs nobody out");
     let log = test_app.stack.server().read_log();
     for vector in vectors() {
         assert!(!log.contains(&vector.hash), "the log contains a hash of {}", vector.source);
@@ -91,7 +91,7 @@ async fn the_first_login_with_a_hash_of_each_kind_replaces_it() {
 }
 
 #[tokio::test]
-async fn a_hash_of_firebase_without_the_values_of_the_project_is_a_wrong_password() {
+async fn without_the_parameters_of_its_project_a_firebase_hash_matches_no_password() {
     let test_app = TestApp::start_with(unlimited_app()).await;
     let client = test_app.register_and_confirm(EMAIL).await;
     let vector = vectors().into_iter().find(|vector| vector.class.starts_with("firebase")).unwrap();
@@ -153,7 +153,7 @@ async fn an_unverified_account_with_a_foreign_hash_becomes_contested_when_it_is_
     let again = test_app.client().register(test_app.id(), "Ada Lovelace", EMAIL, &vector.password).await;
     again.expect(StatusCode::OK);
     assert_eq!(test_app.query_number(contested).await, 1, "the right password is not checked");
-    // The code of the mail removes the foreign hash.
+    // Confirming the address with the mailed code removes the foreign hash.
     let code = test_app.code(EMAIL, 1).await;
     let confirmed = test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
     assert_eq!(confirmed.body["password_required"], true);

@@ -22,14 +22,14 @@ const RELOAD_LIMIT: Duration = Duration::from_secs(20);
 const HOUR: Duration = Duration::from_secs(3600);
 const EMAIL: &str = "ada@example.com";
 
-/// A service without a cluster. The issuer signs the tokens of the callers.
+/// A service outside Kubernetes. The issuer signs the tokens of the callers.
 struct IntrospectionTest {
     test_app: TestApp,
     issuer: ServiceAccountIssuer,
     key_file: PathBuf,
 }
 
-/// Lists a ServiceAccount for each role in the App.
+/// Adds one ServiceAccount per role to the administrators of the App.
 fn with_administrators(app: App) -> App {
     let administrator =
         |name: &str, role: &str| json!({ "serviceAccount": { "namespace": "shop", "name": name }, "role": role });

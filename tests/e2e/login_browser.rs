@@ -227,7 +227,7 @@ async fn a_login_returns_a_code_that_can_be_exchanged_once_with_the_verifier() {
 }
 
 #[tokio::test]
-async fn two_tabs_can_log_in_at_once() {
+async fn two_tabs_can_log_in_concurrently() {
     let social = SocialLoginTest::start(app(), dex::Options::for_tests()).await;
     let browser = Browser::start().await.unwrap();
     let first = browser.tab().await;
@@ -273,7 +273,7 @@ async fn a_second_browser_cannot_use_the_state_of_the_first() {
     assert!(!other.text().await.contains("access_token"));
     assert_eq!(social.user_and_identity_counts().await, (0, 0));
 
-    // A browser that has a flow of its own cannot use the state of another browser's flow, either.
+    // A browser with its own flow cannot use the state of another browser's flow, either.
     other.open(&social.login_link()).await;
     assert_eq!(other.cookies().await.len(), 1);
     let second_page_of_dex = other.url().await;

@@ -63,7 +63,7 @@ impl MakeRun {
         let process = self.start();
         eventually("the printed session", START_LIMIT, || async {
             if let Some(status) = process.exit_status() {
-                panic!("it ended with {status}:\n{}", process::tail(process.log(), 60));
+                panic!("it ended with {status}:\n{}", process::tail(process.log_path(), 60));
             }
             process.has_logged("Ctrl-C stops everything").then_some(())
         })
@@ -101,7 +101,7 @@ async fn the_printed_commands_work_and_data_survives_a_restart() {
 
     // Pastes the printed commands unchanged, twice.
     let session = fs::read_to_string(run.data().join("session.sh")).unwrap();
-    assert!(process::tail(process.log(), 200).contains(session.trim()), "the file is what is printed");
+    assert!(process::tail(process.log_path(), 200).contains(session.trim()), "the file is what is printed");
     let mut email = String::new();
     for _ in 0..2 {
         let output = run_bash(&format!("{session}echo \"$EMAIL\"\n")).await;
@@ -146,7 +146,7 @@ async fn the_printed_commands_work_and_data_survives_a_restart() {
     assert!(children.len() >= 5, "server, operator, provider, Postgres and Redis: {children:?}");
     process.signal(Signal::INT);
     let status = tokio::time::timeout(STOP_LIMIT, process.wait_for_exit()).await.expect("Ctrl-C ends it");
-    assert!(status.success(), "it ended with {status}:\n{}", process::tail(process.log(), 30));
+    assert!(status.success(), "it ended with {status}:\n{}", process::tail(process.log_path(), 30));
     wait_until_ended(&children).await;
 
     // The account still exists, with its new password, and so do the mails.
@@ -167,7 +167,7 @@ async fn the_printed_commands_work_and_data_survives_a_restart() {
     rustix::process::kill_process(server, Signal::KILL).unwrap();
     let status = tokio::time::timeout(STOP_LIMIT, process.wait_for_exit()).await.expect("it ends with its server");
     assert!(!status.success());
-    let output = process::tail(process.log(), 60);
+    let output = process::tail(process.log_path(), 60);
     assert!(output.contains("latchkey-server ended by itself"), "{output}");
 }
 
@@ -181,7 +181,7 @@ async fn the_printed_link_leads_through_the_local_provider_to_a_page_with_the_se
     }
     let local = manifest("local.yaml");
     let process = run.start_ready().await;
-    let output = process::tail(process.log(), 200);
+    let output = process::tail(process.log_path(), 200);
     let link = output.lines().map(str::trim).find(|line| line.contains("/redirect?")).expect("a link");
     let (public, inbox) = (run.addrs["PUBLIC_ADDR"], run.addrs["INBOX_ADDR"]);
     assert_eq!(link, format!("http://{public}/shop/local/redirect?redirect_url=http://{inbox}/done"));
@@ -224,7 +224,7 @@ async fn the_printed_link_leads_through_the_local_provider_to_a_page_with_the_se
     let children = descendants(process.pid());
     process.signal(Signal::INT);
     let status = tokio::time::timeout(STOP_LIMIT, process.wait_for_exit()).await.expect("Ctrl-C ends it");
-    assert!(status.success(), "it ended with {status}:\n{}", process::tail(process.log(), 30));
+    assert!(status.success(), "it ended with {status}:\n{}", process::tail(process.log_path(), 30));
     wait_until_ended(&children).await;
 }
 
@@ -238,7 +238,7 @@ async fn a_killed_store_is_reported_with_the_end_of_its_log() {
         rustix::process::kill_process(descendant_named(process.pid(), store), Signal::KILL).unwrap();
         let status = tokio::time::timeout(STOP_LIMIT, process.wait_for_exit()).await.expect("it ends with its store");
         assert!(!status.success());
-        let text = process::tail(process.log(), 60);
+        let text = process::tail(process.log_path(), 60);
         let log = run.data().join("logs").join(log);
         let report = format!("error: {store} ended by itself (signal: 9 (SIGKILL)). The end of {}:\n", log.display());
         let (_, after_report) = text.split_once(&report).unwrap_or_else(|| panic!("no {report:?} in {text}"));
@@ -259,7 +259,7 @@ async fn a_port_in_use_is_reported_with_its_variable() {
     let process = run.start();
     let status = tokio::time::timeout(STOP_LIMIT, process.wait_for_exit()).await.expect("it does not start");
     assert!(!status.success());
-    let output = process::tail(process.log(), 10);
+    let output = process::tail(process.log_path(), 10);
     assert!(output.contains("is in use: set OPS_ADDR, as in `OPS_ADDR=127.0.0.1:"), "{output}");
     assert!(!output.contains("PUBLIC_ADDR"), "{output}");
 }
@@ -301,7 +301,7 @@ fn descendant_named(root_pid: u32, name: &str) -> rustix::process::Pid {
     rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
 }
 
-/// Waits until the processes have ended. A zombie can have running threads, and until they end, its ports are in use.
+/// Waits until the processes have ended. A zombie can still have running threads, which keep its ports in use.
 async fn wait_until_ended(pids: &BTreeSet<u32>) {
     eventually("the end of all processes", STOP_LIMIT, || async {
         let alive = |pid: &&u32| {

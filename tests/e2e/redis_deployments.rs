@@ -1,5 +1,5 @@
-//! All Redis deployments: a single server (with an ACL user and its own database), a primary with sentinels, and a
-//! cluster. Sentinels and the cluster are also tested over TLS and during failovers. The cluster is also tested while
+//! All supported kinds of Redis: a single server (with an ACL user and its own database), a primary with sentinels, and
+//! a cluster. Sentinels and the cluster are also tested over TLS and during failovers. The cluster is also tested while
 //! slots move.
 
 use std::{
@@ -209,7 +209,7 @@ async fn a_wrong_password_is_logged_without_the_password_and_fixed_by_editing_th
 }
 
 #[tokio::test]
-async fn a_url_of_another_deployment_is_used_without_a_restart() {
+async fn a_changed_redis_url_takes_effect_without_a_restart() {
     let single = Redis::start(redis::Options::for_tests()).await.expect("Redis starts");
     let cluster = RedisCluster::start().await.expect("Redis starts");
     let test_app = start_app(&single.url(), None).await;
@@ -233,14 +233,14 @@ struct Load {
     workers: Vec<JoinHandle<LoadResults>>,
 }
 
-/// What one worker calls repeatedly.
+/// The calls that one worker repeats.
 enum Worker {
     LogIn { times: usize },
     Verify { token: String },
     Refresh { token: String },
 }
 
-/// How many calls of the workers got which response.
+/// Counts the responses to the workers' calls.
 #[derive(Debug, Default)]
 struct LoadResults {
     served: usize,

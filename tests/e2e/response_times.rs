@@ -388,9 +388,9 @@ fn measure_hash_ms() -> f64 {
     times[times.len() / 2]
 }
 
-/// What must be the same in the responses for known and unknown addresses: the status, the names of the headers and of
-/// the fields, and the length of the body. Ids, times and addresses differ, but all values of one kind have the same
-/// length.
+/// Returns what must be equal in the responses for known and unknown addresses: the status, the names of the headers
+/// and of the fields, and the length of the body. Ids, times and addresses differ, but all values of one kind have the
+/// same length.
 fn shape(reply: &RawResponse) -> (u16, Vec<String>, Vec<String>, usize) {
     let mut headers: Vec<String> =
         reply.head.lines().skip(1).filter_map(|line| Some(line.split_once(':')?.0.to_ascii_lowercase())).collect();
@@ -545,7 +545,7 @@ async fn compare_logins_with_foreign_hashes(timing: &mut TimingTest, native: &st
         pause: MAIL_PAUSE,
     });
 
-    // Without equal work: if the App lists no classes, only the logins of users with a foreign hash check one.
+    // If the App lists no classes, only the logins of users with a foreign hash check a foreign hash.
     timing.sql("DELETE FROM hash_classes").await;
     for (what, address) in [("bcrypt without equal work", &foreign[0]), ("pbkdf2 without equal work", &foreign[1])] {
         timing.expect_difference(Comparison {
@@ -560,7 +560,7 @@ async fn compare_logins_with_foreign_hashes(timing: &mut TimingTest, native: &st
     }
 }
 
-/// Compares registrations in an App whose webhooks report only those of unknown addresses.
+/// Compares registrations in an App whose webhooks report only registrations of unknown addresses.
 async fn compare_registrations_with_webhooks(timing: &mut TimingTest) {
     std::mem::swap(&mut timing.app, &mut timing.app_with_webhooks);
     let verified = timing.create_account(true).await;

@@ -54,7 +54,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A time without a fraction that Postgres would round.
 const REQUESTED_AT: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
 
-/// The hashing pool. All tests share it, because they hash nothing.
+/// The hashing pool. The tests of the store layer hash nothing, so they can share it.
 static HASHING: LazyLock<HashingPool> =
     LazyLock::new(|| HashingPool::start(HashingOptions::default(), &mut Registry::default()));
 

@@ -68,8 +68,8 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// A client address of the storm. Other clients have random client addresses. If one of these is equal by chance, the
-/// two clients only share rate limits, which no test reaches.
+/// Returns a client address of the storm. Other clients have random client addresses. If two addresses are equal by
+/// chance, the two clients only share rate limits, which no test reaches.
 fn storm_client_address(number: u16) -> IpAddr {
     let [high, low] = number.to_be_bytes();
     IpAddr::V4(Ipv4Addr::new(127, 77, high, low.max(1)))
@@ -129,8 +129,9 @@ async fn a_login_storm_of_one_app_does_not_delay_another_app() {
     assert!(responses.refused > 0, "the storm exceeded the server's capacity");
     assert!(!responses.served.is_empty(), "the storm is served too");
     // A client of the storming App waits for the App's whole queue. A client of the quiet App waits only for the
-    // running hash and for one hash of the storming App. In a queue without turns, both wait equally long. The rest of a
-    // login takes the same time for both; beside other load, it can take longer than the hashes.
+    // running hash and for one hash of the storming App. If the Apps did not take turns, both clients would wait
+    // equally long. The rest of a login takes the same time for both; on a busy machine, it can take longer than the
+    // hashes.
     let (storming, quiet) = (median(responses.served), median(durations));
     assert!(
         quiet * 2 < storming,

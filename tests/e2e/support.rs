@@ -32,7 +32,7 @@ pub(crate) const NAME: &str = "Ada Lovelace";
 /// A well-formed code that no mail contains.
 pub(crate) const WRONG_CODE: &str = "00000-00000";
 
-/// A running service with one App, by default that of [`app`].
+/// A running service with one App, by default the App that [`app`] returns.
 pub(crate) struct TestApp {
     pub(crate) stack: Stack,
     pub(crate) app: App,
@@ -205,7 +205,7 @@ impl TestApp {
         revisions.next_change_where(|change| change.revision.as_ref() == Some(&wanted)).await;
     }
 
-    /// Replaces the App by one of the same appID with another document. Waits until every server serves it.
+    /// Replaces the App by an App with the same appID and another document. Waits until every server serves it.
     pub(crate) async fn apply(&mut self, app: App) {
         let mut streams = Vec::new();
         for server in self.stack.servers() {

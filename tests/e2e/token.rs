@@ -320,7 +320,7 @@ async fn a_refresh_calls_redis_once() {
 }
 
 #[tokio::test]
-async fn of_150_sessions_the_100_most_recently_used_stay() {
+async fn only_the_100_most_recently_used_of_150_sessions_stay() {
     const MAX_SESSIONS: usize = 100;
     let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(1000, 60)])).await;
     let client = test_app.register_and_confirm(EMAIL).await;

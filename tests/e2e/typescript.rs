@@ -94,7 +94,7 @@ async fn the_typescript_client_calls_every_endpoint() {
 }
 
 #[tokio::test]
-async fn eight_tabs_that_race_and_lose_answers_keep_the_session() {
+async fn eight_tabs_that_race_and_lose_responses_keep_the_session() {
     let pages = serve_package().await;
     let origin = format!("http://{pages}");
     let test_app = TestApp::start_with(app().set("/allowedOrigins", json!([origin]))).await;
@@ -136,9 +136,9 @@ async fn eight_tabs_that_race_and_lose_answers_keep_the_session() {
     let total = |name| totals.iter().find(|(own, _)| *own == name).expect("a total").1;
     assert_eq!(total("refreshes"), TABS * REFRESHES_PER_TAB);
     assert!(total("requests") >= total("refreshes"), "every tab sends a request in every round");
-    assert!(total("lost") > total("refreshes") / 5, "answers are lost");
-    assert!(total("held") > total("refreshes") / 50, "answers arrive late");
-    // One session of the confirmation, and that of the tabs.
+    assert!(total("lost") > total("refreshes") / 5, "responses are lost");
+    assert!(total("held") > total("refreshes") / 50, "responses arrive late");
+    // One session was opened by *confirm*; all tabs share the other.
     assert_eq!(test_app.session_count().await, 2);
 }
 

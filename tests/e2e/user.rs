@@ -238,7 +238,7 @@ async fn a_new_name_is_trimmed_and_appears_in_every_later_token() {
 }
 
 #[tokio::test]
-async fn renaming_counts_as_a_login() {
+async fn renaming_is_counted_in_logins_per_client() {
     let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(3, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     for name in ["Grace", "Ada"] {
@@ -386,7 +386,7 @@ async fn a_deletion_needs_the_password_or_a_recent_login() {
 }
 
 #[tokio::test]
-async fn a_password_check_for_a_deletion_counts_as_a_login() {
+async fn a_wrong_password_for_a_deletion_counts_as_a_login_failure() {
     let test_app = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     for _ in 0..3 {
@@ -402,7 +402,7 @@ async fn a_password_check_for_a_deletion_counts_as_a_login() {
 }
 
 #[tokio::test]
-async fn a_deletion_counts_as_one_login_even_if_the_epoch_rises_during_the_call() {
+async fn a_deletion_is_counted_once_in_logins_per_client_even_if_the_epoch_rises_during_the_call() {
     let test_app = TestApp::start_with(app().limit("loginsPerClient", &[(2, 600)])).await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let body = json!({ "password": PASSWORD });
@@ -475,7 +475,7 @@ async fn a_deletion_that_races_logins_and_refreshes_leaves_no_session() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_concurrent_deletions_one_deletes_and_the_others_find_no_user() {
+async fn one_of_several_concurrent_deletions_succeeds_and_the_others_find_no_user() {
     let test_app =
         TestApp::from_builder(unlimited_app("twice"), latchkey_tests::stack::Stack::builder().servers(2)).await;
     let owner = Arc::new(test_app.log_in_new_user(EMAIL).await);

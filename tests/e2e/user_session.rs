@@ -65,7 +65,7 @@ impl TestApp {
         self.backdate_login(&owner.user, &owner.session, 301).await;
     }
 
-    /// A hash of this password with other parameters than those of the server, as an import of users can contain it.
+    /// Returns a hash of this password with parameters other than the server's, as an import of users can contain it.
     pub(crate) fn imported_hash(password: &str) -> String {
         let mut hash = [0; 32];
         let params = Params::new(8192, 1, 1, None).expect("valid parameters");

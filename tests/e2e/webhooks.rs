@@ -47,7 +47,7 @@ async fn start_push(events: &[&str]) -> (AdministrationTest, WebhookReceiver, We
 }
 
 /// Creates a user without a password, and returns its id.
-async fn create(admin: &Administrator, email: &str) -> String {
+async fn create_user(admin: &Administrator, email: &str) -> String {
     admin.create(&json!({ "email": email })).await
 }
 

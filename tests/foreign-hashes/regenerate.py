@@ -1,4 +1,4 @@
-"""Prints vectors.json: hashes of implementations that have nothing in common with this repository.
+"""Prints vectors.json: hashes by implementations that share no code with this repository.
 
 The argument is a folder in which the packages of npm are installed.
 """

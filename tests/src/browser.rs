@@ -286,7 +286,7 @@ impl Drop for Browser {
             return;
         }
         eprintln!("--- the browser of this test: {}", self.dir.display());
-        eprintln!("--- the end of its log:\n{}", process::tail(self.chromium.log(), 10));
+        eprintln!("--- the end of its log:\n{}", process::tail(self.chromium.log_path(), 10));
     }
 }
 
@@ -300,10 +300,10 @@ async fn debugger_address(chromium: &Process, profile: &Path) -> Result<String> 
             return Ok(format!("127.0.0.1:{port}"));
         }
         if let Some(status) = chromium.exit_status() {
-            bail!("Chromium ended with {status}:\n{}", process::tail(chromium.log(), 20));
+            bail!("Chromium ended with {status}:\n{}", process::tail(chromium.log_path(), 20));
         }
         if Instant::now() > end {
-            bail!("Chromium is not ready:\n{}", process::tail(chromium.log(), 20));
+            bail!("Chromium is not ready:\n{}", process::tail(chromium.log_path(), 20));
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

@@ -24,7 +24,7 @@ pub struct App {
     webhook_keys: BTreeMap<String, Map<String, Value>>,
 }
 
-/// A webhook of an App. A push webhook has a key of its own.
+/// A webhook of an App. Each push webhook has its own key.
 #[derive(Clone, Debug)]
 pub struct Webhook {
     name: String,
@@ -94,7 +94,8 @@ impl App {
         &self.id
     }
 
-    /// Sets a field of the spec: `set("/tokens/accessLifetimeSeconds", 60)`. Creates missing parent objects.
+    /// Sets a field of the spec: `set("/tokens/accessLifetimeSeconds", 60)`. The pointer is relative to the spec.
+    /// Creates missing parent objects.
     pub fn set(mut self, pointer: &str, value: impl Into<Value>) -> Self {
         let mut names: Vec<&str> = pointer.trim_start_matches('/').split('/').collect();
         let field = names.pop().expect("a pointer names a field");

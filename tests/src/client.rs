@@ -39,7 +39,7 @@ pub struct ApiResponse {
 }
 
 /// A random loopback address. Two clients practically never get the same address, so the limits per client address
-/// count each client alone.
+/// count each client separately.
 pub fn unique_client_address() -> IpAddr {
     // The second byte is not 0, because servers listen in 127.0.0.0/24.
     let [a, b] = rand::random::<u16>().to_be_bytes();

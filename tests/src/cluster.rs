@@ -35,7 +35,7 @@ pub use self::{
     objects::apply,
     rbac::Permission,
     scripted::{RevisionScript, ScriptedServer},
-    servers::{Endpoint, PodServer, ServerPod},
+    servers::{Endpoint, ServerInPod, ServerPod},
 };
 use crate::{
     builders,
@@ -75,8 +75,8 @@ pub struct Builder<'a> {
 }
 
 /// An installation of Latchkey in its own namespace, with the chart's objects. The test starts operators and servers.
-/// The drop of this value removes the installation's files. If the test fails, the drop keeps the files and prints the
-/// end of each log.
+/// Dropping this value removes the installation's files. If the test fails, the files stay, and the end of each log is
+/// printed.
 pub struct Installation<'a> {
     pub smtp: Smtp,
     pub database: Database,
@@ -135,8 +135,8 @@ impl TestCluster {
         SHARED.get_or_init(make).await
     }
 
-    /// Starts a cluster for one test alone: for a test that stops the API server, counts every request, watches all
-    /// namespaces, or changes the CRDs.
+    /// Starts a cluster that only one test uses. A test needs its own cluster if it stops the API server, counts every
+    /// request, watches all namespaces, or changes the CRDs.
     pub async fn start() -> Result<Self> {
         Self::with(SharedOrOwn::Own(Box::new(ControlPlane::start().await?))).await
     }
@@ -500,7 +500,7 @@ impl Installation<'_> {
     }
 
     /// A client of this server, with its own client address.
-    pub fn client_of(&self, server: &PodServer) -> ApiClient {
+    pub fn client_of(&self, server: &ServerInPod) -> ApiClient {
         ApiClient::new(server.public)
     }
 }
@@ -533,7 +533,7 @@ impl OperatorProcess {
         &self.account
     }
 
-    pub fn log(&self) -> &Path {
+    pub fn log_path(&self) -> &Path {
         &self.log
     }
 

@@ -125,7 +125,7 @@ impl ControlPlane {
         SHARED.get_or_init(|| async { Self::start().await.expect("the control plane starts") }).await
     }
 
-    /// Starts a control plane for one test alone: for a test that breaks the control plane or counts every request.
+    /// Starts a control plane that only one test uses, because the test breaks it or counts every request.
     pub async fn start() -> Result<Self> {
         let dir = process::fresh_dir("control-plane");
         let programs =
@@ -267,27 +267,28 @@ impl ControlPlane {
             };
             let ended = process::lock(&self.api_server).as_ref().and_then(Process::exit_status);
             if let Some(status) = ended {
-                bail!("kube-apiserver ended with {status}:\n{}", process::tail(&self.log(), 30));
+                bail!("kube-apiserver ended with {status}:\n{}", process::tail(&self.log_path(), 30));
             }
             if tokio::time::Instant::now() > end {
-                bail!("kube-apiserver is not ready ({reason}):\n{}", process::tail(&self.log(), 30));
+                bail!("kube-apiserver is not ready ({reason}):\n{}", process::tail(&self.log_path(), 30));
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    pub fn log(&self) -> PathBuf {
+    pub fn log_path(&self) -> PathBuf {
         self.dir.join("kube-apiserver.log")
     }
 
     // --- The audit log
 
-    /// This moment; see [`ControlPlane::audit_since`].
+    /// Returns a mark for this moment; see [`ControlPlane::audit_since`].
     pub fn audit_mark(&self) -> Mark {
         audit::mark(&self.audit_log())
     }
 
-    /// The requests that the API server received after `mark` and has completed. A watch counts when it starts.
+    /// The requests that the API server received after `mark` and has completed. A watch is included once it has
+    /// started.
     pub fn audit_since(&self, mark: Mark) -> Result<Vec<AuditEvent>> {
         audit::since(&self.audit_log(), mark)
     }
@@ -304,7 +305,7 @@ impl ControlPlane {
 
     fn api_server_program(&self) -> Program {
         let file = |name: &str| self.dir.join(name);
-        Program::new("kube-apiserver", &self.programs.api_server, self.log())
+        Program::new("kube-apiserver", &self.programs.api_server, self.log_path())
             .args(["--etcd-servers", &format!("http://{}", self.etcd_addr)])
             .args(["--bind-address", &self.addr.ip().to_string(), "--secure-port", &self.addr.port().to_string()])
             // By default, the API server advertises an address other than loopback, and not every machine has one. Here
@@ -367,7 +368,7 @@ impl Drop for ControlPlane {
         self.kill();
         if std::thread::panicking() {
             eprintln!("--- the control plane of this test: {}", self.dir.display());
-            eprintln!("--- the end of {}:\n{}", self.log().display(), process::tail(&self.log(), 20));
+            eprintln!("--- the end of {}:\n{}", self.log_path().display(), process::tail(&self.log_path(), 20));
         }
     }
 }

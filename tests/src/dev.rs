@@ -168,8 +168,8 @@ async fn serve(settings: &Settings, started: &mut Processes, terminal: Terminal)
         fs::remove_dir_all(&rendered)?;
     }
     fs::create_dir_all(&rendered)?;
-    let mut operator_log = LogFollower::at_end("manifests", settings.log("operator"), Level::Info);
-    let mut server_log = LogFollower::at_end("server", settings.log("server"), Level::Warn);
+    let mut operator_log = LogFollower::at_end("manifests", settings.log_path("operator"), Level::Info);
+    let mut server_log = LogFollower::at_end("server", settings.log_path("server"), Level::Warn);
     let step = terminal.step(&format!("Rendering {}", settings.manifests.display()));
     let mut manifests = settings.manifests()?;
     let operator = started.operator.insert(start_operator(settings, manifests.folder(), &rendered)?);
@@ -178,7 +178,7 @@ async fn serve(settings: &Settings, started: &mut Processes, terminal: Terminal)
     operator_log.print_new_lines(terminal)?;
 
     let step = terminal.step("Starting the local provider");
-    let (data, log) = (settings.data.join("provider"), settings.log("provider"));
+    let (data, log) = (settings.data.join("provider"), settings.log_path("provider"));
     started.provider = Some(LocalProvider::start(settings.provider, &data, log, &rendered).await?);
     step.done(&format!("on {}", settings.provider));
 
@@ -205,7 +205,7 @@ async fn start_stores(settings: &Settings, started: &mut Processes, terminal: Te
     let step = terminal.step("Starting Postgres");
     let options = postgres::Options {
         data: settings.data.join("postgres"),
-        log: settings.log("postgres"),
+        log: settings.log_path("postgres"),
         addr: process::free_addr(),
         durable: true,
         tls: None,
@@ -219,7 +219,7 @@ async fn start_stores(settings: &Settings, started: &mut Processes, terminal: Te
     let step = terminal.step("Starting Redis");
     let options = redis::Options {
         data: settings.data.join("redis"),
-        log: settings.log("redis"),
+        log: settings.log_path("redis"),
         addr: process::free_addr(),
         durable: true,
         // Other users of the machine must not be able to read the sessions.
@@ -238,7 +238,7 @@ async fn start_stores(settings: &Settings, started: &mut Processes, terminal: Te
     let migrate = Program::new(
         "latchkey-server migrate",
         process::find_built_program("latchkey-server")?,
-        settings.log("migrate"),
+        settings.log_path("migrate"),
     )
     .arg("migrate")
     .path_arg("--database-url-file", &settings.data.join("database-url"));
@@ -275,7 +275,7 @@ fn start_operator(settings: &Settings, manifests: &Path, rendered: &Path) -> Res
     Program::new(
         "latchkey-operator render",
         process::find_built_program("latchkey-operator")?,
-        settings.log("operator"),
+        settings.log_path("operator"),
     )
     .arg("render")
     .path_arg("--from", manifests)
@@ -287,7 +287,7 @@ fn start_operator(settings: &Settings, manifests: &Path, rendered: &Path) -> Res
 
 fn start_server(settings: &Settings, rendered: &Path) -> Result<Process> {
     let file = |name: &str| settings.data.join(name);
-    Program::new("latchkey-server", process::find_built_program("latchkey-server")?, settings.log("server"))
+    Program::new("latchkey-server", process::find_built_program("latchkey-server")?, settings.log_path("server"))
         .path_arg("--config-dir", rendered)
         .args(["--public-addr", &settings.public.to_string()])
         .args(["--admin-addr", &settings.admin.to_string()])
@@ -315,7 +315,7 @@ async fn wait_for_first_apps(operator: &Process, rendered: &Path) -> Result<Vec<
             .collect();
         app_ids.sort();
         if let Some(status) = operator.exit_status() {
-            bail!("rendering the manifests ended with {status}:\n\n{}", process::tail(operator.log(), 25));
+            bail!("rendering the manifests ended with {status}:\n\n{}", process::tail(operator.log_path(), 25));
         }
         // Waits until no more files appear.
         if !app_ids.is_empty() && app_ids == previous {
@@ -342,7 +342,7 @@ async fn wait_until_ready(settings: &Settings, started: &Processes) -> Result<()
             Instant::now() < end,
             "the server is not ready ({}). Its log's end:\n\n{}",
             reason.trim(),
-            process::tail(&settings.log("server"), 25)
+            process::tail(&settings.log_path("server"), 25)
         );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -492,7 +492,7 @@ impl Settings {
         self.data.join("serviceaccount-token")
     }
 
-    fn log(&self, name: &str) -> PathBuf {
+    fn log_path(&self, name: &str) -> PathBuf {
         self.data.join("logs").join(format!("{name}.log"))
     }
 
@@ -559,7 +559,7 @@ impl Processes {
         else {
             return Ok(());
         };
-        let (name, log) = (process.name(), process.log());
+        let (name, log) = (process.name(), process.log_path());
         bail!("{name} ended by itself ({status}). The end of {}:\n\n{}", log.display(), process::tail(log, 25));
     }
 

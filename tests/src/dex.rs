@@ -234,7 +234,7 @@ impl Dex {
         let end = Instant::now() + START_LIMIT;
         loop {
             if let Some(status) = self.process.exit_status() {
-                bail!("Dex ended with {status}:\n{}", process::tail(self.process.log(), 20));
+                bail!("Dex ended with {status}:\n{}", process::tail(self.process.log_path(), 20));
             }
             let reason =
                 match client.try_send(client.request(Method::GET, "dex/.well-known/openid-configuration")).await {
@@ -243,7 +243,7 @@ impl Dex {
                     Err(error) => format!("{error:#}"),
                 };
             if Instant::now() > end {
-                bail!("Dex is not ready ({reason}):\n{}", process::tail(self.process.log(), 20));
+                bail!("Dex is not ready ({reason}):\n{}", process::tail(self.process.log_path(), 20));
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

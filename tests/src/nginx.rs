@@ -38,7 +38,7 @@ impl Nginx {
             .start()?;
         eventually_ok("NGINX listens", START_LIMIT, || async {
             if let Some(status) = process.exit_status() {
-                panic!("NGINX ended with {status}:\n{}", process::tail(process.log(), 20));
+                panic!("NGINX ended with {status}:\n{}", process::tail(process.log_path(), 20));
             }
             TcpStream::connect(addr).await
         })

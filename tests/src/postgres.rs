@@ -196,7 +196,7 @@ impl Postgres {
                 Ok(connection) => return Ok(connection.close().await?),
                 Err(error) => error,
             };
-            let log = self.process.log();
+            let log = self.process.log_path();
             if let Some(status) = self.process.exit_status() {
                 bail!("Postgres ended with {status}; the end of {}:\n{}", log.display(), process::tail(log, 20));
             }

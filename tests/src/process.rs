@@ -149,7 +149,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 // === impl Program ===
 
 impl Program {
-    /// `log` is the file to which standard output and error are appended.
+    /// A program whose standard output and error are appended to the file `log`.
     pub fn new(name: &str, path: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
         Self {
             name: name.to_owned(),
@@ -234,8 +234,8 @@ impl Program {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // A process group of its own: Ctrl-C goes to the whole group of the terminal, but the children must end in
-            // the order in which this process stops them.
+            // The child gets its own process group: Ctrl-C goes to the whole group of the terminal, but the children
+            // must end in the order in which this process stops them.
             .process_group(0);
         if self.user.is_some() {
             command.current_dir("/");
@@ -278,7 +278,7 @@ impl Process {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    pub fn log(&self) -> &Path {
+    pub fn log_path(&self) -> &Path {
         &self.log
     }
 

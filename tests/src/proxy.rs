@@ -253,7 +253,7 @@ impl Shared {
         }
     }
 
-    /// If this chunk triggers the trap, the number of the chunk's bytes that are still forwarded.
+    /// If this chunk triggers the trap, returns the number of the chunk's bytes that are still forwarded.
     fn check_trap(&self, recent_bytes: &mut Vec<u8>, chunk: &[u8]) -> Option<usize> {
         let mut trap = process::lock(&self.trap);
         match trap.as_mut()? {

@@ -40,7 +40,7 @@ pub struct Options {
     pub durable: bool,
     /// The password of the user `default`, who has all permissions.
     pub password: Option<String>,
-    /// Another user of the server, whose name is in [`Redis::url`]. If `None`, the URL is for the user `default`.
+    /// An additional user. If set, [`Redis::url`] is for this user, otherwise for the user `default`.
     pub user: Option<User>,
     /// If set, the server accepts only TLS connections, with this certificate.
     pub tls: Option<ServerTls>,
@@ -210,7 +210,7 @@ impl Redis {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            let log = self.process.log();
+            let log = self.process.log_path();
             if let Some(status) = self.process.exit_status() {
                 bail!("Redis ended with {status}; the end of {}:\n{}", log.display(), process::tail(log, 20));
             }

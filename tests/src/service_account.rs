@@ -1,4 +1,4 @@
-//! ServiceAccount tokens like those of a cluster, for servers without a cluster.
+//! ServiceAccount tokens like those of a cluster, for servers outside a cluster.
 
 use std::{
     fs,

@@ -1,5 +1,5 @@
-//! The whole service for one test, without Kubernetes. The operator renders manifests, servers serve the rendered
-//! documents, and Postgres, Redis and an SMTP server run next to them.
+//! The whole service for one test, without Kubernetes: the operator renders manifests, and servers serve the rendered
+//! documents, with Postgres, Redis and an SMTP server.
 
 use std::{
     fs,
@@ -55,8 +55,8 @@ pub struct Builder {
     wrapper: Vec<String>,
 }
 
-/// A running service. When this value is dropped, the processes end that the service does not share with other tests.
-/// If the test fails, the drop prints the folder of its files and the end of each server's log.
+/// A running service. Dropping this value ends the processes that the service does not share with other tests. If the
+/// test fails, the folder of the service's files and the end of each server's log are printed.
 pub struct Stack {
     pub smtp: Smtp,
     pub database: Database,
@@ -85,7 +85,7 @@ pub struct ServerProcess {
     process: Mutex<Option<Process>>,
 }
 
-/// A store or control plane that all tests of this process share, or that belongs to this test alone.
+/// A store or control plane that all tests of this process share, or that only this test uses.
 pub(crate) enum SharedOrOwn<T: 'static> {
     Shared(&'static T),
     Own(Box<T>),
@@ -129,13 +129,13 @@ impl Builder {
         Ok((self, front))
     }
 
-    /// Replaces the settings of the relay that Apps without a relay of their own use.
+    /// Replaces the settings of the relay that is used by Apps without their own relay.
     pub fn smtp(mut self, options: smtp::Options) -> Self {
         self.smtp = options;
         self
     }
 
-    /// Starts a Redis for this test alone, which the test can break.
+    /// Starts a Redis that only this test uses, so the test can break it.
     pub fn own_redis(mut self, options: redis::Options) -> Self {
         self.redis = Some(options);
         self
@@ -147,7 +147,7 @@ impl Builder {
         self
     }
 
-    /// Starts a Postgres for this test alone, which the test can break.
+    /// Starts a Postgres that only this test uses, so the test can break it.
     pub fn own_postgres(mut self, options: postgres::Options) -> Self {
         self.postgres = Some(options);
         self
@@ -165,7 +165,7 @@ impl Builder {
         self
     }
 
-    /// Runs the operator as `render --watch`, which renders changed manifests by itself.
+    /// Runs the operator as `render --watch`, which renders manifests as soon as they change.
     pub fn watch(mut self) -> Self {
         self.watch = true;
         self
@@ -450,10 +450,10 @@ impl Drop for Stack {
         }
         eprintln!("--- the service of this test: {}", self.dir.display());
         for server in &self.servers {
-            let log = server.log();
+            let log = server.log_path();
             eprintln!("--- the end of {}:\n{}", log.display(), process::tail(&log, 40));
         }
-        eprintln!("--- Postgres: {}", self.postgres.process().log().display());
+        eprintln!("--- Postgres: {}", self.postgres.process().log_path().display());
     }
 }
 
@@ -506,13 +506,13 @@ impl ServerProcess {
         self
     }
 
-    pub fn log(&self) -> PathBuf {
+    pub fn log_path(&self) -> PathBuf {
         self.dir.join(format!("server-{}.log", self.index))
     }
 
     /// The server's complete log, including earlier starts.
     pub fn read_log(&self) -> String {
-        fs::read_to_string(self.log()).unwrap_or_default()
+        fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
     /// Starts the server, at each start with the same socket addresses. Does not wait until the server is ready: see
@@ -520,7 +520,7 @@ impl ServerProcess {
     pub fn start(&self) -> Result<()> {
         let name = format!("server {}", self.index);
         let mut program =
-            Program::new(&name, process::find_built_program("latchkey-server")?, self.log()).args(&self.args);
+            Program::new(&name, process::find_built_program("latchkey-server")?, self.log_path()).args(&self.args);
         program = program.wrapper(&self.wrapper);
         for (name, value) in &self.envs {
             program = program.env(name, value);
@@ -536,7 +536,7 @@ impl ServerProcess {
         let end = tokio::time::Instant::now() + READY_LIMIT;
         loop {
             if let Some(status) = self.exit_status() {
-                bail!("the server ended with {status}:\n{}", process::tail(&self.log(), 30));
+                bail!("the server ended with {status}:\n{}", process::tail(&self.log_path(), 30));
             }
             let reason = match client.try_send(client.request(http::Method::GET, "readyz")).await {
                 Ok(response) if response.status.is_success() => return Ok(()),
@@ -544,7 +544,7 @@ impl ServerProcess {
                 Err(error) => format!("{error:#}"),
             };
             if tokio::time::Instant::now() > end {
-                bail!("the server is not ready ({reason}):\n{}", process::tail(&self.log(), 30));
+                bail!("the server is not ready ({reason}):\n{}", process::tail(&self.log_path(), 30));
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

@@ -1,4 +1,4 @@
-//! A receiver of webhooks: it records the requests, and responds as the test tells it to.
+//! A receiver of webhooks: it records the requests, and sends the replies that the test sets.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -63,7 +63,7 @@ pub struct ReceivedEvent {
     /// The body if it is JSON, otherwise null.
     pub body: Value,
     pub at: Instant,
-    /// When it arrived, in Unix seconds.
+    /// When the request arrived, in Unix seconds.
     pub unix_time: u64,
 }
 
@@ -95,7 +95,7 @@ enum ReplyBody {
     Endless,
 }
 
-/// A request in flight. The drop ends it, also if the client gives up.
+/// A request in flight. Dropping this value counts the request as ended, also if the client gives up.
 struct InFlight<'a>(&'a Shared);
 
 // === impl Reply ===
@@ -247,8 +247,8 @@ impl WebhookReceiver {
         process::lock(&self.shared.state).events.clone()
     }
 
-    /// Removes the requests so far and returns them, in the order of their arrival. A receiver of very many events does
-    /// not keep them with this.
+    /// Removes the requests so far and returns them, in the order of their arrival. With this method, a test of very
+    /// many events does not keep all of them in memory.
     pub fn take_events(&self) -> Vec<ReceivedEvent> {
         std::mem::take(&mut process::lock(&self.shared.state).events)
     }

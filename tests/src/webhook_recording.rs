@@ -39,7 +39,8 @@ struct Recorder {
     users: usize,
 }
 
-/// Prints recorded requests, one JSON object per line: with one key, with two keys, and with the other key.
+/// Prints recorded requests, one JSON object per line: signed with one key, then with two keys, then with the other
+/// key.
 pub async fn print() -> Result<()> {
     let receiver = WebhookReceiver::start()?;
     let old = Webhook::push("interop", &receiver.url(), &EVENTS).include_profile();

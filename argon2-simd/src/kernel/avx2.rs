@@ -1,6 +1,7 @@
 //! Vectors of four words: the same half of two neighboring columns, in two neighboring rows.
 //!
-//! A quarter of P has two vectors, one for each half. Lanes 0 and 1, and lanes 2 and 3, are the two columns of a row.
+//! A quarter of P has two vectors, one for each half. Elements 0 and 1 of a vector are the two columns of the first
+//! row. Elements 2 and 3 are the two columns of the second row.
 
 use std::{
     arch::x86_64::{
@@ -43,8 +44,8 @@ fn compress(previous: Vectors, reference: &Vectors, old: Option<&Vectors>, next:
     block
 }
 
-/// P for half of the rows: more vectors at once do not fit into the registers. `FIRST` is the number of the first pair
-/// of rows.
+/// Applies P to half of the rows, because more vectors do not fit into the registers. `FIRST` is the number of the
+/// first pair of rows.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn permute_row_pairs<const FIRST: usize>(rows: &mut [Quarters; 4]) {
@@ -75,7 +76,7 @@ fn xor(x: &Vectors, y: &Vectors) -> Vectors {
     })
 }
 
-/// P for four rows. The two words of a half that change places in a rotation are neighbors.
+/// Applies P to four rows. The two words of a half are neighbors in a vector, so a rotation exchanges neighbors.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn permute_rows(rows: &mut [Quarters; 2]) {
@@ -93,7 +94,7 @@ fn permute_rows(rows: &mut [Quarters; 2]) {
     }
 }
 
-/// P for four columns.
+/// Applies P to four columns.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn permute_columns(columns: &mut [Quarters; 2]) {
@@ -111,7 +112,7 @@ fn permute_columns(columns: &mut [Quarters; 2]) {
     }
 }
 
-/// GB of RFC 9106, 3.6, for each lane, with all `quarters` in lockstep.
+/// The function GB (RFC 9106, 3.6), applied to each vector element; all `quarters` advance in lockstep.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn mix(quarters: &mut [Quarters; 2]) {

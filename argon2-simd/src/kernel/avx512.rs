@@ -1,7 +1,8 @@
 //! Vectors of eight words: both halves of two neighboring columns, in two neighboring rows.
 //!
-//! Four vectors are two rows, or two columns. The lanes of a vector are therefore one quarter of P, twice: for two rows,
-//! lanes 0 to 3 and lanes 4 to 7; for two columns, lanes 0, 1, 4, 5 and lanes 2, 3, 6, 7.
+//! Four vectors contain two rows or two columns. So each vector contains the same quarter of two permutations P. For
+//! two rows, these are elements 0 to 3 and elements 4 to 7. For two columns, these are elements 0, 1, 4, 5 and elements
+//! 2, 3, 6, 7.
 
 use std::{
     arch::x86_64::{
@@ -57,7 +58,7 @@ fn permute_column_pairs<const FIRST: usize>(rows: &[Quarters; 4], summand: &Vect
     }
 }
 
-/// P for eight rows.
+/// Applies P to eight rows.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn permute_rows(rows: &mut [Quarters; 4]) {
@@ -75,7 +76,7 @@ fn permute_rows(rows: &mut [Quarters; 4]) {
     }
 }
 
-/// P for four columns.
+/// Applies P to four columns.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn permute_columns(columns: &mut [Quarters; 2]) {
@@ -96,7 +97,7 @@ fn permute_columns(columns: &mut [Quarters; 2]) {
     }
 }
 
-/// GB of RFC 9106, 3.6, for each lane, with all `quarters` in lockstep.
+/// The function GB (RFC 9106, 3.6), applied to each vector element; all `quarters` advance in lockstep.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn mix<const N: usize>(quarters: &mut [Quarters; N]) {

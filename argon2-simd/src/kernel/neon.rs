@@ -1,6 +1,7 @@
 //! Vectors of two words: the same half of two neighboring columns, in one row.
 //!
-//! A quarter of a row has two vectors, one for each half. Two columns have 16 vectors, whose words are never permuted.
+//! A quarter of a row has two vectors, one for each half. Two columns have 16 vectors. The words within these vectors
+//! never move.
 
 use std::{
     arch::aarch64::{
@@ -51,7 +52,7 @@ fn xor(x: &Vectors, y: &Vectors) -> Vectors {
     })
 }
 
-/// P for one row.
+/// Applies P to one row.
 #[inline]
 #[target_feature(enable = "neon")]
 fn permute_row(row: &mut [[Vector; 2]; 4]) {
@@ -63,7 +64,7 @@ fn permute_row(row: &mut [[Vector; 2]; 4]) {
     *row = [a, [swap(b[1]), b[0]], [swap(c[0]), swap(c[1])], [d[1], swap(d[0])]];
 }
 
-/// P for two columns. Its word i is half i % 2 of row i / 2.
+/// Applies P to two columns. Word i of a column is half i % 2 of row i / 2.
 #[inline]
 #[target_feature(enable = "neon")]
 fn permute_columns(block: &mut Vectors, pair: usize) {
@@ -82,7 +83,7 @@ fn permute_columns(block: &mut Vectors, pair: usize) {
     }
 }
 
-/// GB of RFC 9106, 3.6, for each lane, with all vectors of a quarter in lockstep.
+/// The function GB (RFC 9106, 3.6), applied to each vector element; the vectors of a quarter advance in lockstep.
 #[inline]
 #[target_feature(enable = "neon")]
 fn mix<const N: usize>(quarters: &mut [[Vector; N]; 4]) {

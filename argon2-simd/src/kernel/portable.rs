@@ -42,7 +42,7 @@ fn xor(block: &mut Words, other: &Words) {
     }
 }
 
-/// P for one row or column. `index` is the position of each of its 16 words in the block.
+/// Applies P to one row or column. `index` returns the position in the block of each of its 16 words.
 #[inline(always)]
 fn permute(block: &mut Words, index: impl Fn(usize) -> usize) {
     let mut v: [u64; 16] = std::array::from_fn(|i| block[index(i)]);
@@ -57,7 +57,7 @@ fn permute(block: &mut Words, index: impl Fn(usize) -> usize) {
     }
 }
 
-/// GB of RFC 9106, 3.6.
+/// The function GB (RFC 9106, 3.6).
 #[inline(always)]
 const fn mix(mut a: u64, mut b: u64, mut c: u64, mut d: u64) -> (u64, u64, u64, u64) {
     a = multiply_add(a, b);

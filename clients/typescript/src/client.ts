@@ -108,7 +108,7 @@ export class Latchkey {
     return response;
   }
 
-  /** Has the confirmation code mailed again. */
+  /** Requests another mail with the confirmation code. */
   verify() {
     return this.authenticatedRequest("post", "/v1/{APPID}/email/verify");
   }
@@ -128,7 +128,7 @@ export class Latchkey {
     return this.request("post", "/v1/{APPID}/email/confirm-password", { body });
   }
 
-  /** Exchanges a refresh token. The session does this by itself; use this method only for tokens that you store. */
+  /** Exchanges a refresh token. The session does this automatically; use this method only for tokens that you store. */
   async refresh(refreshToken: string): Promise<Schemas["TokenResponse"]> {
     const response = await this.request("post", "/v1/{APPID}/token", { body: { refresh_token: refreshToken } });
     if (typeof response.refresh_token !== "string") {
@@ -221,7 +221,7 @@ export class Latchkey {
     return response;
   }
 
-  /** The URL that a page opens to start a social login. */
+  /** Returns the URL that a page opens to start a social login. */
   socialLoginURL(provider: string, options: RedirectOptions = {}): string {
     return urlOf(this.#transport, "/{APPID}/{PROVIDER}/redirect", { path: { PROVIDER: provider }, query: options });
   }
@@ -279,7 +279,7 @@ export class Latchkey {
   }
 }
 
-/** A verifier for `finishSocialLogin`, and its challenge for the start of the login (RFC 7636). */
+/** Creates a verifier for `finishSocialLogin`, and its challenge for the start of the login (RFC 7636). */
 export async function createPkce(): Promise<{ verifier: string; challenge: string }> {
   const verifier = base64url(crypto.getRandomValues(new Uint8Array(32)));
   const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(verifier));

@@ -812,13 +812,13 @@ export interface components {
             events: components["schemas"]["Event"][];
         };
         /**
-         * @description The metadata of an App. It lists only what is served: no scopes and, because this is not an OpenID provider, no
-         *     authorization endpoint.
+         * @description The metadata of an App. It lists only what is served. There are no scopes, and there is no authorization endpoint,
+         *     because this is not an OpenID provider.
          */
         AuthorizationServerMetadata: {
             /** @description For a social login that ends with a code (RFC 7636). */
             code_challenge_methods_supported: string[];
-            /** @description Stated, because the default of RFC 8414, 2 includes grant types that are not supported. */
+            /** @description Included, because the default of RFC 8414, 2 includes grant types that are not supported. */
             grant_types_supported: string[];
             introspection_endpoint: string;
             /** @description The token of a ServiceAccount. RFC 8414, 2 allows access token types here. */
@@ -928,7 +928,7 @@ export interface components {
             expires_in: number;
             local_id: string;
             name: string;
-            /** @description Included, and true, if the password of the account was removed: this session can set a new one. */
+            /** @description True if the password of the account was removed. This session can set a new password. Left out if false. */
             password_required?: boolean;
             refresh_token: string;
             session_id: string;
@@ -1011,14 +1011,14 @@ export interface components {
         };
         /** @description A provider account with which the user can log in. */
         Identity: {
-            /** @description The email address that the provider reported at that time. */
+            /** @description The email address that the provider reported when the identity was linked. */
             email: string | null;
             /**
              * Format: int64
              * @description Unix seconds.
              */
             linked_at: number;
-            /** @description The provider's name in the App when it was linked. */
+            /** @description The provider's name in the App when the identity was linked. */
             provider: string;
             /** @description The user's identifier at the provider. */
             subject: string;
@@ -1027,7 +1027,7 @@ export interface components {
             /** @description A refresh token or an access token. */
             token: string;
         };
-        /** @description The response of *introspect*: only `active` if it is false. */
+        /** @description The response of *introspect*. If `active` is false, it has no other field. */
         IntrospectResponse: {
             /** @description Whether the App issued the token, it is valid, and its session is live. A replaced refresh token is not active. */
             active: boolean;
@@ -1100,7 +1100,7 @@ export interface components {
             claims_supported: string[];
             /** @description For a social login that ends with a code (RFC 7636). */
             code_challenge_methods_supported: string[];
-            /** @description Stated, because the default of RFC 8414, 2 includes grant types that are not supported. */
+            /** @description Included, because the default of RFC 8414, 2 includes grant types that are not supported. */
             grant_types_supported: string[];
             /** @description The algorithms of the keys in the App's JWKS. */
             id_token_signing_alg_values_supported: components["schemas"]["SigningAlgorithm"][];
@@ -1159,7 +1159,10 @@ export interface components {
              * @description Minimum lifetime of the confirmation code in seconds.
              */
             expires_in: number;
-            /** @description Store the `local_id` of *confirm* or *login* instead: for an address that was already known, this one is random. */
+            /**
+             * @description Store the `local_id` of *confirm* or *login* instead: for an address that was already known, the value in this
+             *     field is random.
+             */
             local_id: string;
             name: string;
         };

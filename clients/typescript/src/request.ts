@@ -85,7 +85,7 @@ export async function request<P extends Path, M extends MethodOf<P>>(
   throw errorOf(response, json);
 }
 
-/** The URL of an operation. */
+/** Returns the URL of an operation. */
 export function urlOf(
   transport: Transport,
   path: string,

@@ -42,7 +42,7 @@ interface Entry extends SessionInfo {
 
 const ENDED = Number.MAX_SAFE_INTEGER;
 
-/** After a failed refresh, none is sent before `until`. */
+/** After a failed refresh, no refresh is sent before `until`. */
 interface Pause {
   until: number;
   failures: number;
@@ -76,7 +76,7 @@ export class Session {
     this.#minAge = 1.5 * timeout;
   }
 
-  /** The session, or null if nobody is logged in. */
+  /** Returns the session, or null if nobody is logged in. */
   async current(): Promise<SessionInfo | null> {
     return infoOf(await this.#read());
   }
@@ -120,7 +120,7 @@ export class Session {
     return entry?.refreshToken;
   }
 
-  /** Calls the listener after each login and each end of a session, in any tab. Returns a function that ends this. */
+  /** Calls the listener after each login and each end of a session, in any tab. Returns a function that removes it. */
   onChange(listener: (session: SessionInfo | null) => void): () => void {
     this.#listeners.add(listener);
     const read = () => void this.#read().catch(() => {});
@@ -258,6 +258,8 @@ function parse(text: string | null): Entry | null {
 }
 
 /**
+ * Whether `one` has newer tokens than `other`.
+ *
  * The server replaces refresh token n by refresh token n+1, whichever tab sends it. So tabs that count refreshes agree
  * on the numbers, and the tokens stay opaque.
  */
@@ -268,7 +270,7 @@ function isNewer(one: Entry, other: Entry): boolean {
   return one.expiresAt > other.expiresAt;
 }
 
-/** A minute before the access token expires, or a fifth of its lifetime if that is shorter. */
+/** Returns when to refresh: a minute before the access token expires, or a fifth of its lifetime if that is shorter. */
 function refreshAt({ issuedAt, expiresAt }: Entry): number {
   return expiresAt - Math.min(60_000, (expiresAt - issuedAt) / 5);
 }

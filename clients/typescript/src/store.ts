@@ -2,11 +2,11 @@
 export interface SessionStore {
   get(): string | null | Promise<string | null>;
   set(value: string): void | Promise<void>;
-  /** Calls `changed` after each change that another client made. Returns a function that ends this. */
+  /** Calls `changed` after each change that another client made. Returns a function that removes `changed`. */
   subscribe?(changed: () => void): () => void;
 }
 
-/** A store that lasts as long as the page or process. */
+/** Creates a store that lasts as long as the page or process. */
 export function memoryStore(): SessionStore {
   let value: string | null = null;
   return {
@@ -16,7 +16,7 @@ export function memoryStore(): SessionStore {
 }
 
 /**
- * A store that the tabs of an origin share. It holds the session in memory if the browser refuses access to
+ * Creates a store that the tabs of an origin share. It holds the session in memory if the browser refuses access to
  * localStorage, or if localStorage is full.
  */
 export function localStorageStore(key: string): SessionStore {

@@ -42,7 +42,7 @@ fn nested(open: &str, inner: &str, close: &str) -> String {
     format!("{}{inner}{}", open.repeat(times), close.repeat(times))
 }
 
-/// An expression in a tag.
+/// Puts an expression into a tag.
 fn tag(expression: &str) -> String {
     format!("{{{{ {expression} }}}}")
 }
@@ -175,7 +175,7 @@ pub(super) fn bombs() -> Vec<Bomb> {
     ]
 }
 
-/// Nested blocks. Each has another name, because two blocks of a template cannot have the same name.
+/// Returns nested blocks with different names, because two blocks of a template cannot have the same name.
 fn nested_blocks(depth: usize, inner: &str) -> String {
     let open: String = (0..depth).map(|n| format!("{{% block b{n} %}}")).collect();
     format!("{open}{inner}{}", "{% endblock %}".repeat(depth))
@@ -185,13 +185,13 @@ fn chained_elifs(inner: &str) -> String {
     format!("{{% if not app %}}{}{{% else %}}{inner}{{% endif %}}", "{% elif not app %}".repeat(15))
 }
 
-/// Strings in which each `&` becomes four characters longer with every second filter, in tags without output.
+/// Returns tags without output, with strings in which each `&` becomes four characters longer with every second filter.
 fn costly_filters() -> String {
     let tag = format!("{{% if '{}'|e|upper|e|upper|e|upper|e|upper == app %}}{{% endif %}}\n", "&".repeat(1_900));
     tag.repeat(130)
 }
 
-/// The deepest valid expressions of each kind.
+/// Returns the deepest valid expressions of each kind.
 fn expressions() -> String {
     let conditional = format!("{}app", "app if app else ".repeat(14));
     let filters = tag(&format!("{}{conditional}{}", "app|d(".repeat(8), ")".repeat(8)));

@@ -41,7 +41,7 @@ pub(super) const MAX_NESTING: usize = 8;
 pub(super) const MAX_DEPTH: usize = 16;
 
 /// Maximum blocks of a template. Each is compiled to a separate program, which needs 14 KB even without instructions.
-/// The layout has five.
+/// The layout has five blocks.
 pub(super) const MAX_BLOCKS: usize = 20;
 
 /// The tag that is being read, with counts of what it contains so far.
@@ -77,7 +77,7 @@ pub(super) fn check(source: &str, part: MailPart) -> Result<usize, TemplateError
     let mut tokens = 0;
     let mut tag = Tag::default();
     let mut statements = Statements::default();
-    // If the tokenizer fails, the parser will fail there or before, and report the error.
+    // If the tokenizer fails, the parser fails at the same token or earlier, and reports the error.
     while let Ok(Some((token, span))) = tokenizer.next_token() {
         tokens += 1;
         if tokens > MAX_TOKENS {

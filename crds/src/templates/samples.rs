@@ -11,7 +11,7 @@ pub(super) struct InvalidTemplate {
     pub(super) reason: &'static str,
 }
 
-/// A text of `length` bytes, in lines.
+/// Returns a text of `length` bytes, in lines.
 fn text_of_length(length: usize) -> String {
     let line = format!("{}\n", "a".repeat(1000));
     line.repeat(length.div_ceil(line.len()))[..length].to_owned()

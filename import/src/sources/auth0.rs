@@ -25,7 +25,7 @@ struct Row {
     user_id: Option<String>,
     #[serde(rename = "_id")]
     id: Option<HashId>,
-    /// The id of users with an id that Auth0 did not choose.
+    /// The id of a user, if Auth0 did not choose the id.
     alt_id: Option<String>,
     #[serde(rename = "passwordHash", alias = "password_hash")]
     password_hash: Option<String>,
@@ -108,7 +108,7 @@ pub(super) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
                     let key = id.strip_prefix(DATABASE_PREFIX).unwrap_or(&id);
                     sorter.push(key.as_bytes(), part, payload.as_bytes()).map_err(ImportError::Temporary)
                 }
-                None => context.unreadable(&format!("{}, line {number}", input.name)),
+                None => context.count_unreadable(&format!("{}, line {number}", input.name)),
             }
         })?;
     }
@@ -121,7 +121,7 @@ pub(super) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
             let user = match json::parse(&text) {
                 Some(user) => Some(convert(user, context)),
                 None => {
-                    context.unreadable(&format!("user {}", String::from_utf8_lossy(&key)))?;
+                    context.count_unreadable(&format!("user {}", String::from_utf8_lossy(&key)))?;
                     None
                 }
             };
@@ -130,13 +130,13 @@ pub(super) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
         }
         match &mut pending {
             Some((user, Some(pending))) if *user == key => {
-                // The first hash of a user counts.
+                // Only the first hash of a user is imported.
                 if pending.password_hash.is_none() {
                     pending.password_hash = context.text_hash(Some(&text), ScryptCost::Logarithm);
                 }
             }
             Some((user, None)) if *user == key => {}
-            _ => context.report.omit(Omitted::HashesWithoutUser, 1),
+            _ => context.report.count_omitted(Omitted::HashesWithoutUser, 1),
         }
     }
     finish(pending, context)
@@ -151,11 +151,12 @@ fn finish(pending: Option<(Vec<u8>, Option<NewUser>)>, context: &mut Context<'_>
 
 fn convert(user: User, context: &mut Context<'_>) -> NewUser {
     let has_phone = user.phone_number.as_deref().is_some_and(|number| !number.is_empty());
-    context.report.omit(Omitted::PhoneNumbers, usize::from(has_phone));
-    context.report.omit(Omitted::OtherFactors, user.multifactor.0.len());
+    context.report.count_omitted(Omitted::PhoneNumbers, usize::from(has_phone));
+    context.report.count_omitted(Omitted::OtherFactors, user.multifactor.0.len());
     let mut identities = Vec::new();
     if user.identities.0.is_empty() {
-        // The export has no identities unless its fields name them. The id of the user is then the only one.
+        // The export has identities only if they were selected as a field. Without them, the id of the user is the only
+        // identity.
         if let Some((strategy, subject)) = user.user_id.split_once('|').filter(|(strategy, _)| *strategy != "auth0") {
             let (connection, subject) = subject.split_once('|').unwrap_or((strategy, subject));
             identities.extend(context.identity(&[connection, strategy], subject, None));

@@ -22,7 +22,7 @@ use crate::{
 };
 
 const SHAPE: Shape = Shape { arrays: &["Users"], texts: &[], top_array: TopArray::Records };
-/// Attributes that become another field of the user, or that describe one that does.
+/// Attributes that become a field of the user, or that describe such an attribute. They do not become metadata.
 const USED_ATTRIBUTES: [&str; 9] = [
     "sub",
     "email",
@@ -74,7 +74,7 @@ struct Federated {
     provider_name: String,
 }
 
-/// What both forms of the input have.
+/// The data of a user that both forms of the input contain.
 struct User {
     username: String,
     attributes: BTreeMap<String, String>,
@@ -123,12 +123,12 @@ impl Handler for Reader<'_, '_> {
     fn record(&mut self, _: &str, record: &str) -> Result<(), ImportError> {
         self.record += 1;
         let Some(user) = json::parse::<UserType>(record) else {
-            return self.context.unreadable(&format!("{}, user {}", self.file, self.record));
+            return self.context.count_unreadable(&format!("{}, user {}", self.file, self.record));
         };
         let totp = user.mfa_settings.0.iter().filter(|setting| *setting == "SOFTWARE_TOKEN_MFA").count();
         let others = (user.mfa_settings.0.len() - totp).max(user.mfa_options.0.len());
-        self.context.report.omit(Omitted::Totp, totp);
-        self.context.report.omit(Omitted::OtherFactors, others);
+        self.context.report.count_omitted(Omitted::Totp, totp);
+        self.context.report.count_omitted(Omitted::OtherFactors, others);
         let created_at = match user.user_create_date {
             #[expect(clippy::cast_possible_truncation, reason = "fractions of a second have no use")]
             Some(Date::Number(seconds)) => Some(seconds as i64),
@@ -170,14 +170,14 @@ fn read_csv(name: &str, reader: impl Read, context: &mut Context<'_>) -> Result<
         }
         let fields: Option<Vec<&str>> = record.iter().map(|field| std::str::from_utf8(field).ok()).collect();
         let Some(fields) = fields.filter(|fields| fields.len() == columns.len()) else {
-            context.unreadable(&format!("{name}, record {number}"))?;
+            context.count_unreadable(&format!("{name}, record {number}"))?;
             continue;
         };
         let cells = columns.iter().zip(fields).filter(|(_, field)| !field.is_empty());
         let mut attributes: BTreeMap<String, String> =
             cells.map(|(column, field)| (column.clone(), field.to_owned())).collect();
         if attributes.remove("cognito:mfa_enabled").is_some_and(|flag| is_true(&flag)) {
-            context.report.omit(Omitted::OtherFactors, 1);
+            context.report.count_omitted(Omitted::OtherFactors, 1);
         }
         let username = attributes.remove("cognito:username").unwrap_or_default();
         let user = User { username, attributes, created_at: None, is_enabled: true, is_external: false };
@@ -190,12 +190,12 @@ fn convert(user: User, context: &mut Context<'_>) -> Result<(), ImportError> {
     let attribute = |name: &str| user.attributes.get(name).map(String::as_str);
     let id = attribute("sub").unwrap_or(&user.username);
     if id.is_empty() {
-        return context.unreadable("a user without sub and user name");
+        return context.count_unreadable("a user without sub and user name");
     }
     if !user.is_external {
         context.count_hash(Err(UnsupportedKind("not exported by Cognito")));
     }
-    context.report.omit(Omitted::PhoneNumbers, usize::from(attribute("phone_number").is_some()));
+    context.report.count_omitted(Omitted::PhoneNumbers, usize::from(attribute("phone_number").is_some()));
     let mut identities = Vec::new();
     for federated in attribute("identities").and_then(json::parse::<Items<Federated>>).unwrap_or_default().0 {
         identities.extend(context.identity(&[&federated.provider_name], &federated.user_id, None));

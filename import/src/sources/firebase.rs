@@ -83,17 +83,17 @@ impl Handler for Reader<'_, '_> {
         self.record += 1;
         match json::parse(record) {
             Some(account) => convert(account, self.context),
-            None => self.context.unreadable(&format!("{}, account {}", self.file, self.record)),
+            None => self.context.count_unreadable(&format!("{}, account {}", self.file, self.record)),
         }
     }
 }
 
 fn convert(account: Account, context: &mut Context<'_>) -> Result<(), ImportError> {
     let has_phone = account.phone_number.as_deref().is_some_and(|number| !number.is_empty());
-    context.report.omit(Omitted::PhoneNumbers, usize::from(has_phone));
+    context.report.count_omitted(Omitted::PhoneNumbers, usize::from(has_phone));
     let totp = account.mfa_info.0.iter().filter(|factor| factor.totp_info.is_some()).count();
-    context.report.omit(Omitted::Totp, totp);
-    context.report.omit(Omitted::OtherFactors, account.mfa_info.0.len() - totp);
+    context.report.count_omitted(Omitted::Totp, totp);
+    context.report.count_omitted(Omitted::OtherFactors, account.mfa_info.0.len() - totp);
     let password_hash = match (account.password_hash.as_deref(), account.salt.as_deref()) {
         (Some(hash), salt) if !hash.is_empty() => {
             let (rounds, memory_cost) = (context.args.rounds, context.args.memory_cost);

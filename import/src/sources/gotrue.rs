@@ -1,5 +1,5 @@
-//! GoTrue (Supabase Auth): rows of `auth.users` and `auth.identities` as JSON, one per line. The columns of a row say
-//! which table it is of.
+//! GoTrue (Supabase Auth): rows of `auth.users` and `auth.identities` as JSON, one per line. The columns of a row show
+//! to which table it belongs.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -58,7 +58,7 @@ struct IdentityData {
     iss: Option<String>,
 }
 
-/// A row of `auth.users` with what is left to add from other rows.
+/// A row of `auth.users`. The identities are added from the rows that follow.
 struct Pending {
     user: NewUser,
     identities: usize,
@@ -75,14 +75,14 @@ pub(super) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
             let entry = row.and_then(|(row, text): (Row, _)| match row {
                 Row { encrypted_password: true, id: Some(id), .. } => Some((id, Some(Part::First), text)),
                 Row { identity_data: true, user_id: Some(id), .. } => Some((id, Some(Part::Second), text)),
-                // The table auth.mfa_factors, if someone exports it too, is counted.
+                // If the table auth.mfa_factors was exported, too, its rows are only counted.
                 Row { factor_type: Some(kind), .. } => {
                     let omitted = match kind.as_str() {
                         "totp" => Omitted::Totp,
                         "webauthn" => Omitted::WebAuthn,
                         _ => Omitted::OtherFactors,
                     };
-                    context.report.omit(omitted, 1);
+                    context.report.count_omitted(omitted, 1);
                     Some((String::new(), None, text))
                 }
                 _ => None,
@@ -92,7 +92,7 @@ pub(super) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
                 Some((id, Some(part), text)) => {
                     sorter.push(id.as_bytes(), part, text.as_bytes()).map_err(ImportError::Temporary)
                 }
-                None => context.unreadable(&format!("{}, line {number}", input.name)),
+                None => context.count_unreadable(&format!("{}, line {number}", input.name)),
             }
         })?;
     }
@@ -105,7 +105,7 @@ pub(super) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
             let user = match json::parse(&text) {
                 Some(user) => convert(user, context),
                 None => {
-                    context.unreadable(&format!("user {}", String::from_utf8_lossy(&key)))?;
+                    context.count_unreadable(&format!("user {}", String::from_utf8_lossy(&key)))?;
                     None
                 }
             };
@@ -118,7 +118,7 @@ pub(super) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
                     add_identity(pending, &text, context);
                 }
             }
-            _ => context.report.omit(Omitted::IdentitiesWithoutUser, 1),
+            _ => context.report.count_omitted(Omitted::IdentitiesWithoutUser, 1),
         }
     }
     finish(pending, context)
@@ -127,21 +127,21 @@ pub(super) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
 fn finish(pending: Option<(Vec<u8>, Option<Pending>)>, context: &mut Context<'_>) -> Result<(), ImportError> {
     match pending {
         Some((_, Some(pending))) => {
-            context.report.omit(Omitted::ExcessIdentities, pending.identities.saturating_sub(MAX_IDENTITIES));
+            context.report.count_omitted(Omitted::ExcessIdentities, pending.identities.saturating_sub(MAX_IDENTITIES));
             context.user(pending.user)
         }
         Some((_, None)) | None => Ok(()),
     }
 }
 
-/// `None` if the user is not imported.
+/// Converts a row of `auth.users`. Returns `None` if the user is not imported.
 fn convert(user: User, context: &mut Context<'_>) -> Option<Pending> {
     if user.deleted_at.is_some() {
-        context.report.omit(Omitted::DeletedUsers, 1);
+        context.report.count_omitted(Omitted::DeletedUsers, 1);
         return None;
     }
     let has_phone = user.phone.as_deref().is_some_and(|phone| !phone.is_empty());
-    context.report.omit(Omitted::PhoneNumbers, usize::from(has_phone));
+    context.report.count_omitted(Omitted::PhoneNumbers, usize::from(has_phone));
     let (app, own) = (json::tree(&user.raw_app_meta_data), json::tree(&user.raw_user_meta_data));
     let name = ["full_name", "name", "display_name"].iter().find_map(|member| own.as_ref()?.get(member)?.as_str());
     let name = name.unwrap_or_default().trim().to_owned();
@@ -154,7 +154,7 @@ fn convert(user: User, context: &mut Context<'_>) -> Option<Pending> {
     let metadata = context.metadata(has_attributes, || {
         if is_too_large { Value::Null } else { json!({ "app_metadata": app, "user_metadata": own }) }
     });
-    // A time that is not understood, such as `infinity`, is treated as one in the future.
+    // A time that is not understood, such as `infinity`, is treated as a time in the future.
     let is_banned = |text: &str| text != "-infinity" && timestamp::parse(text).is_none_or(|until| until > context.now);
     let is_disabled = user.banned_until.as_deref().is_some_and(is_banned);
     let user = NewUser {

@@ -1,4 +1,4 @@
-//! Keycloak: files of `kc.sh export`, with the users in the file of the realm or in files of their own.
+//! Keycloak: files of `kc.sh export`, with the users in the file of the realm or in separate files.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ struct User {
     #[serde(default)]
     attributes: Raw,
     service_account_client_id: Option<String>,
-    /// The user federation (LDAP) that has the user.
+    /// The user federation (LDAP) that manages the user.
     federation_link: Option<String>,
 }
 
@@ -94,7 +94,7 @@ pub(super) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
     let mut realm = None;
     for input in inputs {
         let mut reader = Reader { context: &mut *context, file: input.name.clone(), realm: None, record: 0 };
-        // The realm of the former files, so that a second realm is noticed.
+        // Keeps the realm of the previous files, to detect a second realm.
         reader.realm.clone_from(&realm);
         json::read_documents(&input.name, input.reader, &SHAPE, &mut reader)?;
         if reader.realm.is_none() {
@@ -119,7 +119,7 @@ impl Handler for Reader<'_, '_> {
 
     fn record(&mut self, member: &str, record: &str) -> Result<(), ImportError> {
         if member == "federatedUsers" {
-            self.context.report.omit(Omitted::FederatedUsers, 1);
+            self.context.report.count_omitted(Omitted::FederatedUsers, 1);
             return Ok(());
         }
         self.record += 1;
@@ -129,38 +129,38 @@ impl Handler for Reader<'_, '_> {
         };
         match json::parse(record) {
             Some(user) => convert(user, realm, self.context),
-            None => self.context.unreadable(&format!("{}, user {}", self.file, self.record)),
+            None => self.context.count_unreadable(&format!("{}, user {}", self.file, self.record)),
         }
     }
 }
 
 fn convert(user: User, realm: &str, context: &mut Context<'_>) -> Result<(), ImportError> {
     if user.service_account_client_id.is_some() {
-        context.report.omit(Omitted::ServiceAccounts, 1);
+        context.report.count_omitted(Omitted::ServiceAccounts, 1);
         return Ok(());
     }
     // Every user has the default role of the realm.
     let default_role = format!("default-roles-{}", realm.to_lowercase());
     let realm_roles = user.realm_roles.0.iter().filter(|role| **role != default_role).count();
     let client_roles: usize = user.client_roles.iter().flat_map(BTreeMap::values).map(|roles| roles.0.len()).sum();
-    context.report.omit(Omitted::Roles, realm_roles + client_roles);
-    context.report.omit(Omitted::Groups, user.groups.0.len());
-    context.report.omit(Omitted::RequiredActions, user.required_actions.0.len());
+    context.report.count_omitted(Omitted::Roles, realm_roles + client_roles);
+    context.report.count_omitted(Omitted::Groups, user.groups.0.len());
+    context.report.count_omitted(Omitted::RequiredActions, user.required_actions.0.len());
 
     let mut password_hash = None;
     for credential in &user.credentials.0 {
         match credential.kind.as_deref() {
             Some("password") if password_hash.is_none() => password_hash = convert_password(credential, context),
-            // Former passwords.
+            // Previous passwords are not imported.
             Some("password" | "password-history") => {}
-            Some("otp") => context.report.omit(Omitted::Totp, 1),
-            Some("webauthn" | "webauthn-passwordless") => context.report.omit(Omitted::WebAuthn, 1),
-            Some("recovery-authn-codes") => context.report.omit(Omitted::RecoveryCodes, 1),
-            _ => context.report.omit(Omitted::OtherFactors, 1),
+            Some("otp") => context.report.count_omitted(Omitted::Totp, 1),
+            Some("webauthn" | "webauthn-passwordless") => context.report.count_omitted(Omitted::WebAuthn, 1),
+            Some("recovery-authn-codes") => context.report.count_omitted(Omitted::RecoveryCodes, 1),
+            _ => context.report.count_omitted(Omitted::OtherFactors, 1),
         }
     }
     if user.federation_link.is_some() && password_hash.is_none() {
-        context.report.omit(Omitted::FederatedPasswords, 1);
+        context.report.count_omitted(Omitted::FederatedPasswords, 1);
     }
     let mut identities = Vec::new();
     for identity in &user.federated_identities.0 {

@@ -53,7 +53,7 @@ struct Credential {
     config: Option<Config>,
 }
 
-/// Only in the response if `include_credential` names the type of the credential.
+/// Present only if `include_credential` named the type of the credential.
 #[derive(Deserialize)]
 struct Config {
     hashed_password: Option<String>,
@@ -96,7 +96,7 @@ impl Handler for Reader<'_, '_> {
         self.record += 1;
         match json::parse(record) {
             Some(identity) => convert(identity, self.context),
-            None => self.context.unreadable(&format!("{}, identity {}", self.file, self.record)),
+            None => self.context.count_unreadable(&format!("{}, identity {}", self.file, self.record)),
         }
     }
 }
@@ -138,12 +138,12 @@ fn convert(identity: Identity, context: &mut Context<'_>) -> Result<(), ImportEr
                     identities.extend(context.identity(&[&provider], &subject, None));
                 }
             }
-            "totp" => context.report.omit(Omitted::Totp, 1),
-            "webauthn" | "passkey" => context.report.omit(Omitted::WebAuthn, 1),
-            "lookup_secret" => context.report.omit(Omitted::RecoveryCodes, 1),
+            "totp" => context.report.count_omitted(Omitted::Totp, 1),
+            "webauthn" | "passkey" => context.report.count_omitted(Omitted::WebAuthn, 1),
+            "lookup_secret" => context.report.count_omitted(Omitted::RecoveryCodes, 1),
             // A login with a code by email needs no credential.
             "code" | "link_recovery" | "code_recovery" | "profile" | "identifier_first" => {}
-            _ => context.report.omit(Omitted::OtherFactors, 1),
+            _ => context.report.count_omitted(Omitted::OtherFactors, 1),
         }
     }
     let is_used = |member: &str| {

@@ -1,4 +1,4 @@
-//! Lines in the form of the server, such as those of `GET export`.
+//! Lines in the format of the administration API, for example those of an export.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -22,19 +22,19 @@ pub(super) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
             let place = format!("{}, line {number}", input.name);
             let text = match line {
                 Line::Text(text) => std::str::from_utf8(text).ok(),
-                Line::TooLong => return context.long_line(&place),
+                Line::TooLong => return context.count_long_line(&place),
             };
             match text {
-                // No tree of a long line is made, because it would be large.
+                // A long line is not parsed into a tree, because the tree would be large.
                 Some(text) if text.len() > MAX_LINE => match json::parse::<Identified>(text) {
-                    Some(user) => context.long_line(&user.external_id.unwrap_or(place)),
-                    None => context.unreadable(&place),
+                    Some(user) => context.count_long_line(&user.external_id.unwrap_or(place)),
+                    None => context.count_unreadable(&place),
                 },
                 Some(text) => match json::parse::<Map<String, Value>>(text) {
                     Some(user) => send(text, user, context),
-                    None => context.unreadable(&place),
+                    None => context.count_unreadable(&place),
                 },
-                None => context.unreadable(&place),
+                None => context.count_unreadable(&place),
             }
         })?;
     }

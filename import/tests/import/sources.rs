@@ -77,7 +77,7 @@ fn firebase() {
 fn auth0_in_any_order_of_files() {
     let options = ["--map", "google-oauth2=google", "--map", "company=company", "--metadata"];
     let (outcome, log) = check("auth0", &["auth0/users.ndjson", "auth0/hashes.ndjson"], &options);
-    assert_eq!((outcome, log.as_str()), (Outcome::AllThere, ""));
+    assert_eq!((outcome, log.as_str()), (Outcome::Complete, ""));
     check("auth0", &["auth0/hashes.ndjson", "auth0/users.ndjson"], &options);
 }
 
@@ -89,7 +89,7 @@ fn cognito_as_json_and_as_csv() {
 
 #[test]
 fn ndjson() {
-    assert_eq!(check("ndjson", &["ndjson/users.ndjson"], &["--map", "google=google-2"]).0, Outcome::AllThere);
+    assert_eq!(check("ndjson", &["ndjson/users.ndjson"], &["--map", "google=google-2"]).0, Outcome::Complete);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn other_traits_can_hold_address_and_name() {
     fs::write(&input, r#"[{"id":"1","traits":{"contact":{"mail":"a@example.com"},"display":"A"}}]"#).unwrap();
     let (input, output) = (input.to_str().unwrap(), output.to_str().unwrap());
     let run = run(&["kratos", input, "--output", output, "--email-trait", "/contact/mail", "--name-trait", "/display"]);
-    assert_eq!(run.outcome, Outcome::AllThere);
+    assert_eq!(run.outcome, Outcome::Complete);
     let line = fs::read_to_string(output).unwrap();
     assert_eq!(line, "{\"external_id\":\"kratos:1\",\"email\":\"a@example.com\",\"name\":\"A\"}\n");
 }
@@ -150,7 +150,7 @@ fn a_file_that_is_no_export_ends_the_import_and_leaves_no_output() {
             fs::remove_file(&output).unwrap();
             continue;
         }
-        assert_eq!(run.outcome, Outcome::NoRun, "{source} {text}");
+        assert_eq!(run.outcome, Outcome::Aborted, "{source} {text}");
         assert!(run.log.contains(reason) && !run.log.contains("secret"), "{source} {text}: {}", run.log);
         assert!(!output.exists(), "{source} {text}");
     }

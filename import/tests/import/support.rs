@@ -90,7 +90,7 @@ pub(crate) fn listen(reply: impl Fn(usize, Request) -> Reply + Send + 'static) -
                 let length = body.len();
                 let head =
                     format!("HTTP/1.1 {status} -\r\ncontent-length: {length}\r\nconnection: close\r\n{headers}\r\n");
-                // The client can be gone.
+                // The client may have disconnected.
                 let _sent = (&stream).write_all(head.as_bytes()).and_then(|()| (&stream).write_all(body.as_bytes()));
             }
         }
@@ -120,7 +120,7 @@ fn read_request(stream: &TcpStream) -> Request {
     request
 }
 
-/// The response that created every user of the request.
+/// Returns the response of a server that created every user of the request.
 pub(crate) fn created(request: &Request) -> Reply {
     let lines = request.body.iter().filter(|byte| **byte == b'\n').count();
     let mut body = String::from(r#"{"results":["#);

@@ -71,7 +71,7 @@ fn error(status: u16, headers: &'static str, code: &str) -> Reply {
 fn a_batch_has_at_most_a_thousand_lines() {
     let (server, files) = (MockServer::creates_all(), Files::new(&lines(2001)));
     let run = files.import(&server, &[]);
-    assert_eq!((run.outcome, run.log.as_str()), (Outcome::AllThere, ""));
+    assert_eq!((run.outcome, run.log.as_str()), (Outcome::Complete, ""));
     assert_eq!(run.out, "Users in the input: 2001\n  created: 2001\n  unchanged: 0\n  refused: 0\n");
     let requests = server.requests();
     assert_eq!(requests.iter().map(|request| request.lines().len()).collect::<Vec<_>>(), [1000, 1000, 1]);
@@ -90,7 +90,7 @@ fn a_batch_has_at_most_half_a_mebibyte() {
     let input: String =
         (0..150).map(|number| format!("{{\"external_id\":\"{number}\",\"name\":\"{name}\"}}\n")).collect();
     let (server, files) = (MockServer::creates_all(), Files::new(&input));
-    assert_eq!(files.import(&server, &[]).outcome, Outcome::AllThere);
+    assert_eq!(files.import(&server, &[]).outcome, Outcome::Complete);
     let sizes: Vec<usize> = server.requests().iter().map(|request| request.body.len()).collect();
     assert!(sizes.len() == 19 && sizes.iter().all(|size| *size <= 512 * 1024), "{sizes:?}");
     assert_eq!(sizes.iter().sum::<usize>(), input.len());
@@ -132,7 +132,7 @@ fn a_line_above_64_kib_is_refused_and_the_others_are_imported() {
 
 #[test]
 fn a_line_does_not_grow_when_its_hash_is_dropped() {
-    // Parsed and written again, each of them would be 1000000000000000.0.
+    // If each number were parsed and written again, it would become 1000000000000000.0.
     let numbers = vec!["1e15"; 12_000].join(",");
     let input =
         format!(r#"{{"external_id":"1","email":"ada@example.com","other":[{numbers}],"password_hash":"{HASH}"}}"#);
@@ -141,13 +141,13 @@ fn a_line_does_not_grow_when_its_hash_is_dropped() {
         _ => created(request),
     });
     let run = Files::new(&input).import(&server, &[]);
-    assert_eq!(run.outcome, Outcome::AllThere, "{}", run.log);
+    assert_eq!(run.outcome, Outcome::Complete, "{}", run.log);
     let sizes: Vec<usize> = server.requests().iter().map(|request| request.body.len()).collect();
     assert!(sizes.len() == 2 && sizes[1] < sizes[0] && sizes[0] <= 64 * 1024, "{sizes:?}");
 }
 
 #[test]
-fn a_dry_run_says_so_in_each_request() {
+fn every_request_of_a_dry_run_has_the_parameter_dry_run() {
     let (server, files) = (MockServer::creates_all(), Files::new(&lines(1)));
     let run = files.import(&server, &["--dry-run"]);
     assert!(run.out.contains("would be created: 1"), "{}", run.out);
@@ -161,19 +161,19 @@ fn retry_after_is_honoured() {
         _ => created(request),
     });
     let began = Instant::now();
-    assert_eq!(Files::new(&lines(1)).import(&server, &[]).outcome, Outcome::AllThere);
+    assert_eq!(Files::new(&lines(1)).import(&server, &[]).outcome, Outcome::Complete);
     assert!(began.elapsed() >= Duration::from_secs(2), "{:?}", began.elapsed());
     assert_eq!(server.requests().len(), 2);
 }
 
 #[test]
-fn faults_that_pass_are_retried() {
+fn temporary_failures_are_retried() {
     let server = MockServer::start(|number, request| match number {
         1 => Reply::Drop,
         2 => error(503, "", "temporarily_unavailable"),
         _ => created(request),
     });
-    assert_eq!(Files::new(&lines(3)).import(&server, &[]).outcome, Outcome::AllThere);
+    assert_eq!(Files::new(&lines(3)).import(&server, &[]).outcome, Outcome::Complete);
     let requests = server.requests();
     assert_eq!(requests.len(), 3);
     assert!(requests.iter().all(|request| request.body == requests[0].body));
@@ -192,7 +192,7 @@ fn the_token_is_read_again_after_401() {
         }
     });
     let run = files.import(&server, &[]);
-    assert_eq!(run.outcome, Outcome::AllThere, "{}", run.log);
+    assert_eq!(run.outcome, Outcome::Complete, "{}", run.log);
     assert_eq!(server.requests().len(), 3);
 }
 
@@ -207,20 +207,20 @@ fn without_authorization_nothing_is_sent() {
     ] {
         let server = MockServer::start(move |_, _| error(status, "", code));
         let run = Files::new(&lines(3000)).import(&server, &[]);
-        assert_eq!(run.outcome, Outcome::NoRun, "{status}");
+        assert_eq!(run.outcome, Outcome::Aborted, "{status}");
         assert!(run.log.contains(expected), "{status}: {}", run.log);
         assert_eq!(server.requests().len(), 0, "{status}");
     }
 }
 
 #[test]
-fn an_authorization_that_ends_ends_the_import() {
+fn a_token_that_becomes_invalid_ends_the_import() {
     let server = MockServer::start(|number, request| match number {
         0 | 1 => created(request),
         _ => error(401, "", "invalid_client"),
     });
     let run = Files::new(&lines(3000)).import(&server, &[]);
-    assert_eq!(run.outcome, Outcome::NoRun);
+    assert_eq!(run.outcome, Outcome::Aborted);
     assert!(run.out.contains("  created: 1000\n"), "{}", run.out);
     assert_eq!(server.requests().len(), 3);
 }
@@ -260,7 +260,7 @@ fn a_refused_hash_is_dropped_and_the_user_imported() {
 }
 
 #[test]
-fn a_server_that_refuses_the_hash_of_a_user_without_hash_ends_no_loop() {
+fn the_refusal_of_the_hash_of_a_user_without_a_hash_causes_no_loop() {
     let server = MockServer::start(|_, request| {
         let refused = Err(("invalid_request", json!([{ "field": "password_hash", "code": "hash_too_costly" }])));
         results(&vec![refused; request.lines().len()])
@@ -327,7 +327,7 @@ fn a_response_without_a_result_for_each_line_ends_the_import() {
     ] {
         let server = MockServer::start(move |_, _| Reply::Response(200, "", format!("{{\"results\":{results}}}")));
         let run = Files::new(&lines(2)).import(&server, &[]);
-        assert_eq!(run.outcome, Outcome::NoRun, "{results}");
+        assert_eq!(run.outcome, Outcome::Aborted, "{results}");
         assert!(run.log.contains("not that of an import"), "{}", run.log);
     }
 }
@@ -350,11 +350,11 @@ fn a_repeated_import_resumes() {
     });
     let files = Files::new(&lines(2500));
     let run = files.import(&server, &[]);
-    assert_eq!(run.outcome, Outcome::NoRun);
+    assert_eq!(run.outcome, Outcome::Aborted);
     assert!(run.out.contains("  created: 2000\n"), "{}", run.out);
     fails_at.store(usize::MAX, Ordering::Relaxed);
     let run = files.import(&server, &[]);
-    assert_eq!(run.outcome, Outcome::AllThere);
+    assert_eq!(run.outcome, Outcome::Complete);
     assert!(run.out.contains("  created: 500\n  unchanged: 2000\n"), "{}", run.out);
     assert_eq!(users.lock().unwrap().len(), 2500);
 }
@@ -372,11 +372,11 @@ fn nothing_is_sent_if_a_file_cannot_be_read() {
     ] {
         let run =
             run(&["ndjson", inputs[0], inputs[1], "--app", "shop", "--token-file", token, "--server", &server.url]);
-        assert_eq!((run.outcome, run.out.as_str()), (Outcome::NoRun, ""));
+        assert_eq!((run.outcome, run.out.as_str()), (Outcome::Aborted, ""));
         assert!(run.log.contains(expected), "{}", run.log);
     }
     let run = run(&["ndjson", "-", "-", "--app", "shop", "--token-file", &token, "--server", &server.url]);
-    assert_eq!(run.outcome, Outcome::NoRun);
+    assert_eq!(run.outcome, Outcome::Aborted);
     assert_eq!(server.requests().len(), 0);
 }
 

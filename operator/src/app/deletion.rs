@@ -70,8 +70,8 @@ pub(crate) async fn delete_users(app: &App, context: &Context) -> Result<Action,
     report_progress(app, &app_id, Some(rendered.revision), progress, context).await
 }
 
-/// Deletes the document, the keys and the finalizer after the users were deleted. Requeues the App first, until the
-/// last requests of the App have ended.
+/// Deletes the document, the keys and the finalizer after the users were deleted. While requests of the App may still
+/// be running, deletes nothing and requeues the App.
 async fn finish(
     app: &App,
     app_id: &AppId,
@@ -102,7 +102,7 @@ async fn finish(
     Ok(Action::await_change())
 }
 
-/// Lets the API server remove an App that has no users of its own.
+/// Removes the finalizer of an App that owns no users, so that the API server can remove the App.
 async fn remove_finalizer(app: &App, context: &Context) -> Result<Action, Error> {
     finalizer::remove(&app.metadata, context).await?;
     Ok(Action::await_change())

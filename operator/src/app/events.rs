@@ -48,7 +48,7 @@ pub(crate) async fn record_users_deleted(context: &Context, app: &App) {
     .await;
 }
 
-/// The Events for the difference between two statuses; pure.
+/// Returns the Events for the differences between two statuses. Pure.
 fn status_events(old: &AppStatus, new: &AppStatus) -> Vec<Event> {
     let mut events = Vec::new();
     let content = |status, type_| {

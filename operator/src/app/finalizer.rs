@@ -62,7 +62,7 @@ pub(crate) async fn remove(app: &ObjectMeta, context: &Context) -> Result<(), Er
     write(app, false, context).await
 }
 
-/// Decides what to do with the finalizer, from the App alone. Pure.
+/// Decides what to do with the finalizer. Depends only on the App. Pure.
 fn finalizer_action(app: &App) -> FinalizerAction {
     let is_set = app.finalizers().iter().any(|finalizer| finalizer == DELETE_USERS_FINALIZER);
     let is_deleting = app.metadata.deletion_timestamp.is_some();

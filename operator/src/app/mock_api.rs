@@ -11,6 +11,7 @@ use http::{Method, Request, Response, StatusCode};
 use kube::{
     Client,
     client::Body,
+    core::DeserializeGuard,
     runtime::reflector::store::{self, Writer},
 };
 use latchkey_crds::app::App;
@@ -27,7 +28,7 @@ use crate::{
     rate_limiter::RateLimiter,
     release::{REQUEST_DRAIN_SECONDS, Releases},
     report_throttle::ReportThrottle,
-    watch::{ClusterState, Guarded, ReconcileQueue},
+    watch::{ClusterState, ReconcileQueue},
     written_statuses::WrittenStatuses,
 };
 
@@ -100,7 +101,7 @@ impl MockApi {
     }
 }
 
-/// An error response of the API server.
+/// Returns an error response of the API server.
 pub(crate) fn api_error(status: StatusCode, reason: &str, name: &str) -> (StatusCode, Value) {
     let body = json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status.as_u16(), "reason": reason,
@@ -113,9 +114,9 @@ pub(crate) fn not_found(name: &str) -> (StatusCode, Value) {
     api_error(StatusCode::NOT_FOUND, "NotFound", name)
 }
 
-/// A context of an installation in the namespace `latchkey`, without servers. Also returns the writer with which a test
-/// adds Apps to the store of the context.
-pub(crate) fn context(client: Client) -> (Context, Writer<Guarded<App>>) {
+/// Returns the context of an installation in the namespace `latchkey`, without servers, and the writer with which a
+/// test adds Apps to the store of the context.
+pub(crate) fn context(client: Client) -> (Context, Writer<DeserializeGuard<App>>) {
     let (apps, writer) = store::store();
     let (providers, _) = store::store();
     let context = Context {

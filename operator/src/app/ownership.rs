@@ -87,7 +87,7 @@ pub(crate) enum OwnershipDecision {
 // === impl Claim ===
 
 impl Claim {
-    /// The claim of `app` to its appID.
+    /// Returns the claim of `app` to its appID.
     pub(crate) fn from_app(app: &App) -> Self {
         let metadata = &app.metadata;
         Self {
@@ -136,8 +136,8 @@ impl ClaimValidity {
 // === impl OwnershipDecision ===
 
 impl OwnershipDecision {
-    /// The ownership that validation assumes. An App that can take the appID is validated as the owner, because only a
-    /// valid App takes an appID. `None`: it is too early to validate the App.
+    /// Returns the ownership that validation assumes, or `None` if it is too early to validate the App. An App that can
+    /// take the appID is validated as the owner, because only a valid App takes an appID.
     pub(crate) fn assumed_ownership(self) -> Option<resolve::Ownership> {
         match self {
             Self::Ours | Self::Free | Self::Rebuild | Self::Inherit | Self::HandedOver | Self::KeysUnusable(_) => {

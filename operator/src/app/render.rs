@@ -16,7 +16,7 @@ pub(crate) struct Rendered {
 #[error("the rendered document is over {} KiB; shorten the templates and lists", MAX_DOCUMENT_SIZE / 1024)]
 pub(crate) struct TooLarge;
 
-/// The lowest format that has everything that this App uses, and the field that needs this format.
+/// Returns the lowest format that has everything that this App uses, and the field that needs this format.
 pub(crate) fn needed_format(app: &ValidatedApp) -> (u32, &'static str) {
     if !app.webhooks.is_empty() {
         return (2, "spec.webhooks");

@@ -160,7 +160,7 @@ fn does_rotation_wait(validated: &ValidatedApp, policy: &KeyPolicy, keys: &KeyDo
         && context.objects.quotas.is_byte_quota_reached(&validated.namespace)
 }
 
-/// The field errors of the validation, and the errors of requests by annotation that cannot be fulfilled.
+/// Returns the field errors of the validation, and the errors of requests by annotation that cannot be fulfilled.
 fn field_errors(
     validated: &ValidatedApp,
     policy: &KeyPolicy,

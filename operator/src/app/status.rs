@@ -60,7 +60,7 @@ pub(crate) struct Outcome {
 // === impl Outcome ===
 
 impl Outcome {
-    /// The complete status of the App. `old` is the status before this reconcile.
+    /// Returns the complete status of the App. `old` is the status before this reconcile.
     pub(crate) fn status(&self, old: &AppStatus, generation: i64, now: OffsetDateTime) -> AppStatus {
         let mut wanted = vec![self.accepted(), self.resolved_refs(), self.programmed(old)];
         wanted.extend(self.delivering(old, generation));
@@ -98,8 +98,8 @@ impl Outcome {
         }
     }
 
-    /// The condition `Delivering`, if the App has webhooks. While the App is not accepted, the webhooks of the last
-    /// accepted revision are served, so the condition stays as it was.
+    /// Returns the condition `Delivering`, if the App has webhooks. While the App is not accepted, the webhooks of the
+    /// last accepted revision are served, so the condition stays as it was.
     fn delivering(&self, old: &AppStatus, generation: i64) -> Option<DesiredCondition> {
         if self.rejection.is_some() {
             let type_ = ConditionType::Delivering;
@@ -127,7 +127,7 @@ impl Outcome {
         }
     }
 
-    /// The condition `Programmed` of a published revision.
+    /// Returns the condition `Programmed` of a published revision.
     fn rolled_out(&self, rollout: &RolloutState, old: &AppStatus) -> DesiredCondition {
         use ConditionStatus::{False, True, Unknown};
         let short = self.revision.as_ref().map_or("", |revision| &revision.as_str()[..12]);
@@ -165,8 +165,8 @@ impl Outcome {
         }
     }
 
-    /// The condition `Programmed` while some pods have not reported yet. Missing reports prove nothing, so a condition
-    /// about the same revision stays as it was.
+    /// Returns the condition `Programmed` while some pods have not reported yet. Missing reports prove nothing, so a
+    /// condition about the same revision stays as it was.
     fn undecided(&self, old: &AppStatus, pods: &[String]) -> DesiredCondition {
         let before =
             condition(old, ConditionType::Programmed).and_then(|before| to_desired(ConditionType::Programmed, before));

@@ -12,7 +12,7 @@ pub(crate) const MAX_CONFIG_MAP_BYTES: usize = 256 * 1024;
 /// names each key that is not a template, so the number of keys needs a bound.
 const MAX_CONFIG_MAP_KEYS: usize = 64;
 
-/// The templates that can be published, and what is wrong with the others.
+/// The templates that can be published, and the errors of the other templates.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct CheckedTemplates {
     pub(crate) valid: BTreeMap<String, String>,

@@ -1,7 +1,7 @@
 //! An App that the API server stores but this operator cannot decode. The servers continue to serve the last published
 //! document of the App.
 
-use kube::runtime::controller::Action;
+use kube::{core::DeserializeGuard, runtime::controller::Action};
 use latchkey_crds::{
     app::{App, AppStatus},
     conditions::Reason,
@@ -18,12 +18,15 @@ use crate::{
     error::Error,
     status::write::write_status,
     undecodable,
-    watch::Guarded,
 };
 
 /// Reports the error in the conditions, and keeps the other fields of the status. If the App is being deleted and its
 /// policy is not `Delete`, only removes the finalizer.
-pub(crate) async fn reconcile(guarded: &Guarded<App>, error: &str, context: &Context) -> Result<Action, Error> {
+pub(crate) async fn reconcile(
+    guarded: &DeserializeGuard<App>,
+    error: &str,
+    context: &Context,
+) -> Result<Action, Error> {
     admission::stop_waiting(guarded, context);
     let Some(object) = undecodable::read::<App>(context, guarded).await? else {
         return Ok(Action::await_change());

@@ -1,5 +1,5 @@
-//! Validates an App with the objects that it references. Returns what can be served of the App, or why nothing of it
-//! can be served. The checks run in a fixed order. They do no I/O and read no clock.
+//! Validates an App with the objects that it references. Returns the parts of the App that can be served, or why the
+//! App is rejected. The checks run in a fixed order. They do no I/O and read no clock.
 
 use std::{collections::BTreeMap, str::FromStr, sync::Arc};
 
@@ -64,7 +64,7 @@ pub(crate) struct ValidatedApp {
     pub(crate) field_errors: Vec<FieldError>,
 }
 
-/// Why nothing of the App can be served. The document that was published last is still served.
+/// Why the App is rejected. The document that was published last is still served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rejection {
     pub(crate) reason: Reason,
@@ -129,7 +129,8 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
 // === impl ValidatedApp ===
 
 impl ValidatedApp {
-    /// The signing algorithm that the App asks for. If the Active key has another algorithm, the key is rotated.
+    /// Returns the signing algorithm that the App asks for. If the Active key has another algorithm, the key is
+    /// rotated.
     pub(crate) fn signing_algorithm(&self) -> SigningAlgorithm {
         self.tokens.signing_algorithm
     }
@@ -143,7 +144,7 @@ impl Rejection {
     }
 }
 
-/// The appID that the App claims.
+/// Returns the appID that the App claims.
 pub(crate) fn parse_app_id(app: &App) -> Result<AppId, Rejection> {
     app.app_id().map_err(|invalid| {
         let advice = if app.spec.app_id.is_some() { "" } else { "; set spec.appID" };
@@ -151,7 +152,7 @@ pub(crate) fn parse_app_id(app: &App) -> Result<AppId, Rejection> {
     })
 }
 
-/// The field that the appID comes from.
+/// Returns the field that the appID comes from.
 fn app_id_field(app: &App) -> &'static str {
     if app.spec.app_id.is_some() { "spec.appID" } else { "metadata.name" }
 }
@@ -181,7 +182,7 @@ fn issuer(settings: &Settings, app_id: &AppId) -> Result<IssuerUrl, Rejection> {
         .map_err(|invalid| Rejection::new(Reason::InvalidSpec, "spec.appID", format!("the resulting issuer {invalid}")))
 }
 
-/// The name of a provider in URLs: the alias of the reference or, without an alias, the name of the Provider.
+/// Returns the name of a provider in URLs: the alias of the reference or, without an alias, the name of the Provider.
 fn provider_name(spec: &AppSpec, index: usize) -> Result<ProviderName, Rejection> {
     let reference = &spec.provider_refs[index];
     match &reference.alias {
@@ -331,7 +332,7 @@ fn limits(spec: &AppSpec) -> BTreeMap<LimitName, Vec<Window>> {
         .collect()
 }
 
-/// The administrators with a role of format 1.
+/// Returns the administrators with a role of format 1.
 fn administrators(spec: &AppSpec) -> Vec<Administrator> {
     let listed = spec.administrators.iter().filter_map(|administrator| {
         let role = match administrator.role {
@@ -351,7 +352,8 @@ fn importers(spec: &AppSpec) -> Vec<ServiceAccountRef> {
     importers.map(|importer| importer.service_account.clone()).collect()
 }
 
-/// A number of the spec, or the default if the number is not set. The schema rejects negative numbers.
+/// Returns a number of the spec, or the default if the spec does not set the number. The schema rejects negative
+/// numbers.
 fn number_or_default(value: Option<i32>, default: u32) -> u32 {
     value.and_then(|value| u32::try_from(value).ok()).unwrap_or(default)
 }

@@ -51,7 +51,7 @@ fn seconds(seconds: u64) -> Duration {
 // === impl MockLeaseApi ===
 
 impl MockLeaseApi {
-    /// A mock API with a Lease that somebody holds.
+    /// Returns a mock API with a Lease that somebody holds.
     fn held_by(holder: &str) -> Self {
         let leases = Self::default();
         leases.write_as(holder, "2020-01-01T00:00:00.000000Z");
@@ -160,7 +160,7 @@ async fn a_missing_lease_is_created() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_second_to_create_the_lease_waits() {
+async fn the_second_candidate_that_creates_the_lease_waits() {
     let script = MockApi::default()
         .expect(Method::GET, PATH, |_| not_found(NAME))
         .expect(Method::POST, LEASES, |_| api_error(StatusCode::CONFLICT, "AlreadyExists", NAME))

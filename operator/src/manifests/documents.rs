@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::parse_cache::ParseCache;
 use crate::panics::catch;
 
-/// The documents of a file, except empty ones. Each is parsed separately, so that a broken document does not affect the
-/// others.
+/// Parses the documents of a file, except empty documents. Parses each document separately, so that a broken document
+/// does not affect the others.
 pub(super) fn parse_documents(file: &str, text: &str, cache: &ParseCache) -> Vec<Result<Value, String>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if Path::new(file).extension().is_some_and(|extension| extension == "json") {
@@ -29,8 +29,8 @@ pub(super) fn parse_documents(file: &str, text: &str, cache: &ParseCache) -> Vec
         .collect()
 }
 
-/// Splits at the lines `---`, which cannot occur inside a document (YAML 1.2, 9.1.2). Returns each part with the number
-/// of lines before it.
+/// Splits a file at the lines `---`, which cannot occur inside a document (YAML 1.2, 9.1.2). Returns each part with the
+/// number of lines before it.
 fn split_documents(text: &str) -> Vec<(usize, String)> {
     let mut parts = vec![(0, String::new())];
     for (number, line) in text.lines().enumerate() {
@@ -57,7 +57,7 @@ fn parse_yaml(document: &str) -> Result<Value, serde_yaml::Error> {
     Value::deserialize(value)
 }
 
-/// The parser's message, with the line number in the file.
+/// Returns the parser's message, with the line number in the file.
 fn yaml_error(error: &serde_yaml::Error, lines_before: usize) -> String {
     let text = error.to_string();
     let text = text.split(" at line ").next().unwrap_or(&text);

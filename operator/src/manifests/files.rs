@@ -9,8 +9,8 @@ use std::{
 /// The maximum size of a manifest file, in bytes. A Kubernetes object is much smaller.
 const MAX_FILE_BYTES: u64 = 8 * 1024 * 1024;
 
-/// The manifest files in a folder and its subfolders, by name relative to the folder. The value is the path, or why the
-/// file cannot be read.
+/// Returns the manifest files in a folder and its subfolders, by name relative to the folder. Each value is the path,
+/// or why the file cannot be read.
 pub(super) fn find(folder: &Path) -> io::Result<BTreeMap<String, Result<PathBuf, String>>> {
     let mut found = BTreeMap::new();
     let mut visited = BTreeSet::new();
@@ -23,7 +23,7 @@ pub(super) fn find(folder: &Path) -> io::Result<BTreeMap<String, Result<PathBuf,
         for entry in fs::read_dir(&folder)? {
             let entry = entry?;
             let Some(name) = entry.file_name().to_str().map(str::to_owned) else { continue };
-            // Hidden files are those of editors and version control.
+            // Hidden files usually belong to editors or version control.
             if name.starts_with('.') {
                 continue;
             }
@@ -51,7 +51,7 @@ fn is_manifest(name: &str) -> bool {
         .is_some_and(|extension| ["yaml", "yml", "json"].contains(&extension))
 }
 
-/// The text of a manifest file, or why it cannot be read.
+/// Returns the text of a manifest file, or why the file cannot be read.
 pub(super) fn read_text(path: &Path) -> Result<String, String> {
     if fs::metadata(path).map_err(|error| unreadable(&error))?.len() > MAX_FILE_BYTES {
         return Err(format!("is over {} MiB", MAX_FILE_BYTES / 1024 / 1024));

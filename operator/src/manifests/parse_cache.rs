@@ -24,7 +24,7 @@ impl ParseCache {
         self.providers.begin_run();
     }
 
-    /// How many Apps and Providers this run parsed.
+    /// Returns how many Apps and Providers this run parsed.
     #[cfg(test)]
     pub(crate) fn parsed_count(&self) -> usize {
         self.apps.computed() + self.providers.computed()

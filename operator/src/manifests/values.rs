@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::schemas::WrongField;
 use crate::facts::{ConfigMapValues, SecretBytes, SecretValues};
 
-/// The values of a Secret: `data` in base64, and `stringData`, which takes precedence.
+/// Returns the values of a Secret: `data` in base64, and `stringData`, which takes precedence.
 pub(super) fn secret_values(object: &Value) -> Result<SecretValues, Vec<WrongField>> {
     let mut values = SecretValues::new();
     let mut wrong = Vec::new();
@@ -32,7 +32,7 @@ pub(super) fn config_map_values(object: &Value) -> Result<ConfigMapValues, Vec<W
     if wrong.is_empty() { Ok(ConfigMapValues { text, binary }) } else { Err(wrong) }
 }
 
-/// The strings of a map, by key. Errors never quote a value, because it may be secret.
+/// Returns the strings of a map, by key. Errors never quote a value, because it may be secret.
 fn string_entries(object: &Value, field: &str, wrong: &mut Vec<WrongField>) -> Vec<(String, String)> {
     let mut found = Vec::new();
     match object.get(field) {

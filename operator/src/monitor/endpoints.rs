@@ -17,7 +17,7 @@ pub(super) struct PodEndpoint {
     pub(super) is_serving: bool,
 }
 
-/// The pods of all slices, by uid.
+/// Returns the pods of all slices, by uid.
 pub(super) fn pods_of_slices<'a>(slices: impl Iterator<Item = &'a EndpointSlice>) -> HashMap<String, PodEndpoint> {
     let mut pods: HashMap<String, PodEndpoint> = HashMap::new();
     for slice in slices {

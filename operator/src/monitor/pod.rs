@@ -35,8 +35,9 @@ pub(super) const FINDINGS: [Reason; 5] = [
     Reason::ClientRefused,
 ];
 
-/// The pods, and which timeouts have passed. Only the periodic check records that a timeout has passed, because it also
-/// triggers the reconciles. Otherwise a caller could read a changed rollout state that has triggered no reconcile.
+/// The pods, and which timeouts have passed. Only the periodic check records that a timeout has passed, because this
+/// check also triggers the reconciles. Otherwise a caller could read a changed rollout state that has triggered no
+/// reconcile.
 #[derive(Default)]
 pub(super) struct Pods {
     /// By uid.
@@ -70,13 +71,13 @@ pub(super) struct PodReport {
     pub(super) apps: HashMap<AppId, AppReport>,
 }
 
-/// What a pod reports of an App.
+/// What a pod reports about an App.
 #[derive(Default, PartialEq)]
 pub(super) struct AppReport {
     pub(super) revision: Option<RevisionBytes>,
     pub(super) rejected: Option<Box<RejectedRevision>>,
     pub(super) deletion: Option<DeletionProgress>,
-    /// `None` if the pod reports on no webhook, which is so for most Apps.
+    /// `None` if the pod reports on no webhook of the App. Most Apps have no webhooks.
     pub(super) webhooks: Option<Box<WebhookStates>>,
 }
 
@@ -107,14 +108,14 @@ impl Pods {
         self.by_uid.values().filter(|pod| pod.is_serving)
     }
 
-    /// The pod of a stream. Returns `None` for an old stream, because the pod with this uid can have another IP address
-    /// now.
+    /// Returns the pod of a stream, or `None` for an old stream, because the pod with this uid can have another IP
+    /// address now.
     pub(super) fn pod_of_stream(&mut self, uid: &str, stream: &CancellationToken) -> Option<&mut Pod> {
         if stream.is_cancelled() { None } else { self.by_uid.get_mut(uid) }
     }
 
-    /// The overall findings that may change because a pod is removed, or starts or stops serving. Each is the worst
-    /// finding of all serving pods now or, if the pod has just sent a hello, before the hello.
+    /// Returns the overall findings that may change because a pod is removed, or starts or stops serving. Each is the
+    /// worst finding of all serving pods now or, if the pod has just sent a hello, before the hello.
     pub(super) fn findings_before_change(&self, endpoints: &HashMap<String, PodEndpoint>) -> OverallFindings {
         let stays = |uid: &String, pod: &Pod| {
             endpoints
@@ -131,7 +132,7 @@ impl Pods {
         findings
     }
 
-    /// For each webhook of the App on which a serving pod reports: the worst reported state.
+    /// Returns the worst reported state of each webhook of the App on which a serving pod reports.
     pub(super) fn webhook_states(&self, app: &AppId) -> WebhookStates {
         let mut worst = WebhookStates::new();
         let reports = self.serving().filter_map(|pod| pod.report.as_ref()?.apps.get(app)?.webhooks.as_ref());
@@ -142,14 +143,18 @@ impl Pods {
         worst
     }
 
-    /// The states of the webhooks of every App on which one of these pods reports.
-    pub(super) fn webhooks_of_pods(&self, is_one: impl Fn(&String, &Pod) -> bool) -> HashMap<AppId, WebhookStates> {
-        let pods = self.by_uid.iter().filter(|(uid, pod)| is_one(uid, pod)).filter_map(|(_, pod)| pod.report.as_ref());
+    /// Returns the webhook states of every App for which one of these pods reports webhook states.
+    pub(super) fn webhooks_of_pods(
+        &self,
+        is_selected: impl Fn(&String, &Pod) -> bool,
+    ) -> HashMap<AppId, WebhookStates> {
+        let pods =
+            self.by_uid.iter().filter(|(uid, pod)| is_selected(uid, pod)).filter_map(|(_, pod)| pod.report.as_ref());
         let apps = pods.flat_map(|report| report.apps.iter()).filter(|(_, reported)| reported.webhooks.is_some());
         apps.map(|(app, _)| (app.clone(), self.webhook_states(app))).collect()
     }
 
-    /// The worst finding of the serving pods, as an index into [`FINDINGS`].
+    /// Returns the worst finding of the serving pods, as an index into [`FINDINGS`].
     pub(super) fn finding(&self, provider: &ProviderKey) -> Option<usize> {
         self.serving().filter_map(|pod| pod.findings.get(provider).copied()).max()
     }
@@ -185,14 +190,14 @@ impl RejectedRevision {
     }
 }
 
-/// The states in a report. States that only a later version knows are dropped.
+/// Returns the states in a report. Drops states that only a later version knows.
 pub(super) fn webhook_states(report: WebhookReport) -> Option<Box<WebhookStates>> {
     let known = report.into_iter().filter_map(|(name, state)| Some((name, WebhookState::from_name(&state)?)));
     let states: WebhookStates = known.take(MAX_WEBHOOKS).collect();
     (!states.is_empty()).then(|| Box::new(states))
 }
 
-/// The bytes of a revision. Returns `None` if the text is not a SHA-256, so that it differs from every published
+/// Returns the bytes of a revision, or `None` if the text is not a SHA-256. `None` differs from every published
 /// revision.
 pub(super) fn revision_bytes(revision: &Revision) -> Option<RevisionBytes> {
     let text = revision.as_str().as_bytes();

@@ -33,7 +33,8 @@ pub(crate) enum MonitorEvent {
     /// Apps with a changed rollout state, with progress in the deletion of their users, or with a changed state of a
     /// webhook.
     Apps(Vec<AppId>),
-    /// The highest format that all servers support has changed, so Apps may have servers that are too old, or no longer.
+    /// The highest format that all servers support has changed. So the servers may now be too old for an App, or no
+    /// longer be too old for it.
     AllApps,
     /// The finding of the servers on this Provider changed.
     Provider { namespace: String, name: String },
@@ -101,7 +102,7 @@ impl PodStates {
         self.expected.remove(app);
     }
 
-    /// Without a published revision the state is undecided, and there is no pod to wait for.
+    /// Returns the rollout state of an App. Without a published revision, the state is undecided and names no pod.
     pub(super) fn rollout(&self, app: &AppId) -> RolloutState {
         match self.expected.get(app) {
             Some(expected) => self.pods.rollout(app, &expected.revision),
@@ -109,7 +110,7 @@ impl PodStates {
         }
     }
 
-    /// The highest format that all serving pods support.
+    /// Returns the highest format that all serving pods support.
     pub(super) fn format(&self) -> u32 {
         let formats = self.pods.serving().filter_map(|pod| Some(pod.report.as_ref()?.format));
         formats.min().map_or(FORMAT, |format| format.min(FORMAT))
@@ -137,7 +138,7 @@ impl PodStates {
         self.pods.finding(provider).and_then(|index| FINDINGS.get(index).copied())
     }
 
-    /// How many findings are stored for a pod: its current findings, and the overall findings before its hello.
+    /// Returns how many findings are stored for a pod: its current findings, and the overall findings before its hello.
     #[cfg(test)]
     pub(super) fn stored_findings(&self, uid: &str) -> (usize, usize) {
         self.pods.by_uid.get(uid).map_or((0, 0), |pod| (pod.findings.len(), pod.findings_before_hello.len()))
@@ -401,7 +402,7 @@ impl PodStates {
         }
     }
 
-    /// Triggers a reconcile of the Providers whose finding changed. If no serving pod reports a finding any more, the
+    /// Triggers a reconcile of each Provider with a changed finding. If no serving pod reports a finding any more, the
     /// previous finding remains in the status.
     fn notify_changed_providers(&self, findings_before: OverallFindings) {
         for (provider, before) in findings_before {
@@ -412,8 +413,8 @@ impl PodStates {
         }
     }
 
-    /// Triggers a reconcile of the Apps with webhooks whose state changed. If no serving pod reports on a webhook any
-    /// more, its previous state remains in the status.
+    /// Triggers a reconcile of each App with a webhook that has a changed state. If no serving pod reports on a webhook
+    /// any more, its previous state remains in the status.
     fn notify_changed_webhooks(&self, before: HashMap<AppId, WebhookStates>) {
         let has_changed = |app: &AppId, before: &WebhookStates| {
             self.pods.webhook_states(app).iter().any(|(name, state)| before.get(name) != Some(state))

@@ -7,7 +7,7 @@ use super::pod::{Pods, RevisionBytes};
 /// The maximum number of pods that a message names. The message only counts the other pods.
 const MAX_NAMED_PODS: usize = 3;
 
-/// How far the servers have rolled out an App's revision, the worst first.
+/// How far the servers have rolled out an App's revision. The worst state comes first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RolloutState {
     /// A serving pod rejects the published document. Its rejections of earlier documents do not count.
@@ -53,7 +53,7 @@ impl ExpectedRevision {
 // === impl Pods ===
 
 impl Pods {
-    /// The worst state of the serving pods, in the order of [`RolloutState`].
+    /// Returns the worst state of the serving pods, in the order of [`RolloutState`].
     pub(super) fn rollout(&self, app: &AppId, revision: &RevisionBytes) -> RolloutState {
         let (mut silent, mut behind, mut unreported, mut servers) = (Vec::new(), Vec::new(), Vec::new(), 0);
         let mut rejected = None;
@@ -96,7 +96,7 @@ impl Pods {
     }
 }
 
-/// The names of the first pods, and how many more there are.
+/// Returns the names of the first pods, and the number of the other pods.
 pub(super) fn shorten(pods: &[&str]) -> Vec<String> {
     let mut named: Vec<_> = pods.iter().take(MAX_NAMED_PODS).map(|pod| (*pod).to_owned()).collect();
     if pods.len() > MAX_NAMED_PODS {

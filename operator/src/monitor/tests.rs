@@ -46,7 +46,7 @@ fn revision(of: u8) -> Revision {
     Revision::of(&[of])
 }
 
-/// The address of the pod with this number. The number is also the uid.
+/// Returns the address of the pod with this number. The number is also the uid.
 fn address(pod: u8) -> SocketAddr {
     ([10, 0, 0, pod], 9090).into()
 }
@@ -111,7 +111,8 @@ impl MockPods {
         Self { monitor, events, streams, unclaimed_streams: Vec::new(), unreachable, stop: CancellationToken::new() }
     }
 
-    /// Mock pods that are serving. The monitor has read that each of them serves the App's revision.
+    /// Creates mock pods that are serving, and waits until the monitor has read that each of them serves the App's
+    /// revision.
     async fn serving(serving: &[u8]) -> (Self, Vec<MockStream>) {
         let mut mock = Self::new();
         mock.set_pods(serving, &[]);
@@ -131,7 +132,7 @@ impl MockPods {
         self.monitor.update_endpoints(pods(serving, others), &self.stop);
     }
 
-    /// The next open stream to a pod.
+    /// Waits for the next open stream to a pod.
     async fn next_stream(&mut self, pod: u8) -> MockStream {
         loop {
             self.unclaimed_streams.retain(|stream| !stream.is_cut());
@@ -146,12 +147,12 @@ impl MockPods {
         self.monitor.states().rollout(&app())
     }
 
-    /// The finding on the Provider `shop/github`.
+    /// Returns the finding on the Provider `shop/github`.
     fn finding(&self) -> Option<Reason> {
         self.monitor.finding("shop", "github")
     }
 
-    /// The notifications since the last call.
+    /// Returns the notifications since the last call.
     fn drain_events(&mut self) -> Vec<MonitorEvent> {
         std::iter::from_fn(|| self.events.try_recv().ok()).collect()
     }
@@ -163,7 +164,7 @@ impl Drop for MockPods {
     }
 }
 
-/// Responds like a server: a stream of lines, whenever they are sent.
+/// Responds like a server, with a stream of the lines that the test sends.
 async fn respond(address: SocketAddr, socket: tokio::io::DuplexStream, streams: mpsc::UnboundedSender<MockStream>) {
     let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
         assert_eq!(request.uri().path(), "/revisions");
@@ -246,7 +247,7 @@ async fn every_serving_pod_must_report_the_revision() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_is_notified_once_and_so_is_its_end() {
+async fn the_start_and_the_end_of_a_silence_are_each_notified_once() {
     let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     advance_seconds(14, &[&streams[1]]).await;
     assert_eq!((mock.rollout(), mock.drain_events()), (complete(2), vec![]));
@@ -263,8 +264,8 @@ async fn silence_is_notified_once_and_so_is_its_end() {
 
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_silence_is_notified_if_somebody_has_read_the_silence() {
-    // The state is read shortly before or after the pod becomes silent. Only if the result was `Silent`, the end of the
-    // silence is notified.
+    // The state is read shortly before or after the pod becomes silent. The end of the silence is notified only if the
+    // result was `Silent`.
     for after in 14_500..16_500 {
         if after % 50 != 0 {
             continue;
@@ -470,7 +471,7 @@ async fn a_pod_at_another_address_reports_again_and_its_old_stream_is_ignored() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_servers_is_reported_after_15_s_until_a_server_appears() {
+async fn after_15_s_without_a_server_no_servers_is_reported_until_one_appears() {
     let (mut mock, _streams) = MockPods::serving(&[1]).await;
     mock.set_pods(&[], &[1]);
     advance_seconds(14, &[]).await;
@@ -487,7 +488,7 @@ async fn no_servers_is_reported_after_15_s_until_a_server_appears() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_a_rejection_of_the_published_revision_counts() {
+async fn a_rejection_of_an_unpublished_revision_is_ignored() {
     let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     let rejected = RolloutState::Rejected { pod: "server-1".into(), reason: "it is too new".into() };
     assert_eq!(mock.monitor.expect_revision(&app(), &revision(2)), behind(&[1, 2]));
@@ -539,7 +540,7 @@ async fn a_waiting_task_is_notified_as_soon_as_the_rollout_is_decided() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_worst_report_decides() {
+async fn the_worst_report_determines_the_rollout_state() {
     let (mut mock, streams) = MockPods::serving(&[1, 2, 3, 4]).await;
     mock.set_pods(&[1, 2, 3, 4, 5], &[]);
     settle_tasks().await;
@@ -565,10 +566,10 @@ async fn at_most_three_pods_are_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_lowest_format_counts_and_every_app_is_reconciled_when_it_changes() {
+async fn the_lowest_format_of_all_pods_is_used_and_its_change_reconciles_every_app() {
     let mut mock = MockPods::new();
     mock.set_pods(&[1, 2], &[]);
-    assert_eq!(mock.monitor.format(), FORMAT, "what this operator writes, without any report");
+    assert_eq!(mock.monitor.format(), FORMAT, "without a report, the format that this operator writes");
     let (stream_1, stream_2) = (mock.next_stream(1).await, mock.next_stream(2).await);
     stream_1.send_hello_of(1, 99, &json!({}));
     settle_tasks().await;
@@ -588,7 +589,7 @@ async fn the_lowest_format_counts_and_every_app_is_reconciled_when_it_changes() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_worst_state_of_a_webhook_counts_and_a_change_triggers_a_reconcile() {
+async fn the_worst_reported_state_of_a_webhook_is_used_and_its_change_triggers_a_reconcile() {
     let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     let states = |states: &[(&str, WebhookState)]| -> WebhookStates {
         states.iter().map(|(name, state)| (name.parse().unwrap(), *state)).collect()
@@ -628,7 +629,7 @@ async fn the_worst_state_of_a_webhook_counts_and_a_change_triggers_a_reconcile()
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_furthest_progress_of_a_deletion_counts() {
+async fn the_furthest_reported_progress_of_a_deletion_is_used() {
     let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     let progress = |left: u64, done| json!({ "usersLeft": left, "done": done });
     let line = |left, done| json!({ "app": app(), "revision": revision(1), "deletion": progress(left, done) });
@@ -751,7 +752,8 @@ async fn pods_that_start_or_stop_serving_change_the_finding() {
     assert_eq!((mock.finding(), mock.drain_events()), (None, vec![]));
 }
 
-/// Two serving pods: the first reports `Reachable`, the second reports `ClientRefused`. Drains the notifications.
+/// Starts two serving pods: the first reports `Reachable`, the second reports `ClientRefused`. Drains the
+/// notifications.
 async fn one_pod_reports_client_refused() -> (MockPods, Vec<MockStream>) {
     let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     streams[0].send_finding("Reachable");
@@ -761,8 +763,8 @@ async fn one_pod_reports_client_refused() -> (MockPods, Vec<MockStream>) {
     (mock, streams)
 }
 
-/// Like [`one_pod_reports_client_refused`], but the second pod then opens a new stream, on which it has only sent its
-/// hello. Returns the streams of both pods.
+/// Calls [`one_pod_reports_client_refused`], then lets the second pod open a new stream and send only its hello.
+/// Returns the streams of both pods.
 async fn one_pod_says_hello_again() -> (MockPods, MockStream, MockStream) {
     let (mut mock, mut streams) = one_pod_reports_client_refused().await;
     drop(streams.pop());

@@ -21,12 +21,12 @@ impl Finding {
     const ALL: [Self; 5] =
         [Self::Reachable, Self::TokenEndpointFailed, Self::KeysUnreadable, Self::DiscoveryFailed, Self::ClientRefused];
 
-    /// The finding with this reason; `None` for reasons of other conditions.
+    /// Returns the finding with this reason, or `None` for a reason of another condition.
     pub(super) fn from_reason(reason: Reason) -> Option<Self> {
         Self::ALL.into_iter().find(|finding| finding.reason() == reason)
     }
 
-    /// The finding that the condition `Reachable` reports now; `None` if it reports none.
+    /// Returns the finding that the condition `Reachable` reports now, or `None` if it reports none.
     pub(super) fn reported(status: &ProviderStatus) -> Option<Self> {
         let condition = status.conditions.iter().find(|one| one.type_ == ConditionType::Reachable.as_str())?;
         let finding = Self::ALL.into_iter().find(|finding| finding.reason().as_str() == condition.reason)?;

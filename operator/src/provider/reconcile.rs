@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kube::{Resource, ResourceExt, runtime::controller::Action};
+use kube::{Resource, ResourceExt, core::DeserializeGuard, runtime::controller::Action};
 use latchkey_crds::{
     conditions::Reason,
     provider::{Provider, ProviderStatus},
@@ -21,14 +21,16 @@ use crate::{
     },
     status::write::write_status,
     undecodable,
-    watch::Guarded,
 };
 
 /// The time until the next reconcile if no watch event comes earlier. Watch events report every change, so this is only
 /// a safety net, as kube advises for `Action`.
 const RESYNC: Duration = Duration::from_secs(10 * 60 * 60);
 
-pub(crate) async fn reconcile(guarded: Arc<Guarded<Provider>>, context: Arc<Context>) -> Result<Action, Error> {
+pub(crate) async fn reconcile(
+    guarded: Arc<DeserializeGuard<Provider>>,
+    context: Arc<Context>,
+) -> Result<Action, Error> {
     let (validated, watched) = match &guarded.0 {
         Ok(provider) => {
             let objects = gather::for_provider(&context, provider).await?;
@@ -63,7 +65,7 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<Provider>>, context: Arc<Cont
 
 /// Reports in the status that a reconcile panicked.
 pub(crate) async fn report_panic(
-    guarded: Arc<Guarded<Provider>>,
+    guarded: Arc<DeserializeGuard<Provider>>,
     context: Arc<Context>,
     panicked: Panicked,
 ) -> Result<(), Error> {

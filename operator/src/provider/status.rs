@@ -12,7 +12,7 @@ use crate::{
     status::{to_k8s_time, unresolved_condition, with_field},
 };
 
-/// The status after validation. `finding` is what the servers report now.
+/// Returns the status after validation. `finding` is what the servers report now.
 pub(super) fn status(
     validated: &Result<ValidatedProvider, FieldError>,
     old: &ProviderStatus,

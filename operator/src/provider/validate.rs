@@ -17,8 +17,8 @@ use crate::{
     provider::resolve::ProviderFacts,
 };
 
-/// The maximum size of a client secret, in bytes. Providers issue much shorter ones. An App's document has room for 32
-/// Providers with secrets of this size.
+/// The maximum size of a client secret, in bytes. The secrets that providers issue are much shorter. An App's document
+/// has room for 32 Providers with secrets of this size.
 const MAX_SECRET_BYTES: usize = 4 * 1024;
 
 /// A Provider that can be served. If its secret is missing or invalid, servers respond with 503 to requests for this
@@ -32,7 +32,7 @@ pub(crate) struct ValidatedProvider {
     pub(crate) field_error: Option<FieldError>,
 }
 
-/// The settings of the Provider, or the first error in its spec.
+/// Returns the settings of the Provider, or the first error in its spec.
 pub(crate) fn validate(facts: &ProviderFacts, settings: &Settings) -> Result<ValidatedProvider, FieldError> {
     let client = &facts.provider.spec.client;
     if !settings.allow_insecure {

@@ -29,8 +29,8 @@ impl DocumentSize {
         self.total.saturating_sub(self.keys)
     }
 
-    /// How many bytes this document needs beyond the published one. 0 if only the keys grew, because the quota never
-    /// delays a key.
+    /// Returns how many bytes this document needs beyond the published one. Returns 0 if only the keys grew, because
+    /// the quota never delays a key.
     pub(super) fn growth(self, published: Option<Self>) -> u64 {
         match published {
             Some(published) if self.without_keys() <= published.without_keys() => 0,

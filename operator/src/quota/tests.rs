@@ -43,7 +43,7 @@ fn a_namespace_has_at_most_its_quota_of_app_ids() {
 }
 
 #[test]
-fn an_app_id_that_is_handed_over_counts_in_its_new_namespace() {
+fn an_app_id_that_is_handed_over_counts_towards_the_quota_of_its_new_namespace() {
     let quotas = Quotas::new(LIMITS);
     for name in ["a", "b", "c"] {
         admit(&quotas, "shop", name, 100).unwrap();

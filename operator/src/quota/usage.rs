@@ -35,7 +35,8 @@ pub(super) struct CountedAppId {
 
 pub(super) struct CountedDocument {
     pub(super) namespace: String,
-    /// The bytes that count: the larger of the published size and the size that is about to be published.
+    /// The bytes that count towards the quota: the published size or the size that is about to be published, whichever
+    /// is larger.
     pub(super) counted: u64,
     pub(super) published: Option<DocumentSize>,
 }
@@ -49,7 +50,7 @@ pub(super) struct WaitingApp {
 // === impl CountedDocument ===
 
 impl CountedDocument {
-    /// A published document, without a reservation.
+    /// Returns the entry of a published document, without a reservation.
     pub(super) fn published(namespace: &str, size: DocumentSize) -> Self {
         Self { namespace: namespace.to_owned(), counted: size.total, published: Some(size) }
     }
@@ -62,7 +63,7 @@ impl Namespaces {
         self.usage.get(namespace).copied().unwrap_or_default()
     }
 
-    /// The usage of the namespace, without the bytes that are only reserved for this document.
+    /// Returns the usage of the namespace, without the bytes that are only reserved for this document.
     pub(super) fn used_without(&self, secret: &str, namespace: &str) -> Amount {
         let mut used = self.used(namespace);
         if let Some(document) = self.document(secret, namespace) {
@@ -72,7 +73,7 @@ impl Namespaces {
         used
     }
 
-    /// How many bytes a document needs beyond the published one.
+    /// Returns how many bytes a document needs beyond the published one.
     pub(super) fn growth(&self, secret: &str, namespace: &str, size: DocumentSize) -> u64 {
         size.growth(self.document(secret, namespace).and_then(|document| document.published))
     }
@@ -110,7 +111,7 @@ impl Namespaces {
         }
     }
 
-    /// The document in this Secret, if it belongs to the namespace.
+    /// Returns the document in this Secret, if it belongs to the namespace.
     fn document(&self, secret: &str, namespace: &str) -> Option<&CountedDocument> {
         self.documents.get(secret).filter(|document| document.namespace == namespace)
     }

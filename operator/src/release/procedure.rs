@@ -25,7 +25,7 @@ use crate::{
     context::Context,
     error::Error,
     monitor::ReleaseResponse,
-    orphans::app_exists,
+    orphans::owning_app_exists,
     watch::claimed_app_id,
 };
 
@@ -181,14 +181,15 @@ impl<'a> Release<'a> {
         }
     }
 
-    /// The keys, if their App is deleted according to the API server, and no App of its namespace claims the appID.
+    /// Returns the keys if their App is deleted according to the API server, and no App of its namespace claims the
+    /// appID.
     async fn retained_keys(&self) -> Result<Option<Box<Stored>>, Error> {
         let keys = match key_secret::read(&self.key_secrets, self.id).await? {
             // Keys that were handed over wait for an App of their new namespace.
             KeyLookup::Stored(keys) if keys.owner == self.owner && !keys.is_handed_over() => keys,
             KeyLookup::Stored(_) | KeyLookup::Unusable(..) | KeyLookup::Missing => return Ok(None),
         };
-        let is_gone = !self.is_claimed() && !app_exists(self.context, &self.owner, self.id).await?;
+        let is_gone = !self.is_claimed() && !owning_app_exists(self.context, &self.owner, self.id).await?;
         Ok(is_gone.then_some(keys))
     }
 

@@ -64,8 +64,8 @@ impl Releases {
         self.under_way.lock().get(id).is_some_and(|progress| progress.asking)
     }
 
-    /// How long requests that began before the users of their App were deleted can still run. They can run for `drain`
-    /// after the first call with this revision. Returns `None` when this time is over.
+    /// Returns how long requests that began before the users of their App were deleted can still run: for `drain` after
+    /// the first call with this revision. Returns `None` when this time is over.
     pub(crate) fn request_drain_left(&self, id: &AppId, revision: &Revision, drain: Duration) -> Option<Duration> {
         let mut deleted = self.deleted.lock();
         let (stored_revision, since) = deleted.entry(id.clone()).or_insert_with(|| (revision.clone(), Instant::now()));
@@ -98,7 +98,7 @@ impl Releases {
         Some(ReleaseGuard { releases: self, id: id.clone(), ended: false })
     }
 
-    /// Records a scheduled retry. Returns false if there is one already: one timer is enough.
+    /// Records a scheduled retry. Returns false if this retry is scheduled already, because one timer is enough.
     pub(super) fn try_schedule(&self, id: &AppId, retry: Retry) -> bool {
         self.scheduled.lock().insert((id.clone(), retry))
     }

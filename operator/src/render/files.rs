@@ -61,7 +61,7 @@ pub(crate) fn write_if_changed(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The served document, or `None` if there is none or it cannot be read.
+/// Returns the served document, or `None` if there is none or it cannot be read.
 pub(crate) fn read_document(folder: &Path, app_id: &AppId) -> Option<RenderedApp> {
     let document: RenderedApp = fs::read_to_string(folder.join(format!("{app_id}.json"))).ok()?.parse().ok()?;
     (document.app_id == *app_id).then_some(document)
@@ -93,7 +93,7 @@ fn keys_path(folder: &Path, app_id: &AppId) -> PathBuf {
     folder.join(format!("latchkey-keys-{app_id}.json"))
 }
 
-/// The stored keys, or `None` if the file does not exist.
+/// Returns the stored keys, or `None` if the file does not exist.
 pub(crate) fn read_keys(folder: &Path, app_id: &AppId) -> Result<Option<KeyDocument>, KeyFileError> {
     let bytes = match fs::read(keys_path(folder, app_id)) {
         Ok(bytes) => bytes,

@@ -48,9 +48,10 @@ pub(crate) struct Renderer {
 pub(crate) struct RenderSummary {
     /// Each App that is served, and each that was removed.
     pub(crate) apps: Vec<String>,
-    /// What is rejected.
+    /// Each rejected file, document, object or field, with the reason.
     pub(crate) rejected: Vec<String>,
-    /// References to objects that do not exist. They may be created elsewhere, so nothing is rejected for them.
+    /// References to objects that do not exist. These objects may be defined elsewhere, so such a reference is not an
+    /// error.
     pub(crate) unresolved: Vec<String>,
 }
 
@@ -139,7 +140,7 @@ impl Renderer {
         folder.filter(|_| !self.args.check)
     }
 
-    /// The steps of one App, in order.
+    /// Runs the steps of one App, in order.
     fn render_app(
         &self,
         manifest: &AppManifest,
@@ -188,7 +189,7 @@ impl Renderer {
         Ok(())
     }
 
-    /// The stored keys of the App, or new ones if there are none.
+    /// Returns the stored keys of the App. Creates keys if none are stored.
     fn load_keys(&self, app: &ValidatedApp, now: OffsetDateTime) -> Result<KeyDocument, Rejection> {
         let algorithm = app.signing_algorithm();
         let file_error = |error: KeyFileError| {
@@ -214,8 +215,8 @@ impl Renderer {
         }
     }
 
-    /// The keys of an App without a key file: those of the served document if they are valid, otherwise new ones. The
-    /// keys are stored, except with `--check`.
+    /// Returns keys for an App without a key file: the keys of the served document if they are valid, otherwise new
+    /// keys. Stores these keys, except with `--check`.
     fn create_first_keys(
         &self,
         folder: &Path,
@@ -253,7 +254,7 @@ impl Renderer {
     }
 }
 
-/// Why an App is not rendered as its manifest requires.
+/// Returns the entry that reports why an App is not rendered as its manifest requires.
 fn rejected_manifest(manifest: &AppManifest, field: &str, reason: &str) -> RejectedManifest {
     RejectedManifest {
         location: manifest.location.clone(),

@@ -87,7 +87,7 @@ async fn wait_for_event(events: &mut mpsc::Receiver<()>) {
     while events.try_recv().is_ok() {}
 }
 
-/// The stamps of every file below a folder.
+/// Returns the stamps of every file below a folder.
 fn file_stamps(folder: &Path) -> io::Result<FileStamps> {
     let mut stamps = FileStamps::new();
     let mut folders = vec![(folder.to_path_buf(), 0)];

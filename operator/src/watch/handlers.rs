@@ -1,10 +1,11 @@
-//! What each change of a watched object updates and queues.
+//! Handles changes of watched objects: updates the cluster state and queues the affected reconciles.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::{
     ResourceExt,
+    core::DeserializeGuard,
     runtime::reflector::{ObjectRef, store::Writer},
 };
 use latchkey_crds::{app::App, provider::Provider, types::AppId};
@@ -12,7 +13,7 @@ use latchkey_crds::{app::App, provider::Provider, types::AppId};
 use super::{
     changes::{WatchEvent, WatchName, follow_watches},
     index::{references_of_app, references_of_provider},
-    objects::{Guarded, Metadata, claimed_app_id, is_same_but_for_status},
+    objects::{Metadata, claimed_app_id, is_same_but_for_status},
     published::{PublishedApp, app_id_of_secret},
     queue::ReconcileQueue,
     state::ClusterState,
@@ -35,7 +36,11 @@ pub(super) struct Handlers {
 // === impl Handlers ===
 
 impl Handlers {
-    pub(super) async fn follow_apps(self, watches: Vec<Watch<Guarded<App>>>, writer: Writer<Guarded<App>>) {
+    pub(super) async fn follow_apps(
+        self,
+        watches: Vec<Watch<DeserializeGuard<App>>>,
+        writer: Writer<DeserializeGuard<App>>,
+    ) {
         let Self { objects, queue, health } = self;
         let mut store = StoreWriter::new(writer);
         follow_watches(WatchName::Apps, watches, health, |event| {
@@ -60,7 +65,8 @@ impl Handlers {
             };
             match &event {
                 WatchEvent::Applied(app) => {
-                    // A change of only the status, which the operator writes itself, is no reason to reconcile.
+                    // A change of only the status is no reason to reconcile, because the operator writes the status
+                    // itself.
                     if before.is_none_or(|before| !is_same_but_for_status(&before, app)) {
                         queue.enqueue_app(ObjectRef::from_obj(app));
                     }
@@ -78,8 +84,8 @@ impl Handlers {
 
     pub(super) async fn follow_providers(
         self,
-        watches: Vec<Watch<Guarded<Provider>>>,
-        writer: Writer<Guarded<Provider>>,
+        watches: Vec<Watch<DeserializeGuard<Provider>>>,
+        writer: Writer<DeserializeGuard<Provider>>,
     ) {
         let Self { objects, queue, health } = self;
         let mut store = StoreWriter::new(writer);
@@ -212,12 +218,12 @@ impl Handlers {
     }
 }
 
-/// The appID of the keys in a Secret with this name.
+/// Returns the appID of the keys in a Secret with this name.
 fn app_id_of_key_secret(secret: &str) -> Option<AppId> {
     secret.strip_prefix(KEYS_PREFIX)?.parse().ok()
 }
 
-/// The references of the object after the event.
+/// Returns the references of the object after the event.
 fn references_now<K, N, V>(event: &WatchEvent<K>, references: fn(&K) -> BTreeSet<(N, V)>) -> BTreeSet<(N, V)> {
     match event {
         WatchEvent::Applied(object) => references(object),

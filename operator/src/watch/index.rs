@@ -3,11 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use kube::{Resource, ResourceExt, core::ObjectMeta, runtime::reflector::ObjectRef};
+use kube::{
+    Resource, ResourceExt,
+    core::{DeserializeGuard, ObjectMeta},
+    runtime::reflector::ObjectRef,
+};
 use latchkey_crds::{app::App, provider::Provider, types::AppId};
 use parking_lot::Mutex;
-
-use super::objects::Guarded;
 
 /// A namespace and a name in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,8 +52,8 @@ impl NamespacedName {
     }
 }
 
-/// The references of an App, each with the App's own name. An App that cannot be decoded has none.
-pub(super) fn references_of_app(app: &Guarded<App>) -> BTreeSet<(Reference, NamespacedName)> {
+/// Returns the references of an App, each with the App's own name. Returns none for an App that cannot be decoded.
+pub(super) fn references_of_app(app: &DeserializeGuard<App>) -> BTreeSet<(Reference, NamespacedName)> {
     let Ok(app) = &app.0 else { return BTreeSet::new() };
     let namespace = app.namespace().unwrap_or_default();
     let local = |name: &str| NamespacedName::new(&namespace, name);
@@ -65,8 +67,10 @@ pub(super) fn references_of_app(app: &Guarded<App>) -> BTreeSet<(Reference, Name
     references.map(|reference| (reference, app.clone())).collect()
 }
 
-/// The Secret that a Provider references, with the name of the Provider.
-pub(super) fn references_of_provider(provider: &Guarded<Provider>) -> BTreeSet<(NamespacedName, NamespacedName)> {
+/// Returns the Secret that a Provider references, with the name of the Provider.
+pub(super) fn references_of_provider(
+    provider: &DeserializeGuard<Provider>,
+) -> BTreeSet<(NamespacedName, NamespacedName)> {
     let Ok(provider) = &provider.0 else { return BTreeSet::new() };
     let name = NamespacedName::from_metadata(&provider.metadata);
     let secret = NamespacedName::new(&name.namespace, &provider.spec.client.secret_ref().name);
@@ -94,14 +98,14 @@ impl<K: Ord + Clone, V: Ord + Clone + Default> ReferenceIndex<K, V> {
         all.extend(now.difference(before).cloned());
     }
 
-    /// How many objects have this reference.
+    /// Returns how many objects have this reference.
     pub(crate) fn count(&self, reference: &K) -> usize {
         let all = self.0.lock();
         // `V::default()` is the empty name, which sorts first.
         all.range((reference.clone(), V::default())..).take_while(|(key, _)| key == reference).count()
     }
 
-    /// The objects that have this reference, in order.
+    /// Returns the objects that have this reference, in order.
     pub(crate) fn get(&self, reference: &K) -> Vec<V> {
         let all = self.0.lock();
         let from = all.range((reference.clone(), V::default())..);
@@ -115,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    fn app(name: &str, spec: &serde_json::Value) -> Guarded<App> {
+    fn app(name: &str, spec: &serde_json::Value) -> DeserializeGuard<App> {
         let app = json!({
             "apiVersion": "latchkey.dev/v1alpha1", "kind": "App",
             "metadata": { "namespace": "shop", "name": name }, "spec": spec,

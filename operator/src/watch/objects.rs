@@ -10,10 +10,6 @@ use latchkey_crds::{app::App, types::AppId};
 /// The prefix of Latchkey's annotations (`latchkey_crds::names`).
 const ANNOTATION_PREFIX: &str = "latchkey.dev/";
 
-/// An App or a Provider, or the error if it cannot be decoded. So an object that cannot be decoded does not stop the
-/// watch of the other objects.
-pub(crate) type Guarded<K> = DeserializeGuard<K>;
-
 /// The metadata of a Secret or ConfigMap. Its values are read when they are needed.
 pub(super) type Metadata<K> = PartialObjectMeta<K>;
 
@@ -30,8 +26,8 @@ pub(super) fn strip_metadata<K: Resource>(event: watcher::Result<Event<K>>) -> w
 }
 
 /// Whether two versions of an object are equal in everything that a reconcile reads, except the status.
-pub(super) fn is_same_but_for_status<K: Resource>(one: &Guarded<K>, other: &Guarded<K>) -> bool {
-    let read = |object: &Guarded<K>| {
+pub(super) fn is_same_but_for_status<K: Resource>(one: &DeserializeGuard<K>, other: &DeserializeGuard<K>) -> bool {
+    let read = |object: &DeserializeGuard<K>| {
         let meta = object.meta();
         (
             meta.uid.clone(),
@@ -45,7 +41,7 @@ pub(super) fn is_same_but_for_status<K: Resource>(one: &Guarded<K>, other: &Guar
     read(one) == read(other)
 }
 
-/// The appID that an App claims, if it is valid.
-pub(crate) fn claimed_app_id(app: &Guarded<App>) -> Option<AppId> {
+/// Returns the appID that an App claims, if it is valid.
+pub(crate) fn claimed_app_id(app: &DeserializeGuard<App>) -> Option<AppId> {
     app.0.as_ref().ok()?.app_id().ok()
 }

@@ -48,7 +48,7 @@ pub(crate) struct PublishedApp {
     pub(crate) size: DocumentSize,
 }
 
-/// The appID of the document in a Secret with this name.
+/// Returns the appID of the document in a Secret with this name.
 pub(crate) fn app_id_of_secret(secret: &str) -> Option<AppId> {
     secret.strip_prefix(RENDERED_PREFIX)?.parse().ok()
 }
@@ -104,19 +104,19 @@ impl PublishedDocuments {
         index.put(secret, app)
     }
 
-    /// The names of all known Secrets.
+    /// Returns the names of all known Secrets.
     pub(super) fn secrets(&self) -> Vec<String> {
         self.lock().apps.keys().cloned().collect()
     }
 
-    /// The names of the Secrets that are published for an App.
+    /// Returns the names of the Secrets that are published for an App.
     pub(super) fn of_app(&self, namespace: &str, name: &str) -> Vec<String> {
         self.lock().secrets.get(&NamespacedName::new(namespace, name))
     }
 }
 
 impl PublishedIndex {
-    /// Returns the previous entry.
+    /// Replaces the entry of a Secret and returns the previous entry.
     fn put(&mut self, secret: &str, app: Option<PublishedApp>) -> Option<PublishedApp> {
         let reference = |app: &PublishedApp| (NamespacedName::new(&app.namespace, &app.name), secret.to_owned());
         let now = app.iter().map(reference).collect();
@@ -132,7 +132,8 @@ impl PublishedIndex {
 // === impl PublishedApp ===
 
 impl PublishedApp {
-    /// Returns `None` if the Secret has no version or no uid, because it does not come from the API server.
+    /// Describes the document in a rendered Secret. Returns `None` if the Secret has no version or no uid, because it
+    /// then does not come from the API server.
     pub(crate) fn from_secret(secret: &Secret) -> Option<Self> {
         let annotation = |name: &str| secret.annotations().get(name).cloned().unwrap_or_default();
         let document = secret.data.as_ref().and_then(|data| data.get(RENDERED_APP_KEY));

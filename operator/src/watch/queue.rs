@@ -2,21 +2,20 @@
 
 use std::convert::Infallible;
 
-use kube::runtime::reflector::ObjectRef;
+use kube::{core::DeserializeGuard, runtime::reflector::ObjectRef};
 use latchkey_crds::{app::App, provider::Provider, types::AppId};
 use tokio::sync::mpsc;
 
 use super::{
     index::{NamespacedName, Reference},
-    objects::Guarded,
     state::ClusterState,
 };
 
 /// Queues what must be reconciled.
 #[derive(Clone)]
 pub(crate) struct ReconcileQueue {
-    pub(crate) apps: mpsc::UnboundedSender<ObjectRef<Guarded<App>>>,
-    pub(crate) providers: mpsc::UnboundedSender<ObjectRef<Guarded<Provider>>>,
+    pub(crate) apps: mpsc::UnboundedSender<ObjectRef<DeserializeGuard<App>>>,
+    pub(crate) providers: mpsc::UnboundedSender<ObjectRef<DeserializeGuard<Provider>>>,
     /// The names of rendered Secrets whose App may be deleted.
     pub(crate) orphans: mpsc::UnboundedSender<String>,
     /// AppIDs with keys, whose App may be deleted.
@@ -25,8 +24,8 @@ pub(crate) struct ReconcileQueue {
 
 /// The receiving ends of the [`ReconcileQueue`].
 pub(crate) struct QueueReceivers {
-    pub(crate) apps: mpsc::UnboundedReceiver<ObjectRef<Guarded<App>>>,
-    pub(crate) providers: mpsc::UnboundedReceiver<ObjectRef<Guarded<Provider>>>,
+    pub(crate) apps: mpsc::UnboundedReceiver<ObjectRef<DeserializeGuard<App>>>,
+    pub(crate) providers: mpsc::UnboundedReceiver<ObjectRef<DeserializeGuard<Provider>>>,
     pub(crate) orphans: mpsc::UnboundedReceiver<String>,
     pub(crate) releases: mpsc::UnboundedReceiver<AppId>,
 }
@@ -48,12 +47,12 @@ impl ReconcileQueue {
         (Self { apps, providers, orphans, releases }, receivers)
     }
 
-    pub(super) fn enqueue_app(&self, app: ObjectRef<Guarded<App>>) {
+    pub(super) fn enqueue_app(&self, app: ObjectRef<DeserializeGuard<App>>) {
         // Here and below, a closed receiver means that the process is ending.
         let _ = self.apps.send(app);
     }
 
-    pub(super) fn enqueue_provider(&self, provider: ObjectRef<Guarded<Provider>>) {
+    pub(super) fn enqueue_provider(&self, provider: ObjectRef<DeserializeGuard<Provider>>) {
         let _ = self.providers.send(provider);
     }
 

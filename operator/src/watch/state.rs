@@ -2,13 +2,12 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use kube::runtime::reflector::Store;
+use kube::{core::DeserializeGuard, runtime::reflector::Store};
 use latchkey_crds::{app::App, provider::Provider, types::AppId};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     index::{NamespacedName, Reference, ReferenceIndex},
-    objects::Guarded,
     published::PublishedDocuments,
 };
 use crate::{
@@ -19,8 +18,10 @@ use crate::{
 /// The operator's copies of watched objects, and what it derives from them.
 #[derive(Clone)]
 pub(crate) struct ClusterState {
-    pub(crate) apps: Store<Guarded<App>>,
-    pub(crate) providers: Store<Guarded<Provider>>,
+    /// [`DeserializeGuard`] stores the error of an object that cannot be decoded. So such an object does not stop the
+    /// watch of the other objects.
+    pub(crate) apps: Store<DeserializeGuard<App>>,
+    pub(crate) providers: Store<DeserializeGuard<Provider>>,
     pub(crate) published: Arc<PublishedDocuments>,
     pub(crate) key_versions: Arc<ReconciledKeyVersions>,
     pub(crate) quotas: Arc<Quotas>,
@@ -37,7 +38,11 @@ pub(crate) struct ReconciledKeyVersions(Mutex<HashMap<AppId, String>>);
 // === impl ClusterState ===
 
 impl ClusterState {
-    pub(crate) fn new(apps: Store<Guarded<App>>, providers: Store<Guarded<Provider>>, limits: QuotaLimits) -> Self {
+    pub(crate) fn new(
+        apps: Store<DeserializeGuard<App>>,
+        providers: Store<DeserializeGuard<Provider>>,
+        limits: QuotaLimits,
+    ) -> Self {
         let quotas = Arc::new(Quotas::new(limits));
         Self {
             apps,
@@ -50,8 +55,8 @@ impl ClusterState {
         }
     }
 
-    /// How many Apps of the namespace have precedence over the App of this claim: older Apps that wait for room or are
-    /// not validated yet. Returns 0 if there is room for all Apps.
+    /// Returns how many Apps of the namespace have precedence over the App of this claim: older Apps that wait for room
+    /// or are not validated yet. Returns 0 if there is room for all Apps.
     pub(crate) fn count_ahead_of(&self, claim: &Claim) -> u32 {
         let namespace = claim.owner.namespace.as_str();
         let in_namespace = Reference::Namespace(namespace.to_owned());
@@ -75,12 +80,12 @@ impl ClusterState {
         u32::try_from(ahead.count()).unwrap_or(u32::MAX)
     }
 
-    /// The Apps that claim an appID.
-    pub(crate) fn apps_with_id(&self, id: &AppId) -> Vec<Arc<Guarded<App>>> {
+    /// Returns the Apps that claim an appID.
+    pub(crate) fn apps_with_id(&self, id: &AppId) -> Vec<Arc<DeserializeGuard<App>>> {
         self.referencing_apps(&Reference::AppId(id.clone()))
     }
 
-    fn referencing_apps(&self, reference: &Reference) -> Vec<Arc<Guarded<App>>> {
+    fn referencing_apps(&self, reference: &Reference) -> Vec<Arc<DeserializeGuard<App>>> {
         let apps = self.apps_by_reference.get(reference);
         apps.iter().filter_map(|app| self.apps.get(&app.object_ref())).collect()
     }

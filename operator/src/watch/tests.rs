@@ -4,6 +4,7 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Resource, ResourceExt,
+    core::DeserializeGuard,
     runtime::{
         reflector::{store, store::Writer},
         watcher::Event,
@@ -15,7 +16,7 @@ use tokio::sync::mpsc;
 
 use super::{
     handlers::Handlers,
-    objects::{Guarded, Metadata, is_same_but_for_status, strip_metadata},
+    objects::{Metadata, is_same_but_for_status, strip_metadata},
     published::{PublishedApp, PublishedDocuments},
     queue::{QueueReceivers, ReconcileQueue},
     state::ClusterState,
@@ -26,7 +27,7 @@ use crate::{
     quota::{DocumentSize, QuotaLimits},
 };
 
-fn app(namespace: &str, app_id: &str, version: &str) -> Guarded<App> {
+fn app(namespace: &str, app_id: &str, version: &str) -> DeserializeGuard<App> {
     let app = json!({
         "apiVersion": "latchkey.dev/v1alpha1", "kind": "App",
         "metadata": { "namespace": namespace, "name": "store", "uid": app_id, "resourceVersion": version },
@@ -35,7 +36,7 @@ fn app(namespace: &str, app_id: &str, version: &str) -> Guarded<App> {
     serde_json::from_value(app).unwrap()
 }
 
-fn objects() -> (ClusterState, Writer<Guarded<App>>) {
+fn objects() -> (ClusterState, Writer<DeserializeGuard<App>>) {
     let (apps, writer) = store();
     let (providers, _) = store();
     (ClusterState::new(apps, providers, QuotaLimits::default()), writer)
@@ -57,7 +58,7 @@ fn published(version: &str, document: &[u8]) -> PublishedApp {
 }
 
 /// Runs the handler of Apps with one watch for each list of events.
-async fn follow_app_events(watches: Vec<Vec<Event<Guarded<App>>>>) -> (ClusterState, QueueReceivers) {
+async fn follow_app_events(watches: Vec<Vec<Event<DeserializeGuard<App>>>>) -> (ClusterState, QueueReceivers) {
     let (objects, writer) = objects();
     objects.published.record_write("latchkey-app-shop", published("1", b"1"));
     let (queue, receivers) = ReconcileQueue::new();
@@ -111,7 +112,7 @@ async fn the_document_of_an_app_that_is_recreated_with_another_app_id_may_be_an_
     assert_eq!(enqueued, ["shop", "waiting", "shop", "waiting"], "its appID may be free for another App");
 }
 
-fn app_created(name: &str, second: u32) -> Guarded<App> {
+fn app_created(name: &str, second: u32) -> DeserializeGuard<App> {
     let app = json!({
         "apiVersion": "latchkey.dev/v1alpha1", "kind": "App",
         "metadata": {
@@ -145,7 +146,7 @@ async fn if_not_all_apps_of_a_namespace_fit_older_ones_have_precedence() {
 }
 
 #[test]
-fn labels_and_annotations_of_other_programs_are_neither_stored_nor_a_change() {
+fn labels_and_annotations_of_other_programs_are_not_stored_and_their_change_is_ignored() {
     let edited = |note: &str| {
         let mut app = app("shop", "shop", "3");
         let annotations = [("example.com/note", note), ("latchkey.dev/rotate-keys", "1")];
@@ -162,7 +163,7 @@ fn labels_and_annotations_of_other_programs_are_neither_stored_nor_a_change() {
 }
 
 #[test]
-fn the_newer_of_written_and_watched_documents_counts() {
+fn of_a_written_and_a_watched_document_the_newer_one_is_used() {
     let documents = objects().0.published;
     let revision = |documents: &PublishedDocuments| documents.get("shop").and_then(|app| app.revision);
     documents.record_write("shop", published("10", b"ours"));

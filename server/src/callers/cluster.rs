@@ -93,7 +93,7 @@ impl ClusterKeys {
         config.connect_timeout = Some(FETCH_TIMEOUT);
         config.read_timeout = Some(FETCH_TIMEOUT);
         config.write_timeout = Some(FETCH_TIMEOUT);
-        // Without this, the read timeout would include the time for which a connection was idle.
+        // Without this setting, the read timeout would include the time for which a connection was idle.
         config.reset_reader_on_write = true;
         Ok(Self::with_source(Client::try_from(config)?))
     }
@@ -102,8 +102,8 @@ impl ClusterKeys {
         Self { source: Box::new(source), cached: ArcSwapOption::empty(), limiter: Mutex::default() }
     }
 
-    /// The keys to verify a token with this key id. If the keys do not contain the id, the cluster has no such key.
-    /// `None` if the keys cannot be fetched: the token may then be valid.
+    /// Returns the keys to verify a token with this key id. If they do not contain the id, the cluster has no such key.
+    /// Returns `None` if the keys cannot be fetched; the token may then be valid.
     pub async fn keys(&self, id: &str, now: Instant) -> Option<Arc<KeySet>> {
         if let Some(cached) = &*self.cached.load()
             && cached.is_fresh(now)
@@ -130,7 +130,7 @@ impl ClusterKeys {
             return Some(keys);
         }
         // If the last fetch succeeded, it was at most `UNKNOWN_KEY_INTERVAL` ago. In this case, the cluster is assumed
-        // to have no other keys than the cached ones.
+        // to have only the cached keys.
         cached
             .filter(|cached| cached.keys.contains(id) || limiter.last_failure.is_none())
             .map(|cached| Arc::clone(&cached.keys))

@@ -61,7 +61,7 @@ impl FileKeys {
         Ok(Self { path, keys: ArcSwap::from_pointee(keys), last_read })
     }
 
-    /// The current keys; the previous ones if the file is missing or invalid.
+    /// Returns the current keys, or the previous keys if the file is missing or invalid.
     pub(super) async fn keys(&self, now: Instant) -> Arc<KeySet> {
         // If another task is reading the file, use the previous keys.
         if let Ok(mut last_read) = self.last_read.try_lock()
@@ -112,7 +112,7 @@ mod tests {
     use crate::callers::keys::fixtures::Signer;
 
     #[tokio::test]
-    async fn a_changed_file_is_used_and_an_invalid_one_is_not() {
+    async fn a_changed_file_is_used_only_if_it_is_valid() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.json");
         let jwks = |signer: &Signer| json!({ "keys": [signer.jwk()] }).to_string();

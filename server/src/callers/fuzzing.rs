@@ -11,8 +11,8 @@ pub fn validate_token(keys: &KeySet, now: OffsetDateTime, token: &str) -> Result
     super::validate_token(keys, id, header.alg, now, token)
 }
 
-/// Whether a signature over `message` is valid under the key with this id. Test vectors need this, because what they
-/// sign is not a token.
+/// Whether a signature over `message` is valid under the key with this id. Test vectors need this, because the messages
+/// that they sign are not tokens.
 pub fn verifies(keys: &KeySet, id: &str, message: &[u8], signature: &str) -> bool {
     keys.get(id).is_some_and(|key| {
         jsonwebtoken::crypto::verify(signature, message, &key.decoding_key, key.algorithm).unwrap_or(false)

@@ -74,8 +74,8 @@ fn parse_key(jwk: Value) -> Option<(String, VerificationKey)> {
     Some((jwk.common.key_id?, VerificationKey { algorithm, decoding_key }))
 }
 
-/// The algorithm that the key names, or the default of its type. `None` if the key cannot verify a token. Never a
-/// symmetric algorithm.
+/// The algorithm that the key names, or the default of its type. `None` if the key cannot verify a token. The result is
+/// never a symmetric algorithm.
 fn algorithm_of(jwk: &Jwk) -> Option<Algorithm> {
     if jwk.common.public_key_use.as_ref().is_some_and(|purpose| *purpose != PublicKeyUse::Signature) {
         return None;
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_key_set_is_reported_by_position_only() {
+    fn the_error_of_an_invalid_key_set_contains_only_the_position() {
         let error = KeySet::parse(b"{\n \"keys\": \"secret\" }", None).unwrap_err();
         assert!(matches!(error, KeySetError::Malformed { line: 2, .. }));
         assert!(!error.to_string().contains("secret"), "{error}");

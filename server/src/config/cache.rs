@@ -1,4 +1,4 @@
-//! A cache of the last valid documents, one file each, from which a restarted container starts without the API server.
+//! A cache of the last valid documents, one file each. A restarted container can start from it without the API server.
 
 use std::{
     fs,
@@ -47,7 +47,7 @@ impl Cache {
         self.folder.join(COMPLETE_MARKER).exists()
     }
 
-    /// The cached documents, one at a time; damaged files are skipped.
+    /// Reads the cached documents, one at a time. Damaged files are skipped.
     pub(super) fn documents(&self) -> impl Iterator<Item = (AppId, Vec<u8>)> {
         self.ids().into_iter().filter_map(|id| match read_document(&self.path(&id)) {
             Ok(document) => Some((id, document)),

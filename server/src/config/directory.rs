@@ -29,7 +29,7 @@ pub struct DirectoryError {
     source: io::Error,
 }
 
-/// The watch ends when this value is dropped.
+/// Keeps the watch running until this value is dropped.
 pub struct WatchGuard {
     _stop: mpsc::Sender<ChangeSignal>,
     _watcher: Option<RecommendedWatcher>,
@@ -74,7 +74,7 @@ pub fn watch(path: PathBuf, apps: Arc<Apps>) -> Result<WatchGuard, DirectoryErro
     Ok(WatchGuard { _stop: stop, _watcher: watcher })
 }
 
-/// Notifications only make changes visible sooner: the directory is polled in any case.
+/// Starts file notifications. They only make changes visible sooner: the directory is polled in any case.
 fn start_notifications(path: &Path, signal: mpsc::Sender<ChangeSignal>) -> Option<RecommendedWatcher> {
     let on_event = move |event: notify::Result<notify::Event>| {
         // Reading a file is an event, too: without this condition, each poll would cause the next poll.
@@ -149,7 +149,7 @@ impl DirectorySource {
         self.versions.remove(id);
     }
 
-    /// The document, if the file has changed since it was last read.
+    /// Returns the document if the file has changed since it was last read.
     fn read(&mut self, id: &AppId, path: &Path) -> io::Result<Option<Vec<u8>>> {
         use std::os::unix::fs::MetadataExt;
         let metadata = fs::metadata(path)?;
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reading_causes_no_signal_and_writing_does() {
+    fn only_writing_a_file_causes_a_signal() {
         let folder = tempfile::TempDir::new().unwrap();
         let file = folder.path().join("shop.json");
         fs::write(&file, "{}").unwrap();

@@ -48,7 +48,7 @@ struct Timeouts {
     list: Duration,
 }
 
-/// The watch ends when this value is dropped.
+/// Keeps the watch running until this value is dropped.
 pub struct WatchGuard {
     _stop: DropGuard,
 }
@@ -143,7 +143,7 @@ impl<T: FnMut(Result<(), String>)> SecretWatcher<T> {
         let mut sync = None;
         loop {
             let next = events.next();
-            // Only the list has this timeout: a watch can be silent for long, and has a timeout of its own.
+            // Only the list has this timeout: a watch can be silent for long, and has a separate timeout.
             let next = if sync.is_some() { timeout(self.timeouts.list, next).await } else { Ok(next.await) };
             let event = match next {
                 Ok(Some(event)) => event,

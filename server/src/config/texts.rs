@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 /// With fewer entries there is no sweep, because the entries need at most 64 KiB of memory.
 const MIN_SWEEP_ENTRIES: usize = 1024;
 
-/// The texts of all documents. A text is freed with the last document that has it.
+/// The texts of all documents. A text is freed when the last document that contains it is dropped.
 #[derive(Default)]
 pub(super) struct SharedTexts {
     hasher: RandomState,
@@ -20,7 +20,7 @@ pub(super) struct SharedTexts {
 
 #[derive(Default)]
 struct KnownTexts {
-    /// The texts by their hash. Of a freed text, a `Weak` keeps only 40 bytes in memory, until the next sweep.
+    /// The texts by their hash. After a text is freed, its `Weak` keeps only 40 bytes in memory until the next sweep.
     texts: HashMap<u64, Vec<Weak<String>>>,
     /// The number of entries at which the next sweep happens.
     sweep_at: usize,
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_texts_are_shared_and_others_are_not() {
+    fn only_equal_texts_are_shared() {
         let texts = SharedTexts::default();
         let share = |text: &str| texts.share(Arc::new(text.to_owned()));
         let (one, other, equal) = (share("one"), share("other"), share("one"));
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_freed_with_its_last_reference_and_its_entry_with_a_sweep() {
+    fn a_text_is_freed_with_its_last_reference_and_a_sweep_removes_its_entry() {
         let texts = SharedTexts::default();
         let kept = texts.share(Arc::new("kept".to_owned()));
         for number in 0..10 * MIN_SWEEP_ENTRIES {

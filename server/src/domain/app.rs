@@ -1,4 +1,4 @@
-//! A loaded App: its rendered document, and what was parsed of it.
+//! A loaded App: its rendered document, and the values that were parsed from it.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::{
     webhook::{InvalidSigningKey, Webhook},
 };
 
-/// A loaded App. It never changes: for a new document, the server loads a new `App`.
+/// A loaded App. It never changes: for a new document, the server creates a new `App`.
 #[derive(Debug)]
 pub struct App {
     pub doc: RenderedApp,
@@ -51,7 +51,8 @@ impl App {
         &self.doc.app_id
     }
 
-    /// The windows of a rate limit: the default windows if an older operator wrote the document without this limit.
+    /// Returns the windows of a rate limit, or its default windows if an older operator wrote the document without this
+    /// limit.
     pub fn windows(&self, limit: LimitName) -> Vec<Window> {
         match self.doc.limits.get(&limit) {
             Some(windows) => windows.clone(),
@@ -63,8 +64,8 @@ impl App {
         self.webhooks.iter().find(|webhook| webhook.name.as_str() == name)
     }
 
-    /// The rights of a ServiceAccount: the union of the rights of all its roles. An account that only fetches the events
-    /// of a webhook has none of these rights. `None` if the App lists the account nowhere.
+    /// Returns the union of the rights of all roles of a ServiceAccount. The union is empty for an account that only
+    /// fetches the events of a webhook. Returns `None` if the App lists the account nowhere.
     pub fn rights_of(&self, namespace: &str, service_account: &str) -> Option<Rights> {
         let roles = self
             .doc

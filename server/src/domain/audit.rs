@@ -1,4 +1,5 @@
-//! The audit log: one row for each event, and one row that counts many refusals.
+//! The audit log. Each event is a row. Refusals of the same kind, account and client address in a quarter of an hour
+//! share one row, which counts them.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -45,8 +46,8 @@ pub enum EventKind {
     SessionsEnded,
     /// The previous refresh token was used after its grace period.
     RefreshLate,
-    /// A refresh token older than the previous one was used, or the previous one was used late too often. The session
-    /// was ended.
+    /// A refresh token older than the previous one was used, or the previous one was used after its grace period too
+    /// often. The session was ended.
     RefreshStolen,
     IdentityLinked,
     IdentityUnlinked,
@@ -96,7 +97,7 @@ pub struct Event {
     pub ip: Option<IpAddr>,
     pub at: OffsetDateTime,
     pub detail: Detail,
-    /// The webhooks of the App. The transaction that writes the event queues it for those that report it.
+    /// The webhooks of the App. The transaction that writes the event also queues it for each webhook that reports it.
     pub webhooks: Arc<[Webhook]>,
 }
 
@@ -133,7 +134,7 @@ pub struct Detail {
     pub export: Option<ExportRange>,
 }
 
-/// The outcome of a batch of an import.
+/// The outcome of one batch of an import.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ImportCounts {
     /// The name of the source, at most 32 characters of `[a-z0-9-]`.
@@ -146,9 +147,9 @@ pub struct ImportCounts {
 /// What an export of all users contains.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ExportRange {
-    /// Whether it contains password hashes.
+    /// Whether the export contains password hashes.
     pub hashes: bool,
-    /// The user after which it begins; `None` if it begins with the first.
+    /// The export begins after this user. `None` if it begins with the first user.
     pub after: Option<UserId>,
 }
 
@@ -248,7 +249,7 @@ impl EventKind {
         }
     }
 
-    /// The event that webhooks report. `None` if webhooks do not report this kind.
+    /// Returns the event that webhooks report for this kind. `None` if webhooks do not report this kind.
     pub const fn webhook_event(self) -> Option<WebhookEvent> {
         Some(match self {
             Self::Registered | Self::UserCreated => WebhookEvent::UserCreated,
@@ -278,7 +279,7 @@ impl EventKind {
         })
     }
 
-    /// The kind with that name. `None` for an unknown name, which a newer server may have written.
+    /// Returns the kind with this name. `None` for an unknown name, which a newer server may have written.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
@@ -289,7 +290,7 @@ impl EventKind {
 impl RefusalKind {
     pub const ALL: [Self; 4] = [Self::Login, Self::LoginLimit, Self::PasswordCheck, Self::PasswordReset];
 
-    /// The kind of the row that counts these refusals.
+    /// Returns the kind of the row that counts these refusals.
     pub const fn event_kind(self) -> EventKind {
         match self {
             Self::Login => EventKind::LoginRefused,
@@ -303,8 +304,8 @@ impl RefusalKind {
 // === impl Event ===
 
 impl Event {
-    /// A new event with the current time, caused by an administrator. It has no IP address: users see their events, and
-    /// the address is one of the cluster.
+    /// Returns a new event with the current time, caused by an administrator. The event has no IP address: users see
+    /// their events, and the IP address of an administrator is internal to the cluster.
     pub fn by_administrator(
         env: &Env,
         app: &App,
@@ -324,7 +325,7 @@ impl Event {
         }
     }
 
-    /// A new event with the current time, caused by this client.
+    /// Returns a new event with the current time, caused by this client.
     pub fn new(env: &Env, app: &App, client: &ClientInfo, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
         Self {
             id: env.new_uuid(),
@@ -338,7 +339,7 @@ impl Event {
         }
     }
 
-    /// The names of the webhooks that report this event.
+    /// Returns the names of the webhooks that report this event.
     pub fn reporting_webhooks(&self) -> Vec<String> {
         webhook::names_reporting(&self.webhooks, self.kind)
     }

@@ -56,8 +56,8 @@ impl AuthenticatedSession {
             if let Some(user) = call.stores.user_of_session(call.app_id(), &session).await? {
                 return Ok(Some(user));
             }
-            // The epoch can have risen between the reads of Redis and Postgres. This session may continue at the new
-            // epoch.
+            // The epoch can have risen between the reads of Redis and Postgres. If this session was kept, Redis now has
+            // it at the new epoch.
             match call.stores.session(call.app_id(), session.user, session.id).await? {
                 Some(live) if live.session.epoch > session.epoch => session = live.session,
                 Some(_) | None => return Ok(None),
@@ -69,7 +69,7 @@ impl AuthenticatedSession {
         self.session.user
     }
 
-    /// An event of the user, caused in this session.
+    /// Returns an event of the user, caused in this session.
     pub fn event<S>(&self, call: Call<'_, S>, kind: EventKind) -> Event {
         call.event(kind, self.user_id()).in_session(self.session.id)
     }

@@ -11,7 +11,7 @@ use super::{
     user::UserId,
 };
 
-/// What every use case needs: the ports, time and randomness, the App, and the client that sent the request. A use case
+/// The context of a use case: the ports, time and randomness, the App, and the client that sent the request. A use case
 /// passes this context on to its steps.
 pub struct Call<'a, S> {
     /// The implementation of the ports that the use case names in its trait bounds.
@@ -41,17 +41,17 @@ impl<'a, S> Call<'a, S> {
         self.client.client_address()
     }
 
-    /// The key of an email address in rate limits and refusals.
+    /// Returns the key that identifies an email address in rate limits and refusals.
     pub fn account_key(self, email: &Email) -> AccountKey {
         email.account_key(self.app.id())
     }
 
-    /// A new event with the current time, caused by this client.
+    /// Returns a new event with the current time, caused by this client.
     pub fn event(self, kind: EventKind, user: impl Into<Option<UserId>>) -> Event {
         Event::new(self.env, self.app, self.client, kind, user)
     }
 
-    /// A refused attempt of this client.
+    /// Returns a refusal of an attempt of this client.
     pub fn refusal(self, kind: RefusalKind, account: Option<AccountKey>, user: Option<UserId>) -> Refusal {
         Refusal::new(kind, self.client, account, user)
     }

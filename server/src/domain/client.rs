@@ -27,7 +27,7 @@ impl ClientAddress {
         }
     }
 
-    /// The /48 of an IPv6 address. A /48 has rate limits of its own (specification: Limits, Rate limits).
+    /// Returns the /48 of an IPv6 address. A /48 has separate rate limits (specification: Limits, Rate limits).
     pub fn ipv6_site(self) -> Option<Ipv6Site> {
         match self.0 {
             IpAddr::V4(_) => None,
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ipv6_addresses_in_one_64_are_one_client_address() {
+    fn ipv6_addresses_with_the_same_64_bit_prefix_are_one_client_address() {
         let client = |text: &str| ClientAddress::from_ip(text.parse().unwrap());
         assert_eq!(client("2001:db8:1:2::1"), client("2001:db8:1:2:ffff::9"));
         assert_ne!(client("2001:db8:1:2::1"), client("2001:db8:1:3::1"));

@@ -28,7 +28,7 @@ pub struct Env {
 // === impl Env ===
 
 impl Env {
-    /// The clock and the random number generator of the machine.
+    /// Returns the clock and the random number generator of the machine.
     pub fn system() -> Self {
         Self { clock: Box::new(SystemClock), random: Box::new(SystemRandom::new()) }
     }
@@ -37,24 +37,24 @@ impl Env {
         self.clock.now()
     }
 
-    /// Random bytes. The generator cannot fail on the operating systems on which the server runs.
+    /// Returns random bytes. The generator cannot fail on the operating systems on which the server runs.
     pub fn random_bytes<const N: usize>(&self) -> [u8; N] {
         let mut bytes = [0; N];
         self.random.fill(&mut bytes).expect("the system's random number generator works");
         bytes
     }
 
-    /// A random number from 0 to 1, both included, to spread waiting times.
+    /// Returns a random number from 0 to 1, both included, to spread waiting times.
     pub fn random_unit(&self) -> f64 {
         f64::from(u16::from_ne_bytes(self.random_bytes())) / f64::from(u16::MAX)
     }
 
-    /// A random number from 0 to `end - 1`, to start at a random element of a list. `end` must not be 0.
+    /// Returns a random number from 0 to `end - 1`, to start at a random element of a list. `end` must not be 0.
     pub fn random_below(&self, end: usize) -> usize {
         usize::from_ne_bytes(self.random_bytes()) % end
     }
 
-    /// A new UUIDv7 (RFC 9562, 5.7), so that rows that are created one after the other are stored next to each other.
+    /// Returns a new UUIDv7 (RFC 9562, 5.7): rows that are created one after the other are stored close to each other.
     pub fn new_uuid(&self) -> uuid::Uuid {
         let millis = self.now().unix_timestamp_nanos() / 1_000_000;
         uuid::Builder::from_unix_timestamp_millis(u64::try_from(millis).unwrap_or(0), &self.random_bytes()).into_uuid()

@@ -82,7 +82,7 @@ impl Code {
         if length == CODE_SYMBOLS { Ok(Self(symbols)) } else { Err(MalformedCode) }
     }
 
-    /// The form for users: `XXXXX-XXXXX`.
+    /// Formats the code for users: `XXXXX-XXXXX`.
     pub fn display_form(&self) -> String {
         let text = std::str::from_utf8(&self.0).expect("the alphabet is ASCII");
         format!("{}-{}", &text[..5], &text[5..])
@@ -96,12 +96,12 @@ impl Code {
         CodeKey(URL_SAFE_NO_PAD.encode(context.sign().as_ref()))
     }
 
-    /// The key under which a new code is stored.
+    /// Returns the key under which a new code is stored.
     pub fn key_to_store(&self, app: &App) -> CodeKey {
         self.key(app.id(), app.keys.active_hmac())
     }
 
-    /// The keys under which the code may be stored: one for each HMAC key that the App still has.
+    /// Returns the keys under which the code can be stored: one for each HMAC key that the App still has.
     pub fn keys_to_try(&self, app: &App) -> Vec<CodeKey> {
         app.keys.all_hmac().map(|key| self.key(app.id(), key)).collect()
     }

@@ -45,7 +45,7 @@ impl Email {
         Ok(Self { given: input.into(), canonical: input.to_ascii_lowercase().into() })
     }
 
-    /// The email address as it was given. Mails are sent to this form.
+    /// Returns the email address as it was given. Mails are sent to this form.
     pub fn as_str(&self) -> &str {
         &self.given
     }
@@ -54,12 +54,12 @@ impl Email {
         &self.canonical
     }
 
-    /// The part after the `@`, in lower case.
+    /// Returns the part after the `@`, in lower case.
     pub fn domain(&self) -> &str {
         self.canonical.rsplit_once('@').map_or("", |(_, domain)| domain)
     }
 
-    /// The part before the `@`, as given.
+    /// Returns the part before the `@`, as given.
     pub fn local_part(&self) -> &str {
         self.given.rsplit_once('@').map_or("", |(local, _)| local)
     }
@@ -76,7 +76,7 @@ impl fmt::Debug for Email {
 }
 
 impl AccountKey {
-    /// The key of an account without an email address.
+    /// Returns the key of an account without an email address.
     pub fn for_user(app: &AppId, user: UserId) -> Self {
         Self::hash(&format!("{app}\nuser {user}"))
     }

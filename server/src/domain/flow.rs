@@ -28,14 +28,14 @@ use super::{
 pub const FLOW_SECONDS: i64 = 600;
 /// How long a one-time code lives (specification: Social login, Callback).
 pub const LOGIN_CODE_SECONDS: i64 = 60;
-/// The prefix of one-time codes, so that secret scanners find leaked ones.
+/// The prefix of one-time codes. Secret scanners recognize leaked codes by it.
 const LOGIN_CODE_PREFIX: &str = "lkc_";
 
 /// The `state` of the authorization request: 256 random bits. Never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FlowState(String);
 
-/// Identifies a flow where its state must not appear: in cookie names and Redis keys.
+/// Identifies a flow in cookie names and Redis keys, where the state itself must not appear.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowId(String);
 
@@ -165,7 +165,7 @@ impl FlowId {
 // === impl Flow ===
 
 impl Flow {
-    /// A new flow, without parameters of the application.
+    /// Starts a flow without parameters of the application.
     pub fn start(env: &Env) -> Self {
         Self {
             code_verifier: URL_SAFE_NO_PAD.encode(env.random_bytes::<32>()),
@@ -177,7 +177,7 @@ impl Flow {
         }
     }
 
-    /// The S256 challenge of the flow's own verifier, for the provider.
+    /// Returns the S256 challenge of the flow's own verifier, for the provider.
     pub fn provider_challenge(&self) -> String {
         CodeChallenge::of(&self.code_verifier).0
     }
@@ -276,18 +276,18 @@ impl LoginCode {
         Self(Zeroizing::new(format!("{LOGIN_CODE_PREFIX}{}", URL_SAFE_NO_PAD.encode(env.random_bytes::<32>()))))
     }
 
-    /// `None` if the text does not have the format of a one-time code.
+    /// Parses a one-time code. Returns `None` if the text does not have the format of a one-time code.
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = URL_SAFE_NO_PAD.decode(text.strip_prefix(LOGIN_CODE_PREFIX)?).ok()?;
         (bytes.len() == 32).then(|| Self(Zeroizing::new(text.to_owned())))
     }
 
-    /// The code itself, only for the application that gets it.
+    /// Returns the code in clear text, only for the application that gets it.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// The SHA-256 of the code. A secret key is not necessary, because the code has 256 random bits.
+    /// Returns the SHA-256 of the code. A secret key is not necessary, because the code has 256 random bits.
     pub fn key(&self) -> LoginCodeKey {
         LoginCodeKey(URL_SAFE_NO_PAD.encode(digest(&SHA256, self.0.as_bytes())))
     }
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_lives_ten_minutes_and_survives_a_rotation() {
+    fn a_flow_lives_ten_minutes_and_survives_a_key_rotation() {
         let env = Env::system();
         let mut doc = fixtures::rendered("shop");
         let old = fixtures::app(doc.clone());

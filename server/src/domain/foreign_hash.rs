@@ -1,4 +1,4 @@
-//! Password hashes of other services: their text, their limits, and what a check of them costs (specification:
+//! Password hashes of other services: their text form, their limits, and the cost of checking them (specification:
 //! Accounts, Foreign hashes).
 
 use std::{fmt, str::FromStr};
@@ -24,10 +24,10 @@ mod text;
 pub const MAX_WEIGHT: f64 = 32.0;
 /// The maximum number of foreign classes of an App.
 pub const MAX_CLASSES: usize = 4;
-/// The longest text that is parsed, in bytes. The column of the hash has the same limit.
+/// The longest text that is parsed, in bytes. The database column of the hash has the same limit.
 const MAX_TEXT_BYTES: usize = 1024;
 
-/// What a check of a password costs: the function and its cost parameters. All hashes of one class cost the same.
+/// The cost of checking a password: the function and its cost parameters. All hashes of one class cost the same.
 ///
 /// Its text form is canonical and has no salt and no hash, for example `bcrypt$10` or `argon2id$v=19$m=65536,t=3,p=4`.
 /// A class is always within the ceilings of its function and has at most [`MAX_WEIGHT`].
@@ -70,7 +70,8 @@ impl HashClass {
         self == Self::NATIVE
     }
 
-    /// What stands before the parameters in the text of a hash: `argon2id`, `pbkdf2-sha1`, …; `bcrypt` for `$2…`.
+    /// Returns the name of the function as it appears in the text of a hash: `argon2id`, `pbkdf2-sha1`, …. For `$2…`,
+    /// returns `bcrypt`.
     pub const fn algorithm(self) -> &'static str {
         match self {
             Self::Argon2(class) => class.variant.name(),
@@ -81,8 +82,8 @@ impl HashClass {
         }
     }
 
-    /// The CPU time of a check, in native hashes: greater than 0, at most [`MAX_WEIGHT`]. The numbers are from the table
-    /// in the specification.
+    /// Returns the CPU time of a check, divided by that of a native check: greater than 0, at most [`MAX_WEIGHT`]. The
+    /// numbers are from the table in the specification.
     pub fn weight(self) -> f64 {
         match self {
             Self::Argon2(class) => class.weight(),
@@ -92,7 +93,7 @@ impl HashClass {
         }
     }
 
-    /// The memory that a check needs for the blocks of its function, in bytes.
+    /// Returns the memory in bytes that a check needs for the blocks of its function.
     pub const fn memory_bytes(self) -> u64 {
         match self {
             Self::Argon2(class) => class.memory_bytes(),
@@ -102,12 +103,12 @@ impl HashClass {
         }
     }
 
-    /// A hash of this class with this salt and output.
+    /// Builds a hash of this class from a salt and an output.
     pub fn hash(self, salt: &[u8; 16], output: &[u8; 32]) -> ParsedHash {
         let length = match self {
             Self::Argon2(_) | Self::FirebaseScrypt(_) | Self::Scrypt(_) => output.len(),
             Self::Bcrypt(_) => bcrypt::OUTPUT_BYTES,
-            // As many bytes as fill the blocks of the class; `output` is repeated.
+            // The longest output of the class, which fills all its blocks. `output` is repeated if it is shorter.
             Self::Pbkdf2(class) => class.max_output_bytes(),
         };
         let output = output.iter().copied().cycle().take(length).collect();
@@ -165,7 +166,7 @@ impl ParsedHash {
     ///
     /// # Errors
     ///
-    /// The form is none of the table in the specification, or the hash costs more than the ceilings allow.
+    /// The specification lists no such form, or the hash costs more than the ceilings allow.
     pub fn parse(text: &str) -> Result<Self, HashError> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(HashError::NotSupported);
@@ -192,7 +193,7 @@ impl ParsedHash {
             }
             [name, params, salt, output] => {
                 match (Argon2Variant::from_name(name), Pbkdf2Digest::from_algorithm(name)) {
-                    // Without a version, it is that of the first release of Argon2.
+                    // The first release of Argon2 (version 1.0) wrote no version into the hash.
                     (Some(variant), _) => {
                         let (salt, output) = argon2::salt_and_output(salt, output)?;
                         (
@@ -218,7 +219,7 @@ impl ParsedHash {
         self.class
     }
 
-    /// The class of a foreign hash. `None` for a native hash.
+    /// Returns the class of a foreign hash. `None` for a native hash.
     pub fn foreign_class(&self) -> Option<HashClass> {
         (!self.class.is_native()).then_some(self.class)
     }
@@ -231,8 +232,8 @@ impl ParsedHash {
         &self.output
     }
 
-    /// The canonical text of the hash. Parsing it returns an equal value. `$2a$` and `$2y$` become `$2b$`, which is the
-    /// same function.
+    /// Returns the canonical text of the hash. Parsing the text returns an equal value. `$2a$` and `$2y$` become
+    /// `$2b$`, which is the same function.
     pub fn to_text(&self) -> Zeroizing<String> {
         let name = self.class.algorithm();
         let tail = || Zeroizing::new(format!("{}${}", text::encode(&self.salt), text::encode(&self.output)));
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_of_a_hash_has_its_class_and_weight() {
+    fn a_parsed_hash_has_the_expected_class_and_weight() {
         for (text, class, algorithm, weight) in [
             ("$argon2id$v=19$m=65536,t=3,p=4$S$H", "argon2id$v=19$m=65536,t=3,p=4", "argon2id", 196_608.0 / 38_912.0),
             ("$argon2i$m=4096,t=3,p=1$S$H", "argon2i$v=16$m=4096,t=3,p=1", "argon2i", 12_288.0 / 38_912.0),
@@ -296,7 +297,7 @@ mod tests {
         }
         for prefix in ["2a", "2b", "2y"] {
             let hash = parse(&format!("${prefix}$10${BCRYPT_TAIL}")).unwrap();
-            assert_eq!((hash.class(), hash.class().weight()), (class("bcrypt$10"), 4.0), "one kind");
+            assert_eq!((hash.class(), hash.class().weight()), (class("bcrypt$10"), 4.0), "the same class");
             assert_eq!(hash.class().algorithm(), "bcrypt");
             assert_eq!(ParsedHash::parse(&hash.to_text()), Ok(hash));
         }
@@ -337,7 +338,7 @@ mod tests {
             assert!(parse(text).is_ok(), "{text}");
             assert_eq!(parse(too_costly), Err(HashError::TooCostly), "{too_costly}");
         }
-        // The iterations of all blocks count.
+        // PBKDF2 runs the iterations once per block of output; the ceiling applies to the total.
         let four_blocks = |iterations: u32| {
             let output = "A".repeat(86);
             ParsedHash::parse(&format!("$pbkdf2-sha1$i={iterations},l=64${BYTES}${output}"))
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn other_forms_are_not_supported() {
+    fn text_in_an_unsupported_form_is_rejected() {
         let long_salt = "A".repeat(87);
         for text in [
             "",
@@ -421,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_has_one_text() {
+    fn a_class_has_exactly_one_text_form() {
         for text in ["bcrypt$10", "scrypt$ln=14,r=8,p=1", "argon2i$v=16$m=4096,t=3,p=1", "pbkdf2-sha1$i=1,b=4"] {
             assert_eq!(class(text).to_string(), text);
         }
@@ -445,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_a_class_is_that_of_its_function() {
+    fn the_memory_of_a_class_follows_from_its_function_and_parameters() {
         assert_eq!(HashClass::NATIVE.memory_bytes(), 19 << 20);
         assert_eq!(class("scrypt$ln=17,r=8,p=1").memory_bytes(), (128 << 20) + 2 * 1024);
         assert_eq!(class("bcrypt$10").memory_bytes(), 4168);

@@ -32,8 +32,8 @@ pub struct VerifiedIdentity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderEmail {
     pub email: Email,
-    /// Whether the provider has verified the email address. The preset or the claim mapping of the Provider
-    /// decides this.
+    /// Whether the provider has verified the email address, according to the preset or the claim mapping of the
+    /// Provider.
     pub is_verified: bool,
 }
 
@@ -74,7 +74,7 @@ pub struct AuthorizationCodeGrant<'a> {
     pub nonce: Option<&'a str>,
     /// `iss` of the callback (RFC 9207), if the provider sent one.
     pub iss: Option<&'a str>,
-    /// The form field `user`, which Apple sends: JSON, of which only the name is used.
+    /// The form field `user`, which Apple sends: JSON. Only the name in it is used.
     pub posted_user: Option<&'a str>,
 }
 
@@ -292,7 +292,8 @@ impl AuthorizationError {
         }
     }
 
-    /// Returns `None` for a value that is not in [`Self::ALL`]. Such a value is not passed on.
+    /// Parses the `error` of a callback. Returns `None` for a value that is not in [`Self::ALL`]. Such a value is not
+    /// passed on.
     pub fn parse(input: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|error| error.as_str() == input)
     }

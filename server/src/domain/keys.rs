@@ -86,7 +86,7 @@ pub enum KeyError {
         #[source]
         source: jsonwebtoken::errors::Error,
     },
-    #[error("key {id} is not 32 bytes in base64 with an id such as h1")]
+    #[error("key {id} is not 32 bytes in base64, or its id is not of the form h1")]
     Hmac { id: String },
     #[error("there is not exactly one active {0} key")]
     WrongActiveCount(&'static str),
@@ -105,7 +105,7 @@ impl AppKeys {
         Ok(Self { signing, hmac, active_signing, active_hmac })
     }
 
-    /// The key that signs new tokens.
+    /// Returns the key that signs new tokens.
     pub fn signer(&self) -> &TokenSigner {
         &self.signing[self.active_signing]
     }
@@ -114,7 +114,7 @@ impl AppKeys {
         self.signing.iter().find(|key| key.id == id)
     }
 
-    /// The keys for new codes, refresh tokens and flows.
+    /// Returns the keys for new codes, refresh tokens and flows.
     pub fn active_hmac(&self) -> &DerivedHmacKeys {
         &self.hmac[self.active_hmac]
     }
@@ -123,13 +123,13 @@ impl AppKeys {
         self.hmac.iter().find(|key| key.number == number)
     }
 
-    /// Every HMAC key that the App still has, the active one first.
+    /// Returns every HMAC key that the App still has, the active key first.
     pub fn all_hmac(&self) -> impl Iterator<Item = &DerivedHmacKeys> {
         let others = self.hmac.iter().enumerate().filter(|(index, _)| *index != self.active_hmac).map(|(_, key)| key);
         std::iter::once(self.active_hmac()).chain(others)
     }
 
-    /// All public keys, including those published in advance and the retired ones (RFC 7517).
+    /// Returns all public keys, including keys that are published in advance and retired keys (RFC 7517).
     pub fn jwks(&self) -> JwkSet {
         JwkSet { keys: self.signing.iter().map(|key| key.jwk.clone()).collect() }
     }
@@ -165,7 +165,7 @@ impl KeyPair {
         })
     }
 
-    /// A signature in the format of JWS (RFC 7518, 3).
+    /// Signs the message. Returns the signature in the format of JWS (RFC 7518, 3).
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Unspecified> {
         match self {
             Self::Ec(pair) => Ok(pair.sign(&SystemRandom::new(), message)?.as_ref().to_vec()),

@@ -9,13 +9,13 @@ use super::user::{Epoch, UserId};
 pub enum MailKind {
     Confirm,
     Reset,
-    /// A reset code for a user without a password, who was created by an administrator.
+    /// Contains a reset code, for a user whom an administrator created without a password.
     Invitation,
     AccountExists,
     PasswordChanged,
-    /// A change of the email address was requested. Goes to the current email address.
+    /// Reports that a change of the email address was requested. Goes to the current email address.
     AddressChanging,
-    /// The email address has changed. Goes to the former email address.
+    /// Reports that the email address has changed. Goes to the former email address.
     AddressChanged,
     NewSignIn,
 }

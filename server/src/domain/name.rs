@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_trimmed_and_bounded() {
+    fn a_name_is_trimmed_and_has_1_to_200_characters_without_control_characters() {
         assert_eq!(Name::parse("  Ada Lovelace ").unwrap().as_str(), "Ada Lovelace");
         assert!(Name::parse(&"é".repeat(200)).is_ok());
         assert_eq!(Name::parse(&"é".repeat(201)), Err(InvalidName::TooLong));

@@ -55,12 +55,13 @@ impl Password {
         Self { nfc, as_sent }
     }
 
-    /// The password in NFC, only for hashing and scoring.
+    /// Returns the password in NFC, only for hashing and scoring.
     pub fn expose(&self) -> &str {
         &self.nfc
     }
 
-    /// The password without NFC, only for checks of foreign hashes: other services hashed what the client sent.
+    /// Returns the password as it was sent, without NFC. Only for checks of foreign hashes: other services hashed what
+    /// the client sent.
     pub fn expose_as_sent(&self) -> &str {
         self.as_sent.as_ref().unwrap_or(&self.nfc)
     }
@@ -84,7 +85,8 @@ impl fmt::Debug for Password {
     }
 }
 
-/// The words that an attacker would try first for this user: the email address, its parts, the name and its words.
+/// Returns the words that an attacker would try first for this user: the email address, its parts, the name and its
+/// words.
 pub fn likely_guesses(email: Option<&Email>, name: Option<&Name>) -> Vec<String> {
     let mut words = Vec::new();
     if let Some(email) = email {
@@ -107,8 +109,8 @@ impl PasswordHash {
         Self(Zeroizing::new(text.into()))
     }
 
-    /// The kind of the hash: what stands before the parameters of a PHC string, for example `argon2id`; `bcrypt` for
-    /// `$2…`.
+    /// Returns the name of the hash function, which comes before the parameters of a PHC string, for example
+    /// `argon2id`. For `$2…`, returns `bcrypt`.
     pub fn algorithm(&self) -> &str {
         let kind = self.0.trim_start_matches('$').split('$').next().unwrap_or_default();
         if kind.starts_with('2') { "bcrypt" } else { kind }
@@ -118,12 +120,12 @@ impl PasswordHash {
         &self.0
     }
 
-    /// `None` if the text is no hash that this service can check.
+    /// Parses the hash. Returns `None` if this service cannot check it.
     pub fn parse(&self) -> Option<ParsedHash> {
         ParsedHash::parse(self.expose()).ok()
     }
 
-    /// The class of a foreign hash. `None` for a native hash, and for a text that is no hash.
+    /// Returns the class of a foreign hash. `None` for a native hash, and for a text that is no hash.
     pub fn foreign_class(&self) -> Option<HashClass> {
         self.parse()?.foreign_class()
     }

@@ -8,7 +8,8 @@ use super::foreign_hash::{FirebaseScrypt, InvalidFirebaseKey};
 /// The settings of an App for hashes of other systems.
 #[derive(Debug)]
 pub struct PasswordSettings {
-    /// After how long a foreign hash is deleted if its user has not logged in. `None`: never.
+    /// A foreign hash is deleted this long after its import, unless a login has replaced it. `None`: foreign hashes are
+    /// never deleted.
     pub foreign_hash_retention: Option<Duration>,
     /// `None` if the App has no usable keys. Firebase hashes then match no password.
     pub firebase_scrypt: Option<FirebaseScrypt>,
@@ -63,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_no_base64_or_of_another_length_are_rejected() {
+    fn keys_that_are_not_base64_or_have_a_wrong_length_are_rejected() {
         let long = STANDARD.encode([0; 65]);
         let long = long.as_str();
         for (signer_key, salt_separator) in [

@@ -6,7 +6,7 @@ use latchkey_crds::rendered::{LimitName, Window};
 
 use super::{app::App, client::ClientAddress, email::AccountKey, mail::MailKind};
 
-/// How many times higher the limits of an IPv6 /48 are than those of one client address.
+/// The factor by which the limits of an IPv6 /48 are higher than the limits of one client address.
 const IPV6_SITE_FACTOR: u32 = 10;
 
 /// One rate limit on one subject.
@@ -49,7 +49,7 @@ impl MailPurpose {
     }
 }
 
-/// The checks of a limit per client address. An IPv6 address is also checked by its /48.
+/// Returns the checks of a limit per client address. An IPv6 address is also checked by its /48.
 fn per_client(app: &App, limit: LimitName, client: ClientAddress, suffix: &str) -> Vec<RateLimitCheck> {
     let windows = app.windows(limit);
     let mut checks = vec![RateLimitCheck { limit, subject: format!("{client}{suffix}"), windows: windows.clone() }];
@@ -63,15 +63,15 @@ fn per_client(app: &App, limit: LimitName, client: ClientAddress, suffix: &str) 
     checks
 }
 
-/// The rate limits for every call that checks a password, sets a password in a session, calls the provider for a login,
-/// or changes an account in another way. They are acquired before any of these actions, and are not released after the
-/// action has started.
+/// Returns the rate limits for every call that checks a password, sets a password in a session, calls the provider for
+/// a login, or changes an account in another way. They are acquired before any of these actions, and are not released
+/// after the action has started.
 pub fn logins(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::LoginsPerClient, client, "")
 }
 
-/// The rate limits on wrong passwords, for every call that checks a password. They are acquired before hashing, and
-/// released if the password was right or was not checked. `is_known`: see
+/// Returns the rate limits on wrong passwords, for every call that checks a password. They are acquired before hashing,
+/// and released if the password was right or was not checked. `is_known`: see
 /// [`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client).
 pub fn login_failures(app: &App, client: ClientAddress, account: &AccountKey, is_known: bool) -> Vec<RateLimitCheck> {
     let mut failures = per_client(app, LimitName::LoginFailuresPerClient, client, &format!(" {}", account.as_str()));
@@ -90,23 +90,23 @@ pub fn registrations(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::RegistrationsPerClient, client, "")
 }
 
-/// The rate limits for every call with a code, or with a code and a new password. They are acquired before the code is
-/// checked, and released unless the code is invalid or the password is weak.
+/// Returns the rate limits for every call with a code, or with a code and a new password. They are acquired before the
+/// code is checked, and released unless the code is invalid or the password is weak.
 pub fn codes(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::CodesPerClient, client, "")
 }
 
-/// The rate limit for a mail that an administrator requests. It is counted apart from the mails that users request, so
-/// that neither uses up the limit of the other.
+/// Returns the rate limit for a mail that an administrator requests. These mails and the mails that users request are
+/// counted separately, so that neither kind uses up the limit of the other.
 pub fn administrator_mails(app: &App, account: &AccountKey, kind: MailKind) -> Vec<RateLimitCheck> {
     let limit = LimitName::MailsPerRecipient;
     let subject = format!("{} administrator {}", account.as_str(), kind.as_str());
     vec![RateLimitCheck { limit, subject, windows: app.windows(limit) }]
 }
 
-/// The rate limits for a mail to an email address. `is_known`: see
-/// [`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client). Mails that are
-/// requested from a known client address are counted separately, so that a stranger cannot use up the owner's limit.
+/// Returns the rate limits for a mail to an email address. `is_known`: see
+/// [`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client). Mails that are requested from a
+/// known client address are counted separately, so that a stranger cannot use up the owner's limit.
 pub fn mails(
     app: &App,
     client: ClientAddress,

@@ -48,8 +48,8 @@ struct LoopbackUrl<'a> {
     suffix: &'a str,
 }
 
-/// The requested redirect URL or, if none was requested, the first on the list. `None` if none was requested and the
-/// list is empty.
+/// Returns the requested redirect URL or, if none was requested, the first one on the list. Returns `None` if none was
+/// requested and the list is empty.
 pub fn choose_target(
     list: &[RedirectUrl],
     requested: Option<&str>,
@@ -62,7 +62,7 @@ pub fn choose_target(
     }
 }
 
-/// The redirect URL that was chosen earlier, if it is still on the list.
+/// Finds a redirect URL that was chosen earlier, if it is still on the list.
 pub fn find_target(list: &[RedirectUrl], reference: &RedirectReference) -> Result<RedirectTarget, RedirectNotAllowed> {
     let entry = list.iter().find(|entry| entry_digest(entry) == reference.entry).ok_or(RedirectNotAllowed)?;
     let url = match LoopbackUrl::parse(entry.as_str()) {
@@ -104,7 +104,7 @@ impl RedirectTarget {
         &self.reference
     }
 
-    /// The redirect URL with the parameters appended. The redirect URL itself is not changed.
+    /// Returns the redirect URL with the parameters appended. The redirect URL itself is not changed.
     pub fn with_parameters<'a>(
         &self,
         location: ParameterLocation,
@@ -136,8 +136,9 @@ impl RedirectTarget {
 // === impl LoopbackUrl ===
 
 impl<'a> LoopbackUrl<'a> {
-    /// Returns `None` if the scheme is not `http` or the port is invalid. Does not check that the host is a loopback
-    /// host: `http` entries of the list have only such hosts, and a requested URL must have the host of an entry.
+    /// Splits the URL. Returns `None` if the scheme is not `http` or the port is invalid. Does not check that the host
+    /// is a loopback host: `http` entries of the list have only such hosts, and a requested URL must have the host of
+    /// an entry.
     fn parse(url: &'a str) -> Option<Self> {
         let authority = url.strip_prefix("http://")?;
         let end = authority.find(['/', '?', '#']).unwrap_or(authority.len());
@@ -159,7 +160,7 @@ impl<'a> LoopbackUrl<'a> {
     }
 }
 
-/// A port in its only accepted form: digits without a leading zero.
+/// Parses a port in its only accepted form: digits without a leading zero.
 fn parse_port(text: &str) -> Option<u16> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
     text.parse().ok().filter(|_| digits)

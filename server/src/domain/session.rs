@@ -58,7 +58,7 @@ pub struct Session {
     pub auth_time: OffsetDateTime,
 }
 
-/// The claims about a user. They are stored in Redis next to the sessions, so that a refresh does not need Postgres.
+/// The claims about a user. Redis stores them together with the sessions, so that a refresh does not need Postgres.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
     /// See [`User::version`](super::user::User::version). An older profile never replaces a newer one.
@@ -136,7 +136,7 @@ pub enum OpenOutcome {
 // === impl Session ===
 
 impl Session {
-    /// The session directly after it was opened.
+    /// Returns the session as it is directly after it was opened.
     pub fn opened(new: &NewSession) -> Self {
         Self { id: new.id, user: new.user, epoch: new.epoch, generation: 1, amr: new.amr, auth_time: new.auth_time }
     }
@@ -145,7 +145,7 @@ impl Session {
 // === impl Profile ===
 
 impl Profile {
-    /// The email address, if it is verified.
+    /// Returns the email address, if it is verified.
     pub fn verified_email(&self) -> Option<&str> {
         self.email.as_deref().filter(|_| self.email_verified)
     }

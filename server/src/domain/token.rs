@@ -15,14 +15,14 @@ use super::{
     user::UserId,
 };
 
-/// The prefix of refresh tokens, so that secret scanners find leaked ones.
+/// The prefix of refresh tokens. Secret scanners recognize leaked tokens by it.
 pub const REFRESH_PREFIX: &str = "lkr_";
 /// Length of the truncated HMAC-SHA-256 in bytes (specification: Sessions and tokens, Refresh tokens).
 const MAC_BYTES: usize = 16;
 /// Total length of the key number, user id, session id and generation, in bytes.
 const BODY_BYTES: usize = 4 + 16 + 16 + 8;
 
-/// The claims that are read from an access token.
+/// The claims that the server reads from an access token.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct AccessClaims {
     pub sub: UserId,
@@ -42,7 +42,7 @@ pub enum Audiences {
     Several(Vec<String>),
 }
 
-/// The claims that are written into an access token (specification: Sessions and tokens, Access tokens).
+/// The claims that the server writes into an access token (specification: Sessions and tokens, Access tokens).
 #[derive(Serialize)]
 struct IssuedClaims<'a> {
     iss: &'a str,
@@ -132,7 +132,7 @@ pub fn issue_tokens(app: &App, env: &Env, profile: &Profile, session: &Session) 
     })
 }
 
-/// Subtracts up to 5 % at random, so that many clients do not refresh at the same time.
+/// Subtracts up to 5 % at random from a lifetime, so that many clients do not refresh at the same time.
 fn jittered_lifetime(seconds: u32, env: &Env) -> i64 {
     let max_jitter = seconds / 20;
     let jitter = u32::from_be_bytes(env.random_bytes()) % (max_jitter + 1);
@@ -178,7 +178,7 @@ impl RefreshToken {
         Self { user: session.user, session: session.id, generation: session.generation }
     }
 
-    /// The token as text. The same content and key always give the same text.
+    /// Encodes the token as text. The same content and key always give the same text.
     pub fn encode(&self, app: &App) -> String {
         let key = app.keys.active_hmac();
         let body = self.body(key.number);
@@ -187,7 +187,7 @@ impl RefreshToken {
         format!("{REFRESH_PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
     }
 
-    /// Parses a token of this App and checks its HMAC, without a store.
+    /// Parses a token of this App and checks its HMAC. Does not look up the session.
     pub fn decode(app: &App, text: &str) -> Result<Self, RefreshTokenError> {
         let encoded = text.strip_prefix(REFRESH_PREFIX).ok_or(RefreshTokenError::Invalid)?;
         let bytes = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| RefreshTokenError::Invalid)?;
@@ -358,7 +358,7 @@ mod tests {
         let token = RefreshToken::for_session(&session());
         let text = token.encode(&app);
         assert!(text.starts_with(REFRESH_PREFIX));
-        assert_eq!(token.encode(&app), text, "one text for one generation");
+        assert_eq!(token.encode(&app), text, "the text depends only on content and key");
         assert_eq!(RefreshToken::decode(&app, &text), Ok(token));
         let other_app = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
         assert_eq!(RefreshToken::decode(&other_app, &text), Err(RefreshTokenError::Invalid));
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refresh_token_survives_a_rotation_and_a_newer_key_is_reported_as_unknown() {
+    fn a_refresh_token_survives_a_key_rotation_and_a_newer_key_is_reported_as_unknown() {
         let old = fixtures::rendered("shop");
         let mut new = old.clone();
         new.keys.hmac =

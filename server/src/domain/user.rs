@@ -51,7 +51,7 @@ pub struct User {
 // === impl User ===
 
 impl User {
-    /// The claims about the user that tokens contain.
+    /// Returns the claims about the user that tokens contain.
     pub fn profile(&self) -> Profile {
         Profile {
             version: self.version,

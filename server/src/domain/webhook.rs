@@ -37,14 +37,14 @@ pub struct Webhook {
 /// How the events of a webhook are delivered.
 #[derive(Debug)]
 pub enum Delivery {
-    Push(Push),
+    Push(PushTarget),
     /// The ServiceAccount that fetches the events.
     Pull(ServiceAccountRef),
 }
 
-/// A receiver of events.
+/// The receiver of a push webhook, and the keys that sign its events.
 #[derive(Debug)]
-pub struct Push {
+pub struct PushTarget {
     pub url: EndpointUrl,
     /// `None` if the App's Secret cannot be used. Events wait until it can be used.
     pub keys: Option<SigningKeys>,
@@ -103,7 +103,7 @@ pub struct EventBody {
     pub data: EventData,
 }
 
-/// What happened. What an event does not have is null.
+/// What happened. A field without a value is null.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "WebhookEventData")]
 pub struct EventData {
@@ -112,7 +112,7 @@ pub struct EventData {
     pub user_id: Option<String>,
     pub session_id: Option<String>,
     /// The version of the user after the event; only for the types `user.*`. Events can come in any order: the state
-    /// with the highest version is the newest. A change of identities does not raise it.
+    /// with the highest version is the newest. A change of identities does not raise the version.
     pub version: Option<i64>,
     /// More about the event, as in the audit log.
     pub detail: Option<Value>,
@@ -131,12 +131,12 @@ const RETRY_DELAYS: [Duration; 6] = [
     Duration::from_secs(2 * 60 * 60),
     Duration::from_secs(6 * 60 * 60),
 ];
-/// How long after the event its delivery is tried.
+/// The age of an event at which its delivery is given up.
 const MAX_AGE: time::Duration = time::Duration::hours(72);
-/// The longest `Retry-After` of a receiver that counts.
+/// The maximum delay that a `Retry-After` of a receiver can cause. A longer `Retry-After` is shortened to it.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60 * 60);
 
-/// The key of a webhook in a document cannot be used.
+/// A rendered document contains a webhook key that cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key of a webhook is not whsec_ and 24 to 64 bytes in base64")]
 pub struct InvalidSigningKey;
@@ -153,7 +153,7 @@ impl Webhook {
                     let previous = keys.previous.as_ref().map(SigningKey::parse).transpose()?;
                     Ok(SigningKeys { current, previous })
                 });
-                Delivery::Push(Push { url: push.url.clone(), keys: keys.transpose()? })
+                Delivery::Push(PushTarget { url: push.url.clone(), keys: keys.transpose()? })
             }
         };
         Ok(Self {
@@ -179,21 +179,22 @@ impl Webhook {
     }
 }
 
-/// The names of the webhooks that report events of this kind.
+/// Returns the names of the webhooks that report events of this kind.
 pub fn names_reporting(webhooks: &[Webhook], kind: EventKind) -> Vec<String> {
     let Some(event) = kind.webhook_event() else { return Vec::new() };
     webhooks.iter().filter(|webhook| webhook.reports(event)).map(|webhook| webhook.name.to_string()).collect()
 }
 
-/// The SHA-256 of the settings and keys. If it changes, a stopped webhook resumes, so all versions must compute the same
-/// fingerprint. Therefore this function lists the settings, instead of hashing the document.
+/// Returns the SHA-256 of the settings and keys. If it changes, a stopped webhook resumes, so all versions of the
+/// server must compute the same fingerprint. Therefore this function lists the settings, instead of hashing the
+/// document.
 ///
 /// A setting is encoded as its name, the number of its values, and the values. The length of a name or value in bytes
 /// precedes it. Lengths and numbers are 8 bytes, big-endian. So different settings have different encodings. A setting
 /// without values is left out: if a later version adds a setting at the end, it changes only the fingerprints of the
 /// webhooks that have the setting.
 fn fingerprint(rendered: &RenderedWebhook) -> String {
-    // As rendered, because this version does not know all events of later versions.
+    // The names in the document are used, because this version does not know all events of later versions.
     let events: BTreeSet<&str> = rendered.events.iter().map(String::as_str).collect();
     let (url, consumer, keys) = match &rendered.delivery {
         RenderedDelivery::Push(push) => {
@@ -225,8 +226,8 @@ fn update_with_text(hash: &mut digest::Context, text: &str) {
     hash.update(text.as_bytes());
 }
 
-/// The delay before the delivery is tried again after a failure now, or `None` if it is given up. `attempts` is the
-/// number of failures before this one. `random_unit` (0 to 1) varies the delay by ±20 %.
+/// Returns the delay until the next attempt if a delivery fails now, or `None` if the delivery is given up. `attempts`
+/// is the number of failures before this one. `random_unit` (0 to 1) varies the delay by ±20 %.
 pub fn retry_delay(
     event_at: OffsetDateTime,
     attempts: u32,
@@ -243,10 +244,10 @@ pub fn retry_delay(
 // === impl QueuedEvent ===
 
 impl QueuedEvent {
-    /// The event as the receivers of the webhook get it.
+    /// Returns the event as the receivers of the webhook get it.
     pub fn body(&self, app: &str, webhook: &Webhook) -> EventBody {
         EventBody {
-            // Only events with a type are queued.
+            // Only events that webhooks report are queued, so there is always a type.
             event_type: self.kind.webhook_event().map_or("", WebhookEvent::as_str),
             timestamp: self.at.format(&Rfc3339).unwrap_or_default(),
             data: EventData {
@@ -272,7 +273,8 @@ impl fmt::Debug for UserProfile {
 // === impl SigningKeys ===
 
 impl SigningKeys {
-    /// The header `webhook-signature` of Standard Webhooks: a signature with each key. `timestamp` is in Unix seconds.
+    /// Returns the header `webhook-signature` of Standard Webhooks, with a signature for each key. `timestamp` is in
+    /// Unix seconds.
     pub fn sign(&self, id: &str, timestamp: i64, body: &str) -> String {
         let content = format!("{id}.{timestamp}.{body}");
         let signatures = [Some(&self.current), self.previous.as_ref()].into_iter().flatten().map(|key| {
@@ -311,7 +313,7 @@ mod tests {
         Webhook::new(&serde_json::from_value(rendered).unwrap())
     }
 
-    fn push(current: &str, previous: Option<&str>) -> Result<Webhook, InvalidSigningKey> {
+    fn push_webhook(current: &str, previous: Option<&str>) -> Result<Webhook, InvalidSigningKey> {
         let mut keys = json!({ "current": current });
         if let Some(previous) = previous {
             keys["previous"] = json!(previous);
@@ -323,8 +325,8 @@ mod tests {
 
     #[test]
     fn the_keys_of_a_push_webhook_are_decoded_and_not_printed() {
-        let webhook = push(KEY, Some(KEY)).unwrap();
-        let Delivery::Push(Push { keys: Some(keys), .. }) = &webhook.delivery else { panic!("{webhook:?}") };
+        let webhook = push_webhook(KEY, Some(KEY)).unwrap();
+        let Delivery::Push(PushTarget { keys: Some(keys), .. }) = &webhook.delivery else { panic!("{webhook:?}") };
         assert_eq!(*keys.current.0, b"hushhushhushhushhushhush");
         assert_eq!(keys.previous.as_ref().unwrap().0, keys.current.0);
         let printed = format!("{webhook:?}");
@@ -335,8 +337,8 @@ mod tests {
     fn unusable_keys_are_rejected() {
         let too_long = format!("whsec_{}", "A".repeat(88));
         for key in ["", "whsec_", "aHVzaGh1c2hodXNoaHVzaGh1c2hodXNo", "whsec_aHVzaA==", "whsec_?", too_long.as_str()] {
-            assert_eq!(push(key, None).unwrap_err(), InvalidSigningKey, "{key}");
-            assert_eq!(push(KEY, Some(key)).unwrap_err(), InvalidSigningKey, "{key}");
+            assert_eq!(push_webhook(key, None).unwrap_err(), InvalidSigningKey, "{key}");
+            assert_eq!(push_webhook(KEY, Some(key)).unwrap_err(), InvalidSigningKey, "{key}");
         }
     }
 
@@ -345,11 +347,11 @@ mod tests {
         let url = "https://crm.example.com/hook";
         let push = json!({ "url": url, "keys": null });
         let push = webhook(json!({ "name": "crm", "events": [], "delivery": { "push": push } }));
-        assert!(matches!(push.unwrap().delivery, Delivery::Push(Push { keys: None, .. })));
+        assert!(matches!(push.unwrap().delivery, Delivery::Push(PushTarget { keys: None, .. })));
     }
 
     #[test]
-    fn an_event_of_a_later_version_is_ignored() {
+    fn an_event_name_of_a_later_version_is_ignored() {
         let consumer = json!({ "namespace": "jobs", "name": "sync" });
         let pull = webhook(json!({
             "name": "sync", "events": ["user.created", "user.abducted"], "delivery": { "pull": consumer },
@@ -361,18 +363,18 @@ mod tests {
     }
 
     #[test]
-    fn the_signature_is_that_of_standard_webhooks() {
+    fn the_signature_equals_the_example_of_standard_webhooks() {
         // The example of the specification of Standard Webhooks.
-        let webhook = push("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", Some(KEY)).unwrap();
-        let Delivery::Push(Push { keys: Some(keys), .. }) = &webhook.delivery else { panic!("{webhook:?}") };
+        let webhook = push_webhook("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", Some(KEY)).unwrap();
+        let Delivery::Push(PushTarget { keys: Some(keys), .. }) = &webhook.delivery else { panic!("{webhook:?}") };
         let signed = keys.sign("msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, r#"{"test": 2432232314}"#);
         let (current, previous) = signed.split_once(' ').unwrap();
         assert_eq!(current, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
         assert!(previous.starts_with("v1,") && previous != current);
     }
 
-    /// A push webhook with these settings. `keys`: the current one and, if there are two, the previous one.
-    fn push_with(url: &str, events: &[&str], include_profile: bool, keys: &[&str]) -> Webhook {
+    /// Builds a push webhook with these settings. `keys`: the current key and, if there are two keys, the previous key.
+    fn push_webhook_with(url: &str, events: &[&str], include_profile: bool, keys: &[&str]) -> Webhook {
         let keys = keys.first().map(|current| json!({ "current": current, "previous": keys.get(1) }));
         let push = json!({ "url": url, "keys": keys });
         let rendered = json!({
@@ -389,11 +391,11 @@ mod tests {
         // If these change, an update resumes webhooks that receivers have stopped.
         for (webhook, fingerprint) in [
             (
-                push_with(url, &["user.created"], false, &[KEY]),
+                push_webhook_with(url, &["user.created"], false, &[KEY]),
                 "219f93be750c96ea9bae5e2c7253f7e019d66a88938d5d3f940784fd3d28c431",
             ),
             (
-                push_with(url, &["user.created", "user.abducted"], true, &[KEY, KEY]),
+                push_webhook_with(url, &["user.created", "user.abducted"], true, &[KEY, KEY]),
                 "193bb1562a3ca449047725c1c12a2a79d7c7cf3e55b6d22391d2985a7aa7221f",
             ),
             (webhook(pull).unwrap(), "65939d13a08ef21de4e9ef60facce55d07e3d6928d6272c2281e923d5a858219"),
@@ -408,22 +410,22 @@ mod tests {
         let other_key: &str = &format!("whsec_{}", STANDARD.encode([1; 24]));
         let both = ["user.created", "user.deleted"];
         let webhooks = [
-            push_with(url, &both, false, &[KEY]),
-            push_with("https://crm.example.com/", &both, false, &[KEY]),
-            push_with(url, &both[..1], false, &[KEY]),
-            push_with(url, &["user.createduser.deleted"], false, &[KEY]),
-            push_with(url, &[], false, &[KEY]),
-            push_with(url, &both, true, &[KEY]),
-            push_with(url, &both, false, &[]),
-            push_with(url, &both, false, &[other_key]),
-            push_with(url, &both, false, &[KEY, other_key]),
-            push_with(url, &both, false, &[other_key, KEY]),
+            push_webhook_with(url, &both, false, &[KEY]),
+            push_webhook_with("https://crm.example.com/", &both, false, &[KEY]),
+            push_webhook_with(url, &both[..1], false, &[KEY]),
+            push_webhook_with(url, &["user.createduser.deleted"], false, &[KEY]),
+            push_webhook_with(url, &[], false, &[KEY]),
+            push_webhook_with(url, &both, true, &[KEY]),
+            push_webhook_with(url, &both, false, &[]),
+            push_webhook_with(url, &both, false, &[other_key]),
+            push_webhook_with(url, &both, false, &[KEY, other_key]),
+            push_webhook_with(url, &both, false, &[other_key, KEY]),
         ];
         let fingerprints: BTreeSet<&str> = webhooks.iter().map(|webhook| webhook.fingerprint.as_str()).collect();
         assert_eq!(fingerprints.len(), webhooks.len());
         assert!(fingerprints.iter().all(|fingerprint| fingerprint.len() == 64));
-        let reordered = push_with(url, &["user.deleted", "user.created", "user.deleted"], false, &[KEY]);
-        assert_eq!(reordered.fingerprint, webhooks[0].fingerprint, "the order of the events does not count");
+        let reordered = push_webhook_with(url, &["user.deleted", "user.created", "user.deleted"], false, &[KEY]);
+        assert_eq!(reordered.fingerprint, webhooks[0].fingerprint, "the order of the events does not matter");
     }
 
     #[test]
@@ -447,7 +449,7 @@ mod tests {
             retry_delay(at, attempts, Some(Duration::from_secs(retry_after)), at, 0.5).unwrap().as_secs()
         };
         assert_eq!(delay(0, 8), 8);
-        assert_eq!(delay(1, 8), 60, "a shorter time does not count");
+        assert_eq!(delay(1, 8), 60, "a shorter time is ignored");
         assert_eq!(delay(0, 1_000_000), 3600, "an hour at most");
     }
 }

@@ -15,7 +15,7 @@ use crate::domain::{
     password::Password,
 };
 
-/// A job of more weight is limited to half of the threads.
+/// Jobs that weigh more than this are heavy. Heavy jobs together use at most half of the threads.
 const HEAVY_WEIGHT: f64 = 2.0;
 
 /// Checks of one password, which run one after the other in one job.
@@ -27,7 +27,7 @@ pub(super) struct Checks {
 
 struct Check {
     hash: ParsedHash,
-    /// Whether the hash is that of the user. The result of other checks is dropped.
+    /// Whether this is the user's own hash. The results of the other checks are ignored.
     is_own: bool,
 }
 
@@ -57,7 +57,8 @@ impl DummyHashes {
 
 impl Checks {
     /// The checks of a login: one native check, and one for each class in the order of the classes. The check of the
-    /// user's own hash replaces that of its class. If the hash has a class that is not in `classes`, its check is added.
+    /// user's own hash replaces the check of its class. If the hash has a class that is not in `classes`, its check is
+    /// added.
     pub(super) fn of_login(
         password: Password,
         own: Option<ParsedHash>,
@@ -83,7 +84,7 @@ impl Checks {
         Self { password, checks: vec![Check { hash: own, is_own: true }], firebase }
     }
 
-    /// The CPU time of all checks, in native hashes.
+    /// Returns the CPU time of all checks, as a multiple of the time of a native hash.
     pub(super) fn weight(&self) -> f64 {
         self.checks.iter().map(|check| check.hash.class().weight()).sum()
     }
@@ -155,14 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn only_the_match_of_the_users_own_hash_counts() {
+    fn only_the_users_own_hash_can_match() {
         let mut engine = Argon2Engine::new(Kernel::fastest());
         let native = engine.hash(&Password::new("x"), &[7; 16]);
         assert!(checks(Some(native.expose())).run(&mut engine));
         assert!(!checks(None).run(&mut engine));
         let mut others = checks(Some(native.expose()));
         others.checks[0].is_own = false;
-        assert!(!others.run(&mut engine), "a match of another hash");
+        assert!(!others.run(&mut engine), "only another hash matches");
         let empty = PasswordHash::new("$none$");
         assert!(empty.parse().is_none());
     }

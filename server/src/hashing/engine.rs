@@ -11,14 +11,14 @@ use crate::domain::{
     password::{Password, PasswordHash},
 };
 
-/// The memory that is kept between hashes, in bytes: that of a native hash. Checks that need more are limited to one at
-/// a time, and return their memory.
+/// The memory that is kept between hashes, in bytes: as much as a native hash needs. Checks that need more run one at a
+/// time, and then release their memory.
 pub(super) const MEMORY_BYTES: usize = Params::DEFAULT.block_count() * 1024;
 
 /// Computes password hashes for one thread. Keeps the memory of Argon2.
 pub(super) struct Argon2Engine {
     hasher: Hasher,
-    /// When it computed the last hash. `None` if it has no memory.
+    /// When the engine computed the last hash. `None` if it keeps no memory.
     last_hash: Option<Instant>,
 }
 
@@ -29,12 +29,12 @@ impl Argon2Engine {
         Self { hasher: Hasher::with_kernel(kernel), last_hash: None }
     }
 
-    /// The memory that it keeps, in bytes. The memory contains values that depend on the last password.
+    /// The memory that the engine keeps, in bytes. The memory contains values that depend on the last password.
     pub(super) fn memory_bytes(&self) -> i64 {
         i64::try_from(self.hasher.memory_bytes()).unwrap_or(i64::MAX)
     }
 
-    /// When it computed the last hash. `None` if it has no memory.
+    /// When the engine computed the last hash. `None` if it keeps no memory.
     pub(super) fn last_hash(&self) -> Option<Instant> {
         self.last_hash
     }
@@ -45,7 +45,7 @@ impl Argon2Engine {
         self.last_hash = None;
     }
 
-    /// A native hash of the password.
+    /// Computes a native hash of the password.
     pub(super) fn hash(&mut self, password: &Password, salt: &[u8; 16]) -> PasswordHash {
         let mut output = [0; Params::DEFAULT_OUTPUT_LEN];
         self.argon2(Argon2Class::NATIVE, password.expose(), salt, &mut output);
@@ -63,7 +63,7 @@ impl Argon2Engine {
         hash.parse().is_some_and(|hash| self.verify_parsed(password, &hash, firebase))
     }
 
-    /// As `verify`. The work depends on the class of the hash, not on the outcome.
+    /// Like `verify`, for a parsed hash. The work depends on the class of the hash, not on the outcome.
     pub(super) fn verify_parsed(
         &mut self,
         password: &Password,
@@ -95,14 +95,14 @@ impl Argon2Engine {
             params: &params,
             secret: b"",
         };
-        // A check with more memory has its own, so that the next native check finds its memory as it was.
+        // A check that needs more memory uses a separate hasher, so that the memory for native hashes stays as it is.
         let is_large = params.block_count() * 1024 > MEMORY_BYTES;
         let hashed = if is_large {
             Hasher::with_kernel(self.hasher.kernel()).hash(&function, password.as_bytes(), salt, output)
         } else {
             self.hasher.hash(&function, password.as_bytes(), salt, output)
         };
-        // The request must not be answered as if the password were wrong. The pool answers a panic with 503.
+        // The response must not be the same as for a wrong password, so this panics: the pool turns a panic into a 503.
         hashed.unwrap_or_else(|error| match error {
             Error::OutOfMemory => panic!("the system has no memory for a hash"),
             _ => panic!("the parser has checked the lengths"),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_with_more_memory_leaves_the_memory_of_native_hashes() {
+    fn a_check_with_more_memory_does_not_change_the_kept_memory() {
         let mut engine = engine();
         let hash = engine.hash(&Password::new("x"), &[7; 16]);
         assert_eq!(engine.hasher.memory_bytes(), MEMORY_BYTES);

@@ -1,4 +1,4 @@
-//! Checks of foreign hashes, except those of Argon2.
+//! Checks of foreign hashes, except Argon2 hashes.
 
 use std::num::NonZeroU32;
 
@@ -15,15 +15,15 @@ use crate::domain::foreign_hash::{
     BcryptClass, FirebaseScrypt, HashClass, ParsedHash, Pbkdf2Class, Pbkdf2Digest, ScryptClass,
 };
 
-/// bcrypt uses this many bytes of a password, with the zero byte that ends it.
+/// bcrypt uses this many bytes of a password, including the zero byte at its end.
 const MAX_BCRYPT_BYTES: usize = 72;
 
-/// Whether the password matches the hash. Compares in constant time. For a hash of Firebase, does the same work without
-/// `firebase`, and returns false.
+/// Whether the password matches the hash. Compares in constant time. Without `firebase`, a Firebase hash takes the same
+/// work, and the result is false.
 ///
 /// # Panics
 ///
-/// For a hash of Argon2, which is checked with the memory of the thread.
+/// If the hash is an Argon2 hash. The engine checks such hashes with the memory of its thread.
 pub(super) fn verify(password: &str, hash: &ParsedHash, firebase: Option<&FirebaseScrypt>) -> bool {
     let password = password.as_bytes();
     let (salt, expected) = (hash.salt(), hash.output());
@@ -49,7 +49,7 @@ fn compute_bcrypt(class: BcryptClass, password: &[u8], salt: &[u8], output: &mut
     }
     let salt = salt.try_into().expect("the parser has checked the length");
     let computed = Zeroizing::new(bcrypt::bcrypt(class.cost(), salt, &key));
-    // The last byte is not part of a hash.
+    // The last computed byte is not part of a bcrypt hash.
     output.copy_from_slice(&computed[..output.len()]);
 }
 
@@ -68,8 +68,8 @@ fn compute_scrypt(class: ScryptClass, password: &[u8], salt: &[u8], output: &mut
     scrypt::scrypt(password, salt, &params, output).expect("the output has a valid length");
 }
 
-/// AES-256-CTR of the signer key, with the output of scrypt as the key and zeros as the first counter
-/// (<https://github.com/firebase/scrypt>). `None` without the values of the Firebase project.
+/// Encrypts the signer key with AES-256-CTR (<https://github.com/firebase/scrypt>). The key is the output of scrypt,
+/// and the first counter is zero. Returns `None` without the values of the Firebase project.
 fn compute_firebase(
     class: ScryptClass,
     password: &[u8],

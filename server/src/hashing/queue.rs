@@ -56,7 +56,7 @@ struct SubQueue<V> {
     position: Option<(Duration, u64)>,
     /// The number of waiting jobs, including those in the queues of the next level.
     waiting: usize,
-    /// The same by kind.
+    /// The number of waiting jobs by kind.
     waiting_by_kind: KindCounts,
     /// The queues of the next level or, for a client address, the jobs.
     content: V,
@@ -84,7 +84,7 @@ struct ClientLoad {
     apps: usize,
 }
 
-/// The outcome of a push.
+/// The outcome of [`FairQueue::push`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PushOutcome<T> {
     Queued,
@@ -166,7 +166,7 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
         self.queues.get(key).map_or(0, |queue| queue.waiting)
     }
 
-    /// The longest queue; any of them if several are equal.
+    /// Returns the queue with the most waiting jobs. If there are several such queues, returns any of them.
     fn longest(&self) -> Option<(&K, &SubQueue<V>)> {
         self.queues.iter().filter(|(_, queue)| queue.waiting > 0).max_by_key(|(_, queue)| queue.waiting)
     }
@@ -190,9 +190,9 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
         &mut queue.content
     }
 
-    /// Takes a job from the queue that is due first of those with a job that can start, and charges the queue. `take`
-    /// returns the job with its kind and its expected time. A queue whose jobs cannot start keeps its position, but gets
-    /// at most `MAX_CREDIT` for the wait.
+    /// Takes a job from the queue that is due first among the queues with a job that can start, and charges this queue.
+    /// `take` returns the job with its kind and its expected time. A queue whose jobs cannot start keeps its position,
+    /// but gets at most `MAX_CREDIT` for the wait.
     fn dequeue<T>(
         &mut self,
         startable: StartableKinds,
@@ -235,7 +235,7 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
         Some((kind, taken))
     }
 
-    /// Replaces the expected time of a job by the time that it took.
+    /// Replaces the expected time of a job with the time that it took.
     fn correct_charge(&mut self, key: &K, expected: Duration, took: Duration) -> Option<&mut V> {
         let queue = self.queues.get_mut(key)?;
         let corrected = |charged: Duration| charged.saturating_sub(expected) + took;
@@ -336,7 +336,7 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         Some(ScheduledJob { job, kind, charge: Charge { owner, expected } })
     }
 
-    /// Replaces the charged time of a job by the time that it took.
+    /// Replaces the charged time of a job with the time that it took.
     pub(super) fn correct_charge(&mut self, charge: &Charge<N, A, C>, took: Duration) {
         let Charge { owner, expected } = charge;
         // A queue without jobs may have been dropped.
@@ -564,7 +564,7 @@ mod tests {
         for client in 100..108 {
             queue.add(only_app_owner("shop", client), client.into());
         }
-        // Each job is followed by another one of the same owner.
+        // After each job, its owner queues another one.
         let mut multi_app_turns = 0;
         for _ in 0..1000 {
             let job = queue.pop(StartableKinds::ALL, |_| JOB).unwrap();
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_charged_by_the_time_that_they_took() {
+    fn a_turn_is_charged_for_the_time_that_its_job_took() {
         let mut queue = Queue::new(100);
         let (slow, quick) = (JOB * 10, JOB);
         for number in 0..20 {
@@ -742,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn the_jobs_of_a_client_that_can_start_pass_those_that_cannot() {
+    fn startable_jobs_of_a_client_pass_its_jobs_that_cannot_start() {
         let mut queue = Queue::new(100);
         let client = only_app_owner("a", 1);
         let both = JobKind { is_heavy: true, is_large: true };
@@ -752,12 +752,12 @@ mod tests {
         let mut pop = |heavy, large| queue.pop(StartableKinds { heavy, large }, |_| JOB).map(|turn| turn.job);
         assert_eq!(pop(true, false), Some(2));
         assert_eq!(pop(false, true), Some(3));
-        assert_eq!(pop(false, true), None, "a job of both kinds needs both limits");
+        assert_eq!(pop(false, true), None, "a heavy and large job starts only if both kinds can start");
         assert_eq!([pop(true, true), pop(true, true), pop(true, true)], [Some(1), Some(4), None]);
     }
 
     #[test]
-    fn a_displaced_job_no_longer_counts_as_waiting_of_its_kind() {
+    fn a_displaced_job_is_removed_from_the_count_of_its_kind() {
         let mut queue = Queue::new(3);
         for client in 1..=3 {
             queue.push(&only_app_owner("storm", client), HEAVY, JOB, client.into());

@@ -13,16 +13,17 @@ const MAX_SCORED_CHARS: usize = 32;
 const MAX_KEYPAD_RUN: usize = 28;
 /// The keys of the two keypads of zxcvbn.
 const KEYPAD: &str = "0123456789*+-./=";
-/// The maximum number of guess words; further ones are ignored. An ordinary email address and name give fewer than 15.
+/// The maximum number of guess words. Further guess words are ignored. An ordinary email address and name give fewer
+/// than 15.
 const MAX_GUESSES: usize = 24;
 /// The maximum number of readings, multiplied by the square of the length. zxcvbn searches its dictionaries once per
 /// reading of the l33t symbols, and the time of a search grows with the square of the length. Digits have at most 8
 /// readings, so a part of the maximum length that has only digits is within the limit.
 const MAX_SEARCH_COST: usize = 8 * MAX_SCORED_CHARS * MAX_SCORED_CHARS;
-/// The shortest guess word, and the shortest repetition, that is removed from a long password before the password is
-/// split, in characters.
+/// Minimum length, in characters, of the guess words and repetitions that are removed from a long password before it is
+/// split.
 const MIN_REMOVED_CHARS: usize = 8;
-/// The longest pattern, in characters, that is scored with the next part if the split may have broken it.
+/// Maximum length, in characters, of a pattern that is scored with the next part because the split may have broken it.
 const MAX_BROKEN_CHARS: usize = 12;
 /// The fewest guesses for each score above 0, as in zxcvbn.
 const SCORE_THRESHOLDS: [u64; 4] = [1_005, 1_000_005, 100_000_005, 10_000_000_005];
@@ -68,7 +69,7 @@ pub fn score(password: &str, guesses: &[String]) -> u8 {
                 estimated = estimate(&part[..end], &guesses);
                 &unscored[end..]
             }
-            // Either nothing follows, or the last pattern is long and may go on: what follows is not scored.
+            // Either nothing follows, or the last pattern is long and may continue. The rest is not scored.
             _ => &[],
         };
         attempts = attempts.saturating_mul(estimated.guesses());
@@ -429,7 +430,7 @@ mod tests {
             assert!(score(&weak, &guesses) <= 1, "{weak}: {}", score(&weak, &guesses));
         }
         let strong = format!("{address} and 7-Harbour-quilts");
-        assert_eq!(score(&strong, &guesses), 4, "what follows the address counts");
+        assert_eq!(score(&strong, &guesses), 4, "the text after the address counts");
     }
 
     /// The slowest known passwords, and passwords that overflow in zxcvbn, each with guess words.
@@ -487,7 +488,7 @@ mod tests {
         hostile
     }
 
-    /// The shortest of ten times: other load on the machine only adds to it.
+    /// Returns the shortest of ten times, because other load on the machine only makes a run longer.
     fn shortest_time(mut work: impl FnMut()) -> Duration {
         let times = (0..10).map(|_| {
             let started = Instant::now();
@@ -498,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn no_password_takes_as_long_to_score_as_to_hash() {
+    fn scoring_a_password_takes_less_time_than_hashing() {
         score("The first call reads the dictionaries.", &[]);
         let mut engine = Argon2Engine::new(argon2_simd::Kernel::fastest());
         let hash = shortest_time(|| drop(engine.hash(&Password::new("x"), &[7; 16])));
@@ -529,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn the_readings_are_those_that_zxcvbn_searches() {
+    fn count_readings_returns_the_number_of_searches_of_zxcvbn() {
         let of = |text: &str| count_readings(&text.chars().collect::<Vec<_>>());
         for (text, expected) in
             [("", 1), ("4", 1), ("4@", 2), ("1", 2), ("7", 2), ("17", 4), ("1!|7+", 25), ("0123456789", 8)]

@@ -1,7 +1,7 @@
 //! The administration listener: ServiceAccounts read and change the users of the App that lists them.
 //!
-//! Checks come in this order: path and App 404, method 405, token 401, right 403, calls in flight 429, query and body,
-//! the object 404, `If-Match` 412, conflict 409.
+//! The checks in their order, with the status of an error: path and App (404), method (405), token (401), right (403),
+//! calls in flight (429), query and body, the object (404), `If-Match` (412), conflict (409).
 
 use std::sync::Arc;
 
@@ -66,14 +66,14 @@ impl<S: Ports> Endpoints for AdministrationEndpoints<S> {
     }
 
     fn path_template(route: AdministrationRoute) -> Option<&'static str> {
-        Some(route.template())
+        Some(route.path_template())
     }
 
     fn is_logged_at_debug(_: AdministrationRoute) -> bool {
         false
     }
 
-    /// The callers are no browsers.
+    /// The callers are not browsers.
     fn has_cors(_: AdministrationRoute) -> bool {
         false
     }
@@ -93,7 +93,7 @@ impl<S: Ports> Endpoints for AdministrationEndpoints<S> {
         } else {
             caller.require(right)?;
         }
-        // The only call whose right depends on its query.
+        // This is the only call whose required right depends on its query.
         if route == AdministrationRoute::ExportUsers && export::users::requests_hashes(&request.uri) {
             caller.require(Right::ManageUsers)?;
         }

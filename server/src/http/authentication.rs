@@ -1,4 +1,4 @@
-//! Authentication of users and callers. An [`AuthenticatedSession`] proves that a user is authenticated, and a [`Caller`]
+//! Authentication of users and callers. An [`AuthenticatedSession`] proves that a user is authenticated. A [`Caller`]
 //! proves that a caller in the cluster is authenticated.
 
 use std::{
@@ -112,7 +112,7 @@ pub async fn authenticate<S: Ports>(
         .map_err(|error| session_problem(app, error))
 }
 
-/// Repeats the check after the body was read. Reading a body can take up to 30 s, and the session can end in the
+/// Repeats [`authenticate`] after the body was read. Reading a body can take up to 30 s, and the session can end in the
 /// meantime.
 pub async fn authenticate_again<S: Ports>(
     state: &State<S>,
@@ -182,7 +182,7 @@ fn invalid_client(app: &App, has_token: bool) -> Problem {
     )
 }
 
-/// A 401. The challenge names the error only if a token was sent (RFC 6750, 3.1).
+/// Returns a 401. The challenge names the error only if a token was sent (RFC 6750, 3.1).
 pub fn invalid_token(app: &App, has_token: bool) -> Problem {
     let error = if has_token { Some(ErrorCode::InvalidToken) } else { None };
     Problem::unauthorized(

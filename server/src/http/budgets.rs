@@ -21,9 +21,9 @@ use crate::domain::client::ClientAddress;
 /// budgets use 96.
 const CONNECTIONS_DIVISOR: u64 = 4;
 const REQUEST_BYTES_DIVISOR: u64 = 8;
-/// The bodies of imports get a part of their own.
+/// The bodies of imports have a separate budget.
 const IMPORT_BYTES_DIVISOR: u64 = 32;
-/// Two bodies of the maximum size.
+/// The minimum of this budget: two bodies of the maximum size.
 const MIN_IMPORT_BYTES: usize = 8 << 20;
 /// One client address can hold at most an eighth of each budget: it takes at least eight client addresses to exhaust a
 /// budget.
@@ -53,18 +53,22 @@ const MAX_MEMORY: u64 = 4 << 30;
 /// Cost of an HTTP/1 connection with a request, in bytes: hyper's two buffers of 8 KiB each, tasks and state, and
 /// [`ALLOWANCE`]. Measured: 27 KB when idle after a request, in a debug build.
 const CONNECTION_COST: usize = 40 * 1024;
-/// Maximum number of connections of a listener, whatever the memory: each connection is also a file descriptor.
+/// Maximum number of connections of a listener, even with a large memory limit: each connection also needs a file
+/// descriptor.
 const MAX_CONNECTIONS: usize = 10_000;
 /// Cost of an HTTP/2 connection in connection slots (200 KiB together): its window of 64 KiB of unread bodies, a header
-/// block of 32 KiB that is being read and its decoded form, frames of 16 KiB each way, the header compression table.
+/// block of 32 KiB that is being read and its decoded form, a frame of 16 KiB in each direction, and the header
+/// compression table.
 const HTTP2_CONNECTION_SLOTS: u32 = 5;
 
-/// Bytes of a request (header fields and body together) that the cost of its connection includes. An ordinary login is
-/// smaller than 2 KiB, so it needs nothing from the budget of request bytes, which an attacker can exhaust.
+/// The cost of a connection includes a request of up to this size (header fields and body together), in bytes. An
+/// ordinary login is smaller than 2 KiB, so it needs nothing from the budget of request bytes, which an attacker can
+/// exhaust.
 const ALLOWANCE: usize = 8 * 1024;
 /// Cost of each additional concurrent request on an HTTP/2 connection, in bytes: its tasks and [`ALLOWANCE`].
 const FURTHER_REQUEST_COST: usize = 16 * 1024;
-/// Bytes of an HTTP/1 header block that the cost of its connection includes: hyper's buffer starts with 8 KiB.
+/// The cost of a connection includes an HTTP/1 header block of up to this size, in bytes: hyper's buffer starts with 8
+/// KiB.
 pub(super) const FREE_HEAD: usize = 8 * 1024;
 /// Additional cost of a header block that is larger than [`FREE_HEAD`], in bytes. hyper's buffer can grow to twice
 /// [`MAX_HEADER_BYTES`], and does not shrink.
@@ -82,7 +86,7 @@ pub struct Budgets {
     further_requests: Arc<Quota>,
     /// The bodies of imports.
     import_bytes: Arc<Quota>,
-    /// A part of `request_bytes`: what is counted here is also counted there.
+    /// Large header blocks from trusted proxies. Their bytes are also counted in `request_bytes`.
     proxy_heads: Arc<Quota>,
     refusals: Refusals,
     /// Connection slots of the public listener.
@@ -113,7 +117,7 @@ pub struct ConnectionPermit {
     http2_slots: Option<SlotPermit>,
     /// Request bytes for a large header block.
     head: QuotaPermit,
-    /// The same bytes in `Budgets::proxy_heads`, if the peer is a trusted proxy.
+    /// The permit for the same bytes in `Budgets::proxy_heads`, if the peer is a trusted proxy.
     proxy_head: Option<QuotaPermit>,
     has_large_head: bool,
 }
@@ -196,7 +200,7 @@ impl Budgets {
         &self.request_bytes
     }
 
-    /// The request bytes that are in use, including those of additional requests.
+    /// Returns the number of request bytes in use, including the bytes of additional requests.
     pub(super) fn counted_bytes(&self) -> usize {
         self.request_bytes.used() + self.further_requests.used()
     }
@@ -233,7 +237,7 @@ fn head_bytes(parts: &Parts) -> usize {
 // === impl RequestMemory ===
 
 impl RequestMemory {
-    /// Acquires bytes of the body of an import.
+    /// Acquires bytes for the body of an import.
     ///
     /// # Errors
     ///
@@ -313,8 +317,8 @@ impl ConnectionPermit {
         Ok(())
     }
 
-    /// The slot, for requests that continue after their connection has ended. The slot stays occupied until these
-    /// requests end, so that a client cannot get more concurrent requests by disconnecting.
+    /// Returns the slot of the connection. Requests that continue after their connection has ended keep the slot
+    /// occupied, so that a client cannot get more concurrent requests by disconnecting.
     pub(super) fn slot_permit(&self) -> Arc<SlotPermit> {
         Arc::clone(&self.slot)
     }
@@ -411,7 +415,7 @@ mod tests {
         for is_alone in [true, false] {
             let mut login = budgets.begin_request(client(1), is_alone, &parts()).unwrap();
             login.try_acquire(4096).unwrap();
-            assert_eq!(login.try_acquire(8192), Err(Exhausted), "a larger one needs the budget");
+            assert_eq!(login.try_acquire(8192), Err(Exhausted), "a larger request needs the budget");
         }
     }
 
@@ -434,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn one_client_can_have_an_eighth_of_the_further_requests() {
+    fn one_client_can_use_at_most_an_eighth_of_the_further_requests() {
         let budgets = Budgets::new(256 << 20, 256);
         let more =
             |last| std::iter::from_fn(|| budgets.begin_request(client(last), false, &parts()).ok()).collect::<Vec<_>>();

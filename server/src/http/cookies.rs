@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_is_bound_to_the_host_over_tls() {
+    fn over_tls_a_cookie_is_bound_to_its_host() {
         let id = id();
         let cookies = FlowCookies::for_base_url(&"https://auth.example.com".parse().unwrap());
         let headers = cookies.add(&[], &id, NOW, "sealed", 600);

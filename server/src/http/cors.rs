@@ -26,7 +26,8 @@ const VARY_PREFLIGHT: HeaderValue =
 pub enum Cors {
     /// The path belongs to no App, or its route has no CORS headers.
     NoApp,
-    /// No origin, several origins, or one that is not listed: the response has no CORS headers except `Vary`.
+    /// The request has no origin, several origins, or an origin that is not listed. The response has no CORS headers
+    /// except `Vary`.
     Unlisted,
     Listed(HeaderValue),
 }

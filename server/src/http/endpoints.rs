@@ -27,7 +27,7 @@ macro_rules! declare_functions {
             $($(#[$doc:meta])* $route:ident = $verb:ident $name:literal $path:literal => $($module:ident)::+;)+
         }
     ) => {
-        /// What the OpenAPI document says about the route.
+        /// Returns the operation of the route for the OpenAPI document.
         pub(super) fn operation(route: Route) -> Operation {
             match route {
                 $(Route::$app_route => handlers::$($app_module::)+operation(),)+
@@ -37,8 +37,8 @@ macro_rules! declare_functions {
 
         /// Calls the handler of the route. `openapi` is the rendered OpenAPI document.
         ///
-        /// Each future is boxed separately: otherwise the future of every request would be as large as that of the
-        /// largest handler.
+        /// Each future is boxed separately: otherwise the future of every request would be as large as the future of
+        /// the largest handler.
         pub(super) fn call<'a, S: Ports>(
             route: Route,
             state: &'a State<S>,
@@ -57,7 +57,7 @@ macro_rules! declare_functions {
 
 public_endpoints!(declare_functions);
 
-/// The same for the administration listener.
+/// The same functions for the administration listener.
 pub(super) mod administration {
     use std::sync::Arc;
 
@@ -80,7 +80,7 @@ pub(super) mod administration {
                 $($(#[$doc:meta])* $route:ident = $verb:ident $name:literal $path:literal => $($module:ident)::+;)+
             }
         ) => {
-            /// What the OpenAPI document says about the route.
+            /// Returns the operation of the route for the OpenAPI document.
             pub(in crate::http) fn operation(route: AdministrationRoute) -> Operation {
                 match route {
                     $(AdministrationRoute::$app_route => handlers::$($app_module::)+operation(),)+

@@ -85,11 +85,11 @@ error_codes! {
     ProviderNotFound = NOT_FOUND, "provider_not_found", "The App has no provider of this name.";
     MethodNotAllowed = METHOD_NOT_ALLOWED, "method_not_allowed", "The path does not support this method; `Allow` lists those that it supports.";
     EmailTaken = CONFLICT, "email_taken", "The email address has an account (returned only if enumeration protection is `Disabled`).";
-    AccountLinkRequired = CONFLICT, "account_link_required", "The email address has an account that this provider cannot be linked to by address (only with enumeration protection `Disabled`).";
+    AccountLinkRequired = CONFLICT, "account_link_required", "The email address has an account, and this provider cannot be linked to the account by address (only with enumeration protection `Disabled`).";
     LastIdentity = CONFLICT, "last_identity", "The identity is the last way to log in to the account.";
     ExternalIdTaken = CONFLICT, "external_id_taken", "Another user has this `external_id`; `user_id` names the user (administration only).";
     IdentityTaken = CONFLICT, "identity_taken", "Another user has this identity; `user_id` names the user (administration only).";
-    VersionConflict = PRECONDITION_FAILED, "version_conflict", "The user has another version than `If-Match` names (administration only).";
+    VersionConflict = PRECONDITION_FAILED, "version_conflict", "The version of the user is not the version in `If-Match` (administration only).";
     PayloadTooLarge = PAYLOAD_TOO_LARGE, "payload_too_large", "The body is larger than 64 KiB.";
     UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", "The body is not `application/json` in UTF-8, or it is compressed.";
     RateLimited = TOO_MANY_REQUESTS, "rate_limited", "A limit is reached; `Retry-After` says when to try again. The call consumed no code or token.";
@@ -152,7 +152,7 @@ pub struct ErrorBody<'a> {
     pub request_id: &'a str,
 }
 
-/// A response that is an error.
+/// An error response.
 #[derive(Debug)]
 pub struct Problem {
     pub code: ErrorCode,
@@ -172,8 +172,8 @@ pub struct Problem {
     pub cause: Option<Box<dyn Error + Send + Sync>>,
 }
 
-/// `Retry-After` if a request does not fit the memory budget. Most requests release their memory in less than a second,
-/// a request with a slow body in up to 30 s.
+/// `Retry-After` if a request does not fit the memory budget. Most requests release their memory in less than a second.
+/// A request with a slow body can hold it for up to 30 s.
 const OVER_BUDGET_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// `Retry-After` during an outage of a store.
 const STORE_RETRY_AFTER: Duration = Duration::from_secs(5);

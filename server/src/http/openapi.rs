@@ -84,8 +84,8 @@ fn paths<R: RouteTable>(operation: fn(R) -> Operation, schemas: &mut SchemaGener
     let error = schemas.subschema_for::<ErrorBody<'static>>();
     let mut paths = Map::new();
     for route in R::ALL.iter().copied() {
-        let item = paths.entry(route.template()).or_insert_with(|| {
-            let parameters = components::path_parameter_references(route.template());
+        let item = paths.entry(route.path_template()).or_insert_with(|| {
+            let parameters = components::path_parameter_references(route.path_template());
             if parameters.is_empty() { json!({}) } else { json!({ "parameters": parameters }) }
         });
         item[method_name(route.verb())] = operation(route).render(route, schemas, &error);

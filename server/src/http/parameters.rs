@@ -18,7 +18,7 @@ pub struct RepeatedParameter(pub &'static str);
 // === impl Parameters ===
 
 impl<'a> Parameters<'a> {
-    /// Rejects text that is not UTF-8 after decoding, instead of replacing the invalid bytes.
+    /// Parses the parameters. Rejects text that is not UTF-8 after decoding, instead of replacing the invalid bytes.
     pub fn parse(text: &'a str) -> Result<Self, Problem> {
         let decode = |text: &'a str| {
             let spaced: Cow<'a, str> = if text.contains('+') { text.replace('+', " ").into() } else { text.into() };

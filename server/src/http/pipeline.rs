@@ -472,7 +472,8 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
             let refusals = self.budgets.refusals();
             let now = Instant::now();
             is_logged = refusals.count_for_log(context.route_name, status, now);
-            // A refusal that closes its connection has slowed its client down already.
+            // A refusal that closes its connection already slows the client down, because the client must connect
+            // again.
             if context.route.is_some_and(E::can_hold_refusal) && !problem.closes_connection {
                 held = refusals.hold(context.client_address, context.started, now, retry_after);
             }

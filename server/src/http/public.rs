@@ -45,7 +45,7 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
     }
 
     fn path_template(route: Route) -> Option<&'static str> {
-        Some(route.template())
+        Some(route.path_template())
     }
 
     /// The ingress calls forward auth for every request and has its own log.

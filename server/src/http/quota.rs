@@ -81,7 +81,7 @@ impl QuotaPermit {
     ///
     /// # Errors
     ///
-    /// As [`Quota::try_acquire`].
+    /// The same as for [`Quota::try_acquire`].
     pub fn try_grow(&mut self, units: usize) -> Result<(), Exhausted> {
         if units == 0 {
             return Ok(());

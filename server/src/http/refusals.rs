@@ -30,7 +30,8 @@ const FIRST_HOLD: Duration = Duration::from_millis(500);
 const MAX_HOLD: Duration = Duration::from_secs(4);
 /// Early returns are forgotten after the time in `Retry-After`, but at the latest after this time.
 const MAX_REMEMBERED: Duration = Duration::from_secs(60);
-/// Maximum number of remembered client addresses, which take at most 1 MiB. Refusals of further clients are not held.
+/// Maximum number of client addresses that are remembered. They take at most 1 MiB. Refusals of further clients are not
+/// held.
 const MAX_CLIENTS: usize = 8192;
 /// If the map of clients is full, clients whose time in `Retry-After` is over are removed, at most once per interval.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -38,7 +39,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 const CLIENT_DIVISOR: usize = 8;
 /// At most half of the refusals that can be held are for one IPv6 /48.
 const SITE_DIVISOR: usize = 2;
-/// Maximum number of refusals that get a log line of their own in one [`LOG_WINDOW`].
+/// Maximum number of refusals that are logged individually in one [`LOG_WINDOW`].
 const MAX_LOGGED: u32 = 10;
 const LOG_WINDOW: Duration = Duration::from_secs(1);
 
@@ -74,7 +75,7 @@ pub struct HeldRefusal {
     _permit: QuotaPermit,
 }
 
-/// Decides which refusals get a log line of their own.
+/// Decides which refusals are logged individually.
 #[derive(Debug)]
 struct RefusalLog {
     window: Mutex<LogWindow>,
@@ -85,8 +86,8 @@ struct RefusalLog {
 struct LogWindow {
     began: Instant,
     logged: u32,
-    /// The number of refusals without a log line of their own, by route and status. The map is small, because there are
-    /// few routes and statuses.
+    /// The number of refusals that were not logged individually, by route and status. The map is small, because there
+    /// are few routes and statuses.
     omitted: HashMap<(&'static str, StatusCode), u64>,
 }
 
@@ -106,7 +107,7 @@ impl Refusals {
         }
     }
 
-    /// Counts a refusal, made at `now`, of a request that started at `began`. `None` if the refusal must be sent
+    /// Counts a refusal at `now` of a request that started at `began`. Returns `None` if the refusal must be sent
     /// immediately: the client has not returned early more than [`FREE_RETURNS`] times, or no more refusals can be
     /// held.
     pub(super) fn hold(
@@ -124,7 +125,7 @@ impl Refusals {
         Some(HeldRefusal { until: now + hold, _permit: permit })
     }
 
-    /// Counts a refusal for the log, and returns whether it gets a line of its own. Of the other refusals, only the
+    /// Counts a refusal for the log, and returns whether it is logged individually. For the other refusals, only their
     /// number is logged, by route and status.
     pub(super) fn count_for_log(&self, route: &'static str, status: StatusCode, now: Instant) -> bool {
         let mut window = self.log.window.lock();
@@ -138,7 +139,7 @@ impl Refusals {
         false
     }
 
-    /// Logs the numbers of refusals without a log line of their own, if the log window is over. Every request calls
+    /// Logs the numbers of refusals that were not logged individually, if the log window is over. Every request calls
     /// this, so that the last refusals of a flood are logged too.
     pub(super) fn log_omitted(&self, now: Instant) {
         if self.log.has_omitted.load(Ordering::Relaxed) {

@@ -63,7 +63,7 @@ pub struct InboundRequest {
 
 /// The body of an operation: an object with known fields.
 pub trait RequestBody: Sized + JsonSchema {
-    /// `None` if a field is invalid. All invalid fields are recorded in `fields`.
+    /// Parses the fields. Returns `None` if a field is invalid. All invalid fields are recorded in `fields`.
     fn read(fields: &mut Fields) -> Option<Self>;
 }
 
@@ -75,11 +75,11 @@ pub trait FromField: Sized {
     fn schema() -> Schema;
 }
 
-/// A field as a body declares it: a value, or an `Option` of a value if the field is optional.
+/// The declared type of a field in a body: a value, or an `Option` of a value if the field is optional.
 pub trait Field: Sized {
     const REQUIRED: bool;
 
-    /// `None` if the field is invalid. The error is recorded in `fields`.
+    /// Takes the field `name`. Returns `None` if the field is invalid. The error is recorded in `fields`.
     fn take(fields: &mut Fields, name: &'static str) -> Option<Self>;
 
     fn schema() -> Schema;
@@ -91,7 +91,7 @@ pub struct InvalidField {
     pub message: Cow<'static, str>,
 }
 
-/// The fields of an object, taken one by one. Records every invalid field.
+/// Takes the fields of an object one by one, and records every invalid field.
 pub struct Fields {
     object: Map<String, Value>,
     invalid: Vec<FieldProblem>,
@@ -180,7 +180,7 @@ impl InboundRequest {
         if self.body.is_end_stream() { parse_fields(Map::new()) } else { self.read_json().await }
     }
 
-    /// The text of a form, for an operation that accepts nothing but a form.
+    /// Reads the text of a form, for an operation that accepts only a form.
     pub async fn read_form_text(&mut self) -> Result<String, Problem> {
         if !media_type(&self.headers).is_some_and(|essence| essence.eq_ignore_ascii_case(FORM_MEDIA_TYPE)) {
             let why = "send one Content-Type: application/x-www-form-urlencoded";
@@ -222,8 +222,8 @@ impl InboundRequest {
     ///
     /// # Errors
     ///
-    /// 413 if the body has more than `max_bytes` bytes or `max_lines` lines, or a line more than `max_line` bytes; 415
-    /// for another media type; 503 if the server has no memory for the body.
+    /// 413 if the body has more than `max_bytes` bytes or `max_lines` lines, or a line has more than `max_line` bytes;
+    /// 415 for another media type; 503 if the server has no memory for the body.
     pub async fn read_lines(
         &mut self,
         max_bytes: usize,
@@ -238,8 +238,8 @@ impl InboundRequest {
         require_no_content_coding(&self.headers)?;
         let deadline = Instant::now() + self.body_timeout;
         let (mut buffer, mut total, mut lines) = (Vec::new(), 0, 0);
-        // The beginning of the buffer has no line break up to here: each byte is looked at once, however small the
-        // frames are.
+        // The buffer has no line break before this index. So each byte is searched only once, even if the frames are
+        // small.
         let mut searched = 0;
         let mut take_lines = |buffer: &mut Vec<u8>, is_last: bool| -> Result<(), Problem> {
             let mut begin = 0;
@@ -327,8 +327,8 @@ fn media_type(headers: &HeaderMap) -> Option<&str> {
     only.to_str().ok()?.split(';').next().map(str::trim)
 }
 
-/// A form as an object of strings. A parameter must not occur twice (RFC 6749, 3.2). An empty parameter is the same as
-/// a missing parameter.
+/// Parses a form into an object of strings. A parameter must not occur twice (RFC 6749, 3.2). An empty parameter is the
+/// same as a missing parameter.
 pub fn parse_form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     let not_utf8 = || Problem::invalid_request("the body is not UTF-8");
     // The parser joins raw and decoded bytes, so it could turn a body that is not UTF-8 into valid text.
@@ -362,7 +362,7 @@ async fn collect_body(
     let mut bytes = Vec::with_capacity(reserved);
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Problem::invalid_request("the body is incomplete").with_cause(error))?;
-        // Trailers have no meaning here.
+        // Trailers are ignored.
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > MAX_BODY {
             return Err(payload_too_large());
@@ -449,8 +449,8 @@ fn parse_object_within(bytes: &[u8], bounds: Bounds) -> Result<Map<String, Value
 // === impl Fields ===
 
 impl Fields {
-    /// The value of the field. `None` if the field is missing, empty, of the wrong type or malformed; the error is
-    /// recorded.
+    /// Takes the value of the field. Returns `None` if the field is missing, empty, of the wrong type or malformed; the
+    /// error is recorded.
     pub fn take<T: FromField>(&mut self, field: &'static str) -> Option<T> {
         let read = match self.object.get(field) {
             None => Err(InvalidField::new(FieldCode::Missing, "is missing")),
@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_at_any_depth_has_no_duplicate_key() {
+    fn a_duplicate_key_is_rejected_at_any_depth() {
         assert_eq!(error_of(br#"{"email": "a", "email": "b"}"#), "the body has a duplicate key, at line 1");
         assert_eq!(error_of(br#"{"x": [{"y": 1, "y": 1}]}"#), "the body has a duplicate key, at line 1");
         // The same key in another spelling.
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_an_object_in_utf_8() {
+    fn a_body_must_be_an_object_in_utf_8() {
         assert_eq!(error_of(b"{\"name\": \"\xff\"}"), "the body is not UTF-8");
         assert_eq!(error_of(b"{\"name\": \"\xed\xa0\x80\"}"), "the body is not UTF-8");
         assert_eq!(error_of(b""), "the body is empty; send a JSON object");
@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_declared_as_json() {
+    fn a_body_must_be_declared_as_json() {
         for good in ["application/json", "Application/JSON", "application/json; charset=utf-8", "application/json;x=y"]
         {
             assert!(is_accepted(&[(CONTENT_TYPE, good)]), "{good}");

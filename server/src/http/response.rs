@@ -108,7 +108,7 @@ fn matches_etag(request_headers: &HeaderMap, tag: &str) -> bool {
 }
 
 impl Problem {
-    /// The response of every error; it must not be cached.
+    /// Returns the error response. It must not be cached.
     pub fn to_response(&self, request_id: &str) -> Response {
         let mut response = private_json(self.status, self.to_json(request_id));
         for (name, value) in &self.headers {

@@ -121,20 +121,20 @@ pub trait RouteTable: Copy + Eq + Send + Sync + 'static {
     fn name(self) -> &'static str;
 
     /// The path with `{APPID}` and other placeholders, as in the OpenAPI document.
-    fn template(self) -> &'static str;
+    fn path_template(self) -> &'static str;
 
     /// The paths of all routes.
     fn paths() -> &'static [PathPattern<Self>];
 
-    /// The routes of the path of a request; `None` if there are none. Nothing is decoded or normalized: every path has
-    /// exactly one spelling.
+    /// Finds the routes at the path of a request. Returns `None` if there is no route. Nothing is decoded or
+    /// normalized: every path has exactly one spelling.
     fn find(path: &str) -> Option<MatchedPath<'_, Self>> {
         Self::paths().iter().find_map(|pattern| pattern.matches(path))
     }
 
-    /// The path of a route that has no placeholder but `{APPID}`.
+    /// Returns the path of a route that has no placeholder except `{APPID}`.
     fn path(self, app: &AppId) -> String {
-        self.template().replace("{APPID}", app.as_str())
+        self.path_template().replace("{APPID}", app.as_str())
     }
 
     fn url(self, base: &IssuerUrl, app: &AppId) -> String {
@@ -169,7 +169,7 @@ macro_rules! declare_routes {
                 }
             }
 
-            fn template(self) -> &'static str {
+            fn path_template(self) -> &'static str {
                 match self {
                     $($(Self::$route => $template,)+)+
                 }
@@ -248,7 +248,7 @@ impl<R: RouteTable> PathPattern<R> {
         let mut paths: Vec<Self> = Vec::new();
         for route in R::ALL {
             let has_same_template =
-                |path: &&mut Self| path.routes.iter().any(|other| other.template() == route.template());
+                |path: &&mut Self| path.routes.iter().any(|other| other.path_template() == route.path_template());
             match paths.iter_mut().find(has_same_template) {
                 Some(path) => path.routes.push(*route),
                 None => paths.push(Self::from_route(*route)),
@@ -263,7 +263,7 @@ impl<R: RouteTable> PathPattern<R> {
     }
 
     fn from_route(route: R) -> Self {
-        let segments = route.template().split('/').map(|segment| match segment {
+        let segments = route.path_template().split('/').map(|segment| match segment {
             "{APPID}" => Segment::App,
             "{PROVIDER}" => Segment::Provider,
             "{SUFFIX}" => Segment::Suffix,
@@ -342,7 +342,7 @@ mod tests {
             let found = Route::find(&path).unwrap();
             let methods = route.verb().methods();
             assert_eq!(found.route_for(&methods[0].parse().unwrap()), Some(*route), "{path}");
-            assert_eq!(found.app, route.template().contains("{APPID}").then_some("shop"), "{path}");
+            assert_eq!(found.app, route.path_template().contains("{APPID}").then_some("shop"), "{path}");
             assert_eq!(!found.path_parameters.is_empty(), path.contains("an-item"), "{path}");
             assert!(methods.iter().all(|method| found.allow().contains(method)), "{path}");
         }

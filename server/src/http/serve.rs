@@ -40,7 +40,7 @@ use super::{
 
 /// Maximum size of a header block in bytes (specification: HTTP API, Request bodies).
 pub const MAX_HEADER_BYTES: usize = 32 * 1024;
-/// Maximum concurrent requests on one HTTP/2 connection: the least that RFC 9113, 6.5.2 recommends.
+/// Maximum concurrent requests on one HTTP/2 connection: the minimum that RFC 9113, 6.5.2 recommends.
 const MAX_STREAMS: u32 = 100;
 /// Flow-control window in bytes, per stream and per connection. It is the minimum that RFC 9113, 6.9.2 allows for a
 /// connection, because the cost of each connection includes a window. Bodies are read as they arrive, so the minimum is
@@ -87,7 +87,7 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
         sleep(drain.delay).await;
     });
     loop {
-        // Under a flood of connections, the requests that are being handled run first.
+        // The requests that are being handled run first, so that a flood of connections cannot starve them.
         yield_now().await;
         let accepted = tokio::select! {
             biased;
@@ -112,13 +112,13 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
             debug!(listener = service.listener(), client = %peer, "a client has its maximum number of connections");
             continue;
         };
-        // Responses are small and written in one piece: to wait until a packet is full would only delay them.
+        // Responses are small and written in one piece. Waiting until a packet is full would only delay them.
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "TCP_NODELAY could not be set");
         }
         let connection = serve_connection(builder.clone(), stream, peer, permit, service.clone(), drain.clone());
         let abandoned = abandoned.clone();
-        // Boxed, because tokio moves the future of a task several times.
+        // The future is boxed, because tokio moves the future of a task several times.
         connections.spawn(Box::pin(async move {
             tokio::select! {
                 () = abandoned.cancelled() => {}
@@ -151,8 +151,8 @@ async fn accept(listener: &TcpListener, service: &Service) -> io::Result<(TcpStr
 pub(super) fn connection_builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     // `TimeoutStream`, which is below hyper, enforces the header timeout. The buffer limits the header block: a larger
-    // block gets 431. A client can close its half of the connection after it has sent a request: the request is still
-    // finished.
+    // block gets 431. A client can close its half of the connection after it has sent a request. It still gets the
+    // response.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEADER_BYTES).half_close(true);
     // Rapid resets (CVE-2023-44487) are limited by h2's own defaults.
     builder
@@ -219,7 +219,8 @@ pub(super) async fn serve_connection<T>(
                 is_shutdown_sent = true;
                 connection.as_mut().graceful_shutdown();
             }
-            // Pings would keep an idle HTTP/2 connection open while other connections wait for its slots.
+            // An idle HTTP/2 connection is closed here. Otherwise pings would keep it open while other connections wait
+            // for its slots.
             if goaway_timer.is_none() && shared.is_idle_expired() {
                 goaway_timer = Some(Box::pin(sleep(goaway)));
                 connection.as_mut().graceful_shutdown();

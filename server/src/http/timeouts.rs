@@ -31,9 +31,9 @@ use super::{
 /// The timeouts of connections and requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// For the complete headers of a request.
+    /// Timeout for the complete headers of a request.
     pub head: Duration,
-    /// For the body of a request.
+    /// Timeout for the body of a request.
     pub body: Duration,
     /// How long a connection can stay open without a request. In HTTP/2, neither pings nor a response that the client
     /// does not read extend this time.
@@ -43,8 +43,9 @@ pub struct Timeouts {
     pub goaway: Duration,
     /// A client that reads nothing of its response for this long is considered gone.
     pub write: Duration,
-    /// How long to read what a client still sends after a response to a request that was not read completely. A closed
-    /// socket would answer these bytes with a reset, which can destroy the response on its way (RFC 9112, 9.6).
+    /// The client may still be sending when it gets the response to a request that was not read completely. The server
+    /// reads these bytes for this long. A closed socket would answer them with a reset, which can destroy the response
+    /// on its way (RFC 9112, 9.6).
     pub linger: Duration,
 }
 
@@ -79,7 +80,7 @@ pub struct ConnectionState {
     connection_waker: AtomicWaker,
 }
 
-/// A request that runs: it counts as running until this value is dropped.
+/// A running request. It counts as running until this value is dropped.
 pub struct ActiveRequest {
     shared: Arc<ConnectionState>,
     is_alone: bool,
@@ -97,7 +98,7 @@ pub struct TimeoutStream<T> {
     read_state: ReadState,
     /// The value of `ConnectionState::activity` at the last check.
     seen_activity: u64,
-    /// Bytes read of the current HTTP/1 header block.
+    /// The number of bytes of the current HTTP/1 header block that have been read.
     head_bytes: usize,
     read_timer: Pin<Box<Sleep>>,
     write_timer: Option<Pin<Box<Sleep>>>,
@@ -144,7 +145,7 @@ impl Timeouts {
         head: Duration::from_secs(10),
         body: Duration::from_secs(30),
         idle: Duration::from_secs(75),
-        // A drain waits just as long for running requests.
+        // As long as a drain waits for running requests.
         goaway: Duration::from_secs(35),
         write: Duration::from_secs(30),
         linger: Duration::from_secs(1),

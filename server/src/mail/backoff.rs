@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The delay after the first failure, the second, …; the last one repeats.
+/// The delays after the first failure, the second failure and so on. The last delay repeats.
 const DELAYS: [Duration; 7] = [
     Duration::from_secs(5),
     Duration::from_secs(15),
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_grow_to_an_hour_and_stay() {
+    fn delays_grow_to_an_hour_and_stay_there() {
         let waits: Vec<_> = (0..9).map(|attempts| after_failure(attempts, 0.5).unwrap().as_secs()).collect();
         assert_eq!(waits, [5, 15, 60, 300, 900, 1800, 3600, 3600, 3600]);
     }
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_is_a_fifth_to_each_side() {
+    fn jitter_is_at_most_a_fifth_in_each_direction() {
         assert_eq!(after_failure(0, 0.0), Some(Duration::from_secs(4)));
         assert_eq!(after_failure(0, 1.0), Some(Duration::from_secs(6)));
         assert_eq!(after_failure(0, 7.0), Some(Duration::from_secs(6)));

@@ -75,7 +75,7 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
     async fn deliver_mail(&self, claimed: &ClaimedRow, mail: &Mail, former: Option<&Email>) -> DeliveryOutcome {
         let (outcome, attempt) = match self.try_deliver_mail(claimed, mail, former).await {
             Ok(outcomes) => outcomes,
-            // Nothing was sent, so this is not an attempt.
+            // Nothing was sent, so this does not count as an attempt.
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 warn!(app = %claimed.app, row = %claimed.id, error, "a store is unavailable; the mail waits");
@@ -354,7 +354,7 @@ fn recipient(user: &User, kind: MailKind, former: Option<&Email>) -> Option<Reci
     }
 }
 
-/// The relay and the sender for mails of the App. `None` if the relay or the sender is missing now: the mail then
+/// Returns the relay and the sender for mails of the App, or `None` if one of them is currently missing. The mail then
 /// waits.
 pub(super) fn route(app: &AppId, display_name: &str, mail: &RenderedMail, settings: &MailSettings) -> Option<Route> {
     let own_sender = mail.from.as_ref().and_then(|from| parse_mailbox(from.as_str()));
@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_relay_of_an_app_sends_as_the_app() {
+    fn the_relay_of_an_app_sends_as_the_app() {
         let route = |from| route_summary(&mail(from, RenderedSmtp::Own(relay("own"))), true);
         let expected = |from: &str| Some(("own".to_owned(), from.to_owned(), None, true));
         assert_eq!(route(Some("hello@shop.example.com")), expected("The Shop <hello@shop.example.com>"));
@@ -609,11 +609,11 @@ mod tests {
         }
 
         async fn user_by_email(&self, _: &AppId, _: &Email) -> Result<Option<User>, StoreError> {
-            unreachable!("a mail goes to a user")
+            unreachable!("a delivery reads its user by id")
         }
 
         async fn login_candidate(&self, _: &AppId, _: &Email) -> Result<LoginCandidate, StoreError> {
-            unreachable!("a mail is no login")
+            unreachable!("a delivery is not a login")
         }
 
         async fn create_user(&self, _: &AppId, _: NewUser, _: Option<Mail>) -> Result<CreateUserOutcome, StoreError> {
@@ -737,7 +737,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_code_in_the_mail_is_the_stored_one() {
+    async fn the_code_in_the_mail_is_the_stored_code() {
         let (port, received) = listener(&[]).await;
         let stores = FakeStores { user: Some(user()), codes: Some(Mutex::default()), replication: None };
         let delivery = deliverer(stores, port);
@@ -785,7 +785,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_permanent_rejection_of_the_recipient_makes_a_dead_letter_and_a_temporary_one_a_retry() {
+    async fn a_permanent_rejection_of_the_recipient_makes_a_dead_letter_and_a_temporary_rejection_is_retried() {
         let deliver = async |replies: &'static [(&'static str, &'static str)]| {
             let (port, _received) = listener(replies).await;
             let stores = FakeStores { user: Some(user()), codes: Some(Mutex::default()), replication: None };

@@ -4,12 +4,12 @@ use latchkey_crds::types::LinkTemplate;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 /// The characters that are percent-encoded: all except the unreserved ones (RFC 3986, section 2.3).
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const PERCENT_ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Fills the code and the email address into the link. The page behind the link must post the code: opening the link
 /// alone changes nothing, because link scanners open it before the user does.
 pub(super) fn fill_template(template: &LinkTemplate, code: &str, email: &str) -> String {
-    let encoded = |text| utf8_percent_encode(text, RESERVED).to_string();
+    let encoded = |text| utf8_percent_encode(text, PERCENT_ENCODED).to_string();
     // The encoded values contain no braces, so the order of the two replacements does not matter.
     template.as_str().replace("{code}", &encoded(code)).replace("{email}", &encoded(email))
 }

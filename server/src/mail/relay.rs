@@ -349,7 +349,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_carriage_return_is_sent_only_with_a_line_feed_and_nul_never() {
+    fn a_carriage_return_is_sent_only_with_a_line_feed_and_nul_is_never_sent() {
         let mut mail = test_mail();
         mail.content.text = "one\r\0two\r\nthree\n\r.\rMAIL FROM:<evil@example.com>".to_owned();
         mail.content.html = "<p>\r</p>".to_owned();
@@ -360,7 +360,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn a_rejection_names_stage_and_code_and_no_text_of_the_peer() {
+    async fn a_rejection_names_the_stage_and_the_code_but_contains_no_text_of_the_peer() {
         let cases: [(Replies, SendError, &str); 6] = [
             (
                 &[("greeting", "554 go away\r\n")],
@@ -454,7 +454,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn a_rejected_login_is_reported_and_not_permanent() {
+    async fn a_rejected_login_is_reported_as_an_error_that_is_not_permanent() {
         let (port, received) = test_relay(&[("EHLO", "250 AUTH PLAIN\r\n"), ("AUTH", "535 who?\r\n")]).await;
         let mut route = route(port, SmtpTls::None);
         route.relay.username = Some(SecretString::new("shop"));

@@ -6,7 +6,7 @@ use super::settings::MailSettings;
 /// 2525.
 const MAIL_PORTS: [u16; 4] = [25, 465, 587, 2525];
 
-/// Whether an App's own relay can have this port. In an allowed private network, too, only mail ports are allowed,
+/// Whether an App's own relay can have this port. Even in an allowed private network, only mail ports are allowed,
 /// because the network can also contain, for example, Redis.
 pub(super) fn is_port_allowed(settings: &MailSettings, port: u16) -> bool {
     settings.reach.allow_insecure || MAIL_PORTS.contains(&port)

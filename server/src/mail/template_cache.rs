@@ -33,7 +33,7 @@ struct CompiledSet {
 // === impl TemplateCache ===
 
 impl TemplateCache {
-    /// The templates of these sources. `app` names the App in the log.
+    /// Returns the compiled templates of these sources. `app` names the App in the log.
     pub(super) fn get(&self, app: &str, sources: &Sources) -> Arc<AppTemplates> {
         if let Some(templates) = self.find(sources) {
             return templates;

@@ -1,4 +1,4 @@
-//! The texts of mails: default templates, which an App can replace by its own.
+//! The texts of mails: default templates, which an App can replace with its own templates.
 
 use std::{
     collections::BTreeMap,

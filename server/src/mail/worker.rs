@@ -312,7 +312,7 @@ mod tests {
         }
 
         async fn backlog(&self) -> Result<OutboxBacklog, StoreError> {
-            unreachable!("the scheduler does not ask")
+            unreachable!("the scheduler does not read the backlog")
         }
     }
 
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rows_are_found_by_polling_alone() {
+    async fn rows_are_found_by_polling_without_a_notification() {
         let mut running = run(FakeOutbox::with(&[]));
         running.outbox.add("shop", 1);
         assert_eq!(running.wait_for_started_apps(1).await, ["shop"]);

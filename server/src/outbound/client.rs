@@ -156,7 +156,7 @@ impl OutboundConnector {
         };
         for address in addresses {
             if let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
-                // Requests are small, and the caller waits for the response.
+                // TCP_NODELAY, because requests are small, and the caller waits for the response.
                 let _ = stream.set_nodelay(true);
                 return Ok(TokioIo::new(stream));
             }

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_private_network_is_allowed_and_no_other() {
+    fn only_listed_private_networks_are_allowed() {
         let policy = OutboundPolicy {
             private_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd00:1::/32".parse().unwrap()],
             ..OutboundPolicy::default()

@@ -24,8 +24,8 @@ impl OutboundProxy {
         Self::new(&get(["HTTPS_PROXY", "https_proxy"]), &get(["NO_PROXY", "no_proxy"]))
     }
 
-    /// `no_proxy`: IP addresses, networks and host names, separated by commas. A host name includes its subdomains. An
-    /// empty `url` means no proxy.
+    /// Parses the two values. An empty `url` means no proxy. `no_proxy`: IP addresses, networks and host names,
+    /// separated by commas. A host name includes its subdomains.
     pub fn new(url: &str, no_proxy: &str) -> Result<Self, InvalidProxyUrl> {
         if url.is_empty() {
             return Ok(Self(None));

@@ -14,7 +14,7 @@ use crate::domain::identity::UnusableReason;
 
 /// Lifetime of a client secret. Apple accepts up to six months, but a short lifetime costs nothing, because the server
 /// signs the secret itself.
-const LIFETIME: Duration = Duration::HOUR;
+const SECRET_LIFETIME: Duration = Duration::HOUR;
 /// A secret is renewed this long before it expires. This allows for clock differences and for the duration of a
 /// request.
 const RENEWAL_MARGIN: Duration = Duration::minutes(10);
@@ -59,7 +59,7 @@ impl ClientSecrets {
         if cached.len() >= MAX_CACHED_SECRETS {
             cached.clear();
         }
-        let expires_at = now + LIFETIME;
+        let expires_at = now + SECRET_LIFETIME;
         let (iat, exp) = (now.unix_timestamp(), expires_at.unix_timestamp());
         let claims = Claims { iss: team, iat, exp, aud: AUDIENCE, sub: client_id };
         let header = Header { kid: Some(key_id.to_owned()), ..Header::new(Algorithm::ES256) };
@@ -117,8 +117,8 @@ mod tests {
         let (secrets, settings) = (ClientSecrets::default(), apple());
         let get = |at| secrets.get(&client(&settings), at).unwrap();
         let first = get(NOW);
-        assert_eq!(get(NOW + LIFETIME - RENEWAL_MARGIN - Duration::SECOND), first);
-        assert_ne!(get(NOW + LIFETIME - RENEWAL_MARGIN), first);
+        assert_eq!(get(NOW + SECRET_LIFETIME - RENEWAL_MARGIN - Duration::SECOND), first);
+        assert_ne!(get(NOW + SECRET_LIFETIME - RENEWAL_MARGIN), first);
     }
 
     #[test]

@@ -22,7 +22,8 @@ pub fn identity_authority(settings: &ProviderSettings, given: Option<&str>) -> O
     given.is_none_or(|given| given == authority).then_some(authority)
 }
 
-/// `tenant` is a tenant ID, a domain of the tenant, `common`, `organizations` or `consumers`.
+/// Returns the authority of a Microsoft identity. `tenant` is a tenant ID, a domain of the tenant, `common`,
+/// `organizations` or `consumers`.
 fn microsoft_authority(tenant: &str, given: Option<&str>) -> Option<String> {
     let fixed = if tenant == "consumers" { MICROSOFT_CONSUMERS_TENANT } else { tenant };
     if is_tenant_id(fixed) {

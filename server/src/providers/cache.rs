@@ -97,8 +97,8 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
         }
     }
 
-    /// A newer document than `stale`, because `stale` lacks what the caller needs. `None` if the fetch fails. Also
-    /// `None` if the last fetch for this reason has ended, but began less than [`RETRY_INTERVAL`] ago.
+    /// Returns a newer document than `stale`, which lacks what the caller needs. Returns `None` if the fetch fails.
+    /// Also returns `None` if the last fetch for this reason has ended, but began less than [`RETRY_INTERVAL`] ago.
     pub(super) async fn get_newer(
         &self,
         url: &str,
@@ -114,7 +114,7 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
                 _ => {}
             }
             if state.last_miss.is_some_and(|at| now - at < RETRY_INTERVAL) {
-                // Callers that miss something at the same time share one fetch.
+                // Callers that need a newer document at the same time share one fetch.
                 state.fetch.clone()?
             } else {
                 state.last_miss = Some(now);

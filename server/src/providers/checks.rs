@@ -117,8 +117,9 @@ impl SocialProviders {
         Some(self.0.run_check(&client, callback).await)
     }
 
-    /// Checks now whether the provider can be reached and accepts the client. `None` if the Provider cannot be checked:
-    /// its preset is unknown, its option `claims` is invalid, its secret is missing, or no permit is free.
+    /// Checks immediately whether the provider can be reached and accepts the client. Returns `None` if the Provider
+    /// cannot be checked: its preset is unknown, its option `claims` is invalid, its secret is missing, or no permit is
+    /// free.
     pub async fn check(&self, namespace: &str, provider: &RenderedProvider, callback: &str) -> Option<Reason> {
         let key = Arc::new((namespace.to_owned(), provider.resource.clone()));
         let permit = self.0.permits.try_acquire_for_check(&key).ok()?;
@@ -172,7 +173,7 @@ fn with_jitter(duration: Duration, random_unit: f64) -> Duration {
 impl Inner {
     async fn run_check(&self, client: &ProviderConfig<'_>, callback: &str) -> Reason {
         let check = async { Ok(self.check_provider(client, callback).await) };
-        // The only error is the timeout of the whole check.
+        // `run_operation` fails only if the whole check times out.
         self.run_operation(client, check).await.unwrap_or(Reason::TokenEndpointFailed)
     }
 

@@ -17,7 +17,7 @@ use crate::domain::identity::{InvalidCallback, InvalidResponse, ProviderEndpoint
 /// Maximum length of a URL in a document, in bytes. It bounds the memory of cached documents, which contain the URLs.
 pub(super) const MAX_URL_LENGTH: usize = 2048;
 
-/// What the cache keeps of a discovery document: a few small values.
+/// The few small values of a discovery document that the cache keeps.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     pub(super) issuer: String,

@@ -124,7 +124,7 @@ struct Header {
     crit: Option<IgnoredAny>,
 }
 
-/// The algorithms in a provider's list that this server supports. RS256 if the list is empty.
+/// Returns the algorithms in a provider's list that this server supports, or RS256 if the list is empty.
 pub(super) fn allowed_algorithms(listed: &[String]) -> Vec<Algorithm> {
     if listed.is_empty() {
         return vec![Algorithm::RS256];
@@ -136,8 +136,8 @@ pub(super) fn allowed_algorithms(listed: &[String]) -> Vec<Algorithm> {
 // === impl KeySet ===
 
 impl KeySet {
-    /// Parses a key set within [`super::RESPONSE_BOUNDS`]. Skips shared secrets, keys for another use than signatures,
-    /// keys of an unknown type, and keys with members that are too long.
+    /// Parses a key set within [`super::RESPONSE_BOUNDS`]. Skips shared secrets, keys that are not for signatures, keys
+    /// of an unknown type, and keys with members that are too long.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidResponse> {
         Self::from_document(&super::parse(body)?).ok_or(InvalidResponse::Incomplete)
     }
@@ -270,7 +270,7 @@ impl UnvalidatedClaims {
 // === impl TokenParts ===
 
 impl<'a> TokenParts<'a> {
-    /// Splits a token and parses its header only.
+    /// Splits a token, and parses only its header.
     fn parse(token: &'a str) -> Result<Self, InvalidProviderToken> {
         if token.len() > MAX_TOKEN_LENGTH {
             return Err(InvalidProviderToken::Malformed);
@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_flow_the_audience_is_the_flows_client() {
+    fn in_a_flow_the_audience_must_be_the_client_of_the_flow() {
         let flow = |aud: Value| validate(json!({ "aud": aud }), FLOW);
         assert_eq!(flow(json!("ours")), None);
         assert_eq!(flow(json!(["ours"])), None);
@@ -650,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn at_login_the_audience_is_any_accepted_client() {
+    fn at_login_the_audience_can_be_any_accepted_client() {
         let login = |change| validate(change, TokenOrigin::Login { nonce: None });
         for aud in [json!("ours"), json!("ours-too"), json!(["ours", "ours-too"])] {
             assert_eq!(login(json!({ "aud": aud })), None);
@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn the_authorized_party_is_our_client() {
+    fn the_authorized_party_must_be_our_client() {
         assert_eq!(validate(json!({ "azp": "ours" }), FLOW), None);
         for azp in [json!("theirs"), json!(""), json!(7), json!("ours-too")] {
             assert_eq!(validate(json!({ "azp": azp }), FLOW), Some(InvalidProviderToken::AuthorizedParty), "{azp}");

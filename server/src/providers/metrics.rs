@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_counted_by_preset_place_and_outcome() {
+    fn a_call_is_counted_by_preset_endpoint_and_outcome() {
         let metrics = Metrics::new();
         let target = CallTarget { preset: "github", endpoint: ProviderEndpoint::Token };
         for result in [

@@ -207,8 +207,8 @@ impl fmt::Debug for SocialProviders {
 // === impl Inner ===
 
 impl Inner {
-    /// Runs `work` with the timeout [`CALL_TIMEOUT`]. Counts the outcome of a client's operation, but not that of a
-    /// check ([`checks`]).
+    /// Runs `work` with the timeout [`CALL_TIMEOUT`]. Counts the outcome of a client's operation, but not the outcome
+    /// of a check ([`checks`]).
     async fn run_operation<T>(
         &self,
         client: &ProviderConfig<'_>,
@@ -222,7 +222,7 @@ impl Inner {
     }
 
     /// Validates an ID token. If its key is unknown, fetches newer keys and validates the token with them. The outer
-    /// error is a failed call of the provider; the inner error is what is wrong with the token.
+    /// error is a failed call of the provider; the inner error says what is wrong with the token.
     async fn validate_id_token(
         &self,
         client: &ProviderConfig<'_>,

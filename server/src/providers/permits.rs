@@ -9,9 +9,10 @@ use crate::domain::{
     identity::{ProviderOperation, UnavailableReason},
 };
 
-/// Maximum number of permits in use on a server. An operation reads one response at a time: a body of at most 64 KiB
-/// ([`super::http::MAX_RESPONSE_BODY`]) after a head of at most 32 KiB ([`crate::outbound::client::MAX_RESPONSE_HEAD`]). A growing
-/// buffer takes up to twice the size of its content, so the responses of all operations take at most 24 MiB in total.
+/// Maximum number of permits in use on a server. An operation reads one response at a time, which consists of a body of
+/// at most 64 KiB ([`super::http::MAX_RESPONSE_BODY`]) after a head of at most 32 KiB
+/// ([`crate::outbound::client::MAX_RESPONSE_HEAD`]). A growing buffer takes up to twice the size of its content, so the
+/// responses of all operations take at most 24 MiB in total.
 const MAX_PER_SERVER: usize = 128;
 /// One namespace gets at most half of all permits, in case all its Providers hang. A namespace that holds as
 /// many permits as are still free gets no further permit: when the Providers of seven namespaces hang, an eighth
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_provider_has_thirty_two_permits_and_no_more() {
+    fn a_provider_has_at_most_thirty_two_permits() {
         let (permits, github) = (Permits::default(), provider("shop", "github"));
         let mut acquired = acquire_all(&permits, &github, addresses(2, 100));
         assert_eq!(acquired.len(), 32);

@@ -68,7 +68,7 @@ pub(super) enum ClientAuthenticationMethod {
     Discovered,
     /// The Provider's `clientAuthentication`.
     Configured,
-    /// As [`Self::Post`]. The client secret is a JWT that the server signs with the private key from Apple.
+    /// Like [`Self::Post`], but the client secret is a JWT that the server signs with the private key from Apple.
     AppleKey,
 }
 
@@ -116,7 +116,7 @@ pub(super) struct AddressList {
 #[derive(Debug)]
 pub(super) enum ClaimNames {
     Fixed {
-        /// The values of several claims are joined with hyphens, because one value alone is not unique.
+        /// If there are several claims, their values are joined with hyphens, because a single value is not unique.
         subject: &'static [&'static str],
         email: Option<&'static str>,
         verified: EmailVerificationSource,
@@ -155,8 +155,8 @@ pub(super) enum TokenCheck {
         authentication: CheckAuthentication,
         /// A member of the response that must be `true`.
         valid_member: Option<&'static str>,
-        /// Members of the response with a client ID. At least one must be present. Each one that is present must be one
-        /// of our client IDs.
+        /// Members of the response with a client ID. At least one must be present. Each member that is present must
+        /// contain one of our client IDs.
         client_id_members: &'static [&'static str],
         /// A member of the response that must equal the profile's subject.
         subject: Option<&'static str>,
@@ -709,7 +709,7 @@ pub(super) static PRESETS: [Preset; 15] = [
     },
 ];
 
-/// `None` for an unknown preset, for example a preset of a later version.
+/// Finds a preset. Returns `None` if it is unknown, for example because it is a preset of a later version.
 pub(super) fn find_preset(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name)
 }

@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn little_of_a_large_response_is_kept() {
+    fn only_small_parts_of_a_large_response_are_kept() {
         let claims = json!({ "claims": { "email": "email", "emailVerified": "email_verified", "name": "name" } });
         let settings = test_settings("oidc", claims);
         let client = test_client(&settings).unwrap();

@@ -1,5 +1,5 @@
-//! The struct of all stores. The files next to this file and the files in `redis/stores` and `postgres` implement the
-//! ports.
+//! The struct of all stores. The other files in this folder, and the files in `redis/stores` and `postgres`, implement
+//! the ports.
 
 use super::{postgres::PostgresStore, redis::RedisStore};
 use crate::{hashing::HashingPool, providers::SocialProviders};

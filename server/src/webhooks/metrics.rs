@@ -40,7 +40,7 @@ struct DeliveryLabels {
 // === impl WebhookMetrics ===
 
 impl WebhookMetrics {
-    /// `registry` must add the prefix `webhook`.
+    /// Registers the metrics. `registry` must add the prefix `webhook`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
             deliveries: Family::default(),
@@ -55,7 +55,7 @@ impl WebhookMetrics {
         let help = "Attempts to send an event to a receiver, by outcome";
         registry.register("deliveries", help, metrics.deliveries.clone());
         registry.register("due", "Events that are due", metrics.due.clone());
-        let help = "How long the event that is due for the longest time has been due";
+        let help = "How long the oldest due event has been due";
         registry.register("oldest_due_seconds", help, metrics.oldest_due_seconds.clone());
         registry.register("dead", "Events whose delivery was given up", metrics.dead.clone());
         metrics

@@ -18,20 +18,21 @@ use crate::{
     domain::{
         clock::Env,
         ports::{DeliveryState, KnownWebhook, WebhookEvents, WebhookKey},
-        webhook::{Delivery, Push, Webhook},
+        webhook::{Delivery, PushTarget, Webhook},
     },
 };
 
 /// The average time between two reports.
-const INTERVAL: Duration = Duration::from_secs(10);
-/// The number of webhooks of one query.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
+/// The maximum number of webhooks in one query.
 const WEBHOOKS_PER_QUERY: usize = 500;
 /// The number of failures in a row after which the receiver counts as failing.
 const MANY_FAILURES: u32 = 10;
 /// The age of the oldest event after which the consumer counts as being behind.
 const MAX_DELAY: time::Duration = time::Duration::hours(24);
 
-/// Reports the states of all webhooks until the future is dropped. Without Postgres, the last reports stay.
+/// Reports the states of all webhooks until the future is dropped. While Postgres is unavailable, the last reports
+/// stay.
 pub async fn report_states<S: WebhookEvents>(stores: S, apps: Arc<Apps>, env: Env) {
     loop {
         let apps_with_webhooks: HashMap<AppId, _> =
@@ -66,14 +67,15 @@ pub async fn report_states<S: WebhookEvents>(stores: S, apps: Arc<Apps>, env: En
                 apps.report_webhooks(app, states);
             }
         }
-        sleep(INTERVAL.mul_f64(0.5 + env.random_unit())).await;
+        sleep(REPORT_INTERVAL.mul_f64(0.5 + env.random_unit())).await;
     }
 }
 
-/// `None` if nothing can be said: the webhook has no usable key, which the condition `ResolvedRefs` says.
+/// Returns the state of a webhook, or `None` if it has no usable key. The condition `ResolvedRefs` reports a missing
+/// key.
 fn state_of(webhook: &Webhook, known: &DeliveryState, now: OffsetDateTime) -> Option<WebhookState> {
     Some(match &webhook.delivery {
-        Delivery::Push(Push { keys: None, .. }) => return None,
+        Delivery::Push(PushTarget { keys: None, .. }) => return None,
         Delivery::Push(_) if known.stopped_for.as_ref() == Some(&webhook.fingerprint) => WebhookState::ReceiverGone,
         Delivery::Push(_) if known.failures >= MANY_FAILURES => WebhookState::ReceiverFails,
         Delivery::Pull(_) if known.oldest.is_some_and(|oldest| now - oldest > MAX_DELAY) => {

@@ -18,7 +18,7 @@ use crate::{
         clock::Env,
         identity::UnavailableReason,
         ports::{ClaimedEvent, EventOutcome},
-        webhook::{Delivery, Push, SigningKeys, Webhook, retry_delay},
+        webhook::{Delivery, PushTarget, SigningKeys, Webhook, retry_delay},
     },
     outbound::{
         OutboundPolicy,
@@ -31,13 +31,13 @@ use crate::{
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of bytes of a response body that are read, so that its connection can be used again. Nothing of
 /// the body is kept.
-const MAX_DISCARDED: usize = 64 * 1024;
+const MAX_DISCARDED_BYTES: usize = 64 * 1024;
 /// How long the body of a response is read.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
-/// Idle connections are few and short: an installation can have many receivers.
+/// Few idle connections are kept, and only briefly, because an installation can have many receivers.
 const POOL: PoolLimits = PoolLimits { max_idle_per_host: 1, idle_timeout: Duration::from_secs(5) };
-/// The delay before the server looks again for a webhook that it does not know now.
-const WAIT: Duration = Duration::from_secs(30);
+/// The delay before the server retries an event whose webhook it currently does not know or cannot sign for.
+const UNKNOWN_WEBHOOK_DELAY: Duration = Duration::from_secs(30);
 
 /// Sends events to the receivers of all Apps.
 pub struct EventSender {
@@ -66,7 +66,7 @@ impl EventSender {
 
     async fn post(
         &self,
-        push: &Push,
+        push: &PushTarget,
         keys: &SigningKeys,
         claimed: &ClaimedEvent,
         webhook: &Webhook,
@@ -87,7 +87,7 @@ impl EventSender {
         let response = timeout(DELIVERY_TIMEOUT, self.client.request(request)).await;
         let response = response.unwrap_or(Err(UnavailableReason::Timeout)).map_err(DeliveryError::Unavailable)?;
         let (head, body) = response.into_parts();
-        // The status decides. The body only decides whether the connection can be used again.
+        // Only the status matters. The body is read so that the connection can be used again.
         let _ = timeout(DISCARD_TIMEOUT, discard(body)).await;
         if head.status.is_success() {
             return Ok(());
@@ -115,7 +115,7 @@ impl Sender for EventSender {
     fn namespace_if_sendable(&self, app: &str, webhook: &str) -> Option<String> {
         let app = self.apps.get(app)?;
         let webhook = app.webhook(webhook)?;
-        let has_keys = matches!(&webhook.delivery, Delivery::Push(Push { keys: Some(_), .. }));
+        let has_keys = matches!(&webhook.delivery, Delivery::Push(PushTarget { keys: Some(_), .. }));
         has_keys.then(|| app.doc.namespace.clone())
     }
 
@@ -123,9 +123,9 @@ impl Sender for EventSender {
         let app = self.apps.get(claimed.key.app.as_str());
         let webhook = app.as_deref().and_then(|app| app.webhook(claimed.key.webhook.as_str()));
         let Some((webhook, Delivery::Push(push))) = webhook.map(|webhook| (webhook, &webhook.delivery)) else {
-            return EventOutcome::Wait { after: WAIT };
+            return EventOutcome::Wait { after: UNKNOWN_WEBHOOK_DELAY };
         };
-        let Some(keys) = &push.keys else { return EventOutcome::Wait { after: WAIT } };
+        let Some(keys) = &push.keys else { return EventOutcome::Wait { after: UNKNOWN_WEBHOOK_DELAY } };
         if claimed.stopped_for.as_ref() == Some(&webhook.fingerprint) {
             return EventOutcome::Stopped {
                 error: "the receiver responded with status 410 earlier; change the webhook or its Secret, and retry"
@@ -139,18 +139,18 @@ impl Sender for EventSender {
     }
 }
 
-/// Reads and discards the body. An error does not matter: the status has been received.
+/// Reads and discards the body. Errors are ignored, because the status has been received.
 async fn discard(mut body: Incoming) {
     let mut discarded = 0;
     while let Some(Ok(frame)) = body.frame().await {
         discarded += frame.data_ref().map_or(0, bytes::Bytes::len);
-        if discarded > MAX_DISCARDED {
+        if discarded > MAX_DISCARDED_BYTES {
             return;
         }
     }
 }
 
-/// `Retry-After` in seconds. Another form counts as absent.
+/// Returns `Retry-After` if it is a number of seconds. Any other form is ignored.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))

@@ -19,7 +19,7 @@ use crate::{
 /// How long one run deletes events. The next run, an hour later, deletes the rest.
 const MAX_DELETE_TIME: Duration = Duration::from_secs(60);
 
-/// What the sweep does with a webhook.
+/// How the sweep treats a webhook.
 enum Sweep {
     /// There is no document of the App.
     WithoutApp,
@@ -29,9 +29,9 @@ enum Sweep {
 }
 
 /// Removes events of removed webhooks, old dead letters, and events that consumers did not fetch; gives up old
-/// deliveries. Returns how many events were removed. Events of an App without a document stay until its users are
-/// deleted. The deletion deletes the events too, unless a server of an earlier version, which does not know them,
-/// completes it. The webhooks take turns.
+/// deliveries. Returns how many events were removed. Events of an App without a document stay until the App's users are
+/// deleted. That deletion usually deletes the events, too. A server of an earlier version does not know them, so this
+/// sweep deletes what such a server left. The webhooks take turns.
 pub async fn remove_old_events(stores: &Stores, apps: &Apps, metrics: &WebhookMetrics) -> Result<u64, StoreError> {
     let postgres = &stores.postgres;
     let end = Instant::now() + MAX_DELETE_TIME;

@@ -1,5 +1,5 @@
-//! Claims due events and sends them concurrently, so that no receiver delays another one. Events have workers of their
-//! own, so that receivers do not delay mails either.
+//! Claims due events and sends them concurrently, so that no receiver delays another one. Mails have a separate worker,
+//! so that receivers do not delay mails either.
 
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
@@ -20,20 +20,22 @@ use crate::domain::{
 
 /// The maximum number of events that the server sends at the same time.
 const MAX_IN_FLIGHT: usize = 64;
-/// The maximum number of them for the Apps of one namespace. One tenant cannot use up the deliveries of a server.
+/// The maximum number of these events for the Apps of one namespace, so that one tenant cannot use up the deliveries of
+/// a server.
 const MAX_IN_FLIGHT_PER_NAMESPACE: usize = MAX_IN_FLIGHT / 2;
-/// The maximum number of webhooks whose events are claimed together. If more have due events, each claim takes others.
+/// The maximum number of webhooks whose events are claimed together. If more webhooks have due events, each claim
+/// starts at a random one of them.
 const MAX_WEBHOOKS_PER_CLAIM: usize = 4 * MAX_IN_FLIGHT;
 /// The minimum time between two claims, so that many notifications cause few claims.
 const CLAIM_INTERVAL: Duration = Duration::from_millis(20);
-/// How long a claimed event belongs to the server that claimed it: longer than a delivery (10 s) and the end of its
-/// claim. After this time, other servers can claim the events of a dead server.
+/// How long a claimed event belongs to the server that claimed it: longer than a delivery (10 s) and the storing of its
+/// outcome. After this time, other servers can claim the events of a dead server.
 const LEASE: Duration = Duration::from_secs(60);
 /// How often the queue is polled if there is no notification.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the metrics of the backlog are updated.
 const BACKLOG_INTERVAL: Duration = Duration::from_secs(15);
-/// How long running deliveries can continue at shutdown: the timeout of a delivery and the end of its claim.
+/// How long running deliveries can continue at shutdown: the timeout of a delivery, and the time to store its outcome.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Sends one event.
@@ -48,7 +50,7 @@ pub trait Sender: Send + Sync + 'static {
 #[derive(Clone, Default)]
 struct InFlight(Arc<Mutex<HashMap<String, usize>>>);
 
-/// One event that is being sent. Dropping it ends the count.
+/// One event that is being sent. It counts until this value is dropped.
 struct InFlightEvent {
     counts: InFlight,
     namespace: String,
@@ -69,8 +71,8 @@ impl<S: WebhookEvents + Send + Sync + 'static> WebhookWorker<S, super::EventSend
         Self { stores: Arc::new(stores), sender: Arc::new(sender), env, metrics }
     }
 
-    /// Runs until `shutdown`, then waits at most [`DRAIN_TIMEOUT`] for running deliveries. An event whose claim has not
-    /// ended can be claimed again when its lease ends.
+    /// Runs until `shutdown`, then waits at most [`DRAIN_TIMEOUT`] for running deliveries. An event whose outcome is
+    /// not stored can be claimed again when its lease ends.
     pub async fn run(self, shutdown: CancellationToken) {
         tokio::join!(self.schedule(&shutdown), self.report_backlog(&shutdown));
     }
@@ -133,7 +135,7 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
         }
     }
 
-    /// Claims up to `limit` events, for each namespace at most as many as it has room.
+    /// Claims up to `limit` events, but for each namespace at most as many as it has room for.
     async fn claim(
         &self,
         limit: usize,
@@ -174,8 +176,8 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
             if let Ok(backlog) = backlog {
                 self.metrics.set_backlog(backlog);
             }
-            // Batches, until none is left: requests of outsiders write these events. After an error, the next run deletes
-            // the rest.
+            // Deletes batches until no event is left, because requests of outsiders create these events. After an
+            // error, the next run deletes the rest.
             while !shutdown.is_cancelled()
                 && self.stores.delete_undeliverable_events().await.is_ok_and(|deleted| deleted > 0)
             {}
@@ -195,7 +197,7 @@ async fn wait_for_notification(notifications: &mut Receiver<String>, earliest: I
             sleep_until(earliest).await;
             while notifications.try_recv().is_ok() {}
         }
-        // The sender is gone: only polling is left.
+        // No more notifications come, so events are found only by polling.
         Err(RecvError::Closed) => std::future::pending().await,
     }
 }
@@ -210,7 +212,7 @@ async fn deliver<S: WebhookEvents, D: Sender>(
     let lease_end = Instant::now() + LEASE;
     let outcome = sender.send(&claimed).await;
     metrics.count(DeliveryOutcome::of(&outcome), 1);
-    // If the claim does not end, the event is sent again. Therefore the end is tried until the lease ends.
+    // If the outcome is not stored, the event is sent again. Therefore storing is retried until the lease ends.
     let mut pause = Duration::from_millis(100);
     while let Err(error) = stores.finish_event(&claimed, outcome.clone()).await {
         if Instant::now() + pause >= lease_end {
@@ -237,8 +239,9 @@ fn log_panic(ended: Result<(), tokio::task::JoinError>) {
 // === impl InFlight ===
 
 impl InFlight {
-    /// How many more events of the namespace can be sent if `free` more can be sent in all: at most half of all, and not
-    /// more than are free, so that another namespace always finds a place.
+    /// Returns how many more events of the namespace can be sent if `free` more can be sent in total. A namespace gets
+    /// at most half of all deliveries, and no more than remain free for others, so that another namespace always finds
+    /// a place.
     fn room(&self, namespace: &str, free: usize) -> usize {
         let own = self.0.lock().get(namespace).copied().unwrap_or(0);
         MAX_IN_FLIGHT_PER_NAMESPACE.min((free + own) / 2).saturating_sub(own)
@@ -393,12 +396,13 @@ mod tests {
         }
     }
 
-    /// The webhooks whose names begin with `hangs` belong to a namespace of their own.
+    /// The webhooks whose names begin with `hangs` belong to a separate namespace.
     fn namespace_of(key: &WebhookKey) -> &'static str {
         if key.webhook.as_str().starts_with("hangs") { "loud" } else { "quiet" }
     }
 
-    /// Sends immediately, except to webhooks whose names begin with `hangs`, which wait for a permit. `unknown` is not in the document.
+    /// Sends immediately. Events of webhooks whose names begin with `hangs` first wait for a permit. The webhook
+    /// `unknown` cannot be sent to.
     struct FakeSender {
         released: Semaphore,
         started: mpsc::UnboundedSender<String>,
@@ -497,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_gets_no_more_deliveries_than_are_free() {
+    fn a_namespace_gets_no_more_deliveries_than_remain_free() {
         let in_flight = InFlight::default();
         let first: Vec<_> = (0..32).map(|_| in_flight.count("one".to_owned())).collect();
         assert_eq!((in_flight.room("one", 32), in_flight.room("two", 32)), (0, 16));
@@ -527,7 +531,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_end_of_a_claim_is_retried() {
+    async fn storing_the_outcome_is_retried_without_a_second_delivery() {
         let mut running = run(Vec::new());
         *running.queue.failing_finishes.lock() = 5;
         running.queue.due.lock().extend(events("crm", 1));
@@ -539,7 +543,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_running_delivery_ends_before_the_worker() {
+    async fn the_worker_waits_for_a_running_delivery_before_it_ends() {
         let mut running = run(events("hangs", 1).collect());
         running.wait_for_started(1).await;
         running.shutdown.cancel();

@@ -15,14 +15,14 @@ use uuid::Uuid;
 use super::{AdministrationTest, Administrator};
 use crate::support::LIVE_LIMIT;
 
-/// A call of the administration API. There is no user with the id, and no webhook.
+/// A call of the administration API. The user and the webhook in its path do not exist.
 pub(super) struct ApiCall {
     pub(super) method: &'static str,
     pub(super) path: &'static str,
     body: Option<&'static str>,
     /// The status of the response to an allowed caller.
     status: u16,
-    /// The ServiceAccounts that may make the call.
+    /// The ServiceAccounts that have the right to make the call.
     allowed: &'static [&'static str],
 }
 
@@ -46,7 +46,8 @@ pub(super) const CALLS: [ApiCall; 16] = [
     call("POST", "dead-letters/retry", Some(r#"{"ids":["{ID}"]}"#), 200, &["runs"]),
 ];
 
-/// The calls of pull webhooks. There is no such webhook, which comes before a missing right.
+/// The calls of pull webhooks. The webhook `unknown` does not exist, and the server reports this before a missing
+/// right.
 const PULL_CALLS: [ApiCall; 2] = [
     call("GET", "webhooks/unknown/events", None, 404, &["asks", "reads", "imports", "runs"]),
     call(
@@ -123,7 +124,7 @@ async fn each_role_can_make_its_calls_and_no_others() {
 }
 
 #[tokio::test]
-async fn an_error_of_the_query_or_the_body_comes_before_a_missing_user() {
+async fn an_invalid_query_or_body_is_reported_before_a_missing_user() {
     let test = AdministrationTest::start().await;
     let admin = test.admin();
     let user = format!("users/{}", Uuid::now_v7());
@@ -137,7 +138,7 @@ async fn an_error_of_the_query_or_the_body_comes_before_a_missing_user() {
     admin.send(stale).await.expect_error(StatusCode::NOT_FOUND, "not_found");
 }
 
-/// A client that reads nothing holds its response in the memory of the server.
+/// The server keeps a response in memory until the client has read it.
 #[tokio::test]
 async fn a_call_is_in_flight_until_its_response_is_read() {
     let test = AdministrationTest::start().await;
@@ -161,14 +162,14 @@ async fn a_call_is_in_flight_until_its_response_is_read() {
             test.token("reads")
         );
         stream.write_all(head.as_bytes()).await.unwrap();
-        // The response has begun, and does not fit into the buffers of the connection.
+        // The response has begun. The rest does not fit into the buffers of the connection.
         stream.readable().await.unwrap();
         held.push(stream);
     }
     test.admin().get("users?limit=1").await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     let reader = test.administrator("reads");
     reader.get("export").await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
-    // A missing right comes before the limit.
+    // The server checks the rights before the limit.
     reader.get("export?hashes=true").await.expect_error(StatusCode::FORBIDDEN, "access_denied");
     drop(held);
     eventually("the calls have ended", LIVE_LIMIT, || async {
@@ -221,7 +222,7 @@ async fn eight_calls_of_a_caller_and_two_imports_of_an_app_can_be_in_flight() {
     })
     .await;
     test.administrator("imports").get("users").await.expect_error(StatusCode::FORBIDDEN, "access_denied");
-    // A body that does not come is given up after 30 s.
+    // The server waits 30 s for a body.
     let mut response = Vec::new();
     let read = timeout(Duration::from_secs(90), imports[0].read_to_end(&mut response)).await;
     read.expect("the server closes the connection").unwrap();

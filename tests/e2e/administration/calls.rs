@@ -8,7 +8,8 @@ use uuid::Uuid;
 use super::{AdministrationTest, Administrator};
 use crate::support::TestApp;
 
-/// What the calls of a test are about: a user with a session, an identity at the Provider `github`, and a dead letter.
+/// The objects that the calls of a test address: a user with a session, an identity at the Provider `github`, and a
+/// dead letter.
 pub(super) struct Target {
     pub(super) email: String,
     pub(super) user: String,
@@ -18,7 +19,7 @@ pub(super) struct Target {
     pub(super) dead_letter: String,
 }
 
-/// A request for a call of [`super::access::CALLS`] about this target.
+/// Builds a request for a call of [`super::access::CALLS`] that addresses this target.
 pub(super) fn request(
     admin: &Administrator,
     (method, template): (&str, &str),
@@ -59,7 +60,7 @@ impl Target {
         let user = admin.create(&body).await;
         let login = test.test_app.client().login(app.id(), &email, PASSWORD).await.expect(StatusCode::OK);
         let dead_letter = Uuid::now_v7().to_string();
-        // The mail has no purpose, because the address is verified.
+        // The address is already verified, so a retry of this mail has nothing to send.
         let row = format!(
             "INSERT INTO outbox (app_id, id, kind, user_id, requested_at, attempts, dead_at, error)
              VALUES ('{}', '{dead_letter}', 'confirm', '{user}', now(), 54, now(), 'the relay refused the recipient')",

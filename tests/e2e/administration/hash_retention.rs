@@ -41,7 +41,7 @@ async fn a_foreign_hash_that_no_login_replaced_is_removed_after_its_retention() 
     let before = user("old").await;
     assert_eq!((&before["password_algorithm"], &before["has_password"]), (&json!("bcrypt"), &json!(true)));
 
-    // The imports were 31 and 29 days ago. The age of the accounts does not count.
+    // Moves the imports 31 and 29 days into the past. The age of the accounts has no effect.
     test_app
         .sql(
             "UPDATE users SET foreign_hash_at = now() - interval '31 days' WHERE email LIKE 'old@%';

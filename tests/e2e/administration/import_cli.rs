@@ -79,7 +79,7 @@ async fn users_of_keycloak_log_in_with_their_passwords() {
     assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, 6);
     assert_eq!(test_app.query_number("SELECT count(*) FROM outbox").await, 0, "an import sends no mail");
 
-    // See the README of the fixtures.
+    // The README of the fixtures documents these passwords.
     for (name, password, algorithm, status) in [
         ("ada", "a quiet harbour at noon", "argon2id", StatusCode::OK),
         ("grace", "a moth in the relay", "pbkdf2-sha256", StatusCode::OK),
@@ -156,7 +156,7 @@ async fn a_server_killed_during_a_batch_has_imported_all_of_it_or_nothing() {
     let test = AdministrationTest::start_with(unlimited_app("shop").webhook(&webhook), &[]).await;
     let (importer, test_app) = (test.administrator("imports"), &test.test_app);
     let server = test_app.stack.server();
-    // The kills happen while the server reads the lines, writes them, and after that.
+    // The server is killed while it reads the lines, while it writes them, or afterwards.
     let mut lost = 0;
     for (round, kill_after_ms) in [20_u64, 60, 120, 250, 500, 1000].into_iter().enumerate() {
         let prefix = format!("round-{round}");
@@ -172,7 +172,7 @@ async fn a_server_killed_during_a_batch_has_imported_all_of_it_or_nothing() {
             Err(_) => lost += 1,
         }
         server.start_ready().await.unwrap();
-        // If the transaction of the killed server still runs, the same batch waits for it.
+        // If the transaction of the killed server still runs, the repeated batch waits for it.
         let again = test.administrator("imports").import_text("source=crm", lines).await.expect(StatusCode::OK);
         let (created, unchanged) = (again.integer("created"), again.integer("unchanged"));
         assert!(created == 0 || created == BATCH, "round {round}: {created} of {BATCH} users were missing");

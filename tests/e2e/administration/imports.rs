@@ -45,7 +45,7 @@ async fn an_import_creates_each_user_once_and_can_be_repeated() {
         let line = format!("latchkey_imported_users_total{{source=\"other\",outcome=\"{outcome}\"}} 1000\n");
         assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
     }
-    // An imported user without a password sets one.
+    // An imported user without a password can set one.
     let (client, app) = (test.test_app.client(), test.test_app.id());
     client.forgot_password(app, "user7@example.com").await.expect(StatusCode::OK);
     let code = test.test_app.code("user7@example.com", 1).await;
@@ -68,7 +68,7 @@ async fn a_refused_line_does_not_prevent_the_others() {
         json!({ "external_id": "2", "email": "nobody", "created_at": 4_000_000_000_u64 }).to_string(),
         json!({ "external_id": "3", "email": "Taken@example.com", "totp": 1, "groups": [] }).to_string(),
         json!({ "external_id": "crm:taken", "email": "another@example.com", "totp": 2 }).to_string(),
-        // These fold to the address of line 1, and to its id.
+        // The first of these two lines has the canonical address of line 1, the second has its external id.
         json!({ "external_id": "4", "email": "USER1@example.com" }).to_string(),
         json!({ "external_id": "crm:1", "email": "user9@example.com" }).to_string(),
         json!({ "external_id": "5", "email": "e@example.com", "identities": vec![json!({}); 100] }).to_string(),
@@ -113,7 +113,7 @@ async fn a_refused_line_does_not_prevent_the_others() {
     assert_eq!((response.integer("created"), response.integer("unchanged"), response.integer("refused")), (2, 2, 8));
 }
 
-/// Hashes of PASSWORD are made by the service itself; the others are those of the documented example of their form.
+/// Imports a hash that the service exported, a bcrypt hash from public test vectors, and two hashes that are refused.
 #[tokio::test]
 async fn imported_users_log_in_with_their_passwords_and_get_native_hashes() {
     let test = AdministrationTest::start().await;
@@ -134,7 +134,7 @@ async fn imported_users_log_in_with_their_passwords_and_get_native_hashes() {
     let codes: Vec<_> =
         imported.body["results"].as_array().unwrap().iter().map(|result| &result["fields"][0]["code"]).collect();
     assert_eq!(codes, [&Value::Null, &Value::Null, &json!("hash_too_costly"), &json!("hash_not_supported")]);
-    assert!(!imported.text.contains("md5") && !imported.text.contains("$2a$"), "a hash is not repeated");
+    assert!(!imported.text.contains("md5") && !imported.text.contains("$2a$"), "the response contains no hash");
     let algorithm = async |email: &str| {
         let found = admin.get(&format!("users?email={email}")).await.expect(StatusCode::OK);
         found.body["users"][0]["password_algorithm"].as_str().unwrap().to_owned()
@@ -166,10 +166,10 @@ async fn a_user_without_an_address_is_imported_without_the_password_hash() {
     assert_eq!(created.body["fields"][0]["field"], "password_hash");
 }
 
-/// A tree of such metadata needs a hundred times the memory of its text, and a line of such identities has thousands of
+/// As a parsed tree, this metadata needs a hundred times the memory of its text. The hostile identity has thousands of
 /// unknown fields. The servers of tests have no memory limit, so this test shows only that the responses stay small.
 #[tokio::test]
-async fn lines_that_are_large_as_a_tree_are_stored_and_refused_briefly() {
+async fn lines_that_parse_into_large_trees_get_short_responses() {
     let test = AdministrationTest::start().await;
     let admin = test.admin();
     let metadata = json!({ "a": vec![json!({ "": 0 }); 1000] });
@@ -199,7 +199,7 @@ async fn an_app_has_at_most_four_kinds_of_foreign_hashes() {
         assert_eq!((imported.integer("created"), imported.integer("refused")), (6, 1), "{}", imported.text);
         assert_eq!(imported.body["results"][5]["fields"][0]["code"], "too_many_hash_kinds");
     }
-    // The second address is taken: an error of the body comes before a conflict.
+    // The second address is taken, but an invalid body is reported before a conflict.
     for email in ["z@example.com", "u0@example.com"] {
         let created = admin.post("users", &json!({ "email": email, "password_hash": hash(9) })).await;
         let created = created.expect_error(StatusCode::BAD_REQUEST, "invalid_request");

@@ -47,7 +47,7 @@ async fn wait_until_recovered(test: &AdministrationTest) {
     .await;
 }
 
-/// Both calls of the consumer of the webhook.
+/// Makes both calls of the webhook's consumer.
 async fn pull_calls(test: &AdministrationTest) -> [ApiResponse; 2] {
     let consumer = test.administrator("fetches");
     let ids = json!({ "ids": ["00000000-0000-0000-0000-000000000000"] });
@@ -146,7 +146,8 @@ async fn without_redis_only_calls_about_sessions_and_limits_are_unavailable() {
     }
 }
 
-/// User, audit event and webhook row are written together, wherever the connection to Postgres is cut.
+/// The server writes the user, the audit event and the webhook row together or not at all, wherever the connection to
+/// Postgres is cut.
 #[tokio::test]
 async fn a_change_that_is_cut_off_is_complete_or_absent() {
     let test = start_behind_proxies(&["user.updated"]).await;
@@ -155,7 +156,7 @@ async fn a_change_that_is_cut_off_is_complete_or_absent() {
     let path = format!("users/{user}");
     let proxy = postgres_proxy(&test);
     let (mut refused, mut changes) = (0, 0);
-    // The bytes of other connections count, too, for example those of the workers that poll.
+    // The trap counts the bytes of all connections, also of the workers that poll.
     for step in 0..60 {
         let name = format!("Name {step}");
         proxy.set_trap(Trap::AfterBytes(1 + step * 250));

@@ -224,7 +224,7 @@ async fn users_are_listed_in_pages_and_found_by_filters() {
     assert_eq!(page("state=disabled").await, one(6));
     assert_eq!(page("state=unverified").await, (vec![ids[1].clone(), ids[3].clone(), ids[5].clone()], None));
     assert_eq!(page("name_prefix=name%205").await, one(5));
-    assert_eq!(page("email_prefix=%25").await, (Vec::new(), None), "a prefix is no pattern");
+    assert_eq!(page("email_prefix=%25").await, (Vec::new(), None), "% is no wildcard");
     let (_, next) = page("limit=3").await;
     let other = admin.get(&format!("users?order=desc&cursor={}", next.unwrap())).await;
     let other = other.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
@@ -306,7 +306,7 @@ async fn an_invited_user_of_an_app_with_closed_sign_up_sets_a_password() {
 }
 
 #[tokio::test]
-async fn the_mails_of_administrators_have_a_limit_of_their_own() {
+async fn mails_that_administrators_request_have_a_separate_limit() {
     let test = AdministrationTest::start_with(app().limit("mailsPerRecipient", &[(2, 600)]), &[]).await;
     let (admin, client, app) = (test.admin(), test.test_app.client(), test.test_app.id());
     let id = admin.create(&json!({ "email": EMAIL, "email_verified": true })).await;

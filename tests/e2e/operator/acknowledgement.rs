@@ -1,6 +1,7 @@
-//! How the status of an App follows the reports of the servers: Programmed is False while a server rejects the
-//! published revision, does not report it, or is too old for it. The operator writes the status only if something
-//! changes.
+//! The condition Programmed of an App follows the reports of the servers.
+//!
+//! It is False while a server rejects the published revision, does not report it, or is too old for it. The operator
+//! writes the status only if something changes.
 
 use http::StatusCode;
 use latchkey_crds::conditions::{
@@ -9,7 +10,7 @@ use latchkey_crds::conditions::{
 };
 use latchkey_tests::{
     builders::App,
-    cluster::{Installation, PodServer, RevisionScript, TestCluster},
+    cluster::{Installation, RevisionScript, ServerInPod, TestCluster},
     control_plane::audit::AuditEvent,
     passwords::PASSWORD,
 };
@@ -29,7 +30,7 @@ async fn wait_until_not_programmed(install: &Installation<'_>, app: &App, reason
     assert_eq!((ready.status, ready.reason.as_str()), (False, reason));
 }
 
-async fn assert_registration_works(install: &Installation<'_>, server: &PodServer, app: &App) {
+async fn assert_registration_works(install: &Installation<'_>, server: &ServerInPod, app: &App) {
     let client = install.client_of(server);
     let response = client.register(app.id(), "Ada", "ada@example.com", PASSWORD).await;
     response.expect(StatusCode::OK);
@@ -113,7 +114,7 @@ async fn an_app_that_needs_a_newer_format_than_a_server_knows_is_served_but_not_
     let importer = json!([{ "serviceAccount": { "namespace": "shop", "name": "loader" }, "role": "Importer" }]);
     install.apply(&app.clone().set("/administrators", importer)).await.unwrap();
     wait_until_not_programmed(&install, &app, "ServersTooOld", &name).await;
-    // The document is published all the same.
+    // The operator publishes the new document anyway.
     let with_importer = published_revision(&install, &app).await;
     assert_ne!(with_importer, published);
     scripted.set_script(RevisionScript::serving(1, app.id(), &with_importer));

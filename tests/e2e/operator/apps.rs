@@ -1,4 +1,4 @@
-//! Ownership of appIDs, and Apps that the operator cannot decode.
+//! Two Apps cannot own the same appID, and Apps that the operator cannot decode are reported.
 
 use http::StatusCode;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -13,7 +13,7 @@ use latchkey_crds::{
 use latchkey_tests::{
     builders::{App, Provider},
     client::AuthenticatedClient,
-    cluster::{Installation, PodServer, TestCluster, apply},
+    cluster::{Installation, ServerInPod, TestCluster, apply},
     eventually, eventually_ok,
     passwords::PASSWORD,
 };
@@ -33,7 +33,7 @@ async fn wait_until_ready(install: &Installation<'_>, namespace: &str, name: &st
     wait_for_condition(install, ("App", namespace, name), ConditionType::Ready, ConditionStatus::True, "Ready").await;
 }
 
-/// Waits until the App is not accepted for this reason. Returns the message, which must not name another tenant.
+/// Waits until Accepted is False for this reason. Returns the message, which must not name another tenant.
 async fn wait_until_not_accepted(install: &Installation<'_>, namespace: &str, name: &str, reason: &str) -> String {
     let message =
         wait_for_condition(install, ("App", namespace, name), ConditionType::Accepted, ConditionStatus::False, reason)
@@ -50,7 +50,7 @@ async fn delete_app(install: &Installation<'_>, namespace: &str, name: &str) {
 }
 
 /// Registers a user, logs in, and returns the session.
-async fn register_and_log_in(install: &Installation<'_>, server: &PodServer, app: &App) -> AuthenticatedClient {
+async fn register_and_log_in(install: &Installation<'_>, server: &ServerInPod, app: &App) -> AuthenticatedClient {
     register_user(install, server, app, "ada").await;
     install.client_of(server).authenticate(app.id(), "ada@example.com", PASSWORD).await
 }
@@ -58,7 +58,7 @@ async fn register_and_log_in(install: &Installation<'_>, server: &PodServer, app
 /// Asserts that every server still accepts the session and a login.
 async fn assert_session_and_login_work(
     install: &Installation<'_>,
-    servers: &[PodServer],
+    servers: &[ServerInPod],
     app: &App,
     session: &AuthenticatedClient,
 ) {

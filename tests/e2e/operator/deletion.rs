@@ -1,5 +1,6 @@
-//! Deletion of an App: `Retain` keeps the App's users, `Delete` deletes them and no others, and the owner of the App
-//! can always end a deletion that is stuck.
+//! Deleting an App keeps its users (`Retain`) or deletes them and no others (`Delete`).
+//!
+//! The owner of the App can always end a deletion that is stuck.
 
 use std::net::SocketAddr;
 
@@ -14,7 +15,7 @@ use latchkey_crds::{
 };
 use latchkey_tests::{
     builders::App,
-    cluster::{Installation, PodServer, TestCluster},
+    cluster::{Installation, ServerInPod, TestCluster},
     eventually,
     passwords::PASSWORD,
     postgres::write_private,
@@ -38,7 +39,7 @@ fn app_with_delete_policy(prefix: &str) -> App {
 }
 
 /// Applies an App, and registers users with these names.
-async fn apply_with_users(install: &Installation<'_>, server: &PodServer, app: &App, names: &[&str]) {
+async fn apply_with_users(install: &Installation<'_>, server: &ServerInPod, app: &App, names: &[&str]) {
     install.apply(app).await.unwrap();
     install.wait_until_ready(app).await;
     for name in names {
@@ -135,7 +136,7 @@ async fn users_are_deleted_before_their_app() {
     assert_eq!(count_users(&install, &bystander).await, 1);
 }
 
-async fn another_namespace_can_take_the_appid_afterwards(install: &Installation<'_>, servers: &[PodServer]) {
+async fn another_namespace_can_take_the_appid_afterwards(install: &Installation<'_>, servers: &[ServerInPod]) {
     let (app, other_namespace) = (app_with_delete_policy("delete"), install.tenants()[1].as_str());
     apply_with_users(install, &servers[0], &app, &["ada", "grace"]).await;
     assert_eq!(install.get(&app).await.unwrap().finalizers(), [FINALIZER]);
@@ -174,7 +175,7 @@ async fn another_namespace_can_take_the_appid_afterwards(install: &Installation<
 }
 
 /// No namespace controller runs here, so the test deletes the contents of the namespace itself.
-async fn deletion_of_a_namespace_is_not_blocked(install: &Installation<'_>, servers: &[PodServer]) {
+async fn deletion_of_a_namespace_is_not_blocked(install: &Installation<'_>, servers: &[ServerInPod]) {
     let (app, other_namespace) = (app_with_delete_policy("namespace"), install.tenants()[2].as_str());
     install.apply_all(&app.objects(other_namespace)).await.unwrap();
     wait_for_condition(
@@ -198,7 +199,7 @@ async fn deletion_of_a_namespace_is_not_blocked(install: &Installation<'_>, serv
     wait_until_document_deleted(install, &app).await;
 }
 
-async fn a_rejection_by_a_server_is_reported(install: &Installation<'_>, servers: &[PodServer]) {
+async fn a_rejection_by_a_server_is_reported(install: &Installation<'_>, servers: &[ServerInPod]) {
     let app = app_with_delete_policy("refused");
     apply_with_users(install, &servers[0], &app, &["ada"]).await;
     let set_owner = async |namespace: &str| {
@@ -216,7 +217,7 @@ async fn a_rejection_by_a_server_is_reported(install: &Installation<'_>, servers
     assert_eq!(count_users(install, &app).await, 0);
 }
 
-async fn the_number_of_remaining_users_is_reported(install: &Installation<'_>, servers: &[PodServer]) {
+async fn the_number_of_remaining_users_is_reported(install: &Installation<'_>, servers: &[ServerInPod]) {
     let app = app_with_delete_policy("progress");
     apply_with_users(install, &servers[0], &app, &["ada", "grace"]).await;
     // Takes the lock that a server needs to delete the users, so that the deletion waits.

@@ -1,5 +1,4 @@
-//! Changes that others make to the operator's Secrets: the operator restores rendered documents, and does not overwrite
-//! keys.
+//! If others change the operator's Secrets, the operator restores rendered documents but never overwrites keys.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use kube::{
 use latchkey_crds::conditions::{ConditionStatus, ConditionType};
 use latchkey_tests::{
     builders::App,
-    cluster::{Installation, PodServer, TestCluster},
+    cluster::{Installation, ServerInPod, TestCluster},
     eventually,
     passwords::PASSWORD,
 };
@@ -34,7 +33,7 @@ fn written_fields(secret: &Secret) -> Value {
 /// Waits until the rendered Secret is as before, and every server serves the document.
 async fn wait_until_restored(
     install: &Installation<'_>,
-    servers: &[PodServer],
+    servers: &[ServerInPod],
     app: &App,
     before: &Secret,
     what: &str,
@@ -63,7 +62,7 @@ async fn merge_patch(secrets: &Api<Secret>, name: &str, patch: &Value) {
 }
 
 #[tokio::test]
-async fn a_changed_rendered_secret_is_restored_at_once() {
+async fn a_changed_rendered_secret_is_restored_immediately() {
     let install = TestCluster::shared().await.install().await;
     let servers = install.start_servers(2).await;
     let _operator = install.start_operator().await;
@@ -102,7 +101,7 @@ async fn a_changed_rendered_secret_is_restored_at_once() {
     wait_until_restored(&install, &servers, &app, &before, "another type").await;
 }
 
-/// The operator decides by the key Secret whether an App exists, and not by the annotations of the rendered Secret.
+/// To decide whether an App exists, the operator reads the key Secret and not the annotations of the rendered Secret.
 #[tokio::test]
 async fn editing_the_annotations_of_a_rendered_secret_removes_no_app() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;

@@ -1,5 +1,4 @@
-//! An outage of the API server, a network that loses packets, a killed operator: users notice nothing, and everything
-//! recovers by itself.
+//! Users notice no outage of the API server, no lost packets and no killed operator.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +6,7 @@ use http::StatusCode;
 use latchkey_crds::conditions::{ConditionStatus, ConditionType};
 use latchkey_tests::{
     builders::App,
-    cluster::{Endpoint, Installation, PodServer, TestCluster},
+    cluster::{Endpoint, Installation, ServerInPod, TestCluster},
     eventually,
     passwords::PASSWORD,
     proxy::Proxy,
@@ -20,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Delivery of configuration, Servers). The limit is ten times as long, for a loaded machine.
 const SILENT_DROP_LIMIT: Duration = Duration::from_secs(400);
 
-async fn wait_until_served(install: &Installation<'_>, server: &PodServer, app: &App, limit: Duration) {
+async fn wait_until_served(install: &Installation<'_>, server: &ServerInPod, app: &App, limit: Duration) {
     let jwks = format!("{}/.well-known/jwks.json", app.id());
     eventually(&format!("{} is served", app.id()), limit, || async {
         install.client_of(server).get(&jwks).await.status.is_success().then_some(())
@@ -28,7 +27,7 @@ async fn wait_until_served(install: &Installation<'_>, server: &PodServer, app: 
     .await;
 }
 
-async fn log_in(install: &Installation<'_>, server: &PodServer, app: &App) {
+async fn log_in(install: &Installation<'_>, server: &ServerInPod, app: &App) {
     install.client_of(server).login(app.id(), "ada@example.com", PASSWORD).await.expect(StatusCode::OK);
 }
 
@@ -48,7 +47,8 @@ async fn logins_continue_while_the_api_server_is_unavailable() {
     for server in &servers {
         log_in(&install, server, &app).await;
     }
-    // The server restarts, as its container would, and has only its local copy of the rendered documents.
+    // The server restarts, as the kubelet would restart its container. It has only its local copy of the rendered
+    // documents.
     servers[1].kill();
     servers[1].start_ready().await.unwrap();
     log_in(&install, &servers[1], &app).await;
@@ -128,7 +128,7 @@ async fn an_operator_recovers_from_silently_dropped_watches() {
 }
 
 #[tokio::test]
-async fn cut_watches_continue_at_once() {
+async fn cut_watches_continue_immediately() {
     let cluster = TestCluster::shared().await;
     let install = cluster.install().await;
     let proxy = Proxy::start(cluster.plane().addr()).unwrap();
@@ -164,8 +164,8 @@ async fn an_operator_killed_at_any_step_reaches_the_same_state() {
         let app = App::new("shop").set("/deletionPolicy", if step % 2 == 0 { "Delete" } else { "Retain" });
         install.apply(&app).await.unwrap();
         operator.start().unwrap();
-        // The kills are at different times: from before the first reconcile of the App until after the write of its
-        // status, which is about half a second later.
+        // Each round kills the operator at another time: from before the first reconcile of the App until after the
+        // write of its status, which is about half a second later.
         tokio::time::sleep(Duration::from_millis(60 * step)).await;
         apps.push(app);
     }

@@ -1,5 +1,4 @@
-//! Helpers of the operator tests that read more than an App's conditions: Secrets, rendered documents, Events, users,
-//! and the output of kubectl.
+//! Helpers that read what conditions do not show: Secrets, rendered documents, Events, users, output of kubectl.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,7 +14,7 @@ use latchkey_crds::conditions::{Condition, ConditionStatus, ConditionType};
 use latchkey_tests::{
     builders::App,
     client::ApiClient,
-    cluster::{Installation, PodServer},
+    cluster::{Installation, ServerInPod},
     control_plane, eventually, eventually_ok,
     passwords::PASSWORD,
 };
@@ -64,7 +63,7 @@ pub(super) async fn wait_for_condition(
     .await
 }
 
-/// The objects of the App with another name and namespace, but with the same appID.
+/// Returns the objects of the App under another name and in another namespace, with the same appID.
 pub(super) fn objects_named(app: &App, name: &str, namespace: &str) -> Vec<Value> {
     let mut objects = app.objects(namespace);
     objects[0]["metadata"]["name"] = json!(name);
@@ -85,7 +84,7 @@ pub(super) fn secret_object(namespace: &str, name: &str, values: &[(&str, &str)]
     })
 }
 
-/// The Secrets of the installation's namespace, which the operator writes.
+/// Returns a client for the Secrets in the installation's namespace. The operator writes these Secrets.
 pub(super) fn own_secrets(install: &Installation<'_>) -> Api<Secret> {
     Api::namespaced(install.admin(), install.namespace())
 }
@@ -120,7 +119,7 @@ pub(super) async fn rendered_document(install: &Installation<'_>, app: &App) -> 
 }
 
 /// Waits until all of these servers serve the App, or none of them if `wanted` is false.
-pub(super) async fn wait_until_served(install: &Installation<'_>, servers: &[PodServer], app: &App, wanted: bool) {
+pub(super) async fn wait_until_served(install: &Installation<'_>, servers: &[ServerInPod], app: &App, wanted: bool) {
     for server in servers {
         let client = install.client_of(server);
         eventually(&format!("{} serves {}: {wanted}", server.name(), app.id()), LIMIT, || async {
@@ -140,13 +139,13 @@ pub(super) async fn is_served(client: &ApiClient, app: &App) -> bool {
 }
 
 /// The keys in the App's JWKS document at this server.
-pub(super) async fn jwks(install: &Installation<'_>, server: &PodServer, app: &App) -> Value {
+pub(super) async fn jwks(install: &Installation<'_>, server: &ServerInPod, app: &App) -> Value {
     let response = install.client_of(server).get(&format!("{}/.well-known/jwks.json", app.id())).await;
     response.expect(StatusCode::OK).body["keys"].clone()
 }
 
 /// Registers a user with this name at this server.
-pub(super) async fn register_user(install: &Installation<'_>, server: &PodServer, app: &App, name: &str) {
+pub(super) async fn register_user(install: &Installation<'_>, server: &ServerInPod, app: &App, name: &str) {
     let email = format!("{name}@example.com");
     let response = install.client_of(server).register(app.id(), name, &email, PASSWORD).await;
     response.expect(StatusCode::OK);

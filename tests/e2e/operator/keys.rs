@@ -1,5 +1,5 @@
-//! The keys of an App in a cluster: creation, rotation, revocation, loss, and the effect on users (specification: Keys,
-//! Rotation; Keys, Revoked and lost keys).
+//! The operator creates, rotates, revokes and restores the keys of an App
+//! (specification: Keys, Rotation; Keys, Revoked and lost keys).
 
 use std::{
     sync::{
@@ -28,7 +28,7 @@ use latchkey_crds::{
 use latchkey_tests::{
     builders::App,
     client::ApiClient,
-    cluster::{Endpoint, Installation, OperatorProcess, PodServer, TestCluster},
+    cluster::{Endpoint, Installation, OperatorProcess, ServerInPod, TestCluster},
     eventually_ok,
     passwords::PASSWORD,
     proxy::Proxy,
@@ -45,7 +45,7 @@ const LIMIT: Duration = Duration::from_secs(90);
 /// Two servers, one operator, and an App that is Ready.
 struct TestInstall {
     install: Installation<'static>,
-    servers: Vec<PodServer>,
+    servers: Vec<ServerInPod>,
     operator: OperatorProcess,
     app: App,
 }
@@ -75,7 +75,7 @@ impl TestInstall {
         Self::start_with(install, servers).await
     }
 
-    async fn start_with(install: Installation<'static>, servers: Vec<PodServer>) -> Self {
+    async fn start_with(install: Installation<'static>, servers: Vec<ServerInPod>) -> Self {
         let operator = install.start_operator().await;
         let app = app().limit("refreshesPerSession", &[(1_000_000, 60)]);
         install.apply(&app).await.unwrap();
@@ -199,7 +199,7 @@ impl LoginLoad {
 }
 
 #[tokio::test]
-async fn first_keys_are_active_at_once_and_the_status_has_their_expiry() {
+async fn first_keys_are_active_immediately_and_the_status_has_their_expiry() {
     let test = TestInstall::start().await;
     test.wait_for_keys(&["s1 Active"], &["h1 Active"]).await;
     let (signing, hmac) = test.keys().await;
@@ -253,8 +253,8 @@ async fn a_requested_rotation_happens_once_without_effect_on_users() {
     })
     .await;
 
-    // The same value of the annotation requests no second rotation, also after a restart of the operator. Another value
-    // requests one.
+    // The same value of the annotation requests no second rotation, also after a restart of the operator. A new value
+    // requests another rotation.
     test.annotate(ROTATE_KEYS_ANNOTATION, "1").await;
     test.operator.terminate().await.expect("the operator ends");
     test.operator.start().unwrap();
@@ -305,7 +305,7 @@ async fn no_key_is_active_before_every_serving_pod_has_it() {
 }
 
 #[tokio::test]
-async fn a_revoked_key_is_dropped_at_once_with_its_tokens_and_codes() {
+async fn a_revoked_key_is_dropped_immediately_with_its_tokens_and_codes() {
     let test = TestInstall::start().await;
     let code = test.register_for_code(0, EMAIL).await;
     let before = test.client(0).authenticate(test.id(), EMAIL, PASSWORD).await;

@@ -1,5 +1,4 @@
-//! Two operators and one Lease: one operator is the leader, the other one can take over, and there are never two
-//! leaders.
+//! Of two operators, one is the leader and the other can take over; two never lead at the same time.
 
 use std::time::{Duration, Instant};
 
@@ -104,14 +103,14 @@ async fn when_the_leader_is_killed_the_standby_takes_over() {
     let late_writes: Vec<_> = events[takeover..].iter().filter(|event| is_write_by(leader, event)).collect();
     assert!(late_writes.is_empty(), "{late_writes:#?}");
     assert_eq!(lease(&install).await.lease_transitions, Some(1));
-    // The killed operator starts again, as its pod would, and is the standby.
+    // The killed operator starts again, as a kubelet would restart its container, and is the standby.
     leader.start().unwrap();
     apply_app(&install, "another").await;
     wait_until_leader(&install, standby).await;
 }
 
 #[tokio::test]
-async fn a_terminated_leader_hands_over_at_once() {
+async fn a_terminated_leader_hands_over_immediately() {
     let install = TestCluster::shared().await.install().await;
     let _server = install.start_server().await;
     let operators = [install.start_operator().await, install.start_operator().await];

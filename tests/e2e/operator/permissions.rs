@@ -1,4 +1,4 @@
-//! The operator needs every permission that the chart grants. If one is missing, it logs which one.
+//! The operator needs every permission that the chart grants, and logs a missing one.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The quotas of a namespace: number of Apps, and bytes of rendered documents.
+//! The quotas of a namespace limit its number of Apps and the bytes of their rendered documents.
 
 use latchkey_crds::conditions::{ConditionStatus, ConditionType};
 use latchkey_tests::{
@@ -66,7 +66,7 @@ async fn a_namespace_at_its_quota_accepts_the_next_app_when_another_is_deleted()
     let edited = one.clone().set("/displayName", "Edited");
     install.apply(&edited).await.unwrap();
     install.wait_until_ready(&edited).await;
-    // A restarted operator decides the same, and accepted Apps keep their appIDs.
+    // A restarted operator makes the same decisions, and accepted Apps keep their appIDs.
     operator.kill();
     operator.start().unwrap();
     wait_until_quota_exceeded(&install, &third).await;

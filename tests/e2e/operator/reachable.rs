@@ -1,4 +1,4 @@
-//! The condition Reachable of a Provider: what the servers report after they have checked the provider.
+//! The condition Reachable of a Provider shows what the servers report after they have checked the provider.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use latchkey_crds::{
 use latchkey_tests::{
     builders::{App, Provider},
     client::ApiClient,
-    cluster::{Endpoint, Installation, OperatorProcess, PodServer, TestCluster},
+    cluster::{Endpoint, Installation, OperatorProcess, ServerInPod, TestCluster},
     control_plane::audit,
     eventually,
     mock_provider::{ClientSecret, MockProvider, ProviderEndpoint, RegisteredClient, ScriptedResponse},
@@ -51,7 +51,7 @@ async fn wait_for_reachable(install: &Installation<'_>, status: ConditionStatus,
 struct RestartingServers<'a> {
     install: &'a Installation<'a>,
     operator: &'a OperatorProcess,
-    pods: Vec<PodServer>,
+    pods: Vec<ServerInPod>,
     /// An App without a provider. When an edit of this App is Ready, the operator has read all earlier reports of the
     /// servers.
     marker: App,
@@ -107,7 +107,7 @@ fn status_writes<'a>(
     written.filter(|event| event.namespace == install.tenant()).collect()
 }
 
-/// App and Provider stay as they are, but the provider fails, forgets the client, and recovers.
+/// The App and the Provider do not change while the provider fails, forgets the client, and recovers.
 #[tokio::test]
 async fn reachable_follows_the_provider_and_the_app_stays_ready() {
     let corp = provider();

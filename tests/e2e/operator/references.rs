@@ -1,10 +1,9 @@
-//! References to objects that are missing or invalid: servers serve the App without them, the App's conditions name
-//! them and say what to do, and the App recovers without an edit.
+//! Servers serve an App without its missing or invalid references, and the App recovers without an edit.
 
 use latchkey_crds::conditions::{ConditionStatus, ConditionType};
 use latchkey_tests::{
     builders::{App, Provider, Relay},
-    cluster::{Installation, PodServer, TestCluster},
+    cluster::{Installation, ServerInPod, TestCluster},
     eventually,
 };
 use serde_json::{Value, json};
@@ -129,7 +128,7 @@ fn broken_providers(namespace: &str, other_namespace: &str) -> Vec<BrokenProvide
     ]
 }
 
-async fn check_report_and_correction(install: &Installation<'_>, servers: &[PodServer], broken: BrokenProvider) {
+async fn check_report_and_correction(install: &Installation<'_>, servers: &[ServerInPod], broken: BrokenProvider) {
     let app = App::new("broken").provider(&Provider::new(broken.name, "github"));
     install.apply_all(&broken.objects).await.unwrap();
     install.apply(&app).await.unwrap();
@@ -192,7 +191,7 @@ async fn an_app_recovers_from_missing_and_invalid_references() {
     );
 }
 
-async fn mail_waits_for_a_deleted_secret(install: &Installation<'_>, server: &PodServer) {
+async fn mail_waits_for_a_deleted_secret(install: &Installation<'_>, server: &ServerInPod) {
     let app = App::new("mail").relay(Relay::of(&install.smtp));
     install.apply(&app).await.unwrap();
     install.wait_until_ready(&app).await;
@@ -222,7 +221,7 @@ async fn mail_waits_for_a_deleted_secret(install: &Installation<'_>, server: &Po
         .await;
 }
 
-async fn an_invalid_template_is_replaced_by_the_default(install: &Installation<'_>, server: &PodServer) {
+async fn an_invalid_template_is_replaced_by_the_default(install: &Installation<'_>, server: &ServerInPod) {
     let app = App::new("templates").relay(Relay::of(&install.smtp));
     let valid = app.clone().template("confirm.txt", "Hallo!\nIhr Code: {{ code }}\n");
     let invalid =
@@ -301,7 +300,7 @@ async fn an_expensive_template_is_reported_and_the_operator_continues() {
     assert!(!operator.read_log().contains("panic"));
 }
 
-async fn a_secret_of_a_mebibyte_does_not_harm_mail(install: &Installation<'_>, server: &PodServer) {
+async fn a_secret_of_a_mebibyte_does_not_harm_mail(install: &Installation<'_>, server: &ServerInPod) {
     let app = App::new("large").set("/mail/smtpSecretRef", json!({ "name": "relay" }));
     let relay = Relay::of(&install.smtp);
     let port = relay.port.to_string();

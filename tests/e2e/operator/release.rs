@@ -1,4 +1,4 @@
-//! Deletion with `Retain` of Apps that never had a user: nothing is left of them, and their appIDs are free.
+//! If an App that never had a user is deleted with `Retain`, nothing is left of it and its appID is free.
 
 use std::time::{Duration, Instant};
 
@@ -115,7 +115,7 @@ async fn apps_without_users_leave_no_keys_and_free_their_app_ids() {
 }
 
 #[tokio::test]
-async fn an_app_that_is_recreated_at_once_can_be_used() {
+async fn an_app_that_is_recreated_immediately_can_be_used() {
     let install = TestCluster::shared().await.install().await;
     let servers = install.start_servers(2).await;
     let _operator = install.start_operator().await;

@@ -1,4 +1,4 @@
-//! The status of an App from `kubectl apply` to Ready, and what kubectl shows of it.
+//! The status of an App leads from `kubectl apply` to Ready, and kubectl shows it.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
@@ -61,7 +61,7 @@ fn table_words(printed: &str) -> Vec<Vec<&str>> {
     printed.lines().map(|line| line.split_whitespace().collect()).collect()
 }
 
-/// The time of the API server: the creation timestamp of a new object.
+/// Returns the API server's time: the creation timestamp of a new object.
 async fn api_server_time(install: &Installation<'_>) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
     let maps: Api<ConfigMap> = Api::namespaced(install.admin(), install.namespace());
     let metadata = ObjectMeta { generate_name: Some("now-".to_owned()), ..ObjectMeta::default() };

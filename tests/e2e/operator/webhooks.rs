@@ -1,4 +1,4 @@
-//! Webhooks of an App: the condition Delivering, a Secret that is missing, and the deletion of the App.
+//! The condition Delivering follows the receiver, and events wait for a missing Secret and end with their App.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use latchkey_crds::{
 };
 use latchkey_tests::{
     builders::{App, Webhook},
-    cluster::{Installation, PodServer, TestCluster},
+    cluster::{Installation, ServerInPod, TestCluster},
     eventually, process,
     tls::{ServerTls, TlsProxy},
     webhook_receiver::{Reply, WebhookReceiver},
@@ -21,11 +21,10 @@ use super::helpers::{LIMIT, count_users, query_count, register_user};
 
 const CREATED: &[&str] = &["user.created"];
 
-/// An installation with a server that trusts the certificate of a receiver: the definition of the App allows only
-/// HTTPS.
+/// An installation with a server that trusts the certificate of a receiver. The CRD allows only HTTPS receivers.
 struct Setup {
     install: Installation<'static>,
-    server: PodServer,
+    server: ServerInPod,
     receiver: WebhookReceiver,
     /// The URL of the receiver.
     url: String,
@@ -93,7 +92,7 @@ async fn events_wait_for_the_secret_of_a_webhook() {
     let _operator = install.start_operator().await;
     let webhook = Webhook::push("crm", url, CREATED);
     let app = App::new("hooks").webhook(&webhook);
-    // Everything but the Secret.
+    // Applies the App without the Secret of its webhook.
     install.apply_all(&app.objects(install.tenant())[..1]).await.unwrap();
     let message =
         install.wait_for_condition(&app, ConditionType::ResolvedRefs, ConditionStatus::False, "SecretNotFound").await;
@@ -114,7 +113,7 @@ async fn events_wait_for_the_secret_of_a_webhook() {
     secrets.delete(&format!("{}-crm", app.id()), &DeleteParams::default()).await.unwrap();
     install.wait_for_condition(&app, ConditionType::ResolvedRefs, ConditionStatus::False, "SecretNotFound").await;
     install.wait_for_condition(&app, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
-    // Earlier deliveries do not say that the events of now are delivered.
+    // Earlier deliveries do not prove that current events can be delivered.
     let waiting = (ConditionType::Delivering, ConditionStatus::Unknown, "Pending");
     let message = install.wait_for_condition(&app, waiting.0, waiting.1, waiting.2).await;
     assert!(message.contains("Secret of webhook crm"), "{message}");
@@ -140,7 +139,7 @@ async fn the_deletion_of_an_app_deletes_its_events_and_those_of_no_other_app() {
     let count = async |table: &str, app: &App| {
         query_count(install, &format!("SELECT count(*) FROM {table} WHERE app_id = '{}'", app.id())).await
     };
-    // The failures are counted in a row of the webhook.
+    // Each webhook has a row that counts its failures.
     for app in [&deleted, &kept] {
         eventually("a failure is counted", LIMIT, || async { (count("webhooks", app).await > 0).then_some(()) }).await;
         assert_eq!(count("webhook_events", app).await, 4, "two events for each webhook");

@@ -334,7 +334,7 @@ impl PresetRow {
             ProviderEndpoint::Emails,
         ] {
             for response in replies.iter().filter(|_| profile.has(endpoint)) {
-                // A new fixture, so that nothing is cached.
+                // Uses a new fixture, so that nothing is cached.
                 self.replace_fixture().await;
                 let outcome = if endpoint == ProviderEndpoint::Discovery {
                     self.fixture.upstream.script(endpoint, response.clone());

@@ -61,7 +61,7 @@ async fn every_preset_has_a_guide_and_an_example_that_renders() {
         assert!(provider.settings.secret.is_some(), "{preset}.yaml: the Secret resolves");
         let has_discovery = PRESETS.iter().any(|profile| profile.preset == preset && profile.issuer.is_some());
         if !has_discovery {
-            // Without discovery, a server can compute the authorization URL from the rendered document alone.
+            // Without discovery, a server needs only the rendered document to compute the authorization URL.
             let app = App::new(doc.clone(), latchkey_crds::rendered::Revision::of(&doc.to_bytes())).unwrap();
             let request = AuthorizationRequest {
                 redirect_uri: &format!("https://auth.example.com/shop/{preset}/callback"),

@@ -358,7 +358,7 @@ async fn hostile_documents_are_rejected_at_every_endpoint() {
     let mut documents = hostile_documents(MAX_RESPONSE_BYTES);
     documents.push(("a mebibyte", format!("[{}0]", "{\"\":{}},".repeat(MEBIBYTE / 8)), InvalidResponse::TooLarge));
     for (what, text, reason) in documents {
-        // A new fixture, because the server of `oidc` has cached the valid discovery document.
+        // Uses a new fixture, because the server of `oidc` has cached the valid discovery document.
         let new_fixture = Fixture::new("oidc").await;
         script(&new_fixture, ProviderEndpoint::Discovery, &text);
         assert_eq!(
@@ -459,7 +459,7 @@ async fn a_preset_of_a_later_version_is_unusable() {
 }
 
 #[tokio::test]
-async fn only_the_primary_address_of_github_counts() {
+async fn only_the_primary_address_at_github_is_used() {
     let fixture = Fixture::new("github").await;
     fixture.upstream.set_user(ProviderUser::new("1").verified("ada@example.com"));
     for (emails, expected) in [

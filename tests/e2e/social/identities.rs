@@ -56,7 +56,7 @@ async fn a_user_links_lists_and_removes_a_provider() {
     // The identity has another email address than the account.
     let person = Person::verified("her-id", "ada@work.example");
     social.link(&ada, "local", &person).await.expect(StatusCode::OK);
-    // To link the same identity again changes nothing.
+    // Linking the same identity again changes nothing.
     social.link(&ada, "local", &person).await.expect(StatusCode::OK);
     let list = ada.get("user/identities").await.expect(StatusCode::OK);
     let identities = list.body["identities"].as_array().expect("a list").clone();
@@ -138,7 +138,7 @@ async fn the_last_way_to_log_in_is_never_removed() {
 }
 
 #[tokio::test]
-async fn unlinking_counts_as_a_login() {
+async fn unlinking_is_counted_in_logins_per_client() {
     // The first of the three allowed logins is the login in `log_in_ada`.
     let social = SocialTest::with_app(app().limit("loginsPerClient", &[(3, 600)])).await;
     let ada = social.log_in_ada().await;

@@ -48,7 +48,7 @@ struct Script {
     persons_by_token: HashMap<String, Person>,
     /// Whether the provider responds 500 to every request.
     is_broken: bool,
-    /// The number of token requests with a code that begins with `code-`, failed ones included.
+    /// The number of token requests with a code that begins with `code-`, including failed requests.
     exchanges: usize,
     /// Scripted responses by path.
     fixed_responses: HashMap<&'static str, Bytes>,

@@ -77,7 +77,7 @@ async fn a_storm_of_callbacks_by_one_client_does_not_block_others() {
 }
 
 #[tokio::test]
-async fn callbacks_count_as_logins() {
+async fn callbacks_are_counted_in_logins_per_client() {
     let social = SocialTest::with_app(app().limit("loginsPerClient", &[(2, HOUR)])).await;
     let mut browser = social.new_client();
     for _ in 0..2 {

@@ -213,7 +213,7 @@ async fn a_new_password_cancels_pending_changes_and_sends_a_notice() {
     };
     assert_eq!(*epoch_change, EpochChange { user, epoch: Epoch(2), kept_session: Some(OWN_SESSION) });
 
-    // If the account has only a pending email address, it stays pending, and there is no email address for the notice.
+    // A pending address stays pending. The account has no other address, so there is no notice.
     fixture
         .execute(
             "DELETE FROM outbox;

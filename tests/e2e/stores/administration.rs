@@ -82,7 +82,7 @@ fn an_import_event() -> Event {
     an_event(EventKind::UsersImported, None).with_detail(detail)
 }
 
-/// A change of nothing.
+/// Returns a change that changes no field.
 fn a_change(user: UserId) -> UserChange {
     UserChange {
         user,
@@ -107,7 +107,7 @@ async fn read(fixture: &Fixture, user: UserId) -> AdminUser {
     fixture.stores.administered_user(&fixture.app, user).await.unwrap().expect("the user exists")
 }
 
-/// All pages of a filter.
+/// Returns all users that match a filter, fetched page by page.
 async fn all_pages(fixture: &Fixture, filter: &UserFilter, limit: u16) -> Vec<AdminUser> {
     let (mut users, mut after) = (Vec::new(), None::<UserPosition>);
     loop {
@@ -153,7 +153,8 @@ async fn events(fixture: &Fixture) -> Vec<(String, Value)> {
     rows.into_iter().map(|(kind, detail)| (kind, detail.unwrap_or(json!(null)))).collect()
 }
 
-/// The users, the identities, the outbox and the events of all Apps as one number, to see whether anything has changed.
+/// Returns the users, the identities, the outbox and the events of all Apps as one number. Equal numbers show that
+/// nothing has changed.
 async fn digest(fixture: &Fixture) -> i64 {
     fixture
         .count(

@@ -30,7 +30,7 @@ fn a_record() -> CodeRecord {
     }
 }
 
-/// A loaded App, because only an [`App`] can compute the keys of codes.
+/// Returns a loaded App, which can compute the keys of codes.
 pub(super) fn loaded_app(fixture: &Fixture) -> App {
     let id = fixture.app.clone();
     let doc = RenderedApp {

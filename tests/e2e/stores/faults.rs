@@ -120,7 +120,7 @@ async fn median_failure_time(stores: &Stores) -> Duration {
 }
 
 #[tokio::test]
-async fn calls_fail_at_once_while_postgres_is_known_to_be_unavailable() {
+async fn calls_fail_immediately_while_postgres_is_known_to_be_unavailable() {
     let fixture = Fixture::new().await;
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     let stores = stores_via(&fixture, &proxy);
@@ -168,7 +168,8 @@ async fn calls_that_wait_for_a_connection_are_bounded() {
     wait_for_postgres(&stores).await;
 }
 
-/// New connections fail while a password is rotated: it changes in Postgres a moment before it changes in the file.
+/// New connections fail while a password is rotated: the password changes in Postgres a moment before it changes in the
+/// file.
 #[tokio::test]
 async fn open_connections_are_used_while_new_connections_fail() {
     let fixture = Fixture::new().await;

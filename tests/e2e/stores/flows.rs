@@ -1,4 +1,4 @@
-//! The bound on flows that are stored in Redis instead of in the browser.
+//! The limit on flows that are stored in Redis instead of in the browser.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr},

@@ -40,7 +40,7 @@ async fn classes(fixture: &Fixture) -> Vec<String> {
     classes
 }
 
-/// The number of users with a foreign hash, and of those with the class but not the time, or the other way round.
+/// Returns the number of users with a foreign hash, and the number of users with only one of its two columns.
 async fn foreign_users(fixture: &Fixture) -> (i64, i64) {
     (
         fixture.count("SELECT count(*) FROM users WHERE foreign_hash IS NOT NULL").await,
@@ -63,7 +63,7 @@ async fn a_login_reads_the_user_and_the_classes_of_the_app() {
     assert_eq!(classes(&fixture).await, ["bcrypt$10"], "also for an unknown address");
     let other = fixture.stores.login_candidate(&an_app(), &user.email).await.unwrap();
     assert!(other.user.is_none() && other.hash_classes.is_empty(), "of another App");
-    // A class of a newer server.
+    // A newer server has stored this class.
     fixture
         .execute(&format!(
             "INSERT INTO hash_classes (app_id, class, weight) VALUES ('{}', 'yescrypt$j9T', 1)",
@@ -112,7 +112,7 @@ async fn concurrent_imports_never_exceed_the_number_of_classes() {
 }
 
 #[tokio::test]
-async fn a_new_password_ends_the_foreign_hash() {
+async fn a_new_password_replaces_the_foreign_hash() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     set_hash(&fixture, user.id, BCRYPT).await;
@@ -163,7 +163,7 @@ async fn a_class_that_an_import_touches_is_not_swept() {
     set_hash(&fixture, user.id, BCRYPT).await;
     fixture.execute("UPDATE users SET foreign_hash = NULL, foreign_hash_at = NULL").await;
     fixture.execute("UPDATE hash_classes SET touched_at = now() - interval '61 minutes'").await;
-    // An import that has touched the class, and has not committed yet.
+    // This import has touched the class, and has not committed yet.
     let mut import = fixture.database.connect().await.unwrap();
     let begin = "BEGIN; UPDATE hash_classes SET touched_at = clock_timestamp()";
     sqlx::raw_sql(begin).execute(&mut import).await.unwrap();

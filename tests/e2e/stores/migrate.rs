@@ -36,7 +36,7 @@ async fn concurrent_migrations_create_one_schema() {
 /// CREATE INDEX CONCURRENTLY waits for the end of older statements. So a program that waits for the migration lock must
 /// not wait in a statement.
 #[tokio::test]
-async fn a_migration_that_waits_for_another_one_does_not_block_its_indexes() {
+async fn a_waiting_migration_does_not_block_the_indexes_of_the_running_migration() {
     for _ in 0..5 {
         let fixture = Fixture::new().await;
         fixture
@@ -57,7 +57,7 @@ async fn a_migration_that_waits_for_another_one_does_not_block_its_indexes() {
 }
 
 #[tokio::test]
-async fn a_repeated_migration_repairs_the_index_that_a_failed_one_has_left() {
+async fn a_repeated_migration_repairs_the_index_that_a_failed_migration_left() {
     let fixture = Fixture::new().await;
     let url = UrlSource::from_value(&fixture.database.url);
     // Two users with the same external id let the creation of the unique index fail.
@@ -74,7 +74,8 @@ async fn a_repeated_migration_repairs_the_index_that_a_failed_one_has_left() {
         assert_eq!(invalid_indexes(&fixture).await, 1);
     }
     fixture.execute("DELETE FROM users").await;
-    // The other indexes exist already, as after a program that ended between an index and its row in _sqlx_migrations.
+    // The other indexes exist already, as if a program had ended after it created an index and before it wrote the row
+    // in _sqlx_migrations.
     migrate(&url).await.unwrap();
     assert_eq!(invalid_indexes(&fixture).await, 0);
     assert_eq!(fixture.stores.postgres.schema_version().await.unwrap(), Some(REQUIRED_SCHEMA));

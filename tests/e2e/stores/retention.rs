@@ -1,5 +1,5 @@
-//! Deletion of accounts that were not verified in time: which accounts, what is deleted with them, and what concurrent
-//! calls do.
+//! Deletion of accounts that were not verified in time: which accounts are deleted, what is deleted with them, and what
+//! concurrent calls do.
 
 use std::{collections::BTreeSet, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! Compares the session store with a small model of the rules: for random operations, also concurrent ones, both must
-//! decide the same.
+//! Compares the session store with a small model: for random operations, also concurrent ones, both must make the same
+//! decisions.
 
 use std::time::{Duration as Elapsed, Instant};
 

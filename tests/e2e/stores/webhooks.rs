@@ -102,8 +102,8 @@ impl WebhookFixture {
         timeout(LIMIT, change).await.expect("the change ends").unwrap();
     }
 
-    /// Makes events in each way in which a server makes them, and retries them as dead letters. Returns the number of
-    /// transactions.
+    /// Creates events in each way in which a server creates them, and retries them as dead letters. Returns the number
+    /// of transactions.
     async fn make_events(&self, stores: &Stores) -> usize {
         let app = &self.fixture.app;
         let ada = self.create_user(stores, "ada@example.com").await;
@@ -214,7 +214,7 @@ async fn the_state_of_a_webhook_is_locked_before_its_events() {
 async fn a_retry_of_a_webhook_takes_its_oldest_ten_thousand_dead_letters() {
     let test = WebhookFixture::new().await;
     let app = &test.fixture.app;
-    // `attempts` is the position from the newest.
+    // `attempts` is the rank of the dead letter; the newest has rank 1.
     test.fixture
         .execute(&format!(
             "INSERT INTO webhook_events (app_id, webhook, id, kind, at, attempts, dead_at)

@@ -13,7 +13,7 @@ use latchkey_tests::{
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use super::{CREATED, EMAIL, LIMIT, app, create, start_push};
+use super::{CREATED, EMAIL, LIMIT, app, create_user, start_push};
 use crate::{
     administration::AdministrationTest,
     social::scripted_provider::{Person, ScriptedProvider},
@@ -91,7 +91,7 @@ async fn a_profile_is_read_at_each_attempt_and_is_null_after_the_deletion() {
     let grace =
         json!({ "email": "Grace@example.com", "email_verified": true, "name": "Grace", "external_id": "crm:7" });
     let grace = admin.create(&grace).await;
-    let alan = create(&admin, "alan@example.com").await;
+    let alan = create_user(&admin, "alan@example.com").await;
     let attempts_of = |user: &str, type_: &str| {
         let of_user = |event: &ReceivedEvent| event.body["data"]["user_id"] == user && event.event_type() == type_;
         receiver.events().into_iter().filter(of_user).collect::<Vec<_>>()
@@ -107,7 +107,7 @@ async fn a_profile_is_read_at_each_attempt_and_is_null_after_the_deletion() {
 
     admin.patch(&format!("users/{grace}"), &json!({ "name": "Rear Admiral" })).await.expect(StatusCode::OK);
     admin.delete(&format!("users/{alan}")).await.expect(StatusCode::OK);
-    // The retries of both, and the deletion.
+    // Waits for two retries and for the event of the deletion.
     receiver.wait_for(5).await;
     let second = attempts_of(&grace, "user.created").remove(1);
     assert_eq!(second.id(), first.id());
@@ -123,7 +123,7 @@ async fn a_profile_is_read_at_each_attempt_and_is_null_after_the_deletion() {
     }
 }
 
-/// The events that actions cause, in the order of the actions.
+/// The events that the receiver has got, compared with the actions that cause them.
 struct Reported<'a> {
     receiver: &'a WebhookReceiver,
     test_app: &'a TestApp,
@@ -131,7 +131,7 @@ struct Reported<'a> {
 }
 
 impl Reported<'_> {
-    /// Waits for the events of an action. Asserts that these are all.
+    /// Waits for the events of an action. Asserts that no other events arrive.
     async fn expect(&mut self, action: &str, types: &[&str]) {
         let arrived = || async { (self.receiver.events().len() >= self.seen + types.len()).then_some(()) };
         eventually(&format!("the events of {action}"), LIMIT, arrived).await;
@@ -145,7 +145,7 @@ impl Reported<'_> {
         self.seen = events.len();
     }
 
-    /// The newest event.
+    /// Returns the newest event.
     fn last(&self) -> ReceivedEvent {
         self.receiver.events().pop().expect("an event has arrived")
     }
@@ -280,7 +280,7 @@ async fn events_that_a_webhook_does_not_list_are_not_delivered() {
     let imports = Webhook::pull("imports", "shop", "sync", &["users.imported"]);
     let test = AdministrationTest::start_with(app().webhook(&deletions).webhook(&imports), &[]).await;
     let admin = test.admin();
-    let user = create(&admin, EMAIL).await;
+    let user = create_user(&admin, EMAIL).await;
     admin.patch(&format!("users/{user}"), &json!({ "name": NAME })).await.expect(StatusCode::OK);
     test.test_app.register("grace@example.com").await;
     assert_eq!(test.test_app.waiting_webhook_events().await, 0, "no row is written");
@@ -297,7 +297,7 @@ async fn events_that_a_webhook_does_not_list_are_not_delivered() {
 async fn refused_calls_are_not_reported() {
     let (test, receiver, _) = start_push(&all_events()).await;
     let (admin, client) = (test.admin(), test.test_app.client());
-    let user = create(&admin, EMAIL).await;
+    let user = create_user(&admin, EMAIL).await;
     receiver.wait_for(1).await;
     client.login(test.test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     client.confirm(test.test_app.id(), WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
@@ -318,14 +318,14 @@ async fn an_event_is_signed_with_both_keys_during_a_rotation() {
     let (mut test, receiver, old) = start_push(CREATED).await;
     let rotated = old.clone().rotate_key();
     test.test_app.apply(test.test_app.app.clone().webhook(&rotated)).await;
-    create(&test.admin(), EMAIL).await;
+    create_user(&test.admin(), EMAIL).await;
     let event = receiver.wait_for(1).await.remove(0);
     assert_eq!(event.signature_count(), 2, "{:?}", event.headers);
     assert!(event.is_signed_with(old.key()) && event.is_signed_with(rotated.key()), "{:?}", event.headers);
 
     let rotated = rotated.without_previous_key();
     test.test_app.apply(test.test_app.app.clone().webhook(&rotated)).await;
-    create(&test.admin(), "grace@example.com").await;
+    create_user(&test.admin(), "grace@example.com").await;
     let event = receiver.wait_for(2).await.remove(1);
     assert_eq!(event.signature_count(), 1, "{:?}", event.headers);
     assert!(event.is_signed_with(rotated.key()) && !event.is_signed_with(old.key()), "{:?}", event.headers);
@@ -341,11 +341,11 @@ async fn events_wait_for_a_usable_secret() {
     let path = "/webhooks/0/delivery/push/keys";
     test.test_app.edit_rendered(|document| keys = document.pointer_mut(path).expect("a push webhook").take()).await;
     let admin = test.admin();
-    create(&admin, EMAIL).await;
+    create_user(&admin, EMAIL).await;
     other_receiver.wait_for_distinct(1).await;
-    // While the second event is delivered to the other receiver, the server would also deliver the first one.
+    // While the server delivers the second event to the other receiver, it would also deliver the first event.
     test.test_app.make_webhook_events_due().await;
-    create(&admin, "grace@example.com").await;
+    create_user(&admin, "grace@example.com").await;
     other_receiver.wait_for_distinct(2).await;
     assert!(receiver.events().is_empty(), "nothing is sent without a signature");
 

@@ -8,7 +8,7 @@ use latchkey_tests::{
 };
 use serde_json::{Value, json};
 
-use super::{CREATED, EMAIL, app, create, start_push, wait_for_dead_letters, wait_for_state};
+use super::{CREATED, EMAIL, app, create_user, start_push, wait_for_dead_letters, wait_for_state};
 use crate::administration::AdministrationTest;
 
 /// The number of events that wait when a receiver is gone.
@@ -19,7 +19,7 @@ async fn a_receiver_that_is_gone_gets_nothing_until_its_webhook_changes() {
     let (mut test, receiver, webhook) = start_push(CREATED).await;
     let admin = test.admin();
     receiver.set_reply(Reply::status(410));
-    let ada = create(&admin, EMAIL).await;
+    let ada = create_user(&admin, EMAIL).await;
     let letter = wait_for_dead_letters(&admin, 1).await.remove(0);
     assert_eq!((&letter["kind"], &letter["webhook"]), (&json!("webhook"), &json!("crm")));
     assert_eq!((&letter["user_id"], &letter["attempts"]), (&json!(ada), &json!(1)));
@@ -27,7 +27,7 @@ async fn a_receiver_that_is_gone_gets_nothing_until_its_webhook_changes() {
     assert!(letter["dead_at"].as_i64().unwrap() >= letter["created_at"].as_i64().unwrap());
     assert!(letter["error"].as_str().is_some_and(|error| error.contains("410")), "{letter}");
     wait_for_state(&test.test_app, "crm", "ReceiverGone").await;
-    create(&admin, "grace@example.com").await;
+    create_user(&admin, "grace@example.com").await;
     wait_for_dead_letters(&admin, 2).await;
     assert_eq!(receiver.events().len(), 1, "nothing is sent to a receiver that is gone");
 
@@ -35,7 +35,7 @@ async fn a_receiver_that_is_gone_gets_nothing_until_its_webhook_changes() {
         let retried = admin.post("dead-letters/retry", &json!({ "webhook": "crm" })).await.expect(StatusCode::OK);
         retried.integer("retried")
     };
-    // Without a change of the webhook, they become dead letters again.
+    // The webhook has not changed, so the retried events become dead letters again.
     assert_eq!(retry().await, 2);
     wait_for_dead_letters(&admin, 2).await;
     assert_eq!(receiver.events().len(), 1);
@@ -44,7 +44,7 @@ async fn a_receiver_that_is_gone_gets_nothing_until_its_webhook_changes() {
     test.test_app.apply(test.test_app.app.clone().webhook(&webhook.clone().url(&next.url()))).await;
     assert_eq!(retry().await, 2);
     next.wait_for_distinct(2).await;
-    create(&admin, "alan@example.com").await;
+    create_user(&admin, "alan@example.com").await;
     next.wait_for_distinct(3).await;
     assert!(next.events().iter().all(|event| event.is_signed_with(webhook.key())));
     test.test_app.wait_until_webhooks_settle().await;
@@ -59,12 +59,12 @@ async fn a_receiver_is_gone_although_the_body_of_its_response_does_not_end() {
     let (test, receiver, _) = start_push(CREATED).await;
     let admin = test.admin();
     receiver.set_reply(Reply::Stall(StatusCode::GONE));
-    create(&admin, EMAIL).await;
+    create_user(&admin, EMAIL).await;
     let letter = wait_for_dead_letters(&admin, 1).await.remove(0);
     assert_eq!(letter["attempts"], 1);
     assert!(letter["error"].as_str().is_some_and(|error| error.contains("410")), "{letter}");
     wait_for_state(&test.test_app, "crm", "ReceiverGone").await;
-    create(&admin, "grace@example.com").await;
+    create_user(&admin, "grace@example.com").await;
     wait_for_dead_letters(&admin, 2).await;
     assert_eq!(receiver.events().len(), 1, "nothing is sent to a receiver that is gone");
 }
@@ -74,9 +74,10 @@ async fn all_due_events_of_a_webhook_that_is_stopped_become_dead_letters_togethe
     let (test, receiver, _) = start_push(CREATED).await;
     let (admin, test_app) = (test.admin(), &test.test_app);
     receiver.set_reply(Reply::status(410));
-    create(&admin, EMAIL).await;
+    create_user(&admin, EMAIL).await;
     wait_for_dead_letters(&admin, 1).await;
-    // After so many failures, one event is claimed at a time: one after the other, these would take minutes.
+    // After ten failures, the server claims one event at a time. To give up so many events one after the other would
+    // take minutes.
     test_app
         .sql(&format!(
             "UPDATE webhooks SET failures = 10;
@@ -96,11 +97,11 @@ async fn a_new_key_starts_a_webhook_again() {
     let (mut test, receiver, webhook) = start_push(CREATED).await;
     let admin = test.admin();
     receiver.script([Reply::status(410)]);
-    create(&admin, EMAIL).await;
+    create_user(&admin, EMAIL).await;
     let letter = wait_for_dead_letters(&admin, 1).await.remove(0);
     let rotated = webhook.rotate_key();
     test.test_app.apply(test.test_app.app.clone().webhook(&rotated)).await;
-    create(&admin, "grace@example.com").await;
+    create_user(&admin, "grace@example.com").await;
     let event = receiver.wait_for(2).await.remove(1);
     assert!(event.is_signed_with(rotated.key()));
     assert_ne!(letter["id"], event.id());
@@ -126,7 +127,7 @@ async fn only_the_webhook_that_is_gone_stops() {
     let test = AdministrationTest::start_with(app, &[]).await;
     let admin = test.admin();
     for number in 1..=3 {
-        create(&admin, &format!("user{number}@example.com")).await;
+        create_user(&admin, &format!("user{number}@example.com")).await;
         let letters = wait_for_dead_letters(&admin, number).await;
         assert!(letters.iter().all(|letter| letter["webhook"] == "gone"), "{letters:?}");
     }
@@ -164,7 +165,7 @@ async fn a_retry_names_a_webhook_of_the_app_or_ids() {
     let (test, receiver, _) = start_push(CREATED).await;
     let admin = test.admin();
     receiver.set_reply(Reply::status(410));
-    create(&admin, EMAIL).await;
+    create_user(&admin, EMAIL).await;
     let letter = wait_for_dead_letters(&admin, 1).await.remove(0);
     let retry = async |body: Value| admin.post("dead-letters/retry", &body).await;
     retry(json!({ "webhook": "unknown" })).await.expect_error(StatusCode::NOT_FOUND, "not_found");

@@ -15,10 +15,10 @@ use latchkey_tests::{
 };
 use serde_json::json;
 
-use super::{CREATED, EMAIL, LIMIT, app, create, metric, start_push};
+use super::{CREATED, EMAIL, LIMIT, app, create_user, metric, start_push};
 use crate::administration::AdministrationTest;
 
-/// How often a server updates the metrics of waiting rows is not specified. A limit for a loaded machine.
+/// Limit for an update of the metrics of waiting rows, on a loaded machine. The specification sets no limit.
 const METRICS_LIMIT: Duration = Duration::from_secs(90);
 /// The number of delivered events.
 const SENT: &str = r#"latchkey_webhook_deliveries_total{outcome="sent"}"#;
@@ -35,7 +35,7 @@ async fn an_event_survives_the_death_of_the_server() {
     let server = test.test_app.stack.server();
     // The server is killed while the receiver has the request.
     receiver.set_reply(Reply::Hang);
-    let ada = create(&test.admin(), EMAIL).await;
+    let ada = create_user(&test.admin(), EMAIL).await;
     let first = receiver.wait_for(1).await.remove(0);
     server.kill();
     receiver.set_reply(Reply::status(204));
@@ -47,7 +47,7 @@ async fn an_event_survives_the_death_of_the_server() {
     test.test_app.wait_until_webhooks_settle().await;
 
     // The server is killed right after the response, before or after the delivery.
-    let grace = create(&test.admin(), "grace@example.com").await;
+    let grace = create_user(&test.admin(), "grace@example.com").await;
     server.kill();
     server.start_ready().await.unwrap();
     expire_leases(&test).await;
@@ -74,7 +74,7 @@ async fn an_event_exists_exactly_if_the_transaction_of_its_action_was_committed(
         drop(admin.post("users", &json!({ "email": "Ada@cut.example" })).await);
         proxy.trap_triggered().await;
         proxy.restore().unwrap();
-        // The cut can be between two statements of the transaction, so the user exists only if the event does.
+        // Even if the cut is between two statements of the transaction, the user exists only if the event exists.
         eventually("the service recovers", LIMIT, || async {
             (admin.get("users").await.status == StatusCode::OK).then_some(())
         })
@@ -95,7 +95,7 @@ async fn several_servers_deliver_each_event_once() {
     let test = AdministrationTest::start_on(Stack::builder().servers(2), app().webhook(&webhook), &[]).await;
     let admin = test.admin();
     for number in 0..30 {
-        create(&admin, &format!("user{number}@example.com")).await;
+        create_user(&admin, &format!("user{number}@example.com")).await;
     }
     receiver.wait_for_distinct(30).await;
     test.test_app.wait_until_webhooks_settle().await;
@@ -117,7 +117,7 @@ async fn an_app_does_not_see_the_events_of_another_app() {
     let shop = app().webhook(&pull).webhook(&Webhook::push("crm", &receiver.url(), CREATED));
     let blog = app().webhook(&pull).webhook(&Webhook::push("crm", &other_receiver.url(), CREATED));
     let test = AdministrationTest::start_on(Stack::builder().app(&blog), shop, &[]).await;
-    let user = create(&test.admin(), EMAIL).await;
+    let user = create_user(&test.admin(), EMAIL).await;
     receiver.wait_for(1).await;
     let (of_shop, of_blog) = (test.administrator("fetches"), test.administrator_of(&blog, "fetches"));
     let path = "webhooks/sync/events";
@@ -141,8 +141,7 @@ async fn an_app_does_not_see_the_events_of_another_app() {
     assert_eq!((receiver.events().len(), other_receiver.events().len()), (1, 1));
 }
 
-/// The product's bar is a median below 250 ms and a 99th percentile below 1 s, which `make bench` measures. Here other
-/// tests slow the machine down.
+/// `make bench` requires a median below 250 ms and a 99th percentile below 1 s. Here other tests slow the machine down.
 #[tokio::test]
 async fn events_arrive_soon_after_the_response() {
     let (test, receiver, _) = start_push(CREATED).await;
@@ -172,14 +171,14 @@ async fn metrics_count_deliveries_and_show_what_waits() {
     let test = AdministrationTest::start_with(app().webhook(&push), &[]).await;
     let (admin, server) = (test.admin(), test.test_app.stack.server());
     assert_eq!(metric(server, SENT).await as u64, 0, "the series exists from the start");
-    create(&admin, EMAIL).await;
+    create_user(&admin, EMAIL).await;
     receiver.wait_for(1).await;
     eventually("the delivery is counted", LIMIT, || async { (metric(server, SENT).await as u64 == 1).then_some(()) })
         .await;
     assert_eq!(metric(server, "latchkey_webhook_dead").await as u64, 0);
 
     receiver.set_reply(Reply::status(410));
-    create(&admin, "grace@example.com").await;
+    create_user(&admin, "grace@example.com").await;
     eventually("a dead letter is shown", METRICS_LIMIT, || async {
         (metric(server, "latchkey_webhook_dead").await as u64 == 1).then_some(())
     })
@@ -195,7 +194,7 @@ async fn metrics_show_how_long_events_wait() {
     let test = AdministrationTest::start_with(app().webhook(&push), &[]).await;
     let (admin, server) = (test.admin(), test.test_app.stack.server());
     for number in 0..40 {
-        create(&admin, &format!("user{number}@example.com")).await;
+        create_user(&admin, &format!("user{number}@example.com")).await;
     }
     // At most 16 are in flight; the others are due.
     eventually("events are due", METRICS_LIMIT, || async {

@@ -11,7 +11,7 @@ use latchkey_tests::{
 };
 use serde_json::{Value, json};
 
-use super::{CREATED, EMAIL, LIMIT, app, create};
+use super::{CREATED, EMAIL, LIMIT, app, create_user};
 use crate::administration::{AdministrationTest, Administrator};
 
 const EVENTS: &str = "webhooks/sync/events";
@@ -39,7 +39,7 @@ async fn acknowledge(consumer: &Administrator, ids: &[&Value]) -> i64 {
 async fn an_event_is_leased_for_a_minute_and_repeated_until_it_is_acknowledged() {
     let (test, consumer) = start_pull().await;
     let (admin, test_app) = (test.admin(), &test.test_app);
-    let user = create(&admin, EMAIL).await;
+    let user = create_user(&admin, EMAIL).await;
     let events = fetch(&consumer, "").await;
     assert_eq!(events.len(), 1);
     let audit = admin.get(&format!("events?user={user}")).await.expect(StatusCode::OK);
@@ -74,7 +74,7 @@ async fn unknown_ids_are_ignored() {
     let (test, consumer) = start_pull().await;
     let admin = test.admin();
     for name in ["ada", "grace"] {
-        create(&admin, &format!("{name}@example.com")).await;
+        create_user(&admin, &format!("{name}@example.com")).await;
     }
     let events = fetch(&consumer, "").await;
     assert_eq!(events.len(), 2);
@@ -98,22 +98,22 @@ async fn a_waiting_call_returns_soon_after_an_event() {
     let begun = Instant::now();
     let waits = fetch(&consumer, "?wait=20");
     let creates = async {
-        let user = create(&admin, EMAIL).await;
+        let user = create_user(&admin, EMAIL).await;
         (user, Instant::now())
     };
     let (events, (user, created)) = tokio::join!(waits, creates);
     assert_eq!(events.len(), 1, "after {:?}", begun.elapsed());
     assert_eq!(events[0]["data"]["user_id"], user.as_str());
     assert!(created.elapsed() < Duration::from_secs(15), "it waited on for {:?}", created.elapsed());
-    // An event that waits already is returned at once.
-    create(&admin, "grace@example.com").await;
+    // A fetch returns a waiting event immediately.
+    create_user(&admin, "grace@example.com").await;
     let begun = Instant::now();
     assert_eq!(fetch(&consumer, "?wait=20").await.len(), 1);
     assert!(begun.elapsed() < Duration::from_secs(15));
 }
 
 #[tokio::test]
-async fn waiting_calls_count_for_their_caller_alone() {
+async fn waiting_calls_count_only_for_their_caller() {
     // An App has at most 32 calls in flight, and a caller at most 8.
     let names: Vec<_> = (0..5).map(|number| format!("sync{number}")).collect();
     let app = names.iter().fold(app(), |app, name| app.webhook(&Webhook::pull(name, "shop", name, CREATED)));
@@ -127,7 +127,7 @@ async fn waiting_calls_count_for_their_caller_alone() {
             waiting.push(tokio::spawn(async move {
                 loop {
                     let response = request.try_clone().expect("it has no body").send().await?;
-                    // The call below can have the eighth place for a moment.
+                    // For a moment, the call below can be one of the eight.
                     if response.status() != StatusCode::TOO_MANY_REQUESTS {
                         return Ok::<_, reqwest::Error>(response);
                     }
@@ -141,7 +141,7 @@ async fn waiting_calls_count_for_their_caller_alone() {
     }
     let admin = test.admin();
     admin.get("users").await.expect(StatusCode::OK);
-    create(&admin, EMAIL).await;
+    create_user(&admin, EMAIL).await;
     let mut events = 0;
     for response in waiting {
         let response = response.await.unwrap().unwrap();
@@ -155,7 +155,7 @@ async fn waiting_calls_count_for_their_caller_alone() {
 #[tokio::test]
 async fn a_waiting_call_ends_when_its_webhook_gets_another_consumer() {
     let of = |account: &str| Webhook::pull("sync", "shop", account, CREATED);
-    // The old consumer stays known to the App.
+    // Another webhook keeps the old consumer known to the App.
     let app = app().webhook(&of("fetches")).webhook(&Webhook::pull("other", "shop", "fetches", &["user.deleted"]));
     let mut test = AdministrationTest::start_with(app, &[]).await;
     let consumer = test.administrator("fetches");
@@ -167,7 +167,7 @@ async fn a_waiting_call_ends_when_its_webhook_gets_another_consumer() {
                 let response = request.try_clone().expect("it has no body").send().await.unwrap();
                 let (status, text) = (response.status(), response.text().await.unwrap());
                 let body: Value = serde_json::from_str(&text).unwrap();
-                // The call below can have the eighth place for a moment, and a wait can end before the change.
+                // For a moment, the call below can be one of the eight. A wait can also end before the change.
                 let is_early = status == StatusCode::OK && body["events"] == json!([]);
                 if status != StatusCode::TOO_MANY_REQUESTS && !is_early {
                     return (status, text);
@@ -175,13 +175,13 @@ async fn a_waiting_call_ends_when_its_webhook_gets_another_consumer() {
             }
         }));
     }
-    // From now on, all eight are past the check of their caller.
+    // A ninth call is refused only after the server has accepted the caller of all eight calls.
     eventually("a ninth call is refused", LIMIT, || async {
         (consumer.get(EVENTS).await.status == StatusCode::TOO_MANY_REQUESTS).then_some(())
     })
     .await;
     test.test_app.apply(test.test_app.app.clone().webhook(&of("other-fetches"))).await;
-    let user = create(&test.admin(), EMAIL).await;
+    let user = create_user(&test.admin(), EMAIL).await;
     for response in waiting {
         let (status, text) = response.await.unwrap();
         assert!([StatusCode::FORBIDDEN, StatusCode::NOT_FOUND].contains(&status), "{status}: {text}");
@@ -197,7 +197,7 @@ async fn limit_bounds_the_number_of_events() {
     let admin = test.admin();
     let mut users = Vec::new();
     for number in 0..5 {
-        users.push(create(&admin, &format!("user{number}@example.com")).await);
+        users.push(create_user(&admin, &format!("user{number}@example.com")).await);
     }
     let mut fetched = Vec::new();
     for (query, count) in [("?limit=2", 2), ("?limit=1", 1), ("?limit=100", 2), ("", 0)] {
@@ -220,7 +220,7 @@ async fn only_the_consumer_fetches_and_acknowledges_the_events_of_a_webhook() {
         .webhook(&Webhook::push("crm", &receiver.url(), CREATED));
     let test = AdministrationTest::start_with(app, &[]).await;
     let consumer = test.administrator("fetches");
-    create(&test.admin(), EMAIL).await;
+    create_user(&test.admin(), EMAIL).await;
     let event = fetch(&consumer, "").await.remove(0);
     let ids = json!({ "ids": [event["id"]] });
     let both = async |caller: &Administrator, webhook: &str| -> [ApiResponse; 2] {
@@ -264,7 +264,7 @@ async fn only_the_consumer_fetches_and_acknowledges_the_events_of_a_webhook() {
 #[tokio::test]
 async fn the_query_and_the_body_are_checked() {
     let (test, consumer) = start_pull().await;
-    create(&test.admin(), EMAIL).await;
+    create_user(&test.admin(), EMAIL).await;
     for query in [
         "limit=0",
         "limit=101",
@@ -306,7 +306,7 @@ async fn a_profile_is_read_when_an_event_is_fetched() {
     let webhook = Webhook::pull("sync", "shop", "fetches", CREATED).include_profile();
     let test = AdministrationTest::start_with(app().webhook(&webhook), &[]).await;
     let (admin, consumer) = (test.admin(), test.administrator("fetches"));
-    let user = create(&admin, EMAIL).await;
+    let user = create_user(&admin, EMAIL).await;
     let first = fetch(&consumer, "").await.remove(0);
     let profile = json!({
         "email": EMAIL, "email_verified": false, "name": "", "state": "unverified", "external_id": null, "version": 1,

@@ -14,7 +14,7 @@ use latchkey_tests::{
     webhook_receiver::{Reply, WebhookReceiver},
 };
 
-use super::{CREATED, EMAIL, LIMIT, app, create};
+use super::{CREATED, EMAIL, LIMIT, app, create_user};
 use crate::administration::AdministrationTest;
 
 const COMPILE_LIMIT: Duration = Duration::from_secs(60);
@@ -53,11 +53,11 @@ async fn an_event_is_sent_to_the_address_that_was_checked_and_never_to_a_private
         log.lines().filter_map(|line| line.strip_prefix(of)?.strip_prefix(' ')).map(str::to_owned).collect()
     };
 
-    create(&test.admin(), EMAIL).await;
+    create_user(&test.admin(), EMAIL).await;
     receiver.wait_for(1).await;
     assert_eq!(addresses("lookup"), [ALLOWED], "the address is looked up once, not once more for the connection");
 
-    create(&test.admin(), "grace@example.com").await;
+    create_user(&test.admin(), "grace@example.com").await;
     let refused = "SELECT count(*) FROM webhook_events WHERE attempts > 0 AND error LIKE '%private or reserved%'";
     eventually("the next event is not sent", LIMIT, || async {
         (test.test_app.query_number(refused).await == 1).then_some(())

@@ -1,5 +1,5 @@
 //! Registrations of known addresses. They write as many rows as those of unknown addresses, so that both take the same
-//! time (specification: Accounts, Equal response times). Nobody gets these rows.
+//! time (specification: Accounts, Equal response times). No receiver and no consumer gets these rows.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ const UNVERIFIED: &str = "grace@example.com";
 /// The number of pull webhooks. With the push webhook, the App has as many as it can have.
 const PULLED: usize = 7;
 const WEBHOOKS: i64 = 8;
-/// The server deletes rows that are never due within a minute, on a loaded machine later.
+/// Within a minute, the server deletes rows that are never due; a loaded machine takes longer.
 const DELETION_LIMIT: Duration = Duration::from_secs(120);
 
-/// Notes each row that is written to the queue, because the server deletes rows at any time.
+/// Records each row that is written to the queue, because the server deletes rows at any time.
 const NOTE_ROWS: &str = "
     CREATE TABLE written (due_at timestamptz NOT NULL);
     CREATE FUNCTION note_row() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -29,7 +29,7 @@ const NOTE_ROWS: &str = "
     $$;
     CREATE TRIGGER note_row AFTER INSERT ON webhook_events FOR EACH ROW EXECUTE FUNCTION note_row()";
 
-/// The ids of the users that a consumer is told about, in alphabetical order.
+/// Fetches a consumer's events, and returns the ids of their users in alphabetical order.
 async fn fetched_users(test: &AdministrationTest, webhook: usize) -> Vec<String> {
     let path = format!("webhooks/sync{webhook}/events");
     let response = test.administrator("fetches").get(&path).await.expect(StatusCode::OK);

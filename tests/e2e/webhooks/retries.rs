@@ -10,12 +10,12 @@ use latchkey_tests::{
 };
 use serde_json::json;
 
-use super::{CREATED, EMAIL, LIMIT, app, create, start_push, wait_for_dead_letters, wait_for_state};
+use super::{CREATED, EMAIL, LIMIT, app, create_user, start_push, wait_for_dead_letters, wait_for_state};
 use crate::administration::AdministrationTest;
 
 /// The first retry comes 5 s ±20 % after the failure.
 const SHORTEST_FIRST_RETRY: Duration = Duration::from_secs(4);
-/// Far less than the minute of the second retry.
+/// Far less than the delay of the second retry, which is a minute.
 const LONGEST_FIRST_RETRY: Duration = Duration::from_secs(30);
 /// The server gives up a receiver that hangs after 10 s. On a loaded machine, the request arrives later.
 const SHORTEST_HANG: Duration = Duration::from_secs(8);
@@ -24,7 +24,7 @@ const SHORTEST_HANG: Duration = Duration::from_secs(8);
 async fn a_failed_delivery_is_repeated_with_the_same_id_and_a_new_signature() {
     let (test, receiver, webhook) = start_push(CREATED).await;
     receiver.script([Reply::status(500)]);
-    create(&test.admin(), EMAIL).await;
+    create_user(&test.admin(), EMAIL).await;
     let events = receiver.wait_for(2).await;
     let (first, second) = (&events[0], &events[1]);
     assert_eq!((first.id(), &first.text), (second.id(), &second.text));
@@ -43,7 +43,7 @@ async fn every_response_but_2xx_is_a_failure() {
     let replies = [Reply::status(404), Reply::status(304), Reply::Disconnect];
     receiver.script(replies);
     for name in ["ada", "grace", "alan"] {
-        create(&test.admin(), &format!("{name}@example.com")).await;
+        create_user(&test.admin(), &format!("{name}@example.com")).await;
     }
     receiver.wait_for(6).await;
     test.test_app.wait_until_webhooks_settle().await;
@@ -51,11 +51,11 @@ async fn every_response_but_2xx_is_a_failure() {
 }
 
 #[tokio::test]
-async fn a_response_counts_although_its_body_does_not_end() {
+async fn a_2xx_response_is_a_success_even_if_its_body_does_not_end() {
     let (test, receiver, _) = start_push(CREATED).await;
     receiver.script([Reply::Stall(StatusCode::OK), Reply::Flood(StatusCode::OK), Reply::Stall(StatusCode::ACCEPTED)]);
     for name in ["ada", "grace", "alan"] {
-        create(&test.admin(), &format!("{name}@example.com")).await;
+        create_user(&test.admin(), &format!("{name}@example.com")).await;
     }
     receiver.wait_for(3).await;
     // A failed delivery would be repeated before the queue is empty.
@@ -65,10 +65,10 @@ async fn a_response_counts_although_its_body_does_not_end() {
 }
 
 #[tokio::test]
-async fn later_retries_are_rarer() {
+async fn the_delay_between_retries_grows() {
     let (test, receiver, _) = start_push(CREATED).await;
     receiver.set_reply(Reply::status(500));
-    create(&test.admin(), EMAIL).await;
+    create_user(&test.admin(), EMAIL).await;
     for (failures, delay) in [(1, 5), (2, 60), (3, 300), (4, 1800), (5, 7200), (6, 21_600), (7, 21_600)] {
         receiver.wait_for(failures).await;
         let failed = format!("SELECT count(*) FROM webhook_events WHERE attempts = {failures} AND lease_until IS NULL");
@@ -96,14 +96,14 @@ async fn later_retries_are_rarer() {
 async fn retry_after_is_a_minimum() {
     let (test, receiver, _) = start_push(CREATED).await;
     receiver.script([Reply::status(429).with_header("retry-after", "8")]);
-    create(&test.admin(), EMAIL).await;
+    create_user(&test.admin(), EMAIL).await;
     let events = receiver.wait_for(2).await;
     let pause = events[1].at - events[0].at;
     assert!((Duration::from_secs(8)..LONGEST_FIRST_RETRY).contains(&pause), "{pause:?}");
 
     // A receiver cannot delay its events for a day.
     receiver.script([Reply::status(503).with_header("retry-after", "86400")]);
-    create(&test.admin(), "grace@example.com").await;
+    create_user(&test.admin(), "grace@example.com").await;
     receiver.wait_for(3).await;
     let failed = "SELECT count(*) FROM webhook_events WHERE attempts = 1 AND lease_until IS NULL";
     eventually("the failure is stored", LIMIT, || async {
@@ -123,7 +123,7 @@ async fn a_redirect_is_a_failure_and_is_not_followed() {
         Reply::status(301).with_header("location", &target.url()),
     ]);
     for name in ["ada", "grace"] {
-        create(&test.admin(), &format!("{name}@example.com")).await;
+        create_user(&test.admin(), &format!("{name}@example.com")).await;
     }
     receiver.wait_for(4).await;
     test.test_app.wait_until_webhooks_settle().await;
@@ -143,7 +143,7 @@ async fn a_receiver_that_hangs_delays_neither_other_webhooks_nor_mails() {
     let test = AdministrationTest::start_with(app, &[]).await;
     let admin = test.admin();
     for number in 0..20 {
-        create(&admin, &format!("user{number}@example.com")).await;
+        create_user(&admin, &format!("user{number}@example.com")).await;
     }
     admin.create(&json!({ "email": EMAIL, "mail": "confirm" })).await;
     fast.wait_for_distinct(21).await;
@@ -173,7 +173,7 @@ async fn after_ten_failures_in_a_row_one_event_is_sent_at_a_time() {
     receiver.set_reply(Reply::status(503));
     let admin = test.admin();
     for number in 0..12 {
-        create(&admin, &format!("user{number}@example.com")).await;
+        create_user(&admin, &format!("user{number}@example.com")).await;
     }
     let failed = "SELECT count(*) FROM webhook_events WHERE attempts >= 1 AND lease_until IS NULL";
     eventually("all deliveries fail", LIMIT, || async {
@@ -202,7 +202,7 @@ async fn after_ten_failures_in_a_row_one_event_is_sent_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_webhook_with_another_url_is_not_limited_by_earlier_failures() {
+async fn after_a_url_change_a_webhook_is_not_limited_by_earlier_failures() {
     let (mut test, _receiver, webhook) = start_push(CREATED).await;
     wait_for_state(&test.test_app, "crm", "Delivering").await;
     test.test_app.sql("UPDATE webhooks SET failures = 10").await;
@@ -213,7 +213,7 @@ async fn a_webhook_with_another_url_is_not_limited_by_earlier_failures() {
     wait_for_state(&test.test_app, "crm", "Delivering").await;
     next.set_reply(Reply::Hang);
     for number in 0..3 {
-        create(&test.admin(), &format!("user{number}@example.com")).await;
+        create_user(&test.admin(), &format!("user{number}@example.com")).await;
     }
     eventually("several are in flight", LIMIT, || async { (next.max_in_flight() > 2).then_some(()) }).await;
 }

@@ -8,7 +8,7 @@ use latchkey_tests::{
     webhook_receiver::{Reply, WebhookReceiver},
 };
 
-use super::{CREATED, EMAIL, app, create};
+use super::{CREATED, EMAIL, app, create_user};
 use crate::administration::AdministrationTest;
 
 /// Half of the events that a server sends at the same time.
@@ -43,7 +43,7 @@ async fn one_namespace_uses_at_most_half_of_the_deliveries_of_a_server() {
     slow.wait_for(NAMESPACE_SHARE).await;
 
     let created = Instant::now();
-    let user = create(&test.admin(), EMAIL).await;
+    let user = create_user(&test.admin(), EMAIL).await;
     let event = fast.wait_for(1).await.remove(0);
     assert_eq!(event.body["data"]["user_id"], user.as_str());
     let delay = event.at.saturating_duration_since(created);

@@ -10,7 +10,7 @@ use latchkey_tests::{
 };
 use serde_json::{Value, json};
 
-use super::{CREATED, EMAIL, LIMIT, app, create, start_push, wait_for_dead_letters, wait_for_state};
+use super::{CREATED, EMAIL, LIMIT, app, create_user, start_push, wait_for_dead_letters, wait_for_state};
 use crate::{administration::AdministrationTest, support::TestApp};
 
 /// Each server checks every 15 to 45 s whether the hourly sweep is due; a loaded machine takes longer.
@@ -18,7 +18,7 @@ const SWEEP_LIMIT: Duration = Duration::from_secs(180);
 
 /// Makes the hourly sweep due, and waits until it has ended.
 async fn sweep(test_app: &TestApp) {
-    // After the sweep of webhook events, the same run deletes this event, which is past its retention.
+    // The same run sweeps webhook events and then deletes this audit event, which is past its retention.
     test_app
         .sql(&format!(
             "INSERT INTO audit_events (app_id, id, at, kind)
@@ -39,7 +39,7 @@ async fn a_delivery_is_given_up_72_hours_after_the_event() {
     let (test, receiver, _) = start_push(CREATED).await;
     let (admin, test_app) = (test.admin(), &test.test_app);
     receiver.set_reply(Reply::status(500));
-    let user = create(&admin, EMAIL).await;
+    let user = create_user(&admin, EMAIL).await;
     let failed = async |times: usize| {
         receiver.wait_for(times).await;
         let failed = format!("SELECT count(*) FROM webhook_events WHERE attempts >= {times} AND lease_until IS NULL");
@@ -81,7 +81,7 @@ async fn the_hourly_sweep_deletes_old_events_and_those_of_removed_webhooks() {
         .webhook(&Webhook::pull("removed", "shop", "fetches", CREATED));
     let mut test = AdministrationTest::start_with(app, &[]).await;
     let admin = test.admin();
-    let (old, young) = (create(&admin, "old@example.com").await, create(&admin, "young@example.com").await);
+    let (old, young) = (create_user(&admin, "old@example.com").await, create_user(&admin, "young@example.com").await);
     wait_for_dead_letters(&admin, 2).await;
     assert_eq!(test.test_app.query_number("SELECT count(*) FROM webhook_events").await, 6);
 
@@ -122,7 +122,7 @@ async fn a_server_with_an_older_document_deletes_no_events_of_a_webhook_that_ano
     test.test_app.apply(test.test_app.app.clone().webhook(&webhook)).await;
     let test_app = &test.test_app;
     let admin = test.admin();
-    let (old, young) = (create(&admin, "old@example.com").await, create(&admin, "young@example.com").await);
+    let (old, young) = (create_user(&admin, "old@example.com").await, create_user(&admin, "young@example.com").await);
     let reported = "SELECT count(*) FROM webhooks
          WHERE name = 'sync' AND seen_at > statement_timestamp() - interval '5 minutes'";
     let is_reported = || async { (test_app.query_number(reported).await == 1).then_some(()) };
@@ -153,7 +153,8 @@ async fn a_server_with_an_older_document_deletes_no_events_of_a_webhook_that_ano
 async fn the_hourly_sweep_deletes_events_of_deleted_apps_and_none_of_apps_whose_document_is_missing() {
     let test = AdministrationTest::start_with(app(), &[]).await;
     let test_app = &test.test_app;
-    // A server that does not know webhooks has deleted the users of `deleted`. This server has no document of the three.
+    // A server that does not know webhooks has deleted the users of `deleted`. This server has no document of the three
+    // Apps.
     test_app
         .sql(
             "INSERT INTO apps (app_id, namespace, state)
@@ -182,10 +183,10 @@ async fn the_hourly_sweep_gives_up_events_that_could_not_be_sent_within_72_hours
     // Without keys, the server attempts nothing.
     let keys = "/webhooks/0/delivery/push/keys";
     test_app.edit_rendered(|document| *document.pointer_mut(keys).expect("a push webhook") = Value::Null).await;
-    let late = create(&admin, "late@example.com").await;
-    let young = create(&admin, "young@example.com").await;
-    let retried = create(&admin, "retried@example.com").await;
-    let leased = create(&admin, "leased@example.com").await;
+    let late = create_user(&admin, "late@example.com").await;
+    let young = create_user(&admin, "young@example.com").await;
+    let retried = create_user(&admin, "retried@example.com").await;
+    let leased = create_user(&admin, "leased@example.com").await;
     test_app
         .sql(&format!(
             "UPDATE webhook_events SET at = now() - interval '74 hours', due_at = now() - interval '2 hours';
@@ -211,11 +212,11 @@ async fn a_push_webhook_that_becomes_a_pull_webhook_loses_its_dead_letters() {
     let (mut test, receiver, _) = start_push(CREATED).await;
     let admin = test.admin();
     receiver.set_reply(Reply::status(410));
-    create(&admin, EMAIL).await;
+    create_user(&admin, EMAIL).await;
     wait_for_dead_letters(&admin, 1).await;
     let pull = Webhook::pull("crm", "shop", "fetches", CREATED);
     test.test_app.apply(test.test_app.app.clone().webhook(&pull)).await;
-    let waiting = create(&admin, "grace@example.com").await;
+    let waiting = create_user(&admin, "grace@example.com").await;
     test.test_app.sql("UPDATE audit_upkeep SET next_at = '-infinity'").await;
     eventually("the dead letter is deleted", SWEEP_LIMIT, || async {
         let dead = "SELECT count(*) FROM webhook_events WHERE dead_at IS NOT NULL";
@@ -234,7 +235,7 @@ async fn a_consumer_that_leaves_events_for_a_day_is_behind() {
     let webhook = Webhook::pull("sync", "shop", "fetches", CREATED);
     let test = AdministrationTest::start_with(app().webhook(&webhook), &[]).await;
     wait_for_state(&test.test_app, "sync", "Delivering").await;
-    create(&test.admin(), EMAIL).await;
+    create_user(&test.admin(), EMAIL).await;
     test.test_app.sql("UPDATE webhook_events SET at = now() - interval '25 hours'").await;
     wait_for_state(&test.test_app, "sync", "ConsumerBehind").await;
     let consumer = test.administrator("fetches");

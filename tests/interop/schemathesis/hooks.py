@@ -27,7 +27,7 @@ APP_URL = PUBLIC_URL + "/v1/shop"
 INBOX_URL = os.environ.get("LATCHKEY_INBOX_URL")
 ADMINISTRATOR = {"Authorization": "Bearer " + os.environ["LATCHKEY_TOKEN"]}
 NDJSON = "application/x-ndjson"
-# Of the App in manifests/shop.yaml. An `http` loopback address can have any port.
+# The redirect URL of the App in manifests/shop.yaml. An `http` loopback address can have any port.
 REDIRECT_URL = "http://127.0.0.1:8025/done"
 TIMEOUT = 30
 # Some calls require a login in the last five minutes.
@@ -39,7 +39,7 @@ LINK_USER = "grace@example.com"
 PROVIDER_PASSWORD = "open-sesame"
 PROVIDER_CLIENT = ("shop", "only-for-the-provider-of-make-run")
 
-# The same choices in each run with the same seed.
+# Makes the same choices in each run with the same seed.
 chooser = random.Random(os.environ["SEED"])
 
 
@@ -121,8 +121,8 @@ def accepts(operation, scheme):
     return any(scheme in requirement for requirement in operation.definition.raw.get("security", []))
 
 
-# schemathesis ignores these two classes if its settings have a section `auth`. They do not cache, because a cached token
-# could be dead.
+# schemathesis ignores these two classes if its settings have a section `auth`. They do not cache, because the session
+# of a cached token could have ended.
 @schemathesis.auth(refresh_interval=None).apply_to(lambda context: accepts(context.operation, "bearer"))
 class AccessToken:
     def get(self, case, context):
@@ -146,7 +146,7 @@ def after_call(context, case, response):
     if case.method == "GET" or not 200 <= response.status_code < 300:
         return
     Accounts.is_doubtful = True
-    # The session can live on after these calls, but the password or the token that this script has is the old one.
+    # After these calls, the session can still be valid, but this script has the old password or the old token.
     if operation_id(case.operation) in ("change-password", "confirm", "confirm-password", "change-user", "token"):
         Accounts.current = None
     if operation_id(case.operation) in ("unlink-identity", "remove-identity") and Accounts.current:
@@ -317,7 +317,7 @@ PATHS = {
     "end-user-session": lambda: {"USER": current_account().id, "SESSION": current_account().log_in()["session_id"]},
 }
 
-# Whether the last request of the operation got values.
+# Whether the last request of the operation got supplied values.
 supplied = {}
 
 
@@ -327,18 +327,19 @@ def before_call(context, case, kwargs):
     # In the stateful phase, the values are those of earlier responses.
     if case.meta and case.meta.generation.mode == GenerationMode.POSITIVE and case.meta.phase.name != "stateful":
         supply_values(operation, case)
-    # After the values, which can need another account.
+    # Comes after the supplied values, which can need another account.
     if case.headers.get("Authorization") in Accounts.issued:
         case.headers.update(current_account().authorization())
 
 
 def supply_values(operation, case):
-    # Ids are never made up: an unknown one is 404 before any other check, and negative requests have those.
+    # Ids are always supplied in valid requests: an unknown id is 404 before any other check, and negative requests test
+    # unknown ids.
     if operation in PATHS:
         case.path_parameters.update(PATHS[operation]())
     elif "USER" in case.path_parameters:
         case.path_parameters["USER"] = current_account().id
-    # Every second request keeps its made-up values, which are refused at another place.
+    # Every second request keeps its made-up values, which the service refuses at a later check.
     supplied[operation] = not supplied.get(operation)
     if not supplied[operation]:
         return
@@ -374,7 +375,7 @@ def deserialize_lines(ctx, response):
 
 @schemathesis.check
 def complete_export(ctx, response, case):
-    """Each line is a line of an import, in the order of the ids, and the last line has their number."""
+    """Checks that an export has import lines in the order of the ids, and a last line with the number of users."""
     if operation_id(case.operation) != "export-users" or response.status_code != 200:
         return
     document = case.operation.schema.raw_schema

@@ -109,7 +109,7 @@ class Receiver:
 
 
 def free_port():
-    """An unused port below those that the kernel gives to outgoing connections, which would take it at any time."""
+    """An unused port below the range for outgoing connections, so that no outgoing connection takes it."""
     for port in random.sample(range(20000, 30000), 100):
         if port not in used_ports:
             with socket.socket() as free:

@@ -22,7 +22,7 @@ use super::{Installation, apply};
 use crate::{control_plane::ServiceAccountToken, process, stack::ServerProcess};
 
 /// A `latchkey-server` process as the only container of a Pod.
-pub struct PodServer {
+pub struct ServerInPod {
     server: ServerProcess,
     pod: ServerPod,
 }
@@ -46,7 +46,7 @@ pub struct Endpoint {
     pub terminating: bool,
 }
 
-impl Deref for PodServer {
+impl Deref for ServerInPod {
     type Target = ServerProcess;
 
     fn deref(&self) -> &ServerProcess {
@@ -58,7 +58,7 @@ impl Deref for PodServer {
 
 impl Installation<'_> {
     /// Starts a server with the chart's ServiceAccount, waits until it is ready, and makes it an endpoint.
-    pub async fn start_server(&self) -> PodServer {
+    pub async fn start_server(&self) -> ServerInPod {
         let server = self.create_server(self.server_account(), &[]).await.expect("a server's Pod is created");
         server.start_ready().await.expect("the server is ready");
         server.set_endpoint(Endpoint::SERVING).await.expect("the server is an endpoint");
@@ -66,7 +66,7 @@ impl Installation<'_> {
     }
 
     /// Starts this number of servers, one after the other.
-    pub async fn start_servers(&self, servers: usize) -> Vec<PodServer> {
+    pub async fn start_servers(&self, servers: usize) -> Vec<ServerInPod> {
         let mut started = Vec::new();
         for _ in 0..servers {
             started.push(self.start_server().await);
@@ -77,7 +77,7 @@ impl Installation<'_> {
     /// Creates a Pod without an endpoint. The server in the Pod is not started yet. With an account from
     /// [`crate::control_plane::ControlPlane::account_at`], the server reaches the API server through a proxy. Adds
     /// `extra_flags` to the server's command line.
-    pub async fn create_server(&self, account: &ServiceAccountToken, extra_flags: &[&str]) -> Result<PodServer> {
+    pub async fn create_server(&self, account: &ServiceAccountToken, extra_flags: &[&str]) -> Result<ServerInPod> {
         let index = self.server_count.fetch_add(1, Ordering::Relaxed);
         let public = if index == 0 { self.public } else { process::free_addr() };
         let pod = self.create_server_pod(&format!("{}-server-{index}", self.release)).await?;
@@ -100,7 +100,7 @@ impl Installation<'_> {
         ];
         envs.extend(self.server_envs.iter().cloned());
         let server = ServerProcess::new(index, self.dir(), (public, pod.ops), &self.base_url(), &args, &envs);
-        Ok(PodServer { server: server.wrapper(&self.server_wrapper), pod })
+        Ok(ServerInPod { server: server.wrapper(&self.server_wrapper), pod })
     }
 
     /// Creates a Pod without an endpoint, in which nothing runs.
@@ -136,9 +136,9 @@ impl Installation<'_> {
     }
 }
 
-// === impl PodServer ===
+// === impl ServerInPod ===
 
-impl PodServer {
+impl ServerInPod {
     /// The Pod's name.
     pub fn name(&self) -> &str {
         &self.pod.name

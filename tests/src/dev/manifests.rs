@@ -28,8 +28,8 @@ pub(super) struct Manifests {
 // === impl Manifests ===
 
 impl Manifests {
-    /// `addresses` are pairs of a default and a configured socket address. If the two addresses of every pair are
-    /// equal, makes no copy and uses the folder `from` itself.
+    /// Copies the folder `from` to `to` if an address has to be replaced, otherwise uses `from` itself. `addresses` are
+    /// pairs of a default and a configured socket address.
     pub(super) fn new(from: &Path, to: PathBuf, addresses: &[(&str, SocketAddr)]) -> Result<Self> {
         let addresses: Vec<(String, String)> = addresses
             .iter()

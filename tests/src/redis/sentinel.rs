@@ -282,7 +282,7 @@ impl Sentinel {
     }
 
     async fn connect(&self) -> Result<MultiplexedConnection> {
-        let log = self.process.log();
+        let log = self.process.log_path();
         ensure!(self.process.exit_status().is_none(), "a sentinel ended:\n{}", process::tail(log, 20));
         let login = self.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
         let scheme = if self.ca.is_some() { "rediss" } else { "redis" };

@@ -29,7 +29,7 @@ interface Mail {
   text: string;
 }
 
-/** The code in the first mail to this address after the mail with this id. */
+/** Returns the code in the first mail to this address after the mail with this id. */
 async function mailedCode(email: string, after = 0): Promise<{ code: string; id: number }> {
   const query = new URLSearchParams({ to: email, after: String(after), wait: "30" });
   const response = await fetch(`${variable("LATCHKEY_INBOX")}/api/messages/latest?${query}`);

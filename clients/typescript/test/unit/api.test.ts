@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { ApiError, ConnectionError, createPkce, Latchkey, localStorageStore, NoSessionError } from "@latchkey/client";
 import { error, isApiError, json } from "./harness.js";
 
-/** A client whose requests all get this response, and the last request. */
+/** Returns a client, and the requests that it has sent. `respond` answers each request. */
 function clientWith(respond: (request: Request) => Response | Promise<Response>) {
   const requests: Request[] = [];
   const client = new Latchkey({
@@ -174,7 +174,7 @@ test("a browser without localStorage keeps the session in memory", () => {
   assert.equal(store.get(), "z");
 });
 
-test("the types are those of the OpenAPI document", () => {
+test("the client has the types of the OpenAPI document", () => {
   const { client } = clientWith(() => error(404, "not_found"));
   const check = async () => {
     const name: string = (await client.user()).name;

@@ -3,7 +3,7 @@ import { ApiError, Latchkey, type Clock, type Options, type SessionStore } from 
 export const LIFETIME = 900;
 const GRACE = 30_000;
 
-/** A clock that moves only when a test moves it, or when everything waits for it. */
+/** A clock that moves only when a test moves it, or when every task waits for it. */
 export class VirtualClock implements Clock {
   #now = 1_800_000_000_000;
   #timers: { at: number; wake: () => void }[] = [];
@@ -38,7 +38,7 @@ export type Fate = "answer" | "lose" | "unreachable" | Response | ((handle: () =
 
 /** A server with one session, which follows the rules of docs/specification/sessions.md. */
 export class FakeServer {
-  /** What happens to the next refreshes; then the server answers. */
+  /** What happens to each of the next refreshes. The server answers all later refreshes. */
   fates: Fate[] = [];
   /** The refresh tokens that the server received. */
   received: string[] = [];
@@ -102,7 +102,7 @@ export class FakeServer {
     return json(200, this.#tokens());
   }
 
-  /** Whether the previous refresh token is still accepted, also with a late answer. */
+  /** Whether the previous refresh token is still accepted, in the grace period or as a late refresh. */
   #isInGrace(now: number): boolean {
     if (now <= this.#issuedAt + GRACE) return true;
     this.#lateAnswers = this.#lateAnswers.filter((at) => at > now - 24 * 3_600_000);

@@ -27,8 +27,8 @@ interface View {
 }
 
 /**
- * localStorage of a browser with one process for each tab: a tab sees its own writes at once, and those of other tabs
- * later. While a write of a tab is on its way, the tab ignores the writes of others.
+ * localStorage of a browser with one process for each tab: a tab sees its own writes immediately, and the writes of
+ * other tabs later. While a write of a tab is on its way, the tab ignores the writes of others.
  */
 class DelayedStorage {
   value: string | null = null;
@@ -104,7 +104,7 @@ test("tabs that race, lose answers and get them late keep the session", async (t
           lost += 1;
           throw new TypeError("fetch failed");
         }
-        // If no tab gets an answer in time, the server counts a late refresh, and accepts only some of them a day.
+        // If no tab gets an answer in time, the server counts a late refresh. It accepts only a few of them per day.
         if (draw < 0.5 && answered === server.generation) {
           late += 1;
           await clock.sleep(random() * 2 * 3_600_000);

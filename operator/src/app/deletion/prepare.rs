@@ -74,7 +74,7 @@ fn document_from_keys(us: &AppIdOwner, keys: &KeyDocument) -> DeletedApp {
     }
 }
 
-/// Creates the document from the rendered Secret. `None`: no rendered Secret of the App `us` can be read.
+/// Creates the document from the rendered Secret. Returns `None` if no rendered Secret of the App `us` can be read.
 async fn document_from_rendered(
     secrets: &Api<Secret>,
     app_id: &AppId,

@@ -5,7 +5,8 @@ use crate::{
     monitor::RolloutState,
 };
 
-/// The condition message about the progress of the deletion. `users_left` is `None` until a server reports a number.
+/// Returns the condition message about the progress of the deletion. `users_left` is `None` until a server reports a
+/// number.
 pub(super) fn progress_message(rollout: &RolloutState, users_left: Option<u64>) -> String {
     let progress = match (rollout, users_left) {
         (RolloutState::NoServers, _) => "no server pod is running that could delete the users".to_owned(),
@@ -25,7 +26,7 @@ pub(super) fn progress_message(rollout: &RolloutState, users_left: Option<u64>) 
     with_advice(&progress)
 }
 
-/// The condition message if the keys that identify the owner of the users cannot be used.
+/// Returns the condition message if the keys that identify the owner of the users cannot be used.
 pub(super) fn stuck_message(why: &UnusableReason) -> String {
     with_advice(&format!("the key Secret of the App cannot be used: {why}; restore it from a backup"))
 }

@@ -48,8 +48,8 @@ pub(crate) async fn acquire(
     Ok(stored)
 }
 
-/// Creates the key Secret, or makes the App its owner. `None`: another writer was faster, so the facts must be read and
-/// decided again.
+/// Creates the key Secret, or makes the App its owner. Returns `None` if another writer was faster; the facts must then
+/// be read and decided again.
 async fn take_app_id(
     decision: OwnershipDecision,
     keys: KeyLookup,

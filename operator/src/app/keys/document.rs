@@ -120,7 +120,7 @@ pub(crate) enum InvalidKeys {
 // === impl KeyDocument ===
 
 impl KeyDocument {
-    /// The first keys of an App. They are Active from the start, because nothing was created with other keys.
+    /// Generates the first keys of an App. They are Active from the start, because nothing was created with other keys.
     pub(crate) fn first(
         app_id: &AppId,
         algorithm: SigningAlgorithm,
@@ -129,7 +129,7 @@ impl KeyDocument {
         Self::generate(app_id, LastNumbers { signing: 1, hmac: 1 }, algorithm, now)
     }
 
-    /// One Active key of each kind, with these numbers.
+    /// Generates one Active key of each kind, with these numbers.
     pub(super) fn generate(
         app_id: &AppId,
         numbers: LastNumbers,
@@ -150,9 +150,9 @@ impl KeyDocument {
         })
     }
 
-    /// The keys after a change of the signing algorithm, or `None` if the Active key already has this algorithm. The
-    /// new key is Active immediately, because this function is for `latchkey-operator render`: no server acknowledges
-    /// the documents of this command.
+    /// Returns the keys after a change of the signing algorithm, or `None` if the Active key already has this
+    /// algorithm. The new key is Active immediately, because this function is for `latchkey-operator render`: no server
+    /// acknowledges the documents of this command.
     pub(crate) fn changed_to_algorithm(
         &self,
         algorithm: SigningAlgorithm,
@@ -174,7 +174,7 @@ impl KeyDocument {
         Ok(Some(changed))
     }
 
-    /// The keys of a rendered document, to recover lost keys.
+    /// Recovers lost keys from a rendered document.
     pub(crate) fn from_rendered(document: RenderedApp, now: OffsetDateTime) -> Self {
         let empty_lifecycle = KeyLifecycle::default;
         let keys = document.keys;
@@ -202,7 +202,7 @@ impl KeyDocument {
         recovered
     }
 
-    /// A copy of these keys for an owner in this namespace, with a greater `handover` if the namespace changes.
+    /// Returns a copy of these keys for an owner in this namespace, with a greater `handover` if the namespace changes.
     pub(super) fn written_for(&self, namespace: &str) -> Self {
         let mut keys = self.clone();
         let before = keys.namespace.replace(namespace.to_owned());
@@ -212,7 +212,7 @@ impl KeyDocument {
         keys
     }
 
-    /// The highest numbers that are known to have been assigned.
+    /// Returns the highest numbers that are known to have been assigned.
     pub(crate) fn last_numbers(&self) -> LastNumbers {
         let signing = self.signing.iter().filter_map(|stored| key_number(&stored.key.id, 's')).max().unwrap_or(0);
         let hmac = self.hmac.iter().filter_map(|stored| key_number(&stored.key.id, 'h')).max().unwrap_or(0);
@@ -274,7 +274,7 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// The number in an id such as `s1`.
+/// Returns the number in an id such as `s1`, or `None` if the id does not have this form.
 pub(super) fn key_number(id: &str, letter: char) -> Option<u32> {
     let digits = id.strip_prefix(letter)?;
     let number = digits.parse().ok()?;

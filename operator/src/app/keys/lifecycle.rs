@@ -31,7 +31,8 @@ const RETIREMENT_MARGIN: Duration = Duration::HOUR;
 const MAX_KEYS: usize = 60;
 /// How many revoked ids are remembered.
 const MAX_REVOKED_IDS: usize = 64;
-/// How far the numbers skip ahead when keys are restored from a rendered document, which does not list dropped keys.
+/// How many key numbers are skipped when keys are restored from a rendered document, because the document does not list
+/// dropped keys.
 const NUMBER_GAP: u32 = 100;
 
 /// The statuses of the keys of an App.
@@ -40,7 +41,7 @@ pub(crate) struct KeyStatuses {
     pub(crate) hmac: Vec<KeyStatus>,
 }
 
-/// Times are stored in whole seconds.
+/// Drops the fraction of a second, because times are stored in whole seconds.
 fn truncate_to_seconds(now: OffsetDateTime) -> OffsetDateTime {
     now.replace_nanosecond(0).unwrap_or(now)
 }
@@ -48,7 +49,7 @@ fn truncate_to_seconds(now: OffsetDateTime) -> OffsetDateTime {
 // === impl KeyDocument ===
 
 impl KeyDocument {
-    /// The first keys of an App in a cluster. Requests by annotation count as handled.
+    /// Generates the first keys of an App in a cluster. Requests that are already in the annotations count as handled.
     pub(crate) fn first_with_policy(
         app_id: &AppId,
         policy: &KeyPolicy,
@@ -57,7 +58,7 @@ impl KeyDocument {
         Self::generate_with_policy(app_id, policy, LastNumbers::default(), truncate_to_seconds(now))
     }
 
-    /// One Active key of each kind, with numbers after `last`.
+    /// Generates one Active key of each kind, with numbers after `last`.
     fn generate_with_policy(
         app_id: &AppId,
         policy: &KeyPolicy,
@@ -81,8 +82,8 @@ impl KeyDocument {
         Ok(keys)
     }
 
-    /// Completes keys that were read from a rendered document. The requests by annotation count as handled, because
-    /// they were about the lost keys. The numbers of new keys continue after a gap.
+    /// Completes keys that were read from a rendered document. Requests that are already in the annotations count as
+    /// handled, because they were about the lost keys. The numbers of new keys continue after a gap.
     pub(crate) fn restored(mut self, policy: &KeyPolicy) -> Self {
         let last = self.last_numbers();
         self.last = LastNumbers {
@@ -94,8 +95,9 @@ impl KeyDocument {
         self
     }
 
-    /// The next state of the keys, with everything that is due now, or `None` if nothing changes. `acknowledged` means
-    /// that there are serving pods, and that all of them report the revision that contains exactly these keys.
+    /// Makes every transition that is due now, and returns the changed keys, or `None` if nothing changes.
+    /// `acknowledged` means that there are serving pods, and that all of them report the revision that contains exactly
+    /// these keys.
     pub(crate) fn advance(
         &self,
         policy: &KeyPolicy,
@@ -128,7 +130,8 @@ impl KeyDocument {
         Ok(Some(next))
     }
 
-    /// When the next step becomes due by the passing of time. `None`: never. Call this only if nothing is due now.
+    /// Returns the time at which the next step becomes due if nothing else changes, or `None` if no step does. Call
+    /// this only if nothing is due now.
     pub(crate) fn next_due(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Option<OffsetDateTime> {
         due_times(&self.signing, policy).chain(due_times(&self.hmac, policy)).filter(|time| *time > now).min()
     }
@@ -137,7 +140,7 @@ impl KeyDocument {
         KeyStatuses { signing: key_statuses(&self.signing, policy), hmac: key_statuses(&self.hmac, policy) }
     }
 
-    /// Why a request by annotation cannot be fulfilled, and what to do.
+    /// Returns why a request by annotation cannot be fulfilled, and what to do.
     pub(crate) fn request_error(&self, policy: &KeyPolicy) -> Option<String> {
         if let Some(id) = &policy.revoke_id
             && !self.was_assigned(id)
@@ -182,12 +185,12 @@ impl KeyDocument {
         }
     }
 
-    /// Replaces all keys. Perhaps nobody knows which numbers were assigned to lost keys. So the numbers of the new keys
-    /// begin at the number of minutes since 1970. This is greater than every assigned number, even if a key was
-    /// generated every minute. If a lost key had a greater number than the new keys, servers would take the lost key
-    /// for a key that they do not have yet. They would respond with 503 to its refresh tokens forever, although the
-    /// users must log in again. `handover` is also at least the number of minutes since 1970, because servers replace
-    /// the previous incarnation only if `handover` is greater.
+    /// Replaces all keys. The numbers of lost keys may be unknown. So the numbers of the new keys begin at the number
+    /// of minutes since 1970. This is greater than every assigned number, even if a key was generated every minute. If
+    /// a lost key had a greater number than the new keys, servers would take the lost key for a key that they do not
+    /// have yet. They would respond with 503 to its refresh tokens forever, instead of making the users log in again.
+    /// `handover` is also at least the number of minutes since 1970, because servers replace the previous incarnation
+    /// only if `handover` is greater.
     fn replace_all(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyGenerationError> {
         let minutes = u32::try_from(now.unix_timestamp() / 60).unwrap_or_default();
         let last = self.last_numbers();
@@ -200,8 +203,8 @@ impl KeyDocument {
     }
 }
 
-/// The number of the next key. Skips the number in the revocation annotation, because a new key with this number would
-/// be revoked immediately.
+/// Returns the number of the next key. Skips the number in the revocation annotation, because a new key with this
+/// number would be revoked immediately.
 fn next_number<K: StoredKey>(last: u32, policy: &KeyPolicy) -> Result<u32, KeyGenerationError> {
     let next = last.checked_add(1).ok_or(KeyGenerationError)?;
     match &policy.revoke_id {
@@ -225,7 +228,7 @@ fn add_key<K: StoredKey>(
     Ok(keys.len() - 1)
 }
 
-/// The position of the newest key with this state.
+/// Returns the position of the newest key with this state.
 fn position<K: StoredKey>(keys: &[K], state: KeyState) -> Option<usize> {
     keys.iter().rposition(|key| key.state() == state)
 }
@@ -235,8 +238,8 @@ fn has_room<K: StoredKey>(keys: &[K]) -> bool {
     keys.len() < MAX_KEYS || position(keys, KeyState::Published).is_some()
 }
 
-/// Drops, retires and activates the keys for which this is due. Returns whether a requested key was dropped before it
-/// became Active, and must still be replaced.
+/// Drops, retires or activates each key for which this step is due. Returns whether a requested key was dropped before
+/// it became Active, and must still be replaced.
 fn advance_states<K: StoredKey>(
     keys: &mut Vec<K>,
     last: &mut u32,
@@ -377,7 +380,8 @@ fn publish_next_key<K: StoredKey>(
     Ok(())
 }
 
-/// The times at which steps become due for these keys, if every serving pod has acknowledged the keys.
+/// Returns the times at which steps become due for these keys, assuming that every serving pod has acknowledged the
+/// keys.
 fn due_times<'a, K: StoredKey>(keys: &'a [K], policy: &'a KeyPolicy) -> impl Iterator<Item = OffsetDateTime> + 'a {
     let timing = K::timing(policy);
     let can_rotate = position(keys, KeyState::Published).is_none() && has_room(keys);

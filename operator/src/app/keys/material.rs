@@ -26,7 +26,7 @@ impl From<Unspecified> for KeyGenerationError {
     }
 }
 
-/// A new private key, in PEM.
+/// Generates a private key, in PEM.
 pub(super) fn generate_private_key(algorithm: SigningAlgorithm) -> Result<SecretString, KeyGenerationError> {
     let random = SystemRandom::new();
     let der = match algorithm {
@@ -49,7 +49,7 @@ pub(super) fn is_private_key(pem: &str, algorithm: SigningAlgorithm) -> bool {
     }
 }
 
-/// A new HMAC key, in base64.
+/// Generates an HMAC key, in base64.
 pub(super) fn generate_hmac_secret() -> Result<SecretString, KeyGenerationError> {
     let mut secret = [0; HMAC_KEY_LENGTH];
     SystemRandom::new().fill(&mut secret)?;
@@ -60,14 +60,14 @@ pub(super) fn is_hmac_secret(secret: &str) -> bool {
     STANDARD.decode(secret).is_ok_and(|key| key.len() == HMAC_KEY_LENGTH)
 }
 
-/// A new random value for [`KeyDocument::incarnation`](super::KeyDocument::incarnation).
+/// Generates a random value for [`KeyDocument::incarnation`](super::KeyDocument::incarnation).
 pub(super) fn new_incarnation() -> Result<String, KeyGenerationError> {
     let mut random = [0; 16];
     SystemRandom::new().fill(&mut random)?;
     Ok(uuid::Builder::from_random_bytes(random).into_uuid().to_string())
 }
 
-/// PKCS#8 as PEM: base64 in lines of 64 characters (RFC 7468).
+/// Encodes PKCS#8 as PEM: base64 in lines of 64 characters (RFC 7468).
 fn to_pem(der: &[u8]) -> String {
     let base64 = STANDARD.encode(der);
     let mut pem = format!("{PEM_BEGIN}\n");
@@ -81,7 +81,7 @@ fn to_pem(der: &[u8]) -> String {
     pem
 }
 
-/// The DER bytes of a private key in PEM.
+/// Decodes a private key in PEM to DER.
 pub(crate) fn from_pem(pem: &str) -> Option<Vec<u8>> {
     let body = pem.trim().strip_prefix(PEM_BEGIN)?.strip_suffix(PEM_END)?;
     STANDARD.decode(body.split_ascii_whitespace().collect::<String>()).ok()

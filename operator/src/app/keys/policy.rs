@@ -46,7 +46,7 @@ impl KeyPolicy {
     }
 }
 
-/// An annotation's value as it is stored: unchanged or, if the value is long, its SHA-256.
+/// Returns the form in which an annotation's value is stored: unchanged or, if the value is long, its SHA-256.
 fn digest_if_long(value: &str) -> String {
     if value.len() <= 64 {
         return value.to_owned();

@@ -72,7 +72,7 @@ pub(crate) struct KeySecretError {
 // === impl AppIdOwner ===
 
 impl AppIdOwner {
-    /// The namespace and the name of this App.
+    /// Returns the namespace and the name of `app`.
     pub(crate) fn of_app(app: &App) -> Self {
         Self {
             namespace: app.metadata.namespace.clone().unwrap_or_default(),
@@ -84,7 +84,7 @@ impl AppIdOwner {
 // === impl Stored, KeyLookup ===
 
 impl Stored {
-    /// The resourceVersion of the Secret as it was read or written.
+    /// Returns the resourceVersion of the Secret as it was read or written.
     pub(crate) fn version(&self) -> &str {
         self.metadata.resource_version.as_deref().unwrap_or_default()
     }
@@ -96,13 +96,13 @@ impl Stored {
 }
 
 impl KeyLookup {
-    /// Stored keys with this owner.
+    /// Returns stored keys with this owner.
     #[cfg(test)]
     pub(crate) fn stored(document: KeyDocument, owner: AppIdOwner) -> Self {
         Self::Stored(Box::new(Stored { document, owner, metadata: ObjectMeta::default() }))
     }
 
-    /// The owner that the Secret names.
+    /// Returns the owner that the Secret names.
     pub(crate) fn owner(&self) -> Option<&AppIdOwner> {
         match self {
             Self::Missing => None,
@@ -123,7 +123,7 @@ impl KeyLookup {
     }
 }
 
-/// The owner of a key Secret or a rendered Secret, from its annotations.
+/// Returns the owner of a key Secret or a rendered Secret, from its annotations.
 pub(crate) fn owner_of(metadata: &ObjectMeta) -> Option<AppIdOwner> {
     let annotation =
         |name| metadata.annotations.as_ref().and_then(|all| all.get(name)).filter(|value| !value.is_empty());
@@ -144,7 +144,7 @@ fn parse_document(secret: &Secret, app_id: &AppId) -> Result<KeyDocument, Unusab
     Ok(document)
 }
 
-/// The Secret with these keys. `metadata` comes from the Secret that this Secret replaces.
+/// Builds the Secret with these keys. `metadata` comes from the Secret that the new Secret replaces.
 fn build_secret(document: &KeyDocument, owner: &AppIdOwner, metadata: Option<&ObjectMeta>) -> Secret {
     let mut metadata = metadata.cloned().unwrap_or_default();
     metadata.name = Some(app_keys_secret(&document.app_id));
@@ -232,7 +232,7 @@ impl KeySecretError {
         Self::new(verb, format!("Secret {} of the App's keys", app_keys_secret(app_id)), source)
     }
 
-    /// The error of the API client.
+    /// Returns the error of the API client.
     pub(crate) fn api_error(&self) -> &kube::Error {
         &self.source
     }

@@ -1,4 +1,4 @@
-//! What signing keys and HMAC keys have in common, and where they differ.
+//! The trait that signing keys and HMAC keys implement, and the timing of each kind.
 
 use latchkey_crds::rendered::KeyState;
 use time::{Duration, OffsetDateTime};
@@ -9,8 +9,8 @@ use super::{
     policy::KeyPolicy,
 };
 
-/// How long a new signing key is published before it signs. So a verifier that fetches the keys once a day knows the
-/// key in time.
+/// How long a new signing key is published before it signs: long enough for a verifier that fetches the keys once a
+/// day.
 pub(super) const PUBLICATION_DELAY: Duration = Duration::DAY;
 /// How long a new signing key is published before it signs, if the rotation was requested: the `max-age` of the JWKS
 /// (`PUBLIC_CACHE_CONTROL` in the server's `http/response.rs`), plus a minute for delivery.
@@ -48,7 +48,7 @@ pub(super) trait StoredKey: Sized {
     /// Whether the key has the algorithm that the App asks for. True for every HMAC key.
     fn matches_policy(&self, policy: &KeyPolicy) -> bool;
     fn timing(policy: &KeyPolicy) -> KeyTiming;
-    /// A new key, which is Active.
+    /// Generates an Active key.
     fn generate(number: u32, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyGenerationError>;
 }
 
@@ -149,29 +149,29 @@ impl StoredKey for StoredHmacKey {
 // === impl KeyTiming ===
 
 impl KeyTiming {
-    /// How long this key is published before it is Active.
+    /// Returns how long this key is published before it is Active.
     pub(super) fn publication_delay(&self, lifecycle: &KeyLifecycle) -> Duration {
         if lifecycle.is_requested { self.requested_publication_delay } else { self.publication_delay }
     }
 
-    /// The longest lifetime of anything created with this key.
+    /// Returns the longest lifetime of anything created with this key.
     pub(super) fn max_lifetime(&self, lifecycle: &KeyLifecycle) -> Duration {
         Duration::seconds(lifecycle.longest_seconds.unwrap_or(self.max_lifetime_if_unknown_seconds).into())
     }
 
-    /// When the next key must be published, so that it can become Active when the rotation period of this Active key
-    /// ends.
+    /// Returns when the next key must be published, to become Active at the end of the rotation period of this Active
+    /// key.
     pub(super) fn next_key_due(&self, active: &impl StoredKey) -> OffsetDateTime {
         saturating_add(active_since(active), self.rotation_period - self.publication_delay)
     }
 }
 
-/// Since when a key is Active.
+/// Returns the time at which the key became Active.
 pub(super) fn active_since(active: &impl StoredKey) -> OffsetDateTime {
     active.lifecycle().activated_at.unwrap_or(active.created_at())
 }
 
-/// `time` plus `by`, or the last representable time.
+/// Returns `time` plus `by`, or the last representable time.
 pub(super) fn saturating_add(time: OffsetDateTime, by: Duration) -> OffsetDateTime {
     time.checked_add(by).unwrap_or(time::PrimitiveDateTime::MAX.assume_utc())
 }

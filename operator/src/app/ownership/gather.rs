@@ -19,7 +19,7 @@ pub(crate) async fn for_app(app: &App, app_id: &AppId, context: &Context) -> Res
     OwnershipFacts::gather(&context.client, &context.install_secrets(), app, app_id, others).await
 }
 
-/// The claims of the other Apps with the same appID, as the watch reports them.
+/// Returns the claims of the other Apps with the same appID, as the watch reports them.
 fn other_claims(app: &App, app_id: &AppId, context: &Context) -> Vec<Claim> {
     let others = context.objects.apps_with_id(app_id);
     others
@@ -55,7 +55,7 @@ impl OwnershipFacts {
     }
 }
 
-/// The owner that the rendered Secret names.
+/// Returns the owner that the rendered Secret names.
 async fn rendered_secret_owner(secrets: &Api<Secret>, app_id: &AppId) -> Result<Option<AppIdOwner>, KeySecretError> {
     match secrets.get_metadata_opt(&rendered_app_secret(app_id)).await {
         Ok(found) => Ok(found.and_then(|found| key_secret::owner_of(&found.metadata))),

@@ -17,12 +17,12 @@ fn owner(namespace: &str, name: &str) -> AppIdOwner {
     AppIdOwner { namespace: namespace.into(), name: name.into() }
 }
 
-/// A claim of the App `namespace/name`, which was created `second` seconds after 1970.
+/// Returns a claim of the App `namespace/name`, which was created `second` seconds after 1970.
 fn claim(namespace: &str, name: &str, second: i64, validity: ClaimValidity) -> Claim {
     Claim { owner: owner(namespace, name), created: Some(Timestamp::from_second(second).unwrap()), validity }
 }
 
-/// Stored keys with the owner `namespace/name`, last written for the namespace `written_for`.
+/// Returns stored keys with the owner `namespace/name`, last written for the namespace `written_for`.
 fn stored(namespace: &str, name: &str, written_for: &str) -> KeyLookup {
     let app_id = "shop".parse().unwrap();
     let mut document = KeyDocument::first(&app_id, SigningAlgorithm::ES256, OffsetDateTime::UNIX_EPOCH).unwrap();
@@ -30,7 +30,7 @@ fn stored(namespace: &str, name: &str, written_for: &str) -> KeyLookup {
     KeyLookup::stored(document, owner(namespace, name))
 }
 
-/// The facts of the App `shop/store`, created in second 10, if neither keys nor other Apps exist.
+/// Returns the facts of the App `shop/store`, created in second 10, if neither keys nor other Apps exist.
 fn facts() -> OwnershipFacts {
     OwnershipFacts {
         claim: claim("shop", "store", 10, ClaimValidity::Pending),

@@ -10,8 +10,8 @@ use latchkey_crds::{
 use super::{condition, to_desired};
 use crate::monitor::WebhookStates;
 
-/// The condition, or `None` if the App has no webhooks. `without_keys`: the webhooks with a Secret that cannot be
-/// used. Their events wait. `reported`: what the servers report now.
+/// Returns the condition, or `None` if the App has no webhooks. `without_keys` lists the webhooks with a Secret that
+/// cannot be used; their events wait. `reported` is what the servers report now.
 pub(super) fn delivering(
     webhooks: &[WebhookName],
     without_keys: &[WebhookName],
@@ -27,7 +27,7 @@ pub(super) fn delivering(
     Some(match worst {
         None | Some(WebhookState::Delivering) if !without_keys.is_empty() => waiting_for_keys(without_keys),
         // Servers that have just started have not reported yet, so the previous condition remains.
-        None => kept(old, generation).unwrap_or_else(|| pending(webhooks)),
+        None => previous_condition(old, generation).unwrap_or_else(|| pending(webhooks)),
         Some(WebhookState::Delivering) => {
             let unreported: Vec<_> = webhooks.iter().filter(|name| !reported.contains_key(*name)).cloned().collect();
             if unreported.is_empty() {
@@ -48,8 +48,8 @@ pub(super) fn delivering(
     })
 }
 
-/// The previous condition, if it is about this generation of the App.
-fn kept(old: &AppStatus, generation: i64) -> Option<DesiredCondition> {
+/// Returns the previous condition, if it is about this generation of the App.
+fn previous_condition(old: &AppStatus, generation: i64) -> Option<DesiredCondition> {
     let before = condition(old, ConditionType::Delivering)?;
     if before.observed_generation == Some(generation) { to_desired(ConditionType::Delivering, before) } else { None }
 }
@@ -66,7 +66,7 @@ fn waiting_for_keys(webhooks: &[WebhookName]) -> DesiredCondition {
     DesiredCondition::new(ConditionType::Delivering, ConditionStatus::Unknown, Reason::Pending, message)
 }
 
-/// What is wrong with the webhook, and what to do.
+/// Returns what is wrong with the webhook and what to do, or `None` if nothing is wrong.
 fn message(name: &WebhookName, state: WebhookState) -> Option<String> {
     let what = match state {
         WebhookState::Delivering => return None,
@@ -160,7 +160,7 @@ mod tests {
         let waiting = condition(&sync, &AppStatus::default());
         assert_eq!((waiting.status, waiting.reason), (ConditionStatus::Unknown, Reason::Pending));
         assert_eq!(waiting.message, "events wait: the Secret of webhook crm cannot be used (ResolvedRefs)");
-        // Nor does the previous condition remain.
+        // The previous condition does not remain either.
         let delivered = of_new_app(&["sync"], &sync);
         assert_eq!(condition(&[], &status_with(&delivered, 1)), waiting);
         let fails = condition(&[("sync", WebhookState::ConsumerBehind)], &AppStatus::default());

@@ -64,7 +64,7 @@ pub(crate) async fn write_rejection(
     write_outcome(app, old, Reconciled { outcome, requeue: RESYNC, published: false }, context).await
 }
 
-/// The published revision of the appID, if it belongs to this App.
+/// Returns the published revision of the appID, if it belongs to this App.
 fn published_revision(app: &App, app_id: &AppId, context: &Context) -> Option<Revision> {
     let published = context.objects.published.get(&rendered_app_secret(app_id))?;
     let is_ours = Some(&published.namespace) == app.metadata.namespace.as_ref()

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use latchkey_crds::rendered::{RenderedFirebaseScrypt, SecretString};
 
-use super::secrets::{SecretError, SecretReference, found, required_text};
+use super::secrets::{SecretError, SecretReference, require_values, required_text};
 use crate::{
     app::resolve::AppFacts,
     facts::{FieldError, Lookup, SecretValues},
@@ -15,13 +15,14 @@ use crate::{
 const SIGNER_KEY_BYTES: RangeInclusive<usize> = 16..=64;
 const SALT_SEPARATOR_BYTES: RangeInclusive<usize> = 1..=64;
 
-/// The parameters, if the App references a Secret. If the Secret cannot be used, an error is added to `field_errors`.
+/// Returns the parameters, if the App references a Secret. If the Secret cannot be used, an error is added to
+/// `field_errors`.
 pub(super) fn firebase_scrypt(facts: &AppFacts, field_errors: &mut Vec<FieldError>) -> Option<RenderedFirebaseScrypt> {
     let reference = facts.app.spec.password.firebase_scrypt_ref.as_ref()?;
     match parse(facts.firebase_scrypt.as_ref()?) {
         Ok(parameters) => Some(parameters),
         Err(error) => {
-            field_errors.push(error.at(&SecretReference {
+            field_errors.push(error.to_field_error(&SecretReference {
                 field: "spec.password.firebaseScryptRef".to_owned(),
                 name: &reference.name,
                 consequence: "Every password of a user with a Firebase hash counts as wrong until then",
@@ -32,7 +33,7 @@ pub(super) fn firebase_scrypt(facts: &AppFacts, field_errors: &mut Vec<FieldErro
 }
 
 fn parse(secret: &Lookup<SecretValues>) -> Result<RenderedFirebaseScrypt, SecretError> {
-    let values = found(secret)?;
+    let values = require_values(secret)?;
     let parameter = |key, bytes: &RangeInclusive<usize>, expected| {
         let text = required_text(values, key)?;
         if has_length(&text, bytes) { Ok(text) } else { Err(SecretError::InvalidKey(key, expected)) }

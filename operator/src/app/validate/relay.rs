@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use latchkey_crds::rendered::{RenderedSmtp, SecretString, SmtpRelay, SmtpTls};
 
-use super::secrets::{SecretError, SecretReference, found, required_text};
+use super::secrets::{SecretError, SecretReference, require_values, required_text};
 use crate::{
     app::resolve::AppFacts,
     facts::{FieldError, SecretValues, Settings},
@@ -16,13 +16,14 @@ const SMTP_PORTS: [u16; 4] = [25, 465, 587, 2525];
 /// The maximum length of a user name or password, in bytes.
 const MAX_CREDENTIAL_BYTES: usize = 1024;
 
-/// The relay for the App's mails. If the relay cannot be used, an error is added to `field_errors`, and the mails wait.
+/// Returns the relay for the App's mails. If the relay cannot be used, an error is added to `field_errors`, and the
+/// mails wait.
 pub(super) fn smtp(facts: &AppFacts, settings: &Settings, field_errors: &mut Vec<FieldError>) -> RenderedSmtp {
     let Some(secret) = &facts.smtp else { return RenderedSmtp::Install };
-    match found(secret).and_then(|values| parse_relay(values, settings)) {
+    match require_values(secret).and_then(|values| parse_relay(values, settings)) {
         Ok(relay) => RenderedSmtp::Own(relay),
         Err(error) => {
-            field_errors.push(error.at(&SecretReference {
+            field_errors.push(error.to_field_error(&SecretReference {
                 field: "spec.mail.smtpSecretRef".to_owned(),
                 name: facts.app.spec.mail.smtp_secret_ref.as_ref().map_or("", |reference| &reference.name),
                 consequence: "Mail waits until then",

@@ -20,12 +20,12 @@ pub(super) struct SecretReference<'a> {
     pub(super) field: String,
     /// The name of the Secret.
     pub(super) name: &'a str,
-    /// What happens until the Secret can be used: a sentence without its end.
+    /// What happens until the Secret can be used: a sentence without its full stop.
     pub(super) consequence: &'static str,
 }
 
-/// The values of a Secret that was looked up.
-pub(super) fn found(lookup: &Lookup<SecretValues>) -> Result<&SecretValues, SecretError> {
+/// Returns the values of a Secret that was looked up.
+pub(super) fn require_values(lookup: &Lookup<SecretValues>) -> Result<&SecretValues, SecretError> {
     match lookup {
         Lookup::Missing => Err(SecretError::NoSecret),
         Lookup::Invalid => Err(SecretError::InvalidSecret),
@@ -33,12 +33,12 @@ pub(super) fn found(lookup: &Lookup<SecretValues>) -> Result<&SecretValues, Secr
     }
 }
 
-/// The value of a key, without white space at its ends.
+/// Returns the value of a key, without white space at its ends.
 pub(super) fn required_text(values: &SecretValues, key: &'static str) -> Result<SecretString, SecretError> {
     optional_text(values, key)?.ok_or(SecretError::NoKey(key))
 }
 
-/// The value of a key, without white space at its ends. `None` if there is no such key.
+/// Returns the value of a key, without white space at its ends, or `None` if there is no such key.
 pub(super) fn optional_text(values: &SecretValues, key: &'static str) -> Result<Option<SecretString>, SecretError> {
     let Some(value) = values.get(key) else { return Ok(None) };
     let text = value.to_trimmed_utf8().ok_or(SecretError::InvalidKey(key, "is not text"))?;
@@ -56,8 +56,8 @@ impl SecretError {
         }
     }
 
-    /// The error for the status of the App.
-    pub(super) fn at(self, reference: &SecretReference<'_>) -> FieldError {
+    /// Returns the error for the status of the App.
+    pub(super) fn to_field_error(self, reference: &SecretReference<'_>) -> FieldError {
         let SecretReference { field, name, consequence } = reference;
         let what = match self {
             Self::NoSecret => format!("Secret {name} does not exist in this namespace; create it"),

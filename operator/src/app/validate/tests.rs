@@ -16,7 +16,7 @@ fn development_settings() -> Settings {
     Settings { base_url: "http://127.0.0.1:8080".parse().unwrap(), allow_insecure: true }
 }
 
-/// The facts of the App `shop/shop` with this spec, which can reference the objects of [`MANIFESTS`].
+/// Returns the facts of the App `shop/shop` with this spec, which can reference the objects of [`MANIFESTS`].
 fn facts(spec: Value) -> AppFacts {
     let app: App = serde_json::from_value(json!({
         "apiVersion": "latchkey.dev/v1alpha1",
@@ -122,7 +122,7 @@ fn an_app_with_an_empty_spec_gets_the_defaults() {
 }
 
 #[test]
-fn what_an_app_sets_is_served() {
+fn settings_of_an_app_replace_the_defaults() {
     let app = valid(json!({
         "displayName": "The Shop",
         "tokens": { "audiences": ["api"], "signingAlgorithm": "RS256", "accessLifetimeSeconds": 60 },
@@ -199,7 +199,7 @@ fn the_key_policy_comes_from_the_spec_and_the_annotations() {
     );
     let requests = (policy.rotate_request.as_deref(), policy.revoke_id.as_deref(), policy.new_keys_request.as_deref());
     assert_eq!(requests, (Some("1"), Some("h1"), None));
-    // Here the code is valid for longer than a session, so the lifetime of the code counts.
+    // Here the code is valid for longer than a session, so the keys are kept for the lifetime of the code.
     let spec = json!({
         "tokens": { "sessionLifetimeSeconds": 600, "keyRotationDays": 7, "signingAlgorithm": "EdDSA" },
         "mail": { "confirmCodeLifetimeSeconds": 604_800 },
@@ -438,7 +438,7 @@ fn an_app_without_usable_firebase_keys_is_served_without_them() {
     }
 }
 
-/// An App with a push webhook that references this Secret, and a pull webhook.
+/// Returns an App with a push webhook that references this Secret, and a pull webhook.
 fn with_webhooks(secret: &str) -> Value {
     json!({ "webhooks": [
         {

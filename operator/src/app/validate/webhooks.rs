@@ -10,7 +10,7 @@ use latchkey_crds::{
 
 use super::{
     Rejection,
-    secrets::{SecretError, SecretReference, found, optional_text, required_text},
+    secrets::{SecretError, SecretReference, optional_text, require_values, required_text},
 };
 use crate::{
     app::resolve::AppFacts,
@@ -37,7 +37,8 @@ pub(super) fn check(spec: &AppSpec, settings: &Settings) -> Result<(), Rejection
     Ok(())
 }
 
-/// The webhooks. If the Secret of a webhook cannot be used, an error is added to `field_errors`, and its events wait.
+/// Returns the webhooks. If the Secret of a webhook cannot be used, an error is added to `field_errors`, and its events
+/// wait.
 pub(super) fn webhooks(facts: &AppFacts, field_errors: &mut Vec<FieldError>) -> Vec<RenderedWebhook> {
     let webhooks = facts.app.spec.webhooks.iter().zip(&facts.webhook_secrets).enumerate();
     let mut rendered = Vec::new();
@@ -46,7 +47,7 @@ pub(super) fn webhooks(facts: &AppFacts, field_errors: &mut Vec<FieldError>) -> 
             WebhookDelivery::Push(push) => {
                 let keys = secret.as_ref().ok_or(SecretError::NoSecret).and_then(parse_keys);
                 if let Err(error) = &keys {
-                    field_errors.push(error.at(&SecretReference {
+                    field_errors.push(error.to_field_error(&SecretReference {
                         field: format!("spec.webhooks[{index}].push.secretRef"),
                         name: &push.secret_ref.name,
                         consequence: "The events of this webhook wait until then",
@@ -67,7 +68,7 @@ pub(super) fn webhooks(facts: &AppFacts, field_errors: &mut Vec<FieldError>) -> 
 }
 
 fn parse_keys(secret: &Lookup<SecretValues>) -> Result<RenderedWebhookKeys, SecretError> {
-    let values = found(secret)?;
+    let values = require_values(secret)?;
     let checked = |name: &'static str, key: SecretString| {
         if is_signing_key(&key) {
             Ok(key)

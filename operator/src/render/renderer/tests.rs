@@ -1,4 +1,4 @@
-//! Whole runs over folders of manifests.
+//! Tests complete runs over folders of manifests.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -228,7 +228,7 @@ fn of_two_apps_with_one_app_id_the_first_wins() {
 }
 
 #[test]
-fn a_duplicate_object_counts_once() {
+fn if_an_object_is_defined_twice_the_first_definition_is_used() {
     let folders = Folders::new();
     folders.write("a.yaml", app("shop", "shop", "{ displayName: First }"));
     folders.write("b.yaml", app("shop", "shop", "{ displayName: Second }"));
@@ -280,7 +280,7 @@ fn a_broken_manifest_does_not_change_the_served_document() {
 }
 
 #[test]
-fn unresolved_references_are_reported_and_nothing_is_rejected_for_them() {
+fn unresolved_references_are_reported_but_not_rejected() {
     let folders = Folders::new();
     folders.write(
         "shop.yaml",
@@ -471,7 +471,7 @@ fn the_examples_are_served_in_development() {
     assert_eq!(shop.mail.smtp, RenderedSmtp::Install);
 }
 
-/// Fifty Apps, each in its own file together with its Provider and its templates.
+/// Writes the manifests of fifty Apps, each in its own file together with its Provider and its templates.
 fn fifty_apps() -> Folders {
     let folders = Folders::new();
     for number in 0..50 {
@@ -494,7 +494,7 @@ fn numbered_app(number: usize, display_name: &str) -> String {
     )
 }
 
-/// How many Apps and Providers the last run parsed, how many Apps it validated, and how many Apps it rendered.
+/// Returns how many Apps and Providers the last run parsed, how many Apps it validated, and how many Apps it rendered.
 fn last_run_counts(renderer: &Renderer) -> (usize, usize, usize) {
     (renderer.parse_cache.parsed_count(), renderer.validated.computed(), renderer.rendered.computed())
 }

@@ -34,7 +34,8 @@ enum ExpectedCall {
         secrets: Vec<Value>,
         next_token: Option<&'static str>,
     },
-    /// A watch from this resourceVersion. The response has the lines. If `stays_open` is set, it does not end.
+    /// A watch from this resourceVersion. The response consists of the lines. If `stays_open` is set, the response does
+    /// not end.
     Watch {
         resource_version: &'static str,
         lines: Vec<Value>,

@@ -1,4 +1,4 @@
-//! The context of a call of an administrator.
+//! The context of a call by an administrator.
 
 use latchkey_crds::types::AppId;
 
@@ -9,7 +9,7 @@ use crate::domain::{
     user::UserId,
 };
 
-/// What every use case of an administrator needs: the context of the call, and who makes it.
+/// The context of a use case of administrators: the context of the call, and the administrator who makes it.
 pub struct AdministratorCall<'a, S> {
     pub call: Call<'a, S>,
     pub actor: &'a Actor,
@@ -35,7 +35,7 @@ impl<'a, S> AdministratorCall<'a, S> {
         self.call.app_id()
     }
 
-    /// A new event with the current time, caused by this administrator.
+    /// Returns a new event with the current time, caused by this administrator.
     pub fn event(self, kind: EventKind, user: impl Into<Option<UserId>>) -> Event {
         Event::by_administrator(self.call.env, self.call.app, self.actor, kind, user)
     }

@@ -21,13 +21,14 @@ const MAX_EXPORTED_EVENTS: usize = 10_000;
 pub struct UserExport {
     pub user: AdminUser,
     pub sessions: Vec<SessionInfo>,
-    /// The newest first.
+    /// Sorted from the newest to the oldest.
     pub events: Vec<AuditRow>,
-    /// Whether there are more events.
+    /// Whether the user has more events than `events` contains.
     pub events_truncated: bool,
 }
 
-/// Imports a batch of users in one transaction. `refused` is the number of lines that were refused before.
+/// Imports a batch of users in one transaction. `refused` is the number of lines of the batch that are not in `users`,
+/// because they were already refused.
 pub async fn import_users<S: UserAdministration>(
     admin: AdministratorCall<'_, S>,
     users: Vec<NewAdministeredUser>,
@@ -36,13 +37,13 @@ pub async fn import_users<S: UserAdministration>(
     dry_run: bool,
 ) -> Result<Vec<ImportOutcome>, StoreError> {
     let event = admin.event(EventKind::UsersImported, None);
-    // The store adds the outcome of the users.
+    // The store adds the number of created and of unchanged users.
     let import = ImportCounts { source: source.to_owned(), created: 0, unchanged: 0, refused };
     let detail = Detail { import: Some(import), ..event.detail.clone() };
     admin.stores().import_users(admin.app_id(), users, dry_run, event.with_detail(detail)).await
 }
 
-/// The data of a user. `None` if there is no such user.
+/// Returns all data of a user, or `None` if there is no such user.
 pub async fn export_user<S: UserAdministration + Sessions>(
     admin: AdministratorCall<'_, S>,
     user: UserId,
@@ -68,7 +69,7 @@ pub async fn export_user<S: UserAdministration + Sessions>(
     Ok(Some(UserExport { user: found, sessions, events, events_truncated }))
 }
 
-/// Records an export of all users, before its first line is sent.
+/// Records the event of an export of all users, before the first line of the export is sent.
 pub async fn record_export<S: UserAdministration>(
     admin: AdministratorCall<'_, S>,
     hashes: bool,
@@ -79,7 +80,7 @@ pub async fn record_export<S: UserAdministration>(
     admin.stores().record_administration(admin.app_id(), event.with_detail(detail)).await
 }
 
-/// Removes the user's identities of a provider.
+/// Removes the user's identities at a Provider.
 pub async fn remove_identities<S: UserAdministration>(
     admin: AdministratorCall<'_, S>,
     user: UserId,

@@ -18,9 +18,9 @@ pub enum RequestMailError {
     Common(#[from] CommonError),
 }
 
-/// Queues a mail with a code, and returns whether it is queued: not for a disabled user, for a user without an address
-/// for the mail or without anything to confirm, not an invitation for a user with a password, and not if such a mail
-/// waits already.
+/// Queues a mail with a code. Returns false and queues nothing in these cases: the user is disabled; the user has no
+/// address for the mail, or nothing to confirm; the mail is an invitation and the user has a password; a mail of this
+/// kind already waits.
 pub async fn request_mail<S: UserAdministration + RateLimits>(
     admin: AdministratorCall<'_, S>,
     user: UserId,

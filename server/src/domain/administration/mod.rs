@@ -1,4 +1,5 @@
-//! What administrators do with the users of their App (specification: Administration). The callers are ServiceAccounts.
+//! Use cases of administrators, who manage the users of an App (specification: Administration). Administrators are
+//! ServiceAccounts.
 
 mod call;
 mod data;
@@ -80,7 +81,7 @@ pub enum CreatedBy {
     Import,
 }
 
-/// The state of a user: the first that matches, in this order.
+/// The state of a user. If several states apply, the first one in this order is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserState {
     Disabled,
@@ -108,9 +109,9 @@ pub struct AdminUser {
     pub created_at: OffsetDateTime,
     pub epoch: Epoch,
     pub version: Version,
-    /// The newest login of which there is an event. `None` in lists.
+    /// The time of the newest login in the audit log. `None` in lists.
     pub last_signed_in_at: Option<OffsetDateTime>,
-    /// The oldest first. Empty in lists.
+    /// Sorted from the oldest to the newest. Empty in lists.
     pub identities: Vec<AdminIdentity>,
 }
 
@@ -131,7 +132,7 @@ pub struct AdminIdentity {
 pub struct AuditRow {
     pub id: Uuid,
     pub at: OffsetDateTime,
-    /// The name of an event kind; a newer server may have written a name that this server does not know.
+    /// The name of an event kind. A newer server can have written a name that this server does not know.
     pub kind: String,
     pub user: Option<UserId>,
     pub session: Option<SessionId>,
@@ -144,9 +145,9 @@ pub struct AuditRow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetterRow {
     pub id: Uuid,
-    /// The name of a mail, or [`DeadLetterRow::WEBHOOK`].
+    /// The name of a kind of mail, or [`DeadLetterRow::WEBHOOK`].
     pub kind: String,
-    /// The name of the webhook.
+    /// The name of the webhook. `None` for a mail.
     pub webhook: Option<String>,
     pub user: Option<UserId>,
     pub attempts: i32,
@@ -159,7 +160,7 @@ pub struct DeadLetterRow {
 // === impl DeadLetterRow ===
 
 impl DeadLetterRow {
-    /// The kind of a webhook event.
+    /// The `kind` of a webhook event.
     pub const WEBHOOK: &str = "webhook";
 }
 
@@ -196,7 +197,7 @@ impl fmt::Debug for ExternalId {
 
 impl Metadata {
     pub const MAX_BYTES: usize = 8 * 1024;
-    /// The absolute values that a number can have, unless it is 0.
+    /// The range of the absolute values of numbers other than 0.
     pub const NUMBERS: RangeInclusive<f64> = 1e-20..=1e20;
 
     pub fn new(object: Map<String, Value>) -> Result<Self, InvalidMetadata> {
@@ -214,12 +215,12 @@ impl Metadata {
         Self::from_stored(text).ok_or(InvalidMetadata::TooLarge)
     }
 
-    /// The metadata as Postgres stores them. `None` if the text is not JSON.
+    /// Returns the metadata for a text from Postgres, or `None` if the text is not JSON.
     pub fn from_stored(text: String) -> Option<Self> {
         RawValue::from_string(text).map(Self).ok()
     }
 
-    /// The object as JSON text.
+    /// Returns the object as JSON text.
     pub fn as_json(&self) -> &RawValue {
         &self.0
     }
@@ -250,7 +251,8 @@ fn has_nul(value: &Value) -> bool {
     }
 }
 
-/// Postgres writes a number such as 1e308 with all its digits, so short text would become long.
+/// Whether the value contains a number outside [`Metadata::NUMBERS`]. Postgres writes a number such as 1e308 with all
+/// its digits, so short text would become long.
 fn has_long_number(value: &Value) -> bool {
     match value {
         Value::Number(number) => {
@@ -284,7 +286,7 @@ impl CreatedBy {
 // === impl UserState ===
 
 impl UserState {
-    /// The first state that applies.
+    /// Returns the first state that applies.
     pub const fn of(is_disabled: bool, is_contested: bool, is_unverified: bool) -> Self {
         if is_disabled {
             Self::Disabled
@@ -316,7 +318,7 @@ impl AdminUser {
         UserState::of(self.disabled, self.contested, self.email.is_some() && !self.email_verified)
     }
 
-    /// The claims about the user that tokens contain.
+    /// Returns the claims about the user that tokens contain.
     pub fn profile(&self) -> Profile {
         Profile {
             version: self.version.0,
@@ -345,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn an_external_id_is_bounded() {
+    fn an_external_id_has_1_to_255_bytes_and_no_control_characters() {
         assert_eq!(ExternalId::parse("keycloak:shop:1").unwrap().as_str(), "keycloak:shop:1");
         assert!(ExternalId::parse(&"x".repeat(255)).is_ok());
         assert_eq!(ExternalId::parse(&"x".repeat(256)), Err(InvalidExternalId::TooLong));
@@ -354,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_bounded() {
+    fn metadata_with_too_many_bytes_a_nul_or_an_extreme_number_is_rejected() {
         // {"a":"…"} has eight bytes around the text.
         assert!(metadata(json!({ "a": "x".repeat(8 * 1024 - 8) })).is_ok());
         assert_eq!(metadata(json!({ "a": "x".repeat(8 * 1024 - 7) })), Err(InvalidMetadata::TooLarge));

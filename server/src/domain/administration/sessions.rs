@@ -9,7 +9,7 @@ use crate::domain::{
     user::UserId,
 };
 
-/// The live sessions of the user, the most recently used first. `None` if there is no such user.
+/// Returns the live sessions of the user, the most recently used first, or `None` if there is no such user.
 pub async fn user_sessions<S: UserAdministration + Sessions>(
     admin: AdministratorCall<'_, S>,
     user: UserId,
@@ -26,7 +26,8 @@ pub async fn end_user_session<S: UserAdministration + Sessions>(
     user: UserId,
     session: SessionId,
 ) -> Result<bool, StoreError> {
-    // Without Postgres the event could not be written, so the session does not end.
+    // The user is read first: if Postgres is unavailable, the call fails before the session ends, because the event
+    // could not be written.
     if admin.stores().administered_user(admin.app_id(), user).await?.is_none() {
         return Ok(false);
     }
@@ -39,13 +40,14 @@ pub async fn end_user_session<S: UserAdministration + Sessions>(
     Ok(was_live)
 }
 
-/// Ends all sessions of the user, and makes all codes that were mailed to the user invalid. Returns false if there is
-/// no such user.
+/// Ends all sessions of the user and invalidates all codes that were mailed to the user. Returns false if there is no
+/// such user.
 pub async fn end_user_sessions<S: UserAdministration + Sessions + Outbox>(
     admin: AdministratorCall<'_, S>,
     user: UserId,
 ) -> Result<bool, StoreError> {
-    // Without a profile, Redis would forget the profile of a session that is opened at the same time.
+    // Without a profile, the epoch change would delete the stored profile. A session that is opened at the same time
+    // needs it.
     let Some(found) = admin.stores().administered_user(admin.app_id(), user).await? else { return Ok(false) };
     let event = admin.event(EventKind::SessionsEnded, user);
     let Some(change) = admin.stores().end_all_sessions(admin.app_id(), user, event).await? else { return Ok(false) };

@@ -18,7 +18,8 @@ use crate::domain::{
     user::{Name, UserId},
 };
 
-/// A user to create. The email address is of an allowed domain, and the Providers of the identities are the App's.
+/// A user to create. The caller has checked that the App allows the domain of the email address and has the Providers
+/// of the identities.
 pub struct CreateUserInput {
     pub external_id: Option<ExternalId>,
     pub email: Option<Email>,
@@ -37,7 +38,7 @@ pub struct CreateUserInput {
 pub enum CreateUserError {
     #[error(transparent)]
     Weak(#[from] WeakPassword),
-    #[error("another user has a unique value of the new user")]
+    #[error("another user already has a value that must be unique")]
     Conflict(UserConflict),
     #[error(transparent)]
     Common(#[from] CommonError),
@@ -56,7 +57,7 @@ pub struct ChangeUserInput {
     pub external_id: Option<Option<ExternalId>>,
 }
 
-/// Why a user is not changed or deleted.
+/// Why a change or deletion of a user failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeUserError {
     #[error("there is no such user")]
@@ -65,7 +66,7 @@ pub enum ChangeUserError {
     VersionConflict,
     #[error("the user has no email address that can be verified")]
     NoAddress,
-    #[error("another user has one of the new values")]
+    #[error("another user already has one of the new values")]
     Conflict(UserConflict),
     #[error(transparent)]
     Common(#[from] CommonError),
@@ -163,11 +164,11 @@ async fn propagate<S: OwnAccounts + Sessions + Outbox>(
         admin.stores().remove_profile_row(admin.app_id(), row).await
     };
     if let Err(error) = propagated.await {
-        warn!(app = %admin.app_id(), error = &error as &dyn std::error::Error, "a changed profile is left to the outbox");
+        warn!(app = %admin.app_id(), error = &error as &dyn std::error::Error, "a changed profile was not written to Redis now; the outbox worker writes it later");
     }
 }
 
-/// Deletes a user, as the user's own *delete-user* does.
+/// Deletes a user. The effect is the same as if the user called *delete-user*.
 pub async fn remove_user<S: UserAdministration + Sessions + Outbox>(
     admin: AdministratorCall<'_, S>,
     user: UserId,

@@ -30,7 +30,7 @@ pub struct Confirmed {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfirmError {
-    /// The same error for wrong, used and expired codes.
+    /// The code is wrong, used or expired. The error does not say which.
     #[error("the code is not valid")]
     InvalidCode,
     #[error(transparent)]
@@ -43,8 +43,8 @@ impl<E: Into<CommonError>> From<E> for ConfirmError {
     }
 }
 
-/// Confirms an email address with the code of a mail. Returns tokens of the session of `bearer` if that session belongs
-/// to the user of the code, otherwise tokens of a new session.
+/// Confirms an email address with the code of a mail. Returns tokens of the session of `bearer` if this session belongs
+/// to the user who got the code, otherwise tokens of a new session.
 pub async fn confirm<S: Users + OwnAccounts + Outbox + RateLimits + Codes + Sessions + AuditLog>(
     call: Call<'_, S>,
     code: &str,
@@ -143,8 +143,8 @@ async fn change_address<S: OwnAccounts + Sessions + Outbox>(
     Ok(Some(ChangedUser { user, was_contested: false }))
 }
 
-/// The session of the Bearer token, if it is a session of `user`. Returns `None` for an invalid token and for a token
-/// of another user, because *confirm* needs no session.
+/// Returns the session of the Bearer token if it is a session of `user`. An invalid token, or a token of another user,
+/// is no error, because *confirm* needs no session.
 async fn own_session<S: Sessions>(
     call: Call<'_, S>,
     bearer: Option<&str>,

@@ -24,7 +24,7 @@ pub struct ResetPasswordInput {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ResetPasswordError {
-    /// The same error for wrong, used and expired codes, and for unknown email addresses.
+    /// The code is wrong, used or expired, or the email address is unknown. The error does not say which.
     #[error("the code is not valid")]
     InvalidCode,
     #[error(transparent)]
@@ -62,7 +62,7 @@ pub async fn reset_password<S: Users + Outbox + RateLimits + Codes + Sessions + 
         call.stores.release(call.app_id(), permit).await;
     }
     if matches!(outcome, Err(ResetPasswordError::InvalidCode)) {
-        // The lookup happens for known and unknown email addresses alike. If it fails, the response is the same.
+        // Known and unknown email addresses are both looked up. If the lookup fails, the response is the same.
         let user = call.stores.user_by_email(call.app_id(), &email).await.ok().flatten();
         let account = Some(call.account_key(&email));
         let refusal = call.refusal(RefusalKind::PasswordReset, account, user.map(|user| user.id));
@@ -75,8 +75,8 @@ async fn apply_reset_code<S: Users + Outbox + RateLimits + Codes + Sessions + Pa
     call: Call<'_, S>,
     request: ResetPasswordInput,
 ) -> Result<(), ResetPasswordError> {
-    // The first check uses the email address alone, so that a weak password is rejected alike for right and wrong
-    // codes.
+    // The first check uses only the email address. So a weak password gets the same response with a right and with a
+    // wrong code.
     check_password_policy(call, &request.password, password::likely_guesses(Some(&request.email), None)).await?;
     let found = find_code(call, &request.code, &[CodePurpose::Reset]).await?;
     let (key, record) = found.ok_or(ResetPasswordError::InvalidCode)?;

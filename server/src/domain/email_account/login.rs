@@ -30,7 +30,8 @@ pub struct LoggedIn {
 
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
-    /// The same error for an unknown email address, a wrong password and an account without a password.
+    /// The email address is unknown, the password is wrong, or the account has no password. The error does not say
+    /// which.
     #[error("the email address or the password is wrong")]
     InvalidCredentials,
     /// Returned only after the right password.
@@ -90,7 +91,7 @@ pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog
         return Err(if user.disabled { LoginError::Disabled } else { LoginError::EmailNotVerified });
     }
     renew_hash(call, &user, &request.password).await;
-    // Neither depends on the other, and together they take one round trip to Redis.
+    // The two calls are independent. Sent together, they take one round trip to Redis.
     let ((), tokens) = join!(release, open_session(call, &user, Amr::Password));
     let tokens = match tokens? {
         Some(tokens) => tokens,
@@ -101,9 +102,9 @@ pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog
     Ok(LoggedIn { user, tokens })
 }
 
-/// If the password is right, the inner `Ok` has the user. Otherwise the inner `Err` has the user of the email address,
-/// if there is one. An unknown email address costs the same as a known email address, and a user with a foreign hash
-/// the same as a user with a native hash.
+/// Checks the password. If it is right, the inner `Ok` contains the user. Otherwise the inner `Err` contains the user
+/// of the email address, if there is one. A check costs the same for known and unknown email addresses, and for users
+/// with native and with foreign hashes.
 async fn check_password<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &LoginInput,
@@ -118,8 +119,8 @@ async fn check_password<S: Users + PasswordHasher>(
     })
 }
 
-/// Hashes the password again if its stored hash is not native: it is foreign, or was made with old parameters. If this
-/// fails, the next login tries it again.
+/// Hashes the password again if its stored hash is not native: the hash is foreign, or was made with old parameters. If
+/// this fails, the next login tries again.
 async fn renew_hash<S: Users + PasswordHasher>(call: Call<'_, S>, user: &User, password: &Password) {
     let Some(old) = user.password_hash.as_ref().filter(|hash| !hash.is_native()) else { return };
     let renewed = match call.stores.hash(call.app, call.client_address(), password).await {
@@ -127,6 +128,6 @@ async fn renew_hash<S: Users + PasswordHasher>(call: Call<'_, S>, user: &User, p
         Err(overloaded) => Err(overloaded.into()),
     };
     if let Err(error) = renewed {
-        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a password hash is not replaced");
+        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a password hash could not be replaced; the next login tries again");
     }
 }

@@ -34,9 +34,9 @@ pub enum Argon2Variant {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Argon2Version {
-    /// 1.0, of 2015.
+    /// Version 1.0, of 2015.
     V16,
-    /// 1.3, of RFC 9106.
+    /// Version 1.3, of RFC 9106.
     V19,
 }
 

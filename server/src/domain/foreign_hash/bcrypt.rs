@@ -33,7 +33,7 @@ pub struct BcryptClass {
     cost: u32,
 }
 
-/// The salt and the output.
+/// Parses the salt and the output, which follow the cost.
 pub(super) fn parse_tail(tail: &str) -> Result<(Secret, Secret), HashError> {
     let (salt, output) = tail.split_at_checked(SALT_CHARS).ok_or(HashError::NotSupported)?;
     let salt = Zeroizing::new(SALT_BASE64.decode(salt).map_err(|_| HashError::NotSupported)?);
@@ -52,7 +52,7 @@ pub(super) fn print_tail(salt: &[u8], output: &[u8]) -> Zeroizing<String> {
 // === impl BcryptClass ===
 
 impl BcryptClass {
-    /// The cost in a hash, which always has two digits.
+    /// Parses the cost in a hash. It always has two digits.
     pub(super) fn from_two_digits(text: &str) -> Result<Self, HashError> {
         if text.len() != 2 {
             return Err(HashError::NotSupported);
@@ -60,7 +60,7 @@ impl BcryptClass {
         Self::from_cost(text.strip_prefix('0').unwrap_or(text))
     }
 
-    /// The cost in the text of a class.
+    /// Parses the cost in the text of a class.
     pub(super) fn from_cost(text: &str) -> Result<Self, HashError> {
         let cost = text::number(text)?;
         match cost {
@@ -71,7 +71,7 @@ impl BcryptClass {
         }
     }
 
-    /// The binary logarithm of the number of rounds.
+    /// Returns the binary logarithm of the number of rounds.
     pub const fn cost(self) -> u32 {
         self.cost
     }

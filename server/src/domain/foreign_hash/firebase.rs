@@ -1,4 +1,4 @@
-//! The values of a Firebase project that its hashes need beside salt and parameters.
+//! The values of a Firebase project that a check of its hashes needs in addition to the salt and the parameters.
 
 use std::{fmt, sync::Arc};
 
@@ -20,11 +20,12 @@ pub struct InvalidFirebaseKey;
 // === impl FirebaseScrypt ===
 
 impl FirebaseScrypt {
-    /// Both values in base64 with padding, as Firebase shows them.
+    /// Parses both values from base64 with padding, as Firebase shows them.
     ///
     /// # Errors
     ///
-    /// A value is not base64, the signer key does not have 16 to 64 bytes, or the separator does not have 1 to 64.
+    /// A value is not base64, the signer key does not have 16 to 64 bytes, or the separator does not have 1 to 64
+    /// bytes.
     pub fn parse(signer_key: &str, salt_separator: &str) -> Result<Self, InvalidFirebaseKey> {
         let decode = |text: &str| STANDARD.decode(text).map(Zeroizing::new).map_err(|_| InvalidFirebaseKey);
         let (signer_key, salt_separator) = (decode(signer_key)?, decode(salt_separator)?);

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use super::{HashError, text};
 
-/// The function of PBKDF2's HMAC.
+/// The hash function in PBKDF2's HMAC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Pbkdf2Digest {
     Sha1,
@@ -35,7 +35,7 @@ impl Pbkdf2Digest {
         [Self::Sha1, Self::Sha256, Self::Sha512].into_iter().find(|digest| digest.algorithm() == name)
     }
 
-    /// The length of a block of output.
+    /// Returns the length of a block of output, in bytes.
     const fn output_bytes(self) -> usize {
         match self {
             Self::Sha1 => 20,
@@ -44,7 +44,7 @@ impl Pbkdf2Digest {
         }
     }
 
-    /// The ceiling of the iterations of all blocks.
+    /// Returns the maximum number of iterations of all blocks of an output together.
     const fn max_iterations(self) -> u32 {
         match self {
             Self::Sha1 | Self::Sha256 => 2_000_000,
@@ -52,7 +52,7 @@ impl Pbkdf2Digest {
         }
     }
 
-    /// How many iterations take as long as a native hash.
+    /// Returns the number of iterations that take as long as a native hash.
     const fn iterations_of_weight_1(self) -> u32 {
         match self {
             Self::Sha1 => 30_000,
@@ -76,7 +76,7 @@ impl Pbkdf2Class {
 
     pub(super) fn from_class_params(digest: Pbkdf2Digest, params: &str) -> Result<Self, HashError> {
         let [iterations, blocks] = text::params(params, ["i", "b"])?;
-        // An output has 16 to 64 bytes.
+        // An output has at most 64 bytes.
         if !(1..=64_usize.div_ceil(digest.output_bytes())).contains(&(blocks as usize)) {
             return Err(HashError::NotSupported);
         }
@@ -105,7 +105,7 @@ impl Pbkdf2Class {
         format!("i={},b={}", self.iterations, self.blocks)
     }
 
-    /// The length of the longest output of this class.
+    /// Returns the length of the longest output of this class, in bytes.
     pub(super) fn max_output_bytes(self) -> usize {
         (self.blocks as usize * self.digest.output_bytes()).min(64)
     }

@@ -1,19 +1,19 @@
-//! scrypt: `$scrypt$ln=14,r=8,p=1$salt$hash`, with N = 2^ln. Firebase's variant has no p, which is 1:
-//! `$firebase-scrypt$ln=14,r=8$salt$hash`.
+//! scrypt: `$scrypt$ln=14,r=8,p=1$salt$hash`, with N = 2^ln. The variant of Firebase has no p, because its p is always
+//! 1: `$firebase-scrypt$ln=14,r=8$salt$hash`.
 
 use std::fmt::Display;
 
 use super::{HashError, text};
 
-/// The most memory of a check in bytes: the N blocks of 128 * r bytes within their ceiling of 128 MiB, and what ordinary r
-/// and p add.
+/// The maximum memory of a check in bytes: 128 MiB for the N blocks of 128·r bytes ([`MAX_N_R`]), and 1 MiB for the
+/// other blocks, which is enough for ordinary values of r and p.
 const MAX_MEMORY_BYTES: u64 = (128 << 20) + (1 << 20);
-/// N·r of 128 MiB: the memory is 128·N·r bytes.
+/// The maximum of N·r: the N blocks take 128·N·r bytes, which are then 128 MiB.
 const MAX_N_R: u64 = 1 << 20;
 const MAX_N_R_P: u64 = 1 << 21;
-/// An N·r·p that takes as long as a native hash.
+/// A check with this N·r·p takes as long as a native hash.
 const N_R_P_OF_WEIGHT_1: u32 = 32_768;
-/// The greatest ln that can be within [`MAX_N_R`].
+/// The largest ln for which N·r can be within [`MAX_N_R`].
 const MAX_LOG_N: u32 = 20;
 
 /// The cost of a scrypt hash.
@@ -57,7 +57,7 @@ impl ScryptClass {
         if class.memory_bytes() > MAX_MEMORY_BYTES { Err(HashError::TooCostly) } else { Ok(class) }
     }
 
-    /// The binary logarithm of N.
+    /// Returns the binary logarithm of N.
     pub const fn log_n(self) -> u8 {
         self.log_n
     }
@@ -79,11 +79,11 @@ impl ScryptClass {
     }
 
     pub(super) fn weight(self) -> f64 {
-        // At most 2^21.
+        // The product is at most 2^21, see [`MAX_N_R_P`].
         f64::from((self.r << self.log_n) * self.p) / f64::from(N_R_P_OF_WEIGHT_1)
     }
 
-    /// The N blocks, the p blocks of the input, and one more.
+    /// Returns the memory of the N blocks, the p blocks of the input and one working block, in bytes.
     pub(super) const fn memory_bytes(self) -> u64 {
         ((1 << self.log_n) + self.p as u64 + 1) * 128 * self.r as u64
     }

@@ -1,4 +1,4 @@
-//! Parts that the texts of several hashes have in common: numbers, parameters, base64.
+//! Parsers that several hash formats share: numbers, parameters, base64.
 
 use std::ops::RangeInclusive;
 
@@ -14,18 +14,18 @@ const OUTPUT_BYTES: RangeInclusive<usize> = 16..=64;
 
 pub(super) type Secret = Zeroizing<Vec<u8>>;
 
-/// A decimal number without a sign and without leading zeros. A number beyond `u32` becomes `u32::MAX`, which is above
-/// every ceiling.
+/// Parses a decimal number without a sign and without leading zeros. A number beyond `u32` becomes `u32::MAX`, which is
+/// above every ceiling.
 pub(super) fn number(digits: &str) -> Result<u32, HashError> {
     let is_canonical = digits == "0" || !digits.starts_with('0');
     if digits.is_empty() || !is_canonical || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(HashError::NotSupported);
     }
-    // Only a number that does not fit fails here.
+    // Here the parser fails only if the number does not fit into `u32`.
     Ok(digits.parse().unwrap_or(u32::MAX))
 }
 
-/// Exactly these parameters in this order: `m=65536,t=3,p=4` for the names `m`, `t` and `p`.
+/// Parses exactly these parameters in this order: `m=65536,t=3,p=4` for the names `m`, `t` and `p`.
 pub(super) fn params<const N: usize>(text: &str, names: [&str; N]) -> Result<[u32; N], HashError> {
     let mut values = [0; N];
     let mut parts = text.split(',');
@@ -36,7 +36,7 @@ pub(super) fn params<const N: usize>(text: &str, names: [&str; N]) -> Result<[u3
     if parts.next().is_some() { Err(HashError::NotSupported) } else { Ok(values) }
 }
 
-/// Salt and output of a hash in PHC form: base64 without padding, in its canonical form.
+/// Parses the salt and the output of a hash in PHC form: base64 without padding, in its canonical form.
 pub(super) fn salt_and_output(salt: &str, output: &str) -> Result<(Secret, Secret), HashError> {
     Ok((decode(salt, SALT_BYTES)?, decode(output, OUTPUT_BYTES)?))
 }

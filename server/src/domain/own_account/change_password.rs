@@ -45,7 +45,8 @@ impl From<PasswordPolicyError> for ChangePasswordError {
     }
 }
 
-/// Sets the password. Ends all other sessions of the user and all codes. The session of the request continues.
+/// Sets the password. Ends all other sessions of the user and invalidates all codes. The session of the request
+/// continues.
 pub async fn change_password<S: OwnAccounts + RateLimits + PasswordHasher + Sessions + Outbox + AuditLog>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,

@@ -1,4 +1,4 @@
-//! The user's own account: read, rename, delete, change of the password and of the email address (specification:
+//! The user's own account: read, rename and delete it, and change its password and its email address (specification:
 //! Accounts).
 
 mod account;

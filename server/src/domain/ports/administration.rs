@@ -25,19 +25,19 @@ pub enum UserFilter {
     },
     Email(Email),
     ExternalId(ExternalId),
-    /// The users with an identity of this subject, at an authority or linked as a Provider.
+    /// The users with an identity that has this subject, at the authority or the Provider in `of`.
     Subject {
         subject: String,
         of: SubjectOf,
     },
-    /// The users in this state, in the order of their ids. Not [`UserState::Active`].
+    /// The users in this state, in the order of their ids. The state is never [`UserState::Active`].
     State {
         state: UserState,
         order: Order,
     },
-    /// The canonical email address begins with this text. Sorted by the bytes of the canonical email address.
+    /// The users with a canonical email address that begins with this text, sorted by the bytes of this address.
     EmailPrefix(String),
-    /// The lower-cased name begins with this lower-cased text. Sorted by the bytes of the lower-cased name.
+    /// The users with a lower-cased name that begins with this lower-cased text, sorted by the bytes of this name.
     NamePrefix(String),
 }
 
@@ -80,7 +80,7 @@ pub struct NewAdministeredUser {
     pub email_verified: bool,
     pub name: Option<Name>,
     pub disabled: bool,
-    /// Native or foreign. The class of a foreign hash is added to those of the App.
+    /// Native or foreign. The class of a foreign hash is added to the foreign classes of the App.
     pub password_hash: Option<PasswordHash>,
     pub metadata: Option<Metadata>,
     pub identities: Vec<NewAdministeredIdentity>,
@@ -96,14 +96,15 @@ pub struct NewAdministeredIdentity {
 }
 
 /// Why a user cannot be created or changed: another user has one of its unique values, or the App has too many classes
-/// of foreign hashes. If several apply, the first of this list is reported. The creation of a single user reports
-/// `TooManyHashKinds` first: it is an error of the body, which comes before conflicts.
+/// of foreign hashes. If several apply, the first one in this list is reported. Only the creation of a single user
+/// reports `TooManyHashKinds` before all others: it is an error of the body, and those are reported before conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserConflict {
     ExternalIdTaken(UserId),
     EmailTaken(UserId),
     IdentityTaken(UserId),
-    /// The hash of the password is of a class for which the App has no room.
+    /// The class of the password hash is new, and would exceed the maximum number or the maximum weight of the classes
+    /// of the App.
     TooManyHashKinds,
 }
 
@@ -111,7 +112,7 @@ pub enum UserConflict {
 #[derive(Clone, Debug)]
 pub struct UserChange {
     pub user: UserId,
-    /// Applies only to this version, if it is set.
+    /// If it is set, the change applies only to this version of the user.
     pub if_version: Option<Version>,
     pub name: Option<Option<Name>>,
     pub email: Option<Email>,
@@ -122,7 +123,7 @@ pub struct UserChange {
     /// `Some(None)` removes the value.
     pub external_id: Option<Option<ExternalId>>,
     pub at: OffsetDateTime,
-    /// The event without its kind and its fields, which follow from the difference.
+    /// The event without its kind and the names of the changed fields, which the store derives from the difference.
     pub event: Event,
 }
 
@@ -130,12 +131,12 @@ pub struct UserChange {
 #[derive(Clone, Debug)]
 pub enum ChangeOutcome {
     Changed(Box<ChangedByAdministrator>),
-    /// The user has all these values already.
+    /// The user already has all these values.
     Unchanged(Box<AdminUser>),
     NotFound,
-    /// The user has another version.
+    /// The version of the user is not `if_version`.
     VersionConflict,
-    /// `email_verified: true`, but the user has no email address.
+    /// The change sets `email_verified: true`, but the user has no email address.
     NoAddress,
     Conflict(UserConflict),
 }
@@ -143,7 +144,7 @@ pub enum ChangeOutcome {
 #[derive(Clone, Debug)]
 pub struct ChangedByAdministrator {
     pub user: AdminUser,
-    /// Set if the epoch was raised: a new email address, another verification, or `disabled: true`.
+    /// Set if the epoch was raised, by a new email address, a change of `email_verified`, or `disabled: true`.
     pub epoch_change: Option<EpochChange>,
     /// The outbox row that propagates the profile, if the profile changed and the epoch did not.
     pub profile_row: Option<Uuid>,
@@ -158,7 +159,7 @@ pub enum RemovalOutcome {
     VersionConflict,
 }
 
-/// The outcome of a user of an import.
+/// The outcome for one user of an import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ImportOutcome {
     Created(UserId),
@@ -171,7 +172,7 @@ pub enum ImportOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MailOutcome {
     Queued,
-    /// A mail of this kind to this user waits already.
+    /// A mail of this kind to this user already waits.
     Waiting,
     /// The user is disabled, has no address for the mail, or has a password and needs no invitation.
     NotPossible,
@@ -182,7 +183,7 @@ pub enum MailOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdentityRemoval {
     Removed,
-    /// No such user, or no identity of this Provider.
+    /// There is no such user, or the user has no identity at this Provider.
     NotFound,
     /// The user has no email address, and this is the last identity.
     LastIdentity,
@@ -194,9 +195,9 @@ pub struct EventFilter {
     pub user: Option<UserId>,
     /// The name of an event kind.
     pub kind: Option<&'static str>,
-    /// At or after this time.
+    /// Only events at or after this time.
     pub after: Option<OffsetDateTime>,
-    /// Before this time.
+    /// Only events before this time.
     pub before: Option<OffsetDateTime>,
 }
 
@@ -219,14 +220,14 @@ pub struct RowPage<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetrySelection {
     Ids(Vec<Uuid>),
-    /// The oldest 10,000 of the webhook.
+    /// The oldest 10,000 dead letters of the webhook.
     Webhook(WebhookName),
 }
 
 /// The users of an App, in Postgres. A change of a user, its mails, its outbox rows and its event are one transaction.
-/// All calls together use a part of the connection pool.
+/// All calls together use only a part of the connection pool.
 pub trait UserAdministration: Sync {
-    /// The next page after `after`, at most `limit` users.
+    /// Returns the next page: at most `limit` users that follow `after`.
     fn users(
         &self,
         app: &AppId,
@@ -235,7 +236,7 @@ pub trait UserAdministration: Sync {
         limit: u16,
     ) -> impl Future<Output = StoreResult<UserPage>> + Send;
 
-    /// The user with the identities (the oldest first) and the time of the last login.
+    /// Returns the user with the identities (the oldest first) and the time of the last login.
     fn administered_user(
         &self,
         app: &AppId,
@@ -251,10 +252,10 @@ pub trait UserAdministration: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<Result<AdminUser, UserConflict>>> + Send;
 
-    /// Changes the user. A new email address counts at once; the pending one is removed; a former verified address
-    /// gets the notice `address-changed`. An email address with the same canonical form keeps its verification and the
-    /// epoch. Verifying a contested account removes its password. A new email address, another verification and
-    /// `disabled: true` raise the epoch.
+    /// Changes the user. A new email address takes effect immediately: a pending address is removed, and a former
+    /// verified address gets the notice `address-changed`. An email address with the same canonical form changes
+    /// neither the verification nor the epoch. Verifying a contested account removes its password. A new email address,
+    /// a change of `email_verified`, or `disabled: true` raises the epoch.
     fn change_user(&self, app: &AppId, change: UserChange) -> impl Future<Output = StoreResult<ChangeOutcome>> + Send;
 
     /// Deletes the user with the user's identities and outbox rows.
@@ -266,7 +267,7 @@ pub trait UserAdministration: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<RemovalOutcome>> + Send;
 
-    /// Raises the epoch, which ends all sessions. `None` if there is no such user.
+    /// Raises the epoch, which ends all sessions. Returns `None` if there is no such user.
     fn end_all_sessions(
         &self,
         app: &AppId,
@@ -274,8 +275,8 @@ pub trait UserAdministration: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<Option<EpochChange>>> + Send;
 
-    /// Queues a mail with a code to the user, unless a mail of this kind waits already, or the user can no longer get it.
-    /// The event is written only if the mail is queued.
+    /// Queues a mail with a code to the user, unless a mail of this kind already waits or the user can no longer get
+    /// the mail. The event is written only if the mail is queued.
     fn queue_mail(
         &self,
         app: &AppId,
@@ -284,8 +285,8 @@ pub trait UserAdministration: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<MailOutcome>> + Send;
 
-    /// Removes the user's identities of the Provider. Writes nothing if neither an email address nor another identity
-    /// remains.
+    /// Removes the user's identities at the Provider. Writes nothing if neither an email address nor another identity
+    /// would remain.
     fn remove_identities(
         &self,
         app: &AppId,
@@ -294,9 +295,10 @@ pub trait UserAdministration: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<IdentityRemoval>> + Send;
 
-    /// Creates users in one transaction, each unless it conflicts. Of duplicates, the first wins. The event is written
-    /// only if a user was created; the outcomes are added to the counts in its detail. `dry_run` writes nothing. The
-    /// outcomes of a dry run can contain the ids of users that it would create.
+    /// Creates users in one transaction, in the order of the list. A user who conflicts with an existing user, or with
+    /// one that was created before in this call, is not created. The event is written only if a user was created; its
+    /// detail then also counts the outcomes. `dry_run` writes nothing. The outcomes of a dry run can contain the ids of
+    /// users that it would create.
     fn import_users(
         &self,
         app: &AppId,
@@ -305,7 +307,7 @@ pub trait UserAdministration: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<Vec<ImportOutcome>>> + Send;
 
-    /// The next users by id with their identities, for an export.
+    /// Returns the next users in the order of their ids, with their identities, for an export.
     fn export_users(
         &self,
         app: &AppId,
@@ -313,7 +315,8 @@ pub trait UserAdministration: Sync {
         limit: u16,
     ) -> impl Future<Output = StoreResult<Vec<AdminUser>>> + Send;
 
-    /// A page of events, newest first. Reads at most 5,000 rows, so a page can be empty although more rows follow.
+    /// Returns a page of events, newest first. Reads at most 5,000 rows, so a page can be empty although more rows
+    /// follow.
     fn events(
         &self,
         app: &AppId,
@@ -322,7 +325,7 @@ pub trait UserAdministration: Sync {
         limit: u16,
     ) -> impl Future<Output = StoreResult<RowPage<AuditRow>>> + Send;
 
-    /// A page of dead letters of the App, newest first. `kind`: the name of a mail, or `webhook`.
+    /// Returns a page of dead letters of the App, newest first. `kind`: the name of a kind of mail, or `webhook`.
     fn app_dead_letters(
         &self,
         app: &AppId,
@@ -331,13 +334,13 @@ pub trait UserAdministration: Sync {
         limit: u16,
     ) -> impl Future<Output = StoreResult<RowPage<DeadLetterRow>>> + Send;
 
-    /// Makes dead letters of the App due again, and returns how many.
+    /// Makes dead letters of the App due again. Returns the number of these dead letters.
     fn retry_dead_letters(
         &self,
         app: &AppId,
         selection: RetrySelection,
     ) -> impl Future<Output = StoreResult<u64>> + Send;
 
-    /// Writes an event before the response begins, for calls that only read.
+    /// Writes the event of a call that only reads, before the response begins.
     fn record_administration(&self, app: &AppId, event: Event) -> impl Future<Output = StoreResult<()>> + Send;
 }

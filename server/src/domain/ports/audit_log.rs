@@ -24,8 +24,7 @@ pub trait AuditLog: Sync {
     /// Counts a refusal in the background, without a delay of the response.
     fn count_refusal(&self, app: &AppId, refusal: Refusal);
 
-    /// The newest 100 events of a user, including refusals. The newest event is the first. Events before `since` are
-    /// left out.
+    /// Returns the newest 100 events of a user, including refusals, the newest first. Leaves out events before `since`.
     fn activity(
         &self,
         app: &AppId,

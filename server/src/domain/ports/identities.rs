@@ -31,7 +31,7 @@ pub struct NewFederatedUser {
     pub id: UserId,
     /// The email address, if the provider has verified it and the App lets this Provider link by email address.
     pub email: Option<Email>,
-    /// The email address, if it does not count as verified: it is then pending until the user confirms it.
+    /// The email address, if it does not count as verified. It is then pending until the user confirms it.
     pub pending_email: Option<Email>,
     /// Empty if the provider sends no name.
     pub name: String,
@@ -117,17 +117,17 @@ pub trait Identities: Sync {
     fn link_identity(&self, app: &AppId, linking: LinkRequest)
     -> impl Future<Output = StoreResult<LinkOutcome>> + Send;
 
-    /// Returns `None` and writes nothing if the user has changed or the identity already belongs to a user. Otherwise
-    /// removes the password, the pending email address and other identities, replaces the name, ends a contest, marks
-    /// the email address verified, links the identity, raises the epoch, and adds an outbox row that propagates the
-    /// epoch.
+    /// Transfers the account. Returns `None` and writes nothing if the user has changed or the identity already belongs
+    /// to a user. Otherwise removes the password, the pending email address and other identities, replaces the name,
+    /// ends a contest, marks the email address verified, links the identity, raises the epoch, and adds an outbox row
+    /// that propagates the epoch.
     fn transfer_account(
         &self,
         app: &AppId,
         change: AccountTransfer,
     ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// The user's identities, the oldest first.
+    /// Returns the user's identities, the oldest first.
     fn identities(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Vec<Identity>>> + Send;
 
     /// Removes the user's identities of the Provider. Writes nothing if the user would then have neither a password nor

@@ -1,5 +1,5 @@
-//! What the domain needs from outside, as narrow traits. One type, `store::Stores`, implements all of them. A use case
-//! is generic over that type and names only the traits that it needs.
+//! Narrow traits for everything that the domain needs from outside. One type, `store::Stores`, implements all of them.
+//! A use case is generic over that type and names only the traits that it needs.
 
 mod administration;
 mod audit_log;

@@ -51,10 +51,10 @@ pub enum DeliveryOutcome {
 
 /// The outbox, in Postgres.
 pub trait Outbox: Sync {
-    /// Queues one mail in a transaction of its own.
+    /// Queues one mail in a separate transaction.
     fn enqueue(&self, app: &AppId, mail: Mail) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Claims up to `most` due rows for the time `lease`. The Apps take turns; the oldest row of an App is claimed
+    /// Claims up to `most` due rows for the time `lease`. The Apps take turns, and the oldest row of an App is claimed
     /// first. All servers together claim at most `per_app` rows of one App at a time.
     fn claim(
         &self,
@@ -73,7 +73,8 @@ pub trait Outbox: Sync {
     /// Returns when there may be new rows. An implementation may never return, because the workers also poll.
     fn wait_for_notification(&self) -> impl Future<Output = ()> + Send;
 
-    /// For metrics: how many rows are due, how long the oldest of them has waited, and how many rows are dead letters.
+    /// Returns the numbers for the metrics: how many rows are due, how long the oldest of them has waited, and how many
+    /// rows are dead letters.
     fn backlog(&self) -> impl Future<Output = StoreResult<OutboxBacklog>> + Send;
 }
 

@@ -97,9 +97,9 @@ pub struct AddressChanged {
 /// `request_address_change` and `delete_user` also return `None` and write nothing if the email address of the account
 /// is unverified.
 pub trait OwnAccounts: Sync {
-    /// The user of the session. `None` if the user is deleted or disabled, or the session has ended. The session is
-    /// live if the user has the epoch of the session. It is also live at a later epoch, if an outbox row still has to
-    /// propagate this epoch to Redis and names the session as the one that continues.
+    /// Returns the user of the session, or `None` if the user is deleted or disabled, or the session has ended. The
+    /// session is live if the user has the epoch of the session. It is also live at a later epoch, if an outbox row
+    /// still has to propagate this epoch to Redis and names the session as the one that continues.
     fn user_of_session(&self, app: &AppId, session: &Session)
     -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
@@ -109,16 +109,16 @@ pub trait OwnAccounts: Sync {
     /// Removes the outbox row of a rename after its profile was written to Redis.
     fn remove_profile_row(&self, app: &AppId, row: Uuid) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Sets the password, raises the epoch, removes a pending email address unless it is the only one, queues the
-    /// notice to a verified email address, and adds an outbox row that propagates the epoch.
+    /// Sets the password, raises the epoch, removes a pending email address unless the user has no other address,
+    /// queues the notice to a verified email address, and adds an outbox row that propagates the epoch.
     fn set_password(
         &self,
         app: &AppId,
         change: PasswordChange,
     ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// Makes the email address the pending one, in place of an earlier pending one. Queues the mail with the code to
-    /// the pending address, if `is_mailed` is set, and the notice to the current address, if there is one.
+    /// Makes the email address the pending one; it replaces an earlier pending address. Queues the mail with the code
+    /// to the pending address, if `is_mailed` is set, and the notice to the current address, if there is one.
     fn request_address_change(
         &self,
         app: &AppId,

@@ -33,9 +33,9 @@ pub trait PasswordHasher: Sync {
         hash: Option<&PasswordHash>,
     ) -> impl Future<Output = Result<bool, Overloaded>> + Send;
 
-    /// Whether the password of a login matches the hash. `classes` are the foreign classes of the App. If there are any,
-    /// every call does the same work: one native check and one check of each class. The check of `hash` replaces that
-    /// of its class.
+    /// Whether the password of a login matches the hash. `classes` are the foreign classes of the App. If there are
+    /// any, every call does the same work: one native check and one check of each class. The check of `hash` replaces
+    /// the check of its class.
     fn verify_login(
         &self,
         app: &App,

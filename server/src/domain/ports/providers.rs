@@ -15,13 +15,14 @@ use crate::domain::{
 
 /// Calls to the social providers of an App, and the validation of their responses.
 pub trait Providers: Sync {
-    /// What a flow must know before it calls the provider. An unknown preset has no capabilities; the methods below
-    /// reject an unknown preset.
+    /// Returns what a flow must know before it calls the provider. An unknown preset has no capabilities; the methods
+    /// below reject an unknown preset.
     fn capabilities(&self, provider: &RenderedProvider) -> ProviderCapabilities;
 
-    /// The authority of an identity at the provider that was not read from the provider itself. `given` is the
-    /// authority that the caller claims: it is required, and must be an issuer of Microsoft, for `microsoft` without a
-    /// fixed tenant; otherwise it can be left out. `None` if `given` is missing or is another authority.
+    /// Returns the authority for an identity that an administrator or an import names; the provider is not called.
+    /// `given` is the authority in the request. For `microsoft` without a fixed tenant, `given` is required and must be
+    /// an issuer of Microsoft; for other Providers, it is optional. Returns `None` if `given` is missing or is another
+    /// authority.
     fn identity_authority(&self, provider: &RenderedProvider, given: Option<&str>) -> Option<String>;
 
     /// The permit to call a provider, released when it is dropped.
@@ -37,7 +38,7 @@ pub trait Providers: Sync {
         client: ClientAddress,
     ) -> Result<Self::Permit, ProviderError>;
 
-    /// The URL of the provider's login page for the browser.
+    /// Returns the URL of the provider's login page for the browser.
     fn authorization_url(
         &self,
         permit: &Self::Permit,

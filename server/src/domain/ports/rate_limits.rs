@@ -33,8 +33,8 @@ pub trait RateLimits: Sync {
         checks: Vec<RateLimitCheck>,
     ) -> impl Future<Output = Result<RateLimitPermit, AcquireError>> + Send;
 
-    /// Subtracts the uses of a permit, so that they do not count. A failure is only logged: the limit is then stricter
-    /// until the window ends.
+    /// Subtracts the uses of a permit, so that they no longer count. A failure is only logged: the limit is then
+    /// stricter until the window ends.
     fn release(&self, app: &AppId, permit: RateLimitPermit) -> impl Future<Output = ()> + Send;
 
     /// Whether somebody at the client address has logged in to the account (by password or provider), confirmed its

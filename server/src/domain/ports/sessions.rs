@@ -27,7 +27,7 @@ pub trait Sessions: Sync {
     /// recently used one ends.
     fn open_session(&self, app: &AppId, session: &NewSession) -> impl Future<Output = StoreResult<OpenOutcome>> + Send;
 
-    /// A live session. `None` if it has ended, has expired or has an older epoch.
+    /// Returns a live session, or `None` if it has ended, has expired or has an older epoch.
     fn session(
         &self,
         app: &AppId,
@@ -35,7 +35,7 @@ pub trait Sessions: Sync {
         session: SessionId,
     ) -> impl Future<Output = StoreResult<Option<LiveSession>>> + Send;
 
-    /// The live sessions of a user, the most recently used first.
+    /// Returns the live sessions of a user, the most recently used first.
     fn sessions(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Vec<SessionInfo>>> + Send;
 
     /// Decides a refresh with a token that has a valid HMAC. Always takes one round trip to Redis.

@@ -16,7 +16,7 @@ use crate::domain::{
     user::{Epoch, Name, User, UserId},
 };
 
-/// What a login needs to know of an email address.
+/// The data that a login needs about an email address.
 #[derive(Clone, Debug)]
 pub struct LoginCandidate {
     pub user: Option<User>,
@@ -74,9 +74,9 @@ pub struct ChangedUser {
 #[derive(Clone, Debug)]
 pub struct PasswordReset {
     pub user: UserId,
-    /// As in [`Confirmation`].
+    /// See [`Confirmation::epoch`].
     pub epoch: Epoch,
-    /// As in [`Confirmation`].
+    /// See [`Confirmation::address`].
     pub address: String,
     pub password_hash: PasswordHash,
     pub at: OffsetDateTime,
@@ -90,7 +90,7 @@ pub trait Users: Sync {
     /// Finds the user by the canonical email address. A pending email address matches no user.
     fn user_by_email(&self, app: &AppId, email: &Email) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// As `user_by_email`, with the foreign classes of the App, in one round trip.
+    /// Like `user_by_email`, but also returns the foreign classes of the App, in one round trip.
     fn login_candidate(&self, app: &AppId, email: &Email) -> impl Future<Output = StoreResult<LoginCandidate>> + Send;
 
     /// Creates the user and queues the mail. Writes nothing if another account has the email address. Of concurrent
@@ -115,7 +115,7 @@ pub trait Users: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Replaces a hash, native or foreign, with a new native one of the same password. Does nothing if the stored hash
+    /// Replaces a hash, native or foreign, with a new native hash of the same password. Does nothing if the stored hash
     /// has changed.
     fn replace_hash(
         &self,
@@ -125,19 +125,20 @@ pub trait Users: Sync {
         new: PasswordHash,
     ) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Returns `None` and writes nothing if the epoch or the email address has changed, or the user is deleted or
-    /// disabled. Otherwise, in one transaction: marks the email address verified, raises the epoch, ends a contest and
-    /// removes the contested password, removes identities unless the session exists already, and adds an outbox row
-    /// that propagates the epoch.
+    /// Confirms the email address. Returns `None` and writes nothing if the epoch or the email address has changed, or
+    /// the user is deleted or disabled. Otherwise, in one transaction: marks the email address verified, raises the
+    /// epoch, ends a contest and removes the contested password, removes identities unless the session exists already,
+    /// and adds an outbox row that propagates the epoch.
     fn confirm_address(
         &self,
         app: &AppId,
         change: Confirmation,
     ) -> impl Future<Output = StoreResult<Option<ChangedUser>>> + Send;
 
-    /// Returns `None` in the same cases as `confirm_address`. Otherwise, in one transaction: sets the password, marks
-    /// the email address verified, removes a pending email address, ends a contest, removes identities if the email
-    /// address was unverified, raises the epoch, queues the notice, and adds an outbox row that propagates the epoch.
+    /// Resets the password. Returns `None` in the same cases as `confirm_address`. Otherwise, in one transaction: sets
+    /// the password, marks the email address verified, removes a pending email address, ends a contest, removes
+    /// identities if the email address was unverified, raises the epoch, queues the notice, and adds an outbox row that
+    /// propagates the epoch.
     fn reset_password(
         &self,
         app: &AppId,

@@ -67,10 +67,11 @@ pub enum EventOutcome {
 /// What is known about the delivery of a webhook.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeliveryState {
-    /// The number of failed deliveries since the last successful one, and since the last change of the webhook.
+    /// The number of failed deliveries since the last successful one or since the last change of the webhook, whichever
+    /// was later.
     pub failures: u32,
     pub stopped_for: Option<String>,
-    /// When the oldest event happened that is not delivered.
+    /// The time of the oldest event that is not delivered.
     pub oldest: Option<OffsetDateTime>,
 }
 
@@ -82,15 +83,15 @@ pub struct EventBacklog {
     pub dead: u64,
 }
 
-/// The events that webhooks report, in Postgres. The calls of the workers use two connections of the pool; those for
-/// consumers use the part of the administrators.
+/// The events that webhooks report, in Postgres. Calls of the workers use two connections of the pool. Calls for
+/// consumers share the connections for the calls of administrators.
 pub trait WebhookEvents: Sync {
-    /// The webhooks with a due event, of all Apps.
+    /// Returns the webhooks of all Apps that have a due event.
     fn webhooks_with_due_events(&self) -> impl Future<Output = StoreResult<Vec<WebhookKey>>> + Send;
 
-    /// Claims up to `limit` due events of these webhooks for the time `lease`, for each namespace at most as many as it
-    /// has room. The webhooks take turns; the oldest due event of a webhook is claimed first. All servers together claim
-    /// at most 16 events of a webhook at a time, and one at a time, with pauses, after 10 failures in a row.
+    /// Claims up to `limit` due events of these webhooks for the time `lease`, but at most `room` events for each
+    /// namespace. The webhooks take turns, and the oldest due event of a webhook is claimed first. All servers together
+    /// claim at most 16 events of a webhook at a time, and one at a time, with pauses, after 10 failures in a row.
     fn claim_events(
         &self,
         webhooks: &[ClaimableWebhook],
@@ -106,7 +107,7 @@ pub trait WebhookEvents: Sync {
     ) -> impl Future<Output = StoreResult<()>> + Send;
 
     /// Leases up to `limit` events to the consumer of a webhook, the oldest first. An event that is not acknowledged
-    /// within the time `lease` is fetched again.
+    /// within the time `lease` can be fetched again.
     fn fetch_events(
         &self,
         webhook: &WebhookKey,
@@ -114,20 +115,21 @@ pub trait WebhookEvents: Sync {
         lease: Duration,
     ) -> impl Future<Output = StoreResult<Vec<QueuedEvent>>> + Send;
 
-    /// Removes events, and returns how many.
+    /// Removes acknowledged events, and returns how many were removed.
     fn acknowledge_events(&self, webhook: &WebhookKey, ids: &[Uuid]) -> impl Future<Output = StoreResult<u64>> + Send;
 
-    /// Receives the appID, a slash and the name of a webhook for which there may be new events. A receiver can miss messages, so it also polls.
+    /// Returns a receiver of messages about possible new events. A message is the appID, a slash and the name of the
+    /// webhook. Messages can be lost, so callers must also poll.
     fn subscribe_to_new_events(&self) -> broadcast::Receiver<String>;
 
-    /// The states of these webhooks. Also records that a server has them, so that their events are not swept. If a
-    /// webhook has changed, its failures do not count any more.
+    /// Returns the delivery states of these webhooks. Also records that a server has the webhooks, so that their events
+    /// are not swept, and resets the failures of a webhook that has changed.
     fn delivery_states(
         &self,
         webhooks: &[KnownWebhook],
     ) -> impl Future<Output = StoreResult<BTreeMap<WebhookKey, DeliveryState>>> + Send;
 
-    /// Deletes events that are never due, which were written only so that two requests take the same time.
+    /// Deletes events that are never due. They were written only to make two requests take the same time.
     fn delete_undeliverable_events(&self) -> impl Future<Output = StoreResult<u64>> + Send;
 
     fn event_backlog(&self) -> impl Future<Output = StoreResult<EventBacklog>> + Send;

@@ -29,8 +29,8 @@ pub enum IntrospectError {
     Store(#[from] StoreError),
 }
 
-/// Returns `None` unless this is a valid token of a live session of this App. A refresh token that was replaced by a
-/// newer one counts as invalid. Changes nothing.
+/// Returns the token if it is a valid token of a live session of this App, otherwise `None`. A refresh token that was
+/// replaced by a newer one counts as invalid. Changes nothing.
 pub async fn introspect<S: Sessions>(call: Call<'_, S>, token: &str) -> Result<Option<ActiveToken>, IntrospectError> {
     if token.starts_with(REFRESH_PREFIX) {
         let token = match RefreshToken::decode(call.app, token) {

@@ -9,7 +9,7 @@ use crate::domain::{
     session::{SessionId, SessionInfo},
 };
 
-/// The live sessions of the user, the most recently used first.
+/// Returns the live sessions of the user, the most recently used first.
 pub async fn list_sessions<S: Sessions>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,

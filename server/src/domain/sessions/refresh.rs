@@ -29,7 +29,7 @@ pub struct RefreshedSession {
 
 #[derive(Debug, thiserror::Error)]
 pub enum RefreshError {
-    /// The same error for unknown, expired, revoked and reused tokens.
+    /// The token is unknown, expired, revoked or was reused. The error does not say which.
     #[error("the refresh token is not valid")]
     InvalidGrant,
     /// A server with a newer key made the token. The token may be valid, so the client must try again.
@@ -78,7 +78,7 @@ pub async fn refresh<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> 
             // The session has already ended. This call waits for a replica to acknowledge the end, so that a failover
             // does not restore the session. The future is boxed because it is large and rarely needed.
             if let Err(error) = Box::pin(call.stores.end_session(call.app_id(), token.user, token.session)).await {
-                warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a session's end was not replicated");
+                warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "the end of a session was not replicated; a failover can restore it");
             }
             return Err(RefreshError::InvalidGrant);
         }

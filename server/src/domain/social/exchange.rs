@@ -65,7 +65,7 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
     let logged_in_at =
         OffsetDateTime::from_unix_timestamp(login.auth_time).map_err(|_| CodeExchangeError::InvalidGrant)?;
     let tokens = &call.app.doc.tokens;
-    // The session gets the IP address of the browser, whichever client exchanges the code.
+    // The session gets the IP address of the browser, even if another client exchanges the code.
     let ip = login.ip.parse().map_err(|_| CodeExchangeError::InvalidGrant)?;
     let client = ClientInfo { ip, user_agent: login.user_agent.clone() };
     let new = NewSession {
@@ -101,9 +101,9 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
     }
 }
 
-/// Ends a session whose tokens nobody got.
+/// Ends a session that was opened for a failed exchange. No client got its tokens.
 async fn end_unused_session<S: Sessions>(call: Call<'_, S>, user: UserId, session: SessionId) {
     if let Err(error) = call.stores.end_session(call.app_id(), user, session).await {
-        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "an unused session stays open");
+        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a session that no client got stays open");
     }
 }

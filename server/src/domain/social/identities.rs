@@ -70,7 +70,7 @@ pub async fn link_identity<S: Users + Identities + RateLimits + Providers>(
     }
 }
 
-/// All identities of the user.
+/// Returns all identities of the user.
 pub async fn list_identities<S: Identities>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,

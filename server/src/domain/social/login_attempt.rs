@@ -184,8 +184,8 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
         }))
     }
 
-    /// The mail to a pending email address: the confirmation code or, if another account has verified the address, the
-    /// notice that there is such an account.
+    /// Returns the mail to a pending email address: the confirmation code or, if another account has verified the
+    /// address, the notice that there is such an account.
     async fn mail_to_pending_address(
         &self,
         address: &Email,
@@ -214,7 +214,7 @@ fn name_or_empty(verified: &VerifiedIdentity) -> String {
     verified.name.as_ref().map_or_else(String::new, |name| name.as_str().to_owned())
 }
 
-/// The error after the last attempt, if concurrent requests changed the user during each attempt.
+/// Returns the error after the last attempt, if concurrent requests changed the user during each attempt.
 fn contention_error() -> StoreError {
     StoreError::Unavailable { store: "Postgres", source: "the account is being changed".into() }
 }

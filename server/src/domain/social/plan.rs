@@ -17,8 +17,8 @@ pub(super) enum Plan {
     Create { email: Option<Email>, pending: Option<Email> },
 }
 
-/// What to do for a new identity, or why the login fails. `find_user` finds the user of an email address. It is called
-/// at most once.
+/// Decides what to do for a new identity, or why the login fails. `find_user` finds the user of an email address. It is
+/// called at most once.
 pub(super) async fn plan_new_identity<'a, F>(
     app: &App,
     provider: &RenderedProvider,
@@ -109,7 +109,7 @@ mod tests {
         }
     }
 
-    /// The plan in short words, and how often an account was looked up.
+    /// Returns the plan in short words, and how often an account was looked up.
     fn plan_summary(
         change: impl FnOnce(&mut RenderedApp),
         link_by_email: bool,

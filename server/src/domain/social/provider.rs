@@ -5,22 +5,22 @@ use time::OffsetDateTime;
 
 use crate::domain::{app::App, audit::Detail, identity::VerifiedIdentity, ports::NewIdentity};
 
-/// The Provider of the App with that name.
+/// Returns the Provider of the App with this name.
 pub fn find_provider<'a>(app: &'a App, name: &str) -> Option<&'a RenderedProvider> {
     app.doc.providers.iter().find(|provider| provider.name.as_str() == name)
 }
 
-/// Our callback URL for an App and a Provider, as registered at the provider.
+/// Returns our callback URL for an App and a Provider, as registered at the provider.
 pub(super) fn callback_url(app: &App, provider: &RenderedProvider) -> String {
     format!("{}/{}/callback", app.doc.issuer, provider.name)
 }
 
-/// The detail with the name of the Provider, for an event.
+/// Returns the detail of an event that names the Provider.
 pub(super) fn provider_detail(provider: &ProviderName) -> Detail {
     Detail { provider: Some(provider.clone()), ..Detail::default() }
 }
 
-/// The identity to store, made from a verified identity.
+/// Converts a verified identity to an identity that can be stored.
 pub(super) fn new_identity(
     provider: &RenderedProvider,
     verified: &VerifiedIdentity,

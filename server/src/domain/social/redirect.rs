@@ -50,7 +50,7 @@ pub enum StartFlowError {
     #[error("code_challenge {0}")]
     Challenge(#[from] InvalidChallenge),
     /// The App's callback mode is `Code`, which requires a challenge.
-    #[error("code_challenge is missing, which this App requires")]
+    #[error("code_challenge is missing; this App requires it")]
     MissingChallenge,
     /// The App accepts only flows that are bound to a browser.
     #[error("format=json is only for pages of the same site")]
@@ -89,7 +89,7 @@ fn validate_text(text: Option<&str>, max_chars: usize) -> Result<Option<&str>, I
     if text.chars().any(char::is_control) { Err(InvalidText::ControlCharacter) } else { Ok(Some(text)) }
 }
 
-/// Starts a flow. Nothing is stored before the whole request is valid.
+/// Starts a flow. Nothing is stored before all parameters of the request have been validated.
 pub async fn start_flow<S: Flows + Providers>(
     call: Call<'_, S>,
     provider: &RenderedProvider,
@@ -141,9 +141,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passed_on_text_is_bounded_and_has_no_control_characters() {
+    fn text_that_is_too_long_or_has_control_characters_is_not_passed_on() {
         assert_eq!(validate_text(None, 3), Ok(None));
-        assert_eq!(validate_text(Some("äöü"), 3), Ok(Some("äöü")), "characters count, not bytes");
+        assert_eq!(validate_text(Some("äöü"), 3), Ok(Some("äöü")), "the limit is in characters, not in bytes");
         assert_eq!(validate_text(Some("äöüß"), 3), Err(InvalidText::TooLong(3)));
         for control in ["\0", "\r\n", "\u{7f}", "\u{85}"] {
             assert_eq!(validate_text(Some(control), 3), Err(InvalidText::ControlCharacter));

@@ -25,12 +25,12 @@ use crate::{
 
 /// Maximum number of identities of a new user.
 const MAX_IDENTITIES: usize = 10;
-/// Maximum number of invalid fields that are reported: an object can have thousands.
+/// Maximum number of invalid fields that an error reports, because an object can have thousands.
 const MAX_PROBLEMS: usize = 20;
 /// Maximum length of the subject of an identity, in bytes, as in the table `identities`.
 const MAX_SUBJECT_BYTES: usize = 512;
 
-/// The fields of an object, taken one by one. Records every invalid field under its full name, for example
+/// Takes the fields of an object one by one, and records every invalid field under its full name, for example
 /// `identities[0].provider`.
 pub struct StrictBody {
     object: Map<String, Value>,
@@ -38,7 +38,7 @@ pub struct StrictBody {
     invalid: Vec<FieldProblem>,
 }
 
-/// The fields that a created user and a line of an import have in common.
+/// The fields that both a call that creates a user and a line of an import can have.
 pub struct NewUserFields {
     pub external_id: Option<ExternalId>,
     pub email: Option<Email>,
@@ -69,7 +69,7 @@ impl StrictBody {
         self.invalid.push(FieldProblem { field, code, message: message.into() });
     }
 
-    /// Takes a text. `None` if the field is missing, `null` or invalid; an invalid field is recorded.
+    /// Takes a text. Returns `None` if the field is missing, `null` or invalid. An invalid field is recorded.
     pub fn text<T>(&mut self, name: &str, parse: impl FnOnce(&str) -> Result<T, InvalidField>) -> Option<T> {
         let read = match self.object.remove(name)? {
             Value::Null => return None,
@@ -82,13 +82,14 @@ impl StrictBody {
     }
 
     /// Like [`Self::text`], for a text that must not be empty.
-    pub fn field<T: FromField>(&mut self, name: &str) -> Option<T> {
+    pub fn non_empty<T: FromField>(&mut self, name: &str) -> Option<T> {
         self.text(name, |text| {
             if text.is_empty() { Err(InvalidField::new(FieldCode::Empty, "is empty")) } else { T::from_text(text) }
         })
     }
 
-    /// Takes a field that `null` clears: `Some(None)` if the field is `null`, `None` if it is missing or invalid.
+    /// Takes a field that `null` clears. Returns `Some(None)` if the field is `null`, and `None` if it is missing or
+    /// invalid.
     pub fn clearable<T>(&mut self, name: &str, take: impl FnOnce(&mut Self, &str) -> Option<T>) -> Option<Option<T>> {
         if self.object.get(name) == Some(&Value::Null) {
             self.object.remove(name);
@@ -115,7 +116,7 @@ impl StrictBody {
         }
     }
 
-    /// A name; the empty text is no name.
+    /// Takes the name. Returns `Some(None)` if the text is empty: the user then has no name.
     pub fn name(&mut self) -> Option<Option<Name>> {
         self.text("name", |text| match Name::parse(text) {
             Ok(name) => Ok(Some(name)),
@@ -125,9 +126,9 @@ impl StrictBody {
         })
     }
 
-    /// An email address of a domain that the App accepts.
+    /// Takes the email address. Its domain must be one that the App accepts.
     pub fn email(&mut self, app: &App) -> Option<Email> {
-        let email: Email = self.field("email")?;
+        let email: Email = self.non_empty("email")?;
         if !app.allows_email_domain(&email) {
             self.record("email", FieldCode::DomainNotAllowed, "is of a domain that this App does not accept");
             return None;
@@ -167,7 +168,7 @@ impl StrictBody {
         metadata.ok()
     }
 
-    /// A password hash, native or foreign, in PHC or MCF form. The error does not show it.
+    /// Takes a password hash, native or foreign, in PHC or MCF form. The error does not contain the hash.
     fn password_hash(&mut self) -> Option<PasswordHash> {
         self.text("password_hash", |text| match ParsedHash::parse(text) {
             Ok(_) => Ok(PasswordHash::new(text)),
@@ -178,7 +179,7 @@ impl StrictBody {
         })
     }
 
-    /// A time in Unix seconds, from 0 to `now`.
+    /// Takes a time in Unix seconds, from 0 to `now`.
     pub fn past_time(&mut self, name: &str, now: OffsetDateTime) -> Option<OffsetDateTime> {
         let value = self.object.remove(name).filter(|value| !value.is_null())?;
         let seconds = value.as_i64().filter(|seconds| (0..=now.unix_timestamp()).contains(seconds));
@@ -189,7 +190,7 @@ impl StrictBody {
         time
     }
 
-    /// The texts of an array with at least one and at most `max` elements.
+    /// Takes an array of 1 to `max` texts.
     pub fn texts<T>(&mut self, name: &str, max: usize, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
         let parsed = match self.object.remove(name)? {
             Value::Array(items) if (1..=max).contains(&items.len()) => {
@@ -203,7 +204,7 @@ impl StrictBody {
         parsed
     }
 
-    /// Records that a required field is missing, unless it is invalid.
+    /// Records that a required field is missing, unless it is already recorded as invalid.
     pub fn require(&mut self, name: &str, is_present: bool) {
         let field = format!("{}{name}", self.prefix);
         if !is_present
@@ -214,7 +215,7 @@ impl StrictBody {
         }
     }
 
-    /// Records that a field has a value that does not fit the others.
+    /// Records that a field is invalid, for example because it contradicts another field.
     pub fn reject(&mut self, name: &str, message: &'static str) {
         self.record(name, FieldCode::Invalid, message);
     }
@@ -313,11 +314,13 @@ impl StrictBody {
         }
     }
 
-    /// The errors, without unknown fields.
+    /// Returns the recorded errors. Unknown fields are not among them.
     pub fn into_problems(self) -> Vec<FieldProblem> {
         self.invalid
     }
 
+    /// Checks that all fields are valid and known.
+    ///
     /// # Errors
     ///
     /// 400 if a field is invalid or unknown.

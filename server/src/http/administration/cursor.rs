@@ -1,4 +1,4 @@
-//! Cursors of pages: where the next page begins, bound to the App, the call and its filters.
+//! Cursors: where the next page begins. A cursor is valid only for the same App, call and filters.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -6,7 +6,7 @@ use latchkey_crds::types::AppId;
 use schemars::json_schema;
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::query::{Query, invalid};
+use super::query::{Query, invalid_parameter};
 use crate::http::{
     error::Problem,
     openapi::{operation::Parameter, patterns},
@@ -15,7 +15,7 @@ use crate::http::{
 /// Length of the hash of the filters, in bytes. The hash detects mistakes of callers; it does not protect anything.
 const FILTER_HASH_BYTES: usize = 9;
 
-/// Makes and reads the cursors of one call.
+/// Encodes and decodes the cursors of one call.
 pub struct Cursor {
     filter_hash: [u8; FILTER_HASH_BYTES],
 }
@@ -23,7 +23,7 @@ pub struct Cursor {
 // === impl Cursor ===
 
 impl Cursor {
-    /// The cursors of a call with these filters. `call` names the call.
+    /// Prepares the cursors of a call with these filters. `call` names the call.
     pub fn new(app: &AppId, call: &'static str, filters: &impl std::fmt::Debug) -> Self {
         let hash = digest(&SHA256, format!("{app}\n{call}\n{filters:?}").as_bytes());
         let mut filter_hash = [0; FILTER_HASH_BYTES];
@@ -37,14 +37,16 @@ impl Cursor {
         URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    /// The position in the parameter `cursor`, if the query has one.
+    /// Returns the position in the parameter `cursor`, if the query has this parameter.
     ///
     /// # Errors
     ///
-    /// 400 if the cursor is malformed, or is one of another call or of other filters.
+    /// 400 if the cursor is malformed, or belongs to another call or to other filters.
     pub fn position<T: DeserializeOwned>(&self, query: &Query<'_>) -> Result<Option<T>, Problem> {
         let Some(text) = query.get("cursor") else { return Ok(None) };
-        self.decode(text).map(Some).ok_or_else(|| invalid("cursor", "is not a cursor of this call with these filters"))
+        self.decode(text)
+            .map(Some)
+            .ok_or_else(|| invalid_parameter("cursor", "is not a cursor of this call with these filters"))
     }
 
     /// The parameter `cursor`.

@@ -1,4 +1,4 @@
-//! The number of calls in flight, counted in this server alone.
+//! Limits for the calls in flight. Each server counts only its own calls.
 
 use std::{
     collections::HashMap,
@@ -25,22 +25,22 @@ use crate::{
 };
 
 /// Maximum numbers of calls in flight (specification: Administration, Rules for all calls).
-const PER_CALLER: usize = 8;
-const PER_APP: usize = 32;
-const IMPORTS_PER_APP: usize = 2;
-const EXPORTS_PER_APP: usize = 2;
-/// Maximum number of calls in flight whose response can have several MiB, over all callers and Apps: a page of 500 users
-/// has up to 4 MiB of metadata.
-const LARGE_RESPONSES: usize = 8;
-/// Of these calls, how many the callers of one namespace can have in flight.
-const LARGE_RESPONSES_PER_NAMESPACE: usize = 4;
+const MAX_PER_CALLER: usize = 8;
+const MAX_PER_APP: usize = 32;
+const MAX_IMPORTS_PER_APP: usize = 2;
+const MAX_EXPORTS_PER_APP: usize = 2;
+/// Maximum number of calls in flight with large responses, over all callers and Apps. A page of 500 users has up to 4
+/// MiB of metadata.
+const MAX_LARGE_RESPONSES: usize = 8;
+/// Maximum number of these calls for the callers of one namespace together.
+const MAX_LARGE_RESPONSES_PER_NAMESPACE: usize = 4;
 const RETRY_AFTER_SECONDS: u64 = 1;
 
 /// Counts the calls in flight.
 #[derive(Clone)]
 pub struct CallLimits {
     counts: Arc<Mutex<HashMap<Key, usize>>>,
-    /// Maximum number of calls that fetch events, most of which wait.
+    /// Maximum number of calls in flight that fetch webhook events. Most of these calls are waiting.
     max_fetches: usize,
 }
 
@@ -56,7 +56,8 @@ enum Key {
     Exports(AppId),
     LargeResponses,
     Fetches,
-    /// The large responses to the callers of a namespace: a tenant can have many Apps.
+    /// The large responses to the callers of a namespace. A limit per App would not be enough: a tenant can have many
+    /// Apps.
     LargeResponsesOf(String),
 }
 
@@ -75,8 +76,8 @@ struct PermitBody {
 // === impl CallLimits ===
 
 impl CallLimits {
-    /// Limits for a listener with this number of connections. Calls that wait for events use at most half of them, so
-    /// that other calls find a connection.
+    /// Limits for a listener with this number of connections. Calls that wait for events use at most half of the
+    /// connections. The other half stays for other calls.
     pub(super) fn new(connections: usize) -> Self {
         Self { counts: Arc::default(), max_fetches: (connections / 2).max(1) }
     }
@@ -85,7 +86,7 @@ impl CallLimits {
     ///
     /// # Errors
     ///
-    /// 429 if the caller or the App has its maximum number of calls in flight. Nothing is counted then.
+    /// 429 if the caller or the App has its maximum number of calls in flight. In that case, nothing is counted.
     pub(super) fn admit(
         &self,
         app: &AppId,
@@ -93,16 +94,16 @@ impl CallLimits {
         route: AdministrationRoute,
     ) -> Result<CallPermit, Problem> {
         let (namespace, name) = (caller.namespace().to_owned(), caller.name().to_owned());
-        let mut limits = vec![(Key::Caller { namespace, name }, PER_CALLER)];
-        // A consumer that waits for events takes no place of the App's administrators.
+        let mut limits = vec![(Key::Caller { namespace, name }, MAX_PER_CALLER)];
+        // Calls that wait for events do not count against the limit of the App, which its administrators share.
         if route == AdministrationRoute::FetchEvents {
             limits.push((Key::Fetches, self.max_fetches));
         } else {
-            limits.push((Key::App(app.clone()), PER_APP));
+            limits.push((Key::App(app.clone()), MAX_PER_APP));
         }
         match route {
-            AdministrationRoute::ImportUsers => limits.push((Key::Imports(app.clone()), IMPORTS_PER_APP)),
-            AdministrationRoute::ExportUsers => limits.push((Key::Exports(app.clone()), EXPORTS_PER_APP)),
+            AdministrationRoute::ImportUsers => limits.push((Key::Imports(app.clone()), MAX_IMPORTS_PER_APP)),
+            AdministrationRoute::ExportUsers => limits.push((Key::Exports(app.clone()), MAX_EXPORTS_PER_APP)),
             _ => {}
         }
         let has_large_response = matches!(
@@ -113,8 +114,8 @@ impl CallLimits {
                 | AdministrationRoute::Events
         );
         if has_large_response {
-            limits.push((Key::LargeResponses, LARGE_RESPONSES));
-            limits.push((Key::LargeResponsesOf(caller.namespace().to_owned()), LARGE_RESPONSES_PER_NAMESPACE));
+            limits.push((Key::LargeResponses, MAX_LARGE_RESPONSES));
+            limits.push((Key::LargeResponsesOf(caller.namespace().to_owned()), MAX_LARGE_RESPONSES_PER_NAMESPACE));
         }
         let mut counts = self.counts.lock();
         if limits.iter().any(|(key, limit)| counts.get(key).copied().unwrap_or(0) >= *limit) {
@@ -138,7 +139,7 @@ fn too_many_calls() -> Problem {
 // === impl CallPermit ===
 
 impl CallPermit {
-    /// The call is in flight until its response is sent, or its connection ends.
+    /// Keeps the call in flight until its response is sent or its connection ends.
     pub(super) fn hold_until_sent(self, response: Response) -> Response {
         response.map(|inner| PermitBody { inner, _permit: self }.boxed_unsync())
     }
@@ -171,7 +172,7 @@ impl HttpBody for PermitBody {
         Pin::new(&mut self.inner).poll_frame(context)
     }
 
-    /// hyper drops a body that has ended before it has sent all of it.
+    /// Never reports the end: hyper drops a body that has reported its end, even if not all bytes are sent yet.
     fn is_end_stream(&self) -> bool {
         false
     }
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_has_eight_calls_in_flight_over_all_apps() {
+    fn a_caller_can_have_eight_calls_in_flight_over_all_apps() {
         let limits = CallLimits::new(80);
         let apps = ["one", "two"].into_iter().cycle();
         let mut permits: Vec<_> =
@@ -213,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn eight_large_responses_of_all_callers_and_apps_are_in_flight() {
+    fn at_most_eight_large_responses_are_in_flight_over_all_callers_and_apps() {
         let limits = CallLimits::new(80);
         let numbers: Vec<_> = (0..8).map(|number| (format!("app-{number}"), format!("caller-{number}"))).collect();
         let list = |namespace: &str, (app, caller): &(String, String)| {
             admit_from(namespace, &limits, app, caller, AdministrationRoute::ListUsers)
         };
         let mut permits: Vec<_> = numbers[..4].iter().map(|names| list("one", names).unwrap()).collect();
-        assert!(list("one", &numbers[4]).is_none(), "a namespace has four");
+        assert!(list("one", &numbers[4]).is_none(), "a namespace can have four");
         permits.extend(numbers[4..].iter().map(|names| list("two", names).unwrap()));
         for route in [AdministrationRoute::ListUsers, AdministrationRoute::ExportUsers, AdministrationRoute::Events] {
             assert!(admit(&limits, "shop", "a", route).is_none());
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn an_app_has_two_imports_two_exports_and_32_calls_in_flight() {
+    fn an_app_can_have_two_imports_two_exports_and_32_calls_in_flight() {
         let limits = CallLimits::new(80);
         let mut permits = Vec::new();
         for route in [AdministrationRoute::ImportUsers, AdministrationRoute::ExportUsers] {
@@ -247,14 +248,14 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_consumer_counts_for_itself_alone() {
+    fn a_waiting_consumer_does_not_count_against_its_app() {
         let limits = CallLimits::new(80);
         let consumers = (0..4).map(|number| format!("consumer-{number}"));
         let fetch = |name: &str| admit(&limits, "shop", name, AdministrationRoute::FetchEvents);
         let _waiting: Vec<_> = consumers.flat_map(|name| [(); 8].map(|()| fetch(&name).unwrap())).collect();
         assert!(fetch("consumer-0").is_none());
         let further: Vec<_> = (4..).map_while(|number| fetch(&format!("consumer-{number}"))).collect();
-        assert_eq!(further.len(), 8, "40 calls fetch: half of the connections");
+        assert_eq!(further.len(), 8, "40 calls can fetch: half of the connections");
         assert!(admit(&limits, "shop", "a", AdministrationRoute::ReadUser).is_some());
     }
 

@@ -11,7 +11,7 @@ use crate::http::{
     parameters::Parameters,
 };
 
-/// The size of a page.
+/// The parameter `limit`, the size of a page.
 const LIMIT: NumberParameter = NumberParameter { name: "limit", min: 1, max: 500, default: 100 };
 
 /// The known query parameters of a call. An empty parameter is an error, too.
@@ -30,6 +30,8 @@ pub struct NumberParameter {
 // === impl Query ===
 
 impl<'a> Query<'a> {
+    /// Parses the query of a call. `known`: the names of the call's parameters.
+    ///
     /// # Errors
     ///
     /// 400 if a parameter is not in `known`, is repeated or is empty.
@@ -45,7 +47,7 @@ impl<'a> Query<'a> {
         }
         for name in known {
             if parameters.get_once(name)? == Some("") {
-                return Err(invalid(name, "is empty"));
+                return Err(invalid_parameter(name, "is empty"));
             }
         }
         Ok(Self { parameters })
@@ -62,10 +64,10 @@ impl<'a> Query<'a> {
         expected: impl Into<Cow<'static, str>>,
         parse: impl FnOnce(&str) -> Option<T>,
     ) -> Result<Option<T>, Problem> {
-        self.get(name).map(|text| parse(text).ok_or_else(|| invalid(name, expected))).transpose()
+        self.get(name).map(|text| parse(text).ok_or_else(|| invalid_parameter(name, expected))).transpose()
     }
 
-    /// `true` or `false`, by default `false`.
+    /// Parses a parameter that is `true` or `false`. The default is `false`.
     pub fn flag(&self, name: &'static str) -> Result<bool, Problem> {
         let flag = self.parse_value(name, "is neither true nor false", |text| text.parse::<bool>().ok())?;
         Ok(flag.unwrap_or(false))
@@ -78,12 +80,12 @@ impl<'a> Query<'a> {
         Ok(number.unwrap_or(default))
     }
 
-    /// The size of a page.
+    /// Returns the size of a page.
     pub fn limit(&self) -> Result<u16, Problem> {
         self.number(&LIMIT)
     }
 
-    /// The parameter that [`Self::limit`] parses.
+    /// Describes the parameter that [`Self::limit`] parses.
     pub fn limit_parameter() -> Parameter {
         LIMIT.describe("The size of the page.")
     }
@@ -99,8 +101,8 @@ impl NumberParameter {
     }
 }
 
-/// 400 because of one query parameter.
-pub(super) fn invalid(name: &'static str, message: impl Into<Cow<'static, str>>) -> Problem {
+/// Returns the error 400 for one invalid query parameter.
+pub(super) fn invalid_parameter(name: &'static str, message: impl Into<Cow<'static, str>>) -> Problem {
     Problem::invalid_fields(vec![FieldProblem {
         field: name.into(),
         code: FieldCode::Invalid,
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_has_the_limits_of_its_description() {
+    fn a_number_is_parsed_with_the_limits_in_its_description() {
         let uri: Uri = "/v1/shop/webhooks/sync/events?wait=20".parse().unwrap();
         let query = Query::parse(&uri, &["limit", "wait"]).unwrap();
         let parameter = |name, max| NumberParameter { name, min: 0, max, default: 7 };

@@ -1,4 +1,4 @@
-//! The endpoints of the administration listener (specification: Administration), and what they have in common.
+//! The endpoints of the administration listener (specification: Administration), and the code that they share.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -42,7 +42,7 @@ pub mod sessions;
 pub mod users;
 pub mod webhooks;
 
-/// A user, as administrators see it. What a user does not have is null.
+/// A user, as administrators see it. Fields without a value are null.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AdminUser")]
 pub struct AdminUserResponse {
@@ -95,7 +95,7 @@ pub struct AdminIdentityResponse {
     pub linked_at: i64,
 }
 
-/// A value in the metadata of a request, for its schema.
+/// Stands for a value in the metadata of a request. Only its schema is used.
 struct MetadataValue;
 
 fn state_schema(_: &mut SchemaGenerator) -> Schema {
@@ -105,7 +105,7 @@ fn state_schema(_: &mut SchemaGenerator) -> Schema {
 // === impl AdminUserResponse ===
 
 impl AdminUserResponse {
-    /// The user as in a list.
+    /// Returns the user as in a list: without the fields that lists leave out.
     pub fn listed(user: AdminUser) -> Self {
         Self { last_signed_in_at: None, identities: None, ..Self::from(user) }
     }
@@ -209,7 +209,7 @@ fn actor(caller: &Caller) -> Actor {
     Actor { namespace: caller.account.namespace().to_owned(), name: caller.account.name().to_owned() }
 }
 
-/// The context of a use case.
+/// Returns the context in which an administrator's use case runs.
 fn administrator_call<'a, S>(
     state: &'a Arc<State<S>>,
     app: &'a App,
@@ -220,12 +220,12 @@ fn administrator_call<'a, S>(
     AdministratorCall { call, actor }
 }
 
-/// The user in the path.
+/// Returns the id of the user in the path.
 fn user_id(request: &InboundRequest) -> Result<UserId, Problem> {
     parse_uuid(request.path_parameter(0)).map(UserId).ok_or_else(user_not_found)
 }
 
-/// Parses a UUID in its usual form: an id has one spelling.
+/// Parses a UUID. Only its usual form is accepted, so that each id has one spelling.
 fn parse_uuid(text: &str) -> Option<Uuid> {
     text.parse::<Uuid>().ok().filter(|uuid| uuid.to_string() == text)
 }
@@ -261,7 +261,7 @@ fn user_not_found() -> Problem {
     Problem::new(ErrorCode::NotFound, "there is no such user")
 }
 
-/// The version in `If-Match` (RFC 9110, 13.1.1). `None` without the header and for `*`.
+/// Returns the version in `If-Match` (RFC 9110, 13.1.1), or `None` if the header is missing or is `*`.
 ///
 /// # Errors
 ///
@@ -287,7 +287,7 @@ fn version_conflict() -> Problem {
     Problem::new(ErrorCode::VersionConflict, why)
 }
 
-/// The response with a user, and the user's version as `ETag`.
+/// Returns the response with a user. Its `ETag` is the version of the user.
 fn user_response(user: AdminUser) -> Result<Response, Problem> {
     let tag = HeaderValue::try_from(format!("\"{}\"", user.version.0)).expect("a number in quotes is ASCII");
     let mut response = response::json(&AdminUserResponse::from(user))?;
@@ -325,8 +325,7 @@ fn conflict_problem(conflict: UserConflict) -> Problem {
             return Problem::invalid_fields(vec![FieldProblem {
                 field: "password_hash".into(),
                 code: FieldCode::TooManyHashKinds,
-                message: "is of a kind for which the App has no room: it already has hashes of other kinds or costs"
-                    .into(),
+                message: "is of a new kind, and the App already has hashes of too many other kinds or costs".into(),
             }]);
         }
     };

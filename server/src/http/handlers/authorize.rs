@@ -46,7 +46,7 @@ pub fn operation() -> Operation {
     ])
 }
 
-/// Ignores the body.
+/// Handles a call of an ingress. Ignores the body.
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
     let live = authentication::forward_auth_session(state, app, &request.headers).await?;
     let mut response = response::private_empty(StatusCode::OK);
@@ -67,7 +67,8 @@ fn header_values(live: &LiveSession) -> Result<[HeaderValue; 5], Problem> {
     ])
 }
 
-/// Fails only if the text is not ASCII. Ids, email addresses and percent-encoded names are always ASCII.
+/// Makes a header value. Fails only if the text is not ASCII. Ids, email addresses and percent-encoded names are always
+/// ASCII.
 fn header_value(text: impl Display) -> Result<HeaderValue, Problem> {
     HeaderValue::try_from(text.to_string()).map_err(|error| Problem::server_error().with_cause(error))
 }

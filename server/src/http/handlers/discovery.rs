@@ -18,8 +18,8 @@ use crate::{
 pub mod authorization_server;
 pub mod openid_configuration;
 
-/// The metadata of an App. It lists only what is served: no scopes and, because this is not an OpenID provider, no
-/// authorization endpoint.
+/// The metadata of an App. It lists only what is served. There are no scopes, and there is no authorization endpoint,
+/// because this is not an OpenID provider.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AuthorizationServerMetadata")]
 pub struct AuthorizationServerMetadata<'a> {
@@ -32,7 +32,7 @@ pub struct AuthorizationServerMetadata<'a> {
     pub introspection_endpoint: String,
     /// Required (RFC 8414, 2). `none` is the registered value for an endpoint that issues neither code nor token.
     pub response_types_supported: [&'static str; 1],
-    /// Stated, because the default of RFC 8414, 2 includes grant types that are not supported.
+    /// Included, because the default of RFC 8414, 2 includes grant types that are not supported.
     pub grant_types_supported: [&'static str; 2],
     /// For a social login that ends with a code (RFC 7636).
     pub code_challenge_methods_supported: [&'static str; 1],

@@ -32,7 +32,7 @@ request_body! {
     }
 }
 
-/// The response of *introspect*: only `active` if it is false.
+/// The response of *introspect*. If `active` is false, it has no other field.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "IntrospectResponse")]
 pub struct IntrospectResponse<'a> {

@@ -46,7 +46,7 @@ pub(in crate::http) struct OpsEndpoints {
     readiness: Arc<Readiness>,
     registry: Arc<Registry>,
     reports: Arc<ProviderReports>,
-    /// Ends the stream of revisions, which has no end of its own.
+    /// Ends the streams of revisions, which otherwise never end.
     closing: CancellationToken,
 }
 
@@ -88,7 +88,8 @@ impl Endpoints for OpsEndpoints {
     type Route = OpsRoute;
 
     const LISTENER: &'static str = "ops";
-    /// Probes and scrapes come every few seconds, and a stream of revisions has no end.
+    /// Requests of this listener are not traced: probes and scrapes come every few seconds, and a stream of revisions
+    /// never ends.
     const TRACED: bool = false;
 
     fn find(&self, method: &Method, path: &str) -> Lookup<OpsRoute> {

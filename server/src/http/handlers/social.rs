@@ -1,4 +1,4 @@
-//! The four social endpoints (docs/specification/social-login.md), and what their responses have in common.
+//! The four social endpoints (docs/specification/social-login.md), and the parts that their responses share.
 
 pub mod callback;
 pub mod callback_form;
@@ -170,7 +170,8 @@ fn authorization_problem(reported: Option<AuthorizationError>) -> Problem {
     }
 }
 
-/// The response contains no text of the provider. The log describes the error in our own words.
+/// Returns the response to a provider error. It contains no text of the provider; the log describes the error in our
+/// own words.
 pub fn provider_problem(app: &App, error: ProviderError) -> Problem {
     match error {
         ProviderError::Unavailable(_) => Problem::unavailable(PROVIDER_RETRY_AFTER).with_cause(error),

@@ -1,5 +1,5 @@
-//! The endpoints for the account of the logged-in user (docs/specification/accounts.md), and what their responses have
-//! in common.
+//! The endpoints for the account of the logged-in user (docs/specification/accounts.md), and the parts that their
+//! responses share.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -68,7 +68,7 @@ impl From<User> for UserResponse {
     }
 }
 
-/// The response to an error of any call on the user's own account.
+/// Returns the error response for a failed call on the user's own account.
 pub(super) fn account_problem(app: &App, error: OwnAccountError) -> Problem {
     match error {
         OwnAccountError::InvalidToken => authentication::invalid_token(app, true),

@@ -13,7 +13,7 @@ pub(super) fn path_parameter_references(path: &str) -> Vec<Value> {
     used.map(|name| json!({ "$ref": format!("#/components/parameters/{name}") })).collect()
 }
 
-/// The parameters that occur in one of these paths.
+/// Returns the parameters that occur in these paths.
 pub(super) fn path_parameters(schemas: &mut SchemaGenerator, paths: &Map<String, Value>) -> Value {
     let mut parameters = all_path_parameters(schemas);
     if let Some(parameters) = parameters.as_object_mut() {

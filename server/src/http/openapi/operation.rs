@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// What the OpenAPI document says about an operation, except for what follows from its route.
+/// The description of an operation in the OpenAPI document, without the parts that follow from its route.
 pub struct Operation {
     summary: &'static str,
     description: &'static str,
@@ -25,7 +25,7 @@ pub struct Operation {
     request: Option<Content>,
     /// `None` if the response has no body.
     response: Option<Content>,
-    /// Headers of the response in addition to those of every response.
+    /// Headers that only this response has, in addition to the headers of every response.
     response_headers: &'static [&'static str],
     /// Whether clients can cache the response and validate it by its ETag.
     is_public_document: bool,
@@ -70,7 +70,7 @@ const FORM: &str = "application/x-www-form-urlencoded";
 // === impl Operation ===
 
 impl Operation {
-    /// An operation without authentication, query and bodies, and without errors of its own.
+    /// Describes an operation that has no authentication, no query, no bodies and no specific errors.
     pub fn new(summary: &'static str, description: &'static str) -> Self {
         Self {
             summary,
@@ -132,7 +132,7 @@ impl Operation {
         Self { is_public_document: true, ..self.response(response) }
     }
 
-    /// Headers of the response that not every response has. `components.rs` describes them.
+    /// Adds headers that not every response has. `components.rs` describes these headers.
     pub fn response_headers(self, response_headers: &'static [&'static str]) -> Self {
         Self { response_headers, ..self }
     }
@@ -156,7 +156,7 @@ impl Operation {
             "summary": self.summary,
             "description": self.right.map_or_else(
                 || self.description.to_owned(),
-                |right| format!("{} Needs {}.", self.description, needed(right)),
+                |right| format!("{} Needs {}.", self.description, requirement(right)),
             ),
             "security": match self.security {
                 Security::None => json!([]),
@@ -227,7 +227,7 @@ impl Operation {
                 codes.push(code);
             }
         }
-        // The error if the body is not received in time.
+        // 408: the body was not received in time.
         if self.request.is_some() {
             by_status.insert(StatusCode::REQUEST_TIMEOUT, vec![ErrorCode::InvalidRequest]);
         }
@@ -251,7 +251,7 @@ impl Operation {
         if self.request.is_some() {
             errors.extend([ErrorCode::PayloadTooLarge, ErrorCode::UnsupportedMediaType]);
         }
-        if route.template().contains("{APPID}") {
+        if route.path_template().contains("{APPID}") {
             errors.push(ErrorCode::AppNotFound);
         }
         if route.verb() != Verb::Any {
@@ -265,8 +265,8 @@ impl Operation {
     }
 }
 
-/// What the caller needs for the right, for the description.
-fn needed(right: Right) -> &'static str {
+/// Returns what a caller needs for the right. The description names it after "Needs".
+fn requirement(right: Right) -> &'static str {
     match right {
         Right::Introspect => "the role `Introspector`, `Reader` or `UserAdmin`",
         Right::Read => "the role `Reader` or `UserAdmin`",
@@ -338,12 +338,12 @@ impl Content {
         Self { media_types: &[JSON, FORM], ..Self::json::<T>(example) }
     }
 
-    /// Lines of JSON. The schema of a request is that of one line; that of a response is the text.
+    /// Lines of JSON. In a request, the schema describes one line. In a response, it describes the whole text.
     pub fn ndjson(schema: fn(&mut SchemaGenerator) -> Schema, example: Value) -> Self {
         Self { schema, example: Some(example), is_required: true, media_types: &[NDJSON] }
     }
 
-    /// A form, but no JSON.
+    /// A form. JSON is not accepted.
     pub fn form(schema: fn(&mut SchemaGenerator) -> Schema) -> Self {
         Self { schema, example: None, is_required: true, media_types: &[FORM] }
     }

@@ -1,4 +1,4 @@
-//! Patterns that schemas share. They use only what ECMAScript, Python and Rust have in common.
+//! Patterns that schemas share. They use only syntax that ECMAScript, Python and Rust all support.
 
 /// Text without control characters, as `char::is_control` defines them.
 pub const NO_CONTROL_CHARACTERS: &str = r"^[^\x00-\x1f\x7f-\x9f]*$";
@@ -9,5 +9,5 @@ pub const NAME: &str = r"^[^\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]*$";
 pub const NO_NUL: &str = r"^[^\x00]*$";
 /// Base64url without padding.
 pub const BASE64URL: &str = "^[A-Za-z0-9_-]+$";
-/// 32 bytes in base64url without padding. The last character has only four bits of them.
+/// 32 bytes in base64url without padding. The last character encodes only the last four bits.
 pub const BASE64URL_OF_32_BYTES: &str = "^[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]$";

@@ -1,4 +1,4 @@
-//! The administration listener, without stores: what is decided before a store is used.
+//! The administration listener without stores: the checks that come before a store is used.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn method(route: AdministrationRoute) -> &'static str {
 }
 
 fn path(route: AdministrationRoute, app: &str) -> String {
-    let path = route.template().replace("{APPID}", app).replace("{USER}", USER).replace("{SESSION}", USER);
+    let path = route.path_template().replace("{APPID}", app).replace("{USER}", USER).replace("{SESSION}", USER);
     path.replace("{PROVIDER}", "github").replace("{WEBHOOK}", "sync")
 }
 
@@ -33,7 +33,7 @@ fn path(route: AdministrationRoute, app: &str) -> String {
 #[tokio::test]
 async fn every_call_is_401_without_a_token_whatever_its_query_and_body() {
     let server = TestServer::new(FailingStores::Panicking);
-    for route in AdministrationRoute::ALL.iter().copied().filter(|route| route.template().contains("{APPID}")) {
+    for route in AdministrationRoute::ALL.iter().copied().filter(|route| route.path_template().contains("{APPID}")) {
         for headers in ["", "Authorization: Bearer a.b.c\r\n"] {
             let head = format!("{} {}?sort=%ff HTTP/1.1\r\nHost: a\r\n", method(route), path(route, "shop"));
             let request = format!("{head}Connection: close\r\n{headers}Content-Length: 1\r\n\r\n{{");
@@ -47,7 +47,7 @@ async fn every_call_is_401_without_a_token_whatever_its_query_and_body() {
 }
 
 #[tokio::test]
-async fn options_is_no_method_of_the_listener_and_there_are_no_cors_headers() {
+async fn the_listener_refuses_options_and_sends_no_cors_headers() {
     let server = TestServer::new(FailingStores::Panicking);
     let headers = "Origin: https://shop.example.com\r\nAccess-Control-Request-Method: GET\r\n";
     for route in AdministrationRoute::ALL.iter().copied() {

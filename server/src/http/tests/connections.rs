@@ -65,7 +65,7 @@ async fn a_client_that_disconnects_keeps_its_slot_while_its_requests_run() {
     let mut client = server.connect(service.clone());
     client.write_all(&[PREFACE, &openapi_request_frame(1)].concat()).await.unwrap();
     wait_for(&slow.began).await;
-    // How many more connections the client address can open.
+    // Returns how many more connections the client address can open.
     let free_slots = || {
         let admit = || service.admit(service.acquire_slot().now_or_never()?, [192, 0, 2, 1].into()).ok();
         std::iter::from_fn(admit).collect::<Vec<_>>().len()
@@ -82,7 +82,7 @@ async fn a_client_that_disconnects_keeps_its_slot_while_its_requests_run() {
 }
 
 #[tokio::test]
-async fn a_client_that_half_closed_gets_its_response() {
+async fn a_client_that_half_closed_its_connection_gets_its_response() {
     let server = TestServer::new(FailingStores::Panicking);
     let slow = SlowEndpoint::default();
     let mut client = server.connect(server.service_for(slow.clone()));
@@ -126,7 +126,7 @@ async fn a_drain_waits_for_running_requests_up_to_its_limit() {
 }
 
 #[tokio::test]
-async fn one_client_has_a_maximum_of_connections_and_others_are_served() {
+async fn one_client_has_a_maximum_number_of_connections_and_other_clients_are_served() {
     let mut server = TestServer::new(FailingStores::Panicking);
     server.budgets = Budgets::new(256 << 20, 3);
     let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
@@ -149,7 +149,7 @@ async fn one_client_has_a_maximum_of_connections_and_others_are_served() {
         assert!(is_served(&mut stream).await);
         held.push(stream);
     }
-    assert!(!is_served(&mut connect(2).await).await, "the fourth is closed");
+    assert!(!is_served(&mut connect(2).await).await, "the fourth connection is closed");
     assert!(is_served(&mut connect(3).await).await, "another client is served");
     let mut page = String::new();
     text::encode(&mut page, &server.registry).unwrap();

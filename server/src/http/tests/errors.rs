@@ -54,7 +54,7 @@ async fn hashing_at_capacity_is_503() {
 }
 
 #[tokio::test]
-async fn what_the_app_forbids_is_reported() {
+async fn a_registration_that_the_app_forbids_gets_a_specific_error() {
     let closed = TestServer::with_app(FailingStores::Panicking, |app| app.sign_up = SignUp::Closed);
     let (_, body) = EMAIL_ENDPOINTS[1];
     closed.post("/v1/shop/email/register", "", body).await.assert_refused(403, "registration_disabled");

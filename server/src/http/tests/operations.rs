@@ -20,7 +20,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn metrics_name_routes_and_never_paths() {
+async fn metrics_contain_the_names_of_routes_and_never_paths() {
     let server = TestServer::new(FailingStores::Unavailable);
     server.send_request(get_request("/secret-path?code=ABCDE", "")).await;
     server.send_request(get_request("/shop/.well-known/jwks.json", "")).await;
@@ -114,7 +114,7 @@ async fn revisions_are_streamed_as_they_change() {
     server.state.apps.remove(&"shop".parse().unwrap());
     read_until(&mut client, &mut output, r#"{"app":"shop","revision":null}"#).await;
     read_until(&mut client, &mut output, r#"{"heartbeat":1}"#).await;
-    // The stream has no end of its own; a drain ends it.
+    // Only a drain ends the stream.
     server.drain.closing().cancel();
     timeout(Duration::from_secs(20), client.read_to_string(&mut output))
         .await
@@ -123,7 +123,7 @@ async fn revisions_are_streamed_as_they_change() {
     assert!(output.ends_with("0\r\n\r\n"), "the stream ends cleanly: {output}");
 }
 
-/// Collects what is logged on this thread.
+/// Collects the log lines of this thread.
 #[derive(Clone, Default)]
 struct LogLines(Arc<Mutex<Vec<u8>>>);
 

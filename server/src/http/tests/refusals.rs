@@ -50,7 +50,7 @@ fn with_github(document: &mut RenderedApp) {
     document.providers = vec![serde_json::from_value(provider).unwrap()];
 }
 
-/// A callback request of a flow that has begun.
+/// Begins a flow, and returns the request of its callback.
 async fn github_callback() -> String {
     let redirect = TestServer::with_app(FailingStores::Overloaded, with_github)
         .send_request(get_request("/shop/github/redirect", ""))
@@ -80,7 +80,7 @@ async fn a_callback_that_is_refused_before_its_state_is_used_is_held_like_other_
         refused(1).await;
         let is_logged =
             |_: &usize| server.budgets.refusals().count_for_log("callback", http::StatusCode::FOUND, before);
-        assert_eq!((0..20).filter(is_logged).count(), 9, "ten refusals are logged in this second, and one was before");
+        assert_eq!((0..20).filter(is_logged).count(), 9, "ten per second are logged, one of them before");
         return_early(&server, 2, 5);
         assert!(refused(2).await >= Duration::from_secs(1));
     }

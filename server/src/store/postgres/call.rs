@@ -36,7 +36,8 @@ impl PostgresStore {
         self.begin_call_until(deadline, span, None).await
     }
 
-    /// Like `begin_call`, for a call of an administrator. All calls of administrators together use a part of the pool.
+    /// Like `begin_call`, for a call of an administrator. All calls of administrators together use only a part of the
+    /// pool.
     pub(super) async fn begin_administration(&self, operation: &'static str) -> Result<CallConnection, StoreError> {
         self.begin_limited(operation, &self.shared.administration).await
     }
@@ -111,7 +112,7 @@ fn call_span(operation: &'static str) -> Span {
 // === impl CallConnection ===
 
 impl CallConnection {
-    /// The connection and the call's deadline.
+    /// Returns the connection and the call's deadline.
     pub(super) fn parts(&mut self) -> (&mut PgConnection, Instant) {
         (self.connection.as_mut().expect("the connection is present until `end_call`"), self.deadline)
     }

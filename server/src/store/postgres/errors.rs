@@ -69,7 +69,7 @@ impl CallErrorKind {
         }
     }
 
-    /// The kind of an error with this SQLSTATE (PostgreSQL documentation, Appendix A).
+    /// Returns the kind of an error with this SQLSTATE (PostgreSQL documentation, Appendix A).
     fn from_code(code: &str) -> Self {
         match code {
             // query_canceled (by statement_timeout), lock_not_available, idle_in_transaction_session_timeout.
@@ -97,17 +97,17 @@ impl CallError {
         Self { kind: CallErrorKind::Deadline, code: None, source: None }
     }
 
-    /// No connection became free, or too many calls wait for one.
+    /// The error if no connection became free, or if too many calls wait for one.
     pub(super) const fn pool_timeout() -> Self {
         Self { kind: CallErrorKind::PoolTimeout, code: None, source: None }
     }
 
-    /// A copy, since `io::Error` is not `Clone`.
+    /// Returns a copy of the error. `Clone` cannot be derived, because `io::Error` is not `Clone`.
     pub(super) fn duplicate(&self) -> Self {
         Self { kind: self.kind, code: self.code.clone(), source: self.source.as_ref().map(copy_io_error) }
     }
 
-    /// A row contains a value that Latchkey never writes.
+    /// The error if a row contains a value that Latchkey never writes.
     pub(super) const fn unexpected_row() -> Self {
         Self { kind: CallErrorKind::Unexpected, code: None, source: None }
     }
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sqlstate_that_is_no_bug_means_unavailable() {
+    fn an_sqlstate_that_does_not_indicate_a_bug_means_unavailable() {
         for (code, kind) in [
             ("57P01", CallErrorKind::Unavailable),
             ("57P03", CallErrorKind::Unavailable),

@@ -46,7 +46,8 @@ pub(super) struct Shared {
     pub(super) metrics: Metrics,
     /// Notified when this server enqueues outbox rows and, if `listen` is set, when other servers do.
     pub(super) outbox_notify: Arc<Notify>,
-    /// Sends the appID when there are new events for webhooks, if `listen` is set.
+    /// If `listen` is set, sends a message when a webhook has new events: the appID, a slash and the name of the
+    /// webhook.
     pub(super) new_events: broadcast::Sender<String>,
     listen: bool,
     listener: Option<AbortHandle>,
@@ -109,7 +110,7 @@ impl PostgresStore {
         self.shared.metrics.register(registry);
     }
 
-    /// The version of the newest applied migration. `None` if the database has no schema.
+    /// Returns the version of the newest applied migration. `None` if the database has no schema.
     pub async fn schema_version(&self) -> Result<Option<i64>, StoreError> {
         let mut call = self.begin_call("schema_version").await?;
         let (connection, deadline) = call.parts();
@@ -135,8 +136,8 @@ impl PostgresStore {
     }
 }
 
-/// How many connections the calls of administrators can use at the same time (specification: Administration). The other
-/// connections are for the calls of users.
+/// Returns how many connections the calls of administrators can use at the same time (specification: Administration).
+/// The other connections are for the calls of users.
 fn administration_connections(max_connections: u32) -> usize {
     (max_connections as usize / 4).max(2)
 }

@@ -22,8 +22,8 @@ mod read;
 mod transfer;
 mod unlink;
 
-/// Links an identity to a user. Returns `false` if the identity is already linked to a user. Of concurrent calls, one
-/// succeeds.
+/// Links an identity to a user. Returns `false` if the identity is already linked to a user. Of concurrent calls, only
+/// one succeeds.
 async fn insert(
     connection: &mut PgConnection,
     app: &AppId,

@@ -22,8 +22,8 @@ const LISTENER_PAUSE: Duration = Duration::from_secs(5);
 /// The channel of NOTIFY for outbox rows.
 const OUTBOX_CHANNEL: &str = "latchkey_outbox";
 
-/// Signals `outbox` when servers enqueue rows, and sends the appID to `new_events` when there are new events for
-/// webhooks. While listening fails, both queues are only polled.
+/// Signals `outbox` when servers enqueue rows. Sends the appID, a slash and the name of a webhook to `new_events` when
+/// the webhook has new events. While listening fails, both queues are only polled.
 pub(super) async fn listen(pool: PgPool, outbox: Arc<Notify>, new_events: broadcast::Sender<String>) {
     let mut is_failing = false;
     loop {
@@ -67,7 +67,7 @@ async fn listen_until_error(
     loop {
         match timeout(LISTENER_IDLE_LIMIT, listener.try_recv()).await {
             Ok(Ok(Some(notification))) if notification.channel() == webhooks::CHANNEL => {
-                // Without subscribers, nobody waits for events.
+                // Sending fails if there is no subscriber, which is no error.
                 let _ = new_events.send(notification.payload().to_owned());
             }
             Ok(Ok(Some(_))) => outbox.notify_one(),

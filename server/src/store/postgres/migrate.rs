@@ -90,9 +90,10 @@ async fn create_lock_table(connection: &mut PgConnection) -> Result<(), sqlx::Er
     }
 }
 
-/// Begins the transaction that has the lock. While this function waits for the lock, no statement runs: CREATE INDEX
-/// CONCURRENTLY, in the program that has the lock, waits for the end of every older statement. For the same reason, the
-/// statements use the simple query protocol. With the extended protocol, a snapshot can last until the transaction ends.
+/// Begins the transaction that holds the lock. While this function waits for the lock, no statement runs: CREATE INDEX
+/// CONCURRENTLY, in the program that holds the lock, waits for the end of every older statement. For the same reason,
+/// the statements use the simple query protocol. With the extended protocol, a snapshot can last until the transaction
+/// ends.
 async fn acquire_lock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     // The transaction is idle while the migrations run.
     const BEGIN: &str = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0";
@@ -143,7 +144,7 @@ async fn apply(connection: &mut PgConnection) -> Result<(), MigrationError> {
 }
 
 /// Drops the indexes that failed migrations have left. If CREATE INDEX CONCURRENTLY fails, it leaves an invalid index,
-/// and IF NOT EXISTS would find this index when the migration runs again. An index whose migration was applied stays.
+/// and IF NOT EXISTS would find this index when the migration runs again. Indexes of applied migrations stay.
 async fn drop_invalid_indexes(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     let has_applied: bool =
         sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL").fetch_one(&mut *connection).await?;
@@ -167,7 +168,7 @@ async fn drop_invalid_indexes(connection: &mut PgConnection) -> Result<(), sqlx:
     for index in invalid {
         if MIGRATOR.iter().any(|migration| !applied.contains(&migration.version) && creates(migration, &index)) {
             info!(index, "dropping the invalid index of a failed migration");
-            // The name is a word of a migration.
+            // The name is safe in SQL, because it comes from the text of a migration.
             sqlx::raw_sql(AssertSqlSafe(format!("DROP INDEX CONCURRENTLY {index}"))).execute(&mut *connection).await?;
         }
     }
@@ -199,7 +200,7 @@ fn migration_error(error: MigrateError) -> MigrationError {
     }
 }
 
-/// The version of the newest applied migration. `None` if none was applied.
+/// Returns the version of the newest applied migration. `None` if none was applied.
 pub(super) async fn applied_version(connection: &mut PgConnection) -> Result<Option<i64>, sqlx::Error> {
     let exists: bool =
         sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL").fetch_one(&mut *connection).await?;
@@ -214,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_index_is_created_concurrently_by_a_migration_of_one_statement_without_a_transaction() {
+    fn a_migration_that_creates_an_index_concurrently_is_one_statement_without_a_transaction() {
         for migration in MIGRATOR.iter().filter(|migration| migration.sql.as_str().contains("CONCURRENTLY")) {
             let sql = migration.sql.as_str();
             assert!(migration.no_tx, "{}", migration.version);

@@ -81,7 +81,7 @@ impl Availability {
         *self.last_success.lock()
     }
 
-    /// The reason that no connection can be opened, if there is an outage.
+    /// Returns the reason that no connection can be opened, if there is an outage.
     fn outage_error(&self) -> Option<CallError> {
         let outage = self.outage.borrow();
         outage.as_ref().filter(|outage| self.last_success() < outage.since).map(|outage| outage.error.duplicate())

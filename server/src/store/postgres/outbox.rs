@@ -1,6 +1,6 @@
-//! The outbox: mails, epochs and profiles that are still to be delivered.
+//! The outbox: mails, epochs and profiles that wait for delivery.
 //!
-//! A deliverer claims rows under a lease, fairly between Apps, and finishes the rows for which it still has the lease.
+//! A deliverer claims rows under a lease, fairly between Apps. It finishes the rows for which it still has the lease.
 
 use std::time::Duration;
 

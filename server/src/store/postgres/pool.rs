@@ -67,8 +67,8 @@ pub(super) fn new(
         .test_before_acquire(false)
         .before_acquire(move |connection, meta| {
             let broken_at = *last_broken.lock();
-            // A connection that became idle a moment after the failure may have been on its way back to the pool when
-            // the failure happened.
+            // A connection can take up to `RETURN_TIME` to return to the pool. So a connection that became idle shortly
+            // after the failure may have been in use before the failure.
             let is_suspect = broken_at.is_some_and(|broken_at| broken_at.elapsed() <= meta.idle_for + RETURN_TIME);
             let last_broken = Arc::clone(&last_broken);
             Box::pin(async move {

@@ -37,12 +37,13 @@ pub(super) use insert::insert;
 pub(super) const CHANNEL: &str = "latchkey_webhooks";
 /// Maximum number of messages that a slow subscriber can be behind.
 pub(super) const SUBSCRIBER_CAPACITY: usize = 64;
-/// After this number of failures in a row, one event at a time is sent, with a pause after each failure.
+/// After this number of failures in a row, the events of a webhook are sent one at a time, with a pause after each
+/// failure.
 const MANY_FAILURES: i32 = 10;
 /// How many calls for webhooks can run at the same time (specification: Administration, Webhooks).
 pub(super) const CONNECTIONS: usize = 2;
 
-/// A claimed or fetched row, with what a profile needs to know about its user.
+/// A claimed or fetched row, with the columns of its user that a profile contains.
 struct EventRow {
     app_id: String,
     webhook: String,
@@ -91,23 +92,23 @@ macro_rules! event_query {
 }
 use event_query;
 
-/// The names of the event kinds that this server can deliver. A newer server may have queued others.
+/// Returns the names of the event kinds that this server can deliver. A newer server may have queued others.
 fn known_kinds() -> Vec<String> {
     let kinds = EventKind::ALL.into_iter().filter(|kind| kind.webhook_event().is_some());
     kinds.map(|kind| kind.as_str().to_owned()).collect()
 }
 
-/// The columns app_id and name of webhooks, for UNNEST.
+/// Returns the columns app_id and name of webhooks, for UNNEST.
 fn key_columns<'a>(webhooks: impl IntoIterator<Item = &'a WebhookKey>) -> (Vec<String>, Vec<String>) {
     webhooks.into_iter().map(|key| (key.app.to_string(), key.webhook.to_string())).unzip()
 }
 
-/// The keys in these columns. A name that this server does not accept is left out: a newer server may accept it.
+/// Returns the keys in these columns. Leaves out names that only a newer server accepts.
 fn known_keys<'a>(columns: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<WebhookKey> {
     columns.filter_map(|(app, webhook)| key_of(app, webhook).ok()).collect()
 }
 
-/// A key from its columns.
+/// Parses a key from its columns.
 fn key_of(app: &str, webhook: &str) -> Result<WebhookKey, CallError> {
     let (app, webhook) = (app.parse().ok(), webhook.parse().ok());
     app.zip(webhook).map(|(app, webhook)| WebhookKey { app, webhook }).ok_or(CallError::unexpected_row())
@@ -165,7 +166,7 @@ impl TryFrom<EventRow> for QueuedEvent {
 }
 
 impl EventRow {
-    /// `None` if there is no such user.
+    /// Returns the profile of the user. `None` if there is no such user.
     fn take_profile(&mut self) -> Option<UserProfile> {
         if !self.is_user_present {
             return None;

@@ -21,7 +21,7 @@ pub struct Options {
     /// `redis://user:password@host/database`, `redis-sentinel://…` or `redis-cluster://…`; `rediss…` for TLS, with the
     /// system's certificate authorities or those of `SSL_CERT_FILE` (docs/redis.md).
     pub url: UrlSource,
-    /// Added to Redis's clock. Zero outside tests.
+    /// An offset that is added to Redis's clock. Zero outside tests.
     pub clock_offset: time::Duration,
 }
 

@@ -47,8 +47,8 @@ pub(super) async fn watch_eviction_policy(client: Arc<RedisClient>, metrics: Met
     }
 }
 
-/// The eviction policy of Redis. If the primaries of a cluster have different policies, returns a policy that evicts.
-/// `None` if a call fails or no server reports a policy.
+/// Returns the eviction policy of Redis. If the primaries of a cluster have different policies, returns a policy that
+/// evicts. Returns `None` if a call fails or no server reports a policy.
 async fn eviction_policy(client: &RedisClient) -> Option<String> {
     let mut commands = Pipeline::new();
     commands.cmd("INFO").arg("memory");

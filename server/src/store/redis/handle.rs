@@ -42,7 +42,7 @@ pub(super) struct Shared {
     pub(super) refusal_queue: RefusalQueue,
 }
 
-/// The trace span of a call.
+/// Creates the trace span of a call.
 fn call_span(operation: Operation) -> Span {
     let operation = operation.as_str();
     latchkey_telemetry::child_span!(
@@ -61,7 +61,7 @@ impl RedisStore {
         Self { shared: Arc::new(shared), clock_offset }
     }
 
-    /// A handle over the same connections with a clock that is `by` ahead.
+    /// Returns a handle over the same connections with a clock that is `by` ahead.
     pub fn with_clock_ahead(&self, by: time::Duration) -> Self {
         Self { shared: Arc::clone(&self.shared), clock_offset: self.clock_offset + by }
     }
@@ -83,13 +83,13 @@ impl RedisStore {
         &self.shared.refusal_queue
     }
 
-    /// The clock offset in milliseconds, as scripts expect it.
+    /// Returns the clock offset in milliseconds, as scripts expect it.
     pub(super) fn offset_millis(&self) -> String {
         self.clock_offset.whole_milliseconds().to_string()
     }
 
-    /// The time at which a key expires if its content is valid until `expires_at`: in Unix seconds by Redis's own
-    /// clock, without the offset.
+    /// Returns the time at which a key expires if its content is valid until `expires_at`: in Unix seconds by Redis's
+    /// own clock, without the offset.
     pub(super) fn key_expiry(&self, expires_at: i64) -> i64 {
         (expires_at + TTL_SLACK_SECONDS - self.clock_offset.whole_seconds()).max(1)
     }
@@ -155,7 +155,7 @@ impl RedisStore {
 // === impl WeakRedisStore ===
 
 impl WeakRedisStore {
-    /// `None` if the last handle was dropped.
+    /// Returns a handle that keeps the connections open. `None` if the last such handle was dropped.
     pub(super) fn upgrade(&self) -> Option<RedisStore> {
         Some(RedisStore { shared: self.shared.upgrade()?, clock_offset: self.clock_offset })
     }

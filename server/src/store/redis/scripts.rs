@@ -60,7 +60,7 @@ impl Scripts {
     }
 }
 
-/// A command that runs a loaded script.
+/// Builds a command that runs a loaded script.
 pub(super) fn script_command(script: &Script, keys: &[String], arguments: &[String]) -> Cmd {
     let mut command = redis::cmd("EVALSHA");
     command.arg(script.get_hash()).arg(keys.len()).arg(keys).arg(arguments);

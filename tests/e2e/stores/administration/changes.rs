@@ -85,7 +85,7 @@ async fn a_change_writes_the_difference_and_names_its_fields_in_order() {
     fixture.stores.remove_profile_row(&fixture.app, row).await.unwrap();
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 0);
 
-    // The same change again: no difference.
+    // Repeats the change, which no longer makes a difference.
     let before = digest(&fixture).await;
     match change(&fixture, of).await {
         ChangeOutcome::Unchanged(user) => assert_eq!(user.version, Version(2)),
@@ -102,7 +102,7 @@ async fn a_change_writes_the_difference_and_names_its_fields_in_order() {
 }
 
 #[tokio::test]
-async fn metadata_with_the_same_numbers_in_another_form_are_no_difference() {
+async fn numbers_in_another_notation_do_not_change_metadata() {
     let fixture = Fixture::new().await;
     let new = NewAdministeredUser {
         metadata: Some(metadata(json!({ "a": 1e18, "b": 1.0 }))),
@@ -119,7 +119,7 @@ async fn metadata_with_the_same_numbers_in_another_form_are_no_difference() {
 }
 
 #[tokio::test]
-async fn a_new_address_counts_at_once_and_the_former_one_gets_a_notice() {
+async fn a_new_address_takes_effect_immediately_and_the_former_address_gets_a_notice() {
     let fixture = Fixture::new().await;
     let user = create(&fixture, a_new_user("ada@example.com")).await;
     fixture
@@ -136,7 +136,7 @@ async fn a_new_address_counts_at_once_and_the_former_one_gets_a_notice() {
     assert_eq!(outbox_kinds(&fixture).await, ["epoch", "to-former"]);
     fixture.execute("DELETE FROM outbox").await;
 
-    // From an unverified address to a verified one: nobody gets a notice.
+    // A verified address replaces an unverified address, so nobody gets a notice.
     let of = UserChange {
         email: Some(an_email("ida@example.com")),
         email_verified: Some(true),
@@ -150,7 +150,7 @@ async fn a_new_address_counts_at_once_and_the_former_one_gets_a_notice() {
 }
 
 #[tokio::test]
-async fn the_same_address_in_other_letters_keeps_the_verification_and_the_epoch() {
+async fn another_spelling_of_the_address_keeps_the_verification_and_the_epoch() {
     let fixture = Fixture::new().await;
     let user = create(&fixture, a_new_user("ada@example.com")).await;
     fixture
@@ -166,7 +166,7 @@ async fn the_same_address_in_other_letters_keeps_the_verification_and_the_epoch(
 }
 
 #[tokio::test]
-async fn another_verification_raises_the_epoch() {
+async fn a_change_of_email_verified_raises_the_epoch() {
     let fixture = Fixture::new().await;
     let user = create(&fixture, a_new_user("ada@example.com")).await;
     for (verified, epoch) in [(false, 2), (true, 3)] {
@@ -254,7 +254,7 @@ async fn a_refused_change_writes_nothing() {
 }
 
 #[tokio::test]
-async fn of_concurrent_changes_at_one_version_one_applies() {
+async fn one_of_several_concurrent_changes_at_one_version_applies() {
     let fixture = Fixture::new().await;
     let user = create(&fixture, a_new_user("ada@example.com")).await.id;
     let mut tasks = JoinSet::new();
@@ -273,7 +273,7 @@ async fn of_concurrent_changes_at_one_version_one_applies() {
 }
 
 #[tokio::test]
-async fn of_concurrent_changes_to_one_address_one_applies_and_the_others_name_its_user() {
+async fn one_of_several_concurrent_changes_to_one_address_applies_and_the_others_name_its_user() {
     let fixture = Fixture::new().await;
     let mut tasks = JoinSet::new();
     for number in 0..8 {
@@ -321,7 +321,7 @@ async fn a_deletion_removes_the_user_the_identities_and_the_outbox_rows() {
 }
 
 #[tokio::test]
-async fn a_deletion_beside_changes_leaves_nothing_of_the_user() {
+async fn a_deletion_during_changes_leaves_nothing_of_the_user() {
     async fn change_name(stores: &Stores, app: &AppId, user: UserId, number: usize) -> bool {
         let of = UserChange { name: Some(a_name(&format!("Name {number}"))), ..a_change(user) };
         match stores.change_user(app, of).await.unwrap() {
@@ -393,7 +393,7 @@ async fn a_mail_of_a_kind_is_queued_only_if_none_waits() {
     assert_eq!(kinds.iter().filter(|kind| *kind == "mail_requested").count(), 3);
 }
 
-/// The use case has read the user before, without a lock.
+/// The use case reads the user without a lock, so the user can change before the mail is queued.
 #[tokio::test]
 async fn a_mail_is_not_queued_if_the_user_can_no_longer_get_it() {
     let fixture = Fixture::new().await;

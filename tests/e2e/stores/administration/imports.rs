@@ -24,7 +24,7 @@ use super::{
 };
 use crate::stores::{LIMIT, an_email, assert_unavailable, faults};
 
-/// The user of a line of an import.
+/// Returns the user in line `number` of an import.
 fn a_line(number: usize) -> NewAdministeredUser {
     NewAdministeredUser {
         external_id: Some(an_external_id(&format!("keycloak:{number}"))),
@@ -139,7 +139,7 @@ async fn a_conflict_names_the_other_user_and_leaves_the_rest_of_the_batch() {
 }
 
 #[tokio::test]
-async fn of_duplicates_in_a_batch_the_first_that_can_be_created_wins() {
+async fn the_first_duplicate_in_a_batch_that_can_be_created_wins() {
     let fixture = Fixture::new().await;
     let existing = create(&fixture, a_new_user("taken@example.com")).await.id;
     let mut batch = lines(8);
@@ -231,7 +231,7 @@ async fn concurrent_imports_of_the_same_users_in_any_order_create_each_once() {
     assert_eq!(events(&fixture).await.len(), 1);
 }
 
-/// All calls of administrators share a few connections, two at least.
+/// The calls of all administrators share a quarter of the connections, but at least two.
 #[tokio::test]
 async fn imports_that_wait_for_another_import_of_the_app_hold_no_connection() {
     let fixture = Fixture::new().await;
@@ -275,7 +275,7 @@ async fn an_import_gives_up_if_another_import_of_the_app_does_not_end() {
 }
 
 #[tokio::test]
-async fn an_import_beside_creations_and_changes_of_the_same_addresses_ends() {
+async fn an_import_during_creations_and_changes_of_the_same_addresses_ends() {
     let fixture = Fixture::new().await;
     let mover = create(&fixture, a_new_user("mover@example.com")).await.id;
     let mut tasks = JoinSet::new();
@@ -308,7 +308,8 @@ async fn an_interrupted_batch_creates_nobody_and_can_be_repeated() {
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     let via_proxy = faults::stores_via(&fixture, &proxy);
     let batch = lines(200);
-    // The connection is cut before Postgres gets the event, which is written after the users, or the COMMIT.
+    // Cuts the connection before Postgres gets the event (which is written after the users), then before it gets the
+    // COMMIT.
     for words in ["INSERT INTO audit_events", "COMMIT"] {
         proxy.set_trap(Trap::Before(words.as_bytes().to_vec()));
         assert_unavailable(via_proxy.import_users(&fixture.app, batch.clone(), false, an_import_event()).await);
@@ -349,8 +350,8 @@ async fn a_batch_that_ends_in_the_middle_creates_nobody() {
     assert_eq!(events(&fixture).await.len(), 1);
 }
 
-/// The bar is half the rate of bare INSERTs with 1,000 rows. The load of the machine can slow down either, so the best of
-/// ten rounds counts.
+/// The required rate is half the rate of plain INSERTs with 1,000 rows. The load of the machine can slow down either,
+/// so the test uses the best of ten rounds.
 #[tokio::test]
 async fn an_import_has_at_least_half_the_rate_of_bare_inserts() {
     let fixture = Fixture::new().await;

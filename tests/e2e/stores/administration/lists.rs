@@ -20,7 +20,7 @@ async fn create_named(fixture: &Fixture, email: &str, name: &str) -> UserId {
     create(fixture, NewAdministeredUser { name, ..a_new_user(email) }).await.id
 }
 
-/// The ids of all users of the filter, in pages of two.
+/// Returns the ids of all users that match the filter, read in pages of two.
 async fn ids(fixture: &Fixture, filter: &UserFilter) -> Vec<UserId> {
     all_pages(fixture, filter, 2).await.into_iter().map(|user| user.id).collect()
 }

@@ -26,7 +26,7 @@ use uuid::Uuid;
 use super::{Fixture, a_new_user, an_event, an_identity, create};
 use crate::stores::{LIMIT, a_mail, a_user_id, an_app, assert_unavailable};
 
-/// All pages of a filter, and how many of them were empty.
+/// Returns all events that match a filter, fetched page by page, and the number of empty pages.
 async fn all_events(fixture: &Fixture, filter: &EventFilter, limit: u16) -> (Vec<AuditRow>, usize) {
     let (mut events, mut empty_pages, mut after) = (Vec::new(), 0, None::<RowPosition>);
     loop {

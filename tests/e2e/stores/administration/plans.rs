@@ -31,11 +31,11 @@ use crate::stores::{an_email, stores};
 const LIMIT: u16 = 100;
 /// After this many executions, Postgres has decided whether it uses one plan for all parameters.
 const EXECUTIONS: usize = 8;
-/// Maximum number of rows that a node of a plan may read or return for a page.
+/// Maximum number of rows that a node of a plan can read or return for a page.
 const MAX_ROWS: f64 = 2.0 * LIMIT as f64;
 /// The number of dead letters that one call retries.
 const RETRIED: u32 = 100;
-/// Maximum number of rows that a node of the plan of a retry may read or return: an App can have eight webhooks.
+/// Maximum number of rows that a node of the plan of a retry can read or return: an App can have eight webhooks.
 const MAX_RETRY_ROWS: f64 = 20.0 * RETRIED as f64;
 
 /// Users of `big`: 100,000, of which the last ones are disabled, contested and unverified. In `skewed`, all 20,000 users
@@ -75,12 +75,12 @@ fn user(number: u128) -> UserId {
     UserId(Uuid::from_u128(0x0000_0000_0000_7000_8000_0000_0000_0000 + number))
 }
 
-/// A dead letter of a webhook.
+/// Returns the id of a dead letter of a webhook.
 fn letter(number: u32) -> Uuid {
     Uuid::from_u128(0x0000_0000_0000_7000_9000_0000_0000_0000 + u128::from(number))
 }
 
-/// The plans that the server has logged since `from`, a length of the log.
+/// Returns the plans that the log contains after its first `from` bytes.
 fn plans(log: &Path, from: usize) -> Vec<Value> {
     let text = fs::read_to_string(log).unwrap();
     let mut plans = Vec::new();
@@ -99,7 +99,8 @@ fn for_each_node(node: &Value, check: &mut impl FnMut(&Value)) {
     }
 }
 
-/// The most rows that a node of the plan reads or returns. Infinite if the plan reads a whole table.
+/// Returns the greatest number of rows that a node of the plan reads or returns. Returns infinity if the plan reads a
+/// whole table.
 fn most_rows(plan: &Value) -> f64 {
     let mut most = 0.0_f64;
     for_each_node(&plan["Plan"], &mut |node| {
@@ -138,7 +139,7 @@ impl BigApp {
         let database = server.database().await.unwrap();
         let mut connection = database.connect().await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(ROWS.to_owned())).execute(&mut connection).await.unwrap();
-        // VACUUM cannot run in the transaction of several statements.
+        // VACUUM cannot run in the transaction that several statements in one call share.
         sqlx::raw_sql("VACUUM").execute(&mut connection).await.unwrap();
         let options = postgres::Options {
             listen: false,
@@ -153,7 +154,7 @@ impl BigApp {
 
     /// Makes a call many times, and returns the most rows that a node of its plans reads.
     async fn most_rows_of(&self, call: impl AsyncFn()) -> f64 {
-        let log = self.server.process().log().to_owned();
+        let log = self.server.process().log_path().to_owned();
         let from = fs::read_to_string(&log).unwrap().len();
         for _ in 0..EXECUTIONS {
             call().await;
@@ -204,7 +205,7 @@ async fn check_pages_of_users(big: &BigApp) {
         (UserFilter::NamePrefix("n".to_owned()), 100),
         (UserFilter::NamePrefix("x".to_owned()), 0),
     ] {
-        // The first page, and the next one.
+        // Reads the first page and the next page.
         let most = big
             .most_rows_of(async || {
                 let UserPage { users, next } = stores.users(app, &filter, None, LIMIT).await.unwrap();

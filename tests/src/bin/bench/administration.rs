@@ -78,7 +78,7 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
     bounds.push(storm::run(&service).await?);
     memory.record("a storm of bcrypt logins")?;
     bounds.push(mails::run(&service).await?);
-    memory.record("mails next to a dead receiver")?;
+    memory.record("mails during the outage of a receiver")?;
     bounds.extend(webhooks::run(&service).await?);
     memory.record("webhooks")?;
     bounds.extend(filters::run(&service).await?);

@@ -46,7 +46,7 @@ impl Implementation {
         }
     }
 
-    /// The least speed relative to the crate `argon2`.
+    /// The minimum speed relative to the crate `argon2`.
     fn min_speed(self) -> Option<f64> {
         match self {
             Self::Kernel(kernel) if kernel.name() == "avx512" => Some(2.5),
@@ -161,7 +161,8 @@ pub(crate) fn hash_function(implementation: Implementation) -> Box<dyn FnMut()> 
     }
 }
 
-/// The program computes only one hash. So the time of a hash is that of two more passes in a hash with many passes.
+/// Measures the time of a hash (two passes) of the reference implementation. Its program computes one hash per process.
+/// So this function compares a run with many passes with a run of two passes.
 fn reference_seconds_per_hash(threads: usize) -> Result<f64> {
     let passes = 2 + 2 * HASHES;
     let long = reference_seconds(threads, passes)?;

@@ -1,7 +1,7 @@
-//! The service under attack: one attacker at a time, next to ordinary users or ordinary Apps.
+//! The service under attack by one attacker at a time, with ordinary users or ordinary Apps.
 //!
-//! Attacks on the servers: eight users log in continuously to an App that is not attacked, first without the attacker
-//! and then next to it. The server has the chart's default memory limit, enforced by the kernel. The attacker runs at
+//! Attacks on the servers: eight users log in continuously to an App that is not attacked, first without and then
+//! during the attack. The server has the chart's default memory limit, enforced by the kernel. The attacker runs at
 //! full speed on one thread. The priority of this thread is low, because the attacker shares the machine with the
 //! server, and must not slow down the users by its own CPU time.
 //!

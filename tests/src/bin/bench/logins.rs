@@ -46,7 +46,7 @@ const IN_FLIGHT: [u32; 5] = [1, 8, 64, 256, 1024];
 const MEMORY_IN_FLIGHT: u32 = 256;
 /// Maximum memory of the server with any number of concurrent logins: half of the memory limit in the chart.
 const MAX_MEMORY_MIB: f64 = 128.0;
-/// Number of users, who log in in turn. So each of them logs in less often than the 100 sessions that a user can have.
+/// Number of users, who log in in turn. So each user opens fewer sessions than the 100 that a user can have.
 pub(crate) const USERS: u32 = 2000;
 /// The number of the user of the next login, before the division by [`USERS`].
 static NEXT_USER: AtomicU32 = AtomicU32::new(0);
@@ -121,7 +121,7 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
     let compared = run_steps(server, app.id(), compared).await?;
     compared.iter().for_each(Step::print);
     let memory_after = server_memory(server)?;
-    // The steps with few in flight ran before those with many, which leave memory behind.
+    // The steps with few logins in flight ran first, because the server keeps memory after the steps with many.
     let peak_memory_of =
         |steps: &mut dyn Iterator<Item = &Step>| steps.map(|step| step.peak_memory_mib).fold(memory_before, f64::max);
     let peak_memory = peak_memory_of(&mut steps.iter().filter(|step| step.in_flight <= MEMORY_IN_FLIGHT));
@@ -157,7 +157,7 @@ fn impatient_bounds([patient, impatient]: &[Step; 2]) -> [Bound; 2] {
         ),
         Bound::new(
             format!(
-                "JWKS, 20 times per second next to them, p99 under 50 ms: {}",
+                "JWKS, 20 times per second during them, p99 under 50 ms: {}",
                 format_millis(&impatient.jwks_latency, 0.99)
             ),
             p99 < 50_000 && !impatient.jwks_latency.is_empty(),
@@ -469,7 +469,7 @@ fn bare_rate(implementation: Implementation) -> f64 {
     f64::from(hashes) / started.elapsed().as_secs_f64()
 }
 
-/// [`bare_rate`] on a thread that can block.
+/// Runs [`bare_rate`] on a thread that can block.
 async fn bare_rate_of(implementation: Implementation) -> Result<f64> {
     Ok(tokio::task::spawn_blocking(move || bare_rate(implementation)).await?)
 }

@@ -47,7 +47,7 @@ enum Benchmark {
     ProviderDown,
     /// The operator and the servers in a cluster, with few Apps and with many.
     Operator,
-    /// Ordinary users and Apps next to one attacker at a time.
+    /// Ordinary users and Apps during one attack at a time.
     Hostile,
     /// Imports, filters of users, foreign hashes and webhooks, compared with a calm server or with bare SQL.
     Administration,

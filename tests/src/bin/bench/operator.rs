@@ -29,7 +29,7 @@ use latchkey_crds::{
 use latchkey_tests::{
     builders::{App, Provider, Relay},
     client::ApiClient,
-    cluster::{Endpoint, Installation, OperatorProcess, PodServer, TestCluster, apply},
+    cluster::{Endpoint, Installation, OperatorProcess, ServerInPod, TestCluster, apply},
     control_plane::audit::{self, AuditEvent, Mark},
 };
 use serde_json::json;
@@ -78,7 +78,7 @@ struct BenchCluster<'a> {
     install: Installation<'a>,
     client: Client,
     app_set: AppSet,
-    servers: Vec<PodServer>,
+    servers: Vec<ServerInPod>,
     operator: OperatorProcess,
 }
 

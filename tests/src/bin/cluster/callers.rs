@@ -39,7 +39,7 @@ pub(crate) const TOKEN_FOLDER: &str = "/var/run/secrets/latchkey";
 
 /// Limit until the API can be reached: a network can take a moment to know that a NetworkPolicy allows a new pod.
 const REACH_LIMIT: Duration = Duration::from_secs(30);
-/// Limit for all events of the consumer. They wait for the administrator.
+/// Limit until the consumer has all its events, which the administrator causes.
 const EVENTS_LIMIT: Duration = Duration::from_secs(150);
 /// Timeout of a call. A call to the inbox can wait for a mail for a minute.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
@@ -130,7 +130,7 @@ impl Api {
             let Value::Array(listed) = page["users"].take() else { bail!("{path} returned no users: {page}") };
             users.extend(listed);
             pages += 1;
-            // A cursor consists of characters that a query can have.
+            // A cursor has only characters that need no encoding in a query.
             let Some(cursor) = page["next"].as_str() else { return Ok((users, pages)) };
             path = format!("{first_path}&cursor={cursor}");
         }

@@ -57,7 +57,7 @@ where
     let output = async {
         let mut child = command.spawn()?;
         let mut stdin = child.stdin.take().context("standard input is a pipe")?;
-        // The output is read meanwhile, because the command can wait for that before it reads more input.
+        // Reads the output at the same time, because the command can stop reading its input until its output is read.
         let write = async move {
             let written = stdin.write_all(input.as_bytes()).await;
             // Closes standard input.

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// An event of a webhook, as far as the pod that causes it knows it.
+/// The fields of a webhook event that are known to the pod that causes it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 pub(crate) struct Event {
     /// appID.

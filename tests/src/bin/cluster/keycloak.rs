@@ -16,7 +16,7 @@ pub(crate) struct Export {
     pub(crate) with_password: usize,
 }
 
-/// A file of `kc.sh export`: that of a realm with its users, or one with a part of the users.
+/// A file of `kc.sh export`, with a realm and its users, or with only a part of the users.
 #[derive(Deserialize)]
 struct ExportedFile {
     users: Vec<User>,

@@ -38,7 +38,8 @@ pub(crate) async fn run(options: &ReceiverArgs) -> Result<()> {
     }
 }
 
-/// What the receiver logs for a request. Its response was 204 in any case, so a repeated id is one that was accepted.
+/// Returns the line that the receiver logs for a request. The receiver responds 204 to every request, so no id should
+/// arrive twice.
 fn log_line(keys: &[String], accepted: &mut HashMap<String, Value>, received: &ReceivedEvent) -> Result<String> {
     let (id, event_type) = (received.id(), received.event_type());
     if !keys.iter().any(|key| received.is_signed_with(key)) {

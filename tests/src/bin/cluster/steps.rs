@@ -346,7 +346,7 @@ impl ClusterTest<'_> {
     async fn create_pod(&self, pod: &Value) -> Result<()> {
         let name = pod["metadata"]["name"].as_str().context("a pod has a name")?;
         self.cluster.delete_and_wait("v1", "Pod", Some(TOOLS_NAMESPACE), name).await?;
-        // Repeated, because Kubernetes creates the ServiceAccount of a namespace a moment after the namespace.
+        // Repeats the call, because Kubernetes creates the ServiceAccount of a namespace a moment after the namespace.
         retry_until_ok(&format!("the pod {name} is created"), POD_LIMIT, || self.cluster.apply(pod)).await
     }
 
@@ -515,7 +515,8 @@ impl ClusterTest<'_> {
         self.assert_no_failures(&format!("{from}new settings, all pods replaced")).await
     }
 
-    /// The `resourceVersion` of each rendered document, by the name of its Secret. All of them have format 1.
+    /// The `resourceVersion` of each rendered document, by the name of its Secret. Fails if a document has another
+    /// format than 1.
     async fn rendered_versions(&self) -> Result<BTreeMap<String, String>> {
         let secrets =
             self.cluster.list("v1", "Secret", INSTALL_NAMESPACE, &format!("type={RENDERED_APP_TYPE}")).await?;
@@ -539,8 +540,8 @@ impl ClusterTest<'_> {
         key_rotation_days: u32,
     ) -> Result<()> {
         self.cluster.wait_for_rollout(INSTALL_NAMESPACE, &format!("{RELEASE}-operator"), None).await?;
-        // A change of a field that documents do not have: its generation in the status shows that the new operator has
-        // reconciled the App.
+        // Changes a field that documents do not have. When the status has the generation of this change, the new
+        // operator has reconciled the App.
         let change = json!({ "spec": { "tokens": { "keyRotationDays": key_rotation_days } } });
         let app = (APP_NAMESPACE, self.app.id());
         self.cluster.merge_patch("latchkey.dev/v1alpha1", "App", app, &change).await?;

@@ -24,7 +24,7 @@ fn policy() -> KeyPolicy {
     }
 }
 
-/// Repeats steps until nothing is due. Every pod acknowledges each step immediately.
+/// Makes steps until nothing is due, as if every pod acknowledged each step immediately.
 #[track_caller]
 fn advanced(keys: &KeyDocument, policy: &KeyPolicy, now: OffsetDateTime) -> KeyDocument {
     let mut keys = keys.clone();
@@ -37,7 +37,7 @@ fn advanced(keys: &KeyDocument, policy: &KeyPolicy, now: OffsetDateTime) -> KeyD
     panic!("the steps do not end: {keys:?}");
 }
 
-/// The ids and states of the signing keys and of the HMAC keys, such as `s1 Active`.
+/// Returns the ids and states of the signing keys and of the HMAC keys, such as `s1 Active`.
 fn states(keys: &KeyDocument) -> (Vec<String>, Vec<String>) {
     let show = |id: &str, state: KeyState| format!("{id} {state:?}");
     (
@@ -243,7 +243,7 @@ fn later_keys_are_kept_for_a_session_that_outlives_its_own_key() {
 }
 
 #[test]
-fn if_the_key_of_a_session_is_revoked_a_retired_key_without_end_is_kept_for_the_session() {
+fn if_the_key_of_a_session_is_revoked_a_later_retired_key_is_kept_until_the_session_ends() {
     let short = |value: &str| KeyPolicy { session_lifetime_seconds: 300, ..rotation_requested(value) };
     let long = KeyPolicy { session_lifetime_seconds: MAX_SESSION_LIFETIME_SECONDS, ..policy() };
     let keys = advanced(&KeyDocument::first_with_policy(&shop(), &long, NOW).unwrap(), &short("1"), NOW);
@@ -421,7 +421,7 @@ impl RandomHistory {
         self.served.push(ServedDocument { keys, policy: self.policy.clone() });
     }
 
-    /// A pod, which may serve any of the documents, creates an access token, and opens or continues a session.
+    /// Lets a pod, which may serve any of the documents, create an access token, and open or continue a session.
     fn create_tokens(&mut self) {
         let at = self.random.random_range(0..self.served.len());
         let ServedDocument { keys, policy } = self.served[at].clone();

@@ -26,7 +26,7 @@ fn secrets(script: &MockApi) -> Api<Secret> {
     Api::namespaced(script.client(), "latchkey")
 }
 
-/// The Secret as the API server returns it.
+/// Returns the Secret as the API server returns it.
 fn returned(document: &KeyDocument, owner: &AppIdOwner, version: &str) -> Value {
     let mut stored = build_secret(document, owner, None);
     stored.metadata.namespace = Some("latchkey".into());
@@ -36,7 +36,7 @@ fn returned(document: &KeyDocument, owner: &AppIdOwner, version: &str) -> Value 
     serde_json::to_value(stored).unwrap()
 }
 
-/// The response of the API server to a write: the written object, with a new `resourceVersion`.
+/// Returns the response of the API server to a write: the written object, with a new `resourceVersion`.
 fn written(version: &'static str) -> impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send + 'static {
     move |call| {
         let mut body = call.body.clone();
@@ -45,7 +45,7 @@ fn written(version: &'static str) -> impl FnOnce(&ReceivedCall) -> (StatusCode, 
     }
 }
 
-/// The response of the API server to a read: this object.
+/// Returns the response of the API server to a read: this object.
 fn respond_with(value: Value) -> impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send + 'static {
     move |_| (StatusCode::OK, value)
 }

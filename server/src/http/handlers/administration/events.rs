@@ -64,7 +64,7 @@ pub struct AdministrationEvent {
     pub ip: Option<String>,
     /// The number of refusals; 1 for other events.
     pub count: i64,
-    /// More about the event, by its kind. `actor` is the administrator who caused it.
+    /// More about the event. The content depends on its kind. `actor` is the administrator who caused it.
     pub detail: Option<Value>,
 }
 
@@ -136,7 +136,7 @@ pub async fn handle<S: Ports>(
     request: InboundRequest,
 ) -> Result<Response, Problem> {
     let query = Query::parse(&request.uri, &["user", "kind", "after", "before", "limit", "cursor"])?;
-    // Postgres stores no time before the year -4712.
+    // The minimum is 0, because Postgres cannot store times before the year -4712.
     let time = |text: &str| {
         let seconds = text.parse().ok().filter(|seconds| (0..=MAX_SECONDS).contains(seconds))?;
         OffsetDateTime::from_unix_timestamp(seconds).ok()
@@ -163,7 +163,7 @@ pub async fn handle<S: Ports>(
     })
 }
 
-/// The position in a cursor. The time is in nanoseconds.
+/// Returns the position in a cursor. `at`: Unix nanoseconds.
 pub(super) fn position_at(at: i128, id: Uuid) -> Result<RowPosition, Problem> {
     let at = OffsetDateTime::from_unix_timestamp_nanos(at).ok().filter(|_| at >= 0);
     let at = at.ok_or_else(|| Problem::invalid_request("cursor is not a cursor of this call with these filters"))?;

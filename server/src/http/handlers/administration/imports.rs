@@ -51,7 +51,7 @@ const MAX_SOURCE_BYTES: usize = 32;
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "ImportResponse")]
 pub struct ImportResponse {
-    /// One for each line that is not blank, in their order.
+    /// One result for each line that is not blank, in the order of the lines.
     pub results: Vec<ImportResult>,
     pub created: usize,
     pub unchanged: usize,
@@ -89,7 +89,7 @@ struct Batch<'a, S> {
     env: &'a Env,
     users: Vec<NewAdministeredUser>,
     results: Vec<ImportResult>,
-    /// For each user, its place in `results`.
+    /// For each user, the index of its line in `results`.
     places: Vec<usize>,
     ignored_fields: BTreeMap<String, u64>,
 }
@@ -216,7 +216,7 @@ impl<S: Ports> Batch<'_, S> {
         }
         let created_at = body.past_time("created_at", self.now);
         body.require("external_id", external_id.is_some());
-        // The line of an export has these fields, too.
+        // A line of an export also has these fields. An import ignores them.
         let is_text = |_: &str| Ok::<(), InvalidField>(());
         body.text("id", is_text);
         body.text("state", is_text);
@@ -258,7 +258,7 @@ impl ImportResult {
         Self { line, outcome: "refused", id: None, error: Some(ErrorCode::InvalidRequest), user_id: None, fields }
     }
 
-    /// Replaces the outcome by that of the store.
+    /// Replaces the outcome with the outcome in the store.
     fn complete(&mut self, outcome: ImportOutcome, dry_run: bool) {
         match outcome {
             ImportOutcome::Created(id) => {

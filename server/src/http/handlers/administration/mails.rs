@@ -32,8 +32,8 @@ pub const RIGHT: Right = Right::ManageUsers;
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "MailResponse")]
 pub struct MailResponse {
-    /// False if the user is disabled, has no address for the mail, nothing to confirm or, for an invitation, a
-    /// password already, or if such a mail waits.
+    /// False if the user is disabled, has no address for the mail, has nothing to confirm, or (for an invitation)
+    /// already has a password. Also false if a mail of this kind is already queued.
     pub queued: bool,
 }
 

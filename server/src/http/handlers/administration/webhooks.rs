@@ -12,7 +12,7 @@ use crate::{
 pub mod acknowledge;
 pub mod events;
 
-/// Checks that the webhook in the path is one that the caller pulls.
+/// Checks that the webhook in the path is a pull webhook, and that the caller is its consumer.
 ///
 /// # Errors
 ///
@@ -31,7 +31,7 @@ pub(super) fn webhook_not_found() -> Problem {
     Problem::new(ErrorCode::NotFound, "there is no such webhook")
 }
 
-/// The webhook in the path.
+/// Returns the key of the webhook in the path.
 fn webhook_key(app: &App, request: &InboundRequest) -> Result<WebhookKey, Problem> {
     let webhook = app.webhook(request.path_parameter(0)).ok_or_else(webhook_not_found)?;
     Ok(WebhookKey { app: app.id().clone(), webhook: webhook.name.clone() })

@@ -33,8 +33,8 @@ pub struct OpenIdConfiguration<'a> {
     pub claims_supported: &'static [&'static str],
 }
 
-/// The claims of an access token (specification: Sessions and tokens, Access tokens), and those that only *userinfo*
-/// has.
+/// The claims of an access token (specification: Sessions and tokens, Access tokens), and the claims that only
+/// *userinfo* has.
 const CLAIMS: &[&str] = &[
     "iss",
     "aud",

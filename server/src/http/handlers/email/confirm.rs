@@ -46,7 +46,7 @@ pub struct ConfirmResponse {
     pub local_id: String,
     pub email: String,
     pub session_id: String,
-    /// Included, and true, if the password of the account was removed: this session can set a new one.
+    /// True if the password of the account was removed. This session can set a new password. Left out if false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub password_required: bool,
 }
@@ -92,7 +92,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     }
 }
 
-/// The same error for everything that can be wrong with a code.
+/// Returns the error for a code that is not accepted. It is the same for every reason.
 pub fn invalid_code() -> Problem {
     Problem::new(ErrorCode::InvalidCode, "the code is wrong, used or expired")
 }

@@ -43,7 +43,8 @@ request_body! {
 pub struct RegisterResponse {
     pub email: String,
     pub name: String,
-    /// Store the `local_id` of *confirm* or *login* instead: for an address that was already known, this one is random.
+    /// Store the `local_id` of *confirm* or *login* instead: for an address that was already known, the value in this
+    /// field is random.
     pub local_id: String,
     /// Minimum lifetime of the confirmation code in seconds.
     pub expires_in: i64,

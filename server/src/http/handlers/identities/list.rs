@@ -27,11 +27,11 @@ pub struct IdentitiesResponse {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Identity")]
 pub struct LinkedIdentity {
-    /// The provider's name in the App when it was linked.
+    /// The provider's name in the App when the identity was linked.
     pub provider: String,
     /// The user's identifier at the provider.
     pub subject: String,
-    /// The email address that the provider reported at that time.
+    /// The email address that the provider reported when the identity was linked.
     pub email: Option<String>,
     /// Unix seconds.
     pub linked_at: i64,

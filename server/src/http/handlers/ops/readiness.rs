@@ -1,4 +1,4 @@
-//! Whether this process can serve requests, and if not, why.
+//! Readiness: whether this process can serve requests, and if not, why.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -63,7 +63,7 @@ pub(super) fn parameters() -> [Parameter; 5] {
     ]
 }
 
-/// What the operations of the GET callback (with a query) and of the POST callback (with a form) have in common.
+/// Returns the part that the GET callback (with a query) and the POST callback (with a form) share.
 pub(super) fn operation_without_parameters() -> Operation {
     Operation::new(
         "The address to which the provider sends the user back",

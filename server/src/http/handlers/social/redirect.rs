@@ -111,7 +111,7 @@ pub fn operation() -> Operation {
     ])
 }
 
-/// The schema of a text that is passed on.
+/// The schema of a text that is passed to the provider or to the application unchanged.
 fn text_schema(max_chars: usize) -> Schema {
     json_schema!({ "type": "string", "maxLength": max_chars, "pattern": patterns::NO_CONTROL_CHARACTERS })
 }
@@ -158,13 +158,14 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
     Ok(super::with_headers(response, cookie_headers.unwrap_or_default()))
 }
 
-/// A page of the same site can store our cookie. Other clients that request JSON cannot.
+/// Returns whether a cookie binds the flow. Among the clients that request JSON, only a page of the same site can store
+/// our cookie.
 fn json_binding(headers: &HeaderMap) -> FlowBinding {
     let site = headers.get("sec-fetch-site").map(http::HeaderValue::as_bytes);
     if matches!(site, Some(b"same-origin" | b"same-site")) { FlowBinding::Browser } else { FlowBinding::Unbound }
 }
 
-/// A navigation by GET sends no `Origin`. If there is an `Origin`, a script of a page made the call.
+/// Whether a script of an unlisted origin made the call. A navigation by GET sends no `Origin`.
 fn has_unlisted_origin(headers: &HeaderMap, app: &App) -> bool {
     headers.contains_key(ORIGIN) && !matches!(Cors::from_request(headers, &app.doc.allowed_origins), Cors::Listed(_))
 }

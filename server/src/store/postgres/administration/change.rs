@@ -31,12 +31,12 @@ struct Before {
     disabled_at: Option<OffsetDateTime>,
     external_id: Option<String>,
     version: i64,
-    /// Whether the user has other metadata than the metadata of the change. Postgres compares them, because it stores
+    /// Whether the stored metadata differ from the metadata of the change. Postgres compares both, because it stores
     /// numbers in another form than they were sent.
     has_other_metadata: bool,
 }
 
-/// The user after the change, and what differs.
+/// The user after the change, and the differences.
 struct Difference<'a> {
     email: Option<&'a str>,
     email_canonical: Option<&'a str>,
@@ -44,9 +44,10 @@ struct Difference<'a> {
     name: &'a str,
     disabled_at: Option<OffsetDateTime>,
     external_id: Option<&'a str>,
-    /// The email address is another one, not the same address in other upper- or lower-case letters.
+    /// Whether the change sets another email address. An address that differs only in case is the same address.
     has_new_address: bool,
-    /// A contested account becomes verified: its password is removed, because somebody else may have set it.
+    /// Whether a contested account becomes verified. If so, its password is removed, because somebody else may have set
+    /// it.
     ends_contest: bool,
     raises_epoch: bool,
     changes_profile: bool,
@@ -139,8 +140,8 @@ async fn change_in_transaction(
         let user = read_user(connection, app, change.user).await?;
         return Ok(user.map_or(Outcome::NotFound, |user| Outcome::Unchanged(Box::new(user))));
     }
-    // The conflict is looked up before the unique indexes reject it. So two users who want each other's address do not
-    // wait for each other, and Postgres logs no error.
+    // Conflicts are looked up before a unique index can reject the change. So two users who want each other's address
+    // do not wait for each other, and Postgres logs no error.
     let values = UniqueValues {
         user: change.user,
         external_id: difference.external_id,
@@ -240,7 +241,7 @@ async fn update(
     .await
 }
 
-/// The metadata after the change. Without meaning if the change leaves the metadata as they are.
+/// Returns the metadata after the change. The result has no meaning if the change leaves the metadata as they are.
 fn changed_metadata(change: &UserChange) -> Option<&str> {
     let metadata = change.metadata.as_ref().and_then(Option::as_ref);
     metadata.map(|metadata| metadata.as_json().get())

@@ -1,4 +1,4 @@
-//! Finds the other user that has a unique value.
+//! Finds the user who already has a unique value that another user is about to get.
 
 use latchkey_crds::types::AppId;
 use sqlx::PgConnection;
@@ -8,8 +8,8 @@ use crate::domain::{
     user::UserId,
 };
 
-/// Maximum number of attempts of a change that needs unique values. An attempt is repeated if another request took a
-/// value or gave it back in the meantime, so two are nearly always enough.
+/// Maximum number of attempts of a change that needs unique values. An attempt is repeated if another request took or
+/// gave up a value in the meantime, so two attempts are nearly always enough.
 pub(super) const MAX_ATTEMPTS: u32 = 5;
 
 /// In every attempt, other requests took a unique value first.
@@ -30,8 +30,8 @@ pub(super) struct UniqueValues<'a> {
     pub(super) identities: &'a [NewAdministeredIdentity],
 }
 
-/// The first conflict, in the order of `UserConflict`. Sees what was committed before the call, and what its transaction
-/// has written.
+/// Returns the first conflict in the order of `UserConflict`. The search sees what was committed before this call, and
+/// what the same transaction has written.
 pub(super) async fn find_conflict(
     connection: &mut PgConnection,
     app: &AppId,

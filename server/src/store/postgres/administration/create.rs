@@ -26,7 +26,7 @@ use crate::{
 enum CreateOutcome {
     Created(Box<DetailedUser>),
     Conflict(UserConflict),
-    /// Another request had one of the values, and then gave it back.
+    /// Another request had one of the values, and then gave it up.
     Contended,
     /// The App's users are being deleted.
     AppBeingDeleted,
@@ -81,7 +81,7 @@ async fn create(
         transaction.rollback().await?;
         return Ok(CreateOutcome::Conflict(UserConflict::TooManyHashKinds));
     }
-    // Of concurrent calls with the same values, the others wait for the first one here.
+    // Concurrent calls with the same values wait here until the first of them has ended.
     if !insert_users(&mut transaction, app, &[user], event.at).await?
         || !insert_identities(&mut transaction, app, &[user], event.at).await?
     {

@@ -39,7 +39,7 @@ impl PostgresStore {
     ) -> Result<RowPage<DeadLetterRow>, StoreError> {
         let mut call = self.begin_administration("app_dead_letters").await?;
         let (connection, deadline) = call.parts();
-        // One more row than the page has, to know whether more follow.
+        // Reads one row more than the page has, to know whether more rows follow.
         let rows = timeout_at(deadline, read_page(connection, app, kind, after, usize::from(limit) + 1)).await;
         let mut rows: Vec<_> = call.end_call(rows)?.into_iter().map(DeadLetterRow::from).collect();
         let has_more = rows.len() > usize::from(limit);
@@ -91,7 +91,7 @@ async fn read_page(
     Ok(rows)
 }
 
-/// A query of mails, with a condition.
+/// Queries mails that match a condition.
 macro_rules! mails_query {
     ($condition:tt, $($arguments:tt)*) => {
         sqlx::query_as!(
@@ -140,7 +140,8 @@ async fn read_events(connection: &mut PgConnection, app: &AppId, page: &Page) ->
     .await
 }
 
-/// If `notify` is set, servers are notified of retried events when the transaction commits.
+/// Makes the selected dead letters due again. If `notify` is set, servers are notified of retried events when the
+/// transaction commits.
 async fn retry(
     connection: &mut PgConnection,
     app: &AppId,
@@ -159,7 +160,7 @@ async fn retry(
     Ok(retried)
 }
 
-/// Locks the rows in a fixed order, so that two calls with the same ids do not deadlock.
+/// Makes mails due again. Locks the rows in a fixed order, so that two calls with the same ids do not deadlock.
 async fn retry_mails(connection: &mut PgConnection, app: &AppId, ids: &[Uuid]) -> Result<u64, sqlx::Error> {
     let updated = sqlx::query!(
         "WITH dead AS (
@@ -179,8 +180,8 @@ async fn retry_mails(connection: &mut PgConnection, app: &AppId, ids: &[Uuid]) -
     Ok(updated.rows_affected())
 }
 
-/// Rows that another call has locked are skipped: that call retries them. The webhooks of the App are looked up first,
-/// because the primary key begins with them.
+/// Makes events due again. Skips rows that another call has locked, because that call retries them. The names of the
+/// webhooks are looked up first, because they precede the id in the primary key.
 async fn retry_events(
     connection: &mut PgConnection,
     app: &AppId,

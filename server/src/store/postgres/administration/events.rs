@@ -17,12 +17,12 @@ use crate::{
     store::postgres::PostgresStore,
 };
 
-/// Maximum number of events that a page reads. No index serves the kind of an event.
+/// Maximum number of events that a page with a filter by kind reads, because no index contains the kind.
 const MAX_READ: i64 = 5000;
 
-/// An event of the page. The columns of the event are `None` in the only row of a page without events.
+/// A row of a page. A page without events has one row, with `None` in the columns of the event.
 struct EventRow {
-    /// How many events the page read, and the last of them.
+    /// The number of events that the page read. `last_at` and `last_id` identify the last of them.
     read: i64,
     last_at: OffsetDateTime,
     last_id: Uuid,
@@ -36,7 +36,7 @@ struct EventRow {
     detail: Option<Value>,
 }
 
-/// A query of a page. `$condition` selects the events, of which `kind` selects those of the page.
+/// Queries a page. `$condition` selects the events to read; the page contains those of the requested kind.
 macro_rules! page_query {
     ($condition:tt, $($arguments:tt)*) => {
         sqlx::query_as!(
@@ -74,15 +74,15 @@ impl PostgresStore {
         after: Option<RowPosition>,
         limit: u16,
     ) -> Result<RowPage<AuditRow>, StoreError> {
-        // One more event than the page has, to know whether more follow.
+        // Reads one event more than the page has, to know whether more events follow.
         let limit_and_one = i64::from(limit) + 1;
         let max_read = if filter.kind.is_some() { MAX_READ } else { limit_and_one };
         let mut call = self.begin_administration("events").await?;
         let (connection, deadline) = call.parts();
         let reading = async {
             let mut transaction = connection.begin().await?;
-            // Without the values of the parameters, Postgres underestimates the events of a large App, and sorts all of
-            // them instead of following an index.
+            // A generic plan does not know the values of the parameters: Postgres would underestimate the number of
+            // events of a large App, and sort all of them instead of following an index.
             sqlx::raw_sql("SET LOCAL plan_cache_mode = force_custom_plan").execute(&mut *transaction).await?;
             let rows = read_page(&mut transaction, app, filter, after, max_read, limit_and_one).await?;
             transaction.commit().await?;

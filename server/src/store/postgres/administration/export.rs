@@ -55,7 +55,7 @@ impl PostgresStore {
         users.map_err(|error| self.record_error(error))
     }
 
-    /// Writes an event that belongs to no change of a user.
+    /// Writes the event of a call that changes no user.
     pub(super) async fn record_administration(&self, app: &AppId, event: &Event) -> Result<(), StoreError> {
         let mut call = self.begin_administration("record_administration").await?;
         let (connection, deadline) = call.parts();
@@ -92,7 +92,8 @@ async fn read_page(
     Ok((rows, identities))
 }
 
-/// Returns `false` if the App's users are being deleted. Otherwise the row would remain after the deletion.
+/// Inserts the event. If the App's users are being deleted, returns `false` and inserts nothing, because the row would
+/// remain after the deletion.
 async fn record(connection: &mut PgConnection, app: &AppId, event: &Event, notify: bool) -> Result<bool, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     if !apps::is_active(&mut transaction, app).await? {

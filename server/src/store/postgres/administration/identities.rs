@@ -1,4 +1,4 @@
-//! Removes a Provider's identities from a user, unless neither an email address nor another identity remains.
+//! Removes a user's identities at a Provider, unless neither an email address nor another identity would remain.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};

@@ -1,5 +1,6 @@
 //! Imports a batch of users in one transaction, with one statement for each table. The first attempt assumes that all
-//! users are new, because nearly all are. The unique indexes prove it wrong, and the next attempt looks for the owners.
+//! users are new, because nearly all are. If a unique index rejects a user, the next attempt looks up the owners of the
+//! values.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -28,15 +29,15 @@ use crate::{
     },
 };
 
-/// How often a batch is tried while other requests take or give up its values. More often than a change of one user,
-/// because any of up to 1,000 users can be in the way. The deadline of the call applies as well.
+/// Maximum number of attempts of a batch while other requests take or give up its values. It is greater than for a
+/// change of one user, because any of up to 1,000 users can conflict. The deadline of the call also applies.
 const MAX_ATTEMPTS: u32 = 20;
 /// How long a batch waits for the other batches of its App.
 const MAX_WAIT: Duration = Duration::from_secs(4);
 /// How often a waiting batch tries to get the lock of its App.
 const RETRY_INTERVAL: Duration = Duration::from_millis(25);
 
-/// Other batches of the App were imported all the time.
+/// A batch waited too long for other batches of its App.
 #[derive(Debug, thiserror::Error)]
 #[error("other imports of this App did not end in time")]
 struct ImportsContended;
@@ -45,7 +46,7 @@ enum BatchOutcome {
     Done(Vec<ImportOutcome>),
     /// Another batch of the App is being imported.
     OtherImport,
-    /// A value is taken. The next attempt looks for the owners.
+    /// A value is taken. The next attempt looks up the owners.
     Taken,
     /// The App's users are being deleted.
     AppBeingDeleted,
@@ -55,11 +56,12 @@ enum BatchOutcome {
 #[derive(Default)]
 struct Owners {
     external_ids: HashMap<String, UserId>,
-    /// By canonical email address.
+    /// Owners by canonical email address.
     emails: HashMap<String, UserId>,
-    /// By authority and subject.
+    /// Owners by authority and subject.
     identities: HashMap<(String, String), UserId>,
-    /// The classes of foreign hashes with their weights. They are not owned: each user can have a hash of each class.
+    /// The classes of the App's foreign hashes with their weights. Unlike the values above, a class has no owner: each
+    /// user can have a hash of each class.
     hash_classes: HashMap<String, f64>,
 }
 
@@ -84,15 +86,15 @@ impl PostgresStore {
                 BatchOutcome::OtherImport if started.elapsed() >= MAX_WAIT => {
                     return Err(StoreError::Unavailable { store: "Postgres", source: Box::new(ImportsContended) });
                 }
-                // The call has ended: a batch that waits must not hold a connection, because the calls of all
-                // administrators share a few of them.
+                // The call has ended, so a waiting batch holds no connection: the calls of all administrators share a
+                // few connections.
                 BatchOutcome::OtherImport => sleep(RETRY_INTERVAL).await,
             }
         }
     }
 }
 
-/// Repeats the transaction if a value is taken or other requests interfere.
+/// Imports a batch. Repeats the transaction if a value is taken or other requests interfere.
 async fn import(
     connection: &mut PgConnection,
     app: &AppId,
@@ -124,7 +126,7 @@ async fn import(
     Ok(BatchOutcome::Taken)
 }
 
-/// If `are_new`, assumes that no user of the App has a value of these users.
+/// Makes one attempt. If `are_new` is set, assumes that no user of the App has a value of these users.
 async fn import_in_transaction(
     connection: &mut PgConnection,
     app: &AppId,
@@ -173,9 +175,9 @@ async fn import_in_transaction(
     Ok(BatchOutcome::Done(outcomes))
 }
 
-/// Lets the batches of an App follow each other: two batches that contain the same values in different orders would
-/// deadlock. Returns false if another batch has the lock. The lock belongs to the transaction, so it also works behind a
-/// pooler in transaction mode.
+/// Tries to take the lock that lets only one batch of an App run at a time: concurrent batches with the same values in
+/// different orders would deadlock. Returns false if another batch has the lock. The lock belongs to the transaction,
+/// so it also works behind a pooler in transaction mode.
 async fn try_lock_imports(connection: &mut PgConnection, app: &AppId) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar!(
         r#"SELECT pg_try_advisory_xact_lock(hashtext('latchkey_import'), hashtext($1)) AS "locked!""#,
@@ -185,7 +187,7 @@ async fn try_lock_imports(connection: &mut PgConnection, app: &AppId) -> Result<
     .await
 }
 
-/// Adds the outcomes of the batch to the counts in the detail of the event.
+/// Returns the event with the outcomes of the batch added to the counts in its detail.
 fn with_counts(event: &Event, outcomes: &[ImportOutcome]) -> Event {
     let mut event = event.clone();
     if let Some(counts) = &mut event.detail.import {
@@ -200,7 +202,7 @@ fn with_counts(event: &Event, outcomes: &[ImportOutcome]) -> Event {
     event
 }
 
-/// Leaves out the classes of hashes.
+/// Finds the owners of all unique values of these users. Does not read the classes of foreign hashes.
 async fn find_owners(
     connection: &mut PgConnection,
     app: &AppId,
@@ -255,7 +257,7 @@ async fn find_owners(
     Ok(owners)
 }
 
-/// The classes of the App's foreign hashes with their weights.
+/// Reads the classes of the App's foreign hashes with their weights.
 async fn hash_classes(connection: &mut PgConnection, app: &AppId) -> Result<HashMap<String, f64>, sqlx::Error> {
     let rows = sqlx::query!("SELECT class, weight FROM hash_classes WHERE app_id = $1", app.as_str())
         .fetch_all(connection)
@@ -278,8 +280,8 @@ fn canonical_email(user: &NewAdministeredUser) -> Option<&str> {
 // === impl Owners ===
 
 impl Owners {
-    /// Decides on one user after the other, as if each were imported alone. So the first of duplicates wins, unless it
-    /// cannot be created itself.
+    /// Decides on one user after the other, as if each were imported alone. Of several users with the same value, the
+    /// first one that can be created gets it.
     fn plan(mut self, users: &[NewAdministeredUser]) -> Vec<ImportOutcome> {
         users.iter().map(|user| self.decide(user)).collect()
     }

@@ -36,7 +36,7 @@ struct IdentityColumns {
     subjects: Vec<String>,
 }
 
-/// Inserts the users, each unless another user has one of its unique values. Returns whether it inserted all of them.
+/// Inserts the users who have no unique value of another user. Returns whether it inserted all users.
 pub(super) async fn insert_users(
     connection: &mut PgConnection,
     app: &AppId,
@@ -82,8 +82,8 @@ pub(super) async fn insert_users(
     Ok(inserted.rows_affected() == users.len() as u64)
 }
 
-/// Links the identities of the users. Returns whether it linked all of them: `false` if one is linked to another user.
-/// The identities are inserted in a fixed order, so that two transactions do not deadlock.
+/// Links the identities of the users. Returns `false` if at least one identity is linked to another user. The
+/// identities are inserted in a fixed order, so that two transactions do not deadlock.
 pub(super) async fn insert_identities(
     connection: &mut PgConnection,
     app: &AppId,

@@ -1,4 +1,4 @@
-//! Pages of users. Each filter has its index, so that a page costs the same however many users the App has.
+//! Pages of users. Each filter has its own index, so the cost of a page does not depend on the number of users.
 
 use latchkey_crds::types::AppId;
 use sqlx::PgConnection;
@@ -15,18 +15,19 @@ use crate::{
     store::postgres::{CallError, PostgresStore},
 };
 
-/// The number of characters of the last possible text. No name and no email address has as many.
+/// The length in characters of the bound after all texts. Every name and every email address is shorter.
 const LONGEST_TEXT: usize = 1000;
 
-/// What a page needs besides its filter.
+/// The values that a page needs in addition to its filter.
 struct PageBounds {
-    /// The last user of the previous page. Before the first page, an id that no user has: the least or the greatest one.
+    /// The last user of the previous page. For the first page, an id that no user has: the smallest or the greatest
+    /// one.
     after: Uuid,
-    /// One more than the users of a page, to know whether more follow.
+    /// One more than the maximum number of users of a page, to know whether more users follow.
     rows: i64,
 }
 
-/// The users with a condition, by id.
+/// Queries the users that match a condition, sorted by id.
 macro_rules! page_by_id {
     ($connection:ident, $app:ident, $bounds:ident, $order:ident, $condition:tt) => {
         match $order {
@@ -158,7 +159,7 @@ async fn read_page(
             .await
         }
         UserFilter::EmailPrefix(prefix) => {
-            // The least key of the page: the prefix itself, or the key of the last user.
+            // Only keys from here on are read: the prefix itself or, after the first page, the key of the last user.
             let from = after.map_or(prefix.as_str(), |after| after.key.as_str());
             admin_user_query!(
                 [r#"FROM users
@@ -210,9 +211,9 @@ fn into_page(filter: &UserFilter, mut rows: Vec<AdminUserRow>, limit: u16) -> Re
     Ok(UserPage { users, next })
 }
 
-/// The least text after all texts with this prefix: the last character is replaced by the next one. The order of
-/// characters is that of their UTF-8 bytes. The bound is a parameter of its own, because LIKE with a parameter as its
-/// pattern uses no index in a generic plan.
+/// Returns the smallest text after all texts with this prefix: the prefix with its last character replaced by the next
+/// one. Texts are ordered by their UTF-8 bytes. The query uses this bound instead of LIKE, because LIKE with a
+/// parameter as its pattern uses no index in a generic plan.
 fn after_prefix(prefix: &str) -> String {
     let mut end = prefix.to_owned();
     while let Some(last) = end.pop() {

@@ -16,11 +16,11 @@ use crate::{
     store::postgres::{CallError, PostgresStore},
 };
 
-/// Maximum number of the user's newest events among which the last login is searched: an attacker can cause very many
-/// events.
+/// The last login is searched only among this number of the user's newest events, because an attacker can cause very
+/// many events.
 const MAX_EVENTS: i64 = 10_000;
 
-/// A user with what other tables contain about the user.
+/// A user, and the data about the user in other tables.
 pub(super) struct DetailedUser {
     row: AdminUserRow,
     identities: Vec<AdminIdentity>,

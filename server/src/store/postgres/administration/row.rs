@@ -20,7 +20,7 @@ pub(super) struct AdminUserRow {
     pub(super) email_verified_at: Option<OffsetDateTime>,
     pub(super) pending_email: Option<String>,
     pub(super) name: String,
-    /// The name as the database lowers it, by which names are sorted.
+    /// The name in lower case, as converted by Postgres. Names are sorted by this column.
     pub(super) lower_name: String,
     pub(super) password_hash: Option<String>,
     pub(super) contested: bool,

@@ -36,8 +36,8 @@ pub enum DeleteOutcome {
 // === impl AppRow ===
 
 impl AppRow {
-    /// The outcome, if the row alone decides it: no users can be deleted, or all users are deleted already. `None` if
-    /// there may be users to delete.
+    /// Returns the outcome if the row is enough to decide it: no users can be deleted, or all users are deleted
+    /// already. Returns `None` if there may be users to delete.
     fn delete_outcome(&self, claim: &OwnershipClaim) -> Option<DeleteOutcome> {
         let is_same_incarnation = self.incarnation == claim.incarnation;
         match self.state() {
@@ -58,7 +58,7 @@ impl AppRow {
 // === impl PostgresStore ===
 
 impl PostgresStore {
-    /// The progress of the deletion of an App's users.
+    /// Returns the progress of the deletion of an App's users.
     pub async fn deletion_progress(&self, claim: &OwnershipClaim) -> Result<DeletionProgress, StoreError> {
         let mut call = self.begin_call("deletion").await?;
         let (connection, deadline) = call.parts();
@@ -84,9 +84,9 @@ impl PostgresStore {
 
 impl Stores {
     /// Deletes up to `max_rows` users of an App with their sessions, up to `max_rows` of its mails and up to `max_rows`
-    /// of its events. If several servers call this at the same time, one of them deletes. The App's row is locked, so
-    /// registrations wait and then fail. `is_wanted` is called after the row was locked, because the deletion may have
-    /// been cancelled by then.
+    /// of its events. If several servers call this at the same time, only one of them deletes. The App's row is locked,
+    /// so registrations wait and then fail. `is_wanted` is called after the row was locked, because the deletion may
+    /// have been cancelled by then.
     pub async fn delete_users(
         &self,
         claim: &OwnershipClaim,
@@ -100,7 +100,8 @@ impl Stores {
         call.end_call(outcome)?
     }
 
-    /// The outer error is an error of Postgres, the inner error is an error of Redis.
+    /// Runs the transaction of `delete_users`. The outer error is an error of Postgres, the inner error is an error of
+    /// Redis.
     async fn delete_users_in_transaction(
         &self,
         connection: &mut PgConnection,
@@ -167,8 +168,8 @@ async fn insert_deleting_app(connection: &mut PgConnection, claim: &OwnershipCla
     .map(drop)
 }
 
-/// Deletes these users of an App, up to `max_rows` of its mails, of its audit events and of its webhook events each, and
-/// its classes of foreign hashes. Returns whether there may be more to delete. Identities are deleted with their users.
+/// Deletes rows of an App: these users with their identities, all classes of foreign hashes, at most `max_rows` mails,
+/// at most `max_rows` audit events, and at most `max_rows` webhook events. Returns whether there may be more to delete.
 pub(super) async fn delete_batch(
     connection: &mut PgConnection,
     app: &AppId,

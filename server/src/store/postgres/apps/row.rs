@@ -24,7 +24,7 @@ pub(super) struct AppRow {
 // === impl AppRow ===
 
 impl AppRow {
-    /// The row's state. The table allows no states except these three.
+    /// Returns the row's state. The table allows no states except these three.
     pub(super) fn state(&self) -> AppRowState {
         match self.state.as_str() {
             "active" => AppRowState::Active,
@@ -65,8 +65,8 @@ pub(in crate::store::postgres) async fn is_active(
     Ok(state.is_none_or(|state| state == "active"))
 }
 
-/// Locks the App's row until the transaction ends. `None` if there is no row, or another transaction has locked it.
-/// `has_users` is not read from the database, and is always true.
+/// Locks the App's row until the transaction ends. Returns `None` if there is no row, or another transaction has locked
+/// it. `has_users` is not read from the database, and is always true.
 pub(super) async fn try_lock(
     connection: &mut PgConnection,
     claim: &OwnershipClaim,

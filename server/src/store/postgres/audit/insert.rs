@@ -35,7 +35,7 @@ pub(in crate::store::postgres) async fn insert(
     insert_with_version(connection, app, event, None, notify).await
 }
 
-/// Like [`insert`], for the event of a deleted user. `version`: above the last version that the user had.
+/// Like [`insert`], for the event of a deleted user. `version` must be greater than the last version that the user had.
 pub(in crate::store::postgres) async fn insert_deletion(
     connection: &mut PgConnection,
     app: &AppId,
@@ -71,7 +71,7 @@ async fn insert_with_version(
     webhooks::insert(connection, app, event, version, notify).await
 }
 
-/// What happened to users without a request of their own.
+/// An event that the service causes for several users, without a request of these users.
 pub(in crate::store::postgres) struct BatchEvent<'a> {
     pub(in crate::store::postgres) kind: EventKind,
     pub(in crate::store::postgres) at: OffsetDateTime,
@@ -81,7 +81,7 @@ pub(in crate::store::postgres) struct BatchEvent<'a> {
 }
 
 /// Inserts an event for each of these users, and queues it for the webhooks that report it. Each user comes with the
-/// version after the event; the version of a deleted user is above the last version that the user had.
+/// version after the event. For a deleted user, this version must be greater than the last version that the user had.
 pub(in crate::store::postgres) async fn insert_for_users(
     connection: &mut PgConnection,
     app: &AppId,
@@ -120,7 +120,7 @@ pub(in crate::store::postgres) async fn insert_for_users(
     .map(drop)
 }
 
-/// The details as JSON. `None` if there are no details.
+/// Returns the details as JSON. `None` if there are no details.
 fn detail_text(detail: &Detail) -> Option<String> {
     if detail.is_empty() { None } else { serde_json::to_string(detail).ok() }
 }

@@ -81,7 +81,7 @@ impl PostgresStore {
     }
 }
 
-/// The result of a database function. `None` if this server's role is not permitted to call the function.
+/// Returns the result of a database function, or `None` if this server's role is not permitted to call the function.
 fn if_permitted(result: Result<i32, sqlx::Error>) -> Result<Option<i32>, sqlx::Error> {
     /// SQLSTATE `insufficient_privilege`.
     const INSUFFICIENT_PRIVILEGE: &str = "42501";

@@ -25,14 +25,14 @@ const BATCH_SIZE: usize = 256;
 /// The minimum time between the starts of two batches: a single event is written immediately, many simultaneous
 /// logins share a transaction.
 const BATCH_INTERVAL: Duration = Duration::from_millis(15);
-/// How long a request waits at most until its event is written.
+/// The maximum time that a request waits until its event is written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a batch is retried, so that a restart of Postgres loses no events. Later events wait in the queue. The
 /// first retry is immediate.
 const RETRY_TIME: Duration = Duration::from_secs(6);
-/// How often lost events are logged at most, while new events are written.
+/// The minimum time between log messages about lost events while new events are written.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// The pause before each retry after the first.
+/// The pause before each retry except the first.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// The time limit for writing the last events at shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);

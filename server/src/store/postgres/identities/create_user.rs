@@ -72,7 +72,7 @@ async fn create(
     Ok(CreateOutcome::Created)
 }
 
-/// Returns `false` if another user has the email address.
+/// Inserts the user. Returns `false` if another user has the email address.
 async fn insert_user(connection: &mut PgConnection, app: &AppId, user: &NewFederatedUser) -> Result<bool, sqlx::Error> {
     let inserted = sqlx::query!(
         "INSERT INTO users

@@ -1,4 +1,4 @@
-//! Links an identity to a user who exists.
+//! Links an identity to an existing user.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};
@@ -67,7 +67,7 @@ fn can_link(user: &LockedUser, request: &LinkRequest) -> bool {
     user.is_active_at(request.epoch) && is_same_address
 }
 
-/// The user to whom the identity is linked.
+/// Finds the user to whom the identity is linked.
 async fn find_owner(
     connection: &mut PgConnection,
     app: &AppId,

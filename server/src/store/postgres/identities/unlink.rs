@@ -11,9 +11,9 @@ use crate::{
 
 /// How many identities a user has.
 struct IdentityCounts {
-    /// Identities of the provider that is to be unlinked.
+    /// Identities at the Provider of the request.
     of_provider: i64,
-    /// Identities of other providers, if the user can log in with these providers.
+    /// Identities at other Providers, if the user can log in with these Providers.
     others: i64,
 }
 

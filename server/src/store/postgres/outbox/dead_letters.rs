@@ -28,7 +28,7 @@ pub struct DeadLetter {
 // === impl DeadLetter ===
 
 impl fmt::Display for DeadLetter {
-    /// One line, with tabs between the columns.
+    /// Writes one line, with tabs between the columns.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = |time: OffsetDateTime| time.format(&Rfc3339).map_err(|_| fmt::Error);
         let user = self.user.map_or_else(|| "-".to_owned(), |user| user.to_string());

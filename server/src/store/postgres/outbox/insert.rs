@@ -12,7 +12,8 @@ use crate::domain::{
     user::UserId,
 };
 
-/// How long the request has to propagate an epoch or a profile to Redis before a deliverer claims the outbox row.
+/// The time in which the request can propagate an epoch or a profile to Redis. After this time, a deliverer claims the
+/// outbox row.
 pub(in crate::store::postgres) const PROPAGATION_DELAY_SECONDS: f64 = 5.0;
 
 /// Queues a mail. If `notify` is set, other servers are notified when the transaction commits.
@@ -121,7 +122,7 @@ pub(in crate::store::postgres) async fn delete_rows_of(
         .map(drop)
 }
 
-/// A mail's columns: kind, user and time of the request. All `None` without a mail.
+/// Returns a mail's columns: kind, user and time of the request. All `None` without a mail.
 pub(in crate::store::postgres) fn mail_columns(
     mail: Option<&Mail>,
 ) -> (Option<&'static str>, Option<Uuid>, Option<OffsetDateTime>) {
@@ -131,7 +132,7 @@ pub(in crate::store::postgres) fn mail_columns(
     }
 }
 
-/// A mail's payload as JSON: the trace of the request that queued it. `None` if spans are not exported.
+/// Returns a mail's payload as JSON: the trace of the request that queued it. `None` if spans are not exported.
 pub(in crate::store::postgres) fn mail_payload() -> Option<String> {
     let payload = trace_payload();
     if payload.is_empty() { None } else { Some(Value::Object(payload).to_string()) }

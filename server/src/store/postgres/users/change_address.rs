@@ -20,7 +20,8 @@ use crate::{
     },
 };
 
-/// Maximum number of attempts. Each attempt sees what made the previous attempt fail, so two are nearly always enough.
+/// Maximum number of attempts. Each attempt sees what made the previous attempt fail, so two attempts are nearly always
+/// enough.
 const ADDRESS_ATTEMPTS: u32 = 5;
 
 /// In every attempt, another request took the email address first.
@@ -62,7 +63,8 @@ impl PostgresStore {
     }
 }
 
-/// Locks no other verified user: otherwise two users who want each other's address would deadlock.
+/// Changes the address in one transaction. Locks no other verified user: otherwise two users who want each other's
+/// address would deadlock.
 async fn change_address(
     connection: &mut PgConnection,
     app: &AppId,
@@ -137,7 +139,7 @@ async fn delete_unverified_owner(
     }))
 }
 
-/// Returns `None` if another account has verified the address.
+/// Makes the pending address the user's verified address. Returns `None` if another account has verified the address.
 async fn update_user(
     connection: &mut PgConnection,
     app: &AppId,

@@ -22,7 +22,7 @@ impl PostgresStore {
     }
 }
 
-/// Returns the epoch that ends the user's sessions.
+/// Deletes the user. Returns the epoch that ends the user's sessions.
 async fn delete(
     connection: &mut PgConnection,
     app: &AppId,

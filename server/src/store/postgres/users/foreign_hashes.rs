@@ -1,4 +1,4 @@
-//! Foreign password hashes: stores one with its class, removes old ones, and removes classes without users.
+//! Foreign password hashes: stores a hash with its class, removes expired hashes, and removes classes that no user has.
 
 use std::sync::Arc;
 
@@ -74,13 +74,13 @@ impl PostgresStore {
         call.end_call(removed)
     }
 
-    /// Removes the classes of all Apps that no user has, unless an import has touched them within the hour. Returns how
-    /// many were removed.
+    /// Removes the classes that no user has, in all Apps, unless an import has used them within the last hour. Returns
+    /// how many were removed.
     pub async fn sweep_hash_classes(&self) -> Result<u64, StoreError> {
         let mut call = self.begin_call("sweep_hash_classes").await?;
         let (connection, deadline) = call.parts();
-        // An import that touches the class at the same time locks its row. Then this statement waits for the import, and
-        // reads the new time.
+        // An import that uses the class at the same time locks the row of the class. Then this statement waits for the
+        // import, and reads the new time.
         let query = sqlx::query!(
             "DELETE FROM hash_classes
              WHERE touched_at < clock_timestamp() - interval '1 hour' AND NOT EXISTS (
@@ -93,15 +93,15 @@ impl PostgresStore {
     }
 }
 
-/// Adds a class to an App, or marks it as used now. Returns false, and writes nothing, if the App has no room for it.
-/// Must be called in the transaction that stores a hash of the class, before the hash is stored.
+/// Adds a class to an App, or marks it as used now. Returns false, and writes nothing, if the App has no room for the
+/// class. Must be called in the transaction that stores a hash of the class, before the hash is stored.
 pub(in crate::store::postgres) async fn add_hash_class(
     transaction: &mut PgConnection,
     app: &AppId,
     class: HashClass,
 ) -> Result<bool, sqlx::Error> {
     let max_classes = i64::try_from(MAX_CLASSES).unwrap_or(i64::MAX);
-    // One import at a time counts the classes of an App. The statement after the lock sees what the others have
+    // Only one import at a time counts the classes of an App. The statement after the lock sees what other imports have
     // committed.
     sqlx::query!("SELECT pg_advisory_xact_lock(hashtextextended('latchkey_hash_classes ' || $1, 0))", app.as_str())
         .execute(&mut *transaction)

@@ -16,7 +16,7 @@ use crate::{
     store::postgres::PostgresStore,
 };
 
-/// The columns of a user are null if there is none.
+/// The result of the statement. If there is no user, the columns of the user are null.
 struct LoginRow {
     hash_classes: Vec<String>,
     id: Option<Uuid>,
@@ -63,7 +63,7 @@ impl PostgresStore {
 // === impl LoginRow ===
 
 impl LoginRow {
-    /// `None` if there is no user.
+    /// Returns the columns of the user. `None` if there is no user.
     fn user(self) -> Option<UserRow> {
         Some(UserRow {
             id: self.id?,

@@ -1,4 +1,4 @@
-//! Registration: one statement for a new email address, and one for a known address. Both take the same time.
+//! Registration. There is one statement for a new email address and one for a known address. Both take the same time.
 
 use latchkey_crds::types::AppId;
 use tokio::time::timeout_at;

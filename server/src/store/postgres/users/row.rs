@@ -57,7 +57,7 @@ pub(in crate::store::postgres) use user_query;
 // === impl UserRow ===
 
 impl UserRow {
-    /// The raised epoch, to be written to the outbox and to Redis. `self` is the row after the change.
+    /// Returns the raised epoch, to be written to the outbox and to Redis. `self` is the row after the change.
     pub(in crate::store::postgres) fn epoch_change(&self, kept_session: Option<SessionId>) -> EpochChange {
         EpochChange { user: UserId(self.id), epoch: Epoch(self.epoch), kept_session }
     }

@@ -91,10 +91,11 @@ impl PostgresStore {
 }
 
 impl Stores {
-    /// Locks up to `max_accounts` expired accounts that registered and have no identity, starting after a position. Deletes those of
-    /// them that have no live session. Disabled accounts stay. The rows are locked from before the check in Redis until
-    /// the commit. Therefore a concurrent confirmation comes before the lock, and the account stays, or after the
-    /// commit, and finds no account. Several servers can call this at the same time.
+    /// Locks up to `max_accounts` expired accounts that were created by registration and have no identity, starting
+    /// after a position. Deletes the locked accounts that have no live session. Disabled accounts stay. The rows are
+    /// locked from before the check in Redis until the commit. Therefore a concurrent confirmation comes before the
+    /// lock, and the account stays, or after the commit, and finds no account. Several servers can call this at the
+    /// same time.
     pub async fn delete_unverified(
         &self,
         unverified: &UnverifiedExpiry,
@@ -136,8 +137,8 @@ impl Stores {
     }
 }
 
-/// The next accounts without a verified email address, oldest first. Returns at most `LOOKAHEAD` accounts. Otherwise
-/// the statement would read many accounts if most of them stay for other reasons.
+/// Returns the next accounts without a verified email address, oldest first, at most `LOOKAHEAD` accounts. Without this
+/// limit, the statement would read many accounts if most of them stay for other reasons.
 async fn look_ahead(
     connection: &mut PgConnection,
     unverified: &UnverifiedExpiry,
@@ -164,7 +165,7 @@ async fn look_ahead(
 }
 
 /// Locks expired accounts. The lock on the App's row prevents a concurrent deletion of the App's users, as in
-/// `create_user`. If the clocks of the server and the database differ, the clock that is behind decides, so that no
+/// `create_user`. If the clocks of the server and the database differ, the time of the slower clock applies, so that no
 /// account is deleted too early.
 async fn lock_candidates(
     connection: &mut PgConnection,

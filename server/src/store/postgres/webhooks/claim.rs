@@ -23,7 +23,8 @@ impl PostgresStore {
     pub(super) async fn webhooks_with_due_events(&self) -> Result<Vec<WebhookKey>, StoreError> {
         let mut call = self.begin_webhook_call("due_webhooks").await?;
         let (connection, deadline) = call.parts();
-        // A loose index scan reads the event that is due first of each webhook, however many events each has.
+        // For each webhook, a loose index scan reads only the event that is due first, however many events the webhook
+        // has.
         let query = sqlx::query_as!(
             KeyRow,
             r#"
@@ -76,7 +77,7 @@ async fn claim(
     lease_seconds: f64,
 ) -> Result<Vec<EventRow>, sqlx::Error> {
     let (apps, names) = key_columns(webhooks.iter().map(|webhook| &webhook.key));
-    // In a transaction of its own, because another server that inserts the same rows would wait for the claim.
+    // A separate transaction: otherwise another server that inserts the same rows would wait for the end of the claim.
     sqlx::query!(
         "INSERT INTO webhooks (app_id, name) SELECT * FROM unnest($1::text[], $2::text[]) ORDER BY 1, 2
          ON CONFLICT DO NOTHING",
@@ -86,8 +87,8 @@ async fn claim(
     .execute(&mut *connection)
     .await?;
     let mut transaction = connection.begin().await?;
-    // One server claims the events of a webhook at a time; another server skips it. The claim is a second statement, so
-    // that it sees the previous server's claim.
+    // Only one server at a time claims the events of a webhook; other servers skip this webhook. The claim is a second
+    // statement, so that it sees the previous server's claim.
     let locked = sqlx::query_as!(
         KeyRow,
         r#"

@@ -1,4 +1,4 @@
-//! Leases events to the consumer of a webhook, and removes the acknowledged ones.
+//! Leases events to the consumer of a webhook, and removes acknowledged events.
 
 use std::time::Duration;
 

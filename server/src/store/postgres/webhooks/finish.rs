@@ -10,8 +10,8 @@ use crate::{
     store::postgres::PostgresStore,
 };
 
-/// How long a webhook pauses after each failure when many deliveries in a row have failed, in seconds. Without it, a
-/// receiver that refuses connections would be called hundreds of times a second.
+/// How long a webhook pauses after each failure when many deliveries in a row have failed, in seconds. Without the
+/// pause, a receiver that refuses connections would be called hundreds of times a second.
 const PAUSE_SECONDS: f64 = 1.0;
 /// The maximum number of events of a stopped webhook that become dead letters together.
 const STOPPED_BATCH: i64 = 5_000;
@@ -33,7 +33,7 @@ impl PostgresStore {
     }
 }
 
-/// Returns whether the lease was still valid. Otherwise nothing is changed.
+/// Stores the outcome. Returns whether the lease was still valid. If not, nothing is changed.
 async fn finish(
     connection: &mut PgConnection,
     claimed: &ClaimedEvent,
@@ -122,7 +122,8 @@ async fn finish(
     Ok(true)
 }
 
-/// Counts a failure, or begins to count again. Most deliveries succeed after a success, and then change nothing.
+/// Counts a failure, or resets the count after a success. Nothing changes if a delivery succeeds after another success,
+/// as most deliveries do.
 async fn change_state(
     connection: &mut PgConnection,
     claimed: &ClaimedEvent,

@@ -14,7 +14,7 @@ const BATCH: i64 = 5_000;
 const MAX_EVENTS: i64 = 1_000_000;
 
 impl PostgresStore {
-    /// The webhooks with events or with a state, of all Apps.
+    /// Returns the webhooks of all Apps that have events or a state.
     pub(crate) async fn stored_webhooks(&self) -> Result<Vec<WebhookKey>, StoreError> {
         let mut call = self.begin_webhook_call("stored_webhooks").await?;
         let (connection, deadline) = call.parts();
@@ -73,7 +73,7 @@ impl PostgresStore {
     pub(crate) async fn delete_events_of_deleted_app(&self, webhook: &WebhookKey) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("delete_events_of_app").await?;
         let (connection, deadline) = call.parts();
-        // The lock on the App's row prevents that a new App claims the appID meanwhile, and makes events.
+        // The lock on the App's row prevents a new App from claiming the appID and queuing events meanwhile.
         let query = sqlx::query!(
             "WITH deleted AS MATERIALIZED (
                 SELECT app_id FROM apps WHERE app_id = $1 AND state = 'deleted' FOR SHARE
@@ -97,8 +97,8 @@ impl PostgresStore {
         Ok(call.end_call(deleted)?.rows_affected())
     }
 
-    /// Deletes up to 5,000 dead letters of a webhook, and returns how many: those older than 30 days, or all if the
-    /// webhook is a pull webhook, which has no dead letters.
+    /// Deletes up to 5,000 dead letters of a webhook, and returns how many. Deletes dead letters older than 30 days or,
+    /// for a pull webhook, all of them, because pull webhooks have no dead letters.
     pub(crate) async fn delete_old_dead_events(&self, webhook: &WebhookKey, is_pull: bool) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("delete_dead_events").await?;
         let (connection, deadline) = call.parts();
@@ -145,9 +145,9 @@ impl PostgresStore {
         Ok(call.end_call(deleted)?.rows_affected())
     }
 
-    /// Makes up to 5,000 events of a push webhook dead letters whose delivery was not possible within 72 hours, and
-    /// returns how many. Without this, one event at a time would be tried after many failures. An event that has been due
-    /// for less than an hour stays: a dead letter that is retried gets its attempt.
+    /// Turns up to 5,000 events of a push webhook into dead letters if they could not be delivered within 72 hours, and
+    /// returns how many. Without this, a webhook with many failures would try these events one at a time. An event that
+    /// has been due for less than an hour stays, so that a retried dead letter gets its attempt.
     pub(crate) async fn give_up_old_events(&self, webhook: &WebhookKey) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("give_up_old_events").await?;
         let (connection, deadline) = call.parts();
@@ -195,7 +195,7 @@ impl PostgresStore {
         Ok(call.end_call(deleted)?.rows_affected())
     }
 
-    /// How many events of the webhook are too many. Counts at most 100,000 of them.
+    /// Returns by how many events the queue of the webhook exceeds [`MAX_EVENTS`], at most 100,000.
     pub(crate) async fn excess_events(&self, webhook: &WebhookKey) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("excess_events").await?;
         let (connection, deadline) = call.parts();
@@ -213,8 +213,8 @@ impl PostgresStore {
         Ok(u64::try_from(call.end_call(count)? - MAX_EVENTS).unwrap_or(0))
     }
 
-    /// Deletes up to `excess` events of the webhook: dead letters first, then the oldest events. Returns how many were
-    /// deleted.
+    /// Deletes up to `excess` events of the webhook, but at most 5,000: dead letters first, then the oldest events.
+    /// Returns how many were deleted.
     pub(crate) async fn drop_events(&self, webhook: &WebhookKey, excess: u64) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("drop_events").await?;
         let (connection, deadline) = call.parts();

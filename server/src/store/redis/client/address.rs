@@ -19,7 +19,7 @@ impl ServerAddress {
         Some(Self { host: if host.is_empty() { node_host } else { host }.to_owned(), port: port.parse().ok()? })
     }
 
-    /// The address in connection settings. `None` for a Unix socket.
+    /// Returns the address in connection settings. `None` for a Unix socket.
     pub(super) fn of(server: &ConnectionInfo) -> Option<Self> {
         match server.addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
@@ -29,7 +29,7 @@ impl ServerAddress {
         }
     }
 
-    /// The settings of `server`, but with this address.
+    /// Returns the settings of `server`, but with this address.
     pub(super) fn with_settings_of(&self, server: &ConnectionInfo) -> ConnectionInfo {
         let (host, port) = (self.host.clone(), self.port);
         let addr = match server.addr() {
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_redirect_without_a_host_means_the_host_that_was_asked() {
+    fn a_redirection_without_a_host_names_the_host_of_the_redirecting_node() {
         let parse = |text| ServerAddress::parse(text, "asked").map(|address| (address.host, address.port));
         assert_eq!(parse("10.0.0.1:6379"), Some(("10.0.0.1".to_owned(), 6379)));
         assert_eq!(parse("::1:6379"), Some(("::1".to_owned(), 6379)));

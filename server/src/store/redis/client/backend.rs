@@ -22,7 +22,7 @@ pub(super) enum Backend {
 // === impl Backend ===
 
 impl Backend {
-    /// The backend that a URL names. Must be called in a tokio runtime.
+    /// Creates the backend that a URL names. Must be called in a tokio runtime.
     pub(super) fn from_url(url: RedisUrl, scripts: &Arc<Scripts>) -> Self {
         match url {
             RedisUrl::Single(server) => {

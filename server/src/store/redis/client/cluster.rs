@@ -53,7 +53,7 @@ struct ClusterState {
     queries: usize,
 }
 
-/// A call of one or more commands: what is still to be sent, and the results so far.
+/// A call of one or more commands: the commands that still must be sent, and the results so far.
 struct RoutedCall {
     pending: Vec<RoutedCommand>,
     /// The results so far, by the command's index.
@@ -376,7 +376,7 @@ async fn query_node(connection: &Connection, until: Instant) -> Result<SlotRange
 // === impl ClusterState ===
 
 impl ClusterState {
-    /// The known nodes. Each call of this function returns them in another order.
+    /// Returns the known nodes. Each call of this function returns them in another order.
     fn rotated_nodes(&mut self) -> Vec<Arc<Node>> {
         self.queries += 1;
         let mut nodes: Vec<_> = self.nodes.values().cloned().collect();
@@ -404,7 +404,7 @@ impl RoutedCall {
         Self { pending, results, replication: Replication::Complete }
     }
 
-    /// The values in the order of the commands, or the first error.
+    /// Returns the values in the order of the commands, or the first error.
     fn into_values(self) -> Result<(Vec<Value>, Replication), CallError> {
         let results =
             self.results.into_iter().map(|result| result.unwrap_or_else(|| Err(CallError::unexpected_reply())));

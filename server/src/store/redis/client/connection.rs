@@ -129,7 +129,7 @@ impl Connection {
         Ok(replies)
     }
 
-    /// The open connection and its number. If no connection is open, opens one.
+    /// Returns the open connection and its number. If no connection is open, opens one.
     async fn connection(&self, until: Instant) -> Result<(MultiplexedConnection, u64), CallError> {
         let mut state = self.state.lock().await;
         if let Some(connection) = &state.connection {

@@ -57,7 +57,7 @@ impl CallErrorKind {
         }
     }
 
-    /// The kind of an error reply. `code` is the first word of the reply.
+    /// Returns the kind of an error reply. `code` is the first word of the reply.
     fn from_code(code: &str) -> Self {
         match code {
             "NOAUTH" | "WRONGPASS" | "NOPERM" => Self::AccessDenied,
@@ -80,7 +80,7 @@ impl CallError {
         Self::from_kind(CallErrorKind::Unexpected)
     }
 
-    /// The servers do not support the topology of the URL. `code` names the command or the problem.
+    /// The error if the servers do not support the topology of the URL. `code` names the command or the problem.
     pub(super) fn configuration(code: &str) -> Self {
         Self { kind: CallErrorKind::Configuration, code: Some(code.to_owned()) }
     }
@@ -89,13 +89,13 @@ impl CallError {
         Self { kind: CallErrorKind::Unavailable, code: Some("not a primary".to_owned()) }
     }
 
-    /// No node serves the slot, or the slot does not stop migrating.
+    /// The error if no node serves the slot, or the slot does not stop migrating.
     pub(super) fn slot_unserved() -> Self {
         Self { kind: CallErrorKind::Unavailable, code: Some("CLUSTERDOWN".to_owned()) }
     }
 
-    /// The error of a command that only sentinels or cluster nodes support. An unexpected error means that the peer is
-    /// neither a sentinel nor a cluster node, so the URL names the wrong topology.
+    /// Converts the error of a command that only sentinels or cluster nodes support. An unexpected error means that the
+    /// peer is neither a sentinel nor a cluster node, so the URL names the wrong topology.
     pub(super) fn for_discovery(self, command: &str) -> Self {
         if self.kind == CallErrorKind::Unexpected { Self::configuration(command) } else { self }
     }

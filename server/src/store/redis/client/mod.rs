@@ -92,7 +92,7 @@ impl RedisClient {
         outcome
     }
 
-    /// The backend of the current URL. Reads the URL again if a call failed, at most once per `RETRY_PAUSE`.
+    /// Returns the backend of the current URL. Reads the URL again if a call failed, at most once per `RETRY_PAUSE`.
     fn backend(&self) -> Result<Backend, CallError> {
         let mut state = self.state.lock();
         let is_recent = state.read_at.is_some_and(|at| at.elapsed() < RETRY_PAUSE);
@@ -124,8 +124,8 @@ impl RedisClient {
         backend.ok_or(CallError::from_kind(CallErrorKind::Configuration))
     }
 
-    /// Reads the URL. `None` if the URL has not changed. In this case the backend stays, because it reconnects by
-    /// itself.
+    /// Reads the URL. Returns `None` if the URL has not changed. In this case the backend stays, because it reconnects
+    /// without help.
     fn read_changed_url(&self, state: &ClientState) -> Result<Option<(RedisUrl, Zeroizing<String>)>, ConnectError> {
         let url = self.url.read()?;
         if state.backend.as_ref().is_some_and(|(current, _)| *current == url) {

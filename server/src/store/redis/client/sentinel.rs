@@ -72,7 +72,7 @@ impl SentinelGroup {
         group
     }
 
-    /// The primary. Queries the sentinels first if no primary is known or a call has failed.
+    /// Returns the primary. Queries the sentinels first if no primary is known or a call has failed.
     pub(super) async fn primary(&self, until: Instant) -> Result<Arc<Node>, CallError> {
         if let (Some(primary), false) = self.known_primary() {
             return Ok(primary);
@@ -92,7 +92,7 @@ impl SentinelGroup {
         self.known_primary.lock().is_stale = true;
     }
 
-    /// The known primary, and whether a call has failed since sentinels were queried.
+    /// Returns the known primary, and whether a call has failed since sentinels were queried.
     fn known_primary(&self) -> (Option<Arc<Node>>, bool) {
         let known = self.known_primary.lock();
         (known.primary.as_ref().map(|(_, node)| Arc::clone(node)), known.is_stale)
@@ -137,7 +137,7 @@ impl SentinelGroup {
         known.primary = Some((address, Arc::new(node)));
     }
 
-    /// The address that a majority of sentinels name. Without a majority, the address that most sentinels name.
+    /// Returns the address that a majority of sentinels name. Without a majority, the address that most sentinels name.
     async fn query_primary(&self, until: Instant) -> Result<ServerAddress, CallError> {
         let reply_deadline = until.min(Instant::now() + REPLY_TIMEOUT);
         let mut queries: FuturesUnordered<_> =

@@ -40,7 +40,7 @@ impl SlotMap {
         })
     }
 
-    /// The primaries of all ranges, each once.
+    /// Returns the primaries of all ranges, each once.
     pub(super) fn primaries(&self) -> Vec<ServerAddress> {
         let mut primaries: Vec<ServerAddress> = self.ranges.values().map(|(_, primary)| primary.clone()).collect();
         primaries.sort_by(|a, b| (&a.host, a.port).cmp(&(&b.host, b.port)));
@@ -58,12 +58,12 @@ impl SlotMap {
     }
 }
 
-/// The slot of a command. A command without a key gets slot 0, because it can go to any node.
+/// Returns the slot of a command. A command without a key gets slot 0, because it can go to any node.
 pub(super) fn command_slot(command: &Cmd) -> u16 {
     first_key(command).map(key_slot).unwrap_or_default()
 }
 
-/// The first key of a command. All keys of a command are in one slot.
+/// Returns the first key of a command. All keys of a command are in one slot.
 fn first_key(command: &Cmd) -> Option<&[u8]> {
     let mut arguments = command.args_iter().filter_map(|argument| match argument {
         Arg::Simple(argument) => Some(argument),
@@ -74,7 +74,7 @@ fn first_key(command: &Cmd) -> Option<&[u8]> {
     arguments.nth(skipped)
 }
 
-/// The slot of a key, by the Redis Cluster specification, "Hash tags".
+/// Returns the slot of a key, by the Redis Cluster specification, "Hash tags".
 fn key_slot(key: &[u8]) -> u16 {
     let tag = || {
         let open = key.iter().position(|byte| *byte == b'{')?;

@@ -184,7 +184,7 @@ impl<'a> UrlParts<'a> {
         })
     }
 
-    /// Connection settings for each host, with the user, password and database.
+    /// Returns connection settings for each host, with the user, password and database.
     fn servers(&self, default_port: u16, database: &str) -> Result<Vec<ConnectionInfo>, RedisUrlError> {
         if !database.bytes().all(|digit| digit.is_ascii_digit()) {
             return Err(RedisUrlError::Database);

@@ -12,7 +12,7 @@ use crate::{
     store::stores::Stores,
 };
 
-/// The Redis key of a code.
+/// Returns the Redis key of a code.
 fn code_key(app: &AppId, key: &CodeKey) -> String {
     format!("lk:{{{app}:{}}}:code", key.as_str())
 }

@@ -53,8 +53,8 @@ impl FlowKeys {
     }
 }
 
-/// The client to which a flow belongs when flows are evicted: the IPv4 address, or the /48 of an IPv6 address. With the
-/// /64, a site (a /48) could spread its flows over 65,536 clients.
+/// Returns the client to which a flow belongs when flows are evicted: the IPv4 address, or the /48 of an IPv6 address.
+/// With the /64, a site (a /48) could spread its flows over 65,536 clients.
 fn eviction_client(client: ClientAddress) -> String {
     hashed_subject(&client.ipv6_site().map_or_else(|| client.to_string(), |site| site.to_string()))
 }
@@ -63,7 +63,7 @@ fn used_flow_key(app: &AppId, id: &FlowId) -> String {
     format!("lk:{{{app}:{}}}:flow-used", id.as_str())
 }
 
-/// A command that sets the key of a used flow, unless the key is already set.
+/// Returns a command that sets the key of a used flow, unless the key is already set.
 fn mark_flow_used(app: &AppId, id: &FlowId) -> Cmd {
     let mut command = redis::cmd("SET");
     command.arg(used_flow_key(app, id)).arg(1).arg("NX").arg("EX").arg(FLOW_SECONDS + TTL_SLACK_SECONDS);
@@ -74,7 +74,7 @@ fn login_code_key(app: &AppId, key: &LoginCodeKey) -> String {
     format!("lk:{{{app}:{}}}:login-code", key.as_str())
 }
 
-/// The keys of the counters of a client address and of its site (IPv6 /48), with their windows.
+/// Returns the keys of the counters of a client address and of its site (IPv6 /48), with their windows.
 fn counter_keys(app: &AppId, client: ClientAddress) -> Vec<(String, Window)> {
     let key = |subject: String| format!("lk:{{{app}:{}}}:unboundFlows:60", hashed_subject(&subject));
     let mut counters = vec![(key(client.to_string()), FLOWS_PER_CLIENT)];
@@ -197,7 +197,7 @@ impl Flows for Stores {
         let unreadable = || self.redis.unexpected_value();
         let key = login_code_key(app, key);
         let mut commands = Pipeline::new();
-        // The use of the code that sets the field `session` is the first use.
+        // The first use of the code sets the field `session`; later uses do not change it.
         commands.cmd("HSETNX").arg(&key).arg("session").arg(session.to_string());
         commands.cmd("HGET").arg(&key).arg("session");
         commands.cmd("EXPIRE").arg(&key).arg(USED_CODE_SECONDS);

@@ -21,7 +21,7 @@ use crate::{
 /// How long a client address is known to an account (specification: Limits, Rate limits).
 const KNOWN_CLIENT_SECONDS: u32 = 30 * 24 * 60 * 60;
 
-/// The key of each window's counter. All keys are in one slot.
+/// Returns the key of each window's counter. All keys are in one slot.
 fn counter_keys(app: &AppId, check: &RateLimitCheck, windows: &[Window]) -> Vec<String> {
     let subject = hashed_subject(&check.subject);
     let limit = check.limit.as_str();
@@ -43,8 +43,8 @@ impl RateLimits for Stores {
             let windows = distinct_windows(&check.windows);
             commands.add_command(redis.acquire_command(&counter_keys(app, check, &windows), &windows));
         }
-        // Each check is atomic by itself. If one check reaches its limit, the uses that the other checks counted are
-        // released.
+        // Each check is atomic, but not all checks together. If one check reaches its limit, the uses that the other
+        // checks counted are released.
         let values = redis.send(Operation::AcquireLimits, &commands).await?;
         let mut permit = RateLimitPermit::default();
         let mut limited: Option<RateLimited> = None;
@@ -79,7 +79,7 @@ impl RateLimits for Stores {
             commands.add_command(self.redis.release_command(&counter_keys(app, check, &windows), &windows, *at));
         }
         if let Err(error) = self.redis.send(Operation::ReleaseLimits, &commands).await {
-            warn!(%app, error = &error as &dyn std::error::Error, "a limit stays stricter for a while");
+            warn!(%app, error = &error as &dyn std::error::Error, "a use of a limit was not released; the limit is stricter until its window ends");
         }
     }
 
@@ -101,7 +101,7 @@ impl RateLimits for Stores {
         let mut command = redis::cmd("SET");
         command.arg(known_client_key(app, account, client)).arg(1).arg("EX").arg(KNOWN_CLIENT_SECONDS);
         if let Err(error) = self.redis.send_one(Operation::RememberClient, command).await {
-            warn!(%app, error = &error as &dyn std::error::Error, "a client address is not stored as known");
+            warn!(%app, error = &error as &dyn std::error::Error, "a client address could not be stored as known to an account");
         }
     }
 }

@@ -32,7 +32,7 @@ impl RefusalQueue {
         }
     }
 
-    /// The counter of lost refusals.
+    /// Returns the counter of lost refusals.
     pub(in crate::store::redis) const fn lost(&self) -> &Counter {
         &self.lost
     }

@@ -44,7 +44,7 @@ const DUE_KEY: &str = "lk:{:audit}:due";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct QuarterHour {
     pub(crate) app: AppId,
-    /// Quarters of an hour since 1970.
+    /// The number of quarters of an hour from 1970 to this one.
     pub(crate) number: i64,
 }
 
@@ -105,7 +105,7 @@ pub(in crate::store::redis) async fn count_queued_refusals(
 // === impl CountingState ===
 
 impl CountingState {
-    /// The Apps of the batch whose current quarter was not recently added to `DUE_KEY`.
+    /// Returns the Apps of the batch whose current quarter was not recently added to `DUE_KEY`.
     fn unannounced(&self, batch: &[(AppId, Refusal)]) -> Vec<AppId> {
         let mut apps: Vec<AppId> = batch.iter().map(|(app, _)| app.clone()).collect();
         apps.sort();
@@ -219,7 +219,7 @@ impl RedisStore {
         Ok(())
     }
 
-    /// The finished quarters with refusals, oldest first: skips `skip` quarters and returns at most `limit`.
+    /// Returns the finished quarters with refusals, oldest first. Skips `skip` quarters and returns at most `limit`.
     pub(crate) async fn due_quarters(&self, skip: usize, limit: usize) -> Result<Vec<QuarterHour>, StoreError> {
         let arguments = [self.offset_millis(), skip.to_string(), limit.to_string(), TTL_MILLIS.to_string()];
         let command = script_command(&self.scripts().due_quarters, &[DUE_KEY.to_owned()], &arguments);

@@ -71,7 +71,7 @@ impl UserKeys {
         }
     }
 
-    /// The keys of user, index and session, in the order that scripts expect.
+    /// Returns the keys of user, index and session, in the order that scripts expect.
     fn for_session(&self, session: SessionId) -> [String; 3] {
         [self.user.clone(), self.index.clone(), format!("{}{session}", self.session_prefix)]
     }
@@ -81,7 +81,7 @@ fn to_millis(time: OffsetDateTime) -> String {
     (time.unix_timestamp_nanos() / 1_000_000).to_string()
 }
 
-/// At most `MAX_USER_AGENT_BYTES` bytes, cut between characters.
+/// Cuts the user agent to at most `MAX_USER_AGENT_BYTES` bytes. Never cuts inside a character.
 fn truncated_user_agent(user_agent: &str) -> &str {
     let end = (0..=MAX_USER_AGENT_BYTES.min(user_agent.len())).rev().find(|end| user_agent.is_char_boundary(*end));
     &user_agent[..end.unwrap_or(0)]
@@ -150,7 +150,7 @@ fn parse_refresh(token: &RefreshToken, windows: &[Window], reply: &str) -> Optio
     Some(RefreshOutcome::Renewed(kind, parse_session(token.user, token.session, rest)?))
 }
 
-/// A profile as scripts expect it: version, email address, whether the address is verified, name.
+/// Returns a profile as scripts expect it: version, email address, whether the address is verified, name.
 fn profile_arguments(profile: &Profile) -> [String; 4] {
     let verified = if profile.email_verified { "1" } else { "0" };
     let email = profile.email.clone().unwrap_or_default();

@@ -27,7 +27,7 @@ pub(super) fn hashed_subject(subject: &str) -> String {
     URL_SAFE_NO_PAD.encode(&digest(&SHA256, subject.as_bytes()).as_ref()[..18])
 }
 
-/// The windows without duplicate lengths. Of two windows with the same length, only the stricter window stays.
+/// Returns the windows without duplicate lengths. Of two windows with the same length, only the stricter window stays.
 pub(super) fn distinct_windows(windows: &[Window]) -> Vec<Window> {
     let mut windows = windows.to_vec();
     windows.sort_by_key(|window| (window.window_seconds, window.count));
@@ -35,12 +35,13 @@ pub(super) fn distinct_windows(windows: &[Window]) -> Vec<Window> {
     windows
 }
 
-/// The windows as scripts expect them: for each window, its maximum count and the length of a bucket in milliseconds.
+/// Returns the windows as scripts expect them: for each window, its maximum count and the length of a bucket in
+/// milliseconds.
 pub(super) fn window_arguments(windows: &[Window]) -> impl Iterator<Item = String> {
     windows.iter().flat_map(|window| [window.count.to_string(), bucket_millis(window).to_string()])
 }
 
-/// The length of a bucket in milliseconds. The result is exact, because windows are whole seconds.
+/// Returns the length of a bucket in milliseconds. The result is exact, because windows are whole seconds.
 fn bucket_millis(window: &Window) -> i64 {
     i64::from(window.window_seconds) * 1000 / BUCKETS
 }
@@ -48,8 +49,8 @@ fn bucket_millis(window: &Window) -> i64 {
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// A command that counts one use in each window, or in none if a window is full. `counters` contains the key of
-    /// each window's counter.
+    /// Returns a command that counts one use in each window, or in none if a window is full. `counters` contains the
+    /// key of each window's counter.
     pub(super) fn acquire_command(&self, counters: &[String], windows: &[Window]) -> Cmd {
         let arguments: Vec<String> = [self.offset_millis()].into_iter().chain(window_arguments(windows)).collect();
         script_command(&self.scripts().acquire, counters, &arguments)
@@ -66,7 +67,7 @@ impl RedisStore {
         })
     }
 
-    /// A command that subtracts one use from each window. `counted_at` is the time of `AcquireReply::Counted`.
+    /// Returns a command that subtracts one use from each window. `counted_at` is the time of `AcquireReply::Counted`.
     pub(super) fn release_command(&self, counters: &[String], windows: &[Window], counted_at: i64) -> Cmd {
         let buckets: Vec<String> =
             windows.iter().map(|window| (counted_at / bucket_millis(window)).to_string()).collect();
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_two_windows_of_one_length_the_stricter_applies() {
+    fn of_two_windows_with_the_same_length_the_stricter_applies() {
         let window = |count, window_seconds| Window { count, window_seconds };
         let windows = [window(9, 60), window(100, 3600), window(5, 60)];
         assert_eq!(distinct_windows(&windows), [window(5, 60), window(100, 3600)]);

@@ -26,7 +26,7 @@ pub(super) struct Administrator {
     authorization: String,
 }
 
-/// Users of an import, by column. No other batch has these users.
+/// Users for one import, stored by column. Each batch has different users.
 pub(super) struct Batch {
     pub(super) external_ids: Vec<String>,
     pub(super) emails: Vec<String>,
@@ -69,7 +69,7 @@ impl Administrator {
         self.send(Method::PATCH, path, "application/json", body.to_string().into()).await
     }
 
-    /// Sends the lines of [`Batch::lines`]. All `users` must be created.
+    /// Sends the lines of [`Batch::lines`]. Returns an error unless all `users` are created.
     pub(super) async fn import(&mut self, app: &str, lines: Bytes, users: usize) -> Result<()> {
         let path = format!("/v1/{app}/imports?source=bench");
         let body = self.send(Method::POST, &path, "application/x-ndjson", lines).await?;

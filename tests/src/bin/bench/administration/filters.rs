@@ -1,4 +1,4 @@
-//! Lists of users with each filter, in an App with few users and in an App with many.
+//! Measures lists of users with each filter, in an App with few users and in an App with many.
 
 use std::time::Instant;
 
@@ -105,7 +105,7 @@ pub(super) async fn run(service: &Service) -> Result<Vec<Bound>> {
     Ok(bounds)
 }
 
-/// Fills the Apps, and leaves nothing behind that Postgres would do while the calls are measured.
+/// Fills the Apps, and completes the work that Postgres would otherwise do while the calls are measured.
 async fn fill(connection: &mut PgConnection, apps: [(&str, u32); 2]) -> Result<()> {
     // Without the check of the foreign key, a million identities take much less time.
     sqlx::raw_sql("SET session_replication_role = replica").execute(&mut *connection).await?;

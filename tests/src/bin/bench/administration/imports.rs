@@ -1,4 +1,4 @@
-//! Imports compared with bare INSERTs, and logins next to imports.
+//! Imports compared with bare INSERTs, and logins during imports.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ use crate::measurements::{Bound, format_millis, histogram, p99_ratio};
 
 /// Users of a batch: the maximum of an import.
 const BATCH: usize = 1000;
-/// Batches that are imported and, alternating with them, batches that are inserted.
+/// Number of imported batches, and also of inserted batches. Both alternate.
 const BATCHES: u32 = 200;
 const WARM_UP_BATCHES: u32 = 5;
 /// The cost of the bcrypt hashes.
@@ -33,20 +33,20 @@ const HASH_CLASS: &str = "bcrypt$10";
 const INSERTED_APP: &str = "bare-inserts";
 /// Minimum rate of imports, relative to the rate of bare INSERTs.
 const MIN_RATE: f64 = 0.5;
-/// Rate of the logins to the App of the import, in logins per second. Each also checks a bcrypt hash, on one thread, so
-/// this is about a third of what the server can do.
+/// Rate of the logins to the App of the import, in logins per second. Each of these logins also checks a bcrypt hash on
+/// one thread. The rate is about a third of what the server can do.
 const IMPORTED_RATE: u32 = 6;
 /// Rate of the logins to another App, in logins per second: a small part of what two cores can do.
 const OTHER_RATE: u32 = 25;
-/// Rounds of logins, each first without and then next to an import.
+/// Rounds of logins, each first without and then during an import.
 const ROUNDS: u32 = 3;
-/// Duration of the logins without an import in one round, and also next to it.
+/// Duration of the logins in one round, without the import and again during the import.
 const ROUND_TIME: Duration = Duration::from_secs(8);
-/// Upper limit of the p99 of logins next to an import, relative to the p99 without an import.
+/// Upper limit of the p99 of logins during an import, relative to the p99 without an import.
 const MAX_P99_RATIO: f64 = 2.0;
 
-/// Inserts a batch without looking for conflicts, in the same table and with the same values as an import. So the
-/// indexes are the same, and as large.
+/// Inserts a batch without looking for conflicts, in the same table and with the same values as an import. So both
+/// update the same indexes at the same size.
 const INSERT: &str = "
     INSERT INTO users
         (app_id, id, external_id, email, email_canonical, email_verified_at, name, disabled_at, password_hash, metadata,
@@ -91,8 +91,8 @@ pub(super) async fn compare_with_inserts(service: &Service) -> Result<Bound> {
     ))
 }
 
-/// Compares logins next to an import with logins without it: those of the App of the import, and those of another App.
-/// The App of the import has foreign hashes from the start, so both cases differ only by the import.
+/// Compares logins during an import with logins without it, for the App of the import and for another App. The App of
+/// the import has foreign hashes from the start, so the two cases differ only by the import.
 pub(super) async fn measure_logins(service: &Service) -> Result<Vec<Bound>> {
     let (mut calm, mut loaded) = ([histogram(), histogram()], [histogram(), histogram()]);
     let (mut users, mut importing) = (0_u32, Duration::ZERO);
@@ -110,7 +110,7 @@ pub(super) async fn measure_logins(service: &Service) -> Result<Vec<Bound>> {
         importing += started.elapsed();
     }
     println!(
-        "{IMPORTED_RATE} and {OTHER_RATE} logins per second in two Apps, next to an import of {:.0} users per second",
+        "{IMPORTED_RATE} and {OTHER_RATE} logins per second in two Apps, during an import of {:.0} users per second",
         f64::from(users) / importing.as_secs_f64()
     );
     let mut bounds = Vec::new();
@@ -126,7 +126,7 @@ pub(super) async fn measure_logins(service: &Service) -> Result<Vec<Bound>> {
         );
         bounds.push(Bound::new(
             format!(
-                "next to an import, p99 of logins to {what} is at most {MAX_P99_RATIO} times the p99 without it: \
+                "during an import, p99 of logins to {what} is at most {MAX_P99_RATIO} times the p99 without it: \
                  {ratio:.2}"
             ),
             ratio <= MAX_P99_RATIO,

@@ -1,4 +1,4 @@
-//! Mails next to many events for a receiver that refuses connections.
+//! Mails while many events wait for a receiver that refuses connections.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::{
 const EVENTS: i32 = 100_000;
 /// Rounds, each first without and then with the events.
 const ROUNDS: u32 = 3;
-/// Number of mails without the events in one round, and also with them.
+/// Number of mails in one round without the events, and again with them.
 const MAILS: u32 = 400;
 const WARM_UP_MAILS: u32 = 50;
 /// Limit for one mail. It takes a few milliseconds, or a second if a notification is lost.
@@ -48,7 +48,7 @@ pub(super) async fn run(service: &Service) -> Result<Bound> {
     }
     let ratio = p99_ratio(&calm, &loaded);
     println!(
-        "mails next to {EVENTS} events for a receiver that refuses connections ({attempts} attempts to send them)"
+        "mails while {EVENTS} events wait for a receiver that refuses connections ({attempts} attempts to send them)"
     );
     for (what, latency) in [("without the events", &calm), ("with the events", &loaded)] {
         println!(
@@ -62,7 +62,7 @@ pub(super) async fn run(service: &Service) -> Result<Bound> {
     println!();
     Ok(Bound::new(
         format!(
-            "p99 of mails next to {EVENTS} events for a dead receiver is at most {MAX_P99_RATIO} times the p99 without \
+            "p99 of mails while {EVENTS} events wait for a dead receiver is at most {MAX_P99_RATIO} times the p99 without \
              them: {ratio:.2}"
         ),
         ratio <= MAX_P99_RATIO,
@@ -89,9 +89,9 @@ async fn request_mails(service: &Service, client: &ApiClient, mails: u32, latenc
 
 async fn add_events(connection: &mut PgConnection, app: &str) -> Result<()> {
     sqlx::query(INSERT_EVENTS).bind(app).bind(DEAD_WEBHOOK).bind(EVENTS).execute(&mut *connection).await?;
-    // As if the events had been written over some time.
+    // Updates the statistics. If the events had been written over some time, autovacuum would have done this.
     sqlx::raw_sql("ANALYZE webhook_events").execute(&mut *connection).await?;
-    // The round can be shorter than the time between two looks at the queue.
+    // Notifies the server, because the round can be shorter than the time between two polls of the queue.
     sqlx::query("SELECT pg_notify('latchkey_webhooks', $1 || '/' || $2)")
         .bind(app)
         .bind(DEAD_WEBHOOK)

@@ -22,9 +22,9 @@ use crate::{
 const CLIENTS: u32 = ORDINARY_CLIENTS + STORM_CLIENTS;
 /// Duration of the logins.
 const LOGIN_TIME: Duration = Duration::from_secs(10);
-/// How much more memory the server may need than under logins only.
+/// Maximum additional memory of the server, compared with logins only.
 const MAX_GROWTH_MIB: f64 = 4.0;
-/// How much more than that a check of a scrypt hash needs.
+/// Further memory that a check of the scrypt hash needs.
 const SCRYPT_MIB: f64 = 128.0;
 /// Number of concurrent logins to the App with a scrypt hash.
 const SCRYPT_LOGINS: u32 = 4;

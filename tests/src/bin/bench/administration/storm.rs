@@ -1,4 +1,4 @@
-//! Logins of one App next to a storm of logins of another App with bcrypt hashes of a high cost.
+//! Logins of one App during a storm of logins of another App, which has bcrypt hashes of a high cost.
 
 use std::{
     convert::Infallible,
@@ -35,15 +35,15 @@ pub(super) const ORDINARY_CLIENTS: u32 = 8;
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Pause before a new connection.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
-/// Rounds, each first without the storm and then next to it.
+/// Rounds, each first without and then during the storm.
 const ROUNDS: u32 = 4;
-/// Duration of the logins without the storm in one round, and also next to it.
+/// Duration of the logins in one round, without the storm and again during the storm.
 const ROUND_TIME: Duration = Duration::from_secs(5);
 /// Time until the storm has filled the queue.
 const FILL_TIME: Duration = Duration::from_secs(2);
 /// Time until the queue has no jobs of the storm: a job must start within 2 s, and then takes less than a second.
 const DRAIN_TIME: Duration = Duration::from_secs(3);
-/// Minimum rate of logins next to the storm, relative to the rate without it.
+/// Minimum rate of logins during the storm, relative to the rate without it.
 const MIN_RATE: f64 = 0.4;
 
 /// The responses to the storm.
@@ -51,12 +51,12 @@ const MIN_RATE: f64 = 0.4;
 struct StormCounts {
     /// 401: the hash was checked.
     checked: AtomicU32,
-    /// 503.
+    /// 503: the login was refused.
     refused: AtomicU32,
     other: AtomicU32,
 }
 
-/// Compares the rate of logins next to the storm with the rate without it. Both Apps are in one namespace.
+/// Compares the rate of logins during the storm with the rate without it. Both Apps are in one namespace.
 ///
 /// The storm sends wrong passwords: each such login costs one native hash and one bcrypt hash. A login with the right
 /// password of an imported user costs the same, but only once, because it replaces the bcrypt hash.
@@ -85,14 +85,12 @@ pub(super) async fn run(service: &Service) -> Result<Bound> {
     ensure!(checked > 0 && other == 0, "the storm got {checked} × 401, {refused} × 503 and {other} other responses");
     let per_second = |count: u32| f64::from(count) / storming.as_secs_f64();
     let ratio = loaded / calm;
-    println!(
-        "logins per second next to a storm of {STORM_CLIENTS} clients in an App with bcrypt of cost {BCRYPT_COST}"
-    );
+    println!("logins per second during a storm of {STORM_CLIENTS} clients in an App with bcrypt of cost {BCRYPT_COST}");
     println!("  the storm                     {:.1} checked, {:.1} refused", per_second(checked), per_second(refused));
     println!("  another App                   {loaded:.1}, without the storm {calm:.1}\n");
     Ok(Bound::new(
         format!(
-            "next to a storm of bcrypt logins, another App has at least {:.0} % of its logins: {:.0} %",
+            "during a storm of bcrypt logins, another App has at least {:.0} % of its logins: {:.0} %",
             100.0 * MIN_RATE,
             100.0 * ratio
         ),

@@ -1,4 +1,4 @@
-//! One attacker against one server, next to ordinary users.
+//! One attacker against one server with ordinary users.
 
 use std::{
     future::Future,
@@ -34,9 +34,9 @@ use crate::{
 /// Number of users that log in continuously. On two cores they use the whole machine, so that the effect of an attacker
 /// is visible.
 const USERS: u32 = 8;
-/// Upper limit of the p99 of logins next to an attacker, relative to the p99 without an attacker.
+/// Upper limit of the p99 of logins during an attack, relative to the p99 without an attack.
 const MAX_RATIO: f64 = 3.0;
-/// Absolute upper limit of the p99 of logins next to an attacker.
+/// Absolute upper limit of the p99 of logins during an attack.
 const MAX_P99: Duration = Duration::from_secs(1);
 /// The namespace of the ordinary users' Apps. The attackers' Apps are in other namespaces.
 pub(super) const ORDINARY_NAMESPACE: &str = "ordinary";
@@ -128,9 +128,9 @@ impl ServerAttack {
         // Warms up caches and connections to the stores.
         let _ = self.measure(Duration::from_secs(2), &server_ended).await?;
         let (logins, social_logins) = self.measure(self.duration, &server_ended).await?;
-        println!("  users alone                   {}", logins.report_line());
+        println!("  users without an attack       {}", logins.report_line());
         if let Some(social_logins) = &social_logins {
-            println!("  social logins alone           {}", social_logins.report_line());
+            println!("  social logins without it      {}", social_logins.report_line());
         }
         ensure!(logins.failed() == 0, "logins to {} fail without an attacker", self.app);
         ensure!(
@@ -142,18 +142,18 @@ impl ServerAttack {
         Ok(())
     }
 
-    /// Measures the users next to the attacker, prints the measurements, and returns the bounds.
+    /// Measures the users during the attack, prints the measurements, and returns the bounds.
     pub(super) async fn run_attack(self, attacker: impl Future<Output = ()> + Send + 'static) -> Result<Vec<Bound>> {
-        let baseline = self.baseline.as_ref().context("users were measured alone first")?;
+        let baseline = self.baseline.as_ref().context("users were measured without an attack first")?;
         let watch = ServerWatch::new();
         let attacking = self.attacker_runtime.spawn(attacker);
         let (observed, ended) =
             tokio::join!(self.measure_until_done(&watch), watch.follow(&self.stack, Instant::now()));
         attacking.abort();
         let (logins, social_logins) = observed?;
-        println!("  users next to the attacker    {}", logins.report_line());
+        println!("  users during the attack       {}", logins.report_line());
         if let Some(social_logins) = &social_logins {
-            println!("  social logins next to it      {}", social_logins.report_line());
+            println!("  social logins during it       {}", social_logins.report_line());
         }
         println!("  the attacker                  {}", self.counts);
         let mut bounds = bounds("logins", &baseline.logins, &logins);
@@ -198,7 +198,7 @@ impl ServerAttack {
         let Some((status, after)) = ended else {
             return Bound::new(format!("{what}: peak {:.1} MiB", mib(peak)), self.limit.is_met(peak));
         };
-        println!("  the server's last lines:\n{}", process::tail(&self.stack.server().log(), 3));
+        println!("  the server's last lines:\n{}", process::tail(&self.stack.server().log_path(), 3));
         let by_limit = match self.limit.oom_kills() {
             Some(0) => ", not because of its memory",
             Some(_) => ", because of its memory",
@@ -214,14 +214,16 @@ fn bounds(what: &str, baseline: &UserMeasurements, attacked: &UserMeasurements) 
         attacked.failed() == 0,
     );
     let (Some(baseline_p99), Some(p99)) = (baseline.p99(), attacked.p99()) else {
-        let what = format!("p99 of {what} is under {MAX_RATIO} times the p99 alone and {MAX_P99:?}: too many fail");
+        let what = format!(
+            "p99 of {what} is under {MAX_RATIO} times the p99 without the attack and {MAX_P99:?}: too many fail"
+        );
         return vec![Bound::new(what, false), failed];
     };
     #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark are far below 2^52")]
     let ratio = p99 as f64 / baseline_p99 as f64;
     vec![
         Bound::new(
-            format!("p99 of {what} is under {MAX_RATIO} times the p99 alone: {ratio:.2} times"),
+            format!("p99 of {what} is under {MAX_RATIO} times the p99 without the attack: {ratio:.2} times"),
             ratio < MAX_RATIO,
         ),
         Bound::new(

@@ -1,4 +1,4 @@
-//! One hostile tenant against the operator, on a real control plane, next to the App of another tenant.
+//! One hostile tenant against the operator, on a real control plane, while the operator serves another tenant's App.
 
 use std::{
     future::Future,
@@ -22,7 +22,7 @@ use latchkey_crds::{
 use latchkey_tests::{
     builders::App,
     client::ApiClient,
-    cluster::{Installation, OperatorProcess, PodServer, TestCluster},
+    cluster::{Installation, OperatorProcess, ServerInPod, TestCluster},
     process,
 };
 use serde_json::json;
@@ -51,7 +51,7 @@ pub(super) struct OperatorAttack<'a> {
     pub(super) install: Installation<'a>,
     app: App,
     operators: Vec<OperatorProcess>,
-    server: PodServer,
+    server: ServerInPod,
     /// The server's memory before the attack, in bytes.
     memory_before: u64,
     /// Dropped after the server, because the server runs in this limit's cgroup.
@@ -190,7 +190,7 @@ impl<'a> OperatorAttack<'a> {
 }
 
 /// The server's own memory in bytes; zero if the server has ended.
-fn anonymous_memory(server: &PodServer) -> u64 {
+fn anonymous_memory(server: &ServerInPod) -> u64 {
     server.pid().and_then(|pid| anonymous_bytes(pid).ok()).unwrap_or_default()
 }
 
@@ -228,7 +228,7 @@ impl ReadinessChecks {
     fn bound(&self, operator: &OperatorProcess) -> Bound {
         let what = format!("{} stays Ready", operator.identity());
         if let Some((status, after)) = self.ended {
-            println!("  the last lines of {}:\n{}", operator.identity(), process::tail(operator.log(), 3));
+            println!("  the last lines of {}:\n{}", operator.identity(), process::tail(operator.log_path(), 3));
             return Bound::new(format!("{what}: it ended after {:.1} s with {status}", after.as_secs_f64()), false);
         }
         Bound::new(

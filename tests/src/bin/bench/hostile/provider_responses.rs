@@ -1,8 +1,9 @@
 //! A provider that responds with 1 MiB of nested JSON.
 //!
-//! A tenant's provider behaves normally while users are measured alone. Then the tenant adds eight more Providers,
-//! which the server checks by itself within seconds, and sixteen clients call *login* with an invalid provider token.
-//! The provider responds to every request with 1 MiB of nested JSON, which is more than the server reads.
+//! A tenant's provider behaves normally while users are measured without the attack. Then the tenant adds eight more
+//! Providers, which the server checks within seconds without any request, and sixteen clients call *login* with an
+//! invalid provider token. The provider responds to every request with 1 MiB of nested JSON, which is more than the
+//! server reads.
 //!
 //! Attacks the bounds on the memory of parsed documents: their nodes, their depth, and how many the server parses at
 //! the same time.

@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 use latchkey_crds::rendered::{Revision, RevisionsMessage};
-use latchkey_tests::cluster::PodServer;
+use latchkey_tests::cluster::ServerInPod;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -21,7 +21,7 @@ pub(crate) struct RevisionStreams {
 
 impl RevisionStreams {
     /// Connects to each server and reads the first message (hello), which lists all revisions that the server serves.
-    pub(crate) async fn connect(servers: &[PodServer]) -> Result<Self> {
+    pub(crate) async fn connect(servers: &[ServerInPod]) -> Result<Self> {
         let (sender, lines) = mpsc::unbounded_channel();
         let client = reqwest::Client::builder().no_proxy().build()?;
         let mut streams = Vec::new();

@@ -31,7 +31,7 @@ pub(crate) struct AdministratorArgs {
 /// The number of new connections for the calls with each token of an ended session. The Service chooses a server for each
 /// connection at random, so the probability that one of two servers gets none of them is 2^-19.
 const NEW_CONNECTIONS: usize = 20;
-/// So small that the few users of the App need several pages.
+/// Small enough that the few users of the App need several pages.
 const PAGE: u32 = 2;
 
 struct Administrator<'a> {
@@ -57,7 +57,7 @@ fn new_email(name: &str) -> String {
 // === impl Administrator ===
 
 impl Administrator<'_> {
-    /// Creates a user, who logs in, and disables the user. Returns the id.
+    /// Creates a user, logs in as this user, and disables the user. Returns the id.
     async fn disable_user(&self) -> Result<String> {
         let email = new_email("grace");
         let external_id = format!("crm:{:08x}", rand::random::<u32>());
@@ -120,7 +120,7 @@ impl Administrator<'_> {
         Ok(id)
     }
 
-    /// Lists all users page by page, and asserts that these are among them.
+    /// Lists all users page by page, and asserts that the list contains these users.
     async fn list_users(&self, wanted: &[&str]) -> Result<()> {
         let (users, pages) = self.api.list_users(PAGE).await?;
         ensure!(pages >= 2, "the {} users of the App are on one page", users.len());

@@ -26,7 +26,7 @@ pub(crate) struct ImportedUsersArgs {
     /// The number of imported users of the App.
     #[arg(long)]
     users: usize,
-    /// The number of those who have a password.
+    /// The number of imported users with a password.
     #[arg(long)]
     with_password: usize,
 }

@@ -50,7 +50,7 @@ struct ExpectedEvents {
 }
 
 /// Helm arguments: only the pods of this step can call the administration API, and the servers can connect to the
-/// receiver, through the proxy. Some networks compare the port of the Service, others that of the pod.
+/// receiver, through the proxy. Some network plugins compare the port of the Service, others the port of the pod.
 pub(super) fn network_policy_values() -> Vec<String> {
     let tools_namespace = json!({ "matchLabels": { "kubernetes.io/metadata.name": TOOLS_NAMESPACE } });
     let callers = json!({ "matchLabels": { CALLER_LABEL: "true" } });
@@ -81,7 +81,7 @@ impl ClusterTest<'_> {
         let import_app = self.import_users(&export, &import_push, &mut expected).await?;
         self.wait_for_pushed_events(&[&self.app, &import_app], &expected).await?;
 
-        // The App needs only documents of format 1 again.
+        // Removes the administrators and webhooks, so the App needs only documents of format 1 again.
         self.apply_app(&self.app).await?;
         let app = self.app_object().await?;
         ensure!(condition_status(&app, "Delivering").is_empty(), "{}", app["status"]);
@@ -93,7 +93,8 @@ impl ClusterTest<'_> {
         self.assert_no_failures("another App created, filled with imported users, and deleted with them").await
     }
 
-    /// Adds administrators and webhooks to the App, and calls the administration API. Returns the events of this.
+    /// Adds administrators and webhooks to the App, and calls the administration API. Returns the events that the calls
+    /// cause.
     async fn manage_users(&self, push: &Webhook) -> Result<Vec<Event>> {
         let pull = Webhook::pull("sync", TOOLS_NAMESPACE, CONSUMER, &EVENTS);
         let administrators = json!([administrator(ADMINISTRATOR, "UserAdmin")]);
@@ -170,7 +171,7 @@ impl ClusterTest<'_> {
     /// Asserts that the receiver has got these events and no other, each of them once. Returns their number.
     ///
     /// A webhook delivers an event at least once. It delivers an event again only if it does not learn that the receiver
-    /// has accepted it. This test makes no such fault, so here each id arrives once.
+    /// has accepted it. This test causes no such fault, so here each id arrives once.
     async fn check_received_events(&self, expected: &ExpectedEvents) -> Result<usize> {
         let log = self.cluster.pods(TOOLS_NAMESPACE).logs("receiver", &LogParams::default()).await?;
         let invalid: Vec<_> = log.lines().filter(|line| line.contains(receiver::INVALID)).take(MAX_PRINTED).collect();
@@ -194,8 +195,8 @@ impl ClusterTest<'_> {
     }
 }
 
-/// Removes the finalizer of the App of the import, which is left if an earlier run failed: only an operator removes it
-/// otherwise, and clean-up has uninstalled the operator.
+/// Removes the finalizer from the App that got the imported users. An earlier run that failed can have left the
+/// finalizer. Only an operator would remove it, and the clean-up has uninstalled the operator.
 pub(super) async fn remove_finalizers(cluster: &ClusterClient) {
     let change = json!({ "metadata": { "finalizers": null } });
     // Usually the App, or even its definition, does not exist.

@@ -53,7 +53,7 @@ pub struct DeadLetter {
     pub created_at: i64,
     /// When the delivery was given up, in Unix seconds.
     pub dead_at: i64,
-    /// Why the last attempt failed; never text of the receiver.
+    /// Why the last attempt failed. Never contains text from the receiver.
     pub error: Option<String>,
 }
 

@@ -36,7 +36,7 @@ pub struct RetryResponse {
 pub fn operation() -> Operation {
     Operation::new(
         "Retry dead letters",
-        "Makes dead letters due again: those with these ids, or 10,000 of a webhook, the oldest first. Ids that are not \
+        "Makes dead letters due again: those with these ids, or the oldest 10,000 of a webhook. Ids that are not \
          dead letters are ignored.",
     )
     .requires_right(RIGHT)

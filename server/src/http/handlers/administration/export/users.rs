@@ -40,9 +40,10 @@ use crate::{
 pub const RIGHT: Right = Right::Read;
 
 /// Number of users that are read at a time. A page has at most about 1 MiB of metadata.
-const PAGE: u16 = 100;
+const PAGE_SIZE: u16 = 100;
 
-/// A line: the fields of an import, and the id and the state of the user. What the user does not have is left out.
+/// A line of the export: the fields of an import line, and the id and the state of the user. Fields without a value are
+/// left out.
 #[derive(Serialize)]
 struct Line<'a> {
     id: String,
@@ -91,9 +92,9 @@ fn is_false(value: &bool) -> bool {
 pub fn operation() -> Operation {
     Operation::new(
         "Export all users",
-        "One JSON object per line, by `id`: a line of an import with `id` and `state`. Contested accounts have no \
+        "One JSON object per line, sorted by `id`: an import line with `id` and `state`. Contested accounts have no \
          `password_hash`. The last line is `{\"end\":true,\"users\":N}`; if it is missing, continue with `after`. The \
-         lines are no snapshot.",
+         export is not a snapshot.",
     )
     .requires_right(RIGHT)
     .query([
@@ -154,13 +155,14 @@ pub async fn handle<S: Ports>(
 
 impl<S: Ports> Export<S> {
     async fn read_page(&mut self) -> Result<(), Problem> {
-        let users = self.state.stores.export_users(&self.app, self.last, PAGE).await?;
-        self.last = if users.len() < usize::from(PAGE) { None } else { users.last().map(|user| user.id) };
+        let users = self.state.stores.export_users(&self.app, self.last, PAGE_SIZE).await?;
+        self.last = if users.len() < usize::from(PAGE_SIZE) { None } else { users.last().map(|user| user.id) };
         self.page = users.into();
         Ok(())
     }
 
-    /// The lines of a page, and what follows. `None` after a failure: the client notices that the last line is missing.
+    /// Returns the lines of a page, and the rest of the export. Returns `None` after a failure: the client notices that
+    /// the last line is missing.
     async fn next_chunk(mut self) -> Option<(Bytes, Option<Self>)> {
         let mut chunk = Vec::new();
         for user in std::mem::take(&mut self.page) {
@@ -182,7 +184,8 @@ impl<S: Ports> Export<S> {
 }
 
 fn line(user: &AdminUser, with_hashes: bool) -> Line<'_> {
-    // An import forgets that an account is contested. Its password may be that of a stranger.
+    // An import ignores `state`, so the new account would not be contested. A stranger may have set the password of a
+    // contested account, so its hash is not exported.
     let has_usable_password = with_hashes && !user.contested;
     Line {
         id: user.id.to_string(),

@@ -36,7 +36,7 @@ pub const RIGHT: Right = Right::ManageUsers;
 pub fn operation() -> Operation {
     Operation::new(
         "Change a user",
-        "Only the fields in the body change. A new `email` counts at once; it is unverified unless the call also sends \
+        "Only the fields in the body change. A new `email` takes effect immediately; it is unverified unless the call also sends \
          `email_verified`, and a former verified address gets a notice. A new address, another verification and \
          `disabled: true` end all sessions. Verifying a contested account removes its password.",
     )
@@ -103,7 +103,7 @@ pub async fn handle<S: Ports>(
     let user = user_id(&request)?;
     let if_version = match if_match(&request.headers) {
         Ok(if_version) => if_version,
-        // A missing user is 404 whatever If-Match contains.
+        // If the user does not exist, the response is 404, whatever `If-Match` contains.
         Err(conflict) => {
             let found = state.stores.administered_user(app.id(), user).await?;
             return Err(found.map_or_else(user_not_found, |_| conflict));

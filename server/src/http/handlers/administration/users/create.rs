@@ -37,7 +37,7 @@ pub const RIGHT: Right = Right::ManageUsers;
 pub fn operation() -> Operation {
     Operation::new(
         "Create a user",
-        "Works whatever `signUp` is. The password policy and the allowed domains of the App apply. Without a password, \
+        "Does not depend on `signUp`. The password policy and the allowed domains of the App apply. Without a password, \
          the user sets one with the code of an invitation, or with *forgot-password*. A repeated call is 409 and sends \
          no mail.",
     )
@@ -142,7 +142,7 @@ pub async fn handle<S: Ports>(
     let mut body = StrictBody::new(request.read_json_object().await?);
     let NewUserFields { external_id, email, email_verified, name, disabled, password_hash, metadata, identities } =
         body.new_user(&state.stores, app);
-    let password: Option<Password> = body.field("password");
+    let password: Option<Password> = body.non_empty("password");
     let mail = body.text("mail", parse_mail).flatten();
     if password_hash.is_some() && email.is_none() {
         body.reject("password_hash", "needs an email address");

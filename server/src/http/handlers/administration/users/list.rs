@@ -109,7 +109,8 @@ fn stored_text_schema() -> Schema {
     json_schema!({ "type": "string", "minLength": 1, "pattern": patterns::NO_NUL })
 }
 
-/// The schema of a prefix. `maxLength` counts characters, so text that is not ASCII can match and have too many bytes.
+/// The schema of a prefix. `maxLength` counts characters, so text that is not ASCII can match the schema and still have
+/// too many bytes.
 fn prefix_schema() -> Schema {
     json_schema!({
         "type": "string",
@@ -119,7 +120,7 @@ fn prefix_schema() -> Schema {
     })
 }
 
-/// The states that are filters. Most users are active.
+/// The states by which users can be filtered. `active` is not among them, because most users are active.
 fn listed_states() -> impl Iterator<Item = UserState> {
     UserState::ALL.into_iter().filter(|state| *state != UserState::Active)
 }
@@ -211,7 +212,7 @@ fn filter(query: &Query<'_>) -> Result<UserFilter, Problem> {
         return Ok(UserFilter::EmailPrefix(prefix.to_ascii_lowercase()));
     }
     if let Some(prefix) = prefix("name_prefix")? {
-        // Postgres lowers each character by itself, too.
+        // Each character is converted to lower case without its context, as in Postgres.
         return Ok(UserFilter::NamePrefix(prefix.chars().flat_map(char::to_lowercase).collect()));
     }
     Ok(UserFilter::All { order })

@@ -42,7 +42,7 @@ pub async fn handle<S: Ports>(
     let user = user_id(&request)?;
     let if_version = match if_match(&request.headers) {
         Ok(if_version) => if_version,
-        // A missing user is 404 whatever If-Match contains.
+        // If the user does not exist, the response is 404, whatever `If-Match` contains.
         Err(conflict) => {
             let found = state.stores.administered_user(app.id(), user).await?;
             return Err(found.map_or_else(user_not_found, |_| conflict));

@@ -33,13 +33,13 @@ pub const RIGHT: Right = Right::FetchEvents;
 
 /// How long an event belongs to the consumer that fetched it.
 const LEASE: Duration = Duration::from_secs(60);
-/// How often a waiting call looks for events without a notification.
+/// How often a waiting call looks for events if it gets no notification.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// How long a call waits after a notification: further events of the same moment come in one response.
+/// How long a call waits after a notification, so that events of the same moment come in one response.
 const COALESCING_DELAY: Duration = Duration::from_millis(50);
 
 const LIMIT: NumberParameter = NumberParameter { name: "limit", min: 1, max: 100, default: 100 };
-/// In seconds.
+/// The parameter `wait`, in seconds.
 const WAIT: NumberParameter = NumberParameter { name: "wait", min: 0, max: 20, default: 0 };
 
 /// Events that the caller should process and then acknowledge.
@@ -69,7 +69,7 @@ pub fn operation() -> Operation {
     .requires_right(RIGHT)
     .query([
         LIMIT.describe("The maximum number of events."),
-        WAIT.describe("How many seconds the call waits for an event."),
+        WAIT.describe("The maximum time in seconds that the call waits for an event."),
     ])
     .response(Content::json::<FetchedEventsResponse>(json!({
         "events": [{
@@ -130,9 +130,10 @@ async fn wait_for_event(notifications: &mut Receiver<String>, webhook: &str) {
     loop {
         match notifications.recv().await {
             Ok(notified) if notified == webhook => return,
-            // Missed messages are made up for by polling. Otherwise, all waiting calls would look for events at once.
+            // After missed notifications, the call waits for the next poll. Otherwise all waiting calls would look for
+            // events at the same time.
             Ok(_) | Err(RecvError::Lagged(_)) => {}
-            // No notifications come any more: only polling is left.
+            // No more notifications come, so the call only polls.
             Err(RecvError::Closed) => std::future::pending().await,
         }
     }

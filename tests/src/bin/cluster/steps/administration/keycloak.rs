@@ -1,4 +1,4 @@
-//! The users of a Keycloak move into an App of their own, and log in with their old passwords.
+//! The users of a Keycloak move into their own App, and log in with their old passwords.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use crate::{
     steps::{APP_NAMESPACE, ClusterTest, RELEASE, TOOLS_NAMESPACE, service_url},
 };
 
-/// appID of the App that gets the users. In an App with foreign hashes, every login checks one hash of each kind. So the
-/// App under load gets none.
+/// appID of the App that gets the users. In an App with foreign hashes, every login checks one hash of each kind. So
+/// the App under load gets no imported users.
 pub(super) const APP_ID: &str = "cluster-test-moved";
 
 /// The export that the test imports without `--keycloak-export`.
@@ -41,7 +41,8 @@ impl ClusterTest<'_> {
         Export::read(self.options.keycloak_export.as_deref().unwrap_or(&fixture))
     }
 
-    /// Creates an App, imports the users of the export, and logs them in. Adds the events of this, and returns the App.
+    /// Creates an App, imports the users of the export, and logs them in. Adds the caused events to `expected`, and
+    /// returns the App.
     pub(super) async fn import_users(
         &self,
         export: &Export,
@@ -92,7 +93,7 @@ impl ClusterTest<'_> {
         }
         self.cluster.delete_and_wait("v1", "Pod", Some(TOOLS_NAMESPACE), "import").await?;
         // Without `--rm`, so that the log of the pod is left: it has the whole report. The output of kubectl can be
-        // incomplete, because the pod ends at once.
+        // incomplete, because the pod ends immediately.
         let command = ["-n", TOOLS_NAMESPACE, "run", "import", "--stdin", "--restart=Never"].map(String::from);
         let options = [
             format!("--image={}", self.image("latchkey-server")),
