@@ -211,7 +211,8 @@ fn rsa_pss_is_verified_only_with_the_salt_length_and_hash_of_jws() {
         let count = check_pss(test, algorithm, VectorKind::Jws);
         assert!(count.good >= 50 && count.bad >= 40, "{algorithm}: {count:?}");
     }
-    // RFC 7518, section 3.5: the salt is as long as the hash, and MGF1 uses the same hash.
+    // These vectors violate RFC 7518, section 3.5: the salt must be as long as the hash, and MGF1 must use the same
+    // hash.
     for (test, algorithm) in [
         (RsaPss2048Sha256Mgf1SaltLen0, "PS256"),
         (RsaPss2048Sha256Mgf1Sha1_20, "PS256"),

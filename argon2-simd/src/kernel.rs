@@ -1,8 +1,8 @@
 //! Kernels: implementations of Argon2's compression function G (RFC 9106, 3.5) for different instruction sets.
 //!
-//! G reads a block as a matrix of 8 rows and 8 columns of word pairs. It applies the permutation P to each row and then
-//! to each column. P reads the 8 pairs of a row or column as 16 words v0 to v15, and mixes first the columns and then
-//! the diagonals of the 4 × 4 matrix of these words.
+//! G reads a block as a matrix of 8 rows and 8 columns of word pairs; a *half* is one word of a pair. It applies the
+//! permutation P to each row and then to each column. P reads the 8 pairs of a row or column as 16 words v0 to v15, and
+//! mixes first the columns and then the diagonals of the 4 × 4 matrix of these words.
 //!
 //! Each kernel has its own order of the words in a block. In kernels with vectors, a vector contains words that P
 //! treats alike, from several rows and columns. The order is chosen so that words rarely move within a vector: the

@@ -74,7 +74,8 @@ fn every_kernel_agrees_with_the_reference_implementation() {
         let passes = random.random_range(1..=4);
         let params = Params::new(memory, passes, lanes, None).expect("valid parameters");
         let (algorithm, version) = (ALGORITHMS[random.random_range(0..3)], VERSIONS[random.random_range(0..2)]);
-        // The program reads at most 127 bytes of the password, and takes the salt as an argument.
+        // The program `argon2` reads at most 127 bytes of the password, and takes the salt as an argument, so the salt
+        // is text.
         let password = bytes(&mut random, 1..=127);
         let salt: String = (0..random.random_range(8..=40)).map(|_| random.random_range('a'..='z')).collect();
         let length = random.random_range(4..=100);

@@ -86,8 +86,8 @@ pub struct AppSpec {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allow_users_without_email: bool,
     /// browserBinding controls whether a social login must end in the browser in which it began. `Required` refuses a
-    /// login that is not bound to a browser. `Auto` allows such a login if it cannot be bound to the browser (a
-    /// cross-site request with `format=json`).
+    /// login that is not bound to a browser. `Auto` also allows logins that cannot be bound to a browser (cross-site
+    /// requests with `format=json`).
     #[serde(default)]
     pub browser_binding: BrowserBinding,
     /// callbackMode is how the redirect URL receives the result of a social login: in the query, in the fragment, or as
@@ -153,13 +153,14 @@ pub struct PasswordSpec {
     #[schemars(range(min = 0, max = 4))]
     pub minimum_strength: Option<i32>,
     /// foreignHashRetentionDays is the number of days after which an imported password hash of another system is
-    /// deleted if its user has not logged in, 1–3650. The first login replaces the hash. Without it, hashes are kept.
+    /// deleted if its user has not logged in, 1–3650. The first login replaces the hash. If it is not set, imported
+    /// hashes are kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3650))]
     pub foreign_hash_retention_days: Option<i32>,
     /// firebaseScryptRef refers to a Secret with the password hash parameters of the Firebase project from which users
-    /// were imported. Its keys are `signer-key` and `salt-separator`, in base64 as Firebase shows them. Without it,
-    /// every password of a user with a Firebase hash counts as wrong.
+    /// were imported. Its keys are `signer-key` and `salt-separator`, in base64 as Firebase shows them. If it is not
+    /// set, every password of a user with a Firebase hash counts as wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub firebase_scrypt_ref: Option<LocalRef>,
 }
@@ -172,7 +173,7 @@ pub struct MailSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Mailbox>,
     /// confirmURL is the page of the application that the link in a confirmation email opens. It must contain `{code}`
-    /// and can contain `{email}`; both are replaced. Without it the email shows only the code.
+    /// and can contain `{email}`; both are replaced. If it is not set, the email shows only the code.
     #[serde(rename = "confirmURL", skip_serializing_if = "Option::is_none")]
     pub confirm_url: Option<LinkTemplate>,
     /// resetURL is the page of the application that the link in a password reset email opens, in the format of

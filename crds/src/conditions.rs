@@ -53,9 +53,10 @@ pub enum ConditionType {
     Programmed,
     /// Provider: the servers can reach the provider. Not part of Ready.
     Reachable,
-    /// Events reach the receivers and consumers of an App's webhooks. Depends on them, so it is not part of Ready.
+    /// Events reach the receivers and consumers of an App's webhooks. Depends on third parties, so it is not part of
+    /// Ready.
     Delivering,
-    /// Computed from the other conditions, except Reachable.
+    /// Computed from the other conditions, except Reachable and Delivering.
     Ready,
 }
 

@@ -222,15 +222,16 @@ pub enum ClientAuthentication {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OidcClaims {
-    /// email is the claim with the email address. Defaults to `email`.
+    /// email is the name of the claim that contains the email address. Defaults to `email`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub email: Option<String>,
-    /// emailVerified is the claim that is true if the email address is verified. Defaults to `email_verified`.
+    /// emailVerified is the name of the claim that is true if the email address is verified. Defaults to
+    /// `email_verified`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub email_verified: Option<String>,
-    /// name is the claim with the user's name. Defaults to `name`.
+    /// name is the name of the claim that contains the user's name. Defaults to `name`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub name: Option<String>,
@@ -240,19 +241,20 @@ pub struct OidcClaims {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OAuth2Claims {
-    /// subject is the member with the user ID. Its value must never change and must never be given to another user.
+    /// subject is the name of the member of the profile response that contains the user ID. The user ID must never
+    /// change and must never be given to another user.
     #[schemars(length(min = 1, max = 256))]
     pub subject: String,
-    /// email is the member with the email address.
+    /// email is the name of the member of the profile response that contains the email address.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub email: Option<String>,
-    /// emailVerified is the member that is true if the email address is verified. Without it no email
-    /// address of this provider counts as verified.
+    /// emailVerified is the name of the member of the profile response that is true if the email address is verified.
+    /// If it is not set, no email address of this provider counts as verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub email_verified: Option<String>,
-    /// name is the member with the user's name.
+    /// name is the name of the member of the profile response that contains the user's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub name: Option<String>,

@@ -226,10 +226,10 @@ pub struct RenderedMail {
     pub reset_url: Option<LinkTemplate>,
     pub confirm_code_lifetime_seconds: u32,
     pub reset_code_lifetime_seconds: u32,
-    /// The link in invitations. Use [`RenderedMail::invitation_url`].
+    /// The link in invitations, if the App sets one. [`RenderedMail::invitation_url`] also returns the default.
     #[serde(rename = "invitationURL", skip_serializing_if = "Option::is_none", default)]
     pub own_invitation_url: Option<LinkTemplate>,
-    /// Use [`RenderedMail::invitation_code_lifetime_seconds`].
+    /// `None` if the App sets none. [`RenderedMail::invitation_code_lifetime_seconds`] also returns the default.
     #[serde(rename = "invitationCodeLifetimeSeconds", skip_serializing_if = "Option::is_none", default)]
     pub own_invitation_code_lifetime_seconds: Option<u32>,
     /// The App's own templates by name: `<mail>.subject`, `<mail>.txt` or `<mail>.html`. For names that are not here,
@@ -384,7 +384,7 @@ pub struct RenderedWebhook {
 }
 
 impl RenderedWebhook {
-    /// Whether events are sent to a receiver, but cannot be signed.
+    /// Whether the webhook pushes its events to a receiver, but has no keys to sign them.
     pub fn lacks_keys(&self) -> bool {
         matches!(&self.delivery, RenderedDelivery::Push(push) if push.keys.is_none())
     }
@@ -468,7 +468,8 @@ pub struct SigningKey {
     pub private_key: SecretString,
 }
 
-/// The key from which the keys for codes, refresh tokens and flows are derived (HKDF with one label per use).
+/// The key from which the keys for codes, refresh tokens and flows of social logins are derived (HKDF with one label
+/// per use).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HmacKey {
@@ -620,7 +621,7 @@ pub struct RejectedDocument {
 #[serde(rename_all = "camelCase")]
 pub struct DeletionProgress {
     /// The number of users that still exist. For an App in the state [`AppState::Released`]: at least 1 if the appID
-    /// stays reserved.
+    /// stays reserved, even if no user exists.
     pub users_left: u64,
     /// Whether users, sessions and mails are deleted, and the database has recorded this. For an App in the state
     /// [`AppState::Released`]: whether the appID is free.

@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn one_bound_applies_to_all_templates_of_an_app() {
+    fn the_bound_on_tokens_applies_to_all_templates_of_an_app_together() {
         let mut set = TemplateSet::default();
         let source = "\n{{ app }}".repeat(4_000);
         set.add("confirm.txt", &source).unwrap();

@@ -1,5 +1,6 @@
-//! Flows: only valid states, challenges and one-time codes parse. A sealed flow opens only in the context in which it
-//! was sealed. A browser returns the cookies of flows as the server set them.
+//! Flows (social logins between redirect and callback): only valid states, challenges and one-time codes parse. A
+//! sealed flow opens only in the context in which it was sealed. A browser returns the cookies of flows as the server
+//! set them.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -101,14 +102,14 @@ fn check_sealed(draw: &mut Draw<'_>) {
         false => (FlowBinding::Unbound, FlowBinding::Browser),
     };
     let flow = Flow {
-        // The server rejects control characters when a flow starts.
+        // Contains no control characters, because the server rejects them when a flow starts.
         app_state: draw.flag().then(|| draw.any_text(512).replace(char::is_control, "\u{10ffff}")),
         code_challenge: draw.flag().then(|| CodeChallenge::parse(&URL_SAFE_NO_PAD.encode(draw.array::<32>())).unwrap()),
         ..Flow::start(&env)
     };
     let sealed = flow.seal(&env, app, &provider, &state, binding);
     // RFC 6265, section 6.1: browsers accept at least 4096 bytes for name, value and attributes of a cookie together.
-    // The sealed flow is only the value.
+    // The sealed flow is the value, so it must leave room for the rest.
     assert!(sealed.len() < 3500, "{}", sealed.len());
     let open = |binding, sealed: &str, seconds| {
         Flow::open(app, &provider, &state, binding, sealed, NOW + Duration::seconds(seconds))

@@ -83,7 +83,8 @@ fn redirect() {
     });
 }
 
-/// Returns the entry unchanged, with `token` inserted at `at`, cut at `at`, or with `token` inserted after its host.
+/// Returns a variation of the entry, which `how` selects: unchanged, with `token` inserted at `at`, cut at `at`, or
+/// with `token` inserted after its host.
 fn vary_entry(how: u8, entry: &str, token: &str, at: usize) -> String {
     let mut requested = entry.to_owned();
     let at = (0..=at.min(requested.len())).rev().find(|at| requested.is_char_boundary(*at)).unwrap_or_default();

@@ -165,7 +165,7 @@ impl Client {
         self.send(&Bytes::new()).map(|_| ())
     }
 
-    /// Sends a batch until the server responds to it.
+    /// Sends a batch. Repeats it after temporary failures.
     pub(crate) fn send(&mut self, batch: &Bytes) -> Result<BatchResponse, ImportError> {
         let mut delay = self.retries.first_delay;
         let mut has_reread_token = false;
@@ -181,14 +181,14 @@ impl Client {
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Unauthorized) if has_reread_token => return Err(ImportError::Unauthorized),
                 Err(Failure::Unauthorized) => {
-                    // The kubelet renews the token of a pod in its file.
+                    // The kubelet may have written a newer token to the file.
                     self.token = Token::read(&self.token_file)?;
                     has_reread_token = true;
                     continue;
                 }
                 Err(Failure::Temporary { reason, retry_after }) => (reason, retry_after),
             };
-            // The lost response could have been a 401.
+            // The token is read again, because the lost response could have been a 401.
             if let Ok(token) = Token::read(&self.token_file) {
                 self.token = token;
             }

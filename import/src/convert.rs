@@ -59,13 +59,14 @@ impl<'a> Context<'a> {
             return None;
         };
         let (provider, subject) = (provider.to_owned(), subject.to_owned());
-        // Only Microsoft has one authority for each tenant. For other providers the App knows the authority.
+        // Only Microsoft has one authority for each tenant. For other providers, the App knows the authority, so the
+        // line does not contain it.
         let authority = authority.filter(|authority| authority.starts_with("https://login.microsoftonline.com/"));
         Some(Identity { provider, subject, authority: authority.map(str::to_owned) })
     }
 
     /// Returns the hash, or counts it if it cannot be imported.
-    pub(crate) fn count_hash(&mut self, converted: Converted) -> Option<PasswordHash> {
+    pub(crate) fn hash_or_count(&mut self, converted: Converted) -> Option<PasswordHash> {
         converted.map_err(|kind| self.report.unsupported_hashes.add(kind.0, 1)).ok()
     }
 
@@ -73,7 +74,7 @@ impl<'a> Context<'a> {
     pub(crate) fn text_hash(&mut self, hash: Option<&str>, cost: ScryptCost) -> Option<PasswordHash> {
         let hash = hash.filter(|hash| !hash.is_empty())?;
         let converted = self.hashes.convert(hash, cost);
-        self.count_hash(converted)
+        self.hash_or_count(converted)
     }
 
     /// Returns the metadata of a user if `--metadata` is set. A user whose metadata is not imported is counted.
@@ -99,7 +100,7 @@ impl<'a> Context<'a> {
         Map::new()
     }
 
-    /// Passes a user on.
+    /// Passes a user to the sink.
     pub(crate) fn user(&mut self, mut user: NewUser) -> Result<(), ImportError> {
         self.report.users += 1;
         user.email = user.email.filter(|email| !email.is_empty());
@@ -115,7 +116,7 @@ impl<'a> Context<'a> {
         self.send(&line, &user.external_id)
     }
 
-    /// Passes on a line that is already in the form of the server.
+    /// Passes a line to the sink. The line is already in the form of the server.
     pub(crate) fn line(&mut self, line: &[u8], external_id: &str) -> Result<(), ImportError> {
         self.report.users += 1;
         self.send(line, external_id)
@@ -128,14 +129,15 @@ impl<'a> Context<'a> {
         self.sink.line(line, self.report, self.log)
     }
 
-    /// Counts a refused user: the line in the input is above [`MAX_LINE`]. `user` is the `external_id`, or the place
-    /// in the input.
+    /// Counts a user as refused because the line in the input is larger than [`MAX_LINE`]. `user` is the `external_id`,
+    /// or the place in the input.
     pub(crate) fn count_long_line(&mut self, user: &str) -> Result<(), ImportError> {
         self.report.users += 1;
         self.refuse_long_line(user)
     }
 
-    /// Does not send a line above [`MAX_LINE`]: the server would refuse all users of its batch with 413.
+    /// Refuses a user whose line is larger than [`MAX_LINE`]. The line is not sent, because the server would refuse the
+    /// whole batch with 413.
     fn refuse_long_line(&mut self, user: &str) -> Result<(), ImportError> {
         self.report.refused += 1;
         self.log_reason(user, "too_long (the line for the server is above 64 KiB)")

@@ -13,7 +13,7 @@ use std::{
 
 /// Maximum size of a key, in bytes. The merge keeps a key of each run in memory.
 pub(crate) const MAX_KEY: usize = 1024;
-/// Size of the entries that are sorted in memory.
+/// Size of the entries that are sorted in memory and written as one run.
 const RUN_BYTES: usize = 8 * 1024 * 1024;
 /// How many runs are merged into one. Each run that is read needs a buffer of [`RUN_BUFFER_BYTES`].
 const FAN_IN: usize = 32;
@@ -21,8 +21,8 @@ const RUN_BUFFER_BYTES: usize = 64 * 1024;
 /// Memory of an entry in addition to its key and payload.
 const ENTRY_OVERHEAD: usize = size_of::<Position>();
 
-/// The part of a join to which an entry belongs. Entries with the same key are sorted by part, and then in the order of
-/// their insertion.
+/// The part of a join to which an entry belongs: users are first, and the rows that are joined to them are second.
+/// Entries with the same key are sorted by part, and then in the order of their insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
     First,
@@ -42,7 +42,7 @@ pub(crate) struct Sorter {
     /// Keys and payloads of the entries that are not yet in a run.
     arena: Vec<u8>,
     positions: Vec<Position>,
-    /// Runs by the number of merges that made them. Runs of higher levels are older.
+    /// The runs by level, which is the number of merges that made a run. Runs of higher levels are older.
     levels: Vec<Vec<File>>,
 }
 

@@ -171,7 +171,7 @@ pub(crate) fn has_content(raw: &Raw) -> bool {
 #[derive(Debug)]
 pub(crate) struct Items<T>(pub Vec<T>);
 
-/// The budget of bytes until the next record begins, shared by the reader and the parser.
+/// The number of bytes that can still be read before the next record begins. The reader and the parser share it.
 #[derive(Clone)]
 pub(crate) struct Budget(Rc<Cell<usize>>);
 

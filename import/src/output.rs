@@ -34,12 +34,12 @@ fn create(path: &Path) -> io::Result<File> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         result => return result,
     }
-    // A link could lead to a file of another user.
+    // A link is not opened, because it could lead to a file of another user.
     let is_regular = fs::symlink_metadata(path)?.is_file();
     let file = is_regular.then(|| OpenOptions::new().write(true).open(path)).transpose()?;
     let is_safe = |file: &File| -> io::Result<bool> {
         let metadata = file.metadata()?;
-        // Another user could have created the empty file to read what is written.
+        // The file must belong to this user: another user could have created it to read what is written.
         let is_own = metadata.uid() == fs::metadata("/proc/self")?.uid() && metadata.nlink() == 1;
         Ok(is_own && metadata.is_file() && metadata.len() == 0 && metadata.permissions().mode() & 0o077 == 0)
     };

@@ -1,4 +1,4 @@
-//! What an import did, and what it did not bring along.
+//! What an import did, and which data it did not import.
 
 use std::{
     borrow::Cow,
@@ -6,7 +6,7 @@ use std::{
     io::{self, Write},
 };
 
-/// Data of a user that is not imported.
+/// The kinds of data and of users that are not imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Omitted {
     Totp,
@@ -42,7 +42,7 @@ pub(crate) struct Counts(BTreeMap<String, u64>);
 /// The counts of an import.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// Users of the input, except those that only [`Omitted`] counts.
+    /// Users of the input, except users that are counted in `omissions` instead, such as deleted users.
     pub users: u64,
     pub created: u64,
     pub unchanged: u64,
@@ -63,7 +63,7 @@ pub(crate) struct Report {
     pub ignored_fields: Counts,
 }
 
-/// What the numbers of the report mean.
+/// What the import does with the users. The words of the report depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Import,

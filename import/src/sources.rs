@@ -23,7 +23,7 @@ pub(crate) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
     }
 }
 
-/// A name out of its parts.
+/// Joins the parts of a name, without blank parts.
 fn join_name(parts: &[Option<&str>]) -> String {
     let parts = parts.iter().flatten().map(|part| part.trim()).filter(|part| !part.is_empty());
     parts.collect::<Vec<_>>().join(" ")

@@ -13,7 +13,7 @@ use crate::{
     report::{Report, printable, shortened},
 };
 
-/// Limit of the server for one request.
+/// Maximum number of lines in one request, as the server allows.
 const MAX_LINES: usize = 1000;
 /// Maximum size of a batch, in bytes: much less than the limit of the server, which is 4 MiB. The server waits 30 s for
 /// a body, so a connection needs 17 kB/s for this size, and 140 kB/s for 4 MiB. 1,000 users without metadata have about

@@ -56,7 +56,7 @@ pub(crate) struct RunArgs {
         long,
         env = "LATCHKEY_MAX_RENDERED_BYTES_PER_NAMESPACE",
         value_name = "BYTES",
-        default_value_t = quota::DEFAULT_MAX_BYTES,
+        default_value_t = quota::DEFAULT_MAX_RENDERED_BYTES,
         value_parser = clap::value_parser!(u64).range(1..)
     )]
     pub(crate) max_rendered_bytes_per_namespace: u64,

@@ -201,7 +201,7 @@ impl Candidate {
             spec.renew_time = Some(MicroTime(Timestamp::now()));
             match self.api.replace(&self.options.name, &PostParams::default(), &lease).await {
                 Ok(_) => return Ok(()),
-                // The last renewal of this replica reached the API server in between.
+                // The last renewal of this replica reached the API server after the Lease was read.
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 Err(error) => return Err(error),
             }

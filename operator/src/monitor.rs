@@ -129,10 +129,10 @@ impl Monitor {
         self.states().forget(app);
     }
 
-    /// Waits while serving pods are behind or have not reported, at most for `limit`. Returns the rollout state.
-    pub(crate) async fn wait_for_rollout(&self, app: &AppId, limit: Duration) -> RolloutState {
+    /// Waits while serving pods are behind or have not reported, at most for `max_wait`. Returns the rollout state.
+    pub(crate) async fn wait_for_rollout(&self, app: &AppId, max_wait: Duration) -> RolloutState {
         let mut changes = self.changes.subscribe();
-        let end = Instant::now() + limit;
+        let end = Instant::now() + max_wait;
         loop {
             let state = self.states().rollout(app);
             match &state {
@@ -151,11 +151,11 @@ impl Monitor {
         }
     }
 
-    /// Waits until no serving pod serves the App and one pod has checked whether the App has users, or until the limit
-    /// has passed.
-    pub(crate) async fn wait_released(&self, app: &AppId, revision: &Revision, limit: Duration) -> ReleaseResponse {
+    /// Waits until no serving pod serves the App and one pod has checked whether the App has users, but at most for
+    /// `max_wait`.
+    pub(crate) async fn wait_released(&self, app: &AppId, revision: &Revision, max_wait: Duration) -> ReleaseResponse {
         let mut changes = self.changes.subscribe();
-        let end = Instant::now() + limit;
+        let end = Instant::now() + max_wait;
         loop {
             let (state, progress) = {
                 let mut states = self.states();
@@ -183,8 +183,8 @@ impl Monitor {
     }
 
     /// Returns the names of the serving pods that support no format above `format`, shortened for a message.
-    pub(crate) fn pods_at_format(&self, format: u32) -> Vec<String> {
-        self.states().pods_at_format(format)
+    pub(crate) fn pods_limited_to_format(&self, format: u32) -> Vec<String> {
+        self.states().pods_limited_to_format(format)
     }
 
     /// Returns how many pods are serving, and how many of them are silent.

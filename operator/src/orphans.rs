@@ -43,7 +43,7 @@ async fn check(context: &Context, secret: &str) -> Result<(), Error> {
     let Some(published) = context.objects.published.get(secret) else { return Ok(()) };
     let Some(id) = app_id_of_secret(secret) else { return Ok(()) };
     if context.releases.is_asking_servers(&id) {
-        // The release itself deletes the document when it ends.
+        // A release of this appID has published the document, and deletes it at its end.
         return Ok(());
     }
     let owner = AppIdOwner { namespace: published.namespace.clone(), name: published.name.clone() };

@@ -30,7 +30,7 @@ pub(crate) const DEFAULT_MAX_APPS: u32 = 2_000;
 /// A server has each document in memory twice: parsed, and as a file in `--cache-dir`. With the chart's defaults, the
 /// documents of a namespace can need 64 MiB of 256 MiB of memory, and half of `cacheSizeLimit`. So a single namespace
 /// can neither exhaust a server's memory nor displace the documents of others from the cache.
-pub(crate) const DEFAULT_MAX_BYTES: u64 = 32 * 1024 * 1024;
+pub(crate) const DEFAULT_MAX_RENDERED_BYTES: u64 = 32 * 1024 * 1024;
 
 /// The quota that an App would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,7 +65,7 @@ pub(crate) struct Quotas {
 
 impl Default for QuotaLimits {
     fn default() -> Self {
-        Self { apps: DEFAULT_MAX_APPS, bytes: DEFAULT_MAX_BYTES }
+        Self { apps: DEFAULT_MAX_APPS, bytes: DEFAULT_MAX_RENDERED_BYTES }
     }
 }
 

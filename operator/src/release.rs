@@ -74,7 +74,7 @@ async fn check_app_id(context: &Arc<Context>, id: AppId, slots: &Semaphore) {
     let progress = guard.end();
     if progress.asking {
         // `orphans.rs` skips the Secret of an appID during its release. The Secret may contain the document of an App
-        // that was created and deleted again during the release.
+        // that was created and deleted again during the release, so it is checked now.
         context.reconcile_queue.enqueue_orphan(rendered_app_secret(&id));
     }
     if progress.requeued {

@@ -42,7 +42,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// At most this many notifications of the monitor are handled together.
 const MAX_EVENT_BATCH: usize = 10_000;
 const POD_METRICS_INTERVAL: Duration = Duration::from_secs(5);
-/// How long running work can continue after the process was asked to stop.
+/// The maximum time for which active work can continue after the process was asked to stop.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs until asked to stop, or until the Lease is lost.
@@ -144,8 +144,8 @@ async fn cluster_config() -> Result<Config> {
     let mut config = Config::infer().await.context("no cluster: set KUBECONFIG, or run in a pod")?;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = Some(READ_TIMEOUT);
-    // By default, kube would retry a request that has already passed the fence, possibly minutes later. Every caller
-    // here has its own retries.
+    // By default, kube would retry a request that has already passed the fence (the check that this process holds the
+    // Lease), possibly minutes later. Every caller here has its own retries.
     config.default_retry = false;
     Ok(config)
 }

@@ -18,14 +18,14 @@ where
     let (namespace, name) = (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default());
     let api: Api<DynamicObject> =
         Api::namespaced_with(context.client.clone(), &namespace, &ApiResource::erase::<K>(&()));
-    // The operator may list Providers, but not get one.
+    // The operator has the right to list Providers, but not to get one.
     let params = ListParams::default().fields(&format!("metadata.name={name}"));
     let objects = api.list(&params).await.map_err(Error::api("list an object that it cannot decode"))?;
     Ok(objects.items.into_iter().next())
 }
 
-/// Returns the message for the status. It names the field that cannot be decoded. `error` is the error of the watch, which names
-/// no field; the message contains it only if the object has been corrected in the meantime.
+/// Returns the message for the status, which names the field that cannot be decoded. `error` is the error of the watch,
+/// which names no field; the message contains `error` only if the object has been corrected in the meantime.
 pub(crate) fn message<K: DeserializeOwned>(object: &DynamicObject, error: &str) -> String {
     let decoded = serde_json::to_value(object).map(serde_path_to_error::deserialize::<_, K>);
     let error = match decoded {

@@ -91,9 +91,9 @@ pub struct ServeArgs {
     /// Directory with one rendered document `<appID>.json` for each App. The server watches it for changes.
     #[arg(long, env = "LATCHKEY_CONFIG_DIR")]
     pub config_dir: Option<PathBuf>,
-    /// Namespace of the installation, instead of a directory: the Secrets of type `latchkey.dev/rendered-app` in this
-    /// namespace hold the rendered Apps. KUBECONFIG or, in a pod, the ServiceAccount of the pod gives access to the API
-    /// server.
+    /// Namespace of the installation, as an alternative to --config-dir: the Secrets of type
+    /// `latchkey.dev/rendered-app` in this namespace hold the rendered Apps. KUBECONFIG or, in a pod, the
+    /// ServiceAccount of the pod gives access to the API server.
     #[arg(long, env = "LATCHKEY_NAMESPACE")]
     pub namespace: Option<String>,
     /// With --namespace: directory for the last valid documents, from which a restarted container serves without the
@@ -112,8 +112,8 @@ pub struct ServeArgs {
     /// External URL of the public API, without a trailing slash.
     #[arg(long, env = "LATCHKEY_BASE_URL")]
     pub base_url: Option<IssuerUrl>,
-    /// Poll the outbox and the events of webhooks without LISTEN, for connection poolers in transaction mode. The pooler
-    /// must support prepared statements of the protocol in transaction mode (PgBouncer 1.21 or later with
+    /// Poll the outbox and the events of webhooks without LISTEN, for connection poolers in transaction mode. The
+    /// pooler must support protocol-level prepared statements in transaction mode (PgBouncer 1.21 or later with
     /// `max_prepared_statements` above 0).
     #[arg(long, env = "LATCHKEY_WITHOUT_LISTEN")]
     pub without_listen: bool,

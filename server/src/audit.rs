@@ -1,4 +1,4 @@
-//! Writes to the audit table, after each quarter of an hour, the refusals that Redis has counted. Also applies the
+//! After each quarter of an hour, writes the refusals that Redis has counted to the audit table. Also applies the
 //! retention of audit events, of unverified accounts, of foreign password hashes and of webhook events.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};

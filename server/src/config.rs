@@ -1,4 +1,5 @@
-//! The rendered Apps being served. Each App is replaced in one step, and subscribers receive every change.
+//! The rendered Apps being served: the configuration of the server. Each App is replaced in one step, and subscribers
+//! receive every change.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -36,7 +37,7 @@ use texts::SharedTexts;
 const BACKLOG: usize = 1024;
 
 /// The number of parts of [`ServedApps`]. A change of an App copies one part and the list of parts: with 10,000 Apps,
-/// forty entries and 256 pointers.
+/// about 40 entries of the part and 256 pointers to the parts.
 const PARTS: usize = 256;
 
 /// Rate-limit windows that apply in addition to those of an App, so that no App exceeds the limits of the installation
@@ -56,7 +57,7 @@ pub struct Apps {
     metrics: ConfigMetrics,
 }
 
-/// The Apps being served, in parts by the hash of the appID.
+/// The Apps being served, divided into parts by the hash of the appID.
 #[derive(Clone)]
 struct ServedApps {
     parts: Vec<Arc<HashMap<AppId, Arc<App>>>>,
@@ -73,7 +74,7 @@ struct Unserved {
     webhooks: BTreeMap<AppId, WebhookReport>,
 }
 
-/// The newest document of an App, which was rejected.
+/// The newest document of an App, if that document was rejected.
 struct Rejection {
     document: RejectedDocument,
     /// The App of the document, if the document is valid but conflicts with the owner or the keys of the appID. The
@@ -234,8 +235,8 @@ impl ServedApps {
         self.parts.iter().flat_map(|part| part.iter())
     }
 
-    /// Copies the part of the App if readers still share it. This happens at most once per part in one
-    /// [`Apps::update`].
+    /// Adds or replaces an App. If readers still share the part that contains the App, first copies this part. This
+    /// happens at most once per part in one [`Apps::update`].
     fn insert(&mut self, id: &AppId, app: Arc<App>) {
         if Arc::make_mut(&mut self.parts[Self::part_index(id.as_str())]).insert(id.clone(), app).is_none() {
             self.count += 1;

@@ -1,5 +1,5 @@
-//! Removes foreign password hashes that no login has replaced within the retention of their App, and classes of hashes
-//! that no user has.
+//! Removes foreign password hashes at the end of the retention of their App, unless a login has replaced them. Also
+//! removes classes of hashes that no user has.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 

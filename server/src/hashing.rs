@@ -51,18 +51,18 @@ pub mod strength;
 pub struct HashingOptions {
     /// The number of threads. By default one per CPU, because hashing needs nothing but CPU time and memory bandwidth.
     pub threads: NonZeroUsize,
-    /// How long the last job of a full queue waits. The number of slots per thread follows from this time and the
-    /// measured duration of jobs, between [`MIN_SLOTS_PER_THREAD`] and `max_slots_per_thread`.
+    /// How long the last job of a full queue waits. The number of slots (places in the queue) per thread follows from
+    /// this time and the measured duration of jobs, between [`MIN_SLOTS_PER_THREAD`] and `max_slots_per_thread`.
     pub full_queue_wait: Duration,
     /// The maximum number of slots per thread. It bounds the memory of the requests that wait.
     pub max_slots_per_thread: usize,
     /// The time limit of a native job, including its wait. A job that would start too late to end in this time is
-    /// refused, so that the client gets 503 within this time. A job with checks of foreign hashes must start within this
-    /// time.
+    /// refused, so that the client gets 503 within this time. A job with checks of foreign (imported) hashes is not
+    /// native: it must start within this time, but can end later.
     pub deadline: Duration,
     /// How long a thread keeps its memory after a hash. After this time, it returns the memory to the system, and with
     /// the memory all values that depend on the password (docs/decisions/0033-argon2-simd.md).
-    pub idle_limit: Duration,
+    pub idle_timeout: Duration,
     /// The implementation of argon2.
     pub kernel: Kernel,
 }
@@ -75,7 +75,7 @@ impl Default for HashingOptions {
             full_queue_wait: Duration::from_secs(1),
             max_slots_per_thread: 256,
             deadline: Duration::from_secs(2),
-            idle_limit: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(10),
             kernel: Kernel::fastest(),
         }
     }
@@ -86,14 +86,14 @@ impl Default for HashingOptions {
 const MIN_SLOTS_PER_THREAD: usize = 16;
 /// How long it takes to send a response on a busy machine.
 const SEND_TIME: Duration = Duration::from_millis(50);
-/// How long a request waits for its job after `Shared::start_limit` if the job has started by then. A job needs far
+/// How long a request waits for its job after `Shared::start_timeout` if the job has started by then. A job needs far
 /// less.
-const RUN_LIMIT: Duration = Duration::from_secs(1);
-/// Like `RUN_LIMIT`, for a job with checks of foreign hashes, which can weigh as much as 33 native hashes.
-const FOREIGN_RUN_LIMIT: Duration = Duration::from_secs(5);
+const RUN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Like `RUN_TIMEOUT`, for a job with checks of foreign hashes, which can weigh as much as 33 native hashes.
+const FOREIGN_RUN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The share of the newest measurement in the moving average of the time per weight. Foreign checks are rare, so this
 /// share is greater than the share for native jobs.
-const FOREIGN_AVERAGE_PART: f64 = 0.2;
+const FOREIGN_AVERAGE_SHARE: f64 = 0.2;
 
 /// A handle to the hashing threads. When the last handle is dropped, the threads finish the queued jobs and end.
 #[derive(Clone)]
@@ -126,6 +126,7 @@ struct QueueState {
     average_per_weight: Duration,
     /// The expected time of all waiting jobs.
     waiting_time: Duration,
+    /// The numbers of running jobs with `is_heavy` and `is_large` in their [`JobKind`].
     running_heavy: usize,
     running_large: usize,
 }
@@ -134,7 +135,7 @@ type Owner = JobOwner<String, AppId, ClientAddress>;
 
 struct Job {
     work: Work,
-    /// The weight of a job with foreign checks.
+    /// The weight (CPU time, in native hashes) of a job with foreign checks. `None` for all other jobs.
     weight: Option<f64>,
     /// The expected time when the job was queued.
     expected: Duration,
@@ -267,10 +268,11 @@ impl QueueState {
         match weight {
             None => self.average_duration = self.average_duration.mul_f64(0.95) + took.mul_f64(0.05),
             Some(weight) => {
-                // The time of a light check is mostly the fixed cost of a job, which says nothing about heavier checks.
+                // A weight below 1 counts as 1: the time of a light check is mostly the fixed cost of a job, which says
+                // nothing about heavier checks.
                 let per_weight = took.div_f64(weight.max(1.0));
-                self.average_per_weight = self.average_per_weight.mul_f64(1.0 - FOREIGN_AVERAGE_PART)
-                    + per_weight.mul_f64(FOREIGN_AVERAGE_PART);
+                self.average_per_weight = self.average_per_weight.mul_f64(1.0 - FOREIGN_AVERAGE_SHARE)
+                    + per_weight.mul_f64(FOREIGN_AVERAGE_SHARE);
             }
         }
     }
@@ -327,21 +329,21 @@ impl HashingPool {
         );
         let queued_at = Instant::now();
         let (weight, kind) = (work.weight(), work.kind());
-        let run_limit = if weight.is_some() { FOREIGN_RUN_LIMIT } else { RUN_LIMIT };
+        let run_timeout = if weight.is_some() { FOREIGN_RUN_TIMEOUT } else { RUN_TIMEOUT };
         let expected = Duration::ZERO;
         shared.submit(
             owner,
             kind,
             Job { work, weight, expected, queued_at, claimed: Arc::clone(&claimed), span, reply },
         )?;
-        let mut result = timeout(shared.start_limit(weight), &mut answer).await;
+        let mut result = timeout(shared.start_timeout(weight), &mut answer).await;
         if result.is_err() {
             if !claimed.swap(true, Ordering::AcqRel) {
                 shared.count_refusal("deadline");
                 return Err(shared.overloaded());
             }
             // The job has started.
-            result = timeout(run_limit, answer).await;
+            result = timeout(run_timeout, answer).await;
         }
         match result {
             Ok(Ok(JobResult::Overloaded(busy))) => Err(busy),
@@ -387,7 +389,8 @@ impl Shared {
                 self.changed.notify_one();
             }
             PushOutcome::Displaced(job) => {
-                // A thread can be idle although the queue is full, if all queued jobs must wait for other jobs to end.
+                // An idle thread may be able to run the new job: the thread is idle although the queue is full, if all
+                // other queued jobs must wait for running jobs to end.
                 self.changed.notify_one();
                 self.count_refusal("displaced");
                 // The receiver may have been dropped.
@@ -426,7 +429,7 @@ impl Shared {
 
     /// Returns how long a job can wait for its start. The result of a native job, and every refusal, is still sent by
     /// the deadline.
-    fn start_limit(&self, weight: Option<f64>) -> Duration {
+    fn start_timeout(&self, weight: Option<f64>) -> Duration {
         let run_time = if weight.is_some() { Duration::ZERO } else { self.state.lock().average_duration };
         self.options.deadline.saturating_sub(run_time + SEND_TIME)
     }
@@ -456,7 +459,8 @@ impl Shared {
             }
             drop(state);
             if kind != JobKind::default() {
-                // Other threads may wait although jobs of this kind are queued.
+                // Other threads may wait although jobs of this kind are queued: the limit of the kind was reached until
+                // now.
                 self.changed.notify_all();
             }
             // The receiver may have been dropped.
@@ -499,7 +503,7 @@ impl Shared {
     fn next_job(&self, engine: &mut Argon2Engine) -> Option<ScheduledJob<String, AppId, ClientAddress, Job>> {
         let mut state = self.state.lock();
         loop {
-            let release_at = engine.last_hash().and_then(|last_hash| last_hash.checked_add(self.options.idle_limit));
+            let release_at = engine.last_hash().and_then(|last_hash| last_hash.checked_add(self.options.idle_timeout));
             if release_at.is_some_and(|release_at| release_at <= Instant::now()) {
                 self.metrics.memory.dec_by(engine.memory_bytes());
                 MutexGuard::unlocked(&mut state, || engine.release_memory());
@@ -671,7 +675,8 @@ mod tests {
         let options = HashingOptions {
             threads: NonZeroUsize::new(threads).unwrap(),
             max_slots_per_thread: slots,
-            // Otherwise other load on the machine would slow the hashes down and make the queue shorter.
+            // So long that it never limits the queue. With a shorter time, other load on the machine would slow the
+            // hashes down and make the queue shorter.
             full_queue_wait: Duration::from_secs(3600),
             deadline,
             ..HashingOptions::default()
@@ -690,7 +695,7 @@ mod tests {
     #[tokio::test]
     async fn without_a_hash_verification_always_fails() {
         let hashing = start_pool(1, 8, Duration::from_secs(10));
-        // The dummy hash is the hash of the empty password.
+        // Without a hash, the password is checked against the dummy hash, which is the hash of the empty password.
         let answer = hashing.run_check(&owner("a", client(1)), Work::Verify(Password::new(""), None)).await;
         assert_eq!(answer, Ok(false));
     }
@@ -715,7 +720,8 @@ mod tests {
 
     #[tokio::test]
     async fn another_app_is_served_during_a_flood() {
-        // Apps share time, not turns: under other load, a hash can take as long as several others.
+        // Apps share time, not turns. Under other load, a hash can take as long as several others, so the test leaves a
+        // margin.
         const STORM: u8 = 40;
         const QUIET: u8 = 5;
         let hashing = start_pool(1, 64, Duration::from_secs(60));
@@ -789,7 +795,7 @@ mod tests {
         }
         let queued = Instant::now();
         assert!(hashing.submit_and_wait(&owner("a", client(2)), Work::Hash(Password::new("x"))).await.is_err());
-        assert!(queued.elapsed() < DEADLINE + RUN_LIMIT, "{:?}", queued.elapsed());
+        assert!(queued.elapsed() < DEADLINE + RUN_TIMEOUT, "{:?}", queued.elapsed());
         end.send(()).unwrap();
         assert!(running_job.await.unwrap(), "a job that has started is not refused");
         let mut text = String::new();
@@ -832,7 +838,7 @@ mod tests {
     async fn an_idle_thread_returns_its_memory() {
         let options = HashingOptions {
             threads: NonZeroUsize::MIN,
-            idle_limit: Duration::from_millis(20),
+            idle_timeout: Duration::from_millis(20),
             ..HashingOptions::default()
         };
         let hashing = HashingPool::start(options, &mut Registry::default());
@@ -849,7 +855,7 @@ mod tests {
             returned.await.expect("the memory is returned");
         }
         let mut registry = Registry::default();
-        let hashing = HashingPool::start(HashingOptions { idle_limit: Duration::MAX, ..options }, &mut registry);
+        let hashing = HashingPool::start(HashingOptions { idle_timeout: Duration::MAX, ..options }, &mut registry);
         let hash = hashing.submit_and_wait(&owner("a", client(1)), Work::Hash(Password::new("x"))).await;
         assert!(hash.is_ok());
         let mut text = String::new();
@@ -867,7 +873,7 @@ mod tests {
         reached.await.expect("the condition holds in time");
     }
 
-    /// Submits jobs of a kind that run until their sender is used.
+    /// Submits `count` jobs of a kind. Each job runs until its sender is used.
     fn submit_waiting(
         hashing: &HashingPool,
         kind: JobKind,
@@ -980,8 +986,8 @@ mod tests {
         }
         let share = calm.as_secs_f64() / stormy.as_secs_f64();
         println!("native jobs: {calm:?} alone, {stormy:?} during the storm, {share:.2} of the speed");
-        // The fair share is a half. The bar is lower, because other load on the machine can change between the two
-        // measurements.
+        // The fair share is a half. The test requires less, because other load on the machine can change between the
+        // two measurements.
         assert!(share > 0.3, "{share:.2}");
     }
 

@@ -46,11 +46,10 @@ impl OwnershipChecker {
         Self { apps, postgres, confirmed: HashMap::new(), pending: BTreeSet::new(), is_unavailable: false }
     }
 
-    /// Runs until the future is dropped. First waits until `is_current` is true, which means that the complete set of
-    /// documents was read. Before that, the Apps can come from the cache of an earlier process, and cached documents
-    /// must claim no appID.
-    pub async fn run(mut self, mut is_current: watch::Receiver<bool>) {
-        if is_current.wait_for(|is_current| *is_current).await.is_err() {
+    /// Runs until the future is dropped. First waits until `has_all_documents` is true. Before that, the Apps can come
+    /// from the cache of an earlier process, and cached documents must claim no appID.
+    pub async fn run(mut self, mut has_all_documents: watch::Receiver<bool>) {
+        if has_all_documents.wait_for(|has_all| *has_all).await.is_err() {
             return;
         }
         let mut changes = self.apps.subscribe_changes();

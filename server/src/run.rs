@@ -60,7 +60,7 @@ struct SmtpFile {
     from: Mailbox,
 }
 
-/// How long running requests can still take after `--drain-seconds` have passed.
+/// The maximum time that the requests in progress can still take after `--drain-seconds` have passed.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(35);
 /// How many connections the kernel queues before the server accepts them. The kernel limits this number to
 /// `net.core.somaxconn` (4096 by default). If the queue is full, the kernel drops connection requests, and the client's
@@ -141,11 +141,11 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     let apps = Arc::new(apps);
     let readiness = Arc::new(Readiness::default());
     // Becomes true after the complete set of documents was read.
-    let is_current = watch::Sender::new(false);
-    let is_current_for_ownership = is_current.subscribe();
-    let is_current_for_deletion = is_current.subscribe();
-    let is_current_for_audit = is_current.subscribe();
-    let _watching = watch_documents(source, &apps, &readiness, is_current).await?;
+    let has_all_documents = watch::Sender::new(false);
+    let has_all_documents_for_ownership = has_all_documents.subscribe();
+    let has_all_documents_for_deletion = has_all_documents.subscribe();
+    let has_all_documents_for_audit = has_all_documents.subscribe();
+    let _watching = watch_documents(source, &apps, &readiness, has_all_documents).await?;
 
     let listen = !serve.without_listen;
     let postgres =
@@ -216,13 +216,20 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     let webhook_reports = tokio::spawn(webhook_reports).abort_handle();
     tokio::spawn(watch_schema(postgres.clone(), Arc::clone(&readiness)));
     tokio::spawn(prefetch_caller_keys(Arc::clone(&state)));
-    let ownership = OwnershipChecker::new(Arc::clone(&state.apps), postgres.clone()).run(is_current_for_ownership);
+    let ownership =
+        OwnershipChecker::new(Arc::clone(&state.apps), postgres.clone()).run(has_all_documents_for_ownership);
     let ownership = tokio::spawn(ownership).abort_handle();
-    let deletion = deletion::run(Arc::clone(&state.apps), state.stores.clone(), is_current_for_deletion);
+    let deletion = deletion::run(Arc::clone(&state.apps), state.stores.clone(), has_all_documents_for_deletion);
     let deletion = tokio::spawn(deletion).abort_handle();
     let (audit_apps, audit_stores) = (Arc::clone(&state.apps), state.stores.clone());
-    let audit =
-        audit::run(audit_apps, audit_stores, Env::system(), retention_metrics, webhook_metrics, is_current_for_audit);
+    let audit = audit::run(
+        audit_apps,
+        audit_stores,
+        Env::system(),
+        retention_metrics,
+        webhook_metrics,
+        has_all_documents_for_audit,
+    );
     let audit = tokio::spawn(audit).abort_handle();
     let checks = state.stores.providers.clone().run_checks(Arc::clone(&state.apps), reports);
     let checks = tokio::spawn(checks).abort_handle();
@@ -287,13 +294,13 @@ async fn watch_documents(
     source: DocumentSource,
     apps: &Arc<Apps>,
     readiness: &Arc<Readiness>,
-    is_current: watch::Sender<bool>,
+    has_all_documents: watch::Sender<bool>,
 ) -> Result<DocumentWatch> {
     match source {
         DocumentSource::Directory(directory) => {
             let watching = directory::watch(directory, Arc::clone(apps))?;
             readiness.set_configuration_loaded();
-            is_current.send_replace(true);
+            has_all_documents.send_replace(true);
             Ok(DocumentWatch::Directory { _watching: watching })
         }
         DocumentSource::Namespace { namespace, api_server } => {
@@ -304,7 +311,7 @@ async fn watch_documents(
             let on_result = move |result| match result {
                 Ok(()) => {
                     readiness.set_configuration_loaded();
-                    is_current.send_replace(true);
+                    has_all_documents.send_replace(true);
                 }
                 Err(reason) => readiness.set_configuration_error(reason),
             };

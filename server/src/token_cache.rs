@@ -21,8 +21,8 @@ use crate::domain::{
     user::UserId,
 };
 
-/// How long a session is used after its lookup without another lookup. An ended session is accepted for at most this
-/// long.
+/// After a lookup, the session is used for this time without another lookup. Therefore an ended session is accepted for
+/// at most this time.
 const SESSION_TTL: Duration = Duration::from_secs(1);
 /// The maximum number of tokens in each of the two maps of the cache. A token takes about 1 KiB.
 const MAP_CAPACITY: usize = 8192;

@@ -39,7 +39,7 @@ pub struct InvalidSetting {
     pub(crate) reason: &'static str,
 }
 
-/// The environment variables, which a function reads by name.
+/// The environment variables: a function that returns the value of a name.
 struct Variables<F>(F);
 
 // === impl Settings ===

@@ -26,7 +26,7 @@ mod users;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A service outside Kubernetes, and the issuer of its ServiceAccount tokens.
+/// A service outside Kubernetes, and the issuer of the ServiceAccount tokens that the service accepts.
 pub(crate) struct AdministrationTest {
     pub(crate) test_app: TestApp,
     issuer: ServiceAccountIssuer,

@@ -199,7 +199,7 @@ fn full_app() -> Value {
     }))
 }
 
-/// Returns an App with a pull webhook. The full App has a push webhook, and no webhook can have both.
+/// Returns an App with a pull webhook. [`full_app`] has a push webhook, and one webhook cannot be both.
 fn app_with_pull_webhook() -> Value {
     app(json!({ "webhooks": [{
         "name": "sync",
@@ -463,7 +463,8 @@ async fn every_rule_refuses_with_its_message() {
     assert!(untested.is_empty(), "rules without a test object: {untested:#?}");
 }
 
-/// The API server limits the cost of validation rules when a CRD is created and when the rules run.
+/// The API server limits the cost of validation rules when a CRD is created and when the rules run. The rules for the
+/// largest App must stay within both limits.
 #[tokio::test]
 async fn the_largest_app_is_accepted() {
     let admission = AdmissionTest::start().await;

@@ -88,7 +88,7 @@ impl AuditRow {
     }
 }
 
-/// Connects to the stores of the service, as a second server would. This server sees Redis's clock ahead by
+/// Connects to the stores of the service, as a second server would. For this second server, Redis's clock is ahead by
 /// `clock_offset`.
 fn stores(test_app: &TestApp, clock_offset: time::Duration) -> Stores {
     stores_at(test_app, &test_app.stack.database.url, clock_offset)
@@ -141,7 +141,7 @@ async fn each_account_event_is_a_row_with_client_and_session() {
     wait_for_row(&test_app, "registered_again").await.assert_origin(&clients[1], None);
 
     let login = clients[2].login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    // This row is written before the response.
+    // The row of a login is written before the response.
     let logged_in = audit_rows(&test_app).await.pop().unwrap();
     assert_eq!((logged_in.kind.as_str(), &logged_in.detail), ("logged_in", &Some(json!({ "amr": "pwd" }))));
     logged_in.assert_origin(&clients[2], Some(session_id(&login)));

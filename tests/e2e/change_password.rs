@@ -407,8 +407,8 @@ async fn delivery_of_the_raised_epoch_keeps_the_session_that_changed_the_passwor
             owner.session
         ))
         .await;
-    // Redis does not have the new epoch yet. But the session that changed the password continues, and the other session
-    // has ended.
+    // Redis does not have the raised epoch yet, which ends sessions in Redis. Even so, the session that changed the
+    // password continues, and the other session has ended.
     owner.get_user().await.expect(StatusCode::OK);
     other_session.get_user().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);

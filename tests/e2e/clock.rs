@@ -79,7 +79,8 @@ async fn a_clock_that_jumps_ends_no_session() {
         let now = i64::try_from(jsonwebtoken::get_current_timestamp()).unwrap();
         let deviation = response.integer("expires_at") - response.integer("expires_in") - now - jump;
         assert!(deviation.abs() < CLOCK_TOLERANCE, "the server's clock is off by {deviation} s more than {jump} s");
-        // A client that lost the response sends the same token again. Redis's clock decides whether the token is late.
+        // A client that lost the response sends the same token again. Redis's clock decides whether the grace
+        // period of the token has ended.
         let again = client.refresh(test_app.id(), &refresh_token).await.expect(StatusCode::OK);
         assert_eq!(again.string("refresh_token"), response.string("refresh_token"));
         get_sessions(&test_app, &client, response.string("access_token")).await.expect(StatusCode::OK);

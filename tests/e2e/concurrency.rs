@@ -167,7 +167,7 @@ async fn a_used_code_that_reappears_in_redis_is_invalid() {
     test_app.verify(token.string("token")).await.expect(StatusCode::OK);
     assert_eq!(test_app.settled_mail_count(EMAIL).await, 3, "no second notice");
 
-    // The epoch makes the code invalid: with the old epoch, the same code works.
+    // The first use raised the user's epoch, which made the code invalid: with the old epoch, the same code works.
     before.restore().await;
     test_app.sql("UPDATE users SET epoch = epoch - 1").await;
     let reset = test_app.client().confirm_password(test_app.id(), EMAIL, &code, PASSWORD).await;

@@ -164,8 +164,8 @@ async fn a_code_of_an_earlier_epoch_is_invalid() {
 
 #[tokio::test]
 async fn a_contested_account_loses_its_password_at_confirm() {
-    // Tests the code of the first registration, and then the code of the second registration, because either can be the
-    // registration of the owner.
+    // A second registration with another password makes the account contested. Either registration can be that of the
+    // owner, so the test runs with the code of the first and with the code of the second.
     for nth_code in [1, 2] {
         let test_app = TestApp::start().await;
         test_app.register(EMAIL).await;

@@ -91,7 +91,7 @@ async fn wait_until_settled(test_app: &TestApp) {
 // === Postgres ===
 
 #[tokio::test]
-async fn a_refused_call_does_not_count_towards_the_mail_limit() {
+async fn a_call_that_fails_without_postgres_does_not_count_towards_the_mail_limit() {
     let app = unlimited_app("counted").limit("mailsPerRecipient", &[(1, 3600)]);
     let test_app = TestApp::from_builder(app, Stack::builder().proxied()).await;
     let proxy = postgres_proxy(&test_app);
@@ -229,8 +229,8 @@ async fn a_reset_with_a_lost_response_still_ends_sessions_and_codes() {
         within_limit(test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD)).await,
     );
     proxy.trap_triggered().await;
-    // The transaction was committed, but the server does not know that. The server has restored the code, but with the
-    // new epoch the code is invalid.
+    // The transaction was committed, but the server does not know that, and has put the code back into Redis. The
+    // transaction has raised the user's epoch, so the code is invalid.
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, (3, true));
     let again = eventually("a response to the code", RECOVERY_LIMIT, || async {
         let response = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, PASSWORD).await;

@@ -31,7 +31,8 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 use crate::support::{NAME, TestApp, app, claims_of};
 
-/// The server uses the result of a session lookup for up to a second; a loaded machine takes longer.
+/// Limit until an ended session is refused. The server uses the result of a session lookup for up to a second; a loaded
+/// machine takes longer.
 const SESSION_END_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum time until the server notices that a store is unavailable, or available again.
 const STORE_LIMIT: Duration = Duration::from_secs(30);

@@ -236,7 +236,7 @@ async fn two_tabs_can_log_in_concurrently() {
     browser.open(&social.login_link()).await;
     assert_eq!(browser.cookies().await.len(), 2, "a cookie for each flow");
 
-    // The flow that starts second ends first.
+    // The login that starts second ends first.
     let mut sessions = Vec::new();
     for tab in [&second, &first] {
         browser.switch_to(tab).await;
@@ -264,7 +264,7 @@ async fn a_second_browser_cannot_use_the_state_of_the_first() {
     assert_eq!(page_of_dex.port(), Some(social.dex.addr().port()));
 
     // On this page of Dex anybody can log in. Dex then redirects the second browser back, with the state of the first
-    // browser's flow.
+    // browser's flow (its unfinished login).
     other.open(page_of_dex.as_str()).await;
     dex::log_in(&other, ADA_EMAIL).await;
     other.wait_for_text("invalid_state").await;

@@ -9,9 +9,10 @@
 //! `d`. If requests for known addresses take longer by a fixed time, the median of `d` is that time.
 //!
 //! `n` pairs give an interval for that median, without an assumption about the distribution of times: sort the values
-//! of `d`, and leave out the `k` smallest and the `k` greatest. For each end of the interval, the probability that the
-//! median is beyond this end is the probability that at most `k` of `n` coin tosses show heads. `k` is the greatest
-//! number for which this probability is at most `MAX_ERROR`.
+//! of `d`, and leave out the `k` smallest and the `k` greatest. The interval reaches from the smallest to the greatest
+//! remaining value. For each end of the interval, the probability that the median is beyond this end is the probability
+//! that at most `k` of `n` coin tosses show heads. `k` is the greatest number for which this probability is at most
+//! `MAX_ERROR`.
 //!
 //! The test reports a difference only if the whole interval is beyond the bound. If the times differ by no more than
 //! the bound, a false report has a probability of at most `MAX_ERROR` on each of the two sides, in each evaluation.
@@ -59,8 +60,8 @@ const BOUND_MS: f64 = 1.0;
 const MANY_PAIRS: usize = 1000;
 /// The bound as a share of the time of a hash, from [`MANY_PAIRS`] on.
 const HASH_TIME_SHARE: f64 = 0.02;
-/// If a comparison ends undecided, the bound for the measured median is this share of the response time, if that is more
-/// than [`BOUND_MS`].
+/// The bound for the measured median of a comparison that ends undecided: this share of the response time, but at least
+/// [`BOUND_MS`].
 const RESPONSE_TIME_SHARE: f64 = 0.02;
 /// Maximum number of evaluations of one comparison. Each adds the same number of pairs.
 const MAX_EVALUATIONS: usize = 3;
@@ -490,7 +491,7 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
     });
 }
 
-/// Compares logins in an App with two foreign classes. Leaves the App without foreign classes.
+/// Compares logins in an App with two classes of foreign hashes. Leaves the App without such classes.
 async fn compare_logins_with_foreign_hashes(timing: &mut TimingTest, native: &str, unverified: &str) {
     const HASHES: [(&str, &str); 2] = [
         ("bcrypt$7", "$2b$07$......................AesgC8c2NCv6R248WVftVw.gqvWdlCq"),

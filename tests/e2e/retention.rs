@@ -8,7 +8,7 @@ use latchkey_tests::{eventually, passwords::PASSWORD, stack::Stack};
 use crate::support::{TestApp, app};
 
 /// Each server checks every 15 to 45 s whether the hourly deletion is due; a loaded machine takes longer.
-const RETENTION_LIMIT: Duration = Duration::from_secs(180);
+const DELETION_WAIT_LIMIT: Duration = Duration::from_secs(180);
 
 #[tokio::test]
 async fn unverified_accounts_without_a_session_are_deleted_after_the_retention_days() {
@@ -29,7 +29,7 @@ async fn unverified_accounts_without_a_session_are_deleted_after_the_retention_d
         )
         .await;
     let one_is_deleted = async || (test_app.query_number("SELECT count(*) FROM users").await < 4).then_some(());
-    eventually("the account is deleted", RETENTION_LIMIT, one_is_deleted).await;
+    eventually("the account is deleted", DELETION_WAIT_LIMIT, one_is_deleted).await;
     assert_eq!(test_app.query_number("SELECT count(*) FROM users WHERE email LIKE 'forgotten@%'").await, 0);
     assert_eq!(test_app.query_number("SELECT count(*) FROM users").await, 3);
     let deletions =

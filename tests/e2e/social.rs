@@ -84,7 +84,7 @@ impl SocialTest {
         CookieClient { client: self.test_app.client(), cookies: BTreeMap::new() }
     }
 
-    /// Runs the whole flow as this person, in a new browser.
+    /// Logs in as this person in a new browser, from *redirect* to *callback*.
     async fn log_in(&self, person: &Person) -> ApiResponse {
         self.log_in_with("local", person).await
     }

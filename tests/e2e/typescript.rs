@@ -120,7 +120,7 @@ async fn eight_tabs_that_race_and_lose_responses_keep_the_session() {
     let mut generation = 0;
     for tab in &tabs {
         browser.switch_to(tab).await;
-        // A tab takes longer than the limit for one text, so the test follows its progress.
+        // All refreshes of a tab take longer than `wait_for_text` waits, so the test waits for each line of progress.
         for line in 1..=REFRESHES_PER_TAB / REFRESHES_PER_LINE {
             let refreshes = line * REFRESHES_PER_LINE;
             browser.wait_for_text(&format!("{refreshes} refreshes")).await;

@@ -86,13 +86,13 @@ impl TestApp {
         self.query_number("SELECT count(*) FROM webhook_events WHERE dead_at IS NULL").await
     }
 
-    /// Waits until no event waits.
+    /// Waits until all events are delivered, acknowledged or given up.
     async fn wait_until_webhooks_settle(&self) {
         let settled = || async { (self.waiting_webhook_events().await == 0).then_some(()) };
         eventually("all events are delivered or given up", LIMIT, settled).await;
     }
 
-    /// Makes all events due that wait for a retry. The server polls, so it needs no notification.
+    /// Makes all events that wait for a retry due now. The server polls, so it needs no notification.
     async fn make_webhook_events_due(&self) {
         self.sql(
             "UPDATE webhook_events SET due_at = statement_timestamp() WHERE dead_at IS NULL AND lease_until IS NULL",

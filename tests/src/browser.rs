@@ -46,7 +46,7 @@ const FLAGS: [&str; 14] = [
     "--no-first-run",
     "--no-proxy-server",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
-    // No keyring of the desktop.
+    // Do not use the desktop's keyring.
     "--password-store=basic",
     "--lang=en-US",
 ];

@@ -323,8 +323,8 @@ async fn run_round(shared: &Shared, token: &str, rng: &mut StdRng) -> Result<Ref
     Ok(first.clone())
 }
 
-/// The victim refreshes normally for `wait`, and at least three times. Then a thief sends a token that is two
-/// generations old, once.
+/// The victim refreshes normally for `wait`, and at least three times. Then a thief once sends a token that is two
+/// generations old.
 async fn run_old_token_thief(shared: &Shared, mut token: String, wait: Duration) -> Result<ClientOutcome> {
     let began = Instant::now();
     let mut rng = StdRng::from_rng(&mut rand::rng());

@@ -424,7 +424,7 @@ impl Installation<'_> {
 
     // --- Apps and Providers
 
-    /// Applies an App with its Secret and ConfigMap in the first tenant namespace.
+    /// Applies an App with its Secrets and its ConfigMap in the first tenant namespace.
     pub async fn apply(&self, app: &builders::App) -> Result<()> {
         self.apply_all(&app.objects(self.tenant())).await
     }

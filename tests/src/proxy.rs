@@ -31,14 +31,14 @@ pub enum Forwarding {
     Stall,
 }
 
-/// A trigger that cuts one connection, once.
+/// A trigger that cuts one connection, and has no effect after that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trap {
     /// Cuts when a client sends these bytes, before the server receives them.
     Before(Vec<u8>),
     /// Cuts when the server has received these bytes from a client. The response is lost.
     After(Vec<u8>),
-    /// Cuts after this number of further bytes from clients.
+    /// Cuts when clients have sent this number of bytes since the trap was set.
     AfterBytes(usize),
 }
 
@@ -52,9 +52,10 @@ pub struct Proxy {
 struct Shared {
     upstream: SocketAddr,
     flow: watch::Sender<Forwarding>,
-    /// Increased to close the open connections.
+    /// How often the connections were cut. All open connections are closed when this number changes.
     cuts: watch::Sender<u64>,
-    /// Increased to silently drop the traffic of the open connections.
+    /// A generation. If it is greater than when a connection was opened, the proxy silently drops the traffic of the
+    /// connection.
     lost: AtomicUsize,
     trap: Mutex<Option<Trap>>,
     triggered: Notify,

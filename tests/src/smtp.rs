@@ -92,7 +92,7 @@ struct Shared {
     acceptor: Option<TlsAcceptor>,
     mails: Mailbox,
     behavior: Mutex<Behavior>,
-    /// Increased to end all open sessions.
+    /// How often the server was stopped. All open sessions end when this number changes.
     stops: watch::Sender<u64>,
     sessions: AtomicUsize,
     logins: AtomicUsize,

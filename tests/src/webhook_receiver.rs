@@ -30,8 +30,8 @@ use tokio::{
 
 use crate::{eventually, process, smtp::listen};
 
-/// Limit for events to arrive. It takes less than a second, on a loaded machine longer. It also covers the retry of a
-/// failed delivery after five seconds.
+/// Limit for events to arrive. An event takes less than a second, on a loaded machine longer. The limit also covers the
+/// retry of a failed delivery after five seconds.
 const EVENT_LIMIT: Duration = Duration::from_secs(60);
 
 /// The announced length of a body that never comes.

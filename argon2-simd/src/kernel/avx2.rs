@@ -76,7 +76,8 @@ fn xor(x: &Vectors, y: &Vectors) -> Vectors {
     })
 }
 
-/// Applies P to four rows. The two words of a half are neighbors in a vector, so a rotation exchanges neighbors.
+/// Applies P to four rows. To rotate the four words of a quarter, its two vectors are exchanged, the two columns in a
+/// vector are exchanged, or both.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn permute_rows(rows: &mut [Quarters; 2]) {

@@ -306,7 +306,7 @@ export interface paths {
         put?: never;
         /**
          * End the session of the token
-         * @description Services that check only the signature accept its access tokens until they expire.
+         * @description Services that check only the signature accept the access tokens of the session until the tokens expire.
          */
         post: operations["logout"];
         delete?: never;
@@ -832,7 +832,7 @@ export interface components {
             revocation_endpoint: string;
             revocation_endpoint_auth_methods_supported: string[];
             token_endpoint: string;
-            /** @description Clients have no secret: a refresh token is its own proof. */
+            /** @description Clients have no secret: a refresh token needs no other proof. */
             token_endpoint_auth_methods_supported: string[];
         };
         /** @description The response of *callback* if the App has no redirect URLs. */
@@ -965,7 +965,7 @@ export interface components {
         Event: {
             /**
              * Format: int64
-             * @description Unix seconds. For refusals, the start of their quarter of an hour.
+             * @description Unix seconds. Refusals are counted per quarter of an hour; for them, this is its start.
              */
             at: number;
             /**
@@ -1117,7 +1117,7 @@ export interface components {
             revocation_endpoint_auth_methods_supported: string[];
             subject_types_supported: string[];
             token_endpoint: string;
-            /** @description Clients have no secret: a refresh token is its own proof. */
+            /** @description Clients have no secret: a refresh token needs no other proof. */
             token_endpoint_auth_methods_supported: string[];
             userinfo_endpoint: string;
         };
@@ -1229,7 +1229,7 @@ export interface components {
             code?: string;
             /** @description The verifier of the `code_challenge` that was given to *redirect* (RFC 7636). */
             code_verifier?: string;
-            /** @description `refresh_token`, the default if only a refresh token is sent, or `authorization_code`. */
+            /** @description `refresh_token` (the default) or `authorization_code`. */
             grant_type?: string;
             /** @description If sent, it must be the address to which the code was returned. */
             redirect_url?: string;
@@ -6012,9 +6012,9 @@ export interface operations {
                 redirect_url?: string;
                 /** @description Returned unchanged with the parameters of *callback*. */
                 state?: string;
-                /** @description Passed to the provider if it supports it. */
+                /** @description Passed to a provider that supports it. */
                 prompt?: string;
-                /** @description Passed to the provider if it supports it. */
+                /** @description Passed to a provider that supports it. */
                 login_hint?: string;
                 /** @description The SHA-256 of the verifier (RFC 7636): the flow ends with a `code` for *token*. */
                 code_challenge?: string;

@@ -7,14 +7,14 @@ pub(super) struct Bomb {
     /// The name of the template.
     pub(super) template: &'static str,
     pub(super) source: String,
-    /// A part of the error. `None` if the template is valid.
+    /// A text that the error contains. `None` if the template is valid.
     pub(super) refusal: Option<&'static str>,
 }
 
 /// Maximum time for one template, also in a debug build.
 pub(super) const LIMIT: std::time::Duration = std::time::Duration::from_secs(2);
 
-// Parts of the errors.
+// Texts that the errors contain.
 const WORDS: &str = "a tag has more than 100 words and signs";
 const NESTING: &str = "a tag nests more than 8 parentheses";
 const FILTERS: &str = "a tag has more than 8 filters";

@@ -16,10 +16,10 @@ use crate::{
     user::NewUser,
 };
 
-/// The prefix of the `user_id` of users in a database of Auth0. Hashes have the id without it.
+/// The prefix of the `user_id` of users in a database of Auth0. The export of hashes has the ids without this prefix.
 const DATABASE_PREFIX: &str = "auth0|";
 
-/// The members that show the kind of a line, and the keys of the join.
+/// The members that show whether a line has a user or a hash, and the ids by which the lines of a user are joined.
 #[derive(Deserialize)]
 struct Row {
     user_id: Option<String>,

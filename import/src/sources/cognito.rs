@@ -193,7 +193,7 @@ fn convert(user: User, context: &mut Context<'_>) -> Result<(), ImportError> {
         return context.count_unreadable("a user without sub and user name");
     }
     if !user.is_external {
-        context.count_hash(Err(UnsupportedKind("not exported by Cognito")));
+        context.hash_or_count(Err(UnsupportedKind("not exported by Cognito")));
     }
     context.report.count_omitted(Omitted::PhoneNumbers, usize::from(attribute("phone_number").is_some()));
     let mut identities = Vec::new();

@@ -98,14 +98,14 @@ fn convert(account: Account, context: &mut Context<'_>) -> Result<(), ImportErro
         (Some(hash), salt) if !hash.is_empty() => {
             let (rounds, memory_cost) = (context.args.rounds, context.args.memory_cost);
             let converted = hash::firebase(hash, salt.unwrap_or_default(), rounds, memory_cost);
-            context.count_hash(converted)
+            context.hash_or_count(converted)
         }
         _ => None,
     };
     let mut identities = Vec::new();
     for info in &account.provider_user_info.0 {
         let Some(subject) = &info.raw_id else { continue };
-        // These two are the email address and the phone number of the account.
+        // `password` and `phone` stand for the email address and the phone number of the account.
         if !matches!(info.provider_id.as_str(), "password" | "phone") {
             identities.extend(context.identity(&[&info.provider_id], subject, None));
         }

@@ -16,7 +16,7 @@ use crate::{
     user::{MAX_IDENTITIES, NewUser},
 };
 
-/// The columns that show the table of a row, and the keys of the join.
+/// The columns that identify the table of a row, and the ids by which the rows of a user are joined.
 #[derive(Deserialize)]
 struct Row {
     id: Option<String>,
@@ -176,7 +176,7 @@ fn add_identity(pending: &mut Pending, row: &str, context: &mut Context<'_>) {
         context.report.unmapped_identities.add("an unreadable row", 1);
         return;
     };
-    // Email address and phone number are columns of the user.
+    // These identities add nothing: email address and phone number are columns of the user.
     if matches!(identity.provider.as_str(), "email" | "phone") {
         return;
     }

@@ -139,7 +139,7 @@ fn convert(user: User, realm: &str, context: &mut Context<'_>) -> Result<(), Imp
         context.report.count_omitted(Omitted::ServiceAccounts, 1);
         return Ok(());
     }
-    // Every user has the default role of the realm.
+    // The default role of the realm is not counted, because every user has it.
     let default_role = format!("default-roles-{}", realm.to_lowercase());
     let realm_roles = user.realm_roles.0.iter().filter(|role| **role != default_role).count();
     let client_roles: usize = user.client_roles.iter().flat_map(BTreeMap::values).map(|roles| roles.0.len()).sum();
@@ -185,7 +185,7 @@ fn convert_password(credential: &Credential, context: &mut Context<'_>) -> Optio
     let secret = credential.secret_data.as_deref().and_then(json::parse::<SecretData>);
     let data = credential.credential_data.as_deref().and_then(json::parse::<CredentialData>);
     let (Some(secret), Some(data)) = (secret, data) else {
-        return context.count_hash(Err(UnsupportedKind("other form")));
+        return context.hash_or_count(Err(UnsupportedKind("other form")));
     };
     let parameters = data.additional_parameters.unwrap_or_default();
     let parameter = |name: &str| parameters.get(name).and_then(|values| values.0.first()).map(String::as_str);
@@ -201,5 +201,5 @@ fn convert_password(credential: &Credential, context: &mut Context<'_>) -> Optio
             parallelism: parameter("parallelism"),
         },
     };
-    context.count_hash(hash.convert())
+    context.hash_or_count(hash.convert())
 }

@@ -123,7 +123,7 @@ fn convert(identity: Identity, context: &mut Context<'_>) -> Result<(), ImportEr
                 Some(hash) => password_hash = context.text_hash(Some(&hash), ScryptCost::Value),
                 None => {
                     let kind = UnsupportedKind("not in the export (include_credential=password is missing)");
-                    password_hash = context.count_hash(Err(kind));
+                    password_hash = context.hash_or_count(Err(kind));
                 }
             },
             "oidc" => {
@@ -141,7 +141,7 @@ fn convert(identity: Identity, context: &mut Context<'_>) -> Result<(), ImportEr
             "totp" => context.report.count_omitted(Omitted::Totp, 1),
             "webauthn" | "passkey" => context.report.count_omitted(Omitted::WebAuthn, 1),
             "lookup_secret" => context.report.count_omitted(Omitted::RecoveryCodes, 1),
-            // A login with a code by email needs no credential.
+            // Not counted, because nothing is lost: a login with an emailed code has no stored credential.
             "code" | "link_recovery" | "code_recovery" | "profile" | "identifier_first" => {}
             _ => context.report.count_omitted(Omitted::OtherFactors, 1),
         }

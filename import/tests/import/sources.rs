@@ -93,7 +93,7 @@ fn ndjson() {
 }
 
 #[test]
-fn addresses_are_verified_on_request() {
+fn with_the_flag_addresses_verified_all_addresses_are_verified() {
     let (_, lines, ..) = convert("kratos", &["kratos/identities.json"], &["--addresses-verified"]);
     assert!(lines.iter().all(|line| line["email_verified"] == true), "{lines:?}");
     let (_, lines, ..) = convert("ndjson", &["ndjson/users.ndjson"], &["--addresses-verified"]);

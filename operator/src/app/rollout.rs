@@ -179,7 +179,7 @@ fn field_errors(
 }
 
 fn servers_too_old_message(feature: &str, needed: u32, supported: u32, context: &Context) -> String {
-    let pods = context.monitor.pods_at_format(supported).join(", ");
+    let pods = context.monitor.pods_limited_to_format(supported).join(", ");
     format!(
         "{feature} needs format {needed}, but these server pods support only format {supported}: {pods}; upgrade them"
     )

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn delivering_is_only_a_condition_of_apps_with_webhooks_and_does_not_affect_ready() {
+    fn only_apps_with_webhooks_have_delivering_which_does_not_affect_ready() {
         let without = served(RolloutState::Complete { servers: 1 }).status(&AppStatus::default(), 1, NOW);
         assert!(condition(&without, ConditionType::Delivering).is_none());
         let mut outcome = served(RolloutState::Complete { servers: 1 });

@@ -58,7 +58,7 @@ impl MockLeaseApi {
         leases
     }
 
-    /// Changes the Lease as another writer with its own clock.
+    /// Changes the Lease like another replica that renews it at the time `renewed` of its own clock.
     fn write_as(&self, holder: &str, renewed: &str) {
         let mut state = self.0.lock();
         state.version += 1;

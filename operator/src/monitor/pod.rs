@@ -19,7 +19,8 @@ use super::endpoints::PodEndpoint;
 
 /// A pod that sends nothing for this long is silent.
 pub(super) const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
-/// The maximum time until one line is complete. A hello that lists many Apps has several MiB.
+/// The maximum time until one line is complete. A hello, the first line of a stream, has several MiB if it lists many
+/// Apps.
 pub(super) const LINE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The maximum length of a stored reason, in bytes. Longer reasons are cut.
 const MAX_REASON_BYTES: usize = 1024;

@@ -116,9 +116,9 @@ impl PodStates {
         formats.min().map_or(FORMAT, |format| format.min(FORMAT))
     }
 
-    pub(super) fn pods_at_format(&self, format: u32) -> Vec<String> {
-        let is_at_format = |pod: &&Pod| pod.report.as_ref().is_some_and(|report| report.format <= format);
-        shorten(&self.pods.serving().filter(is_at_format).map(|pod| pod.name.as_str()).collect::<Vec<_>>())
+    pub(super) fn pods_limited_to_format(&self, format: u32) -> Vec<String> {
+        let is_limited = |pod: &&Pod| pod.report.as_ref().is_some_and(|report| report.format <= format);
+        shorten(&self.pods.serving().filter(is_limited).map(|pod| pod.name.as_str()).collect::<Vec<_>>())
     }
 
     pub(super) fn pod_counts(&self) -> (usize, usize) {

@@ -4,7 +4,7 @@ use latchkey_crds::types::AppId;
 
 use super::pod::{Pods, RevisionBytes};
 
-/// The maximum number of pods that a message names. The message only counts the other pods.
+/// The maximum number of pods that a message names. Of the other pods, the message has only the number.
 const MAX_NAMED_PODS: usize = 3;
 
 /// How far the servers have rolled out an App's revision. The worst state comes first.

@@ -263,7 +263,7 @@ async fn the_start_and_the_end_of_a_silence_are_each_notified_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_silence_is_notified_if_somebody_has_read_the_silence() {
+async fn the_end_of_a_silence_is_notified_if_the_silent_state_was_read() {
     // The state is read shortly before or after the pod becomes silent. The end of the silence is notified only if the
     // result was `Silent`.
     for after in 14_500..16_500 {
@@ -471,7 +471,7 @@ async fn a_pod_at_another_address_reports_again_and_its_old_stream_is_ignored() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_15_s_without_a_server_no_servers_is_reported_until_one_appears() {
+async fn after_15_s_without_a_serving_pod_the_state_is_no_servers_until_one_appears() {
     let (mut mock, _streams) = MockPods::serving(&[1]).await;
     mock.set_pods(&[], &[1]);
     advance_seconds(14, &[]).await;
@@ -577,7 +577,7 @@ async fn the_lowest_format_of_all_pods_is_used_and_its_change_reconciles_every_a
     stream_2.send_hello_of(2, 1, &json!({}));
     settle_tasks().await;
     assert_eq!((mock.monitor.format(), mock.drain_events()), (1, vec![MonitorEvent::AllApps]));
-    assert_eq!(mock.monitor.pods_at_format(1), names(&[2]));
+    assert_eq!(mock.monitor.pods_limited_to_format(1), names(&[2]));
     mock.set_pods(&[1], &[2]);
     assert_eq!(
         (mock.monitor.format(), mock.drain_events()),

@@ -70,7 +70,8 @@ impl Handlers {
                     if before.is_none_or(|before| !is_same_but_for_status(&before, app)) {
                         queue.enqueue_app(ObjectRef::from_obj(app));
                     }
-                    // For example, the App was deleted and created again under the same name, with another appID.
+                    // The App claims another appID than before, for example because it was deleted and created again
+                    // under the same name.
                     if id_before != claimed_app_id(app) {
                         enqueue_abandoned(&app.namespace().unwrap_or_default(), &app.name_any());
                     }
@@ -163,7 +164,8 @@ impl Handlers {
                     }
                     name
                 }
-                // This includes deletions by this operator: the App may have been created again before the deletion.
+                // The App is queued even if this operator deleted the document: the App may have been created again
+                // before the deletion.
                 WatchEvent::Deleted { name, version, .. } => {
                     let before = objects.published.get(&name);
                     objects.published.record_deletion(&name, version);

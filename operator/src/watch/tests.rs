@@ -168,8 +168,8 @@ fn of_a_written_and_a_watched_document_the_newer_one_is_used() {
     let revision = |documents: &PublishedDocuments| documents.get("shop").and_then(|app| app.revision);
     documents.record_write("shop", published("10", b"ours"));
     assert!(!documents.record_watched("shop", published("10", b"ours")), "unchanged");
-    // Somebody edits the Secret immediately. The watch reports this edit before the operator gets the response to its
-    // own write.
+    // The operator writes version 11, and somebody then writes version 12. The watch reports 12 before the operator
+    // gets the response for 11.
     assert!(documents.record_watched("shop", published("12", b"theirs")));
     documents.record_write("shop", published("11", b"ours"));
     assert_eq!(revision(&documents), Some(Revision::of(b"theirs")));

@@ -1,4 +1,4 @@
-//! Rendered Apps from a directory, one `<appID>.json` each, watched for changes.
+//! Rendered Apps from a directory with one file `<appID>.json` for each App. The directory is watched for changes.
 
 use std::{
     collections::HashMap,

@@ -8,7 +8,8 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// With fewer entries there is no sweep, because the entries need at most 64 KiB of memory.
+/// The entries of freed texts are not removed while there are fewer entries than this, because these need at most 64
+/// KiB of memory.
 const MIN_SWEEP_ENTRIES: usize = 1024;
 
 /// The texts of all documents. A text is freed when the last document that contains it is dropped.

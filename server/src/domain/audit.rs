@@ -42,7 +42,7 @@ pub enum EventKind {
     /// A session was ended from the list of sessions, or by the revocation of one of its tokens. The detail names the
     /// ended session.
     SessionEnded,
-    /// All sessions except the session of the request were ended together.
+    /// The user ended all sessions except the session of the request, or an administrator ended all sessions.
     SessionsEnded,
     /// The previous refresh token was used after its grace period.
     RefreshLate,
@@ -64,6 +64,7 @@ pub enum EventKind {
     UsersImported,
     /// The data of one user, or of all users, was exported.
     Exported,
+    /// [`RefusalKind`] describes this kind and the kinds below.
     LoginRefused,
     LoginLimited,
     PasswordCheckRefused,
@@ -89,8 +90,9 @@ pub enum RefusalKind {
 pub struct Event {
     pub id: Uuid,
     pub kind: EventKind,
-    /// `None` if no row is written. Events without a user exist so that a request for an unknown email address costs
-    /// the same as a request for a known email address.
+    /// `None` for an event of many users, for example an import. Also `None` for a request with an unknown email
+    /// address: such an event writes no row, and only makes the request cost the same as a request with a known email
+    /// address.
     pub user: Option<UserId>,
     /// The session that the request used or opened.
     pub session: Option<SessionId>,

@@ -1,4 +1,4 @@
-//! Writes raised epochs to Redis before the response.
+//! Writes raised epochs to Redis before the response. Raising the epoch of a user ends the sessions of lower epochs.
 
 use tracing::warn;
 

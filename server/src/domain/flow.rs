@@ -233,7 +233,7 @@ fn associated_data(app: &AppId, provider: &ProviderName, state: &FlowState, bind
         FlowBinding::Browser => "browser",
         FlowBinding::Unbound => "none",
     };
-    // The appID and the name of the Provider contain no newline.
+    // The appID and the name of the Provider contain no newline, so different values give different data.
     format!("{app}\n{provider}\n{binding}\n{}", state.0).into_bytes()
 }
 

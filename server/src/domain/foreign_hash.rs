@@ -20,9 +20,10 @@ mod pbkdf2;
 mod scrypt;
 mod text;
 
-/// The maximum weight of one foreign hash, and of all foreign classes of an App together.
+/// The maximum weight (see [`HashClass::weight`]) of one foreign hash, and the maximum sum of the weights of all
+/// foreign classes of an App.
 pub const MAX_WEIGHT: f64 = 32.0;
-/// The maximum number of foreign classes of an App.
+/// The maximum number of foreign classes (see [`HashClass`]) of an App.
 pub const MAX_CLASSES: usize = 4;
 /// The longest text that is parsed, in bytes. The database column of the hash has the same limit.
 const MAX_TEXT_BYTES: usize = 1024;
@@ -166,7 +167,7 @@ impl ParsedHash {
     ///
     /// # Errors
     ///
-    /// The specification lists no such form, or the hash costs more than the ceilings allow.
+    /// The text has none of the forms that the specification lists, or the hash costs more than the ceilings allow.
     pub fn parse(text: &str) -> Result<Self, HashError> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(HashError::NotSupported);
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_above_a_ceiling_or_weight_is_too_costly() {
+    fn a_hash_above_a_ceiling_or_the_maximum_weight_is_too_costly() {
         for (text, too_costly) in [
             ("$argon2id$v=19$m=131072,t=9,p=16$S$H", "$argon2id$v=19$m=131072,t=10,p=16$S$H"),
             ("$argon2id$v=19$m=131072,t=1,p=1$S$H", "$argon2id$v=19$m=131073,t=1,p=1$S$H"),

@@ -51,7 +51,7 @@ pub(super) async fn acquire_login_failure_limits<S: RateLimits + AuditLog>(
     call.stores.acquire(call.app_id(), checks).await.map_err(|error| count_limited_login(call, account, user, error))
 }
 
-/// Converts the error. If the error is a reached rate limit, also counts a refusal.
+/// Converts the error. If a rate limit is reached, also counts a refusal.
 fn count_limited_login<S: AuditLog>(
     call: Call<'_, S>,
     account: &AccountKey,

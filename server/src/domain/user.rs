@@ -42,7 +42,7 @@ pub struct User {
     pub contested: bool,
     pub disabled: bool,
     pub epoch: Epoch,
-    /// Counts the changes of the name, the email address and the epoch.
+    /// Rises with every change of the user, except a login, a rehash and a change of identities.
     pub version: i64,
     pub created_at: OffsetDateTime,
     pub updated_at: OffsetDateTime,

@@ -27,7 +27,7 @@ use super::audit::EventKind;
 pub struct Webhook {
     pub name: WebhookName,
     events: BTreeSet<WebhookEvent>,
-    /// Whether each event has the profile of its user.
+    /// Whether each event contains the profile of its user.
     pub includes_profile: bool,
     pub delivery: Delivery,
     /// Changes with the settings of the webhook and with its keys. 64 hexadecimal digits.
@@ -158,7 +158,7 @@ impl Webhook {
         };
         Ok(Self {
             name: rendered.name.clone(),
-            // A later version can have events that this version does not know.
+            // Names of events that only a later version knows are ignored.
             events: rendered.events.iter().filter_map(|name| name.parse().ok()).collect(),
             includes_profile: rendered.include_profile,
             delivery,

@@ -15,7 +15,8 @@ use crate::domain::{
     password::Password,
 };
 
-/// Jobs that weigh more than this are heavy. Heavy jobs together use at most half of the threads.
+/// Jobs with a greater weight (CPU time, in native hashes) are heavy. Heavy jobs together use at most half of the
+/// threads.
 const HEAVY_WEIGHT: f64 = 2.0;
 
 /// Checks of one password, which run one after the other in one job.

@@ -68,8 +68,8 @@ fn compute_scrypt(class: ScryptClass, password: &[u8], salt: &[u8], output: &mut
     scrypt::scrypt(password, salt, &params, output).expect("the output has a valid length");
 }
 
-/// Encrypts the signer key with AES-256-CTR (<https://github.com/firebase/scrypt>). The key is the output of scrypt,
-/// and the first counter is zero. Returns `None` without the values of the Firebase project.
+/// Encrypts the signer key with AES-256-CTR (<https://github.com/firebase/scrypt>). The AES key is the output of
+/// scrypt, and the first counter is zero. Returns `None` without the values of the Firebase project.
 fn compute_firebase(
     class: ScryptClass,
     password: &[u8],

@@ -339,7 +339,7 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
     /// Replaces the charged time of a job with the time that it took.
     pub(super) fn correct_charge(&mut self, charge: &Charge<N, A, C>, took: Duration) {
         let Charge { owner, expected } = charge;
-        // A queue without jobs may have been dropped.
+        // A queue without jobs may have been dropped. Then there is no charge to correct.
         let _ = self
             .namespaces
             .correct_charge(&owner.namespace, *expected, took)

@@ -16,16 +16,16 @@ const KEYPAD: &str = "0123456789*+-./=";
 /// The maximum number of guess words. Further guess words are ignored. An ordinary email address and name give fewer
 /// than 15.
 const MAX_GUESSES: usize = 24;
-/// The maximum number of readings, multiplied by the square of the length. zxcvbn searches its dictionaries once per
-/// reading of the l33t symbols, and the time of a search grows with the square of the length. Digits have at most 8
-/// readings, so a part of the maximum length that has only digits is within the limit.
+/// The maximum of this product: the number of readings times the square of the length. zxcvbn searches its dictionaries
+/// once per reading of the l33t symbols, and the time of a search grows with the square of the length. Digits have at
+/// most 8 readings, so a part of the maximum length that has only digits is within the limit.
 const MAX_SEARCH_COST: usize = 8 * MAX_SCORED_CHARS * MAX_SCORED_CHARS;
 /// Minimum length, in characters, of the guess words and repetitions that are removed from a long password before it is
 /// split.
 const MIN_REMOVED_CHARS: usize = 8;
 /// Maximum length, in characters, of a pattern that is scored with the next part because the split may have broken it.
 const MAX_BROKEN_CHARS: usize = 12;
-/// The fewest guesses for each score above 0, as in zxcvbn.
+/// The minimum number of an attacker's attempts for each score above 0, as in zxcvbn.
 const SCORE_THRESHOLDS: [u64; 4] = [1_005, 1_000_005, 100_000_005, 10_000_000_005];
 
 /// For each of the letters `a`, `b`, `c`, `e`, `g`, `o`, `s`, `x` and `z`: the symbols that zxcvbn reads as this
@@ -39,7 +39,7 @@ const REPLACEMENTS: [(char, char); 8] =
 /// The strength of a password, from 0 to 4, against an attacker who tries `guesses` first.
 ///
 /// This is the score of zxcvbn if the password has at most 32 characters and few readings of l33t symbols, as ordinary
-/// passwords do. A longer password is scored in parts, only until the scored parts are strong: whoever guesses the
+/// passwords do. A longer password is scored in parts, until the parts scored so far are strong: whoever guesses the
 /// whole password has guessed these parts, too.
 pub fn score(password: &str, guesses: &[String]) -> u8 {
     let mut chars: Vec<char> = password.chars().take(MAX_PASSWORD_CHARS).collect();
@@ -179,8 +179,8 @@ fn limit_readings(chars: &mut [char], guesses: &mut [String]) {
     }
 }
 
-/// The number of l33t searches of zxcvbn: one for each combination that chooses, for each letter, one of the password's
-/// symbols.
+/// The number of l33t searches of zxcvbn. For each letter, zxcvbn chooses one of the symbols in the password that can
+/// stand for it. Each combination of these choices is one search.
 fn count_readings(chars: &[char]) -> usize {
     let count = |symbols: &str| symbols.chars().filter(|symbol| chars.contains(symbol)).count();
     // `1` and `|` can stand for i and for l. If a combination uses one of them for both letters, zxcvbn tries each

@@ -1,7 +1,8 @@
 //! The administration listener: ServiceAccounts read and change the users of the App that lists them.
 //!
-//! The checks in their order, with the status of an error: path and App (404), method (405), token (401), right (403),
-//! calls in flight (429), query and body, the object (404), `If-Match` (412), conflict (409).
+//! Each call is checked in this order; the number is the status of the error: path and App (404), method (405), token
+//! (401), right (403), calls in flight (429), query and body, existence of the object (404), `If-Match` (412), conflict
+//! (409).
 
 use std::sync::Arc;
 

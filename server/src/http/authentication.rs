@@ -50,7 +50,7 @@ pub struct Caller {
 #[error("the App does not list {0} among its administrators")]
 struct NotListed(ServiceAccount);
 
-/// The App lists the caller, but none of its roles allows the call.
+/// The App lists the caller, but no role of the caller allows the call.
 #[derive(Debug, thiserror::Error)]
 #[error("no role of {account} includes the right to {right}")]
 struct MissingRight {

@@ -21,9 +21,9 @@ use crate::domain::client::ClientAddress;
 /// budgets use 96.
 const CONNECTIONS_DIVISOR: u64 = 4;
 const REQUEST_BYTES_DIVISOR: u64 = 8;
-/// The bodies of imports have a separate budget.
+/// The bodies of imports have a separate budget: one thirty-second of the memory limit.
 const IMPORT_BYTES_DIVISOR: u64 = 32;
-/// The minimum of this budget: two bodies of the maximum size.
+/// Minimum of the budget for the bodies of imports, in bytes: two bodies of the maximum size.
 const MIN_IMPORT_BYTES: usize = 8 << 20;
 /// One client address can hold at most an eighth of each budget: it takes at least eight client addresses to exhaust a
 /// budget.
@@ -41,9 +41,9 @@ const PROXY_HEADS_DIVISOR: usize = 2;
 /// An eighth of the connections is reserved for the administration listener, whose callers are in the cluster. Clients
 /// from outside the cluster cannot use these connections.
 const ADMIN_DIVISOR: usize = 8;
-/// Held refusals can use at most half of the public connections, because over HTTP/1 a held refusal occupies its
-/// connection. The other half stays for requests that are not refused, even behind proxies, whose connections are not
-/// limited per address.
+/// Held refusals (error responses that are delayed) can use at most half of the public connections, because over HTTP/1
+/// a held refusal occupies its connection. The other half stays for requests that are not refused, even behind proxies,
+/// whose connections are not limited per address.
 const HELD_REFUSALS_DIVISOR: usize = 2;
 /// A smaller memory limit is replaced by this number of bytes. Only tests have a smaller limit.
 const MIN_MEMORY: u64 = 64 << 20;
@@ -67,7 +67,7 @@ const HTTP2_CONNECTION_SLOTS: u32 = 5;
 const ALLOWANCE: usize = 8 * 1024;
 /// Cost of each additional concurrent request on an HTTP/2 connection, in bytes: its tasks and [`ALLOWANCE`].
 const FURTHER_REQUEST_COST: usize = 16 * 1024;
-/// The cost of a connection includes an HTTP/1 header block of up to this size, in bytes: hyper's buffer starts with 8
+/// The cost of a connection includes an HTTP/1 header block of up to this size, in bytes: hyper's buffer is initially 8
 /// KiB.
 pub(super) const FREE_HEAD: usize = 8 * 1024;
 /// Additional cost of a header block that is larger than [`FREE_HEAD`], in bytes. hyper's buffer can grow to twice
@@ -205,7 +205,7 @@ impl Budgets {
         self.request_bytes.used() + self.further_requests.used()
     }
 
-    /// Starts to count a request. `is_alone`: no other request of its connection is running.
+    /// Counts the memory of a request that begins. `is_alone`: no other request of its connection is running.
     ///
     /// # Errors
     ///
@@ -385,7 +385,7 @@ mod tests {
             let mut held = Vec::new();
             let mut most_of_client = 0;
             for last in 0..=u8::MAX {
-                // The first refusal and the refusals of the first three early returns are not held.
+                // Four refusals are not held: the first one, and three more although the client ignores `Retry-After`.
                 for _ in 0..4 {
                     assert!(hold(client(last)).is_none());
                 }
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slots_are_limited_per_client_but_not_per_proxy_and_http_2_costs_five() {
+    async fn slots_are_limited_per_client_but_not_per_proxy_and_http_2_costs_five_slots() {
         let budgets = Budgets::new(256 << 20, 3);
         let peer = IpAddr::from([10, 0, 0, 1]);
         for (slots, is_proxy, most) in

@@ -1,4 +1,5 @@
-//! The cookies that bind social logins to a browser. Each flow has its own cookie, so that two tabs do not interfere.
+//! The cookies that bind social logins to a browser. Each flow (social login that is not finished) has its own cookie,
+//! so that two tabs do not interfere.
 
 use http::{
     HeaderMap, HeaderValue,
@@ -73,8 +74,8 @@ impl FlowCookies {
         Some(FlowCookie { name, started_ms, id, value })
     }
 
-    /// The headers that store the cookie of a flow in the browser, and clear the cookies of the oldest flows beyond the
-    /// maximum.
+    /// The headers that store the cookie of a flow in the browser. If the browser then has more than `MAX_FLOWS` flows,
+    /// the headers also clear the cookies of the oldest flows.
     pub fn add(
         self,
         sent: &[FlowCookie<'_>],

@@ -1,4 +1,4 @@
-//! CORS for the origins on an App's list. Origins are compared exactly (Fetch standard, 3.2).
+//! CORS for the origins on an App's list of allowed origins. Origins are compared exactly (Fetch standard, 3.2).
 
 use http::{
     HeaderMap, HeaderValue, StatusCode,

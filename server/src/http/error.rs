@@ -164,7 +164,7 @@ pub struct Problem {
     pub user_id: Option<Box<UserId>>,
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// The time in `Retry-After`, if the reason for the error is a limit, lack of capacity or an outage. Such errors
-    /// can come in large numbers, so the pipeline limits their log lines and can hold the response.
+    /// can come in large numbers, so the pipeline limits their log lines and can hold (delay) the response.
     pub refusal_retry_after: Option<Duration>,
     /// Whether the connection closes, because the rest of the request is not read.
     pub closes_connection: bool,
@@ -249,10 +249,6 @@ impl Problem {
         Self::new(code, description).with_header(WWW_AUTHENTICATE, challenge)
     }
 
-    pub fn limited(limited: RateLimited) -> Self {
-        Self::rate_limited(limited.limit.as_str(), limited.window, limited.retry_after)
-    }
-
     /// 429 because the limit `name` is reached.
     pub fn rate_limited(name: &'static str, window: Window, retry_after: Duration) -> Self {
         let seconds = round_up_seconds(retry_after);
@@ -301,11 +297,17 @@ impl Problem {
 impl From<CommonError> for Problem {
     fn from(error: CommonError) -> Self {
         match error {
-            CommonError::RateLimited(limited) => Self::limited(limited),
+            CommonError::RateLimited(limited) => limited.into(),
             CommonError::Overloaded(overloaded) => Self::unavailable(overloaded.retry_after).with_cause(overloaded),
             CommonError::Store(error) => error.into(),
             CommonError::Signing(error) => Self::server_error().with_cause(error),
         }
+    }
+}
+
+impl From<RateLimited> for Problem {
+    fn from(limited: RateLimited) -> Self {
+        Self::rate_limited(limited.limit.as_str(), limited.window, limited.retry_after)
     }
 }
 
@@ -397,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_429_has_the_name_of_the_limit_and_the_time_to_retry() {
-        let problem = Problem::limited(RateLimited {
+        let problem = Problem::from(RateLimited {
             limit: LimitName::LoginsPerClient,
             window: Window { count: 60, window_seconds: 60 },
             retry_after: Duration::from_millis(12_001),

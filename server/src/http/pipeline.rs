@@ -104,8 +104,8 @@ pub trait Endpoints: Send + Sync + 'static {
     /// only at level debug.
     fn is_logged_at_debug(route: Self::Route) -> bool;
 
-    /// Whether a refusal of the route can be held. A held refusal occupies a connection, and only the public listener
-    /// has enough connections.
+    /// Whether a refusal of the route can be held (delayed). A held refusal occupies a connection, and only the public
+    /// listener has enough connections.
     fn can_hold_refusal(_: Self::Route) -> bool {
         false
     }

@@ -22,7 +22,7 @@ use crate::domain::client::ClientAddress;
 
 /// How many early returns a client can make before its refusals are held. A page that sends a few requests at once, or
 /// a person who tries again, is not slowed down.
-const FREE_RETURNS: u32 = 3;
+const MAX_UNHELD_RETURNS: u32 = 3;
 /// How long the first held refusal is held. Each further early return doubles this time, up to [`MAX_HOLD`].
 const FIRST_HOLD: Duration = Duration::from_millis(500);
 /// The longest time for which a refusal is held. It is far below the time (NGINX: 60 s) that proxies wait for a
@@ -108,8 +108,8 @@ impl Refusals {
     }
 
     /// Counts a refusal at `now` of a request that started at `began`. Returns `None` if the refusal must be sent
-    /// immediately: the client has not returned early more than [`FREE_RETURNS`] times, or no more refusals can be
-    /// held.
+    /// immediately: the client has not returned early more than [`MAX_UNHELD_RETURNS`] times, or no more refusals can
+    /// be held.
     pub(super) fn hold(
         &self,
         client: ClientAddress,
@@ -191,7 +191,7 @@ impl ReturningClients {
 }
 
 fn hold_duration(early_returns: u32) -> Duration {
-    match early_returns.checked_sub(FREE_RETURNS + 1) {
+    match early_returns.checked_sub(MAX_UNHELD_RETURNS + 1) {
         None => Duration::ZERO,
         Some(doublings) => FIRST_HOLD.saturating_mul(1 << doublings.min(16)).min(MAX_HOLD),
     }
@@ -274,7 +274,7 @@ mod tests {
         let now = Instant::now();
         let mut held_refusals = Vec::new();
         for number in 0..20 {
-            for _ in 0..=FREE_RETURNS {
+            for _ in 0..=MAX_UNHELD_RETURNS {
                 assert!(hold_time(&refusals, number, now).is_none());
             }
             let mut of_client = 0;

@@ -153,7 +153,8 @@ pub struct CodeText(pub String);
 // === reading bodies ===
 
 impl InboundRequest {
-    /// The text at a placeholder of the path, counted without `{APPID}`. Empty if the route has no such placeholder.
+    /// The text at a placeholder of the path. `index` does not count `{APPID}`. Empty if the route has no such
+    /// placeholder.
     pub fn path_parameter(&self, index: usize) -> &str {
         self.path_parameters.get(index).map_or("", String::as_str)
     }

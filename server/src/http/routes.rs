@@ -69,7 +69,7 @@ macro_rules! public_endpoints {
 pub(super) use public_endpoints;
 
 /// Passes the table of the administration endpoints to the macro `$define`. The rows are like those of
-/// `public_endpoints!`. A module of an App's path also has the constant `RIGHT`.
+/// `public_endpoints!`. The module of a path with `{APPID}` also has the constant `RIGHT`.
 macro_rules! administration_endpoints {
     ($define:ident) => {
         $define! {

@@ -62,8 +62,8 @@ pub struct Drain {
     closing: CancellationToken,
     /// How long the listener still accepts connections after the drain has begun.
     delay: Duration,
-    /// How long running requests can continue after the delay.
-    limit: Duration,
+    /// Maximum time for which active requests can continue after the delay.
+    timeout: Duration,
 }
 
 /// A body that records when it is written or dropped.
@@ -76,7 +76,7 @@ struct TrackedBody {
 ///
 /// Once the drain has begun, responses ask their clients to use another connection. The listener still accepts
 /// connections during the delay, because load balancers learn late that this process is about to end. After the delay,
-/// `serve` stops accepting connections, waits for running requests up to the limit, and returns.
+/// `serve` stops accepting connections, waits for running requests up to the timeout of the drain, and returns.
 pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
     let builder = connection_builder();
     let connections = TaskTracker::new();
@@ -133,7 +133,7 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
         connections.wait().await;
         service.wait_until_finished().await;
     };
-    if timeout(drain.limit, finished).await.is_err() {
+    if timeout(drain.timeout, finished).await.is_err() {
         warn!(listener = service.listener(), connections = connections.len(), "some requests did not end in time");
         abandoned.cancel();
         connections.wait().await;
@@ -196,7 +196,7 @@ pub(super) async fn serve_connection<T>(
                     held.wait(&drain.begun).await;
                 }
                 active_request.response_ready();
-                // HTTP/2 uses GOAWAY instead.
+                // During a drain, each HTTP/1 response closes its connection. HTTP/2 uses GOAWAY instead.
                 if version <= Version::HTTP_11 && drain.begun.is_cancelled() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
@@ -244,8 +244,8 @@ pub(super) async fn serve_connection<T>(
 // === impl Drain ===
 
 impl Drain {
-    pub fn new(delay: Duration, limit: Duration) -> Self {
-        Self { begun: CancellationToken::new(), closing: CancellationToken::new(), delay, limit }
+    pub fn new(delay: Duration, timeout: Duration) -> Self {
+        Self { begun: CancellationToken::new(), closing: CancellationToken::new(), delay, timeout }
     }
 
     /// Begins the drain; further calls have no effect.

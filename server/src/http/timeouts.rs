@@ -43,16 +43,16 @@ pub struct Timeouts {
     pub goaway: Duration,
     /// A client that reads nothing of its response for this long is considered gone.
     pub write: Duration,
-    /// The client may still be sending when it gets the response to a request that was not read completely. The server
-    /// reads these bytes for this long. A closed socket would answer them with a reset, which can destroy the response
-    /// on its way (RFC 9112, 9.6).
+    /// How long the server still reads after the response to a request that it did not read completely. The client may
+    /// still be sending: a closed socket would answer its bytes with a reset, which can destroy the response on its way
+    /// (RFC 9112, 9.6).
     pub linger: Duration,
 }
 
 /// Maximum bytes of one read.
 const MAX_READ_BYTES: usize = 4096;
 
-/// Maximum bytes that are read from a client that still sends after its response.
+/// Maximum bytes that are read after the response, if the client is still sending.
 const MAX_LINGER_BYTES: usize = 256 * 1024;
 /// Maximum bytes of one read after the response. Most of a refused body is in the socket's buffer already, so few reads
 /// are needed.
@@ -145,7 +145,7 @@ impl Timeouts {
         head: Duration::from_secs(10),
         body: Duration::from_secs(30),
         idle: Duration::from_secs(75),
-        // As long as a drain waits for running requests.
+        // The same time for which a drain waits for running requests.
         goaway: Duration::from_secs(35),
         write: Duration::from_secs(30),
         linger: Duration::from_secs(1),
@@ -318,7 +318,7 @@ impl<T> TimeoutStream<T> {
     }
 
     /// Turns a write that takes too long into an error.
-    fn limit_write<R>(&mut self, cx: &mut Context<'_>, wrote: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
+    fn time_out_write<R>(&mut self, cx: &mut Context<'_>, wrote: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
         if wrote.is_ready() {
             self.write_timer = None;
             return wrote;
@@ -384,7 +384,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimeoutStream<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let wrote = Pin::new(&mut this.io).poll_write(cx, bytes);
-        this.limit_write(cx, wrote)
+        this.time_out_write(cx, wrote)
     }
 
     fn poll_write_vectored(
@@ -394,7 +394,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimeoutStream<T> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let wrote = Pin::new(&mut this.io).poll_write_vectored(cx, slices);
-        this.limit_write(cx, wrote)
+        this.time_out_write(cx, wrote)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -488,15 +488,15 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn another_app_or_another_login_has_its_own_connections() {
+    fn another_app_or_another_relay_password_gets_separate_connections() {
         let shop = route(25, SmtpTls::None);
         let other_app = Route { owner: Some("blog".parse().unwrap()), ..route(25, SmtpTls::None) };
-        let mut other_login = route(25, SmtpTls::None);
-        other_login.relay.password = Some(SecretString::new("x"));
+        let mut other_password = route(25, SmtpTls::None);
+        other_password.relay.password = Some(SecretString::new("x"));
         assert!(connection_key(&shop) == connection_key(&route(25, SmtpTls::None)));
         assert!(
             connection_key(&shop) != connection_key(&other_app)
-                && connection_key(&shop) != connection_key(&other_login)
+                && connection_key(&shop) != connection_key(&other_password)
         );
     }
 }

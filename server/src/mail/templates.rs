@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_fails_only_when_sent_falls_back_to_the_default() {
+    fn a_template_that_fails_only_with_the_real_values_is_replaced_by_the_default() {
         let own = "{{ name }}".repeat(2_000);
         assert_eq!(check("reset.txt", &own), Ok(()));
         let name = "n".repeat(200);

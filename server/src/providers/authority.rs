@@ -1,4 +1,5 @@
-//! The authority of identities that are not read from the provider, for example of imported users.
+//! The authority (who issued the subject) of identities that are not read from the provider, for example of imported
+//! users.
 
 use latchkey_crds::rendered::ProviderSettings;
 use serde_json::Value;

@@ -306,7 +306,8 @@ mod tests {
         }
         let is_proxy_unused = timeout(Duration::from_millis(200), listener.accept()).await.is_err();
         assert!(is_proxy_unused);
-        // The proxy looks up a name that the server cannot look up. This proxy closes the connection.
+        // A name is looked up by the proxy, so an unknown name is no error here. The test's proxy closes the
+        // connection, and the call fails with `Proxy`.
         let proxied_call = get(&http, "https://no-such-host.invalid/x");
         let (result, accepted) = tokio::join!(proxied_call, async { drop(listener.accept().await) });
         assert_eq!((result, accepted), (Err(HttpCallError::Unavailable(UnavailableReason::Proxy)), ()));

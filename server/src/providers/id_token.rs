@@ -220,7 +220,7 @@ impl IdToken {
         let tenant = claims.get("tid").and_then(Value::as_str);
         let authority = issuers.authority(iss, tenant).ok_or(InvalidProviderToken::Issuer)?;
         if let (AcceptedIssuers::MicrosoftTenants { .. }, Some(key_issuer)) = (issuers, &key.issuer) {
-            // Microsoft has keys that sign for one tenant only.
+            // Some of Microsoft's keys sign for only one tenant.
             let key_issuer =
                 tenant.map_or_else(|| key_issuer.clone(), |tenant| key_issuer.replace("{tenantid}", tenant));
             if key_issuer != iss {

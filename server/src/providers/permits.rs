@@ -18,20 +18,20 @@ const MAX_PER_SERVER: usize = 128;
 /// many permits as are still free gets no further permit: when the Providers of seven namespaces hang, an eighth
 /// namespace still gets a permit.
 const MAX_PER_NAMESPACE: usize = 64;
-/// The maximum of one Provider (specification: Limits, Provider calls). Likewise, a Provider that holds as many
-/// permits as are still free in its namespace gets no further permit: when five Providers hang, a sixth Provider still
-/// gets a permit. The method is from Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998.
+/// Maximum number of permits of one Provider (specification: Limits, Provider calls). Likewise, a Provider that holds
+/// as many permits as are still free in its namespace gets no further permit: when five Providers hang, a sixth
+/// Provider still gets a permit. The method is from Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998.
 const MAX_PER_PROVIDER: usize = 32;
-/// The maximum of one client address at one Provider. At 300 ms per login, one client address can make 13 logins per
-/// second.
+/// Maximum number of permits of one client address at one Provider. At 300 ms per login, one client address can make 13
+/// logins per second.
 const MAX_PER_CLIENT_AND_PROVIDER: usize = 4;
-/// The maximum of the /48 of an IPv6 address at one Provider: half of the Provider's permits remain for others.
+/// Maximum number of permits of one IPv6 /48 at one Provider: half of the Provider's permits remain for others.
 const MAX_PER_SITE_AND_PROVIDER: usize = 16;
-/// The maximum of one client address at all Providers of all Apps: an eighth of all permits. With a maximum of four,
-/// four users with the same client address who wait for a hanging provider would block all other users with that
-/// address from every other provider.
+/// Maximum number of permits of one client address at all Providers of all Apps: an eighth of all permits. With a
+/// maximum of four, four users with the same client address who wait for a hanging provider would block all other users
+/// with that address from every other provider.
 const MAX_PER_CLIENT: usize = 16;
-/// The maximum of the /48 of an IPv6 address at all Providers.
+/// Maximum number of permits of one IPv6 /48 at all Providers.
 const MAX_PER_SITE: usize = 32;
 
 /// Maximum number of concurrent checks of one namespace. A server runs at most eight checks at a time, so other
@@ -218,7 +218,7 @@ mod tests {
         let acquired = acquire_all(&permits, &github, same_client(32));
         assert_eq!(acquired.len(), 4);
         assert!(permits.try_acquire(&github, client("192.0.2.8"), ProviderOperation::Callback).is_ok());
-        // The client also has a maximum over all Providers of all Apps.
+        // The permits of a client at all Providers of all Apps are limited, too.
         let at_other_providers: Vec<_> = (0..10)
             .flat_map(|name| acquire_all(&permits, &provider("mail", &name.to_string()), same_client(32)))
             .collect();

@@ -87,7 +87,7 @@ impl Inner {
             });
         };
         if nonce.is_some() {
-            // An access token has no nonce.
+            // An access token has no nonce, so it cannot have the expected one.
             return Err(ProviderError::InvalidToken(InvalidProviderToken::Nonce));
         }
         let subject = self.check_token_client(client, check, token).await?;
@@ -197,7 +197,7 @@ fn token_check_request<'a>(
     Ok(match &client.preset.check {
         TokenCheck::None => None,
         TokenCheck::Discovered => introspection(Some("sub")),
-        // The `sub` of the response can differ from the claim that `claims.subject` names.
+        // `sub` of the response is not read, because it can differ from the claim that `claims.subject` names.
         TokenCheck::Configured => introspection(None),
         TokenCheck::Endpoint {
             method,

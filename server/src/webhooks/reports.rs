@@ -50,7 +50,7 @@ pub async fn report_states<S: WebhookEvents>(stores: S, apps: Arc<Apps>, env: En
         let mut is_complete = true;
         for webhooks in webhooks.chunks(WEBHOOKS_PER_QUERY) {
             let Ok(states) = stores.delivery_states(webhooks).await else {
-                // The calls log the outage of Postgres.
+                // The error is not logged here, because the store logs an outage of Postgres.
                 is_complete = false;
                 break;
             };

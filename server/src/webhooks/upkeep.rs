@@ -30,8 +30,8 @@ enum Sweep {
 
 /// Removes events of removed webhooks, old dead letters, and events that consumers did not fetch; gives up old
 /// deliveries. Returns how many events were removed. Events of an App without a document stay until the App's users are
-/// deleted. That deletion usually deletes the events, too. A server of an earlier version does not know them, so this
-/// sweep deletes what such a server left. The webhooks take turns.
+/// deleted. The server that deletes the users also deletes the events, unless its version is so early that it does not
+/// know webhook events. This sweep deletes the events that such a server left. The webhooks take turns.
 pub async fn remove_old_events(stores: &Stores, apps: &Apps, metrics: &WebhookMetrics) -> Result<u64, StoreError> {
     let postgres = &stores.postgres;
     let end = Instant::now() + MAX_DELETE_TIME;

@@ -20,8 +20,8 @@ use crate::domain::{
 
 /// The maximum number of events that the server sends at the same time.
 const MAX_IN_FLIGHT: usize = 64;
-/// The maximum number of these events for the Apps of one namespace, so that one tenant cannot use up the deliveries of
-/// a server.
+/// The maximum number of events that the server sends at the same time for the Apps of one namespace, so that one
+/// tenant cannot use up the deliveries of a server.
 const MAX_IN_FLIGHT_PER_NAMESPACE: usize = MAX_IN_FLIGHT / 2;
 /// The maximum number of webhooks whose events are claimed together. If more webhooks have due events, each claim
 /// starts at a random one of them.
@@ -40,7 +40,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Sends one event.
 pub trait Sender: Send + Sync + 'static {
-    /// The namespace of the App, if the App has such a push webhook with a usable key.
+    /// The namespace of the App, if the App has a push webhook of this name with a usable key.
     fn namespace_if_sendable(&self, app: &str, webhook: &str) -> Option<String>;
 
     fn send(&self, claimed: &ClaimedEvent) -> impl Future<Output = EventOutcome> + Send;
@@ -135,7 +135,7 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
         }
     }
 
-    /// Claims up to `limit` events, but for each namespace at most as many as it has room for.
+    /// Claims up to `limit` events, and for each namespace at most as many as [`InFlight::room`] allows.
     async fn claim(
         &self,
         limit: usize,
@@ -176,8 +176,8 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
             if let Ok(backlog) = backlog {
                 self.metrics.set_backlog(backlog);
             }
-            // Deletes batches until no event is left, because requests of outsiders create these events. After an
-            // error, the next run deletes the rest.
+            // Deletes batches until no undeliverable event is left, because outsiders can cause any number of them.
+            // After an error, the next run deletes the rest.
             while !shutdown.is_cancelled()
                 && self.stores.delete_undeliverable_events().await.is_ok_and(|deleted| deleted > 0)
             {}
@@ -189,8 +189,8 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
     }
 }
 
-/// Returns when there may be new events, but not before `earliest`. Takes all waiting messages, because one claim serves
-/// them all.
+/// Waits until there may be new events, but at least until `earliest`. Takes all waiting messages, because one claim
+/// serves them all.
 async fn wait_for_notification(notifications: &mut Receiver<String>, earliest: Instant) {
     match notifications.recv().await {
         Ok(_) | Err(RecvError::Lagged(_)) => {

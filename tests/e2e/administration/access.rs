@@ -1,4 +1,4 @@
-//! Who may call what, the order of the checks, and the number of calls in flight.
+//! Which calls each role can make, the order of the checks, and the maximum number of calls in flight.
 
 use std::time::Duration;
 
@@ -138,7 +138,7 @@ async fn an_invalid_query_or_body_is_reported_before_a_missing_user() {
     admin.send(stale).await.expect_error(StatusCode::NOT_FOUND, "not_found");
 }
 
-/// The server keeps a response in memory until the client has read it.
+/// The server keeps a response in memory until the client has read it, so the call counts until then.
 #[tokio::test]
 async fn a_call_is_in_flight_until_its_response_is_read() {
     let test = AdministrationTest::start().await;
@@ -222,7 +222,7 @@ async fn eight_calls_of_a_caller_and_two_imports_of_an_app_can_be_in_flight() {
     })
     .await;
     test.administrator("imports").get("users").await.expect_error(StatusCode::FORBIDDEN, "access_denied");
-    // The server waits 30 s for a body.
+    // The server waits 30 s for a body, and then closes the connection.
     let mut response = Vec::new();
     let read = timeout(Duration::from_secs(90), imports[0].read_to_end(&mut response)).await;
     read.expect("the server closes the connection").unwrap();

@@ -10,7 +10,7 @@ use super::AdministrationTest;
 use crate::fault_support::unlimited_app;
 
 /// Each server checks every 15 to 45 s whether the hourly removal is due; a loaded machine takes longer.
-const RETENTION_LIMIT: Duration = Duration::from_secs(180);
+const REMOVAL_WAIT_LIMIT: Duration = Duration::from_secs(180);
 /// bcrypt of `U*U`, from the test vectors of Openwall's crypt_blowfish.
 const BCRYPT: &str = "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW";
 
@@ -50,7 +50,7 @@ async fn a_foreign_hash_that_no_login_replaced_is_removed_after_its_retention() 
              UPDATE audit_upkeep SET next_at = '-infinity'",
         )
         .await;
-    let after = eventually("the hash is removed", RETENTION_LIMIT, || async {
+    let after = eventually("the hash is removed", REMOVAL_WAIT_LIMIT, || async {
         let user = user("old").await;
         (user["has_password"] == false).then_some(user)
     })

@@ -68,7 +68,8 @@ async fn a_refused_line_does_not_prevent_the_others() {
         json!({ "external_id": "2", "email": "nobody", "created_at": 4_000_000_000_u64 }).to_string(),
         json!({ "external_id": "3", "email": "Taken@example.com", "totp": 1, "groups": [] }).to_string(),
         json!({ "external_id": "crm:taken", "email": "another@example.com", "totp": 2 }).to_string(),
-        // The first of these two lines has the canonical address of line 1, the second has its external id.
+        // The first of these two lines has the canonical address of line 1, the second has the external id
+        // of line 1.
         json!({ "external_id": "4", "email": "USER1@example.com" }).to_string(),
         json!({ "external_id": "crm:1", "email": "user9@example.com" }).to_string(),
         json!({ "external_id": "5", "email": "e@example.com", "identities": vec![json!({}); 100] }).to_string(),
@@ -166,8 +167,9 @@ async fn a_user_without_an_address_is_imported_without_the_password_hash() {
     assert_eq!(created.body["fields"][0]["field"], "password_hash");
 }
 
-/// As a parsed tree, this metadata needs a hundred times the memory of its text. The hostile identity has thousands of
-/// unknown fields. The servers of tests have no memory limit, so this test shows only that the responses stay small.
+/// The metadata of the first line needs a hundred times the memory of its text when it is parsed into a tree. The
+/// identity in the second line has thousands of unknown fields. The servers of tests have no memory limit, so this test
+/// shows only that the responses stay small.
 #[tokio::test]
 async fn lines_that_parse_into_large_trees_get_short_responses() {
     let test = AdministrationTest::start().await;

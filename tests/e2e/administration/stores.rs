@@ -47,7 +47,7 @@ async fn wait_until_recovered(test: &AdministrationTest) {
     .await;
 }
 
-/// Makes both calls of the webhook's consumer.
+/// Makes the two calls of a pull webhook: fetches events, and acknowledges events.
 async fn pull_calls(test: &AdministrationTest) -> [ApiResponse; 2] {
     let consumer = test.administrator("fetches");
     let ids = json!({ "ids": ["00000000-0000-0000-0000-000000000000"] });
@@ -156,7 +156,8 @@ async fn a_change_that_is_cut_off_is_complete_or_absent() {
     let path = format!("users/{user}");
     let proxy = postgres_proxy(&test);
     let (mut refused, mut changes) = (0, 0);
-    // The trap counts the bytes of all connections, also of the workers that poll.
+    // Each step cuts a connection after more bytes. The bytes of all connections count, also those of the workers that
+    // poll.
     for step in 0..60 {
         let name = format!("Name {step}");
         proxy.set_trap(Trap::AfterBytes(1 + step * 250));

@@ -135,7 +135,7 @@ async fn a_conflict_names_the_other_user() {
         assert_eq!(response.string("user_id"), ada);
     };
     conflict(admin.post("users", &json!({ "email": "ADA@example.com" })).await, "email_taken");
-    // The external id is reported first.
+    // If both values are taken, the external id is reported.
     conflict(admin.post("users", &json!({ "email": EMAIL, "external_id": "1" })).await, "external_id_taken");
     let path = format!("users/{grace}");
     conflict(admin.patch(&path, &json!({ "email": EMAIL, "name": "Grace" })).await, "email_taken");

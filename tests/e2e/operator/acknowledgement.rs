@@ -69,7 +69,7 @@ async fn server_reports_decide_whether_an_app_is_programmed() {
     let name = scripted.pod().name().to_owned();
     wait_until_not_programmed(&install, &app, "WaitingForServers", &name).await;
 
-    // The scripted server is newer than the operator: it also supports the format of this operator.
+    // The scripted server is newer than the operator. It supports the operator's format and later formats.
     scripted.set_script(RevisionScript::serving(99, app.id(), &published));
     install.wait_until_ready(&app).await;
 
@@ -184,8 +184,8 @@ async fn rollouts_scaling_and_a_change_of_leader_write_nothing() {
     let written: Vec<_> = events
         .iter()
         .filter(|event| event.is_write() && by_operators(&event.credential) && event.name.contains(app.id()))
-        // Leaves out Events. The Event about the first Ready can come after `mark`. Every other Event would follow a
-        // write of the status, which this list would contain.
+        // Ignores Events, because the Event about the first Ready can come after `mark`. This hides nothing: the
+        // operator writes the status before any other Event, and that write would be in the list.
         .filter(|event| event.resource != "events")
         .collect();
     assert!(written.is_empty(), "{written:#?}");

@@ -20,7 +20,7 @@ use latchkey_tests::{
 use serde_json::{Value, json};
 
 use super::helpers::{
-    LIMIT, count_users, jwks, key_secret_name, objects_named, own_secrets, query_count, register_user,
+    LIMIT, count_users, jwks, key_secret_name, objects_named, operator_secrets, query_count, register_user,
     rendered_document, rendered_secret, wait_for_condition, wait_until_served,
 };
 
@@ -145,7 +145,7 @@ async fn the_platform_team_can_hand_over_an_appid_with_its_users() {
     }
     let hand_over = async |namespace: &str| {
         let annotations = json!({ "metadata": { "annotations": { "latchkey.dev/namespace": namespace } } });
-        let secrets = own_secrets(&install);
+        let secrets = operator_secrets(&install);
         secrets.patch(&key_secret_name(&app), &PatchParams::default(), &Patch::Merge(&annotations)).await.unwrap();
     };
     let assert_owned_by = async |namespace: &str| {

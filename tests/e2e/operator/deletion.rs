@@ -25,7 +25,7 @@ use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection};
 
 use super::helpers::{
-    LIMIT, count_users, events_of, execute_sql, jwks, key_secret, key_secret_name, objects_named, own_secrets,
+    LIMIT, count_users, events_of, execute_sql, jwks, key_secret, key_secret_name, objects_named, operator_secrets,
     register_user, rendered_secret, secret_values, wait_for_condition, wait_until_served,
 };
 use crate::support::RevisionStream;
@@ -257,7 +257,7 @@ async fn without_servers_a_deletion_waits_and_says_how_to_end_it() {
 
     // Lost keys do not block a deletion, and the deletion still deletes the users.
     operator.kill();
-    own_secrets(&install).delete(&key_secret_name(&lost), &DeleteParams::default()).await.unwrap();
+    operator_secrets(&install).delete(&key_secret_name(&lost), &DeleteParams::default()).await.unwrap();
     install.delete(&lost).await.unwrap();
     operator.start().unwrap();
     wait_for_deletion_message(&install, &lost, "server pod").await;
@@ -292,7 +292,7 @@ async fn without_postgres_a_deletion_waits_and_says_how_to_end_it() {
         apply_with_users(&install, &servers[0], app, &["ada"]).await;
     }
     // Damages the keys of an App, so that the operator cannot read who owns the App's users.
-    let secrets: Api<Secret> = own_secrets(&install);
+    let secrets: Api<Secret> = operator_secrets(&install);
     let set_key_data = async |data: serde_json::Value| {
         let patch = Patch::Merge(json!({ "data": data }));
         secrets.patch(&key_secret_name(&damaged), &PatchParams::default(), &patch).await.unwrap();

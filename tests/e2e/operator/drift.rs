@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::helpers::{
-    LIMIT, is_served, jwks, key_secret, key_secret_name, own_secrets, register_user, rendered_secret,
+    LIMIT, is_served, jwks, key_secret, key_secret_name, operator_secrets, register_user, rendered_secret,
     rendered_secret_name, secret_values,
 };
 
@@ -70,7 +70,7 @@ async fn a_changed_rendered_secret_is_restored_immediately() {
     install.apply(&app).await.unwrap();
     install.wait_until_ready(&app).await;
     let before = rendered_secret(&install, &app).await.unwrap();
-    let (secrets, name) = (own_secrets(&install), rendered_secret_name(&app));
+    let (secrets, name) = (operator_secrets(&install), rendered_secret_name(&app));
 
     merge_patch(&secrets, &name, &json!({ "stringData": { "app.json": "{}" } })).await;
     wait_until_restored(&install, &servers, &app, &before, "an edit that every server rejects").await;
@@ -111,7 +111,7 @@ async fn editing_the_annotations_of_a_rendered_secret_removes_no_app() {
     install.apply(&app).await.unwrap();
     install.wait_until_ready(&app).await;
     let before = rendered_secret(&install, &app).await.unwrap();
-    let (secrets, name) = (own_secrets(&install), rendered_secret_name(&app));
+    let (secrets, name) = (operator_secrets(&install), rendered_secret_name(&app));
     let mut watchers = JoinSet::new();
     for server in &servers {
         let (client, app) = (install.client_of(server), app.clone());
@@ -146,7 +146,7 @@ async fn deleted_keys_are_restored_and_damaged_keys_are_left_alone() {
     install.wait_until_ready(&app).await;
     register_user(&install, &servers[0], &app, "ada").await;
     let session = install.client_of(&servers[0]).authenticate(app.id(), "ada@example.com", PASSWORD).await;
-    let (secrets, name) = (own_secrets(&install), key_secret_name(&app));
+    let (secrets, name) = (operator_secrets(&install), key_secret_name(&app));
     let document = |secret: &Secret| -> Value { serde_json::from_slice(&secret_values(secret)["keys.json"]).unwrap() };
     let key_material = |secret: &Secret| {
         let document = document(secret);

@@ -84,8 +84,8 @@ pub(super) fn secret_object(namespace: &str, name: &str, values: &[(&str, &str)]
     })
 }
 
-/// Returns a client for the Secrets in the installation's namespace. The operator writes these Secrets.
-pub(super) fn own_secrets(install: &Installation<'_>) -> Api<Secret> {
+/// Returns a client for the Secrets that the operator writes, which are in the namespace of the installation.
+pub(super) fn operator_secrets(install: &Installation<'_>) -> Api<Secret> {
     Api::namespaced(install.admin(), install.namespace())
 }
 
@@ -99,12 +99,12 @@ pub(super) fn key_secret_name(app: &App) -> String {
 
 /// The rendered Secret of an App, if it exists.
 pub(super) async fn rendered_secret(install: &Installation<'_>, app: &App) -> Option<Secret> {
-    own_secrets(install).get_opt(&rendered_secret_name(app)).await.unwrap()
+    operator_secrets(install).get_opt(&rendered_secret_name(app)).await.unwrap()
 }
 
 /// The key Secret of an App, if it exists.
 pub(super) async fn key_secret(install: &Installation<'_>, app: &App) -> Option<Secret> {
-    own_secrets(install).get_opt(&key_secret_name(app)).await.unwrap()
+    operator_secrets(install).get_opt(&key_secret_name(app)).await.unwrap()
 }
 
 /// The values of a Secret.

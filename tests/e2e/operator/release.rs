@@ -12,7 +12,7 @@ use latchkey_tests::{
 };
 
 use super::helpers::{
-    LIMIT, count_users, key_secret, objects_named, own_secrets, query_count, register_user, rendered_secret,
+    LIMIT, count_users, key_secret, objects_named, operator_secrets, query_count, register_user, rendered_secret,
     rendered_secret_name, secret_values, wait_for_condition, wait_until_served,
 };
 
@@ -183,7 +183,7 @@ async fn apps_deleted_while_no_operator_runs_are_handled_when_an_operator_starts
         install.delete(app).await.unwrap();
     }
     // Deletes only the rendered Secret and not the key Secret, like an operator that ends in the middle of a deletion.
-    own_secrets(&install).delete(&rendered_secret_name(&unused), &Default::default()).await.unwrap();
+    operator_secrets(&install).delete(&rendered_secret_name(&unused), &Default::default()).await.unwrap();
     operator.start().unwrap();
     wait_until_nothing_is_left(&install, &unused).await;
     eventually("its document is deleted", LIMIT, || async {

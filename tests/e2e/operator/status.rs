@@ -284,7 +284,7 @@ async fn no_secret_is_in_a_status_an_event_or_a_log() {
     let mut damaged = document.clone();
     damaged["signing"][0]["state"] = json!(private_key);
     let patch = json!({ "stringData": { "keys.json": damaged.to_string() } });
-    let secrets = super::helpers::own_secrets(&install);
+    let secrets = super::helpers::operator_secrets(&install);
     let patch = kube::api::Patch::Merge(&patch);
     secrets.patch(&stored_keys.name_any(), &Default::default(), &patch).await.unwrap();
     install.wait_for_condition(&app, ConditionType::Accepted, ConditionStatus::False, "KeysInvalid").await;
@@ -330,7 +330,7 @@ async fn applying_an_equivalent_object_writes_nothing() {
         install.apply_provider(&github).await.unwrap();
         install.apply(&app).await.unwrap();
         install.apply_all(&[second.clone()]).await.unwrap();
-        // Because of these changes the operator reconciles, but it has nothing to write.
+        // The operator reconciles because of the following changes, but it has nothing to write.
         let annotations = json!({ "metadata": { "annotations": { "example.com/round": round.to_string() } } });
         let patch = kube::api::Patch::Merge(&annotations);
         install.apps().patch_metadata(app.id(), &Default::default(), &patch).await.unwrap();

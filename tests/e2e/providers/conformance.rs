@@ -29,7 +29,7 @@ struct Expected {
 enum AccessTokens {
     /// The server accepts access tokens of `clientID` and of `additionalClientIDs`.
     AllClients,
-    /// The server accepts access tokens of `clientID` only.
+    /// The server accepts only access tokens of `clientID`.
     OwnClient,
     /// The server rejects access tokens and accepts ID tokens.
     Rejected,

@@ -25,7 +25,8 @@ impl SocialTest {
         self.test_app.client().login(self.test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK)
     }
 
-    /// Asserts that a flow and a login with a provider token are rejected with this error, and that nothing is created.
+    /// Asserts that a login in a browser and a login with a provider token are rejected with this error, and that
+    /// nothing is created.
     async fn assert_refused(&self, person: &Person, status: StatusCode, error: &str) {
         let before = self.counts().await;
         let mails = self.test_app.query_number("SELECT count(*) FROM outbox").await;

@@ -436,7 +436,7 @@ async fn a_login_with_a_provider_token_returns_a_session() {
     assert_eq!(response.body["email_verified"], true);
     assert_eq!(response.header("cache-control"), Some("no-store"));
     social.assert_ok(&social.test_app.verify(response.string("access_token")).await);
-    // The browser flow gives the same user for the same identity.
+    // A login in the browser finds the same user for the same identity.
     let redirect = AppRedirect::expect_session(&social.log_in(&grace()).await);
     assert_eq!(redirect.parameter("local_id"), response.string("local_id"));
 

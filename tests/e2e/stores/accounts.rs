@@ -1,5 +1,5 @@
-//! Changes to a user's own account: each applies only if the epoch has not changed since the user was read, and writes
-//! outbox rows.
+//! Changes that users make to their own accounts. A change applies only if nothing has raised the user's epoch since
+//! the user was read. Each change writes outbox rows.
 
 use std::time::Duration;
 
@@ -90,8 +90,8 @@ async fn due_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
     rows
 }
 
-/// Makes all outbox rows due and claims them. Some rows are not due at first, because the request itself propagates its
-/// change first.
+/// Makes all outbox rows due and claims them. A row that propagates a change is not due at first, because the request
+/// that made the change tries to propagate it.
 async fn all_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
     fixture.execute("UPDATE outbox SET due_at = now() - interval '1 s', lease_until = NULL").await;
     due_rows(fixture).await

@@ -82,7 +82,7 @@ fn an_import_event() -> Event {
     an_event(EventKind::UsersImported, None).with_detail(detail)
 }
 
-/// Returns a change that changes no field.
+/// Returns a change that changes no field. Tests add the fields to change.
 fn a_change(user: UserId) -> UserChange {
     UserChange {
         user,

@@ -112,7 +112,8 @@ async fn other_keys_than_those_of_the_users_are_rejected_until_new_keys_are_requ
     assert_eq!(claim_app(&fixture, &first_keys).await, ClaimOutcome::Held);
     register_user(&fixture, 0).await.unwrap();
     assert_eq!(claim_app(&fixture, &other_keys).await, ClaimOutcome::KeysLost);
-    // A rendered document of an older operator has no incarnation, and is accepted with any keys.
+    // A rendered document of an older operator has no incarnation (the value that identifies the App's keys), and is
+    // accepted with any keys.
     assert_eq!(
         claim_app(&fixture, &OwnershipClaim { incarnation: None, ..first_keys.clone() }).await,
         ClaimOutcome::Held
@@ -141,7 +142,7 @@ async fn other_keys_do_not_cancel_a_deletion() {
 }
 
 #[tokio::test]
-async fn a_claim_that_changes_nothing_writes_nothing() {
+async fn a_repeated_claim_does_not_write_its_row_again() {
     let fixture = Fixture::new().await;
     let claims: Vec<_> = (0..300).map(|_| OwnershipClaim { app: an_app(), ..a_claim(&fixture, "shop") }).collect();
     let outcomes = fixture.stores.postgres.claim_apps(&claims).await.unwrap();

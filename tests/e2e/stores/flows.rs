@@ -1,4 +1,4 @@
-//! The limit on flows that are stored in Redis instead of in the browser.
+//! The limit on social login flows that are stored in Redis instead of in the browser (*unbound* flows).
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
@@ -80,7 +80,8 @@ async fn clients_that_fill_the_flow_limit_displace_only_their_own_flows() {
     let fixture = Fixture::new().await;
     let Fixture { stores, app, .. } = &fixture;
     let honest_flows = store_flows(stores, app, (1000..1020).map(client)).await;
-    // 34 client addresses can start this many flows in ten minutes. Here 340 client addresses start them in one minute.
+    // At 30 flows per minute, 34 client addresses can start 10,200 flows in ten minutes. So that the test need not
+    // wait, 340 addresses start them in one minute.
     let attackers = (0..340).flat_map(|number| (0..MAX_PER_CLIENT).map(move |_| client(number)));
     let attacker_flows = store_flows(stores, app, attackers).await;
     assert_eq!(attacker_flows.len(), 10_200);

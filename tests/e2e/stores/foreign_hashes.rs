@@ -1,4 +1,5 @@
-//! Foreign password hashes and the classes of an App: what an import writes, a login reads, and the upkeep removes.
+//! Foreign password hashes, and their classes (algorithm and cost): what an import writes, what a login reads, and what
+//! the upkeep removes.
 
 use std::sync::Arc;
 
@@ -40,7 +41,8 @@ async fn classes(fixture: &Fixture) -> Vec<String> {
     classes
 }
 
-/// Returns the number of users with a foreign hash, and the number of users with only one of its two columns.
+/// Returns the number of users with a foreign hash, and the number of users with only one of the two columns of a
+/// foreign hash.
 async fn foreign_users(fixture: &Fixture) -> (i64, i64) {
     (
         fixture.count("SELECT count(*) FROM users WHERE foreign_hash IS NOT NULL").await,
@@ -63,7 +65,7 @@ async fn a_login_reads_the_user_and_the_classes_of_the_app() {
     assert_eq!(classes(&fixture).await, ["bcrypt$10"], "also for an unknown address");
     let other = fixture.stores.login_candidate(&an_app(), &user.email).await.unwrap();
     assert!(other.user.is_none() && other.hash_classes.is_empty(), "of another App");
-    // A newer server has stored this class.
+    // A newer server has stored a class that this server does not know.
     fixture
         .execute(&format!(
             "INSERT INTO hash_classes (app_id, class, weight) VALUES ('{}', 'yescrypt$j9T', 1)",
@@ -137,7 +139,7 @@ async fn a_new_password_replaces_the_foreign_hash() {
 }
 
 #[tokio::test]
-async fn the_sweep_removes_classes_that_no_user_has_an_hour_after_the_last_import() {
+async fn an_hour_after_the_last_import_the_sweep_removes_classes_that_no_user_has() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     set_hash(&fixture, user.id, PBKDF2).await;
@@ -163,7 +165,7 @@ async fn a_class_that_an_import_touches_is_not_swept() {
     set_hash(&fixture, user.id, BCRYPT).await;
     fixture.execute("UPDATE users SET foreign_hash = NULL, foreign_hash_at = NULL").await;
     fixture.execute("UPDATE hash_classes SET touched_at = now() - interval '61 minutes'").await;
-    // This import has touched the class, and has not committed yet.
+    // Begins an import that has touched the class and has not committed yet.
     let mut import = fixture.database.connect().await.unwrap();
     let begin = "BEGIN; UPDATE hash_classes SET touched_at = clock_timestamp()";
     sqlx::raw_sql(begin).execute(&mut import).await.unwrap();

@@ -1,4 +1,4 @@
-//! Migrations: each is applied once, also if several servers start at the same time.
+//! Migrations: each is applied once, even if several servers start at the same time.
 
 use latchkey_server::store::{
     UrlSource,
@@ -60,7 +60,7 @@ async fn a_waiting_migration_does_not_block_the_indexes_of_the_running_migration
 async fn a_repeated_migration_repairs_the_index_that_a_failed_migration_left() {
     let fixture = Fixture::new().await;
     let url = UrlSource::from_value(&fixture.database.url);
-    // Two users with the same external id let the creation of the unique index fail.
+    // Two users with the same external id make the creation of the unique index fail.
     let insert = "INSERT INTO users (app_id, id, name, external_id, created_at, updated_at)
                   VALUES ('shop', gen_random_uuid(), '', 'crm:1', now(), now());";
     fixture

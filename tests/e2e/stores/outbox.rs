@@ -210,7 +210,7 @@ async fn the_backlog_counts_due_rows_and_dead_letters() {
 }
 
 #[tokio::test]
-async fn a_listening_server_is_notified_of_rows_of_other_servers_also_after_a_cut_connection() {
+async fn a_listening_server_is_notified_of_rows_of_other_servers_even_after_a_cut_connection() {
     let fixture = Fixture::new().await;
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     let url = fixture.database.url.replace(&fixture.database.addr.to_string(), &proxy.addr().to_string());

@@ -33,7 +33,10 @@ const MAX_EPISODE_TIME: Elapsed = Elapsed::from_millis(900);
 const IDLE_SECONDS: i64 = 10 * 24 * 3600;
 const LIFETIME_SECONDS: i64 = 30 * 24 * 3600;
 const TOUCH_INTERVAL_SECONDS: i64 = 60;
+/// Maximum number of late responses (responses to late refresh tokens) in a day.
 const MAX_LATE_RESPONSES: usize = 5;
+/// Each late response adds this number to the lateness of the session, and each new generation subtracts 1
+/// (specification: Sessions and tokens, Reuse detection).
 const LATENESS_STEP: u64 = 2;
 const MAX_LATENESS: u64 = 14;
 const DAY_SECONDS: i64 = 24 * 3600;

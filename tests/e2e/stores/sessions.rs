@@ -1,4 +1,5 @@
-//! Sessions and epochs: which sessions exist, what ends a session, and that an epoch never decreases.
+//! Sessions and epochs: which sessions exist, what ends a session, and that a user's epoch never decreases. Raising the
+//! epoch ends the user's sessions.
 
 use std::collections::BTreeMap;
 
@@ -474,8 +475,9 @@ async fn a_client_that_often_loses_responses_keeps_its_session() {
     assert_eq!(late_count, 121);
 }
 
-/// The script of an older server does not know the field `lateness`: it neither writes nor removes the field, and
-/// counts generations as before.
+/// Each late response adds 2 to the lateness of the session, and each new generation subtracts 1 (specification:
+/// Sessions and tokens, Reuse detection). The script of an older server does not know the field `lateness`: it neither
+/// writes nor removes the field, and counts generations as before.
 #[tokio::test]
 async fn lateness_counts_for_a_session_that_old_servers_refresh_too() {
     let fixture = Fixture::new().await;

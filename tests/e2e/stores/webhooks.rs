@@ -49,7 +49,7 @@ impl WebhookFixture {
         Self { fixture, claim, webhooks: Arc::from([webhook]) }
     }
 
-    /// The stores of a server that listens, or that polls.
+    /// The stores of a server that listens for notifications or, if `listen` is false, only polls.
     fn server(&self, listen: bool) -> Stores {
         let url = UrlSource::from_value(&self.fixture.database.url);
         let postgres = PostgresStore::connect(postgres::Options { listen, ..postgres::Options::new(url) }).unwrap();
@@ -114,7 +114,7 @@ impl WebhookFixture {
         let renamed = stores.rename(app, Rename { user: ada, epoch: Epoch(1), name, at: now(), event }).await.unwrap();
         assert!(renamed.is_some());
         stores.record(app, self.event(EventKind::LoggedIn, ada)).await;
-        // `record` waits for a limited time only.
+        // `record` can return before the event is written, because it waits only for a limited time.
         stores.postgres.flush_audit().await;
         stores.remove_user(app, grace, None, self.event(EventKind::UserDeleted, grace)).await.unwrap();
         let tomorrow = now() + time::Duration::DAY;
@@ -173,7 +173,7 @@ async fn the_failures_of_a_webhook_count_until_it_changes() {
         test.fixture.stores.delivery_states(&[webhook]).await.unwrap().remove(&test.key()).unwrap()
     };
     let failing = DeliveryState { failures: 12, stopped_for: None, oldest: None };
-    // A claim has inserted the row, without a fingerprint.
+    // Inserts the row without a fingerprint, as a claim does.
     let claimed = "INSERT INTO webhooks (app_id, name, failures, stopped_for) VALUES";
     test.fixture.execute(&format!("{claimed} ('{}', 'sync', 12, repeat('a', 64))", test.fixture.app)).await;
     let stopped = DeliveryState { stopped_for: Some("a".repeat(64)), ..failing };

@@ -200,7 +200,7 @@ async fn each_action_is_reported_once_with_the_type_of_its_event() {
     let stolen = test_app.log_in_again(NEW_EMAIL).await;
     reported.expect("a login", &["session.created"]).await;
     let second = client.refresh(id, &stolen.refresh_token).await.expect(StatusCode::OK);
-    // The first late use of the previous token is not theft yet.
+    // A token that was already replaced does not count as stolen the first time it is sent.
     test_app.client().refresh(id, &stolen.refresh_token).await.expect(StatusCode::OK);
     client.refresh(id, second.string("refresh_token")).await.expect(StatusCode::OK);
     let refused = test_app.client().refresh(id, &stolen.refresh_token).await;

@@ -127,7 +127,8 @@ async fn waiting_calls_count_only_for_their_caller() {
             waiting.push(tokio::spawn(async move {
                 loop {
                     let response = request.try_clone().expect("it has no body").send().await?;
-                    // For a moment, the call below can be one of the eight.
+                    // Repeats a refused call: for a moment, the ninth call (below) can take the place of one of the
+                    // eight.
                     if response.status() != StatusCode::TOO_MANY_REQUESTS {
                         return Ok::<_, reqwest::Error>(response);
                     }
@@ -167,7 +168,8 @@ async fn a_waiting_call_ends_when_its_webhook_gets_another_consumer() {
                 let response = request.try_clone().expect("it has no body").send().await.unwrap();
                 let (status, text) = (response.status(), response.text().await.unwrap());
                 let body: Value = serde_json::from_str(&text).unwrap();
-                // For a moment, the call below can be one of the eight. A wait can also end before the change.
+                // Repeats a refused call: for a moment, the ninth call (below) can take the place of one of the eight.
+                // Also repeats a call that ends before the change of the webhook.
                 let is_early = status == StatusCode::OK && body["events"] == json!([]);
                 if status != StatusCode::TOO_MANY_REQUESTS && !is_early {
                     return (status, text);

@@ -15,7 +15,7 @@ use crate::administration::AdministrationTest;
 
 /// The first retry comes 5 s ±20 % after the failure.
 const SHORTEST_FIRST_RETRY: Duration = Duration::from_secs(4);
-/// Far less than the delay of the second retry, which is a minute.
+/// Latest time of the first retry: far less than the delay of the second retry, which is a minute.
 const LONGEST_FIRST_RETRY: Duration = Duration::from_secs(30);
 /// The server gives up a receiver that hangs after 10 s. On a loaded machine, the request arrives later.
 const SHORTEST_HANG: Duration = Duration::from_secs(8);
@@ -209,7 +209,7 @@ async fn after_a_url_change_a_webhook_is_not_limited_by_earlier_failures() {
     wait_for_state(&test.test_app, "crm", "ReceiverFails").await;
     let next = WebhookReceiver::start().unwrap();
     test.test_app.apply(test.test_app.app.clone().webhook(&webhook.url(&next.url()))).await;
-    // No event has been delivered since then.
+    // The change of the URL suffices: no event has been delivered since.
     wait_for_state(&test.test_app, "crm", "Delivering").await;
     next.set_reply(Reply::Hang);
     for number in 0..3 {

@@ -1,4 +1,4 @@
-//! How the Apps of several namespaces share the deliveries of a server.
+//! How a server divides its concurrent deliveries among namespaces.
 
 use std::time::{Duration, Instant};
 
@@ -11,9 +11,10 @@ use latchkey_tests::{
 use super::{CREATED, EMAIL, app, create_user};
 use crate::administration::AdministrationTest;
 
-/// Half of the events that a server sends at the same time.
+/// Maximum number of concurrent deliveries of one namespace: half of those of a server.
 const NAMESPACE_SHARE: usize = 32;
-/// Less than the time after which the server gives up a receiver that hangs (10 s).
+/// Maximum delay of an event of the other namespace: less than the time after which the server gives up a receiver that
+/// hangs (10 s).
 const DELAY_LIMIT: Duration = Duration::from_secs(5);
 
 #[tokio::test]
@@ -30,7 +31,7 @@ async fn one_namespace_uses_at_most_half_of_the_deliveries_of_a_server() {
     let builder = apps.iter().fold(Stack::builder(), |builder, app| builder.app(app));
     let quiet = app().webhook(&Webhook::push("crm", &fast.url(), CREATED));
     let test = AdministrationTest::start_on(builder, quiet, &[]).await;
-    // All are due at the same moment.
+    // Inserts 100 events that are due at the same moment.
     test.test_app
         .sql(&format!(
             "INSERT INTO webhook_events (app_id, webhook, id, kind, at)

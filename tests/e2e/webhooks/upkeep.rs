@@ -88,8 +88,8 @@ async fn the_hourly_sweep_deletes_old_events_and_those_of_removed_webhooks() {
     let mut webhooks = test.test_app.app.spec_value("/webhooks").unwrap();
     webhooks.as_array_mut().unwrap().retain(|webhook| webhook["name"] != "removed");
     test.test_app.apply(test.test_app.app.clone().set("/webhooks", webhooks)).await;
-    // Dead letters stay for 30 days, and events of a consumer for seven. Events of a webhook stay while a server has had
-    // the webhook in the last ten minutes.
+    // Dead letters stay for 30 days, and events of a consumer for seven. The events of a removed webhook are deleted
+    // when no server has had the webhook for ten minutes.
     test.test_app
         .sql(&format!(
             "UPDATE webhooks SET seen_at = now() - interval '11 minutes' WHERE name = 'removed';

@@ -13,7 +13,7 @@ const wanted = Number(parameter("refreshes"));
 const counts = { refreshes: 0, requests: 0, lost: 0, unreachable: 0, unavailable: 0, held: 0 };
 const worker = new SharedWorker("/build/browser/coordinator.js", { type: "module" });
 const waiting = new Map<ToTab["kind"], (message: ToTab) => void>();
-/** One channel for the whole page: a browser can collect a channel that nothing refers to, with its messages. */
+/** One channel for the page: a browser can garbage-collect a channel that nothing refers to, with its messages. */
 const alarm = new MessageChannel();
 const yielding: (() => void)[] = [];
 let now = Date.now();

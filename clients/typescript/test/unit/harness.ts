@@ -95,7 +95,7 @@ export class FakeServer {
       this.generation += 1;
       this.#issuedAt = now;
       this.#lateness = Math.max(0, this.#lateness - 1);
-    } else if (generation !== this.generation - 1 || !this.#isInGrace(now)) {
+    } else if (generation !== this.generation - 1 || !this.#acceptPrevious(now)) {
       this.isLive = false;
       return invalidGrant();
     }
@@ -103,7 +103,7 @@ export class FakeServer {
   }
 
   /** Whether the previous refresh token is still accepted, in the grace period or as a late refresh. */
-  #isInGrace(now: number): boolean {
+  #acceptPrevious(now: number): boolean {
     if (now <= this.#issuedAt + GRACE) return true;
     this.#lateAnswers = this.#lateAnswers.filter((at) => at > now - 24 * 3_600_000);
     if (this.#lateAnswers.length >= 5 || this.#lateness + 2 > 14) return false;

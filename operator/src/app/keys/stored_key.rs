@@ -131,8 +131,8 @@ impl StoredKey for StoredHmacKey {
 
     fn timing(policy: &KeyPolicy) -> KeyTiming {
         KeyTiming {
-            // Only servers read what is created with an HMAC key (refresh tokens, emailed codes, flows). So it is
-            // enough that every serving pod knows the key.
+            // Only servers read what is created with an HMAC key (refresh tokens, emailed codes, flows of social
+            // logins). So it is enough that every serving pod knows the key.
             publication_delay: Duration::ZERO,
             requested_publication_delay: Duration::ZERO,
             rotation_period: Duration::days(policy.rotation_days.into()),

@@ -199,7 +199,8 @@ fn the_key_policy_comes_from_the_spec_and_the_annotations() {
     );
     let requests = (policy.rotate_request.as_deref(), policy.revoke_id.as_deref(), policy.new_keys_request.as_deref());
     assert_eq!(requests, (Some("1"), Some("h1"), None));
-    // Here the code is valid for longer than a session, so the keys are kept for the lifetime of the code.
+    // In this App an emailed code is valid for longer than a session, so the keys are kept for the lifetime of the
+    // code.
     let spec = json!({
         "tokens": { "sessionLifetimeSeconds": 600, "keyRotationDays": 7, "signingAlgorithm": "EdDSA" },
         "mail": { "confirmCodeLifetimeSeconds": 604_800 },

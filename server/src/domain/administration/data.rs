@@ -27,8 +27,8 @@ pub struct UserExport {
     pub events_truncated: bool,
 }
 
-/// Imports a batch of users in one transaction. `refused` is the number of lines of the batch that are not in `users`,
-/// because they were already refused.
+/// Imports a batch of users in one transaction. `refused` is the number of lines of the batch that were refused before
+/// this call, and are therefore not in `users`.
 pub async fn import_users<S: UserAdministration>(
     admin: AdministratorCall<'_, S>,
     users: Vec<NewAdministeredUser>,

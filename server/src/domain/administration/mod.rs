@@ -85,6 +85,7 @@ pub enum CreatedBy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserState {
     Disabled,
+    /// The email address is not verified, and was registered again with another password.
     Contested,
     /// The email address is not verified.
     Unverified,

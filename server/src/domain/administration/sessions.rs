@@ -26,8 +26,8 @@ pub async fn end_user_session<S: UserAdministration + Sessions>(
     user: UserId,
     session: SessionId,
 ) -> Result<bool, StoreError> {
-    // The user is read first: if Postgres is unavailable, the call fails before the session ends, because the event
-    // could not be written.
+    // The user is read first to check that Postgres is available: otherwise the session would end, but its event could
+    // not be written.
     if admin.stores().administered_user(admin.app_id(), user).await?.is_none() {
         return Ok(false);
     }
@@ -46,8 +46,8 @@ pub async fn end_user_sessions<S: UserAdministration + Sessions + Outbox>(
     admin: AdministratorCall<'_, S>,
     user: UserId,
 ) -> Result<bool, StoreError> {
-    // Without a profile, the epoch change would delete the stored profile. A session that is opened at the same time
-    // needs it.
+    // The user is read for the profile: an epoch change without a profile deletes the profile in Redis, but a session
+    // that is opened at the same time needs the profile.
     let Some(found) = admin.stores().administered_user(admin.app_id(), user).await? else { return Ok(false) };
     let event = admin.event(EventKind::SessionsEnded, user);
     let Some(change) = admin.stores().end_all_sessions(admin.app_id(), user, event).await? else { return Ok(false) };

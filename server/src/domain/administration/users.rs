@@ -18,7 +18,7 @@ use crate::domain::{
     user::{Name, UserId},
 };
 
-/// A user to create. The caller has checked that the App allows the domain of the email address and has the Providers
+/// A user to create. The endpoint has checked that the App allows the domain of the email address and has the Providers
 /// of the identities.
 pub struct CreateUserInput {
     pub external_id: Option<ExternalId>,

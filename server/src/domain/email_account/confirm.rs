@@ -23,8 +23,8 @@ use crate::domain::{
 pub struct Confirmed {
     pub user: User,
     pub tokens: Tokens,
-    /// Whether the account was contested. If so, its password was removed, and the session of `tokens` can set a
-    /// new password.
+    /// Whether the account was contested: its email address was registered again with another password. If so, the
+    /// password of the account was removed, and the session of `tokens` can set a new password.
     pub password_required: bool,
 }
 
@@ -65,7 +65,7 @@ async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + 
 ) -> Result<Confirmed, ConfirmError> {
     let found = find_code(call, code, &[CodePurpose::Confirm, CodePurpose::Change]).await?;
     let (key, record) = found.ok_or(ConfirmError::InvalidCode)?;
-    let bearer_session = own_session(call, bearer, record.user).await?;
+    let bearer_session = bearer_session_of(call, bearer, record.user).await?;
     // Only the account that requested a new email address can confirm it. For anybody else the code is not consumed.
     if record.purpose == CodePurpose::Change
         && bearer_session.as_ref().is_none_or(|session| session.epoch != record.epoch)
@@ -145,7 +145,7 @@ async fn change_address<S: OwnAccounts + Sessions + Outbox>(
 
 /// Returns the session of the Bearer token if it is a session of `user`. An invalid token, or a token of another user,
 /// is no error, because *confirm* needs no session.
-async fn own_session<S: Sessions>(
+async fn bearer_session_of<S: Sessions>(
     call: Call<'_, S>,
     bearer: Option<&str>,
     user: UserId,

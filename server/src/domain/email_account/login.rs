@@ -79,8 +79,9 @@ pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog
     };
     let unverified = call.app.doc.require_verified_email && !user.email_verified;
     if unverified && !user.disabled && call.app.doc.enumeration_protection == EnumerationProtection::Strict {
-        // A client can call *register* and then *login*. Any other response would then reveal whether the email address
-        // was known. For the same reason the permit of the limits on wrong passwords is not released.
+        // An attacker can call *register* and then *login* with the same password. A response other than the one for a
+        // wrong password would then reveal that the email address was unknown before. For the same reason the permit of
+        // the limits on wrong passwords is not released.
         count_refusal(RefusalKind::Login, Some(&user));
         return Err(LoginError::InvalidCredentials);
     }

@@ -23,7 +23,8 @@ const SALT_BYTES: usize = 16;
 const SALT_CHARS: usize = 22;
 
 const BASE64: GeneralPurpose = GeneralPurpose::new(&alphabet::BCRYPT, NO_PAD);
-/// Some services wrote random bits after the salt, into its last character. All implementations ignore them.
+/// The 22 characters of a salt have 4 bits more than its 16 bytes. Some services wrote random bits there. All
+/// implementations ignore them.
 const SALT_BASE64: GeneralPurpose =
     GeneralPurpose::new(&alphabet::BCRYPT, NO_PAD.with_decode_allow_trailing_bits(true));
 

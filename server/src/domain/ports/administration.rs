@@ -96,8 +96,9 @@ pub struct NewAdministeredIdentity {
 }
 
 /// Why a user cannot be created or changed: another user has one of its unique values, or the App has too many classes
-/// of foreign hashes. If several apply, the first one in this list is reported. Only the creation of a single user
-/// reports `TooManyHashKinds` before all others: it is an error of the body, and those are reported before conflicts.
+/// of foreign hashes. If several apply, the first one in this list is reported. Exception: the creation of a single
+/// user reports `TooManyHashKinds` first, because it is an error of the request body, and errors of the body are
+/// reported before conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserConflict {
     ExternalIdTaken(UserId),
@@ -224,8 +225,8 @@ pub enum RetrySelection {
     Webhook(WebhookName),
 }
 
-/// The users of an App, in Postgres. A change of a user, its mails, its outbox rows and its event are one transaction.
-/// All calls together use only a part of the connection pool.
+/// The users of an App, in Postgres. A change of a user, its mails, its outbox rows and its event are written in one
+/// transaction. All calls of this trait together use only a part of the connection pool.
 pub trait UserAdministration: Sync {
     /// Returns the next page: at most `limit` users that follow `after`.
     fn users(

@@ -94,7 +94,7 @@ pub enum UnlinkOutcome {
     LastLoginMethod,
 }
 
-/// Identities, in Postgres. Each change is one transaction with its audit event and its mails.
+/// Identities, in Postgres. Each change is written in one transaction with its audit event and its mails.
 pub trait Identities: Sync {
     fn user_by_identity(
         &self,
@@ -119,8 +119,8 @@ pub trait Identities: Sync {
 
     /// Transfers the account. Returns `None` and writes nothing if the user has changed or the identity already belongs
     /// to a user. Otherwise removes the password, the pending email address and other identities, replaces the name,
-    /// ends a contest, marks the email address verified, links the identity, raises the epoch, and adds an outbox row
-    /// that propagates the epoch.
+    /// makes a contested account uncontested, marks the email address verified, links the identity, raises the epoch,
+    /// and adds an outbox row that propagates the epoch.
     fn transfer_account(
         &self,
         app: &AppId,

@@ -70,7 +70,7 @@ pub trait Outbox: Sync {
     /// the replicas has it too.
     fn remove_epoch_row(&self, app: &AppId, change: &EpochChange) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Returns when there may be new rows. An implementation may never return, because the workers also poll.
+    /// Waits until there may be new rows. An implementation can wait forever, because the workers also poll.
     fn wait_for_notification(&self) -> impl Future<Output = ()> + Send;
 
     /// Returns the numbers for the metrics: how many rows are due, how long the oldest of them has waited, and how many

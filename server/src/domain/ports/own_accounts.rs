@@ -92,7 +92,7 @@ pub struct AddressChanged {
     pub removed: Option<EpochChange>,
 }
 
-/// The account of a logged-in user, in Postgres. Each change is one transaction together with its event. A change
+/// The account of a logged-in user, in Postgres. Each change is written in one transaction with its event. A change
 /// returns `None` and writes nothing if the user is deleted or disabled, or the epoch has risen. `set_password`,
 /// `request_address_change` and `delete_user` also return `None` and write nothing if the email address of the account
 /// is unverified.

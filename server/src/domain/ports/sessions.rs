@@ -21,7 +21,7 @@ pub enum Replication {
     Unconfirmed,
 }
 
-/// Sessions and epochs, in Redis.
+/// Sessions and epochs, in Redis. A session of a lower epoch than the epoch of its user has ended.
 pub trait Sessions: Sync {
     /// Opens a session unless Redis has a later epoch. A user has at most 100 sessions: if there are more, the least
     /// recently used one ends.
@@ -38,7 +38,7 @@ pub trait Sessions: Sync {
     /// Returns the live sessions of a user, the most recently used first.
     fn sessions(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Vec<SessionInfo>>> + Send;
 
-    /// Decides a refresh with a token that has a valid HMAC. Always takes one round trip to Redis.
+    /// Decides the outcome of a refresh. The HMAC of the token must be valid. Always takes one round trip to Redis.
     fn refresh(
         &self,
         app: &AppId,

@@ -83,7 +83,7 @@ pub struct PasswordReset {
     pub event: Event,
 }
 
-/// Users, in Postgres. A change of a user, the mails about it and its event are one transaction.
+/// Users, in Postgres. A change of a user, the mails about it and its event are written in one transaction.
 pub trait Users: Sync {
     fn user(&self, app: &AppId, id: UserId) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
@@ -102,9 +102,10 @@ pub trait Users: Sync {
         mail: Option<Mail>,
     ) -> impl Future<Output = StoreResult<CreateUserOutcome>> + Send;
 
-    /// Records that somebody registered a known email address again. If `contest` is set, and the user is still
-    /// unverified and at `epoch`, the account becomes contested. The mail, if there is one, is queued in any case.
-    /// Costs the same as `create_user`.
+    /// Records that somebody registered a known email address again. If `contest` is set (the password of the request
+    /// may not be that of the account), and the user is still unverified and at `epoch`, the account becomes contested:
+    /// its password is removed when the email address is confirmed. The mail, if there is one, is queued in any case.
+    /// Takes as long as `create_user`, so that the time does not reveal whether the email address has an account.
     fn record_repeated_registration(
         &self,
         app: &AppId,
@@ -127,8 +128,8 @@ pub trait Users: Sync {
 
     /// Confirms the email address. Returns `None` and writes nothing if the epoch or the email address has changed, or
     /// the user is deleted or disabled. Otherwise, in one transaction: marks the email address verified, raises the
-    /// epoch, ends a contest and removes the contested password, removes identities unless the session exists already,
-    /// and adds an outbox row that propagates the epoch.
+    /// epoch, makes a contested account uncontested and removes its password, removes identities unless the session
+    /// exists already, and adds an outbox row that propagates the epoch.
     fn confirm_address(
         &self,
         app: &AppId,
@@ -136,9 +137,9 @@ pub trait Users: Sync {
     ) -> impl Future<Output = StoreResult<Option<ChangedUser>>> + Send;
 
     /// Resets the password. Returns `None` in the same cases as `confirm_address`. Otherwise, in one transaction: sets
-    /// the password, marks the email address verified, removes a pending email address, ends a contest, removes
-    /// identities if the email address was unverified, raises the epoch, queues the notice, and adds an outbox row that
-    /// propagates the epoch.
+    /// the password, marks the email address verified, removes a pending email address, makes a contested account
+    /// uncontested, removes identities if the email address was unverified, raises the epoch, queues the notice, and
+    /// adds an outbox row that propagates the epoch.
     fn reset_password(
         &self,
         app: &AppId,

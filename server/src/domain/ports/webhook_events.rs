@@ -41,7 +41,8 @@ pub struct ClaimedEvent {
     pub key: WebhookKey,
     pub event: QueuedEvent,
     pub lease_until: OffsetDateTime,
-    /// The fingerprint of the webhook for which the receiver responded with 410.
+    /// The fingerprint that the webhook had when its receiver responded with 410. The webhook is stopped while its
+    /// fingerprint is the same.
     pub stopped_for: Option<String>,
 }
 
@@ -91,7 +92,8 @@ pub trait WebhookEvents: Sync {
 
     /// Claims up to `limit` due events of these webhooks for the time `lease`, but at most `room` events for each
     /// namespace. The webhooks take turns, and the oldest due event of a webhook is claimed first. All servers together
-    /// claim at most 16 events of a webhook at a time, and one at a time, with pauses, after 10 failures in a row.
+    /// claim at most 16 events of a webhook at a time. After 10 failures in a row, they claim one event at a time, with
+    /// pauses.
     fn claim_events(
         &self,
         webhooks: &[ClaimableWebhook],

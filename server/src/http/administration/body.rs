@@ -1,5 +1,5 @@
-//! Bodies of the administration listener. Unlike on the public listener, an unknown field is an error: a misspelled
-//! field of a change would otherwise be lost.
+//! Bodies of the administration listener. Unlike on the public listener, an unknown field is an error. Otherwise a
+//! change with a misspelled field would be ignored silently.
 
 use std::borrow::Cow;
 
@@ -98,7 +98,7 @@ impl StrictBody {
         take(self, name).map(Some)
     }
 
-    /// Records that `null` does not clear this field.
+    /// Records an error if the field is `null`, because `null` does not clear this field.
     pub fn refuse_null(&mut self, name: &str) {
         if self.object.get(name) == Some(&Value::Null) {
             self.object.remove(name);

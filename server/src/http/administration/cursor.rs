@@ -23,7 +23,7 @@ pub struct Cursor {
 // === impl Cursor ===
 
 impl Cursor {
-    /// Prepares the cursors of a call with these filters. `call` names the call.
+    /// Creates the encoder for the cursors of a call with these filters. `call` is a name such as `users`.
     pub fn new(app: &AppId, call: &'static str, filters: &impl std::fmt::Debug) -> Self {
         let hash = digest(&SHA256, format!("{app}\n{call}\n{filters:?}").as_bytes());
         let mut filter_hash = [0; FILTER_HASH_BYTES];
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cursor_is_bound_to_its_app_call_and_filters() {
+    fn a_cursor_is_bound_to_its_app_its_call_and_its_filters() {
         let shop: AppId = "shop".parse().unwrap();
         let cursor = Cursor::new(&shop, "users", &("email_prefix", "a"));
         let text = cursor.encode(&("ada@example.com", 7));

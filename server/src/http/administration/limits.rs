@@ -32,7 +32,7 @@ const MAX_EXPORTS_PER_APP: usize = 2;
 /// Maximum number of calls in flight with large responses, over all callers and Apps. A page of 500 users has up to 4
 /// MiB of metadata.
 const MAX_LARGE_RESPONSES: usize = 8;
-/// Maximum number of these calls for the callers of one namespace together.
+/// Maximum number of calls in flight with large responses, for the callers of one namespace together.
 const MAX_LARGE_RESPONSES_PER_NAMESPACE: usize = 4;
 const RETRY_AFTER_SECONDS: u64 = 1;
 
@@ -61,7 +61,7 @@ enum Key {
     LargeResponsesOf(String),
 }
 
-/// A call in flight. Dropping it ends the call.
+/// The right to have a call in flight. Dropping the permit means that the call has ended.
 pub(super) struct CallPermit {
     limits: CallLimits,
     keys: Vec<Key>,

@@ -14,12 +14,12 @@ use crate::http::{
 /// The parameter `limit`, the size of a page.
 const LIMIT: NumberParameter = NumberParameter { name: "limit", min: 1, max: 500, default: 100 };
 
-/// The known query parameters of a call. An empty parameter is an error, too.
+/// The query parameters of a call. All of them are known and not empty.
 pub struct Query<'a> {
     parameters: Parameters<'a>,
 }
 
-/// A parameter that is a whole number. The OpenAPI document describes it with the limits with which it is parsed.
+/// A parameter that is a whole number. The parser and the OpenAPI document use the same limits.
 pub struct NumberParameter {
     pub name: &'static str,
     pub min: u16,
@@ -57,7 +57,8 @@ impl<'a> Query<'a> {
         self.parameters.get_once(name).ok().flatten()
     }
 
-    /// Parses a parameter. `expected` completes the error "name …", for example `is not a UUID`.
+    /// Parses a parameter. `expected` is the text after the name of the parameter in the error, for example `is not a
+    /// UUID`.
     pub fn parse_value<T>(
         &self,
         name: &'static str,

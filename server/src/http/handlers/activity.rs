@@ -35,7 +35,7 @@ pub struct ActivityResponse {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Event")]
 pub struct ActivityEvent {
-    /// Unix seconds. For refusals, the start of their quarter of an hour.
+    /// Unix seconds. Refusals are counted per quarter of an hour; for them, this is its start.
     pub at: i64,
     #[schemars(schema_with = "event_kind_schema")]
     pub kind: &'static str,

@@ -36,7 +36,7 @@ pub struct AuthorizationServerMetadata<'a> {
     pub grant_types_supported: [&'static str; 2],
     /// For a social login that ends with a code (RFC 7636).
     pub code_challenge_methods_supported: [&'static str; 1],
-    /// Clients have no secret: a refresh token is its own proof.
+    /// Clients have no secret: a refresh token needs no other proof.
     pub token_endpoint_auth_methods_supported: [&'static str; 1],
     pub revocation_endpoint_auth_methods_supported: [&'static str; 1],
     /// The token of a ServiceAccount. RFC 8414, 2 allows access token types here.

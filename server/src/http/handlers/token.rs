@@ -30,7 +30,7 @@ use crate::{
 request_body! {
     /// The request of *token*.
     pub struct TokenRequest as "TokenRequest" {
-        /// `refresh_token`, the default if only a refresh token is sent, or `authorization_code`.
+        /// `refresh_token` (the default) or `authorization_code`.
         grant_type: Option<RawText>,
         /// The refresh token.
         refresh_token: Option<RawText>,

@@ -265,7 +265,7 @@ impl Operation {
     }
 }
 
-/// Returns what a caller needs for the right. The description names it after "Needs".
+/// Returns what a caller needs to have the right. In the description of the operation, this text follows "Needs".
 fn requirement(right: Right) -> &'static str {
     match right {
         Right::Introspect => "the role `Introspector`, `Reader` or `UserAdmin`",

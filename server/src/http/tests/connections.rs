@@ -96,14 +96,14 @@ async fn a_client_that_half_closed_its_connection_gets_its_response() {
 }
 
 #[tokio::test]
-async fn a_drain_waits_for_running_requests_up_to_its_limit() {
+async fn a_drain_waits_for_running_requests_up_to_its_timeout() {
     let server = TestServer::new(FailingStores::Panicking);
     for ends_in_time in [true, false] {
         let slow = SlowEndpoint::default();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let limit = if ends_in_time { Duration::from_secs(20) } else { Duration::from_millis(50) };
-        let drain = Drain::new(Duration::ZERO, limit);
+        let drain_timeout = if ends_in_time { Duration::from_secs(20) } else { Duration::from_millis(50) };
+        let drain = Drain::new(Duration::ZERO, drain_timeout);
         let service = server.service_for(slow.clone());
         let serving = tokio::spawn(crate::http::serve(listener, service, drain.clone()));
         let mut client = tokio::net::TcpStream::connect(address).await.unwrap();

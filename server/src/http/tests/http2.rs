@@ -168,7 +168,7 @@ async fn http_2_works_without_tls() {
 #[tokio::test]
 async fn http_2_needs_additional_slots() {
     let mut server = TestServer::new(FailingStores::Panicking);
-    // HTTP/1 costs one slot, HTTP/2 five.
+    // An HTTP/2 connection costs five slots. With nine slots, a client can have only one such connection.
     server.budgets = Budgets::new(256 << 20, 9);
     let service = server.public();
     let mut first = server.connect(service.clone());

@@ -18,7 +18,7 @@ async fn refused_login(server: &TestServer, last: u8) -> Duration {
 }
 
 /// Records that the client 192.0.2.`last` has returned early `returns` times.
-fn return_early(server: &TestServer, last: u8, returns: u32) {
+fn record_early_returns(server: &TestServer, last: u8, returns: u32) {
     let client = ClientAddress::from_ip([192, 0, 2, last].into());
     let mut now = tokio::time::Instant::now();
     for _ in 0..=returns {
@@ -35,7 +35,7 @@ async fn a_client_that_ignores_retry_after_waits_for_its_refusals() {
             refused_login(&server, 1).await;
         }
         assert_eq!(server.budgets.refusals().held_count(), 0);
-        return_early(&server, 2, 5);
+        record_early_returns(&server, 2, 5);
         assert!(refused_login(&server, 2).await >= Duration::from_secs(1));
         // A refusal that was sent is no longer counted as held.
         assert_eq!(server.budgets.refusals().held_count(), 0);
@@ -81,7 +81,7 @@ async fn a_callback_that_is_refused_before_its_state_is_used_is_held_like_other_
         let is_logged =
             |_: &usize| server.budgets.refusals().count_for_log("callback", http::StatusCode::FOUND, before);
         assert_eq!((0..20).filter(is_logged).count(), 9, "ten per second are logged, one of them before");
-        return_early(&server, 2, 5);
+        record_early_returns(&server, 2, 5);
         assert!(refused(2).await >= Duration::from_secs(1));
     }
 }
@@ -89,7 +89,7 @@ async fn a_callback_that_is_refused_before_its_state_is_used_is_held_like_other_
 #[tokio::test(start_paused = true)]
 async fn a_refusal_of_forward_auth_is_sent_immediately() {
     let server = TestServer::new(FailingStores::Unavailable);
-    return_early(&server, 1, 10);
+    record_early_returns(&server, 1, 10);
     assert!(refused_login(&server, 1).await >= Duration::from_secs(4));
     let token = access_token(&server);
     for path in ["/v1/shop/authorize", "/v1/shop/authorize/page"] {
@@ -104,7 +104,7 @@ async fn a_refusal_of_forward_auth_is_sent_immediately() {
 #[tokio::test]
 async fn a_drain_sends_held_refusals_immediately() {
     let server = TestServer::new(FailingStores::Overloaded);
-    return_early(&server, 1, 10);
+    record_early_returns(&server, 1, 10);
     let refused = refused_login(&server, 1);
     let drained = async {
         wait_until("the refusal is held", || server.budgets.refusals().held_count() == 1).await;

@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// A request runs from `began` until `may_end` is notified.
+/// A request notifies `began` when it begins, and ends when `may_end` is notified.
 #[derive(Clone, Default)]
 pub(super) struct SlowEndpoint {
     pub(super) began: Arc<Notify>,

@@ -24,7 +24,7 @@ async fn a_body_that_does_not_arrive_times_out() {
 }
 
 #[tokio::test]
-async fn headers_that_do_not_arrive_time_out() {
+async fn headers_that_do_not_arrive_cause_a_timeout() {
     let mut server = TestServer::new(FailingStores::Panicking);
     server.timeouts.head = Duration::from_millis(30);
     let reply = server.send_request("GET /openapi.json HTTP/1.1\r\nHost: a\r\n").await;

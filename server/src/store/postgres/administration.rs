@@ -1,5 +1,5 @@
 //! The `UserAdministration` port. A change is a transaction of small statements (docs/decisions/0032); a page is one
-//! statement. All calls together use only a part of the pool (`begin_administration`).
+//! statement. All calls of administrators together use only a part of the pool (`begin_administration`).
 
 use latchkey_crds::types::AppId;
 

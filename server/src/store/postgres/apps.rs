@@ -20,9 +20,9 @@ pub(super) use row::is_active;
 pub struct OwnershipClaim {
     pub app: AppId,
     pub namespace: String,
-    /// See [`DeletedApp::incarnation`].
+    /// A random ID, created with the App's keys: see [`DeletedApp::incarnation`].
     pub incarnation: Option<String>,
-    /// See [`DeletedApp::handover`].
+    /// Rises for example when the appID is handed over to another namespace: see [`DeletedApp::handover`].
     pub handover: u32,
 }
 

@@ -22,7 +22,7 @@ pub(super) struct CallConnection {
     deadline: Instant,
     postgres: PostgresStore,
     span: Span,
-    /// Present in a call of an administrator, and in a call for webhooks.
+    /// Present in a call of an administrator, and in a call of the workers of webhooks.
     _permit: Option<OwnedSemaphorePermit>,
 }
 

@@ -26,7 +26,7 @@ use crate::{domain::ports::StoreError, store::UrlSource};
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `postgres://user:password@host/database`, with `sslmode` and `sslrootcert` as in libpq. A pooler in transaction
-    /// mode must support prepared statements of the protocol (PgBouncer 1.21 or later with `max_prepared_statements`
+    /// mode must support protocol-level prepared statements (PgBouncer 1.21 or later with `max_prepared_statements`
     /// above 0).
     pub url: UrlSource,
     pub max_connections: u32,

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use super::{CallError, webhooks};
 
 /// A listener that received nothing for this long pings its connection.
-const LISTENER_IDLE_LIMIT: Duration = Duration::from_secs(30);
+const LISTENER_PING_AFTER_IDLE: Duration = Duration::from_secs(30);
 const LISTENER_TIMEOUT: Duration = Duration::from_secs(3);
 const LISTENER_PAUSE: Duration = Duration::from_secs(5);
 
@@ -65,7 +65,7 @@ async fn listen_until_error(
     // Rows may have been enqueued before LISTEN.
     outbox.notify_one();
     loop {
-        match timeout(LISTENER_IDLE_LIMIT, listener.try_recv()).await {
+        match timeout(LISTENER_PING_AFTER_IDLE, listener.try_recv()).await {
             Ok(Ok(Some(notification))) if notification.channel() == webhooks::CHANNEL => {
                 // Sending fails if there is no subscriber, which is no error.
                 let _ = new_events.send(notification.payload().to_owned());

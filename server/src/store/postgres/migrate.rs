@@ -18,8 +18,8 @@ static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 /// the schema.
 pub const REQUIRED_SCHEMA: i64 = 20_261_123_000_500;
 
-/// For how many months ahead `migrate` creates partitions. If a server's role cannot create partitions, these
-/// partitions are enough for this long after an upgrade. After that, rows go to the default partition.
+/// The number of months for which `migrate` creates partitions in advance. If the role of the servers cannot create
+/// partitions, rows go to the default partition when the last upgrade was longer ago than this.
 const MONTHS_AHEAD: i32 = 12;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of attempts to create the lock's table. If two programs create the table at the same time, one of

@@ -40,7 +40,7 @@ pub(super) const SUBSCRIBER_CAPACITY: usize = 64;
 /// After this number of failures in a row, the events of a webhook are sent one at a time, with a pause after each
 /// failure.
 const MANY_FAILURES: i32 = 10;
-/// How many calls for webhooks can run at the same time (specification: Administration, Webhooks).
+/// How many calls of the workers of webhooks can run at the same time (specification: Administration, Webhooks).
 pub(super) const CONNECTIONS: usize = 2;
 
 /// A claimed or fetched row, with the columns of its user that a profile contains.

@@ -273,7 +273,7 @@ async fn one_of_several_concurrent_changes_at_one_version_applies() {
 }
 
 #[tokio::test]
-async fn one_of_several_concurrent_changes_to_one_address_applies_and_the_others_name_its_user() {
+async fn one_of_several_concurrent_changes_to_one_address_applies_and_the_others_name_the_user_who_got_it() {
     let fixture = Fixture::new().await;
     let mut tasks = JoinSet::new();
     for number in 0..8 {

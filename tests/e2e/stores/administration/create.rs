@@ -115,7 +115,7 @@ async fn the_first_taken_value_is_reported_and_nothing_is_written() {
 }
 
 #[tokio::test]
-async fn one_of_several_concurrent_creations_of_one_address_succeeds_and_the_others_name_its_user() {
+async fn one_of_several_concurrent_creations_of_one_address_succeeds_and_the_others_name_the_user_who_got_it() {
     let fixture = Fixture::new().await;
     let mut tasks = JoinSet::new();
     for number in 0..20 {

@@ -139,17 +139,18 @@ async fn a_conflict_names_the_other_user_and_leaves_the_rest_of_the_batch() {
 }
 
 #[tokio::test]
-async fn the_first_duplicate_in_a_batch_that_can_be_created_wins() {
+async fn of_duplicates_in_a_batch_the_first_that_can_be_created_wins() {
     let fixture = Fixture::new().await;
     let existing = create(&fixture, a_new_user("taken@example.com")).await.id;
     let mut batch = lines(8);
-    // 0 cannot be created, so 1 gets the identity. 2 has the external id of 1. 3 has the address of 1.
+    // Line 0 cannot be created, so line 1 gets the identity. Line 2 has the external id of line 1, and line 3 has the
+    // address of line 1.
     batch[0].email = Some(an_email("taken@example.com"));
     batch[0].identities = vec![an_identity("1")];
     batch[1].identities = vec![an_identity("1")];
     batch[2].external_id = batch[1].external_id.clone();
     batch[3].email = Some(an_email("U1@example.com"));
-    // 4 has the identity of 1, and is refused. So 5 can have the address of 4.
+    // Line 4 has the identity of line 1, and is refused. So line 5 can have the address of line 4.
     batch[4].identities = vec![an_identity("1")];
     batch[5].email = batch[4].email.clone();
     // The order of the external ids is not the order of the lines.
@@ -231,7 +232,8 @@ async fn concurrent_imports_of_the_same_users_in_any_order_create_each_once() {
     assert_eq!(events(&fixture).await.len(), 1);
 }
 
-/// The calls of all administrators share a quarter of the connections, but at least two.
+/// The calls of all administrators share a quarter of the connections, but at least two. If the waiting imports held
+/// these connections, a read would wait for the imports.
 #[tokio::test]
 async fn imports_that_wait_for_another_import_of_the_app_hold_no_connection() {
     let fixture = Fixture::new().await;

@@ -170,9 +170,10 @@ async fn name_prefixes_ignore_case_and_users_with_the_same_name_are_all_listed()
     assert!(found("f").await.is_empty());
 }
 
-/// With the locale C, as in the databases of the other tests, Postgres lowers only ASCII letters.
+/// With the locale C, as in the databases of the other tests, Postgres lowers only ASCII letters. So this test creates
+/// a database with another locale.
 #[tokio::test]
-async fn in_a_database_with_a_unicode_locale_names_ignore_the_case_of_all_letters() {
+async fn in_a_database_with_a_unicode_locale_name_prefixes_ignore_the_case_of_all_letters() {
     let server = PostgresServer::shared().await;
     let name = format!("u_{:016x}", rand::random::<u64>());
     let create_database = format!("CREATE DATABASE {name} TEMPLATE template0 LC_COLLATE 'C.UTF-8' LC_CTYPE 'C.UTF-8'");

@@ -35,7 +35,8 @@ const EXECUTIONS: usize = 8;
 const MAX_ROWS: f64 = 2.0 * LIMIT as f64;
 /// The number of dead letters that one call retries.
 const RETRIED: u32 = 100;
-/// Maximum number of rows that a node of the plan of a retry can read or return: an App can have eight webhooks.
+/// Maximum number of rows that a node of the plan of a retry can read or return. A retry looks for each id in each
+/// webhook of the App, at most eight.
 const MAX_RETRY_ROWS: f64 = 20.0 * RETRIED as f64;
 
 /// Users of `big`: 100,000, of which the last ones are disabled, contested and unverified. In `skewed`, all 20,000 users
@@ -172,7 +173,7 @@ async fn no_call_reads_more_rows_than_it_returns() {
     check_other_calls(&big).await;
     check_retries(&big).await;
 
-    // Without its index, a page reads all users.
+    // Checks the test itself: without the index, a page reads all users, and the test must notice that.
     let filter = UserFilter::NamePrefix("name 77".to_owned());
     let mut connection = big.database.connect().await.unwrap();
     sqlx::raw_sql("DROP INDEX users_name_prefix").execute(&mut connection).await.unwrap();

@@ -38,7 +38,7 @@ const DEAD_WEBHOOK: &str = "dead";
 /// of the right size. Queues depend on autovacuum, which tests disable.
 const POSTGRES_SETTINGS: [&str; 2] = ["shared_buffers=1GB", "autovacuum=on"];
 
-/// The service, with the Apps of all parts.
+/// The service under test, with the Apps that all parts of this benchmark use.
 struct Service {
     stack: Stack,
     apps: Apps,
@@ -60,7 +60,7 @@ struct Apps {
     webhooks: App,
     few_users: App,
     many_users: App,
-    /// A user has a scrypt hash.
+    /// One user has a scrypt hash.
     scrypt: App,
 }
 

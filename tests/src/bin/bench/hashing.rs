@@ -1,5 +1,5 @@
-//! The speed of the argon2 kernels, relative to the crate `argon2`, on one thread and on all cores. Also the reference
-//! implementation in C, if its program is installed.
+//! The speed of the argon2 kernels relative to the crate `argon2`, on one thread and on all cores. If the program of
+//! the reference implementation in C is installed, also measures its speed.
 
 use std::{
     io::Write,

@@ -48,7 +48,7 @@ const MEMORY_IN_FLIGHT: u32 = 256;
 const MAX_MEMORY_MIB: f64 = 128.0;
 /// Number of users, who log in in turn. So each user opens fewer sessions than the 100 that a user can have.
 pub(crate) const USERS: u32 = 2000;
-/// The number of the user of the next login, before the division by [`USERS`].
+/// The number of logins so far. Its remainder modulo [`USERS`] is the number of the user who logs in next.
 static NEXT_USER: AtomicU32 = AtomicU32::new(0);
 /// Number of clients that retry immediately.
 const IMPATIENT_CLIENTS: u32 = 1024;

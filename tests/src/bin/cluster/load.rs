@@ -119,7 +119,7 @@ pub(crate) async fn run(options: LoadArgs) -> Result<()> {
     bail!("a load client ended")
 }
 
-/// Registers the user. The response is 200 also if the user exists already.
+/// Registers the user. The response is 200 even if the user already exists.
 async fn register(options: &LoadArgs) -> Result<()> {
     let http = reqwest::Client::builder().no_proxy().build()?;
     let body = json!({ "name": "Load", "email": options.email, "password": options.password });

@@ -427,8 +427,8 @@ impl RandomHistory {
         let ServedDocument { keys, policy } = self.served[at].clone();
         let access_end = self.now + Duration::seconds(policy.access_lifetime_seconds.into());
         let (signing, hmac) = (active(&keys.signing), active(&keys.hmac));
-        // A pod with an earlier revision can still use a revoked key. Other pods must reject its tokens, so these
-        // tokens are not recorded.
+        // A pod with an earlier revision can still use a revoked key. Other pods must reject the tokens of this key, so
+        // they are not recorded.
         if !self.revoked.contains(&signing) {
             self.access_tokens.push((signing, access_end));
         }
@@ -479,7 +479,7 @@ impl RandomHistory {
         assert_eq!(keys.advance(&self.policy, self.now, false), Ok(None), "nothing is due after a step");
         if next.is_some() || before.policy != self.policy {
             let revokes = self.policy.revoke_id != before.policy.revoke_id;
-            // The served document does not contain the times of the keys, so pods need not load it again.
+            // If only the times of the keys changed, the served document is the same, so pods need not load it again.
             if before.policy == self.policy && is_same_for_servers(&keys, &before.keys) {
                 self.served.last_mut().unwrap().keys = keys;
             } else {

@@ -22,8 +22,8 @@ pub const RIGHT: Right = Right::ManageUsers;
 pub fn operation() -> Operation {
     Operation::new(
         "Unlink a provider from a user",
-        "409 if the user would have neither an email address nor another identity. The provider can have been removed \
-         from the App.",
+        "409 if the user would have neither an email address nor another identity. Also works if the provider was \
+         removed from the App.",
     )
     .requires_right(RIGHT)
     .response(Content::empty_object())

@@ -210,7 +210,7 @@ impl<S: Ports> Batch<'_, S> {
             metadata,
             identities,
         } = body.new_user(self.stores, self.app);
-        // Without an email address, nobody can log in with the password.
+        // Without an email address, nobody can log in with the password, so its hash is ignored.
         if email.is_none() && password_hash.take().is_some() {
             self.count_ignored("password_hash");
         }
@@ -258,7 +258,7 @@ impl ImportResult {
         Self { line, outcome: "refused", id: None, error: Some(ErrorCode::InvalidRequest), user_id: None, fields }
     }
 
-    /// Replaces the outcome with the outcome in the store.
+    /// Replaces the preliminary outcome with the outcome that the store reported.
     fn complete(&mut self, outcome: ImportOutcome, dry_run: bool) {
         match outcome {
             ImportOutcome::Created(id) => {

@@ -15,7 +15,7 @@ use crate::{
 pub fn operation() -> Operation {
     Operation::new(
         "End the session of the token",
-        "Services that check only the signature accept its access tokens until they expire.",
+        "Services that check only the signature accept the access tokens of the session until the tokens expire.",
     )
     .requires_access_token()
     .request(Content::empty_object())

@@ -63,7 +63,7 @@ pub(super) fn parameters() -> [Parameter; 5] {
     ]
 }
 
-/// Returns the part that the GET callback (with a query) and the POST callback (with a form) share.
+/// Returns the OpenAPI operation without parameters, which the GET and POST callbacks share.
 pub(super) fn operation_without_parameters() -> Operation {
     Operation::new(
         "The address to which the provider sends the user back",

@@ -85,8 +85,8 @@ pub fn operation() -> Operation {
             "Returned unchanged with the parameters of *callback*.",
             text_schema(MAX_STATE_PARAM_CHARS),
         ),
-        Parameter::new("prompt", "Passed to the provider if it supports it.", text_schema(MAX_HINT_CHARS)),
-        Parameter::new("login_hint", "Passed to the provider if it supports it.", text_schema(MAX_HINT_CHARS)),
+        Parameter::new("prompt", "Passed to a provider that supports it.", text_schema(MAX_HINT_CHARS)),
+        Parameter::new("login_hint", "Passed to a provider that supports it.", text_schema(MAX_HINT_CHARS)),
         Parameter::new(
             "code_challenge",
             "The SHA-256 of the verifier (RFC 7636): the flow ends with a `code` for *token*.",

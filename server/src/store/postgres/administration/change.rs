@@ -70,7 +70,8 @@ enum Outcome {
     VersionConflict,
     NoAddress,
     Conflict(UserConflict),
-    /// Another request took a value after this transaction had looked for its owner. The next attempt sees the owner.
+    /// Another request took a value after this transaction had found no owner of the value. The next attempt sees the
+    /// new owner.
     Contended,
 }
 

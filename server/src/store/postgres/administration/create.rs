@@ -26,7 +26,7 @@ use crate::{
 enum CreateOutcome {
     Created(Box<DetailedUser>),
     Conflict(UserConflict),
-    /// Another request had one of the values, and then gave it up.
+    /// Another user had one of the values when this user was inserted, but no longer has it.
     Contended,
     /// The App's users are being deleted.
     AppBeingDeleted,

@@ -91,7 +91,7 @@ async fn read_page(
     Ok(rows)
 }
 
-/// Queries mails that match a condition.
+/// Queries the mails that are dead letters and match a condition.
 macro_rules! mails_query {
     ($condition:tt, $($arguments:tt)*) => {
         sqlx::query_as!(

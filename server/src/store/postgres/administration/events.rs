@@ -17,7 +17,8 @@ use crate::{
     store::postgres::PostgresStore,
 };
 
-/// Maximum number of events that a page with a filter by kind reads, because no index contains the kind.
+/// Maximum number of events that are read for a page with a filter by kind. Without this maximum, such a page could
+/// read all events of the App, because no index contains the kind.
 const MAX_READ: i64 = 5000;
 
 /// A row of a page. A page without events has one row, with `None` in the columns of the event.

@@ -15,7 +15,7 @@ use crate::{
     store::postgres::{CallError, PostgresStore},
 };
 
-/// The length in characters of the bound after all texts. Every name and every email address is shorter.
+/// The length in characters of the text that sorts after all names and all email addresses. All of them are shorter.
 const LONGEST_TEXT: usize = 1000;
 
 /// The values that a page needs in addition to its filter.

@@ -25,7 +25,7 @@ pub enum ClaimOutcome {
 /// The decision on a claim.
 enum ClaimDecision {
     Decided(ClaimOutcome),
-    /// The claim is valid after it was written to the App's row.
+    /// The claim must be written to the App's row, and is then valid.
     Write,
 }
 
@@ -82,8 +82,8 @@ impl PostgresStore {
             };
             let outcome = |claim| match decision(&rows, claim) {
                 ClaimDecision::Decided(outcome) => outcome,
-                // Between the write and the second read, another server has written a claim on the same App, from a
-                // newer or an older document.
+                // The claim is valid, although the row does not record it: between the write and the second read,
+                // another server has written a claim on the same App, from a newer or an older document.
                 ClaimDecision::Write => ClaimOutcome::Held,
             };
             Ok(claims.iter().map(outcome).collect())

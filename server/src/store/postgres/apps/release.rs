@@ -34,7 +34,7 @@ pub enum ReleaseOutcome {
 
 impl AppRow {
     /// Returns the outcome if the row is enough to decide it: the appID cannot be freed, or is free already. Returns
-    /// `None` if the appID can be freed once the App has no users.
+    /// `None` if the appID can be freed on the condition that the App has no users.
     fn release_outcome(&self, claim: &OwnershipClaim) -> Option<ReleaseOutcome> {
         match self.state() {
             AppRowState::Deleted if self.incarnation.is_none() || self.incarnation == claim.incarnation => {

@@ -35,8 +35,8 @@ impl PostgresStore {
 
 /// Returns the user after the change, and the outbox row that propagates the profile.
 ///
-/// This is one statement, because *rename* has no rate limit. A transaction would lock the user's row for several round
-/// trips. Meanwhile, each concurrent rename of the user would occupy a connection.
+/// This is one statement, because a transaction would lock the user's row for several round trips. Meanwhile, each
+/// concurrent rename of the user would occupy a connection.
 async fn rename(
     connection: &mut PgConnection,
     app: &AppId,

@@ -122,8 +122,8 @@ async fn finish(
     Ok(true)
 }
 
-/// Counts a failure, or resets the count after a success. Nothing changes if a delivery succeeds after another success,
-/// as most deliveries do.
+/// Counts a failure, or resets the count after a success. If a delivery succeeds after another success, as most
+/// deliveries do, the row is not written.
 async fn change_state(
     connection: &mut PgConnection,
     claimed: &ClaimedEvent,

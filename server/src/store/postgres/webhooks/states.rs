@@ -19,8 +19,9 @@ impl PostgresStore {
         let fingerprints: Vec<String> = webhooks.iter().map(|webhook| webhook.fingerprint.clone()).collect();
         let mut call = self.begin_webhook_call("delivery_states").await?;
         let (connection, deadline) = call.parts();
-        // No row is inserted for an App that is being deleted, and a deletion that begins later deletes the row. While
-        // servers have different documents of an App, they reset the count of failures in turn; this lasts for seconds.
+        // No row is inserted for an App that is being deleted, and a deletion that begins later deletes the row. For
+        // the seconds in which servers have different documents of an App, each call resets the count of failures that
+        // another server has left.
         let seen = sqlx::query!(
             "INSERT INTO webhooks (app_id, name, fingerprint)
              SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) AS wanted (app_id, name, fingerprint)

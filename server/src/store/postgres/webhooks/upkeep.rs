@@ -8,9 +8,9 @@ use crate::{
     store::postgres::PostgresStore,
 };
 
-/// The maximum number of rows that one statement deletes. It takes some tens of milliseconds.
+/// The maximum number of rows that one statement deletes. Such a statement takes some tens of milliseconds.
 const BATCH: i64 = 5_000;
-/// The maximum number of events of a webhook, with its dead letters.
+/// The maximum number of events of a webhook, including its dead letters.
 const MAX_EVENTS: i64 = 1_000_000;
 
 impl PostgresStore {
@@ -40,7 +40,8 @@ impl PostgresStore {
     }
 
     /// Deletes up to 5,000 events of a webhook that the App does not have any more, and returns how many. Events of the
-    /// last five minutes stay, and all events stay while a server has the webhook: its document of the App may be newer.
+    /// last five minutes stay, and all events stay while another server has the webhook, because its document of the
+    /// App may be newer.
     pub(crate) async fn delete_events_of_removed_webhook(&self, webhook: &WebhookKey) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("delete_removed_webhook").await?;
         let (connection, deadline) = call.parts();
@@ -97,8 +98,9 @@ impl PostgresStore {
         Ok(call.end_call(deleted)?.rows_affected())
     }
 
-    /// Deletes up to 5,000 dead letters of a webhook, and returns how many. Deletes dead letters older than 30 days or,
-    /// for a pull webhook, all of them, because pull webhooks have no dead letters.
+    /// Deletes up to 5,000 dead letters of a webhook, and returns how many. For a push webhook, deletes dead letters
+    /// older than 30 days. For a pull webhook, deletes all dead letters, which are from the time when it was a push
+    /// webhook.
     pub(crate) async fn delete_old_dead_events(&self, webhook: &WebhookKey, is_pull: bool) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("delete_dead_events").await?;
         let (connection, deadline) = call.parts();

@@ -42,8 +42,8 @@ pub(super) enum Peer {
 #[derive(Default)]
 struct ConnectionState {
     connection: Option<MultiplexedConnection>,
-    /// The number of the latest connection. A failed call drops the connection only if the call used the connection
-    /// with this number, so that it does not drop a later connection.
+    /// The number of the latest connection. A call that failed on an earlier connection, which had a smaller number,
+    /// does not drop the latest connection.
     number: u64,
     /// When and why the last attempt to connect failed, if it failed.
     last_failure: Option<(Instant, CallError)>,

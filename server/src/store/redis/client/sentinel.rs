@@ -27,8 +27,8 @@ use super::{
 
 /// After this time, sentinels that have not replied are ignored if another sentinel has replied.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
-/// How often sentinels are queried when no call fails. Calls to a primary that is cut off from the sentinels succeed,
-/// but what they write is lost when this primary rejoins.
+/// How often sentinels are queried when no call fails. This is necessary, because calls to a primary that is cut off
+/// from the sentinels succeed, but what they write is lost when this primary rejoins.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Finds the primary of a master name through sentinels.

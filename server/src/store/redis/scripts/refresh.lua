@@ -1,8 +1,9 @@
 -- Decides the outcome of a refresh (specification: Sessions and tokens, Refresh). KEYS: the user, the user's session
 -- index, the session.
 -- ARGV: clock offset (ms), session id, the token's generation, grace period (ms), maximum number of late responses, the
--- time in which they are counted (ms), what a late response adds to the session's lateness, maximum lateness, then for
--- each window of the limit on new generations its maximum count and the length of a bucket (ms).
+-- time in which they are counted (ms), what a late response adds to the session's lateness (each new generation
+-- subtracts one), maximum lateness, then for each window of the limit on new generations its maximum count and the
+-- length of a bucket (ms).
 -- Returns lines, which parse faster than a list: the outcome and, if the session continues, the result of
 -- `session_lines`; or 'limited', the window's index from 1 and the ms until a retry succeeds.
 local mark_fields = {}
@@ -41,8 +42,8 @@ if generation == n - 1 then
   if now - tonumber(s[3]) < tonumber(ARGV[4]) then
     outcome = 'repeated'
   else
-    -- Token n was never used: the response that contained it may have been lost. The grace period of token n - 1 starts
-    -- again now.
+    -- The token of generation n was never used: the response that contained it may have been lost. The grace period of
+    -- the token of generation n - 1 starts again now.
     local stored = redis.call('HMGET', session, 'late', 'lateness')
     local late = {}
     for at in string.gmatch(stored[1] or '', '%d+') do

@@ -33,11 +33,11 @@ const MAX_USER_ROWS: i64 = 2000;
 /// Maximum number of rows without a user in an App's quarter of an hour. Further refusals are counted in one row per
 /// kind, without the client address.
 const MAX_ANONYMOUS_ROWS: i64 = 200;
-/// Maximum number of refusals that one call counts.
+/// Maximum number of queued refusals that are sent to Redis together.
 const BATCH_SIZE: usize = 64;
-/// How often a server adds an App's quarter to `DUE_KEY` again.
+/// How often a server adds the current quarter of an hour of an App to `DUE_KEY` again.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(60);
-/// The key of the sorted set of all quarters with refusals, scored by their end.
+/// The key of the sorted set of all quarters of an hour with refusals, scored by their end.
 const DUE_KEY: &str = "lk:{:audit}:due";
 
 /// A finished quarter of an hour of an App.
@@ -48,7 +48,7 @@ pub(crate) struct QuarterHour {
     pub(crate) number: i64,
 }
 
-/// One row of a quarter: the number of refusals of one kind, user and client address.
+/// One row of a quarter of an hour: the number of refusals of one kind, user and client address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CountedRefusal {
     /// The row's name in its quarter: kind, user and client address, separated by spaces. User and client address can
@@ -60,7 +60,7 @@ pub(crate) struct CountedRefusal {
 /// The state that the counting task keeps between batches.
 #[derive(Default)]
 struct CountingState {
-    /// The current quarter, as Redis last reported it; 0 before the first report.
+    /// The number of the current quarter of an hour, as Redis last reported it; 0 before the first report.
     quarter: i64,
     /// For each App, the last quarter that was added to `DUE_KEY`, and when it was last added.
     announced: HashMap<AppId, (i64, Instant)>,
@@ -241,12 +241,12 @@ impl RedisStore {
         Ok(counted.map(|(name, count)| CountedRefusal { name, count }).collect())
     }
 
-    /// Deletes the counts of a quarter that was written to Postgres.
+    /// Deletes the counts of a quarter of an hour that were written to Postgres.
     pub(crate) async fn delete_refusals(&self, quarter: &QuarterHour) -> Result<(), StoreError> {
         let mut delete = redis::cmd("UNLINK");
         delete.arg(rows_key(&quarter.app, quarter.number));
         self.send_one(Operation::WriteRefusals, delete).await?;
-        // This is the last step: if the deletion fails, the quarter is still found.
+        // This is the last step: if the deletion of the counts fails, `due_quarters` still returns the quarter.
         let mut remove = redis::cmd("ZREM");
         remove.arg(DUE_KEY).arg(format!("{} {}", quarter.app, quarter.number));
         self.send_one(Operation::WriteRefusals, remove).await.map(drop)

@@ -30,14 +30,16 @@ const MAX_SESSIONS: u32 = 100;
 /// The lifetime of a user's hash, which contains the epoch. It is longer than any session: an App can allow sessions of
 /// 730 days.
 const USER_TTL_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
-/// Higher than any other epoch: the largest integer that a Lua number represents exactly.
+/// The epoch that ends every session of a deleted user. It is higher than any other epoch: the largest integer that a
+/// Lua number represents exactly.
 const MAX_EPOCH: i64 = (1 << 53) - 1;
 /// How long an unverified user who is being deleted cannot log in. No request that has already read the user lasts this
 /// long. If the deletion fails, the user can log in after this time. The time is short, because anybody can create
 /// unverified accounts, and each of these users needs a key in Redis during this time.
 const RETIRED_TTL_MILLIS: u64 = 5 * 60 * 1000;
-/// Maximum number of late responses that a session gets in `LATE_WINDOW_MILLIS`. A further late token is treated as
-/// stolen (specification: Sessions and tokens, Reuse detection).
+/// Maximum number of late responses (responses to the previous refresh token after its grace period) that a session
+/// gets in `LATE_WINDOW_MILLIS`. A further late token is treated as stolen (specification: Sessions and tokens, Reuse
+/// detection).
 const MAX_LATE_RESPONSES: u32 = 5;
 const LATE_WINDOW_MILLIS: u32 = 24 * 60 * 60 * 1000;
 /// What a late response adds to a session's lateness. Each new generation subtracts one.

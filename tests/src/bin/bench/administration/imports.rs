@@ -22,7 +22,7 @@ use crate::measurements::{Bound, format_millis, histogram, p99_ratio};
 
 /// Users of a batch: the maximum of an import.
 const BATCH: usize = 1000;
-/// Number of imported batches, and also of inserted batches. Both alternate.
+/// Number of batches that are imported, and also of batches that are inserted. Imports and INSERTs alternate.
 const BATCHES: u32 = 200;
 const WARM_UP_BATCHES: u32 = 5;
 /// The cost of the bcrypt hashes.
@@ -45,8 +45,8 @@ const ROUND_TIME: Duration = Duration::from_secs(8);
 /// Upper limit of the p99 of logins during an import, relative to the p99 without an import.
 const MAX_P99_RATIO: f64 = 2.0;
 
-/// Inserts a batch without looking for conflicts, in the same table and with the same values as an import. So both
-/// update the same indexes at the same size.
+/// Inserts a batch without looking for conflicts, in the same table and with the same values as an import. So imports
+/// and INSERTs update the same indexes at the same size.
 const INSERT: &str = "
     INSERT INTO users
         (app_id, id, external_id, email, email_canonical, email_verified_at, name, disabled_at, password_hash, metadata,
@@ -56,7 +56,7 @@ const INSERT: &str = "
     FROM unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[])
         AS new (id, external_id, email, name, password_hash)";
 
-/// Compares the rate of imports with the rate of bare INSERTs. Both alternate.
+/// Compares the rate of imports with the rate of bare INSERTs. Imports and INSERTs alternate.
 pub(super) async fn compare_with_inserts(service: &Service) -> Result<Bound> {
     let app = service.apps.imported.id();
     let mut administrator = service.administrator().await?;
@@ -171,7 +171,7 @@ async fn log_in_to_both(service: &Service, duration: Duration, latencies: &mut [
     let (server, apps) = (service.public(), &service.apps);
     let (imported, ordinary) = tokio::join!(
         scheduled_logins(server, apps.imported.id(), 0, IMPORTED_RATE, duration),
-        // Other client addresses: a client that uses several Apps has a lower priority.
+        // Uses other client addresses, because a client that uses several Apps has a lower priority.
         scheduled_logins(server, apps.ordinary.id(), SCHEDULED_CLIENTS, OTHER_RATE, duration)
     );
     latencies[0].add(&imported?)?;

@@ -71,8 +71,8 @@ impl Schedule {
         let mut latency = histogram();
         let mut connection = connect(server, from).await?;
         while self.next < self.end {
-            // A login that waited for the previous one began at its scheduled time. Otherwise it begins when the timer
-            // has ended, because the timer is only exact to a millisecond.
+            // The latency of a login that waited for the previous one counts from its scheduled time. Otherwise it
+            // counts from the end of the timer, because the timer is exact only to a millisecond.
             let is_late = Instant::now() > self.next;
             if !is_late {
                 tokio::time::sleep_until(self.next.into()).await;

@@ -18,11 +18,11 @@ use crate::{
     measurements::{Bound, peak_resident_mib},
 };
 
-/// Number of clients under logins only: as many as the part with most clients has.
+/// Number of clients while there are only logins: as many as in the part with the most clients.
 const CLIENTS: u32 = ORDINARY_CLIENTS + STORM_CLIENTS;
 /// Duration of the logins.
 const LOGIN_TIME: Duration = Duration::from_secs(10);
-/// Maximum additional memory of the server, compared with logins only.
+/// Maximum additional memory of the server, compared with its peak under logins only.
 const MAX_GROWTH_MIB: f64 = 4.0;
 /// Further memory that a check of the scrypt hash needs.
 const SCRYPT_MIB: f64 = 128.0;

@@ -61,7 +61,7 @@ pub(super) struct ServerAttack {
 struct Baseline {
     logins: UserMeasurements,
     social_logins: Option<UserMeasurements>,
-    /// The server's own memory, in bytes.
+    /// The server's memory without mapped files, in bytes.
     memory: u64,
 }
 
@@ -71,7 +71,7 @@ struct ServerWatch {
     server_ended: Arc<AtomicBool>,
     /// Set when the measurement is over.
     measurement_done: Arc<AtomicBool>,
-    /// The maximum of the server's own memory so far, in bytes.
+    /// The maximum of the server's memory without mapped files so far, in bytes.
     peak: Arc<AtomicU64>,
 }
 

@@ -1,6 +1,6 @@
 //! One client that keeps a shared provider busy.
 //!
-//! In 64 concurrent loops, one client starts a flow and calls *callback* with a code that the provider takes nine
+//! In 64 concurrent loops, one client starts a login and calls *callback* with a code that the provider takes nine
 //! seconds to reject. At the same time, four users of the same App log in at that provider, and eight users log in to
 //! another App by password.
 //!
@@ -60,7 +60,7 @@ pub(super) async fn run(duration: Duration) -> Result<Vec<Bound>> {
         .await
 }
 
-/// Starts a flow and calls *callback* with a code that the provider rejects late. Repeats this, whatever the responses
+/// Starts a login and calls *callback* with a code that the provider rejects late. Repeats this, whatever the responses
 /// are.
 async fn repeat_callback(server: SocketAddr, number: u32, app: String, counts: ResponseCounts) -> Infallible {
     let code = format!("{DELAYED_CODE_PREFIX}{number}");

@@ -70,8 +70,8 @@ impl MemoryLimit {
         }
     }
 
-    /// Whether a running server stayed within the limit: the maximum of its own memory (`peak`, in bytes) was below the
-    /// limit, and the kernel killed no process in the cgroup.
+    /// Whether a running server stayed within the limit: its maximum memory without mapped files (`peak`, in bytes) was
+    /// below the limit, and the kernel killed no process in the cgroup.
     pub(super) fn is_met(&self, peak: u64) -> bool {
         peak < LIMIT_BYTES && self.oom_kills().is_none_or(|kills| kills == 0)
     }

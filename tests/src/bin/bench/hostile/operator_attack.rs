@@ -113,7 +113,7 @@ impl<'a> OperatorAttack<'a> {
             poll_readiness(first, &done),
             poll_readiness(second, &done),
             self.measure_edits(&done),
-            self.sample_server_memory(&done)
+            self.peak_server_memory(&done)
         );
         let outcome = outcome.context("the attack did not complete")?;
         let (edits, failed) = edits?;
@@ -169,7 +169,7 @@ impl<'a> OperatorAttack<'a> {
         Ok((times, failed))
     }
 
-    async fn sample_server_memory(&self, done: &AtomicBool) -> u64 {
+    async fn peak_server_memory(&self, done: &AtomicBool) -> u64 {
         let mut peak = 0;
         while !done.load(Ordering::Relaxed) && self.server.exit_status().is_none() {
             peak = peak.max(anonymous_memory(&self.server));
@@ -189,7 +189,7 @@ impl<'a> OperatorAttack<'a> {
     }
 }
 
-/// The server's own memory in bytes; zero if the server has ended.
+/// The server's memory without mapped files, in bytes; zero if the server has ended.
 fn anonymous_memory(server: &ServerInPod) -> u64 {
     server.pid().and_then(|pid| anonymous_bytes(pid).ok()).unwrap_or_default()
 }

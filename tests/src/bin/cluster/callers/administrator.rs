@@ -80,7 +80,7 @@ impl Administrator<'_> {
         let disabled = json!({ "disabled": true });
         let path = format!("users/{id}");
         let disabled = self.api.expect(Method::PATCH, &path, Some(&disabled), StatusCode::OK).await?;
-        // From here on, no call waits or is repeated.
+        // Every server must refuse the tokens immediately, so the calls below neither wait nor are repeated.
         try_join_all((0..NEW_CONNECTIONS).map(|_| self.expect_ended(access, refresh))).await?;
         ensure!(disabled["state"] == "disabled", "{disabled}");
         self.log_event("user.disabled", &id)?;

@@ -43,7 +43,7 @@ const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The login of a user.
 struct Login {
     user_id: String,
-    /// The user is disabled, so the login was refused.
+    /// Whether the login was refused because the user is disabled.
     is_disabled: bool,
     /// How often the login was repeated because the service was at capacity, or because of a limit.
     repetitions: u64,

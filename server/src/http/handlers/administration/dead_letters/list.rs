@@ -45,7 +45,7 @@ pub struct DeadLetter {
     pub id: String,
     /// The name of the mail; `webhook` for an event that was not delivered to a webhook.
     pub kind: String,
-    /// The name of the webhook.
+    /// The name of the webhook; null for a mail.
     pub webhook: Option<String>,
     pub user_id: Option<String>,
     pub attempts: i32,

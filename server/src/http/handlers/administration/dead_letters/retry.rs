@@ -26,7 +26,7 @@ pub const RIGHT: Right = Right::ManageUsers;
 /// Maximum number of ids in one call.
 const MAX_IDS: usize = 100;
 
-/// How many dead letters are due again.
+/// How many dead letters were queued for delivery again.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "RetryResponse")]
 pub struct RetryResponse {
@@ -36,8 +36,8 @@ pub struct RetryResponse {
 pub fn operation() -> Operation {
     Operation::new(
         "Retry dead letters",
-        "Makes dead letters due again: those with these ids, or the oldest 10,000 of a webhook. Ids that are not \
-         dead letters are ignored.",
+        "Queues dead letters for delivery again: those with these ids, or the oldest 10,000 of a webhook. Ids that are \
+         not dead letters are ignored.",
     )
     .requires_right(RIGHT)
     .request(Content::json_with_schema(schema, json!({ "ids": ["5b1f7f0c-2f39-4f1e-9d64-9a4f0c6f7a11"] })))

@@ -43,7 +43,8 @@ pub struct UserExportResponse {
 pub fn operation() -> Operation {
     Operation::new(
         "Export the data of a user",
-        "Everything that is stored about the user, except password hash and tokens: for a request of the user by law.",
+        "Everything that is stored about the user, except password hash and tokens: for the user's legal right of \
+         access.",
     )
     .requires_right(RIGHT)
     .response(Content::json::<UserExportResponse>(json!({

@@ -114,8 +114,8 @@ pub fn operation() -> Operation {
     ))
 }
 
-/// Whether the call requests password hashes, which needs the right to manage users. Other errors of the query do not
-/// matter, because a missing right is reported first.
+/// Whether the call requests password hashes, which needs the right to manage users. Errors in the query do not matter
+/// here, because a missing right is reported first.
 pub fn requests_hashes(uri: &Uri) -> bool {
     Parameters::parse(uri.query().unwrap_or_default()).is_ok_and(|query| query.contains("hashes", "true"))
 }

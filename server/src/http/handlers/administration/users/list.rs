@@ -82,7 +82,7 @@ pub fn operation() -> Operation {
         Parameter::new(
             "state",
             "The state of the user.",
-            json_schema!({ "type": "string", "enum": listed_states().map(UserState::as_str).collect::<Vec<_>>() }),
+            json_schema!({ "type": "string", "enum": filterable_states().map(UserState::as_str).collect::<Vec<_>>() }),
         ),
         Parameter::new(
             "email_prefix",
@@ -121,7 +121,7 @@ fn prefix_schema() -> Schema {
 }
 
 /// The states by which users can be filtered. `active` is not among them, because most users are active.
-fn listed_states() -> impl Iterator<Item = UserState> {
+fn filterable_states() -> impl Iterator<Item = UserState> {
     UserState::ALL.into_iter().filter(|state| *state != UserState::Active)
 }
 
@@ -203,7 +203,7 @@ fn filter(query: &Query<'_>) -> Result<UserFilter, Problem> {
         return Ok(UserFilter::Subject { subject, of });
     }
     let state = query.parse_value("state", "is not disabled, contested or unverified", |text| {
-        listed_states().find(|state| state.as_str() == text)
+        filterable_states().find(|state| state.as_str() == text)
     })?;
     if let Some(state) = state {
         return Ok(UserFilter::State { state, order });

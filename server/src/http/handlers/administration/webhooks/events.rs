@@ -125,7 +125,7 @@ pub async fn handle<S: Ports>(
     }
 }
 
-/// Returns when there may be new events of the webhook.
+/// Waits until there may be new events of the webhook.
 async fn wait_for_event(notifications: &mut Receiver<String>, webhook: &str) {
     loop {
         match notifications.recv().await {

@@ -1,8 +1,8 @@
 -- Functions for sessions. A user's hash has the epoch, and the profile that tokens contain.
 
--- Reading a session writes to it at most once per this interval (ms). The index entry and the key's TTL are also
--- renewed at most once per interval. Therefore the key lives this much longer than the idle timeout. The order of the
--- index is not exact, so scripts that need the exact order read the field `used` of the sessions.
+-- A read of a session records the use in the session at most once per this interval (ms). The index entry and the key's
+-- TTL are also renewed at most once per interval. Therefore the key lives this much longer than the idle timeout. The
+-- order of the index is not exact, so scripts that need the exact order read the field `used` of the sessions.
 local RENEW_INTERVAL = 60000
 
 -- Returns the session's fields `s` (the common ones, then those named in `...`) and the user's fields `u`.
