@@ -158,7 +158,7 @@ pub(crate) fn tree(raw: &Raw) -> Option<serde_json::Value> {
     serde_json::from_str(text).ok().filter(|value: &serde_json::Value| !value.is_null())
 }
 
-/// Whether free-form JSON is present and is not null, `{}` or `[]`.
+/// Whether free-form JSON is present and is not null, `{}`, `[]` or `""`.
 pub(crate) fn has_content(raw: &Raw) -> bool {
     raw.as_ref().is_some_and(|raw| {
         let mut characters = raw.get().chars().filter(|c| !c.is_whitespace());

@@ -151,7 +151,8 @@ enum Work {
     Hash(Password),
     /// The password, and the stored hash if there is one.
     Verify(Password, Option<PasswordHash>),
-    /// The checks of a foreign hash, or of a login in an App with foreign hashes.
+    /// Several password checks in one job: a login in an App with foreign hashes runs one native check and one per
+    /// class. Or the check of one foreign hash.
     Checks(Checks),
     /// The password, the words that an attacker would try first, and the minimum score.
     Strength(Password, Vec<String>, u8),

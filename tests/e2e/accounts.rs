@@ -263,7 +263,7 @@ async fn an_unverified_user_cannot_log_in_if_a_verified_address_is_required() {
 async fn forgot_password_sends_a_code_even_if_a_verified_address_is_required() {
     let test_app = TestApp::start_with(app().set("/requireVerifiedEmail", true)).await;
     test_app.register(EMAIL).await;
-    let code = test_app.reset_code(EMAIL, 2).await;
+    let code = test_app.request_reset_code(EMAIL, 2).await;
     let reset = test_app.client().confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
     test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);

@@ -349,7 +349,7 @@ async fn rows_contain_no_email_address_name_password_code_or_token() {
     client.login(id, UNKNOWN_EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     let code = test_app.code(EMAIL, 1).await;
     client.confirm(id, &code).await.expect(StatusCode::OK);
-    let reset = test_app.reset_code(EMAIL, 2).await;
+    let reset = test_app.request_reset_code(EMAIL, 2).await;
     client.confirm_password(id, UNKNOWN_EMAIL, &reset, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
     client.confirm_password(id, EMAIL, &reset, NEW_PASSWORD).await.expect(StatusCode::OK);
     wait_for_refusals(&test_app, 3).await;

@@ -55,7 +55,7 @@ async fn a_new_address_is_requested_and_confirmed_and_the_old_address_is_notifie
     other_session.assert_live().await;
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, (epoch, true));
 
-    let reset_code = test_app.reset_code(EMAIL, 3).await;
+    let reset_code = test_app.request_reset_code(EMAIL, 3).await;
     let confirmed = owner.signed_in.confirm(&mail.code()).await.expect(StatusCode::OK);
     assert_eq!((confirmed.string("email"), confirmed.string("session_id")), (NEW_EMAIL, owner.session.as_str()));
     assert_eq!(confirmed.string("local_id"), owner.user);
@@ -170,7 +170,7 @@ async fn a_new_password_ends_a_pending_change() {
         owner.change_address(Some(PASSWORD), &target).await.expect(StatusCode::OK);
         let code = test_app.code(&target, 1).await;
         let owner = if by_reset {
-            let reset = test_app.reset_code(email, 3).await;
+            let reset = test_app.request_reset_code(email, 3).await;
             let client = test_app.client();
             client.confirm_password(test_app.id(), email, &reset, NEW_PASSWORD).await.expect(StatusCode::OK);
             test_app.log_in(client, email, NEW_PASSWORD).await

@@ -36,7 +36,7 @@ async fn a_change_with_the_old_password_ends_all_other_sessions_and_codes() {
     let test_app = TestApp::start().await;
     let owner = test_app.log_in_new_user(EMAIL).await;
     let others = [test_app.log_in_again(EMAIL).await, test_app.log_in_again(EMAIL).await];
-    let reset = test_app.reset_code(EMAIL, 2).await;
+    let reset = test_app.request_reset_code(EMAIL, 2).await;
     test_app.make_login_stale(&owner).await;
     let (epoch, _) = test_app.epoch_and_verified(EMAIL).await;
 
@@ -196,7 +196,7 @@ async fn if_a_confirm_removed_the_password_other_sessions_need_a_recent_login_to
     refused.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
 
     // After a reset, the session of the confirm can no longer set a password.
-    let code = test_app.reset_code(EMAIL, 3).await;
+    let code = test_app.request_reset_code(EMAIL, 3).await;
     test_app.client().confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
     let rejected = confirm_session.post("user/password", &json!({ "password": THIRD_PASSWORD })).await;
     rejected.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");

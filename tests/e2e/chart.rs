@@ -40,8 +40,8 @@ async fn render(helm_args: &[&str]) -> Result<Vec<Value>> {
     template("latchkey", "latchkey", args).await
 }
 
-async fn render_file(namespace: &str, file: &Path) -> Vec<Value> {
-    template("latchkey", namespace, [Path::new("--values"), file]).await.unwrap()
+async fn render_with_values(namespace: &str, values_file: &Path) -> Vec<Value> {
+    template("latchkey", namespace, [Path::new("--values"), values_file]).await.unwrap()
 }
 
 fn objects_of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
@@ -75,7 +75,7 @@ async fn the_api_server_accepts_the_objects_of_every_value_file() {
     assert!(files.len() >= 4, "{files:?}");
     for file in files {
         let namespace = cluster.plane().namespace("dry-run").await.unwrap();
-        let objects = render_file(&namespace, &file).await;
+        let objects = render_with_values(&namespace, &file).await;
         assert!(objects.len() > 15, "{}: {}", file.display(), objects.len());
         for object in objects {
             let group = object["apiVersion"].as_str().unwrap().split('/').next().unwrap();
@@ -101,7 +101,7 @@ async fn the_dry_run_refuses_an_invalid_object() {
 /// The pod templates of the Deployments, and the pods of `helm test`.
 async fn pods(namespace: &str, file: &Path) -> Vec<Value> {
     let mut pods = Vec::new();
-    for object in render_file(namespace, file).await {
+    for object in render_with_values(namespace, file).await {
         if object["kind"] == "Deployment" {
             let mut pod = object["spec"]["template"].clone();
             pod["metadata"]["name"] = object["metadata"]["name"].clone();
@@ -122,7 +122,7 @@ async fn pods_are_admitted_under_restricted_pod_security() {
         let labels = json!({ "metadata": { "labels": { "pod-security.kubernetes.io/enforce": "restricted" } } });
         let namespaces: Api<Namespace> = Api::all(client.clone());
         namespaces.patch(&namespace, &PatchParams::default(), &Patch::Merge(labels)).await.unwrap();
-        for object in render_file(&namespace, &file).await {
+        for object in render_with_values(&namespace, &file).await {
             if object["kind"] == "ServiceAccount" {
                 apply(&client, &object).await.unwrap();
             }

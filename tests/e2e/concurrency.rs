@@ -122,7 +122,7 @@ async fn one_of_fifty_concurrent_uses_of_a_code_succeeds() {
     test_app.verify(won[0].string("access_token")).await.expect(StatusCode::OK);
 
     // Fifty calls use the code of a reset, each with a different new password.
-    let code = test_app.reset_code(EMAIL, 2).await;
+    let code = test_app.request_reset_code(EMAIL, 2).await;
     let password = |number: usize| format!("{NEW_PASSWORD}-{number:02}");
     let responses = call_concurrently(&test_app, 50, |client, number| {
         let (app, code, password) = (app.clone(), code.clone(), password(number));
@@ -154,7 +154,7 @@ async fn a_used_code_that_reappears_in_redis_is_invalid() {
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, after);
     test_app.verify(session.string("access_token")).await.expect(StatusCode::OK);
 
-    let code = test_app.reset_code(EMAIL, 2).await;
+    let code = test_app.request_reset_code(EMAIL, 2).await;
     let before = Snapshot::capture(&test_app).await;
     let reset = test_app.client().confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
@@ -180,14 +180,14 @@ async fn a_login_that_races_a_reset_leaves_no_session() {
     let app = test_app.id().to_owned();
     test_app.register_and_confirm(EMAIL).await;
     let password = |round: u64| format!("{PASSWORD}-{round:03}");
-    let code = test_app.reset_code(EMAIL, 2).await;
+    let code = test_app.request_reset_code(EMAIL, 2).await;
     test_app.client().confirm_password(&app, EMAIL, &code, &password(0)).await.expect(StatusCode::OK);
 
     let mut opened = 0;
     for round in 0..ROUNDS {
         // Each round sends two mails: the code and a notice.
         let mails = test_app.settled_mail_count(EMAIL).await;
-        let code = test_app.reset_code(EMAIL, mails + 1).await;
+        let code = test_app.request_reset_code(EMAIL, mails + 1).await;
         let (old, new) = (password(round), password(round + 1));
         // The first call resets the password. The other calls log in with the old password, at different times
         // during the reset.
@@ -244,7 +244,7 @@ async fn two_servers_serve_the_same_session() {
     }
     assert_eq!(keys.len(), 1);
 
-    let code = test_app.reset_code(EMAIL, 2).await;
+    let code = test_app.request_reset_code(EMAIL, 2).await;
     second.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
     for token in [confirmed.string("access_token"), login.string("token")] {
         let verified = first.with_token(test_app.id(), token).verify().await;

@@ -116,7 +116,7 @@ async fn using_one_of_several_codes_invalidates_the_others() {
     test_app.register(EMAIL).await;
     test_app.register(EMAIL).await;
     let (first, second) = (test_app.code(EMAIL, 1).await, test_app.code(EMAIL, 2).await);
-    let reset = test_app.reset_code(EMAIL, 3).await;
+    let reset = test_app.request_reset_code(EMAIL, 3).await;
     test_app.client().confirm(test_app.id(), &first).await.expect(StatusCode::OK);
     let other = test_app.client().confirm(test_app.id(), &second).await;
     other.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
@@ -132,7 +132,7 @@ async fn a_code_works_only_for_its_purpose_and_app_and_a_wrong_use_does_not_cons
     let test_app = TestApp { stack, app: one };
     test_app.register(EMAIL).await;
     let confirm_code = test_app.code(EMAIL, 1).await;
-    let reset_code = test_app.reset_code(EMAIL, 2).await;
+    let reset_code = test_app.request_reset_code(EMAIL, 2).await;
 
     let client = test_app.client();
     let refused = client.confirm(test_app.id(), &reset_code).await;
@@ -151,7 +151,7 @@ async fn a_code_of_an_earlier_epoch_is_invalid() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let confirm_code = test_app.code(EMAIL, 1).await;
-    let reset_code = test_app.reset_code(EMAIL, 2).await;
+    let reset_code = test_app.request_reset_code(EMAIL, 2).await;
     test_app.sql("UPDATE users SET epoch = epoch + 1").await;
     let before = test_app.epoch_and_verified(EMAIL).await;
     let refused = test_app.client().confirm(test_app.id(), &confirm_code).await;
@@ -190,7 +190,7 @@ async fn a_contested_account_loses_its_password_at_confirm() {
         own_session.verify().await.expect(StatusCode::OK);
 
         // With a reset, the account gets a password again.
-        let reset = test_app.reset_code(EMAIL, 3).await;
+        let reset = test_app.request_reset_code(EMAIL, 3).await;
         let reset_response = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
         reset_response.expect(StatusCode::OK);
         test_app.client().login(test_app.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);

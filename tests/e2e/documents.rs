@@ -147,7 +147,7 @@ async fn codes_and_tokens_stay_valid_after_a_rotation_until_their_key_is_dropped
     test_app.code(EMAIL, 2).await;
     client.confirm(test_app.id(), &codes[0]).await.expect(StatusCode::OK);
 
-    let reset_code = test_app.reset_code(EMAIL, 3).await;
+    let reset_code = test_app.request_reset_code(EMAIL, 3).await;
     let last_login = client.login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let revoked = client.login(test_app.id(), "grace@example.com", PASSWORD).await.expect(StatusCode::OK);
     test_app

@@ -115,7 +115,7 @@ async fn calls_that_need_postgres_are_unavailable_without_it_and_recover() {
     let (client, token) = test_app.register_and_log_in(EMAIL).await;
     test_app.register(OTHER_EMAIL).await;
     let code = test_app.code(OTHER_EMAIL, 1).await;
-    let reset = test_app.reset_code(EMAIL, 2).await;
+    let reset = test_app.request_reset_code(EMAIL, 2).await;
     let users = test_app.query_number("SELECT count(*) FROM users").await;
 
     for fault in ["refusing", "silent"] {
@@ -204,7 +204,7 @@ async fn a_confirmation_that_is_cut_before_it_arrives_does_not_consume_its_code(
     test_app.wait_until_ok("the same code", async || test_app.client().confirm(test_app.id(), &code).await).await;
     assert_eq!(test_app.epoch_and_verified(EMAIL).await, (2, true));
 
-    let reset = test_app.reset_code(EMAIL, 2).await;
+    let reset = test_app.request_reset_code(EMAIL, 2).await;
     proxy.set_trap(Trap::Before(CANONICAL_EMAIL.into()));
     expect_unavailable(
         within_limit(test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD)).await,
@@ -222,7 +222,7 @@ async fn a_reset_with_a_lost_response_still_ends_sessions_and_codes() {
     let test_app = app_behind_proxies().await;
     let (_, token) = test_app.register_and_log_in(EMAIL).await;
     test_app.verify(&token).await.expect(StatusCode::OK);
-    let reset = test_app.reset_code(EMAIL, 2).await;
+    let reset = test_app.request_reset_code(EMAIL, 2).await;
     let proxy = postgres_proxy(&test_app);
     proxy.set_trap(Trap::After(b"COMMIT".to_vec()));
     expect_unavailable(
@@ -316,7 +316,7 @@ async fn without_redis_nothing_is_half_done_and_everything_recovers() {
 async fn an_epoch_reaches_redis_through_the_outbox_if_redis_is_cut_during_the_transaction() {
     let test_app = app_behind_proxies().await;
     let (_, token) = test_app.register_and_log_in(EMAIL).await;
-    let reset = test_app.reset_code(EMAIL, 2).await;
+    let reset = test_app.request_reset_code(EMAIL, 2).await;
     let before = Snapshot::capture(&test_app).await;
     // Makes Postgres slow, so that the test can cut Redis after the server has removed the code and before it writes
     // the new epoch to Redis. The transaction takes 7 to 12 round trips, so it still ends before its deadline.

@@ -262,7 +262,7 @@ async fn codes_per_client_count_wrong_confirm_and_reset_codes_and_no_right_codes
         test_app.register(&email).await;
         let code = test_app.code(&email, 1).await;
         client.confirm(test_app.id(), &code).await.expect(StatusCode::OK);
-        let code = test_app.reset_code(&email, 2).await;
+        let code = test_app.request_reset_code(&email, 2).await;
         let reset = client.confirm_password(test_app.id(), &email, &code, NEW_PASSWORD).await;
         reset.expect(StatusCode::OK);
     }
@@ -283,7 +283,7 @@ async fn a_reset_with_a_weak_password_counts_like_a_wrong_code() {
     let test_app = TestApp::start_with(app().limit("codesPerClient", &[(3, HOUR)])).await;
     let client = test_app.client();
     test_app.register(EMAIL).await;
-    let code = test_app.reset_code(EMAIL, 2).await;
+    let code = test_app.request_reset_code(EMAIL, 2).await;
     for (code, weak) in [(code.as_str(), "password1234"), (WRONG_CODE, "short-7"), (WRONG_CODE, EMAIL)] {
         let refused = client.confirm_password(test_app.id(), EMAIL, code, weak).await;
         refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");

@@ -120,7 +120,7 @@ async fn links_carry_the_code_and_the_address_percent_encoded() {
     // Opening the link leaves the code valid, because the link only leads to a page of the App.
     test_app.client().confirm(test_app.id(), &code).await.expect(StatusCode::OK);
 
-    test_app.reset_code(email, 2).await;
+    test_app.request_reset_code(email, 2).await;
     let mail = test_app.mail(email, 2).await;
     let code = mail.code();
     let link = links(&mail).into_iter().find(|link| link.fragment().is_some()).expect("a link to the App's page");
@@ -152,7 +152,7 @@ async fn an_app_can_replace_parts_of_a_mail_and_the_other_parts_are_the_default(
     assert!(mail.html.contains(&format!("<p>Tom &amp; &lt;Jerry&gt;|{code}|<a href=\"https:")), "{}", mail.html);
     assert!(mail.text.contains("Tom & <Jerry>") && mail.text.contains("https://shop.example.com/confirm?code="));
 
-    let code = test_app.reset_code(EMAIL, 2).await;
+    let code = test_app.request_reset_code(EMAIL, 2).await;
     client.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
     let notice = test_app.mail(EMAIL, 3).await;
     assert_eq!(notice.text.trim(), "Dear Ada <b>Lovelace, all new.");

@@ -80,7 +80,7 @@ async fn assert_main_flow_works(test_app: &TestApp) {
     expect_invalid_credentials(client.login(test_app.id(), EMAIL, WRONG_PASSWORD).await);
 
     // A reset ends the earlier sessions.
-    let code = test_app.reset_code(EMAIL, 2).await;
+    let code = test_app.request_reset_code(EMAIL, 2).await;
     client.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
     test_app.verify(&token).await.expect(StatusCode::UNAUTHORIZED);
     let refused = client.confirm_password(test_app.id(), EMAIL, &code, NEW_PASSWORD).await;

@@ -49,7 +49,7 @@ async fn forgot_password_responds_the_same_to_every_address_and_mails_only_known
 async fn confirm_password_sets_the_password_and_returns_the_address() {
     let test_app = TestApp::start().await;
     test_app.register_and_confirm(EMAIL).await;
-    let code = test_app.reset_code(EMAIL, 2).await;
+    let code = test_app.request_reset_code(EMAIL, 2).await;
     let response =
         test_app.client().confirm_password(test_app.id(), "Ada@Example.com", &code.to_lowercase(), NEW_PASSWORD).await;
     let response = response.expect(StatusCode::OK);
@@ -68,7 +68,8 @@ async fn a_reset_ends_all_sessions_and_other_codes_and_sends_a_notice() {
         client.authenticate(test_app.id(), EMAIL, PASSWORD).await,
         test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await,
     ];
-    let (first_code, second_code) = (test_app.reset_code(EMAIL, 2).await, test_app.reset_code(EMAIL, 3).await);
+    let (first_code, second_code) =
+        (test_app.request_reset_code(EMAIL, 2).await, test_app.request_reset_code(EMAIL, 3).await);
     let reset = client.confirm_password(test_app.id(), EMAIL, &first_code, NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
     for session in sessions {
@@ -89,7 +90,7 @@ async fn a_reset_by_an_unverified_account_verifies_its_address() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     let confirm_code = test_app.code(EMAIL, 1).await;
-    let reset_code = test_app.reset_code(EMAIL, 2).await;
+    let reset_code = test_app.request_reset_code(EMAIL, 2).await;
     let response = test_app.client().confirm_password(test_app.id(), EMAIL, &reset_code, NEW_PASSWORD).await;
     response.expect(StatusCode::OK);
     assert!(test_app.epoch_and_verified(EMAIL).await.1);
@@ -105,7 +106,7 @@ async fn confirm_password_ends_the_contested_state() {
     let test_app = TestApp::start().await;
     test_app.register(EMAIL).await;
     test_app.client().register(test_app.id(), NAME, EMAIL, "third-Harbour-quilt-64").await.expect(StatusCode::OK);
-    let reset = test_app.reset_code(EMAIL, 3).await;
+    let reset = test_app.request_reset_code(EMAIL, 3).await;
     let response = test_app.client().confirm_password(test_app.id(), EMAIL, &reset, NEW_PASSWORD).await;
     response.expect(StatusCode::OK);
     for removed in [PASSWORD, "third-Harbour-quilt-64"] {
@@ -123,10 +124,10 @@ async fn wrong_used_and_expired_codes_and_unknown_addresses_get_the_same_respons
     let test_app = TestApp::start().await;
     test_app.register_and_confirm(EMAIL).await;
     test_app.register_and_confirm("grace@example.com").await;
-    let used = test_app.reset_code(EMAIL, 2).await;
+    let used = test_app.request_reset_code(EMAIL, 2).await;
     test_app.client().confirm_password(test_app.id(), EMAIL, &used, NEW_PASSWORD).await.expect(StatusCode::OK);
     test_app.mail(EMAIL, 3).await;
-    let other_users_code = test_app.reset_code("grace@example.com", 2).await;
+    let other_users_code = test_app.request_reset_code("grace@example.com", 2).await;
     test_app.edit_rendered(|document| document["mail"]["resetCodeLifetimeSeconds"] = json!(1)).await;
     test_app.client().forgot_password(test_app.id(), EMAIL).await.expect(StatusCode::OK);
     let mail = test_app.mail(EMAIL, 4).await;
@@ -159,7 +160,7 @@ async fn wrong_used_and_expired_codes_and_unknown_addresses_get_the_same_respons
 async fn a_weak_password_does_not_consume_the_code_and_is_checked_before_the_code() {
     let test_app = TestApp::start().await;
     test_app.register_and_confirm(EMAIL).await;
-    let code = test_app.reset_code(EMAIL, 2).await;
+    let code = test_app.request_reset_code(EMAIL, 2).await;
     let before = test_app.epoch_and_verified(EMAIL).await;
     for weak in ["short-7", "password1234", "ada@example.com", &"x9-Q".repeat(33)] {
         for code in [code.as_str(), WRONG_CODE] {
@@ -213,7 +214,7 @@ async fn a_password_is_compared_with_the_name_only_if_the_code_is_right() {
     let refused = client.register(test_app.id(), LONG_NAME, EMAIL, PASSWORD_FROM_NAME).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
     client.register(test_app.id(), LONG_NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let code = test_app.reset_code(EMAIL, 2).await;
+    let code = test_app.request_reset_code(EMAIL, 2).await;
 
     for (email, wrong) in [(EMAIL, WRONG_CODE), ("nobody@example.com", WRONG_CODE), ("nobody@example.com", &code)] {
         let response = client.confirm_password(test_app.id(), email, wrong, PASSWORD_FROM_NAME).await;
@@ -232,7 +233,7 @@ async fn the_apps_own_password_rules_apply_to_register_and_reset() {
     let refused = test_app.client().register(test_app.id(), NAME, EMAIL, &short).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
     test_app.client().register(test_app.id(), NAME, EMAIL, &long).await.expect(StatusCode::OK);
-    let code = test_app.reset_code(EMAIL, 2).await;
+    let code = test_app.request_reset_code(EMAIL, 2).await;
     let refused = test_app.client().confirm_password(test_app.id(), EMAIL, &code, &short).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
     let long = "b".repeat(30);

@@ -12,12 +12,12 @@
 //! of `d`, and leave out the `k` smallest and the `k` greatest. The interval reaches from the smallest to the greatest
 //! remaining value. For each end of the interval, the probability that the median is beyond this end is the probability
 //! that at most `k` of `n` coin tosses show heads. `k` is the greatest number for which this probability is at most
-//! `MAX_ERROR`.
+//! `MAX_ERROR_PROBABILITY`.
 //!
 //! The test reports a difference only if the whole interval is beyond the bound. If the times differ by no more than
-//! the bound, a false report has a probability of at most `MAX_ERROR` on each of the two sides, in each evaluation.
-//! There are at most thirteen comparisons with at most three evaluations each. So the probability of a false alarm in a
-//! run is at most 2 · 10⁻⁷ · 13 · 3 = 7.8 · 10⁻⁶, one in 128,000.
+//! the bound, a false report has a probability of at most `MAX_ERROR_PROBABILITY` on each of the two sides, in each
+//! evaluation. There are at most thirteen comparisons with at most three evaluations each. So the probability of a
+//! false alarm in a run is at most 2 · 10⁻⁷ · 13 · 3 = 7.8 · 10⁻⁶, one in 128,000.
 //!
 //! A comparison can end undecided: after the last evaluation, a part of the interval is still beyond the bound. The test
 //! then fails if the median of `d` is beyond 1 ms and beyond 2 % of the response time. On a busy machine, chance alone can
@@ -50,7 +50,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde_json::{Value, json};
 
 /// The maximum probability, in one evaluation and for each end of the interval, that the median is beyond this end.
-const MAX_ERROR: f64 = 1e-7;
+const MAX_ERROR_PROBABILITY: f64 = 1e-7;
 /// The number of pairs of one evaluation (specification: Accounts, Equal response times).
 const PAIRS: usize = 250;
 /// The bound for the median of the differences, in milliseconds.
@@ -314,7 +314,7 @@ impl TimingTest {
         let mut pairs = Vec::new();
         for evaluation in 1..=MAX_EVALUATIONS {
             pairs.extend(self.measure_pairs(&mut comparison, count));
-            let interval = Interval::from_differences(&differences(&pairs), MAX_ERROR);
+            let interval = Interval::from_differences(&differences(&pairs), MAX_ERROR_PROBABILITY);
             let verdict = interval.verdict(bound);
             print_line(&format!(
                 "{}: {} pairs, median difference {:+.3} ms, interval {:+.3} … {:+.3} ms; bound {bound:.3} ms, a hash takes {:.1} ms: {verdict:?}",
@@ -356,7 +356,7 @@ impl TimingTest {
         self.measure_pairs(&mut comparison, 5);
         let bound = self.bound();
         let pairs = self.measure_pairs(&mut comparison, DIFFERENCE_PAIRS);
-        let interval = Interval::from_differences(&differences(&pairs), MAX_ERROR);
+        let interval = Interval::from_differences(&differences(&pairs), MAX_ERROR_PROBABILITY);
         print_line(&format!(
             "{}: median difference {:+.3} ms, interval {:+.3} … {:+.3} ms",
             comparison.what, interval.median, interval.low, interval.high
@@ -591,16 +591,23 @@ fn assert_decision_error_rate() {
     let mut sample = |pairs: usize, shift: f64| -> Vec<f64> { (0..pairs).map(|_| time(shift) - time(0.0)).collect() };
     for sign in [1.0, -1.0] {
         for shift in [2.0 * BOUND_MS, 15.0] {
-            let found = Interval::from_differences(&sample(PAIRS, sign * shift), MAX_ERROR).verdict(BOUND_MS);
+            let found =
+                Interval::from_differences(&sample(PAIRS, sign * shift), MAX_ERROR_PROBABILITY).verdict(BOUND_MS);
             assert_eq!(found, Verdict::Differ, "a shift of {shift} ms");
         }
         assert_eq!(
-            Interval::from_differences(&sample(DIFFERENCE_PAIRS, sign * 7.0), MAX_ERROR).verdict(BOUND_MS),
+            Interval::from_differences(&sample(DIFFERENCE_PAIRS, sign * 7.0), MAX_ERROR_PROBABILITY).verdict(BOUND_MS),
             Verdict::Differ
         );
     }
-    assert_eq!(Interval::from_differences(&sample(PAIRS, 0.0), MAX_ERROR).verdict(BOUND_MS), Verdict::Alike);
-    assert_eq!(Interval::from_differences(&sample(MANY_PAIRS, 0.0), MAX_ERROR).verdict(0.3), Verdict::Alike);
+    assert_eq!(
+        Interval::from_differences(&sample(PAIRS, 0.0), MAX_ERROR_PROBABILITY).verdict(BOUND_MS),
+        Verdict::Alike
+    );
+    assert_eq!(
+        Interval::from_differences(&sample(MANY_PAIRS, 0.0), MAX_ERROR_PROBABILITY).verdict(0.3),
+        Verdict::Alike
+    );
 
     // The bound for an undecided comparison is 1 ms, or 2 % of the response time if that is more.
     let slow = |unknown: f64| vec![Pair { known: 0.0, unknown }; 3];

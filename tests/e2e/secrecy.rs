@@ -48,7 +48,7 @@ async fn no_password_code_token_or_address_appears_in_the_log_or_a_metric() {
         codes.push(test_app.code(EMAIL, nth).await);
     }
     let confirmed = signed_in.confirm(&codes[2]).await.expect(StatusCode::OK);
-    codes.push(test_app.reset_code(EMAIL, 4).await);
+    codes.push(test_app.request_reset_code(EMAIL, 4).await);
     let reset = client.confirm_password(id, EMAIL, &codes[3].to_lowercase(), NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
     let last_login = client.login(id, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
@@ -102,7 +102,7 @@ async fn stores_contain_no_password_code_or_token_in_clear_text() {
     test_app.register(EMAIL).await;
     let confirm = test_app.code(EMAIL, 1).await;
     let login = test_app.client().login(test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let reset = test_app.reset_code(EMAIL, 2).await;
+    let reset = test_app.request_reset_code(EMAIL, 2).await;
 
     let mut connection = test_app.stack.database.connect().await.unwrap();
     let mut stored: String = sqlx::query_scalar("SELECT coalesce(string_agg(users::text, ' '), '') FROM users")

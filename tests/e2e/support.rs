@@ -129,15 +129,15 @@ impl TestApp {
         self.client().register(self.id(), NAME, email, PASSWORD).await.expect(StatusCode::OK)
     }
 
-    /// Waits for the nth mail to an email address (the first is 1) and returns its code.
-    pub(crate) async fn code(&self, email: &str, nth: usize) -> String {
-        self.mail(email, nth).await.code()
+    /// Waits for the mail with this number to an email address (the first is 1) and returns its code.
+    pub(crate) async fn code(&self, email: &str, mail_number: usize) -> String {
+        self.mail(email, mail_number).await.code()
     }
 
-    /// Waits for the nth mail to an email address (the first is 1).
-    pub(crate) async fn mail(&self, email: &str, nth: usize) -> Arc<Mail> {
-        let found = || async { self.stack.mails().to(email).get(nth - 1).cloned() };
-        eventually(&format!("mail {nth} to {email}"), MAIL_LIMIT, found).await
+    /// Waits for the mail with this number to an email address (the first is 1).
+    pub(crate) async fn mail(&self, email: &str, mail_number: usize) -> Arc<Mail> {
+        let found = || async { self.stack.mails().to(email).get(mail_number - 1).cloned() };
+        eventually(&format!("mail {mail_number} to {email}"), MAIL_LIMIT, found).await
     }
 
     /// Registers and confirms an email address. Returns the client that confirmed it. The account now knows the
@@ -151,13 +151,13 @@ impl TestApp {
     }
 
     /// Waits for the earlier mails to this email address, then requests a password reset. Returns the code in the mail
-    /// of the reset, which is the nth mail to the address.
-    pub(crate) async fn reset_code(&self, email: &str, nth: usize) -> String {
-        if nth > 1 {
-            self.mail(email, nth - 1).await;
+    /// of the reset. `mail_number` is the number of this mail among the mails to the address; the first is 1.
+    pub(crate) async fn request_reset_code(&self, email: &str, mail_number: usize) -> String {
+        if mail_number > 1 {
+            self.mail(email, mail_number - 1).await;
         }
         self.client().forgot_password(self.id(), email).await.expect(StatusCode::OK);
-        self.code(email, nth).await
+        self.code(email, mail_number).await
     }
 
     /// Waits until the outbox contains nothing but dead letters. Returns the number of mails to an email address.

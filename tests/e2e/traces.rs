@@ -148,7 +148,7 @@ async fn no_secret_and_no_email_or_client_address_reaches_a_collector() {
     let request = request.header("cookie", "session=secretInTheCookie").header("user-agent", "secretInTheAgent");
     client.send(request).await.expect(StatusCode::OK);
     let refreshed = client.refresh(id, login.string("refresh_token")).await.expect(StatusCode::OK);
-    let reset = test_app.reset_code(EMAIL, 2).await;
+    let reset = test_app.request_reset_code(EMAIL, 2).await;
     test_app.settled_mail_count(EMAIL).await;
     // Causes an error, because the spans of failed requests contain the error and its causes.
     test_app.sql("ALTER TABLE users RENAME TO elsewhere").await;

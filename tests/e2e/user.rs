@@ -327,7 +327,7 @@ async fn deleting_an_account_deletes_all_its_data() {
             owner.user
         ))
         .await;
-    let reset = test_app.reset_code(EMAIL, 2).await;
+    let reset = test_app.request_reset_code(EMAIL, 2).await;
     test_app.make_login_stale(&owner).await;
 
     let response = owner.delete_user(&json!({ "password": PASSWORD })).await.expect(StatusCode::OK);

@@ -965,7 +965,7 @@ export interface components {
         Event: {
             /**
              * Format: int64
-             * @description Unix seconds. Refusals are counted per quarter of an hour; for them, this is its start.
+             * @description Unix seconds. For refusals, which are counted per quarter of an hour: the start of that quarter.
              */
             at: number;
             /**

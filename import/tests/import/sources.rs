@@ -117,7 +117,7 @@ fn attributes_become_metadata_on_request() {
 }
 
 #[test]
-fn other_traits_can_hold_address_and_name() {
+fn other_kratos_traits_can_hold_address_and_name() {
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("in"), folder.path().join("out"));
     fs::write(&input, r#"[{"id":"1","traits":{"contact":{"mail":"a@example.com"},"display":"A"}}]"#).unwrap();

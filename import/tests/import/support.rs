@@ -75,7 +75,8 @@ impl Request {
     }
 }
 
-/// Starts a server that keeps no requests. Returns its URL.
+/// Starts a server that does not record its requests, and returns its URL. `reply` gets the request's number, as in
+/// `MockServer::start`.
 pub(crate) fn listen(reply: impl Fn(usize, Request) -> Reply + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

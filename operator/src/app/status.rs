@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn only_apps_with_webhooks_have_delivering_which_does_not_affect_ready() {
+    fn delivering_exists_only_with_webhooks_and_never_affects_ready() {
         let without = served(RolloutState::Complete { servers: 1 }).status(&AppStatus::default(), 1, NOW);
         assert!(condition(&without, ConditionType::Delivering).is_none());
         let mut outcome = served(RolloutState::Complete { servers: 1 });

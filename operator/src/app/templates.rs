@@ -57,7 +57,7 @@ pub(crate) fn check_templates(config_map: &str, values: &ConfigMapValues) -> Che
 mod bombs;
 #[cfg(test)]
 #[path = "../../../crds/src/templates/samples.rs"]
-mod samples;
+mod sample_templates;
 
 #[cfg(test)]
 mod tests {
@@ -89,10 +89,10 @@ mod tests {
     /// A test of the servers checks that servers accept and reject the same samples.
     #[test]
     fn only_templates_that_servers_accept_are_published() {
-        for (name, source) in samples::valid_templates() {
+        for (name, source) in sample_templates::valid_templates() {
             assert_valid(name, &source);
         }
-        for samples::InvalidTemplate { name, source, line, reason } in samples::invalid_templates() {
+        for sample_templates::InvalidTemplate { name, source, line, reason } in sample_templates::invalid_templates() {
             let position = line.map_or_else(|| ": ".to_owned(), |line| format!(":{line}: "));
             assert_invalid(name, &source, &position, reason);
         }

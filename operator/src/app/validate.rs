@@ -332,7 +332,8 @@ fn limits(spec: &AppSpec) -> BTreeMap<LimitName, Vec<Window>> {
         .collect()
 }
 
-/// Returns the administrators with a role of format 1.
+/// Returns the administrators without the importers: servers that know only format 1 of the document reject the role
+/// `Importer`.
 fn administrators(spec: &AppSpec) -> Vec<Administrator> {
     let listed = spec.administrators.iter().filter_map(|administrator| {
         let role = match administrator.role {

@@ -36,7 +36,7 @@ pub(crate) enum MonitorEvent {
     /// The highest format that all servers support has changed. So the servers may now be too old for an App, or no
     /// longer be too old for it.
     AllApps,
-    /// The finding of the servers on this Provider changed.
+    /// What the servers found when they checked this Provider has changed.
     Provider { namespace: String, name: String },
 }
 
@@ -206,7 +206,7 @@ impl PodStates {
         streams
     }
 
-    /// Marks pods that are now silent, and records when there has been no serving pod for too long.
+    /// Marks pods that are now silent, and sets `no_serving_pod` if no pod has served for too long.
     pub(super) fn check_timeouts(&mut self) {
         let mut changed = false;
         for pod in self.pods.by_uid.values_mut() {

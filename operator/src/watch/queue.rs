@@ -16,9 +16,9 @@ use super::{
 pub(crate) struct ReconcileQueue {
     pub(crate) apps: mpsc::UnboundedSender<ObjectRef<DeserializeGuard<App>>>,
     pub(crate) providers: mpsc::UnboundedSender<ObjectRef<DeserializeGuard<Provider>>>,
-    /// The names of rendered Secrets whose App may be deleted.
+    /// The names of rendered Secrets whose App might no longer exist.
     pub(crate) orphans: mpsc::UnboundedSender<String>,
-    /// AppIDs with keys, whose App may be deleted.
+    /// AppIDs with keys, whose App might no longer exist.
     pub(crate) releases: mpsc::UnboundedSender<AppId>,
 }
 
@@ -68,7 +68,7 @@ impl ReconcileQueue {
         let _ = self.releases.send(id);
     }
 
-    /// Queues every appID with stored keys, because its App may be deleted.
+    /// Queues every appID with stored keys, because its App might no longer exist.
     pub(crate) fn enqueue_all_releases(&self, objects: &ClusterState) {
         objects.quotas.app_ids().into_iter().for_each(|id| self.enqueue_release(id));
     }

@@ -19,7 +19,7 @@ pub struct Identity {
 /// part of the identity (specification: Social login, Identities).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedIdentity {
-    /// `iss` of the ID token. Without an ID token: the preset with its base URL or, for `oauth2`, the `userInfoURL`.
+    /// `iss` of the ID token. Without an ID token: `PRESET:BASE_URL`; for `oauth2`, only the `userInfoURL`.
     pub authority: String,
     /// The user's id at the authority. It never changes, and the authority never assigns it to another user.
     pub subject: String,

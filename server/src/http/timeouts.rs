@@ -145,7 +145,7 @@ impl Timeouts {
         head: Duration::from_secs(10),
         body: Duration::from_secs(30),
         idle: Duration::from_secs(75),
-        // The same time for which a drain waits for running requests.
+        // Equal to `FINISH_TIMEOUT` (`run.rs`), the time that a drain waits for running requests.
         goaway: Duration::from_secs(35),
         write: Duration::from_secs(30),
         linger: Duration::from_secs(1),

@@ -211,14 +211,14 @@ pub(super) fn build_message(route: &Route, mail: OutgoingMail) -> Result<Message
         message = message.reply_to(reply_to.clone());
     }
     message
-        .multipart(MultiPart::alternative_plain_html(body_text(&content.text), body_text(&content.html)))
+        .multipart(MultiPart::alternative_plain_html(normalize_body(&content.text), normalize_body(&content.html)))
         .map_err(|_| SendError::InvalidMessage)
 }
 
 /// Makes LF the only line end, and removes NUL. lettre sends each LF as CR LF. A CR alone and NUL are not allowed in a
 /// message (RFC 5322, sections 2.3 and 4): a relay that reads a CR as a line end could find an SMTP command in a
 /// template.
-fn body_text(text: &str) -> String {
+fn normalize_body(text: &str) -> String {
     text.replace("\r\n", "\n").replace('\r', "\n").replace('\0', "")
 }
 

@@ -131,7 +131,7 @@ impl AppTemplates {
 mod bombs;
 #[cfg(test)]
 #[path = "../../../crds/src/templates/samples.rs"]
-mod samples;
+mod sample_templates;
 
 #[cfg(test)]
 mod tests {
@@ -275,10 +275,10 @@ mod tests {
                 .map(|(mail, part)| mail.template_name(part))
                 .collect::<Vec<_>>()
         };
-        for (name, source) in samples::valid_templates() {
+        for (name, source) in sample_templates::valid_templates() {
             assert_eq!(accepted(name, &source), [name], "{source:.80}");
         }
-        for samples::InvalidTemplate { name, source, line, reason } in samples::invalid_templates() {
+        for sample_templates::InvalidTemplate { name, source, line, reason } in sample_templates::invalid_templates() {
             assert_eq!(accepted(name, &source), Vec::<String>::new(), "{name}: {source:.80}");
             let error = check(name, &source).expect_err(&source);
             assert_eq!((error.line, error.reason.contains(reason)), (line, true), "{name}: {error}");

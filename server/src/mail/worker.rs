@@ -33,7 +33,7 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(40);
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the metrics of the backlog are updated.
 const BACKLOG_INTERVAL: Duration = Duration::from_secs(15);
-/// How long running deliveries can continue at shutdown: enough to send one mail and finish its row.
+/// The time that deliveries in progress have to finish at shutdown: enough to send one mail and finish its row.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Delivers the rows of the outbox until shutdown.

@@ -176,11 +176,10 @@ impl<S: WebhookEvents + Send + Sync + 'static, D: Sender> WebhookWorker<S, D> {
             if let Ok(backlog) = backlog {
                 self.metrics.set_backlog(backlog);
             }
-            // Deletes batches until no undeliverable event is left, because outsiders can cause any number of them.
+            // Deletes batches until no dummy event is left, because outsiders can cause any number of them.
             // After an error, the next run deletes the rest.
-            while !shutdown.is_cancelled()
-                && self.stores.delete_undeliverable_events().await.is_ok_and(|deleted| deleted > 0)
-            {}
+            while !shutdown.is_cancelled() && self.stores.delete_dummy_events().await.is_ok_and(|deleted| deleted > 0) {
+            }
             tokio::select! {
                 () = sleep(BACKLOG_INTERVAL) => {}
                 () = shutdown.cancelled() => return,
@@ -387,7 +386,7 @@ mod tests {
             unreachable!("the worker reports no states")
         }
 
-        async fn delete_undeliverable_events(&self) -> Result<u64, StoreError> {
+        async fn delete_dummy_events(&self) -> Result<u64, StoreError> {
             unreachable!("the scheduler deletes nothing")
         }
 

@@ -77,7 +77,7 @@ async fn a_foreign_hash_that_no_login_replaced_is_removed_after_its_retention() 
     assert_eq!(pulled[0]["data"]["user_id"], after["id"]);
 
     // The user sets a new password with the code of a mail.
-    let code = test_app.reset_code("old@example.com", 1).await;
+    let code = test_app.request_reset_code("old@example.com", 1).await;
     client.confirm_password(id, "old@example.com", &code, PASSWORD).await.expect(StatusCode::OK);
     client.login(id, "old@example.com", PASSWORD).await.expect(StatusCode::OK);
 }

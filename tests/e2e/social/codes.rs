@@ -126,7 +126,7 @@ async fn a_code_is_invalid_after_the_users_epoch_rises() {
     let social = SocialTest::with_code_mode().await;
     let code = social.obtain_code().await;
     let (epoch, _) = social.test_app.epoch_and_verified("grace@example.com").await;
-    let reset_code = social.test_app.reset_code("grace@example.com", 1).await;
+    let reset_code = social.test_app.request_reset_code("grace@example.com", 1).await;
     let password = latchkey_tests::passwords::NEW_PASSWORD;
     let reset = social
         .test_app

@@ -355,7 +355,7 @@ async fn a_deletion_that_is_cut_off_in_the_middle_leaves_complete_accounts() {
         eventually("the end of the transaction", LIMIT, ended).await;
     }
     assert_eq!(fixture.count("SELECT count(*) FROM audit_events WHERE kind = 'user_deleted'").await, 0);
-    // The deletions that were cut off have already changed Redis. The next deletion finishes them.
+    // Both interrupted calls had already changed Redis. The next call repeats all steps, and deletes the ten accounts.
     assert_eq!(sweep(&fixture.stores, &rule, 100).await, 10);
 }
 

@@ -636,8 +636,8 @@ async fn the_stored_generations_of_a_session_are_bounded() {
     let (app, session) = (&limited.fixture.app, &limited.session);
     let key = format!("lk:{{{app}:{}}}:session:{}", session.user, session.id);
     let mut connection = redis::Redis::shared().await.connect().await.unwrap();
-    // The name of this field is the length of a bucket of the window: 60 s / 50 = 1200 ms. The field has a mark of 16
-    // bytes for each bucket.
+    // The name of this field is the length of a bucket of the window: 60 s / 50 = 1200 ms. For each bucket, the field
+    // stores 16 bytes: the number of the bucket and the generation at its start.
     let stored_bytes: usize = ::redis::cmd("HSTRLEN").arg(key).arg("w1200").query_async(&mut connection).await.unwrap();
     assert!((50 * 16..=52 * 16).contains(&stored_bytes), "{stored_bytes} bytes");
 }

@@ -178,7 +178,7 @@ async fn each_action_is_reported_once_with_the_type_of_its_event() {
     let code = test_app.code(NEW_EMAIL, 1).await;
     owner.signed_in.confirm(&code).await.expect(StatusCode::OK);
     reported.expect("a new address", &["user.updated"]).await;
-    let code = test_app.reset_code(NEW_EMAIL, 2).await;
+    let code = test_app.request_reset_code(NEW_EMAIL, 2).await;
     client.confirm_password(id, NEW_EMAIL, &code, PASSWORD).await.expect(StatusCode::OK);
     reported.expect("a reset of the password", &["user.password_changed"]).await;
     let owner = test_app.log_in_again(NEW_EMAIL).await;

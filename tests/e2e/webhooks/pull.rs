@@ -177,7 +177,7 @@ async fn a_waiting_call_ends_when_its_webhook_gets_another_consumer() {
             }
         }));
     }
-    // A ninth call is refused only after the server has accepted the caller of all eight calls.
+    // A ninth call is refused only when the server has authenticated and counted all eight calls.
     eventually("a ninth call is refused", LIMIT, || async {
         (consumer.get(EVENTS).await.status == StatusCode::TOO_MANY_REQUESTS).then_some(())
     })

@@ -257,8 +257,8 @@ fn machine_address() -> Result<IpAddr> {
     find_address(&table).context("this machine has no address except loopback, which an endpoint cannot have: add one")
 }
 
-/// The first IPv4 address of the machine that is neither loopback nor link-local. `table` is `/proc/net/fib_trie`, in
-/// which a line with `host LOCAL` follows the line of each such address.
+/// The first IPv4 address of the machine that is neither loopback nor link-local. `table` is the content of
+/// `/proc/net/fib_trie`, where a `host LOCAL` line follows the line of each of the machine's addresses.
 fn find_address(table: &str) -> Option<IpAddr> {
     let mut previous_line = "";
     for line in table.lines() {

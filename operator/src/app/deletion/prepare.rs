@@ -1,5 +1,5 @@
-//! Prepares the deletion of an App's users: finds out who owns the appID, and creates the document by which the servers
-//! recognize the users.
+//! Prepares the deletion of an App's users: finds out who owns the appID, and creates the document that identifies, for
+//! the servers, the users to delete.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -25,8 +25,8 @@ pub(super) enum DeletionState {
     NotOwned,
     /// The keys changed since they were read.
     KeysChanged,
-    /// The key Secret exists but cannot be used. It contains `incarnation` and `handover`, by which the servers
-    /// recognize the users of this App.
+    /// The key Secret exists but cannot be used, so the users cannot be deleted: `incarnation` and `handover`, by which
+    /// the servers recognize the users of this App, are in it.
     KeysUnusable(UnusableReason),
 }
 

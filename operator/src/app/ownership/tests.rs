@@ -30,7 +30,7 @@ fn stored(namespace: &str, name: &str, written_for: &str) -> KeyLookup {
     KeyLookup::stored(document, owner(namespace, name))
 }
 
-/// Returns the facts of the App `shop/store`, created in second 10, if neither keys nor other Apps exist.
+/// The facts of the App `shop/store`, created 10 seconds after 1970 began, without keys or other Apps.
 fn facts() -> OwnershipFacts {
     OwnershipFacts {
         claim: claim("shop", "store", 10, ClaimValidity::Pending),

@@ -36,8 +36,8 @@ pub struct Actor {
     pub name: String,
 }
 
-/// The version of a user: rises with every change except a login, a rehash and a change of identities. The API shows
-/// it as `ETag`.
+/// The version of a user: rises with every change except a login, a new hash of the same password, and a change of
+/// identities. The API shows it as `ETag`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version(pub i64);
 

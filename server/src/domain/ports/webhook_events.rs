@@ -131,8 +131,9 @@ pub trait WebhookEvents: Sync {
         webhooks: &[KnownWebhook],
     ) -> impl Future<Output = StoreResult<BTreeMap<WebhookKey, DeliveryState>>> + Send;
 
-    /// Deletes events that are never due. They were written only to make two requests take the same time.
-    fn delete_undeliverable_events(&self) -> impl Future<Output = StoreResult<u64>> + Send;
+    /// Deletes dummy events. They are never due: they were written only so that a registration with a known address
+    /// takes as long as one with a new address.
+    fn delete_dummy_events(&self) -> impl Future<Output = StoreResult<u64>> + Send;
 
     fn event_backlog(&self) -> impl Future<Output = StoreResult<EventBacklog>> + Send;
 }

@@ -54,7 +54,7 @@ pub enum FlowResult {
 pub enum CallbackError {
     #[error("the state is missing, used, expired or of another flow")]
     InvalidState,
-    /// The redirect URL has been removed from the list.
+    /// The redirect URL was removed from the App's `redirectURLs` after the flow began.
     #[error(transparent)]
     RedirectUrl(#[from] RedirectNotAllowed),
     #[error(transparent)]

@@ -35,7 +35,7 @@ pub struct ActivityResponse {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Event")]
 pub struct ActivityEvent {
-    /// Unix seconds. Refusals are counted per quarter of an hour; for them, this is its start.
+    /// Unix seconds. For refusals, which are counted per quarter of an hour: the start of that quarter.
     pub at: i64,
     #[schemars(schema_with = "event_kind_schema")]
     pub kind: &'static str,

@@ -73,7 +73,8 @@ pub struct AdminUserResponse {
     /// Unix seconds; left out in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_signed_in_at: Option<Option<i64>>,
-    /// Rises with every change except a login, a rehash and a change of identities; also the `ETag`.
+    /// Rises with every change except a login, a new hash of the same password, and a change of identities. It is also
+    /// sent as the `ETag`.
     pub version: i64,
     /// Left out in lists.
     #[serde(skip_serializing_if = "Option::is_none")]

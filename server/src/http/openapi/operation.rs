@@ -89,7 +89,7 @@ impl Operation {
     }
 
     /// The request can have an access token.
-    pub fn accepts_access_token(self) -> Self {
+    pub fn takes_optional_access_token(self) -> Self {
         Self { security: Security::OptionalAccessToken, ..self }
     }
 

@@ -238,7 +238,7 @@ impl WebhookEvents for FailingStores {
     ) -> Result<std::collections::BTreeMap<WebhookKey, DeliveryState>, StoreError> {
         self.fail()
     }
-    async fn delete_undeliverable_events(&self) -> Result<u64, StoreError> {
+    async fn delete_dummy_events(&self) -> Result<u64, StoreError> {
         self.fail()
     }
     async fn event_backlog(&self) -> Result<EventBacklog, StoreError> {

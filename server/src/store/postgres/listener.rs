@@ -16,8 +16,10 @@ use super::{CallError, webhooks};
 
 /// A listener that received nothing for this long pings its connection.
 const LISTENER_PING_AFTER_IDLE: Duration = Duration::from_secs(30);
+/// The timeout for opening the listener's connection, and for a ping.
 const LISTENER_TIMEOUT: Duration = Duration::from_secs(3);
-const LISTENER_PAUSE: Duration = Duration::from_secs(5);
+/// The time between a failure of the listener and the next attempt to listen.
+const LISTENER_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The channel of NOTIFY for outbox rows.
 const OUTBOX_CHANNEL: &str = "latchkey_outbox";
@@ -39,7 +41,7 @@ pub(super) async fn listen(pool: PgPool, outbox: Arc<Notify>, new_events: broadc
                 "cannot listen for new outbox rows and events; polling only"
             );
         }
-        sleep(LISTENER_PAUSE).await;
+        sleep(LISTENER_RETRY_DELAY).await;
     }
 }
 

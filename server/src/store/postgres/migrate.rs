@@ -18,8 +18,8 @@ static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 /// the schema.
 pub const REQUIRED_SCHEMA: i64 = 20_261_123_000_500;
 
-/// The number of months for which `migrate` creates partitions in advance. If the role of the servers cannot create
-/// partitions, rows go to the default partition when the last upgrade was longer ago than this.
+/// The number of months for which `migrate` creates partitions of `audit_events` in advance. If the servers' role
+/// cannot create later partitions, the rows of later months go to the default partition.
 const MONTHS_AHEAD: i32 = 12;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of attempts to create the lock's table. If two programs create the table at the same time, one of

@@ -24,7 +24,7 @@ mod insert;
 pub use dead_letters::DeadLetter;
 pub(super) use insert::{
     PROPAGATION_DELAY_SECONDS, delete_rows_of, insert_epoch_change, insert_mail, insert_mail_to_former_address,
-    insert_profile_change, mail_columns, mail_payload,
+    insert_profile_change, mail_columns, trace_payload_json,
 };
 
 /// The kinds of rows that propagate an epoch or a profile to Redis. All other kinds are kinds of mails.

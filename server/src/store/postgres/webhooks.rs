@@ -225,8 +225,8 @@ impl WebhookEvents for Stores {
         self.postgres.webhook_delivery_states(webhooks).await
     }
 
-    async fn delete_undeliverable_events(&self) -> Result<u64, StoreError> {
-        self.postgres.delete_undeliverable_webhook_events().await
+    async fn delete_dummy_events(&self) -> Result<u64, StoreError> {
+        self.postgres.delete_dummy_webhook_events().await
     }
 
     async fn event_backlog(&self) -> Result<EventBacklog, StoreError> {

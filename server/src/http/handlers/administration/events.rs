@@ -54,7 +54,7 @@ pub struct EventsResponse {
 #[schemars(rename = "AdministrationEvent")]
 pub struct AdministrationEvent {
     pub id: String,
-    /// Unix seconds. Refusals are counted per quarter of an hour; for them, this is its start.
+    /// Unix seconds. For refusals, which are counted per quarter of an hour: the start of that quarter.
     pub at: i64,
     /// The name of the kind. Later versions add kinds.
     pub kind: String,

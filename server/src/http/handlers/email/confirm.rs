@@ -57,7 +57,7 @@ pub fn operation() -> Operation {
         "Ends every other session and code. With a token of the same account, its session continues; otherwise a new \
          session is opened.",
     )
-    .accepts_access_token()
+    .takes_optional_access_token()
     .request(Content::json::<ConfirmRequest>(json!({ "code": "7H2KM-Q4VXD" })))
     .response(Content::json::<ConfirmResponse>(json!({
         "access_token": examples::ACCESS_TOKEN,

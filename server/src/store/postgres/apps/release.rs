@@ -46,8 +46,8 @@ impl AppRow {
                 Some(ReleaseOutcome::OtherNamespace)
             }
             // The document of the release is outdated: the App was published again later. The operator raises
-            // `handover` in the App's key Secret before it publishes the release, so every later document of the App
-            // has a greater `handover` than the release.
+            // `handover` in the App's key Secret before it publishes the release. The release carries the `handover`
+            // from before the raise, so every later document of the App has a greater `handover` than the release.
             AppRowState::Active | AppRowState::Deleting
                 if self.handover > i64::from(claim.handover) || self.has_other_keys(claim) =>
             {

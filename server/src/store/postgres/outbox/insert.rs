@@ -23,7 +23,7 @@ pub(in crate::store::postgres) async fn insert_mail(
     mail: &Mail,
     notify: bool,
 ) -> Result<(), sqlx::Error> {
-    insert_mail_row(connection, app, mail, mail_payload(), notify).await
+    insert_mail_row(connection, app, mail, trace_payload_json(), notify).await
 }
 
 /// Queues a mail to the email address that the user had before the change.
@@ -132,8 +132,9 @@ pub(in crate::store::postgres) fn mail_columns(
     }
 }
 
-/// Returns a mail's payload as JSON: the trace of the request that queued it. `None` if spans are not exported.
-pub(in crate::store::postgres) fn mail_payload() -> Option<String> {
+/// Returns the payload of an ordinary mail as JSON: the trace of the request that queues it. `None` if spans are not
+/// exported.
+pub(in crate::store::postgres) fn trace_payload_json() -> Option<String> {
     let payload = trace_payload();
     if payload.is_empty() { None } else { Some(Value::Object(payload).to_string()) }
 }

@@ -86,7 +86,7 @@ impl PostgresStore {
             event.session,
             event.ip,
             event.detail,
-            outbox::mail_payload(),
+            outbox::trace_payload_json(),
             &webhooks,
         );
         let row = timeout_at(deadline, query.fetch_one(connection)).await;
@@ -164,7 +164,7 @@ impl PostgresStore {
             event.session,
             event.ip,
             event.detail,
-            outbox::mail_payload(),
+            outbox::trace_payload_json(),
             &webhooks,
         );
         let row = timeout_at(deadline, query.fetch_one(connection)).await;

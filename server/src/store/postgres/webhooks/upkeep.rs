@@ -177,8 +177,8 @@ impl PostgresStore {
         Ok(call.end_call(given_up)?.rows_affected())
     }
 
-    /// Deletes up to 5,000 events that are never due, and returns how many.
-    pub(super) async fn delete_undeliverable_webhook_events(&self) -> Result<u64, StoreError> {
+    /// Deletes up to 5,000 dummy events, which are never due. Returns how many were deleted.
+    pub(super) async fn delete_dummy_webhook_events(&self) -> Result<u64, StoreError> {
         let mut call = self.begin_webhook_call("delete_undeliverable").await?;
         let (connection, deadline) = call.parts();
         let query = sqlx::query!(

@@ -72,13 +72,17 @@ pub fn operation() -> Operation {
                 "pattern": patterns::NO_CONTROL_CHARACTERS,
             }),
         ),
-        Parameter::new("subject", "The subject of an identity; needs `provider` or `authority`.", stored_text_schema()),
+        Parameter::new(
+            "subject",
+            "The subject of an identity; needs `provider` or `authority`.",
+            storable_text_schema(),
+        ),
         Parameter::new(
             "provider",
             "The name of the provider of `subject`.",
             SchemaGenerator::default().subschema_for::<ProviderName>(),
         ),
-        Parameter::new("authority", "The authority of `subject`, for example the issuer.", stored_text_schema()),
+        Parameter::new("authority", "The authority of `subject`, for example the issuer.", storable_text_schema()),
         Parameter::new(
             "state",
             "The state of the user.",
@@ -105,7 +109,7 @@ pub fn operation() -> Operation {
 }
 
 /// The schema of a text that Postgres can store.
-fn stored_text_schema() -> Schema {
+fn storable_text_schema() -> Schema {
     json_schema!({ "type": "string", "minLength": 1, "pattern": patterns::NO_NUL })
 }
 
