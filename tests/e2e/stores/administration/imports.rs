@@ -9,6 +9,7 @@ use latchkey_server::{
     domain::{
         administration::CreatedBy,
         audit::{Event, EventKind},
+        password::PasswordHash,
         ports::{ImportOutcome, NewAdministeredUser, UserAdministration, UserChange, UserConflict, UserFilter},
         user::UserId,
     },
@@ -23,6 +24,9 @@ use super::{
     an_import_event, create, digest, events, metadata, outbox_kinds, read, start_app_deletion,
 };
 use crate::stores::{LIMIT, an_email, assert_unavailable, faults};
+
+/// A hash of a kind with cost 10.
+const BCRYPT: &str = "$2b$10$......................AesgC8c2NCv6R248WVftVw.gqvWdlCq";
 
 /// Returns the user in line `number` of an import.
 fn a_line(number: usize) -> NewAdministeredUser {
@@ -136,6 +140,31 @@ async fn a_conflict_names_the_other_user_and_leaves_the_rest_of_the_batch() {
         events(&fixture).await.iter().any(|event| event.1 == counts),
         "the counts are added to those of the caller"
     );
+}
+
+/// Nothing is inserted for these lines, so no unique index shows that their user exists.
+#[tokio::test]
+async fn an_existing_user_is_unchanged_although_a_new_user_of_the_line_would_be_refused() {
+    let fixture = Fixture::new().await;
+    let first = lines(2);
+    import(&fixture, first[1..].to_vec()).await;
+    // Line 0 is new and has the address that line 1 has, too.
+    let mut batch = lines(2);
+    batch[1].email = batch[0].email.clone();
+    let outcomes = [ImportOutcome::Created(batch[0].id), ImportOutcome::Unchanged(first[1].id)];
+    assert_eq!(import(&fixture, batch).await, outcomes);
+
+    // The App has hashes of the maximum number of kinds.
+    let full = format!(
+        "INSERT INTO hash_classes (app_id, class, weight)
+         SELECT '{}', 'bcrypt$' || number, 1 FROM generate_series(4, 7) AS number",
+        fixture.app
+    );
+    fixture.execute(&full).await;
+    let with_new_kind = NewAdministeredUser { password_hash: Some(PasswordHash::new(BCRYPT)), ..a_line(1) };
+    assert_eq!(import(&fixture, vec![with_new_kind.clone()]).await, unchanged(&first[1..]));
+    let other = NewAdministeredUser { password_hash: with_new_kind.password_hash, ..a_line(2) };
+    assert_eq!(import(&fixture, vec![other]).await, [ImportOutcome::Conflict(UserConflict::TooManyHashKinds)]);
 }
 
 #[tokio::test]

@@ -147,6 +147,11 @@ async fn import_in_transaction(
         owners.hash_classes = hash_classes(connection, app).await?;
     }
     let outcomes = owners.plan(users);
+    if are_new && !outcomes.iter().all(|outcome| matches!(outcome, ImportOutcome::Created(_))) {
+        // Two lines have the same value, or there are too many kinds of hashes. A line that is not inserted cannot violate
+        // an index, so nothing would show that its user exists.
+        return Ok(BatchOutcome::Taken);
+    }
     if dry_run {
         return Ok(BatchOutcome::Done(outcomes));
     }
