@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::{
     conditions::{Condition, ConditionType, initial_status},
+    pages::PagesSpec,
     refs::{LocalRef, ProviderRef, ServiceAccountRef},
     rendered::{BrowserBinding, CallbackMode, EnumerationProtection, KeyState, LimitName, SignUp, SigningAlgorithm},
     schema::{RootSchema, Rule, with_schema},
@@ -118,6 +119,9 @@ pub struct AppSpec {
         extend("x-kubernetes-list-type" = "atomic", "x-kubernetes-validations" = webhooks_rules())
     )]
     pub webhooks: Vec<WebhookSpec>,
+    /// pages configures the hosted pages: login, registration and the user's account, rendered by the servers.
+    #[serde(default, skip_serializing_if = "PagesSpec::is_default")]
+    pub pages: PagesSpec,
     /// unverifiedRetentionDays is the number of days after which an account is deleted if its email address was never
     /// verified, 1–3650. Defaults to 30.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -173,7 +177,7 @@ pub struct MailSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Mailbox>,
     /// confirmURL is the page of the application that the link in a confirmation email opens. It must contain `{code}`
-    /// and can contain `{email}`; both are replaced. If it is not set, the email shows only the code.
+    /// and can contain `{email}`; both are replaced. Without it, the link opens the hosted page, if there is one.
     #[serde(rename = "confirmURL", skip_serializing_if = "Option::is_none")]
     pub confirm_url: Option<LinkTemplate>,
     /// resetURL is the page of the application that the link in a password reset email opens, in the format of
@@ -407,6 +411,11 @@ impl App {
 // === impl AppSpec ===
 
 impl AppSpec {
+    /// Returns the names of the ConfigMaps that the App references. A ConfigMap can occur several times.
+    pub fn config_maps(&self) -> impl Iterator<Item = &str> {
+        self.mail.templates_ref.iter().map(|reference| reference.name.as_str()).chain(self.pages.config_maps())
+    }
+
     /// Returns the Secrets that the App itself references. Its Providers reference other Secrets.
     pub fn secret_refs(&self) -> impl Iterator<Item = &LocalRef> {
         let webhooks = self.webhooks.iter().filter_map(WebhookSpec::secret_ref);

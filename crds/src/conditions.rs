@@ -108,6 +108,12 @@ pub enum Reason {
     ConfigMapNotFound,
     /// An email template is invalid, unknown or too large.
     TemplatesInvalid,
+    /// The logo of the pages is missing in its ConfigMap, too large, or not an image that can be used.
+    LogoInvalid,
+    /// A text of the pages is invalid or unknown, or the texts are too large.
+    TextsInvalid,
+    /// Another App holds the own host of the pages, or can take it first.
+    HostConflict,
 
     /// A serving pod has not acknowledged the published revision yet.
     WaitingForServers,
@@ -185,7 +191,7 @@ impl fmt::Display for ConditionType {
 // === impl Reason ===
 
 impl Reason {
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 37] = [
         Self::Pending,
         Self::Accepted,
         Self::Resolved,
@@ -207,6 +213,9 @@ impl Reason {
         Self::SecretKeyInvalid,
         Self::ConfigMapNotFound,
         Self::TemplatesInvalid,
+        Self::LogoInvalid,
+        Self::TextsInvalid,
+        Self::HostConflict,
         Self::WaitingForServers,
         Self::NoServers,
         Self::ServersTooOld,
@@ -245,6 +254,9 @@ impl Reason {
             Self::SecretKeyInvalid => "SecretKeyInvalid",
             Self::ConfigMapNotFound => "ConfigMapNotFound",
             Self::TemplatesInvalid => "TemplatesInvalid",
+            Self::LogoInvalid => "LogoInvalid",
+            Self::TextsInvalid => "TextsInvalid",
+            Self::HostConflict => "HostConflict",
             Self::WaitingForServers => "WaitingForServers",
             Self::NoServers => "NoServers",
             Self::ServersTooOld => "ServersTooOld",

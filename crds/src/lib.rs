@@ -7,6 +7,7 @@ pub mod app;
 pub mod conditions;
 pub mod field_reference;
 pub mod names;
+pub mod pages;
 pub mod provider;
 pub mod refs;
 pub mod rendered;

@@ -17,6 +17,8 @@ pub const APP_KEYS_KEY: &str = "keys.json";
 pub const NAMESPACE_ANNOTATION: &str = "latchkey.dev/namespace";
 /// On a rendered App and on a key Secret: the name of the App.
 pub const NAME_ANNOTATION: &str = "latchkey.dev/name";
+/// On a rendered App: the own host of the App's pages, if the App holds it.
+pub const PAGES_HOST_ANNOTATION: &str = "latchkey.dev/pages-host";
 /// On an App: each new value rotates the App's keys once.
 pub const ROTATE_KEYS_ANNOTATION: &str = "latchkey.dev/rotate-keys";
 /// On an App: the ID of a key that is dropped immediately.

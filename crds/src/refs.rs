@@ -17,6 +17,17 @@ pub struct SecretKeyRef {
     pub key: String,
 }
 
+/// ConfigMapKeyRef refers to a key of a ConfigMap in the same namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ConfigMapKeyRef {
+    /// name is the name of the ConfigMap.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// key is the key in the ConfigMap.
+    #[schemars(length(min = 1, max = 253), regex(pattern = "^[-._a-zA-Z0-9]+$"))]
+    pub key: String,
+}
+
 /// LocalRef refers to an object in the same namespace. The field that contains the LocalRef determines the kind of the
 /// object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -18,13 +18,18 @@ use crate::{
     },
 };
 
+mod pages;
+
+pub use pages::{Base64Bytes, RenderedColors, RenderedLogo, RenderedPages, RenderedPagesSession, RenderedTheme};
+
 /// The highest format that this code reads and writes. A document has the lowest format that has everything that its
 /// App uses.
 ///
 /// | format | what it adds |
 /// |---|---|
 /// | 2 | `importers`, `password.firebaseScrypt`, `webhooks` |
-pub const FORMAT: u32 = 2;
+/// | 3 | `pages` |
+pub const FORMAT: u32 = 3;
 
 /// The format of a [`DeletedApp`], which has had the same fields since the first format.
 pub const DELETED_APP_FORMAT: u32 = 1;
@@ -101,6 +106,9 @@ pub struct RenderedApp {
     pub importers: Vec<ServiceAccountRef>,
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub webhooks: Vec<RenderedWebhook>,
+    /// `None`: the App has no hosted pages. In a `Box`, because most Apps have none.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pages: Option<Box<RenderedPages>>,
     pub unverified_retention_days: u32,
     pub audit_retention_days: u32,
     pub providers: Vec<RenderedProvider>,

@@ -169,7 +169,7 @@ fn environment() -> Environment<'static> {
 }
 
 /// Escapes HTML like MiniJinja, but leaves `/` as it is, because spam filters suspect links with character references.
-fn write_value(
+pub fn write_value(
     out: &mut minijinja::Output<'_>,
     state: &mut State<'_, '_>,
     value: &Value,

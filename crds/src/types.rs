@@ -188,6 +188,20 @@ fn mailbox_rules() -> [Rule; 1] {
     )]
 }
 
+fn page_url_rules() -> [Rule; 2] {
+    [Rule::from_static("self.matches('^https://[^/?#]')", "use https"), NO_USER_INFO_RULE]
+}
+
+fn support_url_rules() -> [Rule; 2] {
+    [
+        Rule::from_static(
+            "self.matches('^(https://[^/?#]|mailto:[^@?#/]+@[^@?#/]+([?]|$))')",
+            "use https, or mailto: with an email address",
+        ),
+        NO_USER_INFO_RULE,
+    ]
+}
+
 string_type! {
     /// The ID of an App: `{APPID}` in paths.
     AppId, max: 63, pattern: LABEL_PATTERN, check: check_app_id
@@ -238,6 +252,27 @@ string_type! {
 string_type! {
     /// The sender of emails: an email address, or `Name <address>`.
     Mailbox, max: 320, pattern: r"^[^\x00-\x1f\x7f]+$", rules: mailbox_rules(), check: check_mailbox
+}
+
+string_type! {
+    /// The DNS name of a host: two labels or more, in lower case and ASCII (international names as A-labels). Not an IP
+    /// address.
+    HostName, max: 253, pattern: r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?$", check: check_host_name
+}
+
+string_type! {
+    /// A color in CSS: `#` and six hexadecimal digits.
+    Color, max: 7, pattern: "^#[0-9a-fA-F]{6}$", check: check_color
+}
+
+string_type! {
+    /// A link to a web page: `https`, without user info.
+    PageUrl, max: 2048, pattern: URL_PATTERN, rules: page_url_rules(), check: check_page_url
+}
+
+string_type! {
+    /// A link to help: `https` without user info, or `mailto` with one email address.
+    SupportUrl, max: 2048, pattern: URL_PATTERN, rules: support_url_rules(), check: check_support_url
 }
 
 fn is_label(input: &str) -> bool {
@@ -394,6 +429,42 @@ fn check_email_domain(input: &str) -> Result<(), Invalid> {
         return Err(Invalid("is not a host name of two labels or more in lower case"));
     }
     Ok(())
+}
+
+/// The last label of a DNS name is not a number; such a name would be an IP address in a URL (WHATWG URL, 3.5).
+fn check_host_name(input: &str) -> Result<(), Invalid> {
+    let last = input.rsplit('.').next().unwrap_or_default();
+    if check_email_domain(input).is_err() || !last.starts_with(|c: char| c.is_ascii_lowercase()) {
+        return Err(Invalid("is not a DNS name of two labels or more in lower case"));
+    }
+    Ok(())
+}
+
+fn check_color(input: &str) -> Result<(), Invalid> {
+    match input.strip_prefix('#') {
+        Some(digits) if digits.len() == 6 && digits.bytes().all(|b| b.is_ascii_hexdigit()) => Ok(()),
+        _ => Err(Invalid("is not # and six hexadecimal digits")),
+    }
+}
+
+fn check_page_url(input: &str) -> Result<(), Invalid> {
+    match strict_url(input)?.scheme() {
+        "https" => Ok(()),
+        _ => Err(Invalid("is not an https URL")),
+    }
+}
+
+fn check_support_url(input: &str) -> Result<(), Invalid> {
+    let Some(mailto) = input.strip_prefix("mailto:") else { return check_page_url(input) };
+    strict_url(input)?;
+    // Header fields such as `subject` can follow the address (RFC 6068, 2).
+    let address = mailto.split('?').next().unwrap_or_default();
+    match address.rsplit_once('@') {
+        Some((local, domain)) if is_dot_atom(local) && check_email_domain(&domain.to_ascii_lowercase()).is_ok() => {
+            Ok(())
+        }
+        _ => Err(Invalid("is not mailto: with an email address")),
+    }
 }
 
 fn check_mailbox(input: &str) -> Result<(), Invalid> {
@@ -631,6 +702,67 @@ mod tests {
         }
         assert_invalid::<EmailDomain>(&[(&format!("{}.example", "a".repeat(64)), "is not a host name")]);
         assert_invalid::<EmailDomain>(&[(&format!("{longest}a"), "longer than 253")]);
+    }
+
+    #[test]
+    fn host_names_are_dns_names_of_two_labels_or_more() {
+        let longest = format!("{0}.{0}.{0}.{1}", "a".repeat(63), "a".repeat(61));
+        assert_valid::<HostName>(&["login.example.com", "a.b", "1.example", "xn--d-ega.xn--p1ai", &longest]);
+        for input in [
+            "",
+            "localhost",
+            "example.",
+            ".example",
+            "a..b",
+            "Login.example.com",
+            "a_b.example",
+            "é.example",
+            "login.example.com:8443",
+            "https://login.example.com",
+            "*.example.com",
+            "192.0.2.1",
+            "a.1",
+            "0x7f.0x1",
+            "[::1]",
+        ] {
+            assert_invalid::<HostName>(&[(input, "is not a DNS name")]);
+        }
+        assert_invalid::<HostName>(&[(&format!("{longest}a"), "longer than 253")]);
+    }
+
+    #[test]
+    fn colors_have_six_digits() {
+        assert_valid::<Color>(&["#1a56db", "#FFFFFF", "#000000"]);
+        for input in ["", "#fff", "1a56db", "#1a56dg", "#12é45", "red"] {
+            assert_invalid::<Color>(&[(input, "is not # and six")]);
+        }
+        assert_invalid::<Color>(&[("#1a56db0", "longer than 7")]);
+    }
+
+    #[test]
+    fn links_are_https_and_the_link_to_help_can_be_mailto() {
+        assert_valid::<PageUrl>(&["https://shop.example.com", "https://shop.example.com/terms?a=b#c"]);
+        assert_valid::<SupportUrl>(&[
+            "https://shop.example.com/help",
+            "mailto:help@shop.example.com",
+            "mailto:help@shop.example.com?subject=Help",
+        ]);
+        for (input, reason) in [
+            ("http://shop.example.com", "is not an https URL"),
+            ("javascript:alert(1)", "is not an https URL"),
+            ("data:text/html,x", "is not an https URL"),
+            ("/terms", "is not an absolute URL"),
+            ("https://user@shop.example.com", "has user info"),
+            ("https:///terms", "has no host"),
+            ("https://a.example/\" onclick", "percent-encode"),
+        ] {
+            assert_invalid::<PageUrl>(&[(input, reason)]);
+            assert_invalid::<SupportUrl>(&[(input, reason)]);
+        }
+        assert_invalid::<PageUrl>(&[("mailto:help@shop.example.com", "is not an https URL")]);
+        for input in ["mailto:", "mailto:help", "mailto:a@b@shop.example.com", "mailto:?to=help@shop.example.com"] {
+            assert_invalid::<SupportUrl>(&[(input, "is not mailto:")]);
+        }
     }
 
     #[test]

@@ -146,6 +146,25 @@ fn an_app_with_every_field_is_accepted() {
                     "pull": { "serviceAccount": { "namespace": "shop", "name": "sync" } },
                 },
             ],
+            "pages": {
+                "mode": "Enabled",
+                "host": "login.shop.example.com",
+                "languages": ["en", "de"],
+                "theme": {
+                    "mode": "Auto",
+                    "light": { "accent": "#1a56db", "background": "#ffffff" },
+                    "dark": { "accent": "#8ab4f8", "background": "#121212" },
+                    "logoRef": { "name": "brand", "key": "logo.svg" },
+                },
+                "textsRef": { "name": "shop-texts" },
+                "links": {
+                    "home": "https://shop.example.com",
+                    "terms": "https://shop.example.com/terms",
+                    "privacy": "https://shop.example.com/privacy",
+                    "support": "mailto:help@shop.example.com",
+                },
+                "session": { "idleSeconds": 43200, "lifetimeSeconds": 1209600 },
+            },
             "unverifiedRetentionDays": 30,
             "auditRetentionDays": 365,
             "deletionPolicy": "Delete",
@@ -358,6 +377,8 @@ fn numbers_are_accepted_at_their_bounds_and_refused_beyond() {
         ("/tokens/sessionLifetimeSeconds", 300, 63_072_000),
         ("/tokens/refreshGraceSeconds", 0, 300),
         ("/tokens/keyRotationDays", 7, 3650),
+        ("/pages/session/idleSeconds", 300, 31_536_000),
+        ("/pages/session/lifetimeSeconds", 300, 63_072_000),
         ("/unverifiedRetentionDays", 1, 3650),
         ("/auditRetentionDays", 1, 3650),
     ] {
@@ -443,6 +464,55 @@ fn a_webhook_has_events_exactly_one_delivery_and_a_unique_name() {
         *webhook.pointer_mut(pointer).unwrap() = value;
         assert_refused(&APP, app(json!({ "webhooks": [webhook] })), field, reason);
     }
+}
+
+#[test]
+fn pages_have_a_host_name_known_languages_and_colors_with_six_digits() {
+    let pages = |pages: Value| app(json!({ "pages": pages }));
+    assert_accepted(&APP, pages(json!({})));
+    assert_accepted(&APP, pages(json!({ "mode": "Disabled", "theme": { "light": {} }, "links": {}, "session": {} })));
+    assert_refused(&APP, pages(json!({ "mode": "On" })), "spec.pages.mode", "must be one of Disabled, Enabled");
+    let host = |host: &str| pages(json!({ "host": host }));
+    assert_accepted(&APP, host("login.shop.example.com"));
+    for wrong in ["localhost", "Login.example.com", "login.example.com:443", "192.0.2.1", "*.example.com"] {
+        assert_refused(&APP, host(wrong), "spec.pages.host", "must match");
+    }
+    let languages = |languages: Value| pages(json!({ "languages": languages }));
+    assert_accepted(&APP, languages(json!(["de", "en"])));
+    assert_refused(&APP, languages(json!(["fr"])), "spec.pages.languages[0]", "must be one of en, de");
+    assert_refused(&APP, languages(json!(["en", "en"])), "spec.pages.languages[1]", "is a duplicate");
+    for theme in ["light", "dark"] {
+        for color in ["accent", "background"] {
+            let theme_with = |value: &str| pages(json!({ "theme": { theme: { color: value } } }));
+            assert_accepted(&APP, theme_with("#1A56db"));
+            assert_refused(&APP, theme_with("#1a56d"), &format!("spec.pages.theme.{theme}.{color}"), "must match");
+        }
+    }
+    let logo = pages(json!({ "theme": { "logoRef": { "name": "brand" } } }));
+    assert_refused(&APP, logo, "spec.pages.theme.logoRef.key", "is required");
+}
+
+#[test]
+fn links_of_pages_are_https_and_the_link_to_help_can_be_mailto() {
+    let link = |name: &str, url: &str| app(json!({ "pages": { "links": { name: url } } }));
+    for name in ["home", "terms", "privacy", "support"] {
+        let field = format!("spec.pages.links.{name}");
+        assert_accepted(&APP, link(name, "https://shop.example.com/a#b"));
+        assert_refused(&APP, link(name, "http://shop.example.com"), &field, "use https");
+        assert_refused(&APP, link(name, "javascript:alert(1)"), &field, "use https");
+        assert_refused(&APP, link(name, "https://user@shop.example.com"), &field, "has user info");
+    }
+    assert_accepted(&APP, link("support", "mailto:help@shop.example.com?subject=Help"));
+    assert_refused(&APP, link("support", "mailto:help"), "spec.pages.links.support", "mailto: with an email address");
+    assert_refused(&APP, link("home", "mailto:help@shop.example.com"), "spec.pages.links.home", "use https");
+}
+
+#[test]
+fn the_idle_time_of_a_browser_session_is_within_its_lifetime() {
+    let app_with =
+        |idle: i32, life: i32| app(json!({ "pages": { "session": { "idleSeconds": idle, "lifetimeSeconds": life } } }));
+    assert_accepted(&APP, app_with(600, 600));
+    assert_refused(&APP, app_with(601, 600), "spec.pages.session.idleSeconds", "shorten it");
 }
 
 #[test]
@@ -554,7 +624,7 @@ fn no_rule_was_added_without_a_test() {
         let definition = serde_json::to_value(definition).unwrap();
         collect_messages(&definition, &mut messages);
     }
-    assert_eq!(messages.len(), 22, "{messages:#?}");
+    assert_eq!(messages.len(), 24, "{messages:#?}");
 }
 
 fn collect_messages(value: &Value, messages: &mut BTreeSet<String>) {

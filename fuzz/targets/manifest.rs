@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Fields of an App's manifest, each with valid, invalid and borderline values.
-const FIELDS: [(&str, &[&str]); 43] = [
+const FIELDS: [(&str, &[&str]); 49] = [
     ("/metadata/name", &["\"shop\"", "\"v1\"", "\"a.b\"", "\"\""]),
     ("/metadata/namespace", &["\"shop\"", "\"default\"", "7"]),
     ("/spec/appID", &["\"shop\"", "\"login\"", "\"healthz\"", "\"Shop\"", "null"]),
@@ -96,6 +96,30 @@ const FIELDS: [(&str, &[&str]); 43] = [
             "[{\"serviceAccount\":{\"namespace\":\"shop\",\"name\":\"admin\"},\"role\":\"UserAdmin\"}]",
             "[{\"serviceAccount\":{\"namespace\":\"shop\",\"name\":\"loader\"},\"role\":\"Importer\"}]",
             "[{\"role\":\"Nobody\"}]",
+        ],
+    ),
+    ("/spec/pages/mode", &["\"Enabled\"", "\"Enabled\"", "\"Disabled\"", "true"]),
+    ("/spec/pages/host", &["\"login.example.com\"", "\"auth.example.com\"", "\"192.0.2.1\"", "\"a\""]),
+    ("/spec/pages/languages", &["[]", "[\"de\"]", "[\"de\",\"en\"]", "[\"en\",\"en\"]", "[\"fr\"]"]),
+    (
+        "/spec/pages/theme",
+        &[
+            "{}",
+            "{\"mode\":\"Dark\",\"light\":{\"accent\":\"#000000\"}}",
+            "{\"light\":{\"accent\":\"#ffffff\"}}",
+            "{\"dark\":{\"background\":\"red\"}}",
+            "{\"logoRef\":{\"name\":\"mails\",\"key\":\"other\"}}",
+            "{\"logoRef\":{\"name\":\"mails\",\"key\":\"logo.svg\"}}",
+        ],
+    ),
+    ("/spec/pages/textsRef", &["{\"name\":\"mails\"}", "{\"name\":\"texts\"}", "{\"name\":\"gone\"}"]),
+    (
+        "/spec/pages/links",
+        &[
+            "{}",
+            "{\"home\":\"https://a.example/#b\",\"support\":\"mailto:a@b.example?c=d\"}",
+            "{\"terms\":\"javascript:a\"}",
+            "{\"support\":\"mailto:a\"}",
         ],
     ),
     ("/spec/unverifiedRetentionDays", &["0", "1", "30", "99999"]),
@@ -199,7 +223,7 @@ fn secret() -> Value {
 }
 
 fn config_map() -> Value {
-    let data = json!({ "confirm.txt": "{{ code }}", "reset.subject": "{{ nothing }}", "other": "x" });
+    let data = json!({ "confirm.txt": "{{ code }}", "reset.subject": "{{ nothing }}", "other": "x", "logo.svg": "<svg xmlns=\"http://www.w3.org/2000/svg\"/>" });
     json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "mails", "namespace": "shop" }, "data": data })
 }
 

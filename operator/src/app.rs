@@ -13,7 +13,7 @@ use crate::{
         finalizer::NextStep,
         keys::{acquire::acquire, policy::KeyPolicy},
         ownership::{OwnershipDecision, OwnershipFacts},
-        resolve::resolve,
+        resolve::{Ownership, resolve},
         rollout::roll_out,
         status::{
             Reconciled,
@@ -34,6 +34,7 @@ pub(crate) mod events;
 pub(crate) mod finalizer;
 pub(crate) mod keys;
 pub(crate) mod ownership;
+pub(crate) mod pages_host;
 pub(crate) mod publish;
 pub(crate) mod rate_limit;
 pub(crate) mod render;
@@ -67,6 +68,7 @@ pub(crate) async fn reconcile(guarded: Arc<DeserializeGuard<App>>, context: Arc<
     let old: AppStatus = context.written_statuses.latest(&app.metadata, app.status.clone());
     let result = run_steps(app, &old, &context).await;
     admission::release_reservations(app, &context);
+    pages_host::release(app, &context.objects);
     match result {
         Ok(reconciled) => write_outcome(app, &old, reconciled, &context).await,
         Err(Stop::Rejected { rejection, field_errors }) => {
@@ -84,7 +86,8 @@ async fn run_steps(app: &App, old: &AppStatus, context: &Context) -> Result<Reco
     let decision = facts.decide();
     let assumed = decision.assumed_ownership().ok_or(Stop::RETRY_SOON)?;
     let objects = gather::for_app(context, app).await?;
-    let validated = validate(&resolve(app.clone(), assumed, &objects), &context.settings)?;
+    let holds_pages_host = assumed == Ownership::Ours && pages_host::claim(app, &app_id, &context.objects);
+    let validated = validate(&resolve(app.clone(), assumed, holds_pages_host, &objects), &context.settings)?;
     let served = serve(app, old, facts, decision, &validated, context).await;
     served.map_err(|stop| stop.with_field_errors(&validated.field_errors))
 }
@@ -111,6 +114,7 @@ pub(crate) async fn report_panic(
     panicked: Panicked,
 ) -> Result<(), Error> {
     let Ok(app) = &guarded.0 else { return Ok(()) };
+    pages_host::release(app, &context.objects);
     let old: AppStatus = context.written_statuses.latest(&app.metadata, app.status.clone());
     let rejection = Rejection::new(Reason::InternalError, "", panicked.message());
     write_rejection(app, &old, rejection, Vec::new(), &context).await.map(drop)

@@ -44,8 +44,8 @@ pub(crate) struct SecretBytes(pub(crate) Vec<u8>);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConfigMapValues {
     pub(crate) text: BTreeMap<String, String>,
-    /// The keys under `binaryData`. A template must be under `data`, so these keys are only reported.
-    pub(crate) binary: Vec<String>,
+    /// The values under `binaryData`. Templates and texts must be under `data`, so these keys are only reported there.
+    pub(crate) binary: BTreeMap<String, Vec<u8>>,
 }
 
 /// The result of a lookup of one key of a Secret.

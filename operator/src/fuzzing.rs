@@ -14,11 +14,16 @@ use crate::{
         keys::KeyDocument,
         render::render,
         resolve::{Ownership, resolve},
-        validate::validate,
+        validate::{logo::media_type, validate},
     },
     facts::Settings,
     manifests::{Manifests, Schemas},
 };
+
+/// Returns the media type of a logo that is accepted.
+pub fn logo_media_type(logo: &[u8]) -> Option<&'static str> {
+    media_type(logo).ok()
+}
 
 /// Runs the steps of `latchkey-operator render` on one file.
 pub struct FuzzRenderer {
@@ -69,7 +74,7 @@ impl FuzzRenderer {
                 Some(app_id) if !used_app_ids.insert(app_id.clone()) => Ownership::Taken,
                 Some(_) | None => Ownership::Ours,
             };
-            let facts = resolve(app.clone(), ownership, &manifests);
+            let facts = resolve(app.clone(), ownership, true, &manifests);
             match validate(&facts, &self.settings) {
                 Ok(app) => {
                     rendered.rejected.extend(app.field_errors.iter().map(|error| error.message.clone()));

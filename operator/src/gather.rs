@@ -43,9 +43,9 @@ pub(crate) async fn for_app(context: &Context, app: &App) -> Result<GatheredObje
         let found = look_up_secret(context, &namespace, &name).await?;
         gathered.secrets.insert(name, found);
     }
-    if let Some(reference) = &app.spec.mail.templates_ref {
-        let found = look_up_config_map(context, &namespace, &reference.name).await?;
-        gathered.config_maps.insert(reference.name.clone(), found);
+    for name in app.spec.config_maps().collect::<BTreeSet<_>>() {
+        let found = look_up_config_map(context, &namespace, name).await?;
+        gathered.config_maps.insert(name.to_owned(), found);
     }
     Ok(gathered)
 }
@@ -77,7 +77,7 @@ async fn look_up_config_map(context: &Context, namespace: &str, name: &str) -> R
         None => Lookup::Missing,
         Some(map) => Lookup::Found(ConfigMapValues {
             text: map.data.unwrap_or_default(),
-            binary: map.binary_data.unwrap_or_default().into_keys().collect(),
+            binary: map.binary_data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0)).collect(),
         }),
     })
 }

@@ -136,6 +136,7 @@ mod tests {
             revision: Some(Revision::of(b"1")),
             namespace: "shop".into(),
             name: "store".into(),
+            pages_host: None,
             resource_version: "7".into(),
             uid: "1".into(),
             size: DocumentSize::default(),

@@ -2,7 +2,7 @@
 //! receive every change.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
 };
@@ -13,7 +13,7 @@ use latchkey_crds::{
         AppState, DeletedApp, DeletionProgress, DocumentHeader, FORMAT, Hello, LimitName, RejectedDocument,
         RenderedApp, Revision, RevisionChange, WebhookReport, Window,
     },
-    types::{AppId, WebhookName},
+    types::{AppId, HostName, WebhookName},
     webhook::WebhookState,
 };
 use parking_lot::Mutex;
@@ -62,6 +62,8 @@ pub struct Apps {
 struct ServedApps {
     parts: Vec<Arc<HashMap<AppId, Arc<App>>>>,
     count: usize,
+    /// The Apps with this own host of their pages. If several documents have one host, the smallest appID counts.
+    pages_hosts: Arc<HashMap<HostName, BTreeSet<AppId>>>,
 }
 
 /// What is reported to the operator besides the served revisions: rejected documents, pending deletions, and the states
@@ -215,7 +217,7 @@ impl RejectReason {
 
 impl Default for ServedApps {
     fn default() -> Self {
-        Self { parts: vec![Arc::default(); PARTS], count: 0 }
+        Self { parts: vec![Arc::default(); PARTS], count: 0, pages_hosts: Arc::default() }
     }
 }
 
@@ -235,18 +237,44 @@ impl ServedApps {
         self.parts.iter().flat_map(|part| part.iter())
     }
 
+    fn by_pages_host(&self, host: &str) -> Option<&Arc<App>> {
+        self.get(self.pages_hosts.get(host)?.first()?.as_str())
+    }
+
     /// Adds or replaces an App. If readers still share the part that contains the App, first copies this part. This
     /// happens at most once per part in one [`Apps::update`].
     fn insert(&mut self, id: &AppId, app: Arc<App>) {
-        if Arc::make_mut(&mut self.parts[Self::part_index(id.as_str())]).insert(id.clone(), app).is_none() {
-            self.count += 1;
-        }
+        let host = app.pages_host().cloned();
+        let before = Arc::make_mut(&mut self.parts[Self::part_index(id.as_str())]).insert(id.clone(), app);
+        self.count += usize::from(before.is_none());
+        self.replace_pages_host(id, before.and_then(|before| before.pages_host().cloned()), host);
     }
 
     fn remove(&mut self, id: &AppId) -> Option<Arc<App>> {
         self.get(id.as_str())?;
         self.count -= 1;
-        Arc::make_mut(&mut self.parts[Self::part_index(id.as_str())]).remove(id)
+        let removed = Arc::make_mut(&mut self.parts[Self::part_index(id.as_str())]).remove(id);
+        self.replace_pages_host(id, removed.as_ref().and_then(|app| app.pages_host().cloned()), None);
+        removed
+    }
+
+    /// Copies the index only if the host of the App changes, which is rare.
+    fn replace_pages_host(&mut self, id: &AppId, before: Option<HostName>, now: Option<HostName>) {
+        if before == now {
+            return;
+        }
+        let hosts = Arc::make_mut(&mut self.pages_hosts);
+        if let Some(host) = before
+            && let Some(apps) = hosts.get_mut(&host)
+        {
+            apps.remove(id);
+            if apps.is_empty() {
+                hosts.remove(&host);
+            }
+        }
+        if let Some(host) = now {
+            hosts.entry(host).or_default().insert(id.clone());
+        }
     }
 }
 
@@ -303,6 +331,18 @@ impl Apps {
     /// Returns the App with this appID, if it is served.
     pub fn get(&self, id: &str) -> Option<Arc<App>> {
         self.serving.load().get(id).cloned()
+    }
+
+    /// The App whose pages have this own host, in lower case and without port (specification: Hosted pages, Own host).
+    pub fn get_by_pages_host(&self, host: &str) -> Option<Arc<App>> {
+        self.serving.load().by_pages_host(host).cloned()
+    }
+
+    /// The own host of the App's pages, unless an App with a smaller appID has the same host.
+    pub fn held_pages_host<'a>(&self, app: &'a App) -> Option<&'a HostName> {
+        let host = app.pages_host()?;
+        let holder = self.get_by_pages_host(host.as_str())?;
+        (holder.id() == app.id()).then_some(host)
     }
 
     pub fn len(&self) -> usize {
@@ -755,8 +795,12 @@ mod tests {
     use std::time::Duration;
 
     use latchkey_crds::{
+        pages::{PageLinks, ThemeMode},
         refs::ServiceAccountRef,
-        rendered::{DELETED_APP_FORMAT, RenderedDelivery, RenderedFirebaseScrypt, RenderedWebhook, SecretString},
+        rendered::{
+            DELETED_APP_FORMAT, RenderedColors, RenderedDelivery, RenderedFirebaseScrypt, RenderedPages,
+            RenderedPagesSession, RenderedTheme, RenderedWebhook, SecretString,
+        },
     };
 
     use super::*;
@@ -837,6 +881,61 @@ mod tests {
         assert_eq!(text.strong_count(), 1);
         apps.put(&"app0".parse().unwrap(), &fixtures::rendered("app0").to_bytes());
         assert_eq!(text.strong_count(), 0);
+    }
+
+    fn with_pages_host(id: &str, host: Option<&str>) -> Vec<u8> {
+        let mut doc = fixtures::rendered(id);
+        let colors = || RenderedColors { accent: "#1a56db".parse().unwrap(), background: "#ffffff".parse().unwrap() };
+        doc.pages = Some(Box::new(RenderedPages {
+            host: host.map(|host| host.parse().unwrap()),
+            languages: vec!["en".to_owned()],
+            theme: RenderedTheme { mode: ThemeMode::Auto, light: colors(), dark: colors(), logo: None },
+            texts: BTreeMap::new(),
+            links: PageLinks::default(),
+            session: RenderedPagesSession { idle_seconds: 43_200, lifetime_seconds: 1_209_600 },
+        }));
+        doc.to_bytes()
+    }
+
+    #[test]
+    fn an_app_is_found_by_the_own_host_of_its_pages() {
+        let apps = Apps::default();
+        let found = |host: &str| apps.get_by_pages_host(host).map(|app| app.id().to_string());
+        let put = |id: &str, host: Option<&str>| apps.put(&id.parse().unwrap(), &with_pages_host(id, host));
+        apps.put(&id(), &fixtures::rendered("shop").to_bytes());
+        assert!(apps.get("shop").unwrap().pages.is_none());
+        put("shop", None);
+        assert_eq!((found("login.example.com"), found("")), (None, None));
+        put("shop", Some("login.example.com"));
+        assert_eq!(found("login.example.com").as_deref(), Some("shop"));
+        assert_eq!((found("Login.example.com"), found("login.example")), (None, None));
+        // Another document of the App replaces its host.
+        put("shop", Some("id.example.com"));
+        assert_eq!((found("login.example.com"), found("id.example.com").as_deref()), (None, Some("shop")));
+        // A document that is rejected changes nothing.
+        apps.put(&id(), b"{");
+        assert_eq!(found("id.example.com").as_deref(), Some("shop"));
+        apps.remove(&id());
+        assert_eq!(found("id.example.com"), None);
+        assert!(apps.serving.load().pages_hosts.is_empty());
+    }
+
+    #[test]
+    fn of_two_documents_with_one_host_the_smaller_app_id_counts() {
+        for order in [["alpha", "beta"], ["beta", "alpha"]] {
+            let apps = Apps::default();
+            let found = || apps.get_by_pages_host("login.example.com").unwrap().id().to_string();
+            for id in order {
+                apps.put(&id.parse().unwrap(), &with_pages_host(id, Some("login.example.com")));
+            }
+            assert_eq!(found(), "alpha");
+            apps.put(&"alpha".parse().unwrap(), &with_pages_host("alpha", None));
+            assert_eq!(found(), "beta");
+            apps.put(&"alpha".parse().unwrap(), &with_pages_host("alpha", Some("login.example.com")));
+            assert_eq!(found(), "alpha");
+            apps.remove(&"alpha".parse().unwrap());
+            assert_eq!(found(), "beta");
+        }
     }
 
     #[test]

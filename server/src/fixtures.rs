@@ -8,10 +8,13 @@ use aws_lc_rs::{
     signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair},
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
-use latchkey_crds::rendered::{
-    AppState, BrowserBinding, CallbackMode, EnumerationProtection, FORMAT, HmacKey, KeyState, LimitName,
-    PasswordPolicy, RenderedApp, RenderedKeys, RenderedMail, RenderedSmtp, RenderedTokens, Revision, SecretString,
-    SignUp, SigningAlgorithm, SigningKey,
+use latchkey_crds::{
+    pages::{PageLinks, ThemeMode},
+    rendered::{
+        AppState, BrowserBinding, CallbackMode, EnumerationProtection, FORMAT, HmacKey, KeyState, LimitName,
+        PasswordPolicy, RenderedApp, RenderedColors, RenderedKeys, RenderedMail, RenderedPages, RenderedPagesSession,
+        RenderedSmtp, RenderedTheme, RenderedTokens, Revision, SecretString, SignUp, SigningAlgorithm, SigningKey,
+    },
 };
 
 use crate::domain::app::App;
@@ -66,6 +69,7 @@ pub(crate) fn rendered(id: &str) -> RenderedApp {
         administrators: Vec::new(),
         importers: Vec::new(),
         webhooks: Vec::new(),
+        pages: None,
         unverified_retention_days: 30,
         audit_retention_days: 365,
         providers: Vec::new(),
@@ -74,6 +78,27 @@ pub(crate) fn rendered(id: &str) -> RenderedApp {
             hmac: vec![hmac_key("h1", 1, KeyState::Active)],
         },
     }
+}
+
+/// Builds the pages of an App in English and German, without an own host.
+pub(crate) fn pages() -> Box<RenderedPages> {
+    let colors = |accent: &str, background: &str| RenderedColors {
+        accent: accent.parse().unwrap(),
+        background: background.parse().unwrap(),
+    };
+    Box::new(RenderedPages {
+        host: None,
+        languages: vec!["en".to_owned(), "de".to_owned()],
+        theme: RenderedTheme {
+            mode: ThemeMode::Auto,
+            light: colors("#1a56db", "#ffffff"),
+            dark: colors("#8ab4f8", "#121212"),
+            logo: None,
+        },
+        texts: BTreeMap::new(),
+        links: PageLinks::default(),
+        session: RenderedPagesSession { idle_seconds: 43_200, lifetime_seconds: 1_209_600 },
+    })
 }
 
 pub(crate) fn app(doc: RenderedApp) -> App {

@@ -18,6 +18,7 @@ pub mod mail;
 pub mod memory;
 pub mod outbound;
 pub mod ownership;
+pub mod pages;
 pub mod providers;
 pub mod retention;
 pub mod settings;

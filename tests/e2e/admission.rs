@@ -193,6 +193,25 @@ fn full_app() -> Value {
                 "pull": { "serviceAccount": { "namespace": "shop", "name": "sync" } },
             },
         ],
+        "pages": {
+            "mode": "Enabled",
+            "host": "login.shop.example.com",
+            "languages": ["en", "de"],
+            "theme": {
+                "mode": "Auto",
+                "light": { "accent": "#1a56db", "background": "#ffffff" },
+                "dark": { "accent": "#8ab4f8", "background": "#121212" },
+                "logoRef": { "name": "brand", "key": "logo.svg" },
+            },
+            "textsRef": { "name": "shop-texts" },
+            "links": {
+                "home": "https://shop.example.com",
+                "terms": "https://shop.example.com/terms",
+                "privacy": "https://shop.example.com/privacy",
+                "support": "mailto:help@shop.example.com",
+            },
+            "session": { "idleSeconds": 300, "lifetimeSeconds": 63_072_000 },
+        },
         "unverifiedRetentionDays": 30,
         "auditRetentionDays": 365,
         "deletionPolicy": "Delete",
@@ -396,6 +415,16 @@ fn rule_violations() -> Vec<(Value, &'static str, &'static str)> {
             "set exactly one of push, pull",
         ),
         (app(json!({ "tokens": tokens })), "spec.tokens.refreshIdleSeconds", "refreshIdleSeconds is longer"),
+        (
+            app(json!({ "pages": { "session": { "idleSeconds": 601, "lifetimeSeconds": 600 } } })),
+            "spec.pages.session.idleSeconds",
+            "idleSeconds is longer",
+        ),
+        (
+            app(json!({ "pages": { "links": { "support": "mailto:help" } } })),
+            "spec.pages.links.support",
+            "use https, or mailto: with an email address",
+        ),
         (provider(json!({})), "spec", "set exactly one of google, apple"),
         (provider(json!({ "google": client(), "github": client() })), "spec", "set exactly one of google, apple"),
         (oidc("http://id.example.com"), "spec.oidc.issuer", "use https"),
@@ -493,6 +522,10 @@ async fn the_largest_app_is_accepted() {
             webhook
         })
         .collect();
+    largest["spec"]["pages"]["host"] = json!(host(0));
+    for (index, link) in largest["spec"]["pages"]["links"].as_object_mut().unwrap().values_mut().enumerate() {
+        *link = json!(url(index, 2048));
+    }
     for limit in largest["spec"]["limits"].as_object_mut().unwrap().values_mut() {
         *limit = windows.clone();
     }
@@ -536,13 +569,14 @@ async fn an_app_id_cannot_change() {
 #[tokio::test]
 async fn enums_get_their_defaults_and_numbers_do_not() {
     let admission = AdmissionTest::start().await;
-    let created = admission.create(&app(json!({ "tokens": {} }))).await;
+    let created = admission.create(&app(json!({ "tokens": {}, "pages": { "theme": {} } }))).await;
     let expected = json!({
         "signUp": "Open",
         "enumerationProtection": "Strict",
         "browserBinding": "Auto",
         "callbackMode": "Query",
         "tokens": { "signingAlgorithm": "ES256" },
+        "pages": { "mode": "Disabled", "theme": { "mode": "Auto" } },
         "deletionPolicy": "Retain",
     });
     assert_eq!(created["spec"], expected);

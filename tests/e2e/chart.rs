@@ -163,6 +163,10 @@ async fn the_refusal_of_an_unknown_or_wrong_value_names_the_value() {
         ("service.type=ExternalName", "/service/type"),
         ("trustedProxies[0]=proxy.example.com", "/trustedProxies/0"),
         ("httpRoute.enabled=true", "/httpRoute"),
+        ("httpRoute.extraHostnames[0]=Login.example.com", "/httpRoute/extraHostnames/0"),
+        ("httpRoute.referenceGrant.namespace=shop", "namespace"),
+        ("ingress.extraHosts[0].tlsSecret=login", "/ingress/extraHosts/0"),
+        ("ingress.extraHosts[0].host=*.example.com", "/ingress/extraHosts/0/host"),
         ("tracing.url=http://collector:4318", "url"),
         ("tracing.endpoint=collector:4318", "/tracing/endpoint"),
         ("tracing.samplerArgument=2", "/tracing/samplerArgument"),
@@ -364,7 +368,55 @@ async fn the_chart_renders_no_secret() {
 }
 
 #[tokio::test]
-async fn the_sample_policy_restricts_app_ids_and_loose_limits() {
+async fn an_ingress_routes_the_own_hosts_of_pages_to_the_public_api() {
+    let plain = render(&["--set", "ingress.enabled=true"]).await.unwrap();
+    assert_eq!(objects_of_kind(&plain, "Ingress")[0]["spec"]["rules"].as_array().unwrap().len(), 1);
+    let hosts = "ingress.extraHosts[0].host=login.a.example,ingress.extraHosts[0].tlsSecret=login-a,\
+                 ingress.extraHosts[1].host=login.b.example";
+    let objects = render(&["--set", "ingress.enabled=true,ingress.tlsSecret=main", "--set", hosts]).await.unwrap();
+    let spec = &objects_of_kind(&objects, "Ingress")[0]["spec"];
+    let [base, first, second] = &spec["rules"].as_array().unwrap()[..] else { panic!("{spec:#}") };
+    assert_eq!((&first["host"], &second["host"]), (&json!("login.a.example"), &json!("login.b.example")));
+    for rule in [first, second] {
+        assert_eq!(rule["http"], base["http"], "the backend is the public API");
+    }
+    let expected = json!([
+        { "hosts": [base["host"]], "secretName": "main" },
+        { "hosts": ["login.a.example"], "secretName": "login-a" },
+        { "hosts": ["login.b.example"] },
+    ]);
+    assert_eq!(spec["tls"], expected);
+}
+
+#[tokio::test]
+async fn an_http_route_has_the_own_hosts_of_pages_and_other_namespaces_can_route_only_to_the_public_api() {
+    let parent = "httpRoute.enabled=true,httpRoute.parentRefs[0].name=gateway";
+    let plain = render(&["--set", parent]).await.unwrap();
+    let hostnames = |objects: &[Value]| objects_of_kind(objects, "HTTPRoute")[0]["spec"]["hostnames"].clone();
+    assert_eq!(hostnames(&plain).as_array().unwrap().len(), 1);
+    assert!(objects_of_kind(&plain, "ReferenceGrant").is_empty());
+    let extra = "httpRoute.extraHostnames={login.a.example,login.b.example}";
+    let objects = render(&["--set", parent, "--set", extra]).await.unwrap();
+    let base_host = hostnames(&plain)[0].clone();
+    assert_eq!(hostnames(&objects), json!([base_host, "login.a.example", "login.b.example"]));
+
+    // Teams can have HTTPRoutes of their own, without that of the chart.
+    let objects = render(&["--set", "httpRoute.referenceGrant.namespaces={shop,blog}"]).await.unwrap();
+    assert!(objects_of_kind(&objects, "HTTPRoute").is_empty());
+    let grants = objects_of_kind(&objects, "ReferenceGrant");
+    let from =
+        |namespace: &str| json!({ "group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "namespace": namespace });
+    assert_eq!(grants[0]["spec"]["from"], json!([from("shop"), from("blog")]));
+    let service = json!([{ "group": "", "kind": "Service", "name": "latchkey-server" }]);
+    assert_eq!((grants.len(), &grants[0]["spec"]["to"]), (1, &service));
+    let services = objects_of_kind(&objects, "Service");
+    let granted = services.iter().find(|service| service["metadata"]["name"] == "latchkey-server").unwrap();
+    let ports: Vec<_> = granted["spec"]["ports"].as_array().unwrap().iter().map(|port| &port["targetPort"]).collect();
+    assert_eq!(ports, ["http"], "neither the administration API nor the operations port");
+}
+
+#[tokio::test]
+async fn the_sample_policy_restricts_app_ids_hosts_of_pages_and_loose_limits() {
     let cluster = TestCluster::shared().await;
     let client = cluster.admin().await;
     let namespace = cluster.plane().namespace("policy").await.unwrap();
@@ -395,15 +447,24 @@ async fn the_sample_policy_restricts_app_ids_and_loose_limits() {
     assert!(error.contains("loginFailuresPerClient is looser"), "{error}");
     dry_run_app(&own.clone().limit("loginFailuresPerClient", &[(1000, 86_400), (5, 900)])).await.unwrap();
     dry_run_app(&own.clone().limit("codesPerClient", &[(11, 60)])).await.unwrap_err();
+    let with_host = own.clone().set("/pages/host", "login.shop.example.com");
+    let error = dry_run_app(&with_host).await.unwrap_err();
+    assert!(error.contains("cannot have the host login.shop.example.com"), "{error}");
+    dry_run_app(&own.clone().set("/pages/mode", "Enabled")).await.unwrap();
 
     let allowed = json!({ "metadata": {
-        "annotations": { "latchkey.dev/app-ids": format!("elsewhere, {}", other.id()) },
+        "annotations": {
+            "latchkey.dev/app-ids": format!("elsewhere, {}", other.id()),
+            "latchkey.dev/pages-hosts": "login.example.com, login.shop.example.com",
+        },
         "labels": { "latchkey.dev/loose-limits": "allowed" },
     } });
     let namespaces: Api<Namespace> = Api::all(client.clone());
     namespaces.patch(&namespace, &PatchParams::default(), &Patch::Merge(allowed)).await.unwrap();
     latchkey_tests::eventually_ok("the namespace's annotation takes effect", LIMIT, || dry_run_app(&other)).await;
     latchkey_tests::eventually_ok("the namespace's label takes effect", LIMIT, || dry_run_app(&loose)).await;
+    dry_run_app(&with_host).await.unwrap();
+    dry_run_app(&own.set("/pages/host", "login.other.example.com")).await.unwrap_err();
 }
 
 // --- Metrics

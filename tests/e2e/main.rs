@@ -38,6 +38,7 @@ mod mail_faults;
 mod mails;
 mod make_run;
 mod operator;
+mod pages;
 mod provider_down;
 mod providers;
 mod redis_deployments;

@@ -8,6 +8,7 @@ mod faults;
 mod helpers;
 mod keys;
 mod leader;
+mod pages;
 mod permissions;
 mod quota;
 mod reachable;

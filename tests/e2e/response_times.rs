@@ -16,8 +16,8 @@
 //!
 //! The test reports a difference only if the whole interval is beyond the bound. If the times differ by no more than
 //! the bound, a false report has a probability of at most `MAX_ERROR_PROBABILITY` on each of the two sides, in each
-//! evaluation. There are at most thirteen comparisons with at most three evaluations each. So the probability of a
-//! false alarm in a run is at most 2 · 10⁻⁷ · 13 · 3 = 7.8 · 10⁻⁶, one in 128,000.
+//! evaluation. There are at most eighteen comparisons with at most three evaluations each. So the probability of a
+//! false alarm in a run is at most 2 · 10⁻⁷ · 18 · 3 = 1.08 · 10⁻⁵, one in 92,000.
 //!
 //! A comparison can end undecided: after the last evaluation, a part of the interval is still beyond the bound. The test
 //! then fails if the median of `d` is beyond 1 ms and beyond 2 % of the response time. On a busy machine, chance alone can
@@ -42,6 +42,7 @@ use http::StatusCode;
 use latchkey_tests::{
     builders::{App, Webhook},
     client::unique_client_address,
+    page_browser::PageBrowser,
     passwords::{PASSWORD, WRONG_PASSWORD},
     raw_connection::{RawConnection, RawResponse},
     stack::Stack,
@@ -68,7 +69,7 @@ const MAX_EVALUATIONS: usize = 3;
 /// A comparison that has taken longer than this ends undecided, unless it is blurred or its median is beyond the bound: on
 /// a busy machine, more pairs do not help.
 const LONG_COMPARISON: Duration = Duration::from_secs(12);
-const MAX_COMPARISONS: usize = 13;
+const MAX_COMPARISONS: usize = 18;
 /// Number of pairs that is enough to find a difference as great as the time of a hash.
 const DIFFERENCE_PAIRS: usize = 60;
 /// Pause between requests that cause mails. The server sends a mail after the response, and this must not slow the next
@@ -108,7 +109,7 @@ enum Verdict {
 /// One comparison. `known` and `unknown` make the request bodies for the known and for the unknown address of a pair.
 struct Comparison<'a> {
     what: &'a str,
-    /// The path below `/v1/{APPID}/`.
+    /// The path below `/v1/{APPID}/`. A hosted page has a slash and its path below `/{APPID}/`.
     operation: &'a str,
     /// The access token, if the request needs one.
     token: Option<&'a str>,
@@ -127,6 +128,8 @@ struct TimingTest {
     /// An App whose webhooks report new users.
     app_with_webhooks: App,
     connection: RawConnection,
+    /// The browser that sends the forms of pages: its cookies, and the field `csrf`.
+    browser: (String, String),
     rng: StdRng,
     hash_ms: f64,
     pairs: usize,
@@ -227,10 +230,15 @@ fn with_webhooks(app: App) -> App {
 
 impl TimingTest {
     async fn new() -> Self {
-        let (app, app_with_webhooks) = (unlimited_app("like"), with_webhooks(unlimited_app("hook")));
+        let (app, app_with_webhooks) =
+            (unlimited_app("like").set("/pages/mode", "Enabled"), with_webhooks(unlimited_app("hook")));
         let stack = Stack::builder().app(&app).app(&app_with_webhooks).start().await;
         let connection =
             RawConnection::connect(stack.server().public, unique_client_address()).await.expect("the server accepts");
+        let mut browser = PageBrowser::new(stack.client());
+        let page = format!("/{}/forgot", app.id());
+        let csrf = browser.open(&page).await.form(&page).value("csrf").to_owned();
+        let cookies: Vec<String> = browser.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let pairs = env::var("LATCHKEY_RESPONSE_TIME_PAIRS").ok();
         let pairs = pairs.map_or(PAIRS, |pairs| pairs.parse().expect("LATCHKEY_RESPONSE_TIME_PAIRS is a number"));
         Self {
@@ -238,6 +246,7 @@ impl TimingTest {
             app,
             app_with_webhooks,
             connection,
+            browser: (cookies.join("; "), csrf),
             rng: StdRng::from_rng(&mut rand::rng()),
             hash_ms: measure_hash_ms(),
             pairs,
@@ -276,15 +285,27 @@ impl TimingTest {
 
     fn send(&mut self, comparison: &Comparison<'_>, body: &Value) -> RawResponse {
         let path = format!("v1/{}/{}", self.app.id(), comparison.operation);
-        let body = body.to_string();
+        let (text, form) = (body.to_string(), self.form(body));
         std::thread::sleep(comparison.pause);
-        let reply = match comparison.token {
-            None => self.connection.post(&path, &body),
-            Some(token) => self.connection.post_as(token, &path, &body),
+        let reply = match (comparison.operation.strip_prefix('/'), comparison.token) {
+            (Some(page), _) => {
+                let path = format!("{}/{page}", self.app.id());
+                self.connection.post_form(&path, &self.browser.0, &form)
+            }
+            (None, None) => self.connection.post(&path, &text),
+            (None, Some(token)) => self.connection.post_as(token, &path, &text),
         };
         let reply = reply.expect("the server responds");
         assert_eq!(reply.status, comparison.status, "{}: {}", comparison.what, reply.body);
         reply
+    }
+
+    /// The fields as a form of the browser.
+    fn form(&self, fields: &Value) -> String {
+        let fields = fields.as_object().into_iter().flatten();
+        let pairs = fields.map(|(name, value)| (name.as_str(), value.as_str().unwrap_or_default()));
+        let mut form = url::form_urlencoded::Serializer::new(String::new());
+        form.extend_pairs(pairs).append_pair("csrf", &self.browser.1).finish()
     }
 
     fn measure_pairs(&mut self, comparison: &mut Comparison<'_>, count: usize) -> Vec<Pair> {
@@ -396,8 +417,9 @@ fn shape(reply: &RawResponse) -> (u16, Vec<String>, Vec<String>, usize) {
     let mut headers: Vec<String> =
         reply.head.lines().skip(1).filter_map(|line| Some(line.split_once(':')?.0.to_ascii_lowercase())).collect();
     headers.sort_unstable();
-    let body: Value = serde_json::from_str(&reply.body).expect("a response is JSON");
-    let fields = body.as_object().expect("a response is an object").keys().cloned().collect();
+    // The body of a page is not JSON.
+    let body: Value = serde_json::from_str(&reply.body).unwrap_or_default();
+    let fields = body.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect();
     (reply.status, headers, fields, reply.body.len())
 }
 
@@ -457,6 +479,28 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
         status: 400,
         pause: Duration::ZERO,
     });
+
+    let register = |email: &str| json!({ "name": "Ada Lovelace", "email": email, "password": WRONG_PASSWORD });
+    type Fields = fn(&str) -> Value;
+    let pages: [(&str, &str, Fields, u16, Duration); 5] = [
+        ("page login", "/login", login, 401, Duration::ZERO),
+        ("page register, verified", "/register", register, 303, MAIL_PAUSE),
+        ("page register, unverified", "/register", register, 303, MAIL_PAUSE),
+        ("page forgot", "/forgot", forgot, 303, MAIL_PAUSE),
+        ("page reset", "/reset", reset, 400, Duration::ZERO),
+    ];
+    for (what, operation, fields, status, pause) in pages {
+        let known = if what.ends_with("unverified") { &unverified } else { &verified };
+        timing.expect_alike(Comparison {
+            what,
+            operation,
+            token: None,
+            known: Box::new(move || fields(known)),
+            unknown: Box::new(move || fields(&TimingTest::new_address())),
+            status,
+            pause,
+        });
+    }
 
     // A request to change to the address of another account takes the same time as a request to change to a new
     // address.

@@ -36,6 +36,7 @@ mod accounts;
 mod administration;
 mod apps;
 mod audit;
+mod browser_sessions;
 mod codes;
 mod faults;
 mod flows;
@@ -54,7 +55,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A time without a fraction that Postgres would round.
 const REQUESTED_AT: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
 
-/// The hashing pool. The tests of the store layer hash nothing, so they can share it.
+/// The hashing pool. All tests share it, because they hash little.
 static HASHING: LazyLock<HashingPool> =
     LazyLock::new(|| HashingPool::start(HashingOptions::default(), &mut Registry::default()));
 

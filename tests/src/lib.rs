@@ -19,6 +19,7 @@ pub mod mail;
 pub mod mock_provider;
 pub mod nginx;
 pub mod otlp;
+pub mod page_browser;
 pub mod passwords;
 pub mod postgres;
 pub mod process;

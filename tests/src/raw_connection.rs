@@ -49,18 +49,25 @@ impl RawConnection {
 
     /// Sends a POST request with JSON and reads the whole response.
     pub fn post(&mut self, path: &str, body: &str) -> Result<RawResponse> {
-        self.post_with(path, "", body)
+        self.post_with(path, "Content-Type: application/json\r\n", body)
     }
 
     /// Like [`Self::post`], but with an access token.
     pub fn post_as(&mut self, token: &str, path: &str, body: &str) -> Result<RawResponse> {
-        self.post_with(path, &format!("Authorization: Bearer {token}\r\n"), body)
+        let headers = format!("Content-Type: application/json\r\nAuthorization: Bearer {token}\r\n");
+        self.post_with(path, &headers, body)
+    }
+
+    /// Sends a form with cookies and reads the whole response.
+    pub fn post_form(&mut self, path: &str, cookies: &str, body: &str) -> Result<RawResponse> {
+        let headers = format!("Content-Type: application/x-www-form-urlencoded\r\nCookie: {cookies}\r\n");
+        self.post_with(path, &headers, body)
     }
 
     fn post_with(&mut self, path: &str, headers: &str, body: &str) -> Result<RawResponse> {
         let path = path.trim_start_matches('/');
         let request = format!(
-            "POST /{path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{headers}\r\n{body}",
+            "POST /{path} HTTP/1.1\r\nHost: {}\r\nContent-Length: {}\r\n{headers}\r\n{body}",
             self.server,
             body.len()
         );

@@ -1188,6 +1188,8 @@ export interface components {
             id: string;
             /** @description The IP address from which it was opened. */
             ip: string;
+            /** @description `browser` for a browser that is logged in to the pages. Omitted for a session of the App. */
+            kind?: string | null;
             /**
              * Format: int64
              * @description Unix seconds; updated by each refresh, and by other uses at most once per minute.

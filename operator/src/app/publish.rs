@@ -8,7 +8,8 @@ use kube::{
 };
 use latchkey_crds::{
     names::{
-        FIELD_MANAGER, NAME_ANNOTATION, NAMESPACE_ANNOTATION, RENDERED_APP_KEY, RENDERED_APP_TYPE, rendered_app_secret,
+        FIELD_MANAGER, NAME_ANNOTATION, NAMESPACE_ANNOTATION, PAGES_HOST_ANNOTATION, RENDERED_APP_KEY,
+        RENDERED_APP_TYPE, rendered_app_secret,
     },
     types::AppId,
 };
@@ -30,6 +31,7 @@ pub(crate) fn is_published(context: &Context, owner: DocumentOwner<'_>, rendered
         published.revision.as_ref() == Some(&rendered.revision)
             && published.namespace == owner.namespace
             && published.name == owner.name
+            && published.pages_host == rendered.pages_host
     })
 }
 
@@ -37,13 +39,17 @@ pub(crate) fn is_published(context: &Context, owner: DocumentOwner<'_>, rendered
 pub(crate) async fn publish(context: &Context, owner: DocumentOwner<'_>, rendered: &Rendered) -> Result<(), Error> {
     let name = rendered_app_secret(owner.app_id);
     let api = context.install_secrets();
+    let mut annotations = json!({ NAMESPACE_ANNOTATION: owner.namespace, NAME_ANNOTATION: owner.name });
+    if let Some(host) = &rendered.pages_host {
+        annotations[PAGES_HOST_ANNOTATION] = json!(host);
+    }
     let secret = json!({
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
             "name": name,
             "labels": { "app.kubernetes.io/managed-by": FIELD_MANAGER, "app.kubernetes.io/part-of": "latchkey" },
-            "annotations": { NAMESPACE_ANNOTATION: owner.namespace, NAME_ANNOTATION: owner.name },
+            "annotations": annotations,
         },
         "type": RENDERED_APP_TYPE,
         "data": { RENDERED_APP_KEY: STANDARD.encode(&rendered.bytes) },
@@ -59,8 +65,13 @@ pub(crate) async fn publish(context: &Context, owner: DocumentOwner<'_>, rendere
         result => result,
     };
     let published = published.map_err(Error::api("publish the rendered App"))?;
+    let host_before = context.objects.published.get(&name).and_then(|app| app.pages_host);
     if let Some(app) = PublishedApp::from_secret(&published) {
         context.objects.published.record_write(&name, app);
+    }
+    // The watch reports no change after this write, so the Apps that wait for the host are queued here.
+    if let Some(host) = host_before.filter(|host| rendered.pages_host.as_ref() != Some(host)) {
+        context.reconcile_queue.enqueue_apps_with_pages_host(&context.objects, &host);
     }
     context.metrics.record_publish();
     Ok(())

@@ -1,7 +1,10 @@
 //! Renders the document that servers read, from a validated App and its keys. Pure: the same input gives the same
 //! bytes.
 
-use latchkey_crds::rendered::{AppState, DeletedApp, MAX_DOCUMENT_SIZE, RenderedApp, RenderedKeys, Revision};
+use latchkey_crds::{
+    rendered::{AppState, DeletedApp, MAX_DOCUMENT_SIZE, RenderedApp, RenderedKeys, Revision},
+    types::HostName,
+};
 
 use crate::app::{keys::KeyDocument, validate::ValidatedApp};
 
@@ -9,6 +12,8 @@ use crate::app::{keys::KeyDocument, validate::ValidatedApp};
 pub(crate) struct Rendered {
     pub(crate) bytes: Vec<u8>,
     pub(crate) revision: Revision,
+    /// The own host of the pages, which is also in an annotation of the Secret.
+    pub(crate) pages_host: Option<HostName>,
 }
 
 /// The document is larger than servers accept.
@@ -18,6 +23,9 @@ pub(crate) struct TooLarge;
 
 /// Returns the lowest format that has everything that this App uses, and the field that needs this format.
 pub(crate) fn needed_format(app: &ValidatedApp) -> (u32, &'static str) {
+    if app.pages.is_some() {
+        return (3, "spec.pages");
+    }
     if !app.webhooks.is_empty() {
         return (2, "spec.webhooks");
     }
@@ -60,6 +68,7 @@ pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument) -> Rendered {
         administrators: app.administrators.clone(),
         importers: app.importers.clone(),
         webhooks: app.webhooks.clone(),
+        pages: app.pages.clone().map(Box::new),
         unverified_retention_days: app.unverified_retention_days,
         audit_retention_days: app.audit_retention_days,
         providers: app.providers.clone(),
@@ -70,14 +79,14 @@ pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument) -> Rendered {
     };
     let bytes = document.to_bytes();
     let revision = Revision::of(&bytes);
-    Rendered { bytes, revision }
+    Rendered { bytes, revision, pages_host: document.pages.and_then(|pages| pages.host) }
 }
 
 /// Renders the document of an App that is no longer served.
 pub(crate) fn render_unserved(app: &DeletedApp) -> Rendered {
     let bytes = app.to_bytes();
     let revision = Revision::of(&bytes);
-    Rendered { bytes, revision }
+    Rendered { bytes, revision, pages_host: None }
 }
 
 // === impl Rendered ===

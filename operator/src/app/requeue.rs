@@ -9,3 +9,6 @@ pub(crate) const RETRY_SOON: Duration = Duration::from_millis(500);
 /// The wait while the byte quota delays a requested rotation. Key transitions that become due during the wait are also
 /// delayed until its end.
 pub(crate) const QUOTA_RETRY: Duration = Duration::from_secs(10 * 60);
+/// The wait while another App has the own host of the pages. Events report almost every change that frees a host; an
+/// older App that is no longer accepted causes no event.
+pub(crate) const HOST_RETRY: Duration = Duration::from_secs(10 * 60);

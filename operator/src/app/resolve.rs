@@ -21,6 +21,12 @@ pub(crate) struct AppFacts {
     pub(crate) webhook_secrets: Vec<Option<Lookup<SecretValues>>>,
     /// The ConfigMap that `spec.mail.templatesRef` references. `None`: the field is not set.
     pub(crate) templates: Option<Lookup<ConfigMapValues>>,
+    /// Whether the App can have `spec.pages.host`.
+    pub(crate) holds_pages_host: bool,
+    /// The ConfigMap that `spec.pages.theme.logoRef` references. `None`: the field is not set, or there are no pages.
+    pub(crate) logo: Option<Lookup<ConfigMapValues>>,
+    /// The ConfigMap that `spec.pages.textsRef` references. `None`: the field is not set, or there are no pages.
+    pub(crate) texts: Option<Lookup<ConfigMapValues>>,
 }
 
 /// Who owns the appID that an App claims.
@@ -35,7 +41,7 @@ pub(crate) enum Ownership {
     Reserved,
 }
 
-pub(crate) fn resolve(app: App, ownership: Ownership, source: &impl ObjectSource) -> AppFacts {
+pub(crate) fn resolve(app: App, ownership: Ownership, holds_pages_host: bool, source: &impl ObjectSource) -> AppFacts {
     let namespace = app.metadata.namespace.as_deref().unwrap_or_default();
     let providers = app
         .spec
@@ -51,6 +57,21 @@ pub(crate) fn resolve(app: App, ownership: Ownership, source: &impl ObjectSource
     let smtp = app.spec.mail.smtp_secret_ref.as_ref().map(secret);
     let firebase_scrypt = app.spec.password.firebase_scrypt_ref.as_ref().map(secret);
     let webhook_secrets = app.spec.webhooks.iter().map(|webhook| webhook.secret_ref().map(secret)).collect();
-    let templates = app.spec.mail.templates_ref.as_ref().map(|reference| source.config_map(namespace, &reference.name));
-    AppFacts { app, ownership, providers, smtp, firebase_scrypt, webhook_secrets, templates }
+    let config_map = |name: &str| source.config_map(namespace, name);
+    let templates = app.spec.mail.templates_ref.as_ref().map(|reference| config_map(&reference.name));
+    let pages = Some(&app.spec.pages).filter(|pages| pages.is_enabled());
+    let logo = pages.and_then(|pages| pages.theme.logo_ref.as_ref()).map(|reference| config_map(&reference.name));
+    let texts = pages.and_then(|pages| pages.texts_ref.as_ref()).map(|reference| config_map(&reference.name));
+    AppFacts {
+        app,
+        ownership,
+        providers,
+        smtp,
+        firebase_scrypt,
+        webhook_secrets,
+        templates,
+        holds_pages_host,
+        logo,
+        texts,
+    }
 }

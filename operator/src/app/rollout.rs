@@ -22,7 +22,7 @@ use crate::{
         publish::{DocumentOwner, is_published, publish},
         rate_limit,
         render::{needed_format, render},
-        requeue::{QUOTA_RETRY, RESYNC, RETRY_SOON},
+        requeue::{HOST_RETRY, QUOTA_RETRY, RESYNC, RETRY_SOON},
         status::{Outcome, Reconciled},
         stop::Stop,
         validate::ValidatedApp,
@@ -93,6 +93,7 @@ pub(crate) async fn roll_out(
         // acknowledgement.
         Some(due) => (due - context.now()).try_into().unwrap_or(RETRY_SOON).clamp(RETRY_SOON, RESYNC),
     };
+    let requeue = if validated.waits_for_pages_host() { requeue.min(HOST_RETRY) } else { requeue };
     let KeyStatuses { signing: signing_keys, hmac: hmac_keys } = keys.document.status(policy);
     let outcome = Outcome {
         app_id: Some(validated.app_id.clone()),

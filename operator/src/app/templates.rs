@@ -34,7 +34,7 @@ pub(crate) fn check_templates(config_map: &str, values: &ConfigMapValues) -> Che
         return CheckedTemplates { valid: BTreeMap::new(), errors: vec![error] };
     }
     let mut checked = CheckedTemplates::default();
-    for key in &values.binary {
+    for key in values.binary.keys() {
         checked.errors.push(format!("{config_map}/{key}: is under binaryData; put the template under data"));
     }
     let mut set = TemplateSet::default();
@@ -67,7 +67,12 @@ mod tests {
 
     fn check_one(key: &str, source: &str) -> CheckedTemplates {
         let text = [(key.to_owned(), source.to_owned())].into();
-        check_templates("shop-mail", &ConfigMapValues { text, binary: Vec::new() })
+        check_templates("shop-mail", &ConfigMapValues { text, binary: BTreeMap::new() })
+    }
+
+    /// A binary value, which cannot be a template.
+    fn logo() -> BTreeMap<String, Vec<u8>> {
+        [("logo.png".to_owned(), Vec::new())].into()
     }
 
     #[track_caller]
@@ -140,7 +145,7 @@ mod tests {
     fn a_config_map_over_its_size_limit_is_rejected() {
         let errors_of = |length: usize| {
             let text = (0..4).map(|index| (format!("k{index}.txt"), "a".repeat(length / 4 - 6))).collect();
-            check_templates("shop-mail", &ConfigMapValues { text, binary: Vec::new() }).errors
+            check_templates("shop-mail", &ConfigMapValues { text, binary: BTreeMap::new() }).errors
         };
         assert_eq!(errors_of(MAX_CONFIG_MAP_BYTES).len(), 4, "four unknown names, and nothing about the size");
         assert_eq!(errors_of(MAX_CONFIG_MAP_BYTES + 4), ["ConfigMap shop-mail is over 256 KiB; shorten it"]);
@@ -150,7 +155,7 @@ mod tests {
     fn a_config_map_with_too_many_keys_is_rejected_as_a_whole() {
         let errors_of = |keys: usize| {
             let text = (1..keys).map(|index| (format!("k{index}"), String::new())).collect();
-            check_templates("shop-mail", &ConfigMapValues { text, binary: vec!["logo.png".into()] }).errors
+            check_templates("shop-mail", &ConfigMapValues { text, binary: logo() }).errors
         };
         assert_eq!(errors_of(MAX_CONFIG_MAP_KEYS).len(), MAX_CONFIG_MAP_KEYS);
         assert_eq!(
@@ -163,7 +168,7 @@ mod tests {
     fn unknown_template_names_are_reported_and_valid_templates_are_published() {
         let text = [("confirm.txt", "{{ code }}"), ("confirm.md", "x"), ("welcome.txt", "x"), ("confirm", "x")];
         let text = text.map(|(key, source)| (key.to_owned(), source.to_owned())).into();
-        let checked = check_templates("shop-mail", &ConfigMapValues { text, binary: vec!["logo.png".into()] });
+        let checked = check_templates("shop-mail", &ConfigMapValues { text, binary: logo() });
         assert_eq!(checked.valid.keys().collect::<Vec<_>>(), ["confirm.txt"]);
         assert_eq!(checked.errors.len(), 4);
         assert!(checked.errors[0].starts_with("shop-mail/logo.png: is under binaryData"));

@@ -9,8 +9,8 @@ use latchkey_crds::{
     refs::ServiceAccountRef,
     rendered::{
         Administrator, AdministratorRole, BrowserBinding, CallbackMode, EnumerationProtection, LimitName,
-        PasswordPolicy, RenderedMail, RenderedProvider, RenderedSmtp, RenderedTokens, RenderedWebhook, SignUp,
-        SigningAlgorithm, Window,
+        PasswordPolicy, RenderedMail, RenderedPages, RenderedProvider, RenderedSmtp, RenderedTokens, RenderedWebhook,
+        SignUp, SigningAlgorithm, Window,
     },
     types::{AppId, EmailDomain, IssuerUrl, Origin, ProviderName, RedirectUrl},
 };
@@ -25,6 +25,8 @@ use crate::{
 };
 
 mod firebase;
+pub(crate) mod logo;
+mod pages;
 mod relay;
 mod secrets;
 #[cfg(test)]
@@ -57,6 +59,7 @@ pub(crate) struct ValidatedApp {
     pub(crate) administrators: Vec<Administrator>,
     pub(crate) importers: Vec<ServiceAccountRef>,
     pub(crate) webhooks: Vec<RenderedWebhook>,
+    pub(crate) pages: Option<RenderedPages>,
     pub(crate) unverified_retention_days: u32,
     pub(crate) audit_retention_days: u32,
     pub(crate) providers: Vec<RenderedProvider>,
@@ -79,6 +82,7 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
     check_provider_names(spec)?;
     check_idle_lifetime(&spec.tokens)?;
     webhooks::check(spec, settings)?;
+    pages::check(&spec.pages, settings)?;
 
     let mut field_errors = Vec::new();
     let providers = providers(facts, settings, &mut field_errors);
@@ -86,6 +90,7 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
     let smtp = relay::smtp(facts, settings, &mut field_errors);
     let templates = valid_templates(facts, &mut field_errors);
     let webhooks = webhooks::webhooks(facts, &mut field_errors);
+    let pages = pages::pages(facts, &mut field_errors);
 
     Ok(ValidatedApp {
         namespace: facts.app.metadata.namespace.clone().unwrap_or_default(),
@@ -118,6 +123,7 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
         administrators: administrators(spec),
         importers: importers(spec),
         webhooks,
+        pages,
         unverified_retention_days: number_or_default(spec.unverified_retention_days, 30),
         audit_retention_days: number_or_default(spec.audit_retention_days, 365),
         providers,
@@ -133,6 +139,11 @@ impl ValidatedApp {
     /// rotated.
     pub(crate) fn signing_algorithm(&self) -> SigningAlgorithm {
         self.tokens.signing_algorithm
+    }
+
+    /// Whether another App has the own host of the pages, or can take it first.
+    pub(crate) fn waits_for_pages_host(&self) -> bool {
+        self.field_errors.iter().any(|error| error.reason == Reason::HostConflict)
     }
 }
 

@@ -8,17 +8,9 @@ use crate::facts::{ConfigMapValues, SecretBytes, SecretValues};
 
 /// Returns the values of a Secret: `data` in base64, and `stringData`, which takes precedence.
 pub(super) fn secret_values(object: &Value) -> Result<SecretValues, Vec<WrongField>> {
-    let mut values = SecretValues::new();
     let mut wrong = Vec::new();
-    for (key, text) in string_entries(object, "data", &mut wrong) {
-        // kubectl accepts base64 with line breaks.
-        match STANDARD.decode(text.split_ascii_whitespace().collect::<String>()) {
-            Ok(bytes) => drop(values.insert(key, SecretBytes(bytes))),
-            Err(_) => {
-                wrong.push(WrongField::new(format!("data.{key}"), "must be base64; plain text goes under stringData"));
-            }
-        }
-    }
+    let data = base64_entries(object, "data", "must be base64; plain text goes under stringData", &mut wrong);
+    let mut values: SecretValues = data.into_iter().map(|(key, bytes)| (key, SecretBytes(bytes))).collect();
     for (key, text) in string_entries(object, "stringData", &mut wrong) {
         values.insert(key, SecretBytes(text.into_bytes()));
     }
@@ -28,8 +20,22 @@ pub(super) fn secret_values(object: &Value) -> Result<SecretValues, Vec<WrongFie
 pub(super) fn config_map_values(object: &Value) -> Result<ConfigMapValues, Vec<WrongField>> {
     let mut wrong = Vec::new();
     let text = string_entries(object, "data", &mut wrong).into_iter().collect();
-    let binary = string_entries(object, "binaryData", &mut wrong).into_iter().map(|(key, _)| key).collect();
+    let binary = base64_entries(object, "binaryData", "must be base64; plain text goes under data", &mut wrong);
+    let binary = binary.into_iter().collect();
     if wrong.is_empty() { Ok(ConfigMapValues { text, binary }) } else { Err(wrong) }
+}
+
+/// Returns the bytes of a map whose values are base64, by key.
+fn base64_entries(object: &Value, field: &str, advice: &str, wrong: &mut Vec<WrongField>) -> Vec<(String, Vec<u8>)> {
+    let mut found = Vec::new();
+    for (key, text) in string_entries(object, field, wrong) {
+        // kubectl accepts base64 with line breaks.
+        match STANDARD.decode(text.split_ascii_whitespace().collect::<String>()) {
+            Ok(bytes) => found.push((key, bytes)),
+            Err(_) => wrong.push(WrongField::new(format!("{field}.{key}"), advice)),
+        }
+    }
+    found
 }
 
 /// Returns the strings of a map, by key. Errors never quote a value, because it may be secret.

@@ -100,6 +100,7 @@ fn published(document: &[u8], version: &str) -> PublishedApp {
         revision: Some(Revision::of(document)),
         namespace: "shop".into(),
         name: "store".into(),
+        pages_host: None,
         resource_version: version.into(),
         uid: "1".into(),
         size: DocumentSize::of(document),

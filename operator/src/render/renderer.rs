@@ -113,12 +113,18 @@ impl Renderer {
         let mut rejected = std::mem::take(&mut manifests.rejected);
         let mut summary = RenderSummary::default();
         let mut owned = BTreeSet::new();
+        let mut pages_hosts = BTreeSet::new();
         for manifest in &manifests.apps {
             let ownership = match &manifest.app_id {
                 Some(app_id) if !owned.insert(app_id.clone()) => Ownership::Taken,
                 Some(_) | None => Ownership::Ours,
             };
-            let app = catch(|| self.render_app(manifest, ownership, &manifests, now, &mut rejected, &mut summary));
+            // The first App by file name and place gets a host.
+            let host = manifest.app.as_ref().and_then(|app| app.spec.pages.enabled_host());
+            let holds_pages_host =
+                ownership == Ownership::Ours && host.is_some_and(|host| pages_hosts.insert(host.clone()));
+            let claims = (ownership, holds_pages_host);
+            let app = catch(|| self.render_app(manifest, claims, &manifests, now, &mut rejected, &mut summary));
             app.unwrap_or_else(|panicked| {
                 rejected.push(rejected_manifest(manifest, "", &panicked.message()));
                 Ok(())
@@ -144,7 +150,7 @@ impl Renderer {
     fn render_app(
         &self,
         manifest: &AppManifest,
-        ownership: Ownership,
+        (ownership, holds_pages_host): (Ownership, bool),
         manifests: &Manifests,
         now: OffsetDateTime,
         rejected: &mut Vec<RejectedManifest>,
@@ -152,7 +158,7 @@ impl Renderer {
     ) -> anyhow::Result<()> {
         // The reason was already reported when the manifest was read.
         let Some(app) = &manifest.app else { return Ok(()) };
-        let facts = resolve(app.clone(), ownership, manifests);
+        let facts = resolve(app.clone(), ownership, holds_pages_host, manifests);
         let validated = self.validated.get_or_compute(&manifest.object, facts, |facts| {
             #[cfg(test)]
             (self.before_validate)(facts);

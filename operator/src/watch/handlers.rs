@@ -13,7 +13,7 @@ use latchkey_crds::{app::App, provider::Provider, types::AppId};
 use super::{
     changes::{WatchEvent, WatchName, follow_watches},
     index::{references_of_app, references_of_provider},
-    objects::{Metadata, claimed_app_id, is_same_but_for_status},
+    objects::{Metadata, claimed_app_id, claimed_pages_host, is_same_but_for_status},
     published::{PublishedApp, app_id_of_secret},
     queue::ReconcileQueue,
     state::ClusterState,
@@ -50,6 +50,15 @@ impl Handlers {
                 &references_now(&event, references_of_app),
             );
             let id_before = before.as_ref().and_then(|app| claimed_app_id(app));
+            let host_before = before.as_ref().and_then(|app| claimed_pages_host(app));
+            let host_now = match &event {
+                WatchEvent::Applied(app) => claimed_pages_host(app),
+                WatchEvent::Deleted { .. } | WatchEvent::Synced => None,
+            };
+            // If no document has the host, a younger App can take it now.
+            if let Some(host) = host_before.filter(|host| host_now.as_ref() != Some(host)) {
+                queue.enqueue_apps_with_pages_host(&objects, &host);
+            }
             // Called if the App is deleted or claims another appID: queues its documents and its previous appID.
             let enqueue_abandoned = |namespace: &str, name: &str| {
                 for secret in objects.published.of_app(namespace, name) {
@@ -158,9 +167,14 @@ impl Handlers {
             let name = match event {
                 WatchEvent::Applied(secret) => {
                     let name = secret.name_any();
-                    let published = PublishedApp::from_secret(&secret);
-                    if !published.is_some_and(|app| objects.published.record_watched(&name, app)) {
+                    let Some(published) = PublishedApp::from_secret(&secret) else { return };
+                    let host_before = objects.published.get(&name).and_then(|app| app.pages_host);
+                    let host_now = published.pages_host.clone();
+                    if !objects.published.record_watched(&name, published) {
                         return;
+                    }
+                    if let Some(host) = host_before.filter(|host| host_now.as_ref() != Some(host)) {
+                        queue.enqueue_apps_with_pages_host(&objects, &host);
                     }
                     name
                 }
@@ -171,6 +185,9 @@ impl Handlers {
                     objects.published.record_deletion(&name, version);
                     if let Some(before) = before {
                         queue.enqueue_waiting(&objects, &before.namespace);
+                        if let Some(host) = before.pages_host {
+                            queue.enqueue_apps_with_pages_host(&objects, &host);
+                        }
                     }
                     name
                 }

@@ -8,7 +8,11 @@ use kube::{
     core::{DeserializeGuard, ObjectMeta},
     runtime::reflector::ObjectRef,
 };
-use latchkey_crds::{app::App, provider::Provider, types::AppId};
+use latchkey_crds::{
+    app::App,
+    provider::Provider,
+    types::{AppId, HostName},
+};
 use parking_lot::Mutex;
 
 /// A namespace and a name in it.
@@ -18,7 +22,7 @@ pub(crate) struct NamespacedName {
     name: String,
 }
 
-/// What an App references. Its own appID and namespace also count as references.
+/// What an App references. Its own appID and namespace, and the host of its pages, also count as references.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Reference {
     AppId(AppId),
@@ -26,6 +30,8 @@ pub(crate) enum Reference {
     Provider(NamespacedName),
     Secret(NamespacedName),
     ConfigMap(NamespacedName),
+    /// The own host of the App's pages.
+    PagesHost(HostName),
 }
 
 /// Maps each reference (`K`) to the names of the objects that have it (`V`).
@@ -57,12 +63,12 @@ pub(super) fn references_of_app(app: &DeserializeGuard<App>) -> BTreeSet<(Refere
     let Ok(app) = &app.0 else { return BTreeSet::new() };
     let namespace = app.namespace().unwrap_or_default();
     let local = |name: &str| NamespacedName::new(&namespace, name);
-    let mail = &app.spec.mail;
     let references = (app.app_id().ok().map(Reference::AppId).into_iter())
         .chain([Reference::Namespace(namespace.clone())])
         .chain(app.spec.provider_refs.iter().map(|reference| Reference::Provider(local(&reference.name))))
         .chain(app.spec.secret_refs().map(|reference| Reference::Secret(local(&reference.name))))
-        .chain(mail.templates_ref.iter().map(|reference| Reference::ConfigMap(local(&reference.name))));
+        .chain(app.spec.config_maps().map(|name| Reference::ConfigMap(local(name))))
+        .chain(app.spec.pages.enabled_host().cloned().map(Reference::PagesHost));
     let app = NamespacedName::from_metadata(&app.metadata);
     references.map(|reference| (reference, app.clone())).collect()
 }
@@ -139,6 +145,10 @@ mod tests {
                     "name": "crm", "events": ["user.created"],
                     "push": { "url": "https://crm.example.com", "secretRef": { "name": "crm-hook" } },
                 }],
+                "pages": {
+                    "mode": "Enabled", "host": "login.shop.example.com", "textsRef": { "name": "texts" },
+                    "theme": { "logoRef": { "name": "brand", "key": "logo.svg" } },
+                },
             })
         };
         let (one, other) = (app("one", &spec("smtp")), app("other", &spec("smtp")));
@@ -149,7 +159,10 @@ mod tests {
         let in_shop = |name: &str| NamespacedName::new("shop", name);
         assert_eq!(index.get(&Reference::AppId("shop".parse().unwrap())), both);
         assert_eq!(index.get(&Reference::Provider(in_shop("github"))), both);
-        assert_eq!(index.get(&Reference::ConfigMap(in_shop("mail"))), both);
+        for config_map in ["mail", "texts", "brand"] {
+            assert_eq!(index.get(&Reference::ConfigMap(in_shop(config_map))), both);
+        }
+        assert_eq!(index.get(&Reference::PagesHost("login.shop.example.com".parse().unwrap())), both);
         assert_eq!(index.get(&Reference::Secret(in_shop("smtp"))), both);
         for secret in ["firebase", "crm-hook"] {
             assert_eq!(index.get(&Reference::Secret(in_shop(secret))), both);

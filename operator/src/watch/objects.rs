@@ -5,7 +5,10 @@ use kube::{
     core::{DeserializeGuard, PartialObjectMeta},
     runtime::watcher::{self, Event},
 };
-use latchkey_crds::{app::App, types::AppId};
+use latchkey_crds::{
+    app::App,
+    types::{AppId, HostName},
+};
 
 /// The prefix of Latchkey's annotations (`latchkey_crds::names`).
 const ANNOTATION_PREFIX: &str = "latchkey.dev/";
@@ -39,6 +42,11 @@ pub(super) fn is_same_but_for_status<K: Resource>(one: &DeserializeGuard<K>, oth
         )
     };
     read(one) == read(other)
+}
+
+/// Returns the own host that an App wants for its pages.
+pub(super) fn claimed_pages_host(app: &DeserializeGuard<App>) -> Option<HostName> {
+    app.0.as_ref().ok()?.spec.pages.enabled_host().cloned()
 }
 
 /// Returns the appID that an App claims, if it is valid.

@@ -5,9 +5,9 @@ use std::{collections::HashMap, sync::Arc};
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use latchkey_crds::{
-    names::{NAME_ANNOTATION, NAMESPACE_ANNOTATION, RENDERED_APP_KEY},
+    names::{NAME_ANNOTATION, NAMESPACE_ANNOTATION, PAGES_HOST_ANNOTATION, RENDERED_APP_KEY},
     rendered::Revision,
-    types::AppId,
+    types::{AppId, HostName},
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -31,6 +31,10 @@ struct PublishedIndex {
     apps: HashMap<String, PublishedApp>,
     /// The names of the Secrets, by their App.
     secrets: ReferenceIndex<NamespacedName, String>,
+    /// The names of the Secrets, by the own host of the pages.
+    pages_hosts: ReferenceIndex<HostName, String>,
+    /// The free hosts that Apps take in their current reconcile, each with the name of the Secret.
+    reserved_hosts: HashMap<HostName, String>,
     /// The newest version that the watch has reported for any Secret.
     newest_version: u64,
 }
@@ -43,6 +47,8 @@ pub(crate) struct PublishedApp {
     pub(crate) revision: Option<Revision>,
     pub(crate) namespace: String,
     pub(crate) name: String,
+    /// The own host of the App's pages, if the App holds it.
+    pub(crate) pages_host: Option<HostName>,
     pub(crate) resource_version: String,
     pub(crate) uid: String,
     pub(crate) size: DocumentSize,
@@ -104,6 +110,29 @@ impl PublishedDocuments {
         index.put(secret, app)
     }
 
+    /// Returns whether the document in this Secret can have the host, and reserves a free host for it. A host that
+    /// several documents have belongs to the first of them by name, as at the servers.
+    pub(crate) fn claim_pages_host(&self, host: &HostName, secret: &str, can_take_free_host: bool) -> bool {
+        let mut index = self.lock();
+        if let Some(holder) = index.pages_hosts.get(host).first() {
+            return holder == secret;
+        }
+        match index.reserved_hosts.get(host) {
+            Some(reserved_for) => reserved_for == secret,
+            None => {
+                if can_take_free_host {
+                    index.reserved_hosts.insert(host.clone(), secret.to_owned());
+                }
+                can_take_free_host
+            }
+        }
+    }
+
+    /// Ends the reservations for the document in this Secret.
+    pub(crate) fn release_pages_host(&self, secret: &str) {
+        self.lock().reserved_hosts.retain(|_, reserved_for| reserved_for.as_str() != secret);
+    }
+
     /// Returns the names of all known Secrets.
     pub(super) fn secrets(&self) -> Vec<String> {
         self.lock().apps.keys().cloned().collect()
@@ -119,12 +148,14 @@ impl PublishedIndex {
     /// Replaces the entry of a Secret and returns the previous entry.
     fn put(&mut self, secret: &str, app: Option<PublishedApp>) -> Option<PublishedApp> {
         let reference = |app: &PublishedApp| (NamespacedName::new(&app.namespace, &app.name), secret.to_owned());
-        let now = app.iter().map(reference).collect();
+        let host = |app: &PublishedApp| Some((app.pages_host.clone()?, secret.to_owned()));
+        let (now, host_now) = (app.iter().map(reference).collect(), app.iter().filter_map(host).collect());
         let before = match app {
             Some(app) => self.apps.insert(secret.to_owned(), app),
             None => self.apps.remove(secret),
         };
         self.secrets.reindex(&before.iter().map(reference).collect(), &now);
+        self.pages_hosts.reindex(&before.iter().filter_map(host).collect(), &host_now);
         before
     }
 }
@@ -142,6 +173,7 @@ impl PublishedApp {
             size: document.map(|document| DocumentSize::of(&document.0)).unwrap_or_default(),
             namespace: annotation(NAMESPACE_ANNOTATION),
             name: annotation(NAME_ANNOTATION),
+            pages_host: annotation(PAGES_HOST_ANNOTATION).parse().ok(),
             resource_version: secret.resource_version()?,
             uid: secret.uid()?,
         })

@@ -3,7 +3,11 @@
 use std::convert::Infallible;
 
 use kube::{core::DeserializeGuard, runtime::reflector::ObjectRef};
-use latchkey_crds::{app::App, provider::Provider, types::AppId};
+use latchkey_crds::{
+    app::App,
+    provider::Provider,
+    types::{AppId, HostName},
+};
 use tokio::sync::mpsc;
 
 use super::{
@@ -104,6 +108,11 @@ impl ReconcileQueue {
 
     pub(super) fn enqueue_apps_with_config_map(&self, objects: &ClusterState, namespace: &str, name: &str) {
         self.enqueue_referencing_apps(objects, &Reference::ConfigMap(NamespacedName::new(namespace, name)));
+    }
+
+    /// Queues the Apps that want this host for their pages, because it may be free now.
+    pub(crate) fn enqueue_apps_with_pages_host(&self, objects: &ClusterState, host: &HostName) {
+        self.enqueue_referencing_apps(objects, &Reference::PagesHost(host.clone()));
     }
 
     pub(super) fn enqueue_for_secret(&self, objects: &ClusterState, namespace: &str, name: &str) {

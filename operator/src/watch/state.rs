@@ -3,7 +3,11 @@
 use std::{collections::HashMap, sync::Arc};
 
 use kube::{core::DeserializeGuard, runtime::reflector::Store};
-use latchkey_crds::{app::App, provider::Provider, types::AppId};
+use latchkey_crds::{
+    app::App,
+    provider::Provider,
+    types::{AppId, HostName},
+};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{
@@ -83,6 +87,11 @@ impl ClusterState {
     /// Returns the Apps that claim an appID.
     pub(crate) fn apps_with_id(&self, id: &AppId) -> Vec<Arc<DeserializeGuard<App>>> {
         self.referencing_apps(&Reference::AppId(id.clone()))
+    }
+
+    /// Returns the Apps that want this host for their pages.
+    pub(crate) fn apps_with_pages_host(&self, host: &HostName) -> Vec<Arc<DeserializeGuard<App>>> {
+        self.referencing_apps(&Reference::PagesHost(host.clone()))
     }
 
     fn referencing_apps(&self, reference: &Reference) -> Vec<Arc<DeserializeGuard<App>>> {

@@ -11,7 +11,7 @@ use kube::{
     },
 };
 use latchkey_crds::{app::App, rendered::Revision};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::{
@@ -23,7 +23,10 @@ use super::{
 };
 use crate::{
     admin::Health,
-    app::ownership::{AppIdOwner, Claim},
+    app::{
+        ownership::{AppIdOwner, Claim},
+        pages_host,
+    },
     quota::{DocumentSize, QuotaLimits},
 };
 
@@ -51,6 +54,7 @@ fn published(version: &str, document: &[u8]) -> PublishedApp {
         revision: Some(Revision::of(document)),
         namespace: "shop".into(),
         name: "store".into(),
+        pages_host: None,
         resource_version: version.into(),
         uid: "1".into(),
         size: DocumentSize::of(document),
@@ -143,6 +147,129 @@ async fn if_not_all_apps_of_a_namespace_fit_older_ones_have_precedence() {
     };
     assert_eq!(ahead(3).await, [2, 0, 0, 1], "an App that already owns its appID does not count");
     assert_eq!(ahead(100).await, [0; 4], "there is room for all");
+}
+
+/// An App that wants the host `login.example.com` for its pages.
+fn app_with_host(name: &str, second: u32, status: &Value) -> DeserializeGuard<App> {
+    let app = json!({
+        "apiVersion": "latchkey.dev/v1alpha1", "kind": "App",
+        "metadata": {
+            "namespace": "shop", "name": name, "resourceVersion": "3", "generation": 1,
+            "creationTimestamp": format!("2026-01-02T03:04:{second:02}Z"),
+        },
+        "spec": { "pages": { "mode": "Enabled", "host": "login.example.com" } },
+        "status": status,
+    });
+    serde_json::from_value(app).unwrap()
+}
+
+fn accepted(status: &str, reason: &str) -> Value {
+    json!({ "conditions": [{
+        "type": "Accepted", "status": status, "reason": reason, "message": "", "observedGeneration": 1,
+        "lastTransitionTime": "2026-01-02T03:04:05Z",
+    }]})
+}
+
+fn published_with_host(version: &str, host: Option<&str>) -> PublishedApp {
+    PublishedApp { pages_host: host.map(|host| host.parse().unwrap()), ..published(version, b"1") }
+}
+
+/// Applies these Apps, and returns what the operator knows then.
+async fn objects_with(apps: &[DeserializeGuard<App>]) -> ClusterState {
+    let (objects, writer) = objects();
+    let applied = apps.iter().cloned().map(Event::InitApply);
+    let events: Vec<_> = std::iter::once(Event::Init).chain(applied).chain([Event::InitDone]).collect();
+    let (queue, _receivers) = ReconcileQueue::new();
+    handlers(&objects, queue, "apps").follow_apps(vec![stream::iter(events).map(Ok).boxed()], writer).await;
+    objects
+}
+
+fn claims_host(app: &DeserializeGuard<App>, objects: &ClusterState) -> bool {
+    let app = app.0.as_ref().unwrap();
+    pages_host::claim(app, &app.app_id().unwrap(), objects)
+}
+
+#[tokio::test]
+async fn a_free_host_goes_to_the_oldest_app_that_can_be_served() {
+    let young = app_with_host("young", 3, &accepted("True", "Accepted"));
+    for (status, takes_precedence) in [
+        (json!({}), true),
+        (accepted("True", "Accepted"), true),
+        (accepted("False", "InvalidSpec"), false),
+        (accepted("False", "QuotaExceeded"), false),
+        (accepted("False", "AppIDConflict"), false),
+    ] {
+        let old = app_with_host("old", 1, &status);
+        let objects = objects_with(&[young.clone(), old.clone()]).await;
+        assert_eq!(claims_host(&young, &objects), !takes_precedence, "{status}");
+    }
+    let old = app_with_host("old", 1, &json!({}));
+    let objects = objects_with(&[young.clone(), old.clone()]).await;
+    assert!(claims_host(&old, &objects) && !claims_host(&young, &objects));
+    // Of two Apps of the same second, the first by name takes the host.
+    let (one, two) = (app_with_host("one", 1, &json!({})), app_with_host("two", 1, &json!({})));
+    let objects = objects_with(&[two.clone(), one.clone()]).await;
+    assert!(!claims_host(&two, &objects) && claims_host(&one, &objects));
+}
+
+#[tokio::test]
+async fn a_host_stays_with_the_app_that_published_it_and_is_reserved_until_then() {
+    let (old, young) = (app_with_host("old", 1, &json!({})), app_with_host("young", 3, &json!({})));
+    let objects = objects_with(std::slice::from_ref(&young)).await;
+    assert!(claims_host(&young, &objects));
+    // The older App is created while the younger one is being reconciled.
+    let after = objects_with(&[young.clone(), old.clone()]).await;
+    let objects = ClusterState { published: objects.published, ..after };
+    assert!(!claims_host(&old, &objects) && claims_host(&young, &objects), "the host is reserved");
+    pages_host::release(young.0.as_ref().unwrap(), &objects);
+    assert!(claims_host(&old, &objects), "nothing was published");
+    pages_host::release(old.0.as_ref().unwrap(), &objects);
+
+    let host = Some("login.example.com");
+    objects.published.record_write("latchkey-app-young", published_with_host("10", host));
+    assert!(!claims_host(&old, &objects) && claims_host(&young, &objects), "the host is published");
+    // Two documents have the host, for example because somebody wrote an annotation: servers take the smaller appID.
+    objects.published.record_write("latchkey-app-old", published_with_host("11", host));
+    assert!(claims_host(&old, &objects) && !claims_host(&young, &objects));
+    objects.published.record_deletion("latchkey-app-old", None);
+    objects.published.record_write("latchkey-app-young", published_with_host("12", None));
+    assert!(claims_host(&old, &objects), "the host is free again");
+}
+
+#[tokio::test]
+async fn apps_that_wait_for_a_host_are_enqueued_when_it_can_be_free() {
+    let secret = |host: Option<&str>, version: &str| -> Secret {
+        let annotations = host.map(|host| json!({ "latchkey.dev/pages-host": host }));
+        serde_json::from_value(json!({ "metadata": {
+            "name": "latchkey-app-holder", "namespace": "latchkey", "uid": "1", "resourceVersion": version,
+            "annotations": annotations,
+        }}))
+        .unwrap()
+    };
+    let enqueued_by = async |event| {
+        let waiting = app_with_host("waiting", 3, &json!({}));
+        let objects = objects_with(&[waiting]).await;
+        let (queue, mut receivers) = ReconcileQueue::new();
+        let first = secret(Some("login.example.com"), "7");
+        let events = [Event::Init, Event::InitApply(first), Event::InitDone, event];
+        let watches = vec![stream::iter(events).map(Ok).boxed()];
+        handlers(&objects, queue, "rendered apps").follow_published(watches).await;
+        std::iter::from_fn(move || receivers.apps.try_recv().ok()).map(|app| app.name).collect::<Vec<_>>()
+    };
+    assert_eq!(enqueued_by(Event::Apply(secret(Some("login.example.com"), "8"))).await, [""; 0]);
+    assert_eq!(enqueued_by(Event::Apply(secret(None, "8"))).await, ["waiting"]);
+    assert_eq!(enqueued_by(Event::Apply(secret(Some("other.example.com"), "8"))).await, ["waiting"]);
+    assert_eq!(enqueued_by(Event::Delete(secret(Some("login.example.com"), "8"))).await, ["waiting"]);
+
+    // An older App that was never published with the host gives it up.
+    let (objects, writer) = objects();
+    let (old, waiting) = (app_with_host("old", 1, &json!({})), app_with_host("waiting", 3, &json!({})));
+    let events = vec![Event::Init, Event::InitApply(old.clone()), Event::InitApply(waiting), Event::InitDone];
+    let events = stream::iter(events).chain(stream::iter([Event::Delete(old)])).map(Ok).boxed();
+    let (queue, mut receivers) = ReconcileQueue::new();
+    handlers(&objects, queue, "apps").follow_apps(vec![events], writer).await;
+    let enqueued: Vec<_> = std::iter::from_fn(|| receivers.apps.try_recv().ok()).map(|app| app.name).collect();
+    assert_eq!(enqueued[2..], ["waiting"], "{enqueued:?}");
 }
 
 #[test]

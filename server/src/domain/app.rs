@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use latchkey_crds::{
     rendered::{LimitName, RenderedApp, Revision, Window},
-    types::AppId,
+    types::{AppId, HostName},
 };
 
 use super::{
     email::Email,
     foreign_hash::InvalidFirebaseKey,
     keys::{AppKeys, KeyError},
+    pages::settings::PagesSettings,
     password_settings::PasswordSettings,
     rights::Rights,
     webhook::{InvalidSigningKey, Webhook},
@@ -24,6 +25,8 @@ pub struct App {
     pub keys: AppKeys,
     pub password: PasswordSettings,
     pub webhooks: Arc<[Webhook]>,
+    /// `None`: the App has no hosted pages.
+    pub pages: Option<Box<PagesSettings>>,
 }
 
 /// Why a document cannot be loaded. The text contains no secret of the document.
@@ -44,7 +47,8 @@ impl App {
         let keys = AppKeys::new(&doc)?;
         let password = PasswordSettings::new(&doc.password)?;
         let webhooks = doc.webhooks.iter().map(Webhook::new).collect::<Result<_, _>>()?;
-        Ok(Self { doc, revision, keys, password, webhooks })
+        let pages = doc.pages.as_ref().map(|pages| Box::new(PagesSettings::new(pages)));
+        Ok(Self { doc, revision, keys, password, webhooks, pages })
     }
 
     pub fn id(&self) -> &AppId {
@@ -58,6 +62,11 @@ impl App {
             Some(windows) => windows.clone(),
             None => limit.default_windows(),
         }
+    }
+
+    /// The own host of the App's pages.
+    pub fn pages_host(&self) -> Option<&HostName> {
+        self.pages.as_ref()?.host.as_ref()
     }
 
     pub fn webhook(&self, name: &str) -> Option<&Webhook> {

@@ -7,18 +7,18 @@ use super::{
     call::Call,
     clock::Env,
     ports::{OwnAccounts, Sessions, StoreError},
-    session::{LiveSession, Profile, Session},
-    token::{self, AccessClaims},
+    session::{LiveSession, Profile, Session, SessionKind},
+    token,
     user::{User, UserId},
 };
 
 /// The time after a login in which some calls need no password (specification: Accounts, Change of password).
 const RECENT_LOGIN: Duration = Duration::minutes(5);
 
-/// The proof that a request comes from a logged-in user: a valid token of a live session.
+/// The proof that a request comes from a logged-in user: a valid token of a live session of the App, or a valid cookie
+/// of a live browser session.
 #[derive(Clone, Debug)]
 pub struct AuthenticatedSession {
-    pub claims: AccessClaims,
     pub session: Session,
     pub profile: Profile,
 }
@@ -32,12 +32,6 @@ pub enum AuthenticationError {
     Store(#[from] StoreError),
 }
 
-/// Whether the login of the session is recent. The time of the login can be in the future, because the clocks of
-/// servers differ. Therefore the absolute difference is compared.
-pub(super) fn is_recent_login(env: &Env, session: &Session) -> bool {
-    (env.now() - session.auth_time).abs() < RECENT_LOGIN
-}
-
 // === impl AuthenticatedSession ===
 
 impl AuthenticatedSession {
@@ -46,7 +40,7 @@ impl AuthenticatedSession {
             token::verify_access_token(call.app, call.env.now(), bearer).ok_or(AuthenticationError::InvalidToken)?;
         let live = call.stores.session(call.app_id(), claims.sub, claims.sid).await?;
         let LiveSession { session, profile } = live.ok_or(AuthenticationError::InvalidToken)?;
-        Ok(Self { claims, session, profile })
+        Ok(Self { session, profile })
     }
 
     /// Reads the user from Postgres. Returns `None` if the user is deleted or disabled, or the session has ended.
@@ -56,13 +50,25 @@ impl AuthenticatedSession {
             if let Some(user) = call.stores.user_of_session(call.app_id(), &session).await? {
                 return Ok(Some(user));
             }
-            // The epoch can have risen between the reads of Redis and Postgres. If this session was kept, Redis now has
-            // it at the new epoch.
-            match call.stores.session(call.app_id(), session.user, session.id).await? {
+            // The epoch can have risen between the reads of Redis and Postgres. This session may continue at the new
+            // epoch.
+            let live = match session.kind() {
+                None => call.stores.session(call.app_id(), session.user, session.id).await?,
+                Some(SessionKind::Browser) => {
+                    call.stores.browser_session(call.app_id(), session.user, session.id).await?
+                }
+            };
+            match live {
                 Some(live) if live.session.epoch > session.epoch => session = live.session,
                 Some(_) | None => return Ok(None),
             }
         }
+    }
+
+    /// Whether the login of the session is recent. The time of the login can be in the future, because the clocks of
+    /// servers differ. Therefore the absolute difference is compared.
+    pub fn is_recent(&self, env: &Env) -> bool {
+        (env.now() - self.session.auth_time).abs() < RECENT_LOGIN
     }
 
     pub fn user_id(&self) -> UserId {
@@ -109,7 +115,8 @@ mod tests {
                 amr: Amr::Password,
                 auth_time: NOW - age,
             };
-            is_recent_login(&env, &session)
+            let profile = Profile { version: 1, email: None, email_verified: false, name: String::new() };
+            AuthenticatedSession { session, profile }.is_recent(&env)
         };
         let almost = Duration::minutes(5) - Duration::SECOND;
         assert!(is_recent(Duration::ZERO) && is_recent(almost) && is_recent(-almost));

@@ -35,8 +35,10 @@ const LOGIN_CODE_PREFIX: &str = "lkc_";
 #[derive(Clone, PartialEq, Eq)]
 pub struct FlowState(String);
 
-/// Identifies a flow in cookie names and Redis keys, where the state itself must not appear.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Identifies a flow where its state must not appear: in cookie names and Redis keys. Also identifies the cookies in
+/// which pages keep a transaction.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct FlowId(String);
 
 /// Where the flow is stored.
@@ -119,6 +121,29 @@ pub struct PendingLogin {
     pub user_agent: Option<String>,
     /// Unix seconds.
     pub expires_at: i64,
+    /// Set if the code is for the page *continue*. *token* refuses such a code.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub page: Option<PageLogin>,
+}
+
+/// What a one-time code for the page *continue* is for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PageLogin {
+    /// To open a browser session.
+    LogIn,
+    /// To link this identity to the user of the login, who is logged in already.
+    Link(IdentityToLink),
+}
+
+/// An identity that the provider has verified, and that is not linked yet.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdentityToLink {
+    /// The Provider's name.
+    pub provider: ProviderName,
+    pub authority: String,
+    pub subject: String,
+    pub email: Option<String>,
 }
 
 /// A stored login and, if its one-time code was already exchanged, the session of the first exchange.
@@ -157,6 +182,11 @@ impl fmt::Debug for FlowState {
 }
 
 impl FlowId {
+    /// A random id, which belongs to no state.
+    pub fn generate(env: &Env) -> Self {
+        Self(URL_SAFE_NO_PAD.encode(env.random_bytes::<16>()))
+    }
+
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -251,8 +281,12 @@ impl CodeChallenge {
         if bytes.len() == 32 { Ok(Self(text.to_owned())) } else { Err(InvalidChallenge) }
     }
 
-    fn of(verifier: &str) -> Self {
+    pub(super) fn of(verifier: &str) -> Self {
         Self(URL_SAFE_NO_PAD.encode(digest(&SHA256, verifier.as_bytes())))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 
     /// Whether the challenge belongs to this verifier (RFC 7636, 4.6). A valid verifier has 43 to 128
@@ -266,6 +300,14 @@ impl CodeChallenge {
 impl fmt::Debug for CodeChallenge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Challenge(…)")
+    }
+}
+
+// === impl IdentityToLink ===
+
+impl fmt::Debug for IdentityToLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdentityToLink").field("provider", &self.provider).finish_non_exhaustive()
     }
 }
 

@@ -1,4 +1,5 @@
-//! The keys of an App, ready for use: signing keys for access tokens, HMAC keys for codes, refresh tokens and flows.
+//! The keys of an App, ready for use: signing keys for access tokens, HMAC keys for codes, refresh tokens, flows and
+//! pages.
 
 use std::fmt;
 
@@ -19,8 +20,12 @@ use jsonwebtoken::{
     errors::ErrorKind,
     jwk::{Jwk, JwkSet, KeyAlgorithm, PublicKeyUse},
 };
-use latchkey_crds::rendered::{KeyState, RenderedApp, SigningAlgorithm};
+use latchkey_crds::{
+    rendered::{KeyState, RenderedApp, SigningAlgorithm},
+    types::AppId,
+};
 use serde::Serialize;
+use zeroize::Zeroizing;
 
 /// `typ` in the header of access tokens (RFC 9068, 2.1).
 pub const ACCESS_TOKEN_TYP: &str = "at+jwt";
@@ -74,7 +79,18 @@ pub struct DerivedHmacKeys {
     pub refresh: hmac::Key,
     /// Seals the flows of social logins. GCM-SIV (RFC 8452) allows many random nonces with one key.
     pub flows: LessSafeKey,
+    pub pages: PageKeys,
 }
+
+/// The keys of an App's pages. They are stored as 32 bytes each, and prepared for each use. A prepared key needs hundreds
+/// of bytes, and each App has these keys, also without pages.
+pub struct PageKeys {
+    session_cookies: Secret,
+    sealed: Secret,
+    csrf: Secret,
+}
+
+type Secret = Zeroizing<[u8; 32]>;
 
 /// Why the keys of a document cannot be used. The text can contain the id of a key, but never the key itself.
 #[derive(Debug, thiserror::Error)]
@@ -133,6 +149,35 @@ impl AppKeys {
     pub fn jwks(&self) -> JwkSet {
         JwkSet { keys: self.signing.iter().map(|key| key.jwk.clone()).collect() }
     }
+}
+
+// === impl PageKeys ===
+
+impl PageKeys {
+    /// Authenticates the cookies of browser sessions.
+    pub fn session_cookies(&self) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, &self.session_cookies[..])
+    }
+
+    /// Seals what pages give to a browser (`domain/pages/seal.rs`).
+    pub fn sealed(&self) -> LessSafeKey {
+        let key = UnboundKey::new(&AES_256_GCM_SIV, &self.sealed[..]).expect("a key of AES-256 has 32 bytes");
+        LessSafeKey::new(key)
+    }
+
+    /// Authenticates the field `csrf` of forms.
+    pub fn csrf(&self) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, &self.csrf[..])
+    }
+}
+
+/// The HMAC over the appID and `body`. The newline separates the two, because an appID contains none.
+pub(super) fn mac_for_app(key: &hmac::Key, app: &AppId, body: &[u8]) -> hmac::Tag {
+    let mut context = hmac::Context::with_key(key);
+    context.update(app.as_str().as_bytes());
+    context.update(b"\n");
+    context.update(body);
+    context.sign()
 }
 
 // === impl TokenSigner ===
@@ -227,11 +272,21 @@ fn derive_hmac_keys(key: &latchkey_crds::rendered::HmacKey) -> Result<DerivedHma
     let root = Salt::new(HKDF_SHA256, b"latchkey").extract(&secret);
     let derive =
         |label: &'static [u8]| root.expand(&[label], hmac::HMAC_SHA256).map(hmac::Key::from).map_err(|_| invalid_key());
+    let derive_secret = |label: &'static [u8]| {
+        let mut secret = Secret::new([0; 32]);
+        let filled = root.expand(&[label], HKDF_SHA256).and_then(|okm| okm.fill(&mut secret[..]));
+        filled.map(|()| secret).map_err(|_| invalid_key())
+    };
     let flows = root.expand(&[b"social flows"], &AES_256_GCM_SIV).map(UnboundKey::from).map_err(|_| invalid_key())?;
     Ok(DerivedHmacKeys {
         number,
         codes: derive(b"codes")?,
         refresh: derive(b"refresh tokens")?,
         flows: LessSafeKey::new(flows),
+        pages: PageKeys {
+            session_cookies: derive_secret(b"browser sessions")?,
+            sealed: derive_secret(b"sealed page state")?,
+            csrf: derive_secret(b"page forms")?,
+        },
     })
 }

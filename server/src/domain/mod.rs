@@ -22,6 +22,7 @@ pub mod mail;
 mod mail_limits;
 pub mod name;
 pub mod own_account;
+pub mod pages;
 pub mod password;
 mod password_policy;
 pub mod password_settings;

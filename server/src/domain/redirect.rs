@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 /// every decoder can read.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// A redirect URL that was found on the App's current list. Only [`choose_target`] and [`find_target`] construct it.
+/// A redirect URL that was found on the App's current list, or the page *continue*. Only [`choose_target`],
+/// [`find_target`] and [`RedirectTarget::from_page`] construct it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedirectTarget {
     url: String,
@@ -64,7 +65,7 @@ pub fn choose_target(
 
 /// Finds a redirect URL that was chosen earlier, if it is still on the list.
 pub fn find_target(list: &[RedirectUrl], reference: &RedirectReference) -> Result<RedirectTarget, RedirectNotAllowed> {
-    let entry = list.iter().find(|entry| entry_digest(entry) == reference.entry).ok_or(RedirectNotAllowed)?;
+    let entry = list.iter().find(|entry| entry_digest(entry.as_str()) == reference.entry).ok_or(RedirectNotAllowed)?;
     let url = match LoopbackUrl::parse(entry.as_str()) {
         None => entry.as_str().to_owned(),
         Some(loopback) => loopback.with_port(reference.port),
@@ -72,8 +73,8 @@ pub fn find_target(list: &[RedirectUrl], reference: &RedirectReference) -> Resul
     Ok(RedirectTarget { url, reference: reference.clone() })
 }
 
-fn entry_digest(entry: &RedirectUrl) -> String {
-    URL_SAFE_NO_PAD.encode(&digest(&SHA256, entry.as_str().as_bytes()).as_ref()[..16])
+fn entry_digest(entry: &str) -> String {
+    URL_SAFE_NO_PAD.encode(&digest(&SHA256, entry.as_bytes()).as_ref()[..16])
 }
 
 // === impl RedirectTarget ===
@@ -81,7 +82,15 @@ fn entry_digest(entry: &RedirectUrl) -> String {
 impl RedirectTarget {
     fn from_entry(entry: &RedirectUrl) -> Self {
         let port = LoopbackUrl::parse(entry.as_str()).and_then(|loopback| loopback.port);
-        Self { url: entry.as_str().to_owned(), reference: RedirectReference { entry: entry_digest(entry), port } }
+        Self {
+            url: entry.as_str().to_owned(),
+            reference: RedirectReference { entry: entry_digest(entry.as_str()), port },
+        }
+    }
+
+    /// The page *continue* of an App, which is not on the list (specification: Hosted pages, Social login).
+    pub(in crate::domain) fn from_page(url: &str) -> Self {
+        Self { url: url.to_owned(), reference: RedirectReference { entry: entry_digest(url), port: None } }
     }
 
     /// Compares byte by byte, except for the port of an `http` loopback URL.
@@ -92,7 +101,7 @@ impl RedirectTarget {
         let (listed, requested) = (LoopbackUrl::parse(entry.as_str())?, LoopbackUrl::parse(requested)?);
         (listed.prefix == requested.prefix && listed.suffix == requested.suffix).then(|| Self {
             url: listed.with_port(requested.port),
-            reference: RedirectReference { entry: entry_digest(entry), port: requested.port },
+            reference: RedirectReference { entry: entry_digest(entry.as_str()), port: requested.port },
         })
     }
 

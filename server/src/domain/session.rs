@@ -14,6 +14,18 @@ use super::user::{Epoch, UserId};
 #[serde(transparent)]
 pub struct SessionId(pub Uuid);
 
+/// The generation of a browser session, which has no refresh token: the largest integer that a Lua number represents
+/// exactly. Every refresh token has a lower generation, so that no comparison finds that a token belongs to a browser
+/// session, on servers of any version. And a lookup recognizes a browser session without reading another field.
+pub const NO_REFRESH_TOKEN: u64 = (1 << 53) - 1;
+
+/// What a session is for, if it is not a session of the App itself. Sessions of the App have tokens, and no kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SessionKind {
+    /// A browser that is logged in to the pages (specification: Browser sessions, Session).
+    Browser,
+}
+
 /// How a user authenticated (RFC 8176).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Amr {
@@ -31,6 +43,7 @@ pub enum Amr {
 /// A session to open.
 #[derive(Clone, Debug)]
 pub struct NewSession {
+    pub kind: Option<SessionKind>,
     pub id: SessionId,
     pub user: UserId,
     /// The epoch that was read together with the data that authenticated the user, for example the password hash.
@@ -52,7 +65,7 @@ pub struct Session {
     pub id: SessionId,
     pub user: UserId,
     pub epoch: Epoch,
-    /// The generation of the current refresh token.
+    /// The generation of the current refresh token. [`NO_REFRESH_TOKEN`] for a browser session.
     pub generation: u64,
     pub amr: Amr,
     pub auth_time: OffsetDateTime,
@@ -78,6 +91,8 @@ pub struct LiveSession {
 /// A session in the user's list of sessions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionInfo {
+    /// `None` for a session of the App, and for a kind that only newer servers know.
+    pub kind: Option<SessionKind>,
     pub id: SessionId,
     pub created_at: OffsetDateTime,
     /// Updated by each rotation of the refresh token, and by other uses at most once a minute.
@@ -138,7 +153,26 @@ pub enum OpenOutcome {
 impl Session {
     /// Returns the session as it is directly after it was opened.
     pub fn opened(new: &NewSession) -> Self {
-        Self { id: new.id, user: new.user, epoch: new.epoch, generation: 1, amr: new.amr, auth_time: new.auth_time }
+        let generation = match new.kind {
+            None => 1,
+            Some(SessionKind::Browser) => NO_REFRESH_TOKEN,
+        };
+        Self { id: new.id, user: new.user, epoch: new.epoch, generation, amr: new.amr, auth_time: new.auth_time }
+    }
+
+    /// `None` for a session of the App.
+    pub fn kind(&self) -> Option<SessionKind> {
+        (self.generation == NO_REFRESH_TOKEN).then_some(SessionKind::Browser)
+    }
+}
+
+// === impl SessionKind ===
+
+impl SessionKind {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Browser => "browser",
+        }
     }
 }
 

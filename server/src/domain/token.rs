@@ -1,6 +1,5 @@
 //! Tokens: access tokens as JWTs (RFC 9068), and refresh tokens that carry an HMAC.
 
-use aws_lc_rs::hmac;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use jsonwebtoken::Validation;
 use serde::{Deserialize, Serialize};
@@ -10,8 +9,8 @@ use uuid::Uuid;
 use super::{
     app::App,
     clock::Env,
-    keys::{ACCESS_TOKEN_TYP, SignError},
-    session::{Profile, Session, SessionId},
+    keys::{ACCESS_TOKEN_TYP, SignError, mac_for_app},
+    session::{NO_REFRESH_TOKEN, Profile, Session, SessionId},
     user::UserId,
 };
 
@@ -183,7 +182,7 @@ impl RefreshToken {
         let key = app.keys.active_hmac();
         let body = self.body(key.number);
         let mut bytes = body.to_vec();
-        bytes.extend_from_slice(&mac(app, &key.refresh, &body).as_ref()[..MAC_BYTES]);
+        bytes.extend_from_slice(&mac_for_app(&key.refresh, app.id(), &body).as_ref()[..MAC_BYTES]);
         format!("{REFRESH_PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
     }
 
@@ -199,13 +198,18 @@ impl RefreshToken {
             let newest = app.keys.all_hmac().map(|key| key.number).max().unwrap_or(0);
             return Err(if number > newest { RefreshTokenError::UnknownKey } else { RefreshTokenError::Invalid });
         };
-        let expected = mac(app, &key.refresh, body);
+        let expected = mac_for_app(&key.refresh, app.id(), body);
         aws_lc_rs::constant_time::verify_slices_are_equal(&expected.as_ref()[..MAC_BYTES], tag)
             .map_err(|_| RefreshTokenError::Invalid)?;
+        let generation = u64::from_be_bytes(body[36..].try_into().map_err(|_| RefreshTokenError::Invalid)?);
+        // A session accepts the token of its generation and, within limits, the token before it.
+        if generation >= NO_REFRESH_TOKEN - 1 {
+            return Err(RefreshTokenError::Invalid);
+        }
         Ok(Self {
             user: UserId(uuid_at(4).map_err(|_| RefreshTokenError::Invalid)?),
             session: SessionId(uuid_at(20).map_err(|_| RefreshTokenError::Invalid)?),
-            generation: u64::from_be_bytes(body[36..].try_into().map_err(|_| RefreshTokenError::Invalid)?),
+            generation,
         })
     }
 
@@ -217,14 +221,6 @@ impl RefreshToken {
         body[36..].copy_from_slice(&self.generation.to_be_bytes());
         body
     }
-}
-
-fn mac(app: &App, key: &hmac::Key, body: &[u8]) -> hmac::Tag {
-    let mut context = hmac::Context::with_key(key);
-    context.update(app.id().as_str().as_bytes());
-    context.update(b"\n");
-    context.update(body);
-    context.sign()
 }
 
 #[cfg(test)]
@@ -370,7 +366,18 @@ mod tests {
     }
 
     #[test]
-    fn a_refresh_token_survives_a_key_rotation_and_a_newer_key_is_reported_as_unknown() {
+    fn a_token_for_a_browser_session_is_no_refresh_token() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        for generation in [NO_REFRESH_TOKEN - 1, NO_REFRESH_TOKEN, NO_REFRESH_TOKEN + 1, u64::MAX] {
+            let token = RefreshToken::for_session(&Session { generation, ..session() });
+            assert_eq!(RefreshToken::decode(&app, &token.encode(&app)), Err(RefreshTokenError::Invalid));
+        }
+        let token = RefreshToken::for_session(&Session { generation: NO_REFRESH_TOKEN - 2, ..session() });
+        assert_eq!(RefreshToken::decode(&app, &token.encode(&app)), Ok(token));
+    }
+
+    #[test]
+    fn a_refresh_token_survives_a_rotation_and_a_newer_key_is_reported_as_unknown() {
         let old = fixtures::rendered("shop");
         let mut new = old.clone();
         new.keys.hmac =

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-pub(super) fn assert_up_to_date(page: &str, generated: &str) {
+pub(crate) fn assert_up_to_date(page: &str, generated: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
     if std::env::var_os("UPDATE_DOCS").is_some() {
         fs::write(&path, generated).unwrap();

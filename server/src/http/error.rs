@@ -47,6 +47,11 @@ macro_rules! error_codes {
                 }
             }
 
+            /// The code with this text.
+            pub fn from_name(text: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|code| code.as_str() == text)
+            }
+
             /// Whether the error names the user with whom the request conflicts.
             pub const fn names_user(self) -> bool {
                 matches!(self, Self::ExternalIdTaken | Self::IdentityTaken)
@@ -178,10 +183,10 @@ const OVER_BUDGET_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// `Retry-After` during an outage of a store.
 const STORE_RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// The error that a redirect reports in the parameters of its URL. A handler puts it into the extensions of the
-/// response, so that the pipeline logs and holds the redirect like a response that is an error.
+/// The error that a response reports in its own form: a redirect in the parameters of its URL, a page in its HTML. A
+/// handler puts it into the extensions of the response, so that the pipeline logs and holds the response like an error.
 #[derive(Clone, Debug)]
-pub struct RedirectedProblem(pub Arc<Problem>);
+pub struct ReportedProblem(pub Arc<Problem>);
 
 /// Displays an error and its sources in one line.
 pub struct ErrorChain<'a>(pub &'a (dyn Error + 'a));

@@ -32,6 +32,7 @@ pub struct HttpMetrics {
     head_timeouts: Family<ListenerLabels, Counter>,
     connections_refused: Family<ReasonLabels, Counter>,
     over_budget: Family<ReasonLabels, Counter>,
+    pages: Family<PageLabels, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -59,6 +60,12 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PageLabels {
+    page: &'static str,
+    outcome: &'static str,
+}
+
 /// Gauges that are read from the budgets on each scrape.
 #[derive(Debug)]
 struct BudgetGauges(Arc<Budgets>);
@@ -78,6 +85,7 @@ impl HttpMetrics {
             head_timeouts: Family::default(),
             connections_refused: Family::default(),
             over_budget: Family::default(),
+            pages: Family::default(),
         };
         for listener in ["public", "admin", "ops"] {
             drop(metrics.head_timeouts.get_or_create(&ListenerLabels { listener }));
@@ -112,6 +120,7 @@ impl HttpMetrics {
             "Requests refused with 503 before they were read because their memory does not fit the budget",
             metrics.over_budget.clone(),
         );
+        registry.register("pages", "Requests for hosted pages", metrics.pages.clone());
         metrics
     }
 
@@ -126,6 +135,11 @@ impl HttpMetrics {
 
     pub fn record_over_budget(&self, listener: &'static str, reason: &'static str) {
         self.over_budget.get_or_create(&ReasonLabels { listener, reason }).inc();
+    }
+
+    /// `outcome` is `shown`, `done`, `refused` or `error`.
+    pub fn record_page(&self, page: &'static str, outcome: &'static str) {
+        self.pages.get_or_create(&PageLabels { page, outcome }).inc();
     }
 
     pub fn record_response(

@@ -19,12 +19,13 @@ pub mod budgets;
 pub mod cookies;
 pub mod cors;
 #[cfg(test)]
-mod docs;
+pub(crate) mod docs;
 mod endpoints;
 pub mod error;
 pub mod handlers;
 pub mod metrics;
 pub mod openapi;
+mod pages;
 pub mod parameters;
 pub mod pipeline;
 mod public;
@@ -66,10 +67,10 @@ pub trait SocialPorts: Identities + Flows + Providers {}
 
 impl<S: Identities + Flows + Providers> SocialPorts for S {}
 
-/// The service of the public listener: the login API.
+/// The service of the public listener: the login API and the hosted pages.
 pub fn public_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budgets: Arc<Budgets>) -> Service {
     let slots = budgets.public_connections();
-    Service::new(public::PublicEndpoints::new(Arc::clone(&state)), state, metrics, budgets, slots)
+    Service::new(public::PublicEndpoints::new(Arc::clone(&state), metrics.clone()), state, metrics, budgets, slots)
 }
 
 /// The service of the administration listener: the API for the ServiceAccounts that Apps list.

@@ -17,7 +17,7 @@ use tracing::{Instrument, Span, debug, error, info, info_span, warn};
 use super::{
     budgets::{Budgets, ConnectionPermit, ConnectionSlots, SlotPermit},
     cors::Cors,
-    error::{ErrorChain, Problem, RedirectedProblem},
+    error::{ErrorChain, Problem, ReportedProblem},
     metrics::{HttpMetrics, method_label},
     quota::Exhausted,
     refusals::HeldRefusal,
@@ -186,6 +186,21 @@ struct Pipeline<E, S> {
 }
 
 // === impl Lookup ===
+
+impl<R> Lookup<R> {
+    /// Converts the route.
+    pub(super) fn map<T>(self, convert: impl FnOnce(R) -> T) -> Lookup<T> {
+        match self {
+            Self::Route { route, app, path_parameters } => {
+                Lookup::Route { route: convert(route), app, path_parameters }
+            }
+            Self::WrongMethod { route, app, allow } => Lookup::WrongMethod { route: convert(route), app, allow },
+            Self::Options { route, app, allow } => Lookup::Options { route: convert(route), app, allow },
+            Self::AppNotFound { route } => Lookup::AppNotFound { route: convert(route) },
+            Self::NotFound => Lookup::NotFound,
+        }
+    }
+}
 
 impl<R: RouteTable> Lookup<R> {
     /// Finds the route and the App of a request.
@@ -375,8 +390,9 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
         let result = match memory.map(|memory| (lookup, memory)) {
             Err(Exhausted) => Err(Problem::over_budget()),
             Ok((Lookup::Route { route, app, path_parameters }, memory)) => {
-                let (headers, uri) = (parts.headers, parts.uri);
-                let inbound = InboundRequest { headers, uri, path_parameters, body, memory, body_timeout, client };
+                let (method, headers, uri, id) = (parts.method, parts.headers, parts.uri, context.id.clone());
+                let inbound =
+                    InboundRequest { method, headers, uri, id, path_parameters, body, memory, body_timeout, client };
                 let call = AssertUnwindSafe(self.endpoints.call(route, app, inbound)).catch_unwind();
                 let call = call.instrument(context.log_span.clone()).instrument(context.trace_span.clone());
                 call.await.unwrap_or_else(|_| Err(Problem::server_error().with_cause(HandlerPanicked)))
@@ -438,8 +454,8 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
     fn complete(&self, context: &RequestContext<E::Route>, result: Result<Response, Problem>) -> PipelineResponse {
         let (mut response, problem) = match result {
             Ok(mut response) => {
-                let redirected = response.extensions_mut().remove::<RedirectedProblem>();
-                (response, redirected.map(|RedirectedProblem(problem)| problem))
+                let reported = response.extensions_mut().remove::<ReportedProblem>();
+                (response, reported.map(|ReportedProblem(problem)| problem))
             }
             Err(problem) => (problem.to_response(&context.id), Some(Arc::new(problem))),
         };

@@ -1,14 +1,17 @@
-//! The public listener: the login API.
+//! The public listener: the login API and the hosted pages.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::FutureExt;
 use http::Method;
 
 use super::{
     Ports, endpoints,
     error::Problem,
+    metrics::HttpMetrics,
     openapi,
+    pages::{self, PageRoute, Pages},
     pipeline::{Endpoints, Lookup},
     request::InboundRequest,
     response::Response,
@@ -16,56 +19,116 @@ use super::{
 };
 use crate::{domain::app::App, state::State};
 
+/// The paths of the files that all pages share.
+const ASSETS: &str = "/assets/";
+
 pub(super) struct PublicEndpoints<S> {
     state: Arc<State<S>>,
     /// The OpenAPI document, rendered once.
     openapi: Bytes,
+    pages: Pages,
+}
+
+/// What is at a path of the public listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PublicRoute {
+    Api(Route),
+    Page(PageRoute),
+    /// A file that all pages share.
+    Asset,
 }
 
 // === impl PublicEndpoints ===
 
 impl<S> PublicEndpoints<S> {
-    pub(super) fn new(state: Arc<State<S>>) -> Self {
+    pub(super) fn new(state: Arc<State<S>>, metrics: HttpMetrics) -> Self {
         let openapi = openapi::public_document(&state.settings.base_url).to_string().into();
-        Self { state, openapi }
+        Self { state, openapi, pages: Pages::new(metrics) }
+    }
+
+    /// Finds a page. The page itself checks the method, because its error is a page, too. Without pages, the path is
+    /// like any unknown path.
+    fn find_page(&self, path: &str) -> Lookup<PublicRoute> {
+        if let Some(file) = path.strip_prefix(ASSETS) {
+            return Lookup::Route { route: PublicRoute::Asset, app: None, path_parameters: vec![file.to_owned()] };
+        }
+        let Some((id, route)) = PageRoute::find(path) else { return Lookup::NotFound };
+        match self.state.apps.get(id).filter(|app| app.pages.is_some()) {
+            Some(app) => Lookup::Route { route: PublicRoute::Page(route), app: Some(app), path_parameters: Vec::new() },
+            None => Lookup::NotFound,
+        }
     }
 }
 
 impl<S: Ports> Endpoints for PublicEndpoints<S> {
-    type Route = Route;
+    type Route = PublicRoute;
 
     const LISTENER: &'static str = "public";
 
-    fn find(&self, method: &Method, path: &str) -> Lookup<Route> {
-        Lookup::find(&self.state.apps, method, path)
+    fn find(&self, method: &Method, path: &str) -> Lookup<PublicRoute> {
+        match Lookup::<Route>::find(&self.state.apps, method, path) {
+            Lookup::NotFound => self.find_page(path),
+            found => found.map(PublicRoute::Api),
+        }
     }
 
-    fn name(route: Route) -> &'static str {
-        route.name()
+    fn name(route: PublicRoute) -> &'static str {
+        match route {
+            PublicRoute::Api(route) => route.name(),
+            PublicRoute::Page(route) => route.name(),
+            PublicRoute::Asset => "page-asset",
+        }
     }
 
-    fn path_template(route: Route) -> Option<&'static str> {
-        Some(route.path_template())
+    fn path_template(route: PublicRoute) -> Option<&'static str> {
+        Some(match route {
+            PublicRoute::Api(route) => route.path_template(),
+            PublicRoute::Page(route) => route.path_template(),
+            PublicRoute::Asset => "/assets/{FILE}",
+        })
     }
 
     /// The ingress calls forward auth for every request and has its own log.
-    fn is_logged_at_debug(route: Route) -> bool {
-        matches!(route, Route::Authorize | Route::AuthorizeBelow)
+    fn is_logged_at_debug(route: PublicRoute) -> bool {
+        route.is_forward_auth()
     }
 
     /// The ingress waits for forward auth before it lets a request through. A held refusal would block a connection
     /// that the ingress uses for all clients.
-    fn can_hold_refusal(route: Route) -> bool {
-        !matches!(route, Route::Authorize | Route::AuthorizeBelow)
+    fn can_hold_refusal(route: PublicRoute) -> bool {
+        !route.is_forward_auth()
     }
 
-    /// No page calls forward auth itself. If the response of forward auth had CORS headers, the ingress would copy them
-    /// into the response that the page gets.
-    fn has_cors(route: Route) -> bool {
-        !matches!(route, Route::Authorize | Route::AuthorizeBelow)
+    /// No web page calls forward auth itself. If the response of forward auth had CORS headers, the ingress would copy
+    /// them into the response that the web page gets. No other site may read the hosted pages.
+    fn has_cors(route: PublicRoute) -> bool {
+        matches!(route, PublicRoute::Api(_)) && !route.is_forward_auth()
     }
 
-    async fn call(&self, route: Route, app: Option<Arc<App>>, request: InboundRequest) -> Result<Response, Problem> {
-        endpoints::call(route, &self.state, &self.openapi, app.as_deref(), request).await
+    async fn call(
+        &self,
+        route: PublicRoute,
+        app: Option<Arc<App>>,
+        request: InboundRequest,
+    ) -> Result<Response, Problem> {
+        match (route, app) {
+            (PublicRoute::Api(route), app) => {
+                endpoints::call(route, &self.state, &self.openapi, app.as_deref(), request).await
+            }
+            (PublicRoute::Page(route), Some(app)) => {
+                // Boxed, so that the future of every request is not as large as that of a page.
+                self.pages.handle(&self.state, route, &app, request).boxed().await
+            }
+            (PublicRoute::Page(_), None) => Err(Problem::not_found()),
+            (PublicRoute::Asset, _) => pages::asset(&request),
+        }
+    }
+}
+
+// === impl PublicRoute ===
+
+impl PublicRoute {
+    fn is_forward_auth(self) -> bool {
+        matches!(self, Self::Api(Route::Authorize | Route::AuthorizeBelow))
     }
 }

@@ -4,7 +4,7 @@ use std::{borrow::Cow, time::Duration};
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, StatusCode, Uri,
+    HeaderMap, Method, StatusCode, Uri,
     header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE},
 };
 use http_body_util::BodyExt;
@@ -49,8 +49,11 @@ const FORM_MEDIA_TYPE: &str = "application/x-www-form-urlencoded";
 
 /// A request after routing.
 pub struct InboundRequest {
+    pub method: Method,
     pub headers: HeaderMap,
     pub uri: Uri,
+    /// The value of `X-Request-Id` in the response.
+    pub id: String,
     /// The texts at the placeholders of the path except `{APPID}`, in their order.
     pub path_parameters: Vec<String>,
     pub body: Incoming,
@@ -313,7 +316,8 @@ impl InboundRequest {
     }
 }
 
-fn parse_fields<T: RequestBody>(object: Map<String, Value>) -> Result<T, Problem> {
+/// Parses the fields of an object. The error names every invalid field.
+pub fn parse_fields<T: RequestBody>(object: Map<String, Value>) -> Result<T, Problem> {
     let mut fields = Fields { object, invalid: Vec::new() };
     match T::read(&mut fields) {
         Some(value) if fields.invalid.is_empty() => Ok(value),

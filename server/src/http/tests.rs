@@ -45,6 +45,7 @@ mod errors;
 mod failing_stores;
 mod http2;
 mod operations;
+mod pages;
 mod refusals;
 mod routing;
 mod slow_endpoint;

@@ -31,6 +31,7 @@ use crate::{
         code::{Code, CodePurpose, CodeRecord},
         email::Email,
         mail::{EpochChange, Mail, MailKind},
+        pages::PagesUrl,
         ports::{ClaimedRow, Codes, DeliveryOutcome, OutboxTask, Replication, Sessions, StoreError, Users},
         session::Profile,
         user::{User, UserId},
@@ -176,7 +177,8 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
                 | MailKind::AddressChanged
                 | MailKind::NewSignIn => app.doc.mail.confirm_url.as_ref(),
             };
-            url = template.map_or_else(String::new, |url| link::fill_template(url, &code, recipient.address.as_str()));
+            let template = template.map(|url| url.as_str().to_owned()).or_else(|| self.page_template(app, mail.kind));
+            url = template.map_or_else(String::new, |url| link::fill_template(&url, &code, recipient.address.as_str()));
             expires_at = format_time(end);
         }
         let values = TemplateValues {
@@ -196,6 +198,21 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
             Ok(address) => Ok(OutgoingMail { id: claimed.id, to: Mailbox::new(None, address), date: now, content }),
             Err(_) => Err("the address is not one that mail can be sent to".to_owned()),
         })
+    }
+
+    /// The link to the hosted page, for an App that names no page of its own. `None` if the App has no hosted pages.
+    fn page_template(&self, app: &App, kind: MailKind) -> Option<String> {
+        app.pages.as_ref()?;
+        let path = match kind {
+            MailKind::Reset | MailKind::Invitation => "reset?code={code}&email={email}",
+            MailKind::Confirm
+            | MailKind::AccountExists
+            | MailKind::PasswordChanged
+            | MailKind::AddressChanging
+            | MailKind::AddressChanged
+            | MailKind::NewSignIn => "confirm?code={code}",
+        };
+        Some(PagesUrl::new(app, self.apps.held_pages_host(app)).page(path))
     }
 
     fn retry_or_give_up(
@@ -674,6 +691,14 @@ mod tests {
 
         async fn session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Option<LiveSession>, StoreError> {
             unreachable!("a mail reads no session")
+        }
+
+        async fn browser_session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Option<LiveSession>, StoreError> {
+            unreachable!("a mail reads no session")
+        }
+
+        async fn renew_browser_session(&self, _: &AppId, _: &NewSession) -> Result<bool, StoreError> {
+            unreachable!("a mail renews no session")
         }
 
         async fn sessions(&self, _: &AppId, _: UserId) -> Result<Vec<SessionInfo>, StoreError> {

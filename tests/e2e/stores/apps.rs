@@ -54,6 +54,7 @@ async fn register_user(fixture: &Fixture, number: usize) -> Result<NewUser, Stor
 async fn open_session(fixture: &Fixture, user: UserId) -> SessionId {
     let id = SessionId(Uuid::from_u128(rand::random()));
     let session = NewSession {
+        kind: None,
         id,
         user,
         epoch: Epoch(1),

@@ -80,6 +80,7 @@ pub(super) fn loaded_app(fixture: &Fixture) -> App {
         administrators: Vec::new(),
         importers: Vec::new(),
         webhooks: Vec::new(),
+        pages: None,
         unverified_retention_days: 30,
         audit_retention_days: 365,
         providers: Vec::new(),

@@ -67,6 +67,7 @@ async fn user_of(fixture: &Fixture, email: &str) -> Option<User> {
 
 async fn open_session(stores: &Stores, fixture: &Fixture, user: &User, idle_seconds: u32) -> OpenOutcome {
     let session = NewSession {
+        kind: None,
         id: SessionId(Uuid::from_u128(rand::random())),
         user: user.id,
         epoch: user.epoch,

@@ -235,6 +235,7 @@ impl Episode {
     async fn log_in(&mut self, epoch: i64) {
         let id = SessionId(Uuid::from_u128(self.rng.random()));
         let session = NewSession {
+            kind: None,
             id,
             user: self.user,
             epoch: Epoch(epoch),

@@ -34,6 +34,7 @@ fn a_profile(version: i64, name: &str) -> Profile {
 
 fn a_session(user: UserId, epoch: i64) -> NewSession {
     NewSession {
+        kind: None,
         id: SessionId(Uuid::from_u128(rand::random())),
         user,
         epoch: Epoch(epoch),

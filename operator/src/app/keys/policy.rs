@@ -16,7 +16,7 @@ pub(crate) struct KeyPolicy {
     pub(crate) algorithm: SigningAlgorithm,
     /// Lifetime of an access token, in seconds.
     pub(crate) access_lifetime_seconds: u32,
-    /// The longest lifetime of sessions and emailed codes, in seconds. A refresh token is valid until the absolute end
+    /// The longest lifetime of sessions, also of browsers, and of emailed codes, in seconds. A refresh token is valid until the absolute end
     /// of its session at the latest. Nothing moves this absolute end.
     pub(crate) session_lifetime_seconds: u32,
     pub(crate) rotation_days: u32,
@@ -34,10 +34,11 @@ impl KeyPolicy {
     pub(crate) fn for_app(app: &ValidatedApp, annotations: &BTreeMap<String, String>) -> Self {
         let sessions = app.tokens.session_lifetime_seconds;
         let codes = app.mail.longest_code_lifetime_seconds();
+        let browser_sessions = app.pages.as_ref().map_or(0, |pages| pages.session.lifetime_seconds);
         Self {
             algorithm: app.signing_algorithm(),
             access_lifetime_seconds: app.tokens.access_lifetime_seconds,
-            session_lifetime_seconds: sessions.max(codes),
+            session_lifetime_seconds: sessions.max(codes).max(browser_sessions),
             rotation_days: app.key_rotation_days,
             rotate_request: annotations.get(ROTATE_KEYS_ANNOTATION).map(|value| digest_if_long(value)),
             revoke_id: annotations.get(REVOKE_KEY_ANNOTATION).filter(|id| !id.is_empty()).cloned(),

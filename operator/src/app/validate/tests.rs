@@ -8,7 +8,7 @@ use crate::{
     manifests::{Manifests, Schemas},
 };
 
-fn settings() -> Settings {
+pub(super) fn settings() -> Settings {
     Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false }
 }
 
@@ -18,6 +18,11 @@ fn development_settings() -> Settings {
 
 /// Returns the facts of the App `shop/shop` with this spec, which can reference the objects of [`MANIFESTS`].
 fn facts(spec: Value) -> AppFacts {
+    facts_from(spec, MANIFESTS)
+}
+
+/// The facts of the App `shop/shop` with this spec, which can reference these objects.
+pub(super) fn facts_from(spec: Value, objects: &str) -> AppFacts {
     let app: App = serde_json::from_value(json!({
         "apiVersion": "latchkey.dev/v1alpha1",
         "kind": "App",
@@ -26,9 +31,9 @@ fn facts(spec: Value) -> AppFacts {
     }))
     .unwrap();
     let mut manifests = Manifests::default();
-    manifests.add_file("a.yaml", MANIFESTS, &Schemas::new(true).unwrap());
+    manifests.add_file("a.yaml", objects, &Schemas::new(true).unwrap());
     assert_eq!(manifests.rejected, []);
-    resolve::resolve(app, Ownership::Ours, &manifests)
+    resolve::resolve(app, Ownership::Ours, true, &manifests)
 }
 
 const MANIFESTS: &str = r#"
@@ -79,7 +84,7 @@ fn valid(spec: Value) -> ValidatedApp {
 
 /// Asserts that there is exactly one field error. Returns the App without the error, and the error.
 #[track_caller]
-fn only_error(facts: &AppFacts) -> (ValidatedApp, FieldError) {
+pub(super) fn only_error(facts: &AppFacts) -> (ValidatedApp, FieldError) {
     let mut app = validate(facts, &settings()).unwrap();
     assert_eq!(app.field_errors.len(), 1, "{:?}", app.field_errors);
     let error = app.field_errors.remove(0);

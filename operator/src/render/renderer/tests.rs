@@ -623,6 +623,72 @@ fn a_document_has_the_lowest_format_that_its_app_needs() {
     assert_eq!((document.format, document.administrators.len(), document.importers.len()), (2, 1, 1));
     assert_eq!(document.importers[0].name, "loader");
     // Servers that know only format 1 read the document, because `administrators` has no role that they do not know.
-    let text = fs::read_to_string(folders.path("to/shop.json")).unwrap();
-    assert!(!text.contains("Importer"), "{text}");
+    let with_importer = fs::read_to_string(folders.path("to/shop.json")).unwrap();
+    assert!(!with_importer.contains("Importer"), "{with_importer}");
+
+    let pages = |mode: &str| {
+        format!("{{ webhooks: [{{ name: sync, events: [user.deleted], {pull} }}], pages: {{ mode: {mode} }} }}")
+    };
+    folders.write("shop.yaml", app("shop", "shop", &pages("Disabled")));
+    folders.run();
+    let document = folders.document("shop").unwrap();
+    assert_eq!((document.format, document.pages), (2, None));
+    folders.write("shop.yaml", app("shop", "shop", &pages("Enabled")));
+    folders.run();
+    let document = folders.document("shop").unwrap();
+    assert_eq!((document.format, document.webhooks.len(), document.pages.is_some()), (3, 1, true));
+}
+
+#[test]
+fn of_two_apps_with_one_pages_host_the_first_by_file_and_place_has_it() {
+    let folders = Folders::new();
+    let pages = "{ pages: { mode: Enabled, host: login.example.com } }";
+    folders.write("b.yaml", app("b", "first", pages));
+    folders.write("a.yaml", format!("{}---\n{}", app("a", "two", pages), app("a", "three", pages)));
+    // Neither has the host: its pages are disabled; its appID belongs to another App.
+    let disabled = "{ pages: { mode: Disabled, host: login.example.com } }";
+    folders.write("0.yaml", format!("{}---\n{}", app("a", "off", disabled), app("c", "off", pages)));
+    let summary = folders.run();
+    let rejected: Vec<_> = summary.rejected.iter().filter(|line| line.contains("spec.pages.host")).collect();
+    assert_eq!(rejected.len(), 2, "{:?}", summary.rejected);
+    assert_eq!(
+        *rejected[0],
+        "a.yaml (document 2): App a/three: field spec.pages.host: another App has the host login.example.com; set \
+         another host. The pages are on the host of the installation until then"
+    );
+    assert!(rejected[1].starts_with("b.yaml (document 1): App b/first: "), "{rejected:?}");
+    let host = |app_id: &str| folders.document(app_id).unwrap().pages.unwrap().host;
+    assert_eq!(host("two").unwrap().as_str(), "login.example.com");
+    assert_eq!((host("three"), host("first")), (None, None));
+
+    folders.remove("a.yaml");
+    folders.run();
+    assert!(host("first").is_some(), "the host is free");
+}
+
+#[test]
+fn logo_and_texts_are_rendered_from_config_maps() {
+    let folders = Folders::new();
+    let pages =
+        "{ pages: { mode: Enabled, theme: { logoRef: { name: brand, key: logo } }, textsRef: { name: texts } } }";
+    folders.write("shop.yaml", app("shop", "shop", pages));
+    let summary = folders.run();
+    assert_eq!((summary.rejected.len(), summary.unresolved.len()), (0, 2), "the ConfigMaps can be elsewhere");
+    let config_map = |name: &str, data: &str| {
+        format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{ name: {name}, namespace: shop }}\n{data}\n")
+    };
+    folders.write("brand.yaml", config_map("brand", "binaryData: { logo: iVBORw0KGgoAAAANSUhEUg== }"));
+    folders.write("texts.yaml", config_map("texts", "data: { en.ftl: \"no-such-text = x\" }"));
+    let summary = folders.run();
+    assert_eq!((summary.rejected.len(), summary.unresolved.len()), (1, 0), "{summary:?}");
+    assert!(summary.rejected[0].contains("spec.pages.textsRef: texts/en.ftl:1: no-such-text: "), "{summary:?}");
+    let logo = folders.document("shop").unwrap().pages.unwrap().theme.logo.unwrap();
+    assert_eq!((logo.content_type.as_str(), logo.data.0.len()), ("image/png", 16));
+
+    folders.write("brand.yaml", config_map("brand", "binaryData: { logo: '***hush***' }"));
+    let rejected = folders.run().rejected;
+    let line = "brand.yaml (document 1): ConfigMap shop/brand: field binaryData.logo: must be base64; plain text goes \
+                under data";
+    assert!(rejected.contains(&line.to_owned()), "{rejected:?}");
+    assert!(rejected.iter().any(|line| line.contains("field spec.pages.theme.logoRef: ConfigMap brand is not valid")));
 }

@@ -4,7 +4,7 @@ use crate::domain::{
     audit::{Event, EventKind},
     authentication::{AuthenticatedSession, AuthenticationError},
     call::Call,
-    code::{CodePurpose, CodeRecord},
+    code::{CodeKey, CodePurpose, CodeRecord},
     epochs::{propagate_epoch, propagate_epoch_change},
     error::CommonError,
     login_limits::remember_client,
@@ -43,6 +43,17 @@ impl<E: Into<CommonError>> From<E> for ConfirmError {
     }
 }
 
+/// A confirmation that is applied, before the client gets its session.
+pub(in crate::domain) struct AppliedConfirmation {
+    pub(in crate::domain) user: User,
+    /// The session that continues, at the raised epoch.
+    pub(in crate::domain) kept_session: Option<Session>,
+    /// The id of the session to open if no session continues. Only this session can set a password without the old one,
+    /// if the account was contested.
+    pub(in crate::domain) new_session: SessionId,
+    pub(in crate::domain) was_contested: bool,
+}
+
 /// Confirms an email address with the code of a mail. Returns tokens of the session of `bearer` if this session belongs
 /// to the user who got the code, otherwise tokens of a new session.
 pub async fn confirm<S: Users + OwnAccounts + Outbox + RateLimits + Codes + Sessions + AuditLog>(
@@ -51,35 +62,70 @@ pub async fn confirm<S: Users + OwnAccounts + Outbox + RateLimits + Codes + Sess
     bearer: Option<&str>,
 ) -> Result<Confirmed, ConfirmError> {
     let permit = call.stores.acquire(call.app_id(), rate_limits::codes(call.app, call.client_address())).await?;
-    let outcome = apply_confirmation_code(call, code, bearer).await;
+    let outcome = confirm_with_tokens(call, code, bearer).await;
     if !matches!(outcome, Err(ConfirmError::InvalidCode)) {
         call.stores.release(call.app_id(), permit).await;
     }
     outcome
 }
 
-async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + Codes + Sessions + AuditLog>(
+async fn confirm_with_tokens<S: Users + OwnAccounts + Outbox + RateLimits + Codes + Sessions + AuditLog>(
     call: Call<'_, S>,
     code: &str,
     bearer: Option<&str>,
 ) -> Result<Confirmed, ConfirmError> {
-    let found = find_code(call, code, &[CodePurpose::Confirm, CodePurpose::Change]).await?;
-    let (key, record) = found.ok_or(ConfirmError::InvalidCode)?;
+    let (key, record) = find_confirmation_code(call, code).await?;
     let bearer_session = bearer_session_of(call, bearer, record.user).await?;
+    let AppliedConfirmation { user, kept_session, new_session, was_contested } =
+        apply_confirmation(call, &key, &record, bearer_session).await?;
+    let tokens = match kept_session {
+        Some(session) => token::issue_tokens(call.app, call.env, &user.profile(), &session)?,
+        // No session is opened if the epoch has risen again. The code is consumed, so the client gets the error for a
+        // consumed code.
+        None => {
+            let opened = open_session_with_id(call, &user, new_session, Amr::Code).await?;
+            opened.ok_or(ConfirmError::InvalidCode)?
+        }
+    };
+    remember_client(call, &user).await;
+    Ok(Confirmed { user, tokens, password_required: was_contested })
+}
+
+/// Finds the code of a confirmation. Does not consume the code.
+pub(in crate::domain) async fn find_confirmation_code<S: Codes>(
+    call: Call<'_, S>,
+    code: &str,
+) -> Result<(CodeKey, CodeRecord), ConfirmError> {
+    let found = find_code(call, code, &[CodePurpose::Confirm, CodePurpose::Change]).await?;
+    found.ok_or(ConfirmError::InvalidCode)
+}
+
+/// Consumes the code, and confirms the address. `kept_session` is the client's live session, if it belongs to the user
+/// of the code: this session continues.
+pub(in crate::domain) async fn apply_confirmation<S>(
+    call: Call<'_, S>,
+    key: &CodeKey,
+    record: &CodeRecord,
+    kept_session: Option<Session>,
+) -> Result<AppliedConfirmation, ConfirmError>
+where
+    S: Users + OwnAccounts + Outbox + Codes + Sessions,
+{
     // Only the account that requested a new email address can confirm it. For anybody else the code is not consumed.
     if record.purpose == CodePurpose::Change
-        && bearer_session.as_ref().is_none_or(|session| session.epoch != record.epoch)
+        && kept_session.as_ref().is_none_or(|session| session.epoch != record.epoch)
     {
         return Err(ConfirmError::InvalidCode);
     }
-    let record = call.stores.consume_code(call.app_id(), &key).await?.ok_or(ConfirmError::InvalidCode)?;
-    let session = bearer_session.as_ref().map_or_else(|| SessionId(call.env.new_uuid()), |session| session.id);
-    let applied = match (record.purpose, &bearer_session) {
+    let record = call.stores.consume_code(call.app_id(), key).await?.ok_or(ConfirmError::InvalidCode)?;
+    let new_session = SessionId(call.env.new_uuid());
+    let session = kept_session.as_ref().map_or(new_session, |session| session.id);
+    let applied = match (record.purpose, &kept_session) {
         (CodePurpose::Change, Some(_)) => change_address(call, &record, session).await,
         (CodePurpose::Change, None) => Ok(None),
         (CodePurpose::Confirm | CodePurpose::Reset, _) => {
             let event = Event {
-                session: bearer_session.as_ref().map(|session| session.id),
+                session: kept_session.as_ref().map(|session| session.id),
                 ..call.event(EventKind::Confirmed, record.user)
             };
             let change = Confirmation {
@@ -87,36 +133,23 @@ async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + 
                 epoch: record.epoch,
                 address: record.address.clone(),
                 session,
-                keeps_session: bearer_session.is_some(),
+                keeps_session: kept_session.is_some(),
                 at: event.at,
                 event,
             };
             call.stores.confirm_address(call.app_id(), change).await
         }
     };
-    let changed = match applied {
+    let ChangedUser { user, was_contested } = match applied {
         Ok(changed) => changed.ok_or(ConfirmError::InvalidCode)?,
         Err(error) => {
-            restore_code(call, &key, &record).await;
+            restore_code(call, key, &record).await;
             return Err(error.into());
         }
     };
-    let user = changed.user;
-    propagate_epoch(call, &user, bearer_session.as_ref().map(|session| session.id)).await;
-    let tokens = match bearer_session {
-        Some(session) => {
-            let session = Session { epoch: user.epoch, ..session };
-            token::issue_tokens(call.app, call.env, &user.profile(), &session)?
-        }
-        // No session is opened if the epoch has risen again. The code is consumed, so the client gets the error for a
-        // consumed code.
-        None => {
-            let opened = open_session_with_id(call, &user, session, Amr::Code).await?;
-            opened.ok_or(ConfirmError::InvalidCode)?
-        }
-    };
-    remember_client(call, &user).await;
-    Ok(Confirmed { user, tokens, password_required: changed.was_contested })
+    propagate_epoch(call, &user, kept_session.as_ref().map(|session| session.id)).await;
+    let kept_session = kept_session.map(|session| Session { epoch: user.epoch, ..session });
+    Ok(AppliedConfirmation { user, kept_session, new_session, was_contested })
 }
 
 /// Makes the pending email address the address of the account. Deletes an unverified account that had this address.

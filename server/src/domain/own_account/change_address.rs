@@ -8,7 +8,7 @@ use super::{
 };
 use crate::domain::{
     audit::EventKind,
-    authentication::{AuthenticatedSession, is_recent_login},
+    authentication::AuthenticatedSession,
     call::Call,
     email::Email,
     mail_limits::{acquire_mail_limit, release_mail_limit},
@@ -65,7 +65,7 @@ pub async fn request_address_change<S: Users + OwnAccounts + RateLimits + Passwo
         match &request.password {
             Some(password) => check_password(call, &user, password, is_limit_acquired).await?,
             // A recent login is enough only if the account has no password.
-            None if user.password_hash.is_none() && is_recent_login(call.env, &signed_in.session) => {
+            None if user.password_hash.is_none() && signed_in.is_recent(call.env) => {
                 if !is_limit_acquired {
                     let checks = rate_limits::logins(call.app, call.client_address());
                     call.stores.acquire(call.app_id(), checks).await?;

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::domain::{
     audit::EventKind,
-    authentication::{AuthenticatedSession, is_recent_login},
+    authentication::AuthenticatedSession,
     call::Call,
     epochs::propagate_epoch,
     login_limits::{acquire_login_attempt_limit, acquire_login_failure_limits},
@@ -57,9 +57,8 @@ pub async fn change_password<S: OwnAccounts + RateLimits + PasswordHasher + Sess
     loop {
         let user = load_user(call, signed_in).await?;
         require_verified_address(&user)?;
-        let is_authenticated = request.current.is_some()
-            || is_recent_login(call.env, &signed_in.session)
-            || can_set_first_password(&user, session);
+        let is_authenticated =
+            request.current.is_some() || signed_in.is_recent(call.env) || can_set_first_password(&user, session);
         if !is_authenticated {
             return Err(OwnAccountError::ReauthenticationRequired.into());
         }

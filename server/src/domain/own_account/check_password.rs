@@ -13,7 +13,7 @@ use crate::domain::{
 
 /// Acquires the rate limits of a login and checks the password. If `is_limit_acquired`, the request was already counted
 /// as a login, and only the rate limits on wrong passwords are acquired.
-pub(super) async fn check_password<S: RateLimits + PasswordHasher + AuditLog>(
+pub(in crate::domain) async fn check_password<S: RateLimits + PasswordHasher + AuditLog>(
     call: Call<'_, S>,
     user: &User,
     password: &Password,

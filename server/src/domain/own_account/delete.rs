@@ -6,7 +6,7 @@ use super::{
 };
 use crate::domain::{
     audit::EventKind,
-    authentication::{AuthenticatedSession, is_recent_login},
+    authentication::AuthenticatedSession,
     call::Call,
     epochs::propagate_epoch_change,
     mail::EpochChange,
@@ -29,7 +29,7 @@ pub async fn delete_account<S: OwnAccounts + RateLimits + PasswordHasher + Sessi
                 check_password(call, &user, password, is_limit_acquired).await?;
                 is_limit_acquired = true;
             }
-            None if is_recent_login(call.env, &signed_in.session) => {}
+            None if signed_in.is_recent(call.env) => {}
             None => return Err(OwnAccountError::ReauthenticationRequired),
         }
         let event = signed_in.event(call, EventKind::UserDeleted);

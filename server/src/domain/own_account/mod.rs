@@ -11,5 +11,6 @@ mod rename;
 pub use account::{OwnAccountError, load_user};
 pub use change_address::{ChangeAddressError, ChangeAddressInput, PendingAddressChange, request_address_change};
 pub use change_password::{ChangePasswordError, ChangePasswordInput, change_password};
+pub(in crate::domain) use check_password::check_password;
 pub use delete::delete_account;
 pub use rename::rename_user;

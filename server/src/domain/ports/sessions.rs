@@ -27,7 +27,8 @@ pub trait Sessions: Sync {
     /// recently used one ends.
     fn open_session(&self, app: &AppId, session: &NewSession) -> impl Future<Output = StoreResult<OpenOutcome>> + Send;
 
-    /// Returns a live session, or `None` if it has ended, has expired or has an older epoch.
+    /// Returns a live session of the App, or `None` if it has ended, has expired or has an older epoch, and for a session of
+    /// another kind: an access token must not work for a browser session.
     fn session(
         &self,
         app: &AppId,
@@ -35,7 +36,24 @@ pub trait Sessions: Sync {
         session: SessionId,
     ) -> impl Future<Output = StoreResult<Option<LiveSession>>> + Send;
 
-    /// Returns the live sessions of a user, the most recently used first.
+    /// Returns a live browser session, or `None` if it has ended, has expired or has an older epoch, and for any other session.
+    fn browser_session(
+        &self,
+        app: &AppId,
+        user: UserId,
+        session: SessionId,
+    ) -> impl Future<Output = StoreResult<Option<LiveSession>>> + Send;
+
+    /// Records that the user of a live browser session has logged in again: `auth_time`, `amr`, the end and the idle
+    /// time change, and the profile is stored. Returns false, and changes nothing, if there is no live browser session
+    /// with this id at exactly this epoch.
+    fn renew_browser_session(
+        &self,
+        app: &AppId,
+        session: &NewSession,
+    ) -> impl Future<Output = StoreResult<bool>> + Send;
+
+    /// Returns the live sessions of a user, of all kinds, the most recently used first.
     fn sessions(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Vec<SessionInfo>>> + Send;
 
     /// Decides the outcome of a refresh. The HMAC of the token must be valid. Always takes one round trip to Redis.

@@ -31,6 +31,7 @@ pub(in crate::domain) async fn open_session_with_id<S: Sessions + AuditLog>(
 ) -> Result<Option<Tokens>, CommonError> {
     let now = call.env.now();
     let new = NewSession {
+        kind: None,
         id,
         user: user.id,
         epoch: user.epoch,

@@ -10,9 +10,10 @@ use super::{
 use crate::domain::{
     call::Call,
     error::CommonError,
-    flow::{Flow, FlowBinding, FlowState, LOGIN_CODE_SECONDS, LoginCode, PendingLogin},
-    identity::{AuthorizationCodeGrant, AuthorizationError, ProviderOperation},
+    flow::{Flow, FlowBinding, FlowState, LOGIN_CODE_SECONDS, LoginCode, PageLogin, PendingLogin},
+    identity::{AuthorizationCodeGrant, AuthorizationError, ProviderOperation, VerifiedIdentity},
     login_limits::remember_client,
+    pages::{SocialPurpose, SocialState},
     ports::{AuditLog, Flows, Identities, Outbox, Providers, RateLimits, Sessions, Users},
     redirect::{self, ParameterLocation, RedirectNotAllowed, RedirectTarget},
 };
@@ -27,6 +28,8 @@ pub struct CallbackInput<'a> {
     pub posted_user: Option<&'a str>,
     /// The sealed flows in the browser's cookies for this state.
     pub sealed: Vec<&'a str>,
+    /// The URL of the page *continue*. `None` if the App has no pages.
+    pub continue_url: Option<&'a str>,
 }
 
 /// How a flow ends, and where the browser goes.
@@ -92,15 +95,10 @@ where
             (flow, FlowBinding::Unbound)
         }
     };
-    // A redirect URL that is no longer on the list gets nothing, not even an error.
-    let target = flow
-        .target
-        .as_ref()
-        .map(|reference| redirect::find_target(&call.app.doc.redirect_urls, reference))
-        .transpose()?;
+    let FlowTarget { target, purpose } = find_target(call, &flow, returned.continue_url)?;
     let parameter_location = match call.app.doc.callback_mode {
-        CallbackMode::Query | CallbackMode::Code => ParameterLocation::Query,
-        CallbackMode::Fragment => ParameterLocation::Fragment,
+        CallbackMode::Fragment if purpose.is_none() => ParameterLocation::Fragment,
+        CallbackMode::Query | CallbackMode::Code | CallbackMode::Fragment => ParameterLocation::Query,
     };
     // The permit is acquired before the state is used, so that the browser can repeat a callback for which there is no
     // capacity.
@@ -117,25 +115,47 @@ where
         }
     };
     let outcome = match call.stores.consume_flow(call.app_id(), &id, binding).await {
-        Ok(true) => complete_login(call, provider, permit, &returned, &flow, target.as_ref()).await,
+        Ok(true) => match identify(call, provider, permit, &returned, &flow).await {
+            Ok(identity) => {
+                let attempt = LoginAttempt { call, provider };
+                complete_login(attempt, &identity, &flow, target.as_ref(), purpose).await
+            }
+            Err(error) => Err(error),
+        },
         Ok(false) => return Err(CallbackError::InvalidState),
         Err(error) => Err(error.into()),
     };
     Ok(FinishedFlow { target, parameter_location, app_state: flow.app_state, is_state_used: true, outcome })
 }
 
-/// Calls the provider and logs the user in, after this callback has used the state.
-async fn complete_login<S>(
+/// Where a flow ends.
+struct FlowTarget {
+    /// `None` if the App has no redirect URLs.
+    target: Option<RedirectTarget>,
+    /// Why a page started the flow. `None` if the application started it.
+    purpose: Option<SocialPurpose>,
+}
+
+/// Finds the target of a flow again. A redirect URL that is no longer on the list gets nothing, not even an error.
+fn find_target<S>(call: Call<'_, S>, flow: &Flow, continue_url: Option<&str>) -> Result<FlowTarget, CallbackError> {
+    let page = continue_url.map(RedirectTarget::from_page);
+    if let Some(page) = page.filter(|page| flow.target.as_ref() == Some(page.reference())) {
+        let state = flow.app_state.as_deref().and_then(|state| SocialState::open(call.app, state, call.env.now()));
+        let state = state.ok_or(CallbackError::InvalidState)?;
+        return Ok(FlowTarget { target: Some(page), purpose: Some(state.purpose) });
+    }
+    let find = |reference| redirect::find_target(&call.app.doc.redirect_urls, reference);
+    Ok(FlowTarget { target: flow.target.as_ref().map(find).transpose()?, purpose: None })
+}
+
+/// Calls the provider, after this callback has used the state.
+async fn identify<S: Providers>(
     call: Call<'_, S>,
     provider: &RenderedProvider,
     permit: S::Permit,
     returned: &CallbackInput<'_>,
     flow: &Flow,
-    target: Option<&RedirectTarget>,
-) -> Result<FlowResult, ProviderLoginError>
-where
-    S: Users + Identities + RateLimits + Outbox + Sessions + Flows + Providers + AuditLog,
-{
+) -> Result<VerifiedIdentity, ProviderLoginError> {
     let code = match (returned.error, returned.code) {
         (Some(error), _) => {
             // An error from another issuer is not an error of this provider (RFC 9207, 2.4).
@@ -153,31 +173,54 @@ where
         iss: returned.iss,
         posted_user: returned.posted_user,
     };
-    let identity = call.stores.exchange_code(&permit, provider, &grant).await?;
-    drop(permit);
-    let attempt = LoginAttempt { call, provider };
-    match &flow.code_challenge {
-        None => attempt.log_in(&identity).await.map(|session| FlowResult::Session(Box::new(session))),
-        Some(challenge) => {
-            let user = attempt.find_or_create_user(&identity).await?;
-            let code = LoginCode::generate(call.env);
-            let now = call.env.now().unix_timestamp();
-            let login = PendingLogin {
-                user: user.id,
-                epoch: user.epoch,
-                profile: user.profile(),
-                redirect_url: target.map(|target| target.as_str().to_owned()),
-                challenge: challenge.clone(),
-                auth_time: now,
-                ip: call.client.ip.to_string(),
-                user_agent: call.client.user_agent.clone(),
-                expires_at: now + LOGIN_CODE_SECONDS,
-            };
-            call.stores.store_login(call.app_id(), &code.key(), &login).await?;
-            remember_client(call, &user).await;
-            Ok(FlowResult::Code(code))
+    Ok(call.stores.exchange_code(&permit, provider, &grant).await?)
+}
+
+/// Logs the user in, or stores the login for the exchange of a one-time code.
+async fn complete_login<S>(
+    attempt: LoginAttempt<'_, S>,
+    identity: &VerifiedIdentity,
+    flow: &Flow,
+    target: Option<&RedirectTarget>,
+    purpose: Option<SocialPurpose>,
+) -> Result<FlowResult, ProviderLoginError>
+where
+    S: Users + Identities + RateLimits + Outbox + Sessions + Flows + AuditLog,
+{
+    let Some(challenge) = &flow.code_challenge else {
+        return attempt.log_in(identity).await.map(|session| FlowResult::Session(Box::new(session)));
+    };
+    let call = attempt.call;
+    let (user, page) = match purpose {
+        None => (attempt.find_or_create_user(identity).await?, None),
+        Some(SocialPurpose::LogIn) => (attempt.find_or_create_user(identity).await?, Some(PageLogin::LogIn)),
+        // The page links the identity, if the session is still live then. No account is found or created.
+        Some(SocialPurpose::Link { user, .. }) => {
+            let user = call.stores.user(call.app_id(), user).await?.filter(|user| !user.disabled);
+            let link = PageLogin::Link(attempt.identity_to_link(identity));
+            (user.ok_or(ProviderLoginError::Disabled)?, Some(link))
         }
+    };
+    let is_login = !matches!(page, Some(PageLogin::Link(_)));
+    let code = LoginCode::generate(call.env);
+    let now = call.env.now().unix_timestamp();
+    let login = PendingLogin {
+        user: user.id,
+        epoch: user.epoch,
+        profile: user.profile(),
+        redirect_url: target.map(|target| target.as_str().to_owned()),
+        challenge: challenge.clone(),
+        auth_time: now,
+        ip: call.client.ip.to_string(),
+        user_agent: call.client.user_agent.clone(),
+        expires_at: now + LOGIN_CODE_SECONDS,
+        page,
+    };
+    call.stores.store_login(call.app_id(), &code.key(), &login).await?;
+    if is_login {
+        remember_client(call, &user).await;
     }
+    Ok(FlowResult::Code(code))
 }
 
 /// Parses the error code of a provider. Some providers (Apple, LinkedIn) have their own codes for a login that the user

@@ -51,7 +51,7 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
 ) -> Result<ExchangedSession, CodeExchangeError> {
     let key = LoginCode::parse(exchange.code).ok_or(CodeExchangeError::InvalidGrant)?.key();
     let found = call.stores.find_login(call.app_id(), &key).await?;
-    let found = found.ok_or(CodeExchangeError::InvalidGrant)?;
+    let found = found.filter(|found| found.login.page.is_none()).ok_or(CodeExchangeError::InvalidGrant)?;
     let login = found.login;
     if let Some(session) = found.session {
         call.stores.end_session(call.app_id(), login.user, session).await?;
@@ -69,6 +69,7 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
     let ip = login.ip.parse().map_err(|_| CodeExchangeError::InvalidGrant)?;
     let client = ClientInfo { ip, user_agent: login.user_agent.clone() };
     let new = NewSession {
+        kind: None,
         id: SessionId(call.env.new_uuid()),
         user: login.user,
         epoch: login.epoch,

@@ -5,12 +5,17 @@ use latchkey_crds::{rendered::RenderedProvider, types::ProviderName};
 use super::provider::{new_identity, provider_detail};
 use crate::domain::{
     audit::EventKind,
-    authentication::{AuthenticatedSession, is_recent_login},
+    authentication::AuthenticatedSession,
     call::Call,
+    email::Email,
     error::CommonError,
+    flow::IdentityToLink,
     identity::{Identity, ProviderError, ProviderOperation},
-    ports::{Identities, LinkOutcome, LinkRequest, Providers, RateLimits, UnlinkOutcome, UnlinkRequest, Users},
+    ports::{
+        Identities, LinkOutcome, LinkRequest, NewIdentity, Providers, RateLimits, UnlinkOutcome, UnlinkRequest, Users,
+    },
     rate_limits,
+    user::User,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -44,11 +49,32 @@ pub async fn link_identity<S: Users + Identities + RateLimits + Providers>(
     token: &str,
     nonce: Option<&str>,
 ) -> Result<(), LinkError> {
-    if !is_recent_login(call.env, &signed_in.session) {
+    if !signed_in.is_recent(call.env) {
         return Err(LinkError::ReauthenticationRequired);
     }
     let permit = call.stores.try_acquire(ProviderOperation::Login, call.app, provider, call.client_address())?;
     call.stores.acquire(call.app_id(), rate_limits::logins(call.app, call.client_address())).await?;
+    let user = user_to_link(call, signed_in).await?;
+    let verified = call.stores.validate_token(&permit, provider, token, nonce).await?;
+    drop(permit);
+    link_verified_identity(call, signed_in, &user, new_identity(provider, &verified, call.env.now())).await
+}
+
+/// Links the identity that *callback* kept for a page to a logged-in user.
+pub(in crate::domain) async fn link_kept_identity<S: Users + Identities>(
+    call: Call<'_, S>,
+    signed_in: &AuthenticatedSession,
+    kept: IdentityToLink,
+) -> Result<(), LinkError> {
+    let user = user_to_link(call, signed_in).await?;
+    let IdentityToLink { provider, authority, subject, email } = kept;
+    let email = email.and_then(|email| Email::parse(&email).ok());
+    let identity = NewIdentity { authority, subject, provider, email, at: call.env.now() };
+    link_verified_identity(call, signed_in, &user, identity).await
+}
+
+/// The user of the session, if an identity can be linked.
+async fn user_to_link<S: Users>(call: Call<'_, S>, signed_in: &AuthenticatedSession) -> Result<User, LinkError> {
     let user = call.stores.user(call.app_id(), signed_in.user_id()).await?;
     let user = user.filter(|user| !user.disabled && user.epoch == signed_in.session.epoch);
     let user = user.ok_or(LinkError::InvalidToken)?;
@@ -57,10 +83,16 @@ pub async fn link_identity<S: Users + Identities + RateLimits + Providers>(
     if user.email.is_some() && !user.email_verified {
         return Err(LinkError::EmailNotVerified);
     }
-    let verified = call.stores.validate_token(&permit, provider, token, nonce).await?;
-    drop(permit);
-    let identity = new_identity(provider, &verified, call.env.now());
-    let event = signed_in.event(call, EventKind::IdentityLinked).with_detail(provider_detail(&provider.name));
+    Ok(user)
+}
+
+async fn link_verified_identity<S: Identities>(
+    call: Call<'_, S>,
+    signed_in: &AuthenticatedSession,
+    user: &User,
+    identity: NewIdentity,
+) -> Result<(), LinkError> {
+    let event = signed_in.event(call, EventKind::IdentityLinked).with_detail(provider_detail(&identity.provider));
     let linking = LinkRequest { user: user.id, epoch: user.epoch, address: None, identity, event };
     match call.stores.link_identity(call.app_id(), linking).await? {
         LinkOutcome::Done => Ok(()),

@@ -14,6 +14,7 @@ use crate::domain::{
     email::Email,
     epochs::propagate_epoch,
     error::CommonError,
+    flow::IdentityToLink,
     identity::{ProviderOperation, VerifiedIdentity},
     login_limits::remember_client,
     mail::{Mail, MailKind},
@@ -203,6 +204,16 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
                 requested_at: now,
             },
         })
+    }
+
+    /// The identity, as it is kept until the page links it.
+    pub(super) fn identity_to_link(&self, verified: &VerifiedIdentity) -> IdentityToLink {
+        IdentityToLink {
+            provider: self.provider.name.clone(),
+            authority: verified.authority.clone(),
+            subject: verified.subject.clone(),
+            email: verified.email.as_ref().map(|provider_email| provider_email.email.as_str().to_owned()),
+        }
     }
 
     fn event(&self, kind: EventKind, user: UserId) -> Event {

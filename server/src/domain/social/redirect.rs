@@ -8,8 +8,9 @@ use crate::domain::{
     error::CommonError,
     flow::{CodeChallenge, FLOW_SECONDS, Flow, FlowBinding, FlowState, InvalidChallenge, TooManyFlows},
     identity::{AuthorizationRequest, ProviderError, ProviderOperation},
+    pages::SocialState,
     ports::{Flows, Providers, StoreFlowError},
-    redirect::{self, RedirectNotAllowed},
+    redirect::{self, RedirectNotAllowed, RedirectTarget},
 };
 
 /// The longest `state` parameter, in characters (specification: Social login, Redirect).
@@ -25,6 +26,8 @@ pub struct StartFlowInput<'a> {
     pub login_hint: Option<&'a str>,
     pub code_challenge: Option<&'a str>,
     pub binding: FlowBinding,
+    /// The URL of the page *continue*. `None` if it is not allowed as `redirect_url`.
+    pub continue_url: Option<&'a str>,
 }
 
 pub struct StartedFlow {
@@ -95,7 +98,7 @@ pub async fn start_flow<S: Flows + Providers>(
     provider: &RenderedProvider,
     request: StartFlowInput<'_>,
 ) -> Result<StartedFlow, StartFlowError> {
-    let target = redirect::choose_target(&call.app.doc.redirect_urls, request.redirect_url)?;
+    let target = choose_target(call, &request)?;
     let app_state = validate_text(request.state, MAX_STATE_PARAM_CHARS).map_err(StartFlowError::State)?;
     let prompt = validate_text(request.prompt, MAX_HINT_CHARS).map_err(StartFlowError::Prompt)?;
     let login_hint = validate_text(request.login_hint, MAX_HINT_CHARS).map_err(StartFlowError::LoginHint)?;
@@ -134,6 +137,21 @@ pub async fn start_flow<S: Flows + Providers>(
         }
     };
     Ok(StartedFlow { url, state, sealed, seconds: FLOW_SECONDS })
+}
+
+/// The page *continue* is accepted only from a page: with a challenge, and with a state that a page sealed.
+fn choose_target<S>(
+    call: Call<'_, S>,
+    request: &StartFlowInput<'_>,
+) -> Result<Option<RedirectTarget>, RedirectNotAllowed> {
+    let Some(page) = request.continue_url.filter(|url| request.redirect_url == Some(*url)) else {
+        return redirect::choose_target(&call.app.doc.redirect_urls, request.redirect_url);
+    };
+    let state = request.state.and_then(|state| SocialState::open(call.app, state, call.env.now()));
+    if state.is_none() || request.code_challenge.is_none() {
+        return Err(RedirectNotAllowed);
+    }
+    Ok(Some(RedirectTarget::from_page(page)))
 }
 
 #[cfg(test)]

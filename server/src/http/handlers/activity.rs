@@ -9,6 +9,7 @@ use crate::{
     domain::{
         app::App,
         audit::{ActivityEntry, EventKind},
+        user::UserId,
     },
     http::{
         Ports, authentication,
@@ -93,8 +94,13 @@ pub fn operation() -> Operation {
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
     let signed_in = authentication::authenticate(state, app, &request).await?;
-    // Events that are older than the retention time are not shown, even if they are not deleted yet.
-    let since = state.env.now() - Duration::days(i64::from(app.doc.audit_retention_days));
-    let events = state.stores.activity(app.id(), signed_in.user_id(), since).await?;
+    let events = recent_events(state, app, signed_in.user_id()).await?;
     response::json(&ActivityResponse { events: events.into_iter().map(ActivityEvent::from).collect() })
+}
+
+/// The newest events of the user. Events that are older than the retention time are not shown, even if they are not
+/// deleted yet.
+pub async fn recent_events<S: Ports>(state: &State<S>, app: &App, user: UserId) -> Result<Vec<ActivityEntry>, Problem> {
+    let since = state.env.now() - Duration::days(i64::from(app.doc.audit_retention_days));
+    Ok(state.stores.activity(app.id(), user, since).await?)
 }

@@ -25,7 +25,7 @@ use crate::{
     },
     http::{
         authentication,
-        error::{ErrorCode, Problem, RedirectedProblem},
+        error::{ErrorCode, Problem, ReportedProblem},
         openapi::examples,
         request::InboundRequest,
         response::{self, Response},
@@ -111,8 +111,8 @@ impl From<ProviderLogin> for SessionResponse {
 
 // === errors ===
 
-/// The `error` parameter of a redirect, and the error that its response must carry as [`RedirectedProblem`].
-fn redirect_error(app: &App, error: ProviderLoginError) -> (&'static str, RedirectedProblem) {
+/// The `error` parameter of a redirect, and the error that its response must carry as [`ReportedProblem`].
+fn redirect_error(app: &App, error: ProviderLoginError) -> (&'static str, ReportedProblem) {
     let provider_code = match &error {
         ProviderLoginError::ProviderReported(reported) => reported.map(AuthorizationError::as_str),
         ProviderLoginError::Provider(_)
@@ -125,7 +125,7 @@ fn redirect_error(app: &App, error: ProviderLoginError) -> (&'static str, Redire
         | ProviderLoginError::Common(_) => None,
     };
     let problem = provider_login_problem(app, error);
-    (provider_code.unwrap_or(problem.code.as_str()), RedirectedProblem(Arc::new(problem)))
+    (provider_code.unwrap_or(problem.code.as_str()), ReportedProblem(Arc::new(problem)))
 }
 
 fn provider_login_problem(app: &App, error: ProviderLoginError) -> Problem {
@@ -191,7 +191,7 @@ pub fn provider_problem(app: &App, error: ProviderError) -> Problem {
     }
 }
 
-fn too_many_flows_problem(too_many: &TooManyFlows) -> Problem {
+pub fn too_many_flows_problem(too_many: &TooManyFlows) -> Problem {
     Problem::rate_limited(too_many.name, too_many.window, too_many.retry_after)
 }
 

@@ -69,7 +69,7 @@ impl From<User> for UserResponse {
 }
 
 /// Returns the error response for a failed call on the user's own account.
-pub(super) fn account_problem(app: &App, error: OwnAccountError) -> Problem {
+pub fn account_problem(app: &App, error: OwnAccountError) -> Problem {
     match error {
         OwnAccountError::InvalidToken => authentication::invalid_token(app, true),
         OwnAccountError::EmailNotVerified => {

@@ -284,6 +284,12 @@ impl Sessions for FailingStores {
     async fn session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Option<LiveSession>, StoreError> {
         self.fail()
     }
+    async fn browser_session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Option<LiveSession>, StoreError> {
+        self.fail()
+    }
+    async fn renew_browser_session(&self, _: &AppId, _: &NewSession) -> Result<bool, StoreError> {
+        self.fail()
+    }
     async fn sessions(&self, _: &AppId, _: UserId) -> Result<Vec<SessionInfo>, StoreError> {
         self.fail()
     }

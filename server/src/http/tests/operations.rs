@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use latchkey_crds::conditions::Reason;
+use latchkey_crds::{conditions::Reason, rendered::FORMAT};
 use prometheus_client::encoding::text;
 use serde_json::{Value, json};
 use tokio::{
@@ -106,7 +106,8 @@ async fn revisions_are_streamed_as_they_change() {
             output.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
         }
     }
-    read_until(&mut client, &mut output, r#"{"hello":{"podUID":"pod-1","format":2,"revisions":{"shop":""#).await;
+    let hello = format!(r#"{{"hello":{{"podUID":"pod-1","format":{FORMAT},"revisions":{{"shop":""#);
+    read_until(&mut client, &mut output, &hello).await;
     read_until(&mut client, &mut output, r#"{"provider":{"namespace":"shop","name":"github","reason":"Reachable"}}"#)
         .await;
     reports.record(&provider, Reason::ClientRefused);

@@ -42,6 +42,7 @@ scripts! {
     raise_epoch: session;
     refresh: now, session, rate_marks;
     release:;
+    renew_browser_session: now, session;
     retire_user: now;
     store_flow: now, flows;
     store_profile: session;

@@ -59,8 +59,14 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     let reset = ResetPasswordInput { email: email.clone(), code: code.0, password };
     match email_account::reset_password(state.call(app, &request.client), reset).await {
         Ok(()) => response::json(&ConfirmPasswordResponse { email: email.as_str().to_owned() }),
-        Err(ResetPasswordError::InvalidCode) => Err(confirm::invalid_code()),
-        Err(ResetPasswordError::Weak(weak)) => Err(Problem::weak_password(weak)),
-        Err(ResetPasswordError::Common(error)) => Err(error.into()),
+        Err(error) => Err(reset_problem(error)),
+    }
+}
+
+pub fn reset_problem(error: ResetPasswordError) -> Problem {
+    match error {
+        ResetPasswordError::InvalidCode => confirm::invalid_code(),
+        ResetPasswordError::Weak(weak) => Problem::weak_password(weak),
+        ResetPasswordError::Common(error) => error.into(),
     }
 }

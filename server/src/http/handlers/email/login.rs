@@ -101,7 +101,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     }
 }
 
-fn login_problem(app: &App, error: LoginError) -> Problem {
+pub fn login_problem(app: &App, error: LoginError) -> Problem {
     match error {
         LoginError::InvalidCredentials => invalid_credentials(app),
         LoginError::Disabled => Problem::new(ErrorCode::UserDisabled, "the user is disabled"),
@@ -112,7 +112,7 @@ fn login_problem(app: &App, error: LoginError) -> Problem {
     }
 }
 
-fn invalid_credentials(app: &App) -> Problem {
+pub fn invalid_credentials(app: &App) -> Problem {
     Problem::unauthorized(
         ErrorCode::InvalidCredentials,
         "the email address or the password is wrong",

@@ -99,7 +99,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     }
 }
 
-fn register_problem(error: RegisterError) -> Problem {
+pub fn register_problem(error: RegisterError) -> Problem {
     match error {
         RegisterError::Closed => {
             Problem::new(ErrorCode::RegistrationDisabled, "this App does not accept registrations")

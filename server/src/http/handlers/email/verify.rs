@@ -44,7 +44,13 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     let signed_in = authentication::authenticate_again(state, app, &request).await?;
     match email_account::verify(state.call(app, &request.client), &signed_in).await {
         Ok(email) => response::json(&VerifyResponse { email: email.as_str().to_owned() }),
-        Err(VerifyError::InvalidToken) => Err(authentication::invalid_token(app, true)),
-        Err(VerifyError::Common(error)) => Err(error.into()),
+        Err(error) => Err(verify_problem(app, error)),
+    }
+}
+
+pub fn verify_problem(app: &App, error: VerifyError) -> Problem {
+    match error {
+        VerifyError::InvalidToken => authentication::invalid_token(app, true),
+        VerifyError::Common(error) => error.into(),
     }
 }

@@ -46,7 +46,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     response::empty_object()
 }
 
-fn link_problem(app: &App, error: LinkError) -> Problem {
+pub fn link_problem(app: &App, error: LinkError) -> Problem {
     match error {
         LinkError::ReauthenticationRequired => Problem::unauthorized(
             ErrorCode::ReauthenticationRequired,

@@ -29,8 +29,14 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
     // The name is not looked up in the App: an identity of a provider that the App no longer has can be unlinked, too.
     let name = request.path_parameter(0).parse::<ProviderName>().ok();
     let name = name.ok_or_else(not_linked)?;
-    match social::unlink_identity(state.call(app, &request.client), &signed_in, &name).await? {
-        UnlinkOutcome::Done => response::empty_object(),
+    require_unlinked(social::unlink_identity(state.call(app, &request.client), &signed_in, &name).await?)?;
+    response::empty_object()
+}
+
+/// Returns the error if nothing was unlinked.
+pub fn require_unlinked(outcome: UnlinkOutcome) -> Result<(), Problem> {
+    match outcome {
+        UnlinkOutcome::Done => Ok(()),
         UnlinkOutcome::NotLinked => Err(not_linked()),
         UnlinkOutcome::LastLoginMethod => {
             let why = "it is the last way to log in to the account; set a password first";
@@ -39,6 +45,6 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
     }
 }
 
-fn not_linked() -> Problem {
+pub fn not_linked() -> Problem {
     Problem::new(ErrorCode::NotFound, "you have no identity of this provider")
 }

@@ -27,7 +27,11 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
         None => false,
     };
     if !was_live {
-        return Err(Problem::new(ErrorCode::NotFound, "you have no such session"));
+        return Err(no_such_session());
     }
     response::empty_object()
+}
+
+pub fn no_such_session() -> Problem {
+    Problem::new(ErrorCode::NotFound, "you have no such session")
 }

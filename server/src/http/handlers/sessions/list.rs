@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::{
     domain::{
         app::App,
-        session::{SessionId, SessionInfo},
+        session::{SessionId, SessionInfo, SessionKind},
         sessions,
     },
     http::{
@@ -35,6 +35,9 @@ pub struct SessionsResponse {
 #[schemars(rename = "Session")]
 pub struct ListedSession {
     pub id: String,
+    /// `browser` for a browser that is logged in to the pages. Omitted for a session of the App.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
     /// Unix seconds.
     pub created_at: i64,
     /// Unix seconds; updated by each refresh, and by other uses at most once per minute.
@@ -56,6 +59,7 @@ impl ListedSession {
         Self {
             current: info.id == current,
             id: info.id.to_string(),
+            kind: info.kind.map(SessionKind::as_str),
             created_at: info.created_at.unix_timestamp(),
             last_used_at: info.last_used_at.unix_timestamp(),
             ip: info.ip,
@@ -89,4 +93,33 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
     response::json(&SessionsResponse {
         sessions: listed.into_iter().map(|info| ListedSession::new(info, current)).collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+    use time::OffsetDateTime;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::domain::session::Amr;
+
+    #[test]
+    fn only_a_browser_session_has_a_kind() {
+        let listed = |kind| -> Value {
+            let id = SessionId(Uuid::from_u128(9));
+            let info = SessionInfo {
+                kind,
+                id,
+                created_at: OffsetDateTime::UNIX_EPOCH,
+                last_used_at: OffsetDateTime::UNIX_EPOCH,
+                ip: "192.0.2.1".to_owned(),
+                user_agent: None,
+                amr: Amr::Password,
+            };
+            serde_json::to_value(ListedSession::new(info, id)).unwrap()
+        };
+        assert_eq!(listed(Some(SessionKind::Browser))["kind"], "browser");
+        assert!(listed(None).get("kind").is_none(), "the response of an App without pages does not change");
+    }
 }

@@ -19,6 +19,7 @@ use crate::{
             operation::{Content, Operation, Parameter},
             patterns,
         },
+        pages,
         parameters::Parameters,
         request::InboundRequest,
         response::{self, Response},
@@ -109,6 +110,7 @@ pub(super) async fn finish_flow<S: Ports>(
     let id = flow.id();
     let cookies = FlowCookies::for_base_url(&state.settings.base_url);
     let sent_cookies = cookies.from_request(&request.headers);
+    let continue_url = pages::continue_url(&state.apps, app);
     let input = CallbackInput {
         state: flow,
         code: parameters.get_once("code")?,
@@ -116,6 +118,7 @@ pub(super) async fn finish_flow<S: Ports>(
         error: parameters.get_once("error")?,
         posted_user,
         sealed: sent_cookies.iter().filter(|cookie| cookie.belongs_to(&id)).map(|cookie| cookie.value).collect(),
+        continue_url: continue_url.as_deref(),
     };
     let finished = social::finish_flow(state.call(app, &request.client), provider, input).await;
     // A callback with an invalid state, or a callback that was refused before it used the state, clears no cookie: the

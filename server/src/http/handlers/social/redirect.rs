@@ -20,6 +20,7 @@ use crate::{
             operation::{Content, Operation, Parameter},
             patterns,
         },
+        pages,
         parameters::Parameters,
         request::InboundRequest,
         response::{self, Response},
@@ -136,6 +137,11 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
     if binding == FlowBinding::Browser && has_unlisted_origin(&request.headers, app) {
         return Err(Problem::new(ErrorCode::OriginNotAllowed, "this origin is not on the App's list"));
     }
+    // A page never asks for JSON.
+    let continue_url = match format {
+        ResponseFormat::Redirect => pages::continue_url(&state.apps, app),
+        ResponseFormat::Json => None,
+    };
     let input = StartFlowInput {
         redirect_url: parameters.get_once("redirect_url").map_err(|_| redirect_url_not_allowed())?,
         state: parameters.get_once("state")?,
@@ -143,6 +149,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
         login_hint: parameters.get_once("login_hint")?,
         code_challenge: parameters.get_once("code_challenge")?,
         binding,
+        continue_url: continue_url.as_deref(),
     };
     let started = social::start_flow(state.call(app, &request.client), provider, input).await;
     let started = started.map_err(|error| redirect_problem(app, error))?;

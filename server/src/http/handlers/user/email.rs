@@ -66,8 +66,14 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
             expires_in,
             expires_at,
         }),
-        Err(ChangeAddressError::DomainNotAllowed) => Err(register::domain_not_allowed()),
-        Err(ChangeAddressError::EmailTaken) => Err(register::email_taken()),
-        Err(ChangeAddressError::Account(error)) => Err(account_problem(app, error)),
+        Err(error) => Err(change_address_problem(app, error)),
+    }
+}
+
+pub fn change_address_problem(app: &App, error: ChangeAddressError) -> Problem {
+    match error {
+        ChangeAddressError::DomainNotAllowed => register::domain_not_allowed(),
+        ChangeAddressError::EmailTaken => register::email_taken(),
+        ChangeAddressError::Account(error) => account_problem(app, error),
     }
 }

@@ -54,9 +54,14 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     let ChangePasswordRequest { password, current_password } = request.read_json().await?;
     let signed_in = authentication::authenticate_again(state, app, &request).await?;
     let change = ChangePasswordInput { password, current: current_password };
-    match own_account::change_password(state.call(app, &request.client), &signed_in, &change).await {
-        Ok(()) => response::empty_object(),
-        Err(ChangePasswordError::Weak(weak)) => Err(Problem::weak_password(weak)),
-        Err(ChangePasswordError::Account(error)) => Err(account_problem(app, error)),
+    let changed = own_account::change_password(state.call(app, &request.client), &signed_in, &change).await;
+    changed.map_err(|error| change_password_problem(app, error))?;
+    response::empty_object()
+}
+
+pub fn change_password_problem(app: &App, error: ChangePasswordError) -> Problem {
+    match error {
+        ChangePasswordError::Weak(weak) => Problem::weak_password(weak),
+        ChangePasswordError::Account(error) => account_problem(app, error),
     }
 }

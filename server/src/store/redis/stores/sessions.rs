@@ -16,8 +16,8 @@ use crate::{
         mail::EpochChange,
         ports::{Replication, Sessions, StoreError},
         session::{
-            Amr, LiveSession, NewSession, OpenOutcome, Profile, RefreshKind, RefreshOutcome, RefreshRules, Session,
-            SessionId, SessionInfo,
+            Amr, LiveSession, NO_REFRESH_TOKEN, NewSession, OpenOutcome, Profile, RefreshKind, RefreshOutcome,
+            RefreshRules, Session, SessionId, SessionInfo, SessionKind,
         },
         token::RefreshToken,
         user::{Epoch, UserId},
@@ -93,6 +93,23 @@ fn parse_amr(text: &str) -> Option<Amr> {
     [Amr::Password, Amr::Code, Amr::Federated].into_iter().find(|amr| amr.as_str() == text)
 }
 
+/// `None` for a session of the App, and for a kind that only newer servers know.
+fn parse_kind(text: &str) -> Option<SessionKind> {
+    [SessionKind::Browser].into_iter().find(|kind| kind.as_str() == text)
+}
+
+/// The fields of a session that depend on its kind, with their values.
+fn kind_fields(kind: Option<SessionKind>) -> Vec<String> {
+    match kind {
+        None => Vec::new(),
+        Some(kind @ SessionKind::Browser) => {
+            // The second `n` of the command replaces the first one, which is 1.
+            let generation = NO_REFRESH_TOKEN.to_string();
+            vec!["kind".to_owned(), kind.as_str().to_owned(), "n".to_owned(), generation]
+        }
+    }
+}
+
 fn from_millis(text: &str) -> Option<OffsetDateTime> {
     OffsetDateTime::from_unix_timestamp_nanos(text.parse::<i128>().ok()? * 1_000_000).ok()
 }
@@ -120,8 +137,9 @@ fn parse_session(user: UserId, id: SessionId, lines: &str) -> Option<LiveSession
 
 /// Parses a row of the reply of list_sessions.lua.
 fn parse_session_info(row: &[String]) -> Option<SessionInfo> {
-    let [id, created, used, ip, user_agent, amr] = row else { return None };
+    let [id, created, used, ip, user_agent, amr, kind] = row else { return None };
     Some(SessionInfo {
+        kind: parse_kind(kind),
         id: id.parse().ok()?,
         created_at: from_millis(created)?,
         last_used_at: from_millis(used)?,
@@ -162,6 +180,25 @@ fn profile_arguments(profile: &Profile) -> [String; 4] {
 // === impl RedisStore ===
 
 impl RedisStore {
+    /// A live session of this kind. The kind is known from the session's generation, so that the script does not have to
+    /// read another field.
+    async fn live_session(
+        &self,
+        app: &AppId,
+        user: UserId,
+        session: SessionId,
+        kind: Option<SessionKind>,
+    ) -> Result<Option<LiveSession>, StoreError> {
+        let keys = UserKeys::new(app, user).for_session(session);
+        let arguments = [self.offset_millis(), session.to_string()];
+        let command = script_command(&self.scripts().get_session, &keys, &arguments);
+        let value = self.send_one(Operation::GetSession, command).await?;
+        let lines: Option<String> = self.parse(value)?;
+        let Some(lines) = lines else { return Ok(None) };
+        let live = parse_session(user, session, &lines).ok_or_else(|| self.unexpected_value())?;
+        Ok(Some(live).filter(|live| live.session.kind() == kind))
+    }
+
     /// Ends every session of users who are being deleted. Also deletes the epochs of these users, because user ids are
     /// never reused.
     pub(in crate::store) async fn purge_users(&self, app: &AppId, users: &[UserId]) -> Result<(), StoreError> {
@@ -217,7 +254,7 @@ impl Sessions for Stores {
         let user_keys = UserKeys::new(app, session.user);
         let keys = user_keys.for_session(session.id);
         let [version, email, verified, name] = profile_arguments(&session.profile);
-        let arguments = [
+        let mut arguments = vec![
             self.redis.offset_millis(),
             session.epoch.0.to_string(),
             session.id.to_string(),
@@ -239,6 +276,7 @@ impl Sessions for Stores {
             "user_agent".to_owned(),
             truncated_user_agent(session.user_agent.as_deref().unwrap_or("")).to_owned(),
         ];
+        arguments.extend(kind_fields(session.kind));
         let command = script_command(&self.redis.scripts().open_session, &keys, &arguments);
         // The replica's acknowledgement is ignored: if a failover loses the session, the user logs in again.
         let (opened, _) = self.redis.send_replicated(Operation::OpenSession, command).await?;
@@ -250,12 +288,41 @@ impl Sessions for Stores {
     }
 
     async fn session(&self, app: &AppId, user: UserId, session: SessionId) -> Result<Option<LiveSession>, StoreError> {
-        let keys = UserKeys::new(app, user).for_session(session);
-        let arguments = [self.redis.offset_millis(), session.to_string()];
-        let command = script_command(&self.redis.scripts().get_session, &keys, &arguments);
-        let value = self.redis.send_one(Operation::GetSession, command).await?;
-        let lines: Option<String> = self.redis.parse(value)?;
-        lines.map(|lines| parse_session(user, session, &lines).ok_or_else(|| self.redis.unexpected_value())).transpose()
+        self.redis.live_session(app, user, session, None).await
+    }
+
+    async fn browser_session(
+        &self,
+        app: &AppId,
+        user: UserId,
+        session: SessionId,
+    ) -> Result<Option<LiveSession>, StoreError> {
+        self.redis.live_session(app, user, session, Some(SessionKind::Browser)).await
+    }
+
+    async fn renew_browser_session(&self, app: &AppId, session: &NewSession) -> Result<bool, StoreError> {
+        let keys = UserKeys::new(app, session.user).for_session(session.id);
+        let [version, email, verified, name] = profile_arguments(&session.profile);
+        let arguments = [
+            self.redis.offset_millis(),
+            session.id.to_string(),
+            session.epoch.0.to_string(),
+            to_millis(session.ends_at),
+            (u64::from(session.idle_seconds) * 1000).to_string(),
+            USER_TTL_MILLIS.to_string(),
+            version,
+            email,
+            verified,
+            name,
+            session.amr.as_str().to_owned(),
+            to_millis(session.auth_time),
+        ];
+        let command = script_command(&self.redis.scripts().renew_browser_session, &keys, &arguments);
+        let (renewed, _) = self.redis.send_replicated(Operation::RenewSession, command).await?;
+        match renewed {
+            Value::Int(renewed) => Ok(renewed > 0),
+            _ => Err(self.redis.unexpected_value()),
+        }
     }
 
     async fn sessions(&self, app: &AppId, user: UserId) -> Result<Vec<SessionInfo>, StoreError> {

@@ -1,0 +1,127 @@
+//! Browser sessions: open one after a login, and find the session of a request.
+
+use time::{Duration, OffsetDateTime};
+
+use super::{session_cookie::SessionCookie, settings::SessionLifetimes};
+use crate::domain::{
+    audit::{Detail, EventKind},
+    authentication::AuthenticatedSession,
+    call::Call,
+    error::CommonError,
+    ports::{AuditLog, Sessions, StoreError},
+    session::{Amr, LiveSession, NewSession, OpenOutcome, Profile, SessionId, SessionKind},
+    user::{Epoch, User, UserId},
+};
+
+/// How long the App's browser sessions live (`spec.pages.session`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BrowserSessionTimes {
+    /// A session ends if it is not used for this long.
+    pub idle_seconds: u32,
+    /// A session ends this long after the login at the latest.
+    pub lifetime_seconds: u32,
+}
+
+/// A successful login, for which a browser session is opened.
+#[derive(Clone, Debug)]
+pub struct BrowserLogin {
+    pub user: UserId,
+    /// The epoch that was read together with the data that authenticated the user.
+    pub epoch: Epoch,
+    pub profile: Profile,
+    pub amr: Amr,
+    pub auth_time: OffsetDateTime,
+    /// The id of the session, if it was chosen before the login. `None`: a new id.
+    pub session: Option<SessionId>,
+}
+
+// === impl BrowserSessionTimes ===
+
+impl From<SessionLifetimes> for BrowserSessionTimes {
+    fn from(lifetimes: SessionLifetimes) -> Self {
+        let seconds = |duration: std::time::Duration| u32::try_from(duration.as_secs()).unwrap_or(u32::MAX);
+        Self { idle_seconds: seconds(lifetimes.idle), lifetime_seconds: seconds(lifetimes.maximum) }
+    }
+}
+
+// === impl BrowserLogin ===
+
+impl BrowserLogin {
+    /// A login of this user at this time.
+    pub fn new(user: &User, amr: Amr, auth_time: OffsetDateTime) -> Self {
+        Self { user: user.id, epoch: user.epoch, profile: user.profile(), amr, auth_time, session: None }
+    }
+}
+
+/// Opens the browser session of a login, and records the event. Returns the cookie to set, or `None` if the epoch has
+/// risen since the user was read.
+///
+/// `previous` is the valid session cookie of the request. If its session is live and belongs to the user, the session
+/// keeps its id. If it belongs to another user, it ends.
+pub async fn open_browser_session<S: Sessions + AuditLog>(
+    call: Call<'_, S>,
+    login: BrowserLogin,
+    previous: Option<SessionCookie>,
+    times: BrowserSessionTimes,
+) -> Result<Option<SessionCookie>, CommonError> {
+    let mut new = NewSession {
+        kind: Some(SessionKind::Browser),
+        id: login.session.unwrap_or_else(|| SessionId(call.env.new_uuid())),
+        user: login.user,
+        epoch: login.epoch,
+        profile: login.profile,
+        amr: login.amr,
+        auth_time: login.auth_time,
+        ip: call.client.ip.to_string(),
+        user_agent: call.client.user_agent.clone(),
+        ends_at: login.auth_time + Duration::seconds(i64::from(times.lifetime_seconds)),
+        idle_seconds: times.idle_seconds,
+    };
+    let is_renewed = match previous {
+        Some(cookie) if cookie.user == new.user => {
+            let renewed = NewSession { id: cookie.session, ..new.clone() };
+            let is_renewed = call.stores.renew_browser_session(call.app_id(), &renewed).await?;
+            if is_renewed {
+                new = renewed;
+            }
+            is_renewed
+        }
+        Some(cookie) => {
+            end_session_of_other_user(call, &cookie).await?;
+            false
+        }
+        None => false,
+    };
+    if !is_renewed {
+        match call.stores.open_session(call.app_id(), &new).await? {
+            OpenOutcome::Opened => {}
+            OpenOutcome::EpochRaised => return Ok(None),
+        }
+    }
+    let event = call.event(EventKind::LoggedIn, new.user).in_session(new.id).with_detail(Detail::from_amr(new.amr));
+    call.stores.record(call.app_id(), event).await;
+    Ok(Some(SessionCookie::new(new.id, new.user, new.auth_time)))
+}
+
+/// Ends the browser session of a user, because another user has logged in in the same browser.
+async fn end_session_of_other_user<S: Sessions + AuditLog>(
+    call: Call<'_, S>,
+    cookie: &SessionCookie,
+) -> Result<(), StoreError> {
+    if call.stores.end_session(call.app_id(), cookie.user, cookie.session).await? {
+        let event = call.event(EventKind::LoggedOut, cookie.user).in_session(cookie.session);
+        call.stores.record_later(call.app_id(), event);
+    }
+    Ok(())
+}
+
+/// The live session of a valid cookie. Returns `None` if the session has ended, or if a later login has replaced the
+/// cookie. To log out, call [`sessions::log_out`](crate::domain::sessions::log_out) with the session.
+pub async fn find_session<S: Sessions>(
+    call: Call<'_, S>,
+    cookie: &SessionCookie,
+) -> Result<Option<AuthenticatedSession>, StoreError> {
+    let live = call.stores.browser_session(call.app_id(), cookie.user, cookie.session).await?;
+    let live = live.filter(|live| !cookie.is_replaced(&live.session));
+    Ok(live.map(|LiveSession { session, profile }| AuthenticatedSession { session, profile }))
+}

@@ -1,0 +1,200 @@
+//! The value of a session cookie: it names a browser session, and carries an HMAC.
+
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use time::{Duration, OffsetDateTime};
+use uuid::Uuid;
+
+use crate::domain::{
+    app::App,
+    keys::mac_for_app,
+    session::{Session, SessionId},
+    user::UserId,
+};
+
+/// Length of the truncated HMAC-SHA-256 in bytes (specification: Browser sessions, Cookies).
+const MAC_BYTES: usize = 16;
+/// Total length of the time, key number, user id and session id, in bytes.
+const BODY_BYTES: usize = 8 + 4 + 16 + 16;
+/// The length of the text: body and HMAC in base64url.
+const CHARS: usize = 80;
+/// How much older than the latest login of its session a cookie can be. Two tabs can log in at the same time, and the
+/// browser keeps only one of the two cookies.
+const MAX_AGE_AT_LOGIN: Duration = Duration::MINUTE;
+
+/// The content of a session cookie with a valid HMAC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionCookie {
+    /// The time of the login, in Unix milliseconds.
+    pub issued_ms: u64,
+    pub user: UserId,
+    pub session: SessionId,
+}
+
+/// Why a session cookie cannot be accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionCookieError {
+    #[error("is not a session cookie of this App")]
+    Invalid,
+    /// The key of the cookie is newer than the keys of this server: the browser must try again after a short time.
+    #[error("was made with a newer key than this server has")]
+    UnknownKey,
+}
+
+// === impl SessionCookie ===
+
+impl SessionCookie {
+    pub(super) fn new(session: SessionId, user: UserId, auth_time: OffsetDateTime) -> Self {
+        Self { issued_ms: unix_millis(auth_time), user, session }
+    }
+
+    /// The value of the cookie.
+    pub fn encode(&self, app: &App) -> String {
+        let key = app.keys.active_hmac();
+        let mut bytes = Vec::with_capacity(BODY_BYTES + MAC_BYTES);
+        bytes.extend_from_slice(&self.issued_ms.to_be_bytes());
+        bytes.extend_from_slice(&key.number.to_be_bytes());
+        bytes.extend_from_slice(self.user.0.as_bytes());
+        bytes.extend_from_slice(self.session.0.as_bytes());
+        let mac = mac_for_app(&key.pages.session_cookies(), app.id(), &bytes);
+        bytes.extend_from_slice(&mac.as_ref()[..MAC_BYTES]);
+        URL_SAFE_NO_PAD.encode(bytes)
+    }
+
+    /// Parses a cookie of this App and checks its HMAC, without a store.
+    pub fn decode(app: &App, text: &str) -> Result<Self, SessionCookieError> {
+        let bytes = decode_bytes(text).ok_or(SessionCookieError::Invalid)?;
+        let (body, sent_mac) = bytes.split_at(BODY_BYTES);
+        let (time, rest) = split_array::<8>(body)?;
+        let (number, rest) = split_array::<4>(rest)?;
+        let (user, rest) = split_array::<16>(rest)?;
+        let (session, _) = split_array::<16>(rest)?;
+        let number = u32::from_be_bytes(number);
+        let Some(key) = app.keys.hmac_by_number(number) else {
+            let is_newer = app.keys.all_hmac().all(|key| number > key.number);
+            return Err(if is_newer { SessionCookieError::UnknownKey } else { SessionCookieError::Invalid });
+        };
+        let expected = mac_for_app(&key.pages.session_cookies(), app.id(), body);
+        verify_slices_are_equal(&expected.as_ref()[..MAC_BYTES], sent_mac).map_err(|_| SessionCookieError::Invalid)?;
+        Ok(Self {
+            issued_ms: u64::from_be_bytes(time),
+            user: UserId(Uuid::from_bytes(user)),
+            session: SessionId(Uuid::from_bytes(session)),
+        })
+    }
+
+    /// The time in a cookie of any App, in Unix milliseconds. It is not verified, so it is only good for the order in
+    /// which cookies are cleared. `None` if the text has no such time.
+    pub fn unverified_issued_ms(text: &str) -> Option<u64> {
+        let bytes = decode_bytes(text)?;
+        split_array::<8>(&bytes).ok().map(|(time, _)| u64::from_be_bytes(time))
+    }
+
+    /// Whether a later login of the same user has replaced this cookie. A session keeps its id at such a login, so a
+    /// stolen older cookie must not continue to work.
+    pub(super) fn is_replaced(&self, session: &Session) -> bool {
+        let max_age_ms = MAX_AGE_AT_LOGIN.whole_milliseconds().unsigned_abs();
+        u128::from(self.issued_ms) + max_age_ms < u128::from(unix_millis(session.auth_time))
+    }
+}
+
+fn unix_millis(time: OffsetDateTime) -> u64 {
+    u64::try_from(time.unix_timestamp_nanos() / 1_000_000).unwrap_or(0)
+}
+
+fn decode_bytes(text: &str) -> Option<[u8; BODY_BYTES + MAC_BYTES]> {
+    if text.len() != CHARS {
+        return None;
+    }
+    URL_SAFE_NO_PAD.decode(text).ok()?.try_into().ok()
+}
+
+fn split_array<const N: usize>(bytes: &[u8]) -> Result<([u8; N], &[u8]), SessionCookieError> {
+    bytes.split_first_chunk::<N>().map(|(first, rest)| (*first, rest)).ok_or(SessionCookieError::Invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use latchkey_crds::rendered::{KeyState, RenderedApp};
+    use time::macros::datetime;
+
+    use super::*;
+    use crate::{
+        domain::{
+            session::{Amr, NO_REFRESH_TOKEN},
+            user::Epoch,
+        },
+        fixtures,
+    };
+
+    const NOW: OffsetDateTime = datetime!(2030-01-02 03:04:05.678 UTC);
+
+    fn cookie() -> SessionCookie {
+        SessionCookie::new(SessionId(Uuid::from_u128(9)), UserId(Uuid::from_u128(7)), NOW)
+    }
+
+    #[test]
+    fn a_session_cookie_is_valid_only_for_its_app() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let text = cookie().encode(&app);
+        assert_eq!(text.len(), CHARS);
+        assert_eq!(SessionCookie::decode(&app, &text), Ok(cookie()));
+        assert_eq!(SessionCookie::unverified_issued_ms(&text), Some(cookie().issued_ms));
+        let other = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
+        assert_eq!(SessionCookie::decode(&other, &text), Err(SessionCookieError::Invalid));
+        for at in 0..text.len() {
+            let mut changed = text.clone().into_bytes();
+            changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
+            assert!(SessionCookie::decode(&app, std::str::from_utf8(&changed).unwrap()).is_err(), "character {at}");
+        }
+        for bad in ["", "x", &text[1..], &format!("{text}A"), &"é".repeat(40)] {
+            assert_eq!(SessionCookie::decode(&app, bad), Err(SessionCookieError::Invalid), "{bad}");
+            assert_eq!(SessionCookie::unverified_issued_ms(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_session_cookie_survives_a_rotation_and_a_newer_key_is_reported_as_unknown() {
+        let old = fixtures::rendered("shop");
+        let mut new = old.clone();
+        new.keys.hmac =
+            vec![fixtures::hmac_key("h1", 1, KeyState::Retired), fixtures::hmac_key("h2", 2, KeyState::Active)];
+        let mut newest = new.clone();
+        newest.keys.hmac.remove(0);
+        let (old, new, newest) = (fixtures::app(old), fixtures::app(new), fixtures::app(newest));
+        assert_eq!(SessionCookie::decode(&new, &cookie().encode(&old)), Ok(cookie()));
+        assert_eq!(SessionCookie::decode(&old, &cookie().encode(&new)), Err(SessionCookieError::UnknownKey));
+        assert_eq!(
+            SessionCookie::decode(&newest, &cookie().encode(&old)),
+            Err(SessionCookieError::Invalid),
+            "the key was dropped"
+        );
+    }
+
+    #[test]
+    fn a_refresh_token_is_no_session_cookie_although_both_have_the_same_length() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let token =
+            crate::domain::token::RefreshToken { user: cookie().user, session: cookie().session, generation: 1 };
+        let text = token.encode(&app);
+        let text = text.strip_prefix(crate::domain::token::REFRESH_PREFIX).unwrap();
+        assert_eq!(text.len(), CHARS);
+        assert!(SessionCookie::decode(&app, text).is_err());
+    }
+
+    #[test]
+    fn a_later_login_replaces_the_cookie() {
+        let logged_in_at = |auth_time| Session {
+            id: cookie().session,
+            user: cookie().user,
+            epoch: Epoch(1),
+            generation: NO_REFRESH_TOKEN,
+            amr: Amr::Password,
+            auth_time,
+        };
+        for accepted in [-Duration::HOUR, Duration::ZERO, MAX_AGE_AT_LOGIN] {
+            assert!(!cookie().is_replaced(&logged_in_at(NOW + accepted)), "{accepted}");
+        }
+        assert!(cookie().is_replaced(&logged_in_at(NOW + MAX_AGE_AT_LOGIN + Duration::MILLISECOND)));
+    }
+}

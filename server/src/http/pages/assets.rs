@@ -1,0 +1,35 @@
+//! The files of pages: colors and logo of an App, and the stylesheet of all Apps.
+
+use bytes::Bytes;
+use http::Method;
+
+use super::{page::Page, responses};
+use crate::{
+    http::{Ports, error::Problem, request::InboundRequest, response::Response},
+    pages::{Asset, FoundAsset, theme_css},
+};
+
+const ALLOW: &str = "GET, HEAD";
+
+/// `theme.css`.
+pub(super) fn theme<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
+    let is_current = page.query("v")? == Some(page.branding.theme_version());
+    let css = theme_css(&page.settings.theme);
+    Ok(responses::file("text/css; charset=utf-8", css.into(), is_current))
+}
+
+/// The logo.
+pub(super) fn logo<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
+    let logo = page.settings.theme.logo.as_ref().ok_or_else(Problem::not_found)?;
+    let is_current = page.query("v")? == page.branding.logo_version();
+    Ok(responses::logo(logo.media_type.as_str(), Bytes::copy_from_slice(&logo.bytes), is_current))
+}
+
+/// `/assets/{FILE}`. The error is JSON, because the file belongs to no App.
+pub(in crate::http) fn asset(request: &InboundRequest) -> Result<Response, Problem> {
+    let FoundAsset { asset, is_current } = Asset::find(request.path_parameter(0)).ok_or_else(Problem::not_found)?;
+    if !matches!(request.method, Method::GET | Method::HEAD) {
+        return Err(Problem::method_not_allowed(ALLOW));
+    }
+    Ok(responses::file(asset.content_type, Bytes::from_static(asset.body.as_bytes()), is_current))
+}

@@ -1,0 +1,122 @@
+//! Checks of a request before its page: the host, and the origin of a form.
+
+use http::{
+    HeaderMap, Method,
+    header::{HOST, ORIGIN},
+    uri::Authority,
+};
+
+use crate::{
+    config::Apps,
+    domain::{app::App, pages::PagesUrl},
+    http::{
+        error::{ErrorCode, Problem},
+        request::InboundRequest,
+    },
+};
+
+/// What the host of a request means for a page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The page is on this host.
+    Here,
+    /// The page is on the App's own host, at this URL.
+    Elsewhere(String),
+    NotFound,
+}
+
+/// Finds out whether the page is on the host of the request (specification: Hosted pages, Own host).
+pub(super) fn find_place(apps: &Apps, app: &App, url: &PagesUrl, request: &InboundRequest) -> Place {
+    let holder = requested_host(request).and_then(|host| apps.get_by_pages_host(&host));
+    match holder {
+        Some(holder) if holder.id() == app.id() => Place::Here,
+        Some(_) => Place::NotFound,
+        None if apps.held_pages_host(app).is_none() => Place::Here,
+        None if matches!(request.method, Method::GET | Method::HEAD) => {
+            // The path of a page begins with the appID, which `url` has already.
+            let path = request.uri.path().trim_start_matches('/');
+            let path = path.split_once('/').map_or("", |(_, path)| path);
+            let query = request.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+            Place::Elsewhere(url.page(&format!("{path}{query}")))
+        }
+        None => Place::NotFound,
+    }
+}
+
+/// The host of the request, in lower case and without port. `None` if it is missing, repeated or malformed.
+fn requested_host(request: &InboundRequest) -> Option<String> {
+    if let Some(authority) = request.uri.authority() {
+        return host_of(authority);
+    }
+    let mut fields = request.headers.get_all(HOST).iter();
+    let (Some(only), None) = (fields.next(), fields.next()) else { return None };
+    host_of(&Authority::try_from(only.as_bytes()).ok()?)
+}
+
+fn host_of(authority: &Authority) -> Option<String> {
+    let host = authority.host();
+    let has_user = authority.as_str().contains('@');
+    let has_port = authority.port_u16().is_some();
+    (!has_user && (has_port || authority.as_str() == host)).then(|| host.to_ascii_lowercase())
+}
+
+/// Checks that a form comes from a page of this App. Old browsers send neither header with a form; then only `csrf`
+/// protects it.
+pub(super) fn check_origin(headers: &HeaderMap, url: &PagesUrl) -> Result<(), Problem> {
+    let mut origins = headers.get_all(ORIGIN).iter();
+    let is_own = match (origins.next(), origins.next()) {
+        (Some(only), None) => only.as_bytes() == url.origin().as_bytes(),
+        (Some(_), Some(_)) => false,
+        (None, _) => headers.get_all("sec-fetch-site").iter().all(|site| site.as_bytes() == b"same-origin"),
+    };
+    if is_own { Ok(()) } else { Err(Problem::new(ErrorCode::OriginNotAllowed, "the form is not from this site")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, HeaderValue};
+
+    use super::*;
+    use crate::fixtures;
+
+    #[test]
+    fn a_form_must_come_from_the_pages_if_the_browser_says_where_it_comes_from() {
+        let url = PagesUrl::new(&fixtures::app(fixtures::rendered("shop")), None);
+        let is_accepted = |fields: &[(&'static str, &'static str)]| {
+            let headers: HeaderMap = fields
+                .iter()
+                .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+                .collect();
+            check_origin(&headers, &url).is_ok()
+        };
+        let own = ("origin", "https://auth.example.com");
+        assert!(is_accepted(&[]));
+        assert!(is_accepted(&[own]));
+        assert!(is_accepted(&[own, ("sec-fetch-site", "cross-site")]), "the origin decides");
+        assert!(is_accepted(&[("sec-fetch-site", "same-origin")]));
+        for bad in [
+            &[("origin", "null")][..],
+            &[("origin", "https://auth.example.com:443")],
+            &[("origin", "https://shop.example.com")],
+            &[("origin", "http://auth.example.com")],
+            &[own, own],
+            &[("sec-fetch-site", "same-site")],
+            &[("sec-fetch-site", "cross-site")],
+            &[("sec-fetch-site", "none")],
+            &[("sec-fetch-site", "same-origin"), ("sec-fetch-site", "cross-site")],
+        ] {
+            assert!(!is_accepted(bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_compared_without_port_and_case() {
+        let host = |text: &str| Authority::try_from(text.as_bytes()).ok().and_then(|authority| host_of(&authority));
+        assert_eq!(host("Login.Shop.example:8443").as_deref(), Some("login.shop.example"));
+        assert_eq!(host("login.shop.example").as_deref(), Some("login.shop.example"));
+        for other in ["login.shop.example.", "x@login.shop.example", "", "login.shop.example/x", "login.shop.example:x"]
+        {
+            assert_ne!(host(other).as_deref(), Some("login.shop.example"), "{other}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! `confirm`: the notice after a registration, and the page behind the link in the mail.
+
+use super::{
+    form::Form,
+    page::{Page, encode_query},
+};
+use crate::{
+    domain::{
+        pages::{BrowserConfirmError, BrowserConfirmInput, BrowserConfirmed, Registration, confirm_in_browser},
+        password::Password,
+    },
+    http::{
+        Ports, authentication,
+        error::{ErrorCode, Problem},
+        handlers::email::{
+            confirm::{ConfirmRequest, invalid_code},
+            login::invalid_credentials,
+        },
+        request::CodeText,
+        response::Response,
+    },
+    pages::views::{ConfirmNoticePage, ConfirmPage},
+};
+
+/// Never looks at the code.
+pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
+    let code = page.query("code")?.unwrap_or_default();
+    let registrations = registrations(page);
+    if let Some(newest) = registrations.first().filter(|_| code.is_empty()) {
+        return page.show(&ConfirmNoticePage { email: newest.address() });
+    }
+    // Without a registration or a session, the button alone never suffices.
+    let asks_password = registrations.is_empty() && page.session_cookie()?.is_none();
+    page.show(&ConfirmPage { code, hides_code: !code.is_empty(), asks_password, login_needed: false })
+}
+
+pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<Response, Problem> {
+    let CodeText(code) = match form.read() {
+        Ok(ConfirmRequest { code }) => code,
+        Err(problem) => return refuse(page, form, problem, false),
+    };
+    let password = form.get("password").map(Password::new);
+    let registrations = registrations(page);
+    let input = BrowserConfirmInput {
+        code: &code,
+        password: password.as_ref(),
+        session: page.session().await?,
+        registrations: &registrations,
+        previous: page.session_cookie()?,
+    };
+    let confirmed = match confirm_in_browser(page.call(), input, page.session_times()).await {
+        Ok(confirmed) => confirmed,
+        Err(error) => {
+            let login_needed = matches!(error, BrowserConfirmError::LoginRequired);
+            return refuse(page, form, confirm_problem(page, error), login_needed);
+        }
+    };
+    let BrowserConfirmed { cookie, password_required, transaction } = confirmed;
+    // The registration continues in another tab, if the link in the mail was opened there.
+    let tx = page.tx().or(transaction.as_deref().filter(|tx| page.target_of(tx).is_some()));
+    let next = match tx.and_then(|tx| page.target_of(tx)) {
+        _ if password_required => format!("account/password{}", encode_query(tx.map(|tx| ("tx", tx)))),
+        Some(target) => target.to_owned(),
+        None => "account?notice=email_confirmed".to_owned(),
+    };
+    match cookie {
+        Some(cookie) => page.logged_in(Some(&next), &cookie, Vec::new()),
+        None => page.redirect(&next, Vec::new()),
+    }
+}
+
+/// The registrations of this browser whose codes have not expired, the newest first.
+fn registrations<S: Ports>(page: &Page<'_, S>) -> Vec<Registration> {
+    let Some(browser) = page.sent.browser() else { return Vec::new() };
+    let now = page.state.env.now();
+    page.sent.newest_transactions().filter_map(|value| Registration::open(page.app, browser, value, now)).collect()
+}
+
+/// The form again. The code stays hidden unless it was refused.
+fn refuse<S: Ports>(
+    page: &Page<'_, S>,
+    form: &Form,
+    problem: Problem,
+    login_needed: bool,
+) -> Result<Response, Problem> {
+    let is_code_refused = matches!(problem.code, ErrorCode::InvalidCode | ErrorCode::InvalidRequest);
+    let needs_password = matches!(problem.code, ErrorCode::ReauthenticationRequired | ErrorCode::InvalidCredentials);
+    let view = ConfirmPage {
+        code: form.text("code"),
+        hides_code: !is_code_refused,
+        asks_password: needs_password || form.get("password").is_some(),
+        login_needed,
+    };
+    page.refuse(&view, problem)
+}
+
+fn confirm_problem<S: Ports>(page: &Page<'_, S>, error: BrowserConfirmError) -> Problem {
+    match error {
+        BrowserConfirmError::InvalidCode => invalid_code(),
+        BrowserConfirmError::PasswordRequired | BrowserConfirmError::LoginRequired => Problem::unauthorized(
+            ErrorCode::ReauthenticationRequired,
+            "the confirmation in this browser needs the password or a login",
+            authentication::challenge(page.app, None),
+        ),
+        BrowserConfirmError::InvalidCredentials => invalid_credentials(page.app),
+        BrowserConfirmError::Common(error) => error.into(),
+    }
+}

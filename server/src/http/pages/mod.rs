@@ -1,0 +1,142 @@
+//! The hosted pages over HTTP (specification: Hosted pages): one file for each page. Every request passes the same checks,
+//! and every response has the same protection.
+
+mod account;
+mod assets;
+mod brandings;
+mod checks;
+mod confirm;
+mod continue_page;
+mod forgot;
+mod form;
+mod login;
+mod logout;
+mod page;
+mod register;
+mod reset;
+mod responses;
+mod routes;
+mod social;
+
+use futures::{FutureExt, future::BoxFuture};
+use http::{Method, StatusCode};
+
+pub(super) use assets::asset;
+pub(super) use routes::PageRoute;
+
+use self::{brandings::Brandings, checks::Place, form::Form, page::Page};
+use super::{Ports, error::Problem, metrics::HttpMetrics, request::InboundRequest, response::Response};
+use crate::{
+    config::Apps,
+    domain::{app::App, pages::PagesUrl},
+    state::State,
+};
+
+/// What all requests for pages share.
+pub(super) struct Pages {
+    brandings: Brandings,
+    metrics: HttpMetrics,
+}
+
+/// The URL of the page *continue*, to which social logins of pages return. `None` if the App has no pages.
+pub(super) fn continue_url(apps: &Apps, app: &App) -> Option<String> {
+    app.pages.as_ref().map(|_| pages_url(apps, app).page(PageRoute::Continue.path()))
+}
+
+fn pages_url(apps: &Apps, app: &App) -> PagesUrl {
+    PagesUrl::new(app, apps.held_pages_host(app))
+}
+
+// === impl Pages ===
+
+impl Pages {
+    pub(super) fn new(metrics: HttpMetrics) -> Self {
+        Self { brandings: Brandings::default(), metrics }
+    }
+
+    /// Handles a request for a page. An error is JSON only if the page does not exist on this host.
+    pub(super) async fn handle<S: Ports>(
+        &self,
+        state: &State<S>,
+        route: PageRoute,
+        app: &App,
+        mut request: InboundRequest,
+    ) -> Result<Response, Problem> {
+        let settings = app.pages.as_deref().ok_or_else(Problem::not_found)?;
+        let url = pages_url(&state.apps, app);
+        match checks::find_place(&state.apps, app, &url, &request) {
+            Place::Here => {}
+            Place::Elsewhere(url) => return responses::redirect(StatusCode::FOUND, &url),
+            Place::NotFound => return Err(Problem::not_found()),
+        }
+        let form = read_form(route, &mut request).await;
+        let branding = self.brandings.get(app, settings);
+        let mut page = Page::new(state, app, settings, route, &request, url, branding);
+        let result = match page.check(form) {
+            Ok(form) => call(&page, form.as_ref()).await,
+            Err(problem) => Err(problem),
+        };
+        let is_error = result.is_err();
+        let response = result.unwrap_or_else(|problem| page.fail(problem));
+        if !matches!(route, PageRoute::Theme | PageRoute::Logo) {
+            self.metrics.record_page(route.page_name(), outcome(response.status(), is_error));
+        }
+        Ok(response)
+    }
+}
+
+/// Reads the form of a POST.
+async fn read_form(route: PageRoute, request: &mut InboundRequest) -> Result<Option<Form>, Problem> {
+    if request.method != Method::POST || !route.accepts(&request.method) {
+        return Ok(None);
+    }
+    Form::parse(&request.read_form_text().await?).map(Some)
+}
+
+/// The outcome of a page in the metric.
+fn outcome(status: StatusCode, is_error: bool) -> &'static str {
+    if status.is_redirection() {
+        "done"
+    } else if is_error {
+        "error"
+    } else if status == StatusCode::OK {
+        "shown"
+    } else {
+        "refused"
+    }
+}
+
+/// Calls the page. Each future is boxed separately: otherwise the future of every request would be as large as the
+/// largest.
+fn call<'p, S: Ports>(page: &'p Page<'_, S>, form: Option<&'p Form>) -> BoxFuture<'p, Result<Response, Problem>> {
+    match (page.route, form) {
+        (PageRoute::Login, None) => login::show(page).boxed(),
+        (PageRoute::Login, Some(form)) => login::submit(page, form).boxed(),
+        (PageRoute::Register, None) => register::show(page).boxed(),
+        (PageRoute::Register, Some(form)) => register::submit(page, form).boxed(),
+        (PageRoute::Confirm, None) => confirm::show(page).boxed(),
+        (PageRoute::Confirm, Some(form)) => confirm::submit(page, form).boxed(),
+        (PageRoute::Forgot, None) => forgot::show(page).boxed(),
+        (PageRoute::Forgot, Some(form)) => forgot::submit(page, form).boxed(),
+        (PageRoute::Reset, None) => reset::show(page).boxed(),
+        (PageRoute::Reset, Some(form)) => reset::submit(page, form).boxed(),
+        (PageRoute::Continue, _) => continue_page::show(page).boxed(),
+        (PageRoute::Account, None) => account::overview::show(page).boxed(),
+        (PageRoute::Account, Some(form)) => account::overview::submit(page, form).boxed(),
+        (PageRoute::Password, None) => account::password::show(page).boxed(),
+        (PageRoute::Password, Some(form)) => account::password::submit(page, form).boxed(),
+        (PageRoute::Email, None) => account::email::show(page).boxed(),
+        (PageRoute::Email, Some(form)) => account::email::submit(page, form).boxed(),
+        (PageRoute::Delete, None) => account::delete::show(page).boxed(),
+        (PageRoute::Delete, Some(form)) => account::delete::submit(page, form).boxed(),
+        (PageRoute::Identities, None) => account::identities::show(page).boxed(),
+        (PageRoute::Identities, Some(form)) => account::identities::submit(page, form).boxed(),
+        (PageRoute::Sessions, None) => account::sessions::show(page).boxed(),
+        (PageRoute::Sessions, Some(form)) => account::sessions::submit(page, form).boxed(),
+        (PageRoute::Activity, _) => account::activity::show(page).boxed(),
+        (PageRoute::Logout, None) => logout::show(page).boxed(),
+        (PageRoute::Logout, Some(_)) => logout::submit(page).boxed(),
+        (PageRoute::Theme, _) => async move { assets::theme(page) }.boxed(),
+        (PageRoute::Logo, _) => async move { assets::logo(page) }.boxed(),
+    }
+}

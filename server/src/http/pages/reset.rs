@@ -1,0 +1,44 @@
+//! `reset`: sets a new password with the code from a mail.
+
+use super::{
+    form::Form,
+    page::{Page, encode_query},
+};
+use crate::{
+    domain::email_account::{self, ResetPasswordInput},
+    http::{
+        Ports,
+        error::{ErrorCode, Problem},
+        handlers::email::confirm_password::{ConfirmPasswordRequest, reset_problem},
+        response::Response,
+    },
+    pages::views::ResetPage,
+};
+
+/// Never looks at the code.
+pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
+    let email = page.query("email")?.unwrap_or_default();
+    let code = page.query("code")?.unwrap_or_default();
+    page.show(&ResetPage { email, code, hides_code: !code.is_empty() })
+}
+
+pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<Response, Problem> {
+    let ConfirmPasswordRequest { email, code, password } = match form.read() {
+        Ok(request) => request,
+        Err(problem) => return refuse(page, form, problem),
+    };
+    let input = ResetPasswordInput { email, code: code.0, password };
+    if let Err(error) = email_account::reset_password(page.call(), input).await {
+        return refuse(page, form, reset_problem(error));
+    }
+    let tx = page.tx().map(|tx| ("tx", tx));
+    let query = encode_query([("notice", "password_reset")].into_iter().chain(tx));
+    page.redirect(&format!("login{query}"), Vec::new())
+}
+
+/// The form again. The code stays hidden unless it is missing or was refused.
+fn refuse<S: Ports>(page: &Page<'_, S>, form: &Form, problem: Problem) -> Result<Response, Problem> {
+    let code = form.text("code");
+    let hides_code = !code.is_empty() && problem.code != ErrorCode::InvalidCode;
+    page.refuse(&ResetPage { email: form.text("email"), code, hides_code }, problem)
+}

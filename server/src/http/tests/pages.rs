@@ -1,0 +1,460 @@
+//! Hosted pages: which requests reach a page, and what protects every page. The stores always fail, so that each test
+//! shows that a refused request has changed nothing.
+
+use latchkey_crds::rendered::{Base64Bytes, RenderedLogo, SignUp};
+
+use super::{FailingStores, Reply, TestServer, get_request};
+use crate::fixtures;
+
+const PAGES: [&str; 13] = [
+    "login",
+    "register",
+    "confirm",
+    "forgot",
+    "reset",
+    "account",
+    "account/password",
+    "account/email",
+    "account/delete",
+    "account/identities",
+    "account/sessions",
+    "account/activity",
+    "logout",
+];
+const FORM: &str = "email=ada%40example.com&password=correct+horse";
+const ORIGIN: &str = "Origin: https://auth.example.com\r\n";
+
+fn server(stores: FailingStores) -> TestServer {
+    TestServer::with_app(stores, |app| app.pages = Some(fixtures::pages()))
+}
+
+/// The cookie and the field `csrf` of a browser that has opened a page.
+struct Opened {
+    cookie: String,
+    csrf: String,
+}
+
+impl Opened {
+    async fn by(server: &TestServer) -> Self {
+        let reply = server.send_request(get_request("/shop/login", "")).await;
+        let cookie = reply.header("set-cookie").unwrap().split(';').next().unwrap();
+        Self { cookie: format!("Cookie: {cookie}\r\n"), csrf: hidden_field(&reply.body, "csrf").to_owned() }
+    }
+}
+
+fn hidden_field<'a>(html: &'a str, name: &str) -> &'a str {
+    let (_, rest) = html.split_once(&format!("name=\"{name}\" value=\"")).unwrap_or_else(|| panic!("{name} in {html}"));
+    rest.split('"').next().unwrap()
+}
+
+async fn post_form(server: &TestServer, path: &str, headers: &str, body: &str) -> Reply {
+    let length = body.len();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {length}\r\n\
+         Content-Type: application/x-www-form-urlencoded\r\n{headers}\r\n{body}"
+    );
+    server.send_request(head).await
+}
+
+#[track_caller]
+fn assert_protected(reply: &Reply) {
+    let policy = "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'";
+    assert_eq!(reply.header("content-security-policy"), Some(policy));
+    assert_eq!(reply.header("x-frame-options"), Some("DENY"));
+    assert_eq!(reply.header("x-content-type-options"), Some("nosniff"));
+    assert_eq!(reply.header("cache-control"), Some("no-store"));
+    assert_eq!(reply.header("access-control-allow-origin"), None);
+}
+
+/// Asserts an error page, or a form with an error.
+#[track_caller]
+fn assert_page_error(reply: &Reply, status: u16, code: &str) {
+    assert_eq!(reply.status, status, "{}", reply.body);
+    assert!(reply.body.contains(&format!("<main data-error=\"{code}\">")), "{}", reply.body);
+    assert_eq!(reply.header("content-type"), Some("text/html; charset=utf-8"));
+    assert_eq!(reply.header("referrer-policy"), Some("same-origin"));
+    assert_protected(reply);
+}
+
+#[tokio::test]
+async fn pages_without_a_session_need_no_store() {
+    let server = server(FailingStores::Panicking);
+    for page in ["login", "register", "confirm", "confirm?code=ABCDE-FGHJK", "forgot", "reset", "logout"] {
+        let reply =
+            server.send_request(get_request(&format!("/shop/{page}"), "Origin: https://evil.example\r\n")).await;
+        assert_eq!(reply.status, 200, "{page}");
+        assert!(reply.body.starts_with("<!DOCTYPE html>") && !reply.body.contains("data-error"), "{page}");
+        assert_eq!(reply.header("referrer-policy"), Some("same-origin"));
+        assert_protected(&reply);
+        let cookie = reply.header("set-cookie").unwrap();
+        assert!(cookie.starts_with("__Host-latchkey-browser="), "{cookie}");
+        assert!(cookie.ends_with("; Path=/; Secure; HttpOnly; SameSite=Lax"), "{cookie}");
+        let head = server.send_request(get_request(&format!("/shop/{page}"), "").replacen("GET", "HEAD", 1)).await;
+        assert_eq!((head.status, head.body.as_str()), (200, ""), "{page}");
+    }
+    let reply = server.send_request(get_request("/shop/account/email", "")).await;
+    assert_eq!(reply.status, 303);
+    assert!(reply.header("location").unwrap().starts_with("/shop/login?tx="));
+    assert_eq!(reply.header("referrer-policy"), Some("no-referrer"));
+    assert_protected(&reply);
+}
+
+#[tokio::test]
+async fn without_pages_every_path_is_unknown() {
+    let server = TestServer::new(FailingStores::Panicking);
+    // The time of the response differs.
+    let headers = |reply: &Reply| {
+        let headers = reply.headers.clone().into_iter().filter(|(name, _)| name != "date");
+        headers.collect::<Vec<_>>()
+    };
+    let unknown = server.send_request(get_request("/shop/nothing", "X-Request-Id: 1\r\n")).await;
+    let with_pages = self::server(FailingStores::Panicking);
+    for page in PAGES.into_iter().chain(["continue", "theme.css", "logo"]) {
+        for method in ["GET", "HEAD", "POST", "OPTIONS", "DELETE"] {
+            let request =
+                |app: &str| get_request(&format!("/{app}/{page}"), "X-Request-Id: 1\r\n").replacen("GET", method, 1);
+            let replies =
+                [server.send_request(request("shop")).await, with_pages.send_request(request("nobody")).await];
+            for reply in replies {
+                assert_eq!((reply.status, headers(&reply)), (404, headers(&unknown)), "{method} {page}");
+                assert_eq!(reply.body, if method == "HEAD" { "" } else { unknown.body.as_str() }, "{method} {page}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_method_gets_a_page_with_the_allowed_methods() {
+    let server = server(FailingStores::Panicking);
+    for (method, path, allow) in [
+        ("DELETE", "login", "GET, HEAD, POST"),
+        ("OPTIONS", "login", "GET, HEAD, POST"),
+        ("POST", "account/activity", "GET, HEAD"),
+        ("POST", "continue", "GET"),
+    ] {
+        let reply = server.send_request(get_request(&format!("/shop/{path}"), "").replacen("GET", method, 1)).await;
+        assert_page_error(&reply, 405, "method_not_allowed");
+        assert_eq!(reply.header("allow"), Some(allow), "{method} {path}");
+    }
+    let head = server.send_request(get_request("/shop/continue", "").replacen("GET", "HEAD", 1)).await;
+    assert_eq!((head.status, head.body.as_str()), (405, ""));
+}
+
+#[tokio::test]
+async fn a_form_needs_its_browser_and_its_origin() {
+    let server = server(FailingStores::Panicking);
+    let (own, other) = (Opened::by(&server).await, Opened::by(&server).await);
+    for page in PAGES.into_iter().filter(|page| *page != "account/activity") {
+        let path = format!("/shop/{page}");
+        let post = async |headers: String, csrf: &str| {
+            post_form(&server, &path, &headers, &format!("{FORM}&csrf={csrf}")).await
+        };
+        assert_page_error(&post(ORIGIN.to_owned(), &own.csrf).await, 400, "invalid_state");
+        assert_page_error(&post(own.cookie.clone(), "").await, 400, "invalid_state");
+        assert_page_error(&post(own.cookie.clone(), &other.csrf).await, 400, "invalid_state");
+        assert_page_error(&post(own.cookie.clone(), &own.csrf[1..]).await, 400, "invalid_state");
+        for origin in ["null", "https://shop.example.com", "http://auth.example.com", "https://auth.example.com:443"] {
+            let reply = post(format!("{}Origin: {origin}\r\n", own.cookie), &own.csrf).await;
+            assert_page_error(&reply, 403, "origin_not_allowed");
+        }
+        let reply = post(format!("{}Sec-Fetch-Site: same-site\r\n", own.cookie), &own.csrf).await;
+        assert_page_error(&reply, 403, "origin_not_allowed");
+    }
+}
+
+#[tokio::test]
+async fn a_form_without_a_session_changes_nothing() {
+    let server = server(FailingStores::Panicking);
+    let opened = Opened::by(&server).await;
+    let body = format!("{FORM}&csrf={}&name=Eve&action=end_others", opened.csrf);
+    for page in PAGES.into_iter().filter(|page| page.starts_with("account") && !page.ends_with("activity")) {
+        let headers = format!("{}{ORIGIN}", opened.cookie);
+        let reply = post_form(&server, &format!("/shop/{page}"), &headers, &body).await;
+        assert_eq!(reply.status, 303, "{page}");
+        assert!(reply.header("location").unwrap().starts_with("/shop/login?tx="), "{page}");
+    }
+}
+
+#[tokio::test]
+async fn a_form_is_bounded_and_names_each_field_once() {
+    let server = server(FailingStores::Panicking);
+    let opened = Opened::by(&server).await;
+    let headers = format!("{}{ORIGIN}", opened.cookie);
+    let fields = format!("{FORM}&csrf={}", opened.csrf);
+    for repeated in ["email=x", "%65mail=x", "csrf=x", "tx=x&tx=x"] {
+        let reply = post_form(&server, "/shop/login", &headers, &format!("{fields}&{repeated}")).await;
+        assert_page_error(&reply, 400, "invalid_request");
+    }
+    let long = format!("{fields}&name={}", "x".repeat(64 * 1024));
+    assert_page_error(&post_form(&server, "/shop/login", &headers, &long).await, 413, "payload_too_large");
+    let json = server.post("/shop/login", &headers, "{}").await;
+    assert_page_error(&json, 415, "unsupported_media_type");
+}
+
+#[tokio::test]
+async fn an_invalid_field_is_marked_and_a_password_is_not_filled_in() {
+    let server = server(FailingStores::Panicking);
+    let opened = Opened::by(&server).await;
+    let headers = format!("{}{ORIGIN}", opened.cookie);
+    let body = format!("email=%22%3E%3Cscript%3E&password=p4ssw0rd-in-clear&csrf={}", opened.csrf);
+    let reply = post_form(&server, "/shop/login", &headers, &body).await;
+    assert_page_error(&reply, 400, "invalid_request");
+    assert!(reply.body.contains("aria-invalid=\"true\""), "{}", reply.body);
+    assert!(!reply.body.contains("<script>") && !reply.body.contains("p4ssw0rd"), "{}", reply.body);
+}
+
+#[tokio::test]
+async fn an_outage_and_a_limit_are_error_pages() {
+    for (stores, status, code) in [
+        (FailingStores::Unavailable, 503, "temporarily_unavailable"),
+        (FailingStores::Limited, 429, "rate_limited"),
+        (FailingStores::Overloaded, 503, "temporarily_unavailable"),
+        (FailingStores::Broken, 500, "server_error"),
+    ] {
+        let server = server(stores);
+        let opened = Opened::by(&server).await;
+        let headers = format!("{}{ORIGIN}X-Request-Id: request-7\r\n", opened.cookie);
+        let reply = post_form(&server, "/shop/login", &headers, &format!("{FORM}&csrf={}", opened.csrf)).await;
+        assert_page_error(&reply, status, code);
+        assert_eq!(reply.header("retry-after").is_some(), status != 500);
+        assert!(reply.body.contains("request-7") && !reply.body.contains("secret-host"), "{}", reply.body);
+    }
+}
+
+#[tokio::test]
+async fn no_hostile_transaction_opens() {
+    let server = server(FailingStores::Panicking);
+    let (own, other) = (Opened::by(&server).await, Opened::by(&server).await);
+    let first = server.send_request(get_request("/shop/account", &own.cookie)).await;
+    let tx = first.header("location").unwrap().split_once("tx=").unwrap().1.to_owned();
+    let good = server.send_request(get_request(&format!("/shop/login?tx={tx}"), &own.cookie)).await;
+    assert_eq!((good.status, hidden_field(&good.body, "tx")), (200, tx.as_str()));
+
+    let mut hostile: Vec<String> = (0..tx.len()).step_by(tx.len() / 30).map(|at| changed(&tx, at)).collect();
+    hostile.extend((1..8).map(|cut| tx[..tx.len() - cut].to_owned()));
+    hostile.extend([
+        "x".to_owned(),
+        "%00".to_owned(),
+        "..%2Faccount".to_owned(),
+        "https:%2F%2Fevil.example".to_owned(),
+        "%22%3E%3Cscript%3E".to_owned(),
+        "{\"t\":{\"account\":\"overview\"}}".replace('"', "%22"),
+        "%C3%A9".repeat(20),
+        "A".repeat(6_000),
+        "A".repeat(6_001),
+        "A".repeat(20_000),
+        format!("{tx}A"),
+        format!("{tx}="),
+        format!("+{tx}"),
+        format!("{tx}{tx}"),
+        other.csrf.clone(),
+        own.csrf.clone(),
+    ]);
+    assert!(hostile.len() >= 50, "{}", hostile.len());
+    for tx in &hostile {
+        for path in ["login", "register", "confirm", "account"] {
+            let reply = server.send_request(get_request(&format!("/shop/{path}?tx={tx}"), &own.cookie)).await;
+            assert_page_error(&reply, 400, "invalid_state");
+            assert!(!reply.body.contains("<script>"), "{}", reply.body);
+        }
+    }
+    for headers in ["", other.cookie.as_str()] {
+        let reply = server.send_request(get_request(&format!("/shop/login?tx={tx}"), headers)).await;
+        assert_page_error(&reply, 400, "invalid_state");
+    }
+    let twice = server.send_request(get_request(&format!("/shop/login?tx={tx}&tx={tx}"), &own.cookie)).await;
+    assert_page_error(&twice, 400, "invalid_request");
+    let not_utf_8 = server.send_request(get_request("/shop/login?tx=%FF", &own.cookie)).await;
+    assert_page_error(&not_utf_8, 400, "invalid_request");
+}
+
+/// The text with another character at this position.
+fn changed(text: &str, at: usize) -> String {
+    let other = if text.as_bytes()[at] == b'A' { 'B' } else { 'A' };
+    text.char_indices().map(|(index, char)| if index == at { other } else { char }).collect()
+}
+
+#[tokio::test]
+async fn files_are_cached_forever_only_at_the_url_of_their_content() {
+    let logo =
+        RenderedLogo { content_type: "image/svg+xml".to_owned(), data: Base64Bytes(Vec::from(&b"<svg/>"[..]).into()) };
+    let server = TestServer::with_app(FailingStores::Panicking, |app| {
+        let mut pages = fixtures::pages();
+        pages.theme.logo = Some(logo);
+        app.pages = Some(pages);
+    });
+    let page = server.send_request(get_request("/shop/login", "")).await;
+    let links: Vec<&str> =
+        page.body.split('"').filter(|text| text.starts_with("/shop/") || text.starts_with("/assets/")).collect();
+    for (begin, content_type) in [
+        ("/assets/pages.", "text/css; charset=utf-8"),
+        ("/shop/theme.css?v=", "text/css; charset=utf-8"),
+        ("/shop/logo?v=", "image/svg+xml"),
+    ] {
+        let link = links.iter().find(|link| link.starts_with(begin)).unwrap();
+        let current = server.send_request(get_request(link, "")).await;
+        assert_eq!((current.status, current.header("content-type")), (200, Some(content_type)), "{link}");
+        assert_eq!(current.header("cache-control"), Some("public, max-age=31536000, immutable"));
+        assert_eq!(current.header("x-content-type-options"), Some("nosniff"));
+        assert_eq!(current.header("set-cookie"), None);
+        let other = match link.strip_suffix(".css") {
+            Some(_) => "/assets/pages.AAAAAAAAAAAA.css".to_owned(),
+            None => format!("{begin}AAAAAAAAAAAA"),
+        };
+        let other = server.send_request(get_request(&other, "")).await;
+        assert_eq!((other.status, other.header("cache-control")), (200, Some("no-store")), "{link}");
+        assert_eq!(other.body, current.body);
+        let is_logo = begin.contains("logo");
+        assert_eq!(current.header("content-security-policy").unwrap().ends_with("; sandbox"), is_logo);
+    }
+    for path in ["/assets/", "/assets/pages.css", "/assets/../openapi.json", "/assets/x/pages.AAAAAAAAAAAA.css"] {
+        server.send_request(get_request(path, "")).await.assert_refused(404, "not_found");
+    }
+    let reply = server.send_request(get_request("/assets/pages.AAAAAAAAAAAA.css", "").replacen("GET", "POST", 1)).await;
+    reply.assert_refused(405, "method_not_allowed");
+    let without_logo = self::server(FailingStores::Panicking);
+    assert_page_error(&without_logo.send_request(get_request("/shop/logo", "")).await, 404, "not_found");
+}
+
+#[tokio::test]
+async fn the_language_is_chosen_by_parameter_cookie_and_header() {
+    let server = server(FailingStores::Panicking);
+    let lang = async |query: &str, headers: &str| {
+        let reply = server.send_request(get_request(&format!("/shop/login{query}"), headers)).await;
+        let (_, rest) = reply.body.split_once("<html lang=\"").unwrap();
+        (rest[..2].to_owned(), reply.header("set-cookie").unwrap_or_default().to_owned())
+    };
+    assert_eq!(lang("", "").await.0, "en");
+    assert_eq!(lang("", "Accept-Language: fr, de-AT;q=0.9, en;q=0.5\r\n").await.0, "de");
+    let cookie = "Cookie: __Host-latchkey-lang=de; __Host-latchkey-browser=AAAAAAAAAAAAAAAAAAAAAA\r\n";
+    assert_eq!(lang("", cookie).await, ("de".to_owned(), String::new()));
+    let (language, set_cookie) = lang("?lang=en", cookie).await;
+    assert_eq!(language, "en");
+    assert!(set_cookie.starts_with("__Host-latchkey-lang=en; Max-Age=31536000;"), "{set_cookie}");
+    assert_eq!(lang("?lang=tlh", cookie).await, ("de".to_owned(), String::new()), "an unknown language is not stored");
+}
+
+#[tokio::test]
+async fn an_own_host_has_only_the_pages_of_its_app() {
+    let server = TestServer::with_app(FailingStores::Panicking, |app| {
+        let mut pages = fixtures::pages();
+        pages.host = Some("login.shop.example".parse().unwrap());
+        app.pages = Some(pages);
+    });
+    let mut other = fixtures::rendered("other");
+    other.pages = Some(fixtures::pages());
+    server.state.apps.put(&"other".parse().unwrap(), &other.to_bytes());
+    let get = async |host: &str, path: &str| {
+        server.send_request(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")).await
+    };
+    for host in ["login.shop.example", "Login.Shop.Example", "login.shop.example:8443"] {
+        assert_eq!(get(host, "/shop/login").await.status, 200, "{host}");
+        get(host, "/other/login").await.assert_refused(404, "not_found");
+        assert_eq!(get(host, "/shop/.well-known/jwks.json").await.status, 200, "every other path is everywhere");
+        assert_eq!(get(host, "/assets/pages.AAAAAAAAAAAA.css").await.status, 200);
+    }
+    for host in hostile_hosts() {
+        let moved = get(&host, "/shop/confirm?code=A%20B&lang=de").await;
+        assert_eq!(moved.status, 302, "{host}");
+        let location = "https://login.shop.example/shop/confirm?code=A%20B&lang=de";
+        assert_eq!(moved.header("location"), Some(location), "{host}");
+        assert_eq!(get(&host, "/other/login").await.status, 200, "{host}");
+        let post =
+            format!("POST /shop/login HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+        server.send_request(post).await.assert_refused(404, "not_found");
+    }
+}
+
+/// Values of `Host` that are not the own host.
+fn hostile_hosts() -> Vec<String> {
+    let mut hosts: Vec<String> = [
+        "auth.example.com",
+        "a",
+        "evil.example",
+        "login.shop.example.",
+        "login.shop.example.evil.example",
+        "evil.login.shop.example",
+        "shop.example",
+        "login.shop",
+        "login-shop.example",
+        "loginxshop.example",
+        "login.shop.example@evil.example",
+        "evil@login.shop.example",
+        "user:pass@login.shop.example",
+        "127.0.0.1",
+        "127.0.0.1:8080",
+        "[::1]",
+        "[::1]:8080",
+        "localhost",
+        "xn--login.shop.example",
+        "login..shop.example",
+        ".login.shop.example",
+        "-login.shop.example",
+        "login_shop.example",
+        "1",
+        "0x7f.1",
+        "login.shop.example%00",
+        "login.shop.example%2e",
+        "login%2eshop.example",
+        "login.shop.example:x",
+        "login.shop.example/",
+        "login.shop.example/x",
+        "login.shop.example?x",
+        "login.shop.example#x",
+        "https://login.shop.example",
+        "login.shop.example,evil.example",
+        "login.shop.example evil.example",
+        "login.shop.example;x",
+        "\"login.shop.example\"",
+        "<script>",
+        "*",
+        "*.shop.example",
+        "$host",
+        "{{host}}",
+        "login.shop.example\\x",
+        "login.shop.example&x",
+        "login.shop.example=x",
+        "..",
+        "/",
+        ":",
+        ":443",
+        "@",
+    ]
+    .map(str::to_owned)
+    .into();
+    hosts.push(format!("{}.example", "a".repeat(300)));
+    assert!(hosts.len() >= 50);
+    hosts
+}
+
+#[tokio::test]
+async fn a_closed_registration_has_no_page_and_no_link() {
+    let server = TestServer::with_app(FailingStores::Panicking, |app| {
+        app.sign_up = SignUp::Closed;
+        app.pages = Some(fixtures::pages());
+    });
+    assert_page_error(&server.send_request(get_request("/shop/register", "")).await, 403, "registration_disabled");
+    let login = server.send_request(get_request("/shop/login", "")).await;
+    assert!(!login.body.contains("/shop/register"), "{}", login.body);
+}
+
+#[tokio::test]
+async fn requests_for_pages_are_counted_by_page_and_outcome() {
+    let server = server(FailingStores::Unavailable);
+    let opened = Opened::by(&server).await;
+    let headers = format!("{}{ORIGIN}", opened.cookie);
+    let csrf = &opened.csrf;
+    post_form(&server, "/shop/login", &headers, &format!("{FORM}&csrf={csrf}")).await;
+    post_form(&server, "/shop/login", &headers, &format!("email=x&csrf={csrf}")).await;
+    server.send_request(get_request("/shop/account/email", "")).await;
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &server.registry).unwrap();
+    for line in [
+        "pages_total{page=\"login\",outcome=\"shown\"} 1",
+        "pages_total{page=\"login\",outcome=\"error\"} 1",
+        "pages_total{page=\"login\",outcome=\"refused\"} 1",
+        "pages_total{page=\"account-email\",outcome=\"done\"} 1",
+    ] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+}

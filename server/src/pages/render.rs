@@ -1,0 +1,158 @@
+//! From a view to HTML.
+
+use std::sync::LazyLock;
+
+use latchkey_crds::{pages::Language, templates::write_value};
+use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context, value::Serde};
+use serde::Serialize;
+use url::form_urlencoded;
+
+use super::{
+    branding::Branding,
+    errors::{FieldErrors, PageError},
+    texts::{PageTexts, TextFunction},
+    views::View,
+};
+
+/// What every page needs besides its view. It cannot be printed, because logs must not have `csrf` or `tx`.
+#[derive(Clone, Copy)]
+pub struct PageContext<'a> {
+    pub branding: &'a Branding,
+    pub texts: &'a PageTexts,
+    /// Why a form was refused. It is also in `<main data-error>`.
+    pub error: Option<&'a PageError>,
+    /// The value of the field `csrf`.
+    pub csrf: &'a str,
+    /// The transaction that forms and links carry.
+    pub tx: Option<&'a str>,
+    pub request_id: &'a str,
+}
+
+/// A link to the page in another language.
+#[derive(Debug, Serialize)]
+struct LanguageLink {
+    code: &'static str,
+    /// The ID of the text with the language's own name.
+    text: &'static str,
+    href: String,
+    current: bool,
+}
+
+macro_rules! templates {
+    ($($name:literal,)*) => {
+        /// The name and the source of each template.
+        pub(super) const TEMPLATES: &[(&str, &str)] = &[$(($name, include_str!(concat!("templates/", $name))),)*];
+    };
+}
+
+templates! {
+    "layout.html",
+    "back.html",
+    "field.html",
+    "hidden.html",
+    "providers.html",
+    "account.html",
+    "account_activity.html",
+    "account_applications.html",
+    "account_delete.html",
+    "account_email.html",
+    "account_identities.html",
+    "account_password.html",
+    "account_sessions.html",
+    "confirm.html",
+    "confirm_notice.html",
+    "consent.html",
+    "error.html",
+    "forgot.html",
+    "forgot_notice.html",
+    "login.html",
+    "logout.html",
+    "logout_done.html",
+    "register.html",
+    "reset.html",
+    "icons/alert.svg",
+    "icons/back.svg",
+    "icons/check.svg",
+    "icons/next.svg",
+    "icons/apple.svg",
+    "icons/bitbucket.svg",
+    "icons/discord.svg",
+    "icons/facebook.svg",
+    "icons/github.svg",
+    "icons/gitlab.svg",
+    "icons/google.svg",
+    "icons/linkedin.svg",
+    "icons/microsoft.svg",
+    "icons/other.svg",
+    "icons/slack.svg",
+    "icons/spotify.svg",
+    "icons/twitch.svg",
+    "icons/x.svg",
+}
+
+static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.set_auto_escape_callback(|_| AutoEscape::Html);
+    environment.set_formatter(write_value);
+    for (name, source) in TEMPLATES {
+        environment.add_template(name, source).expect("the tests parse every template");
+    }
+    environment
+});
+
+/// The HTML of a page.
+pub fn render<V: View>(view: &V, context: &PageContext<'_>) -> String {
+    let PageContext { branding, texts, error, csrf, tx, request_id } = *context;
+    let minimum_password_length = branding.minimum_password_length();
+    let shown_error = error.map(|error| error.show(view.error_text(error.code), texts));
+    let errors = error.map(|error| FieldErrors::new(error, texts, minimum_password_length)).unwrap_or_default();
+    let tx_query = encode(tx.map(|tx| ("tx", tx)));
+    let values = context! {
+        t => Value::from_object(TextFunction(texts.clone())),
+        lang => texts.language().as_str(),
+        dir => texts.direction(),
+        app => Value::from(Serde(branding)),
+        page => Value::from(Serde(view)),
+        title => view.title(texts),
+        notice => view.notice(texts),
+        error => Value::from(Serde(shown_error)),
+        errors => Value::from(Serde(errors)),
+        languages => Value::from(Serde(language_links(view, context))),
+        csrf => csrf,
+        tx => tx,
+        query => if tx_query.is_empty() { String::new() } else { format!("?{tx_query}") },
+        and_query => if tx_query.is_empty() { String::new() } else { format!("&{tx_query}") },
+        request_id => request_id,
+    };
+    let template = ENVIRONMENT.get_template(V::TEMPLATE).expect("the tests render every view");
+    template.render(values).expect("the tests render every view")
+}
+
+/// The page in each language of the App. Empty if there is only one.
+fn language_links<V: View>(view: &V, context: &PageContext<'_>) -> Vec<LanguageLink> {
+    let PageContext { branding, texts, tx, .. } = *context;
+    if V::PATH.is_empty() || branding.languages().len() < 2 {
+        return Vec::new();
+    }
+    let link = |language: Language| {
+        let query = [("lang", language.as_str())].into_iter().chain(view.query()).chain(tx.map(|tx| ("tx", tx)));
+        LanguageLink {
+            code: language.as_str(),
+            text: match language {
+                Language::En => "language-en",
+                Language::De => "language-de",
+            },
+            href: format!("{}/{}?{}", branding.path(), V::PATH, encode(query)),
+            current: language == texts.language(),
+        }
+    };
+    branding.languages().iter().copied().map(link).collect()
+}
+
+fn encode<'a>(query: impl IntoIterator<Item = (&'static str, &'a str)>) -> String {
+    form_urlencoded::Serializer::new(String::new()).extend_pairs(query).finish()
+}
+
+#[cfg(test)]
+mod tests;

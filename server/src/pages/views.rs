@@ -1,0 +1,605 @@
+//! What each page shows. A handler fills a view; its template reads the fields as `page`. Views have user data and codes,
+//! so they cannot be printed.
+
+use serde::Serialize;
+use url::form_urlencoded;
+
+use super::{
+    errors,
+    providers::{LinkedProvider, ProviderButton},
+    texts::PageTexts,
+    values::Timestamp,
+};
+use crate::{domain::audit::EventKind, http::error::ErrorCode};
+
+/// A page.
+pub trait View: Serialize {
+    const TEMPLATE: &'static str;
+
+    /// The path below the path of the App, for the links to other languages. Empty: the page has no such links.
+    const PATH: &'static str;
+
+    fn title(&self, texts: &PageTexts) -> String;
+
+    /// Parameters that the links to other languages keep.
+    fn query(&self) -> Vec<(&'static str, &str)> {
+        Vec::new()
+    }
+
+    /// What has just been done.
+    fn notice(&self, _: &PageTexts) -> Option<String> {
+        None
+    }
+
+    /// The text of an error on this page.
+    fn error_text(&self, code: ErrorCode) -> &'static str {
+        errors::error_text(code)
+    }
+}
+
+/// `login`.
+#[derive(Serialize)]
+pub struct LoginPage<'a> {
+    /// What the user entered.
+    pub email: &'a str,
+    pub providers: Vec<ProviderButton<'a>>,
+    /// Whether the App accepts registrations.
+    pub registration_open: bool,
+    #[serde(skip)]
+    pub notice: Option<LoginNotice>,
+}
+
+/// Why the user is on the login page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoginNotice {
+    PasswordReset,
+    LoggedOut,
+    AccountDeleted,
+    /// A recent login is needed.
+    LoginAgain,
+}
+
+/// `register`.
+#[derive(Serialize)]
+pub struct RegisterPage<'a> {
+    pub name: &'a str,
+    pub email: &'a str,
+    pub providers: Vec<ProviderButton<'a>>,
+}
+
+/// The notice after a registration, with the form for the code. It is the same for every address.
+#[derive(Serialize)]
+pub struct ConfirmNoticePage<'a> {
+    pub email: &'a str,
+}
+
+/// `confirm`.
+#[derive(Serialize)]
+pub struct ConfirmPage<'a> {
+    /// The code from the link, or what the user entered.
+    pub code: &'a str,
+    /// Whether the code is from a link and has not been refused, so that the user need not see it.
+    pub hides_code: bool,
+    /// Whether the form asks for the password of the account.
+    pub asks_password: bool,
+    /// Whether the user must log in first, because the password does not suffice.
+    pub login_needed: bool,
+}
+
+/// `forgot`.
+#[derive(Serialize)]
+pub struct ForgotPage<'a> {
+    pub email: &'a str,
+}
+
+/// The notice after *forgot*. It is the same for every address.
+#[derive(Serialize)]
+pub struct ForgotNoticePage<'a> {
+    email: &'a str,
+    email_query: String,
+}
+
+/// `reset`.
+#[derive(Serialize)]
+pub struct ResetPage<'a> {
+    pub email: &'a str,
+    /// The code from the link, or what the user entered.
+    pub code: &'a str,
+    /// Whether the code is from a link and has not been refused, so that the user need not see it.
+    pub hides_code: bool,
+}
+
+/// `account`.
+#[derive(Serialize)]
+pub struct AccountPage<'a> {
+    pub name: &'a str,
+    pub email: Option<&'a str>,
+    pub email_verified: bool,
+    /// The address of a change that is not confirmed yet.
+    pub pending_email: Option<&'a str>,
+    pub has_password: bool,
+    /// Whether the App has providers.
+    pub has_providers: bool,
+    /// The labels of the linked providers, such as "Google, GitHub". Can be empty.
+    pub linked_providers: &'a str,
+    /// Whether the App has Clients.
+    pub has_applications: bool,
+    #[serde(skip)]
+    pub notice: Option<AccountNotice<'a>>,
+}
+
+/// What was just done in the account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccountNotice<'a> {
+    NameSaved,
+    /// An email was sent to this address.
+    EmailSent(&'a str),
+    EmailConfirmed,
+    PasswordSaved,
+    /// The label of the provider.
+    Linked(&'a str),
+    /// The label of the provider.
+    Unlinked(&'a str),
+    SessionEnded,
+    OthersEnded,
+    ApplicationRemoved,
+}
+
+/// `account/password`.
+#[derive(Serialize)]
+pub struct PasswordPage<'a> {
+    /// For password managers. Can be empty.
+    pub email: &'a str,
+    pub has_password: bool,
+    /// Whether the account lost its password and needs a new one.
+    pub required: bool,
+    pub login_needed: bool,
+}
+
+/// `account/email`.
+#[derive(Serialize)]
+pub struct EmailPage<'a> {
+    pub current: Option<&'a str>,
+    /// What the user entered.
+    pub email: &'a str,
+    pub asks_password: bool,
+    pub login_needed: bool,
+}
+
+/// `account/delete`.
+#[derive(Serialize)]
+pub struct DeletePage {
+    pub asks_password: bool,
+    pub login_needed: bool,
+}
+
+/// `account/identities`.
+#[derive(Serialize)]
+pub struct IdentitiesPage<'a> {
+    pub linked: Vec<LinkedProvider<'a>>,
+    /// The providers that are not linked yet.
+    pub available: Vec<ProviderButton<'a>>,
+    pub login_needed: bool,
+    #[serde(skip)]
+    pub notice: Option<AccountNotice<'a>>,
+}
+
+/// `account/sessions`.
+#[derive(Serialize)]
+pub struct SessionsPage<'a> {
+    pub sessions: Vec<SessionRow>,
+    /// Whether there is a session besides that of this browser.
+    pub has_others: bool,
+    #[serde(skip)]
+    pub notice: Option<AccountNotice<'a>>,
+}
+
+#[derive(Serialize)]
+pub struct SessionRow {
+    pub id: String,
+    /// See [`super::device_label`].
+    pub device: String,
+    pub ip: String,
+    pub last_used: Timestamp,
+    /// Whether it is the session of this browser.
+    pub current: bool,
+}
+
+/// `account/activity`.
+#[derive(Serialize)]
+pub struct ActivityPage {
+    pub events: Vec<ActivityRow>,
+}
+
+#[derive(Serialize)]
+pub struct ActivityRow {
+    text: &'static str,
+    count: u64,
+    at: Timestamp,
+    ip: Option<String>,
+}
+
+/// `account/applications`.
+#[derive(Serialize)]
+pub struct ApplicationsPage<'a> {
+    pub applications: Vec<ApplicationRow<'a>>,
+    #[serde(skip)]
+    pub notice: Option<AccountNotice<'a>>,
+}
+
+#[derive(Serialize)]
+pub struct ApplicationRow<'a> {
+    /// The value of the field `client`.
+    pub client: &'a str,
+    pub name: &'a str,
+    pub since: Timestamp,
+}
+
+/// `consent`.
+#[derive(Serialize)]
+pub struct ConsentPage<'a> {
+    /// The display name of the Client.
+    pub client: &'a str,
+    /// The host of the redirect URL.
+    pub host: &'a str,
+    /// The email address or the name of the user.
+    pub account: &'a str,
+    pub scopes: Vec<ScopeRow<'a>>,
+}
+
+#[derive(Serialize)]
+pub struct ScopeRow<'a> {
+    name: &'a str,
+    text: &'static str,
+}
+
+/// `logout`: the question.
+#[derive(Serialize)]
+pub struct LogoutPage;
+
+/// `logout`: after the session has ended.
+#[derive(Serialize)]
+pub struct LogoutDonePage;
+
+/// An error without a form.
+#[derive(Serialize)]
+pub struct ErrorPage {
+    #[serde(skip)]
+    pub code: ErrorCode,
+}
+
+// === impl LoginPage ===
+
+impl View for LoginPage<'_> {
+    const TEMPLATE: &'static str = "login.html";
+    const PATH: &'static str = "login";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("login-title", &[])
+    }
+
+    fn notice(&self, texts: &PageTexts) -> Option<String> {
+        let id = match self.notice? {
+            LoginNotice::PasswordReset => "login-notice-password-reset",
+            LoginNotice::LoggedOut => "login-notice-logged-out",
+            LoginNotice::AccountDeleted => "login-notice-account-deleted",
+            LoginNotice::LoginAgain => "login-notice-again",
+        };
+        Some(texts.format(id, &[]))
+    }
+}
+
+// === impl RegisterPage ===
+
+impl View for RegisterPage<'_> {
+    const TEMPLATE: &'static str = "register.html";
+    const PATH: &'static str = "register";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("register-title", &[])
+    }
+}
+
+// === impl ConfirmNoticePage ===
+
+impl View for ConfirmNoticePage<'_> {
+    const TEMPLATE: &'static str = "confirm_notice.html";
+    const PATH: &'static str = "confirm";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("confirm-notice-title", &[])
+    }
+}
+
+// === impl ConfirmPage ===
+
+impl View for ConfirmPage<'_> {
+    const TEMPLATE: &'static str = "confirm.html";
+    const PATH: &'static str = "confirm";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("confirm-title", &[])
+    }
+
+    fn query(&self) -> Vec<(&'static str, &str)> {
+        if self.code.is_empty() { Vec::new() } else { vec![("code", self.code)] }
+    }
+
+    fn error_text(&self, code: ErrorCode) -> &'static str {
+        match code {
+            ErrorCode::ReauthenticationRequired if self.login_needed => "confirm-lead-login",
+            ErrorCode::ReauthenticationRequired => "confirm-lead-password",
+            _ => password_error_text(code, self.login_needed),
+        }
+    }
+}
+
+// === impl ForgotPage, ForgotNoticePage ===
+
+impl View for ForgotPage<'_> {
+    const TEMPLATE: &'static str = "forgot.html";
+    const PATH: &'static str = "forgot";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("forgot-title", &[])
+    }
+}
+
+impl<'a> ForgotNoticePage<'a> {
+    pub fn new(email: &'a str) -> Self {
+        Self { email, email_query: form_urlencoded::byte_serialize(email.as_bytes()).collect() }
+    }
+}
+
+impl View for ForgotNoticePage<'_> {
+    const TEMPLATE: &'static str = "forgot_notice.html";
+    const PATH: &'static str = "forgot";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("forgot-notice-title", &[])
+    }
+}
+
+// === impl ResetPage ===
+
+impl View for ResetPage<'_> {
+    const TEMPLATE: &'static str = "reset.html";
+    const PATH: &'static str = "reset";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("reset-title", &[])
+    }
+
+    fn query(&self) -> Vec<(&'static str, &str)> {
+        [("email", self.email), ("code", self.code)].into_iter().filter(|(_, value)| !value.is_empty()).collect()
+    }
+}
+
+// === impl AccountPage, AccountNotice ===
+
+impl View for AccountPage<'_> {
+    const TEMPLATE: &'static str = "account.html";
+    const PATH: &'static str = "account";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("account-title", &[])
+    }
+
+    fn notice(&self, texts: &PageTexts) -> Option<String> {
+        self.notice.map(|notice| notice.text(texts))
+    }
+}
+
+impl AccountNotice<'_> {
+    fn text(self, texts: &PageTexts) -> String {
+        match self {
+            Self::NameSaved => texts.format("account-notice-name", &[]),
+            Self::EmailSent(email) => texts.format("account-notice-email-sent", &[("email", email)]),
+            Self::EmailConfirmed => texts.format("account-notice-email-confirmed", &[]),
+            Self::PasswordSaved => texts.format("account-notice-password", &[]),
+            Self::Linked(provider) => texts.format("account-notice-linked", &[("provider", provider)]),
+            Self::Unlinked(provider) => texts.format("account-notice-unlinked", &[("provider", provider)]),
+            Self::SessionEnded => texts.format("account-notice-session-ended", &[]),
+            Self::OthersEnded => texts.format("account-notice-others-ended", &[]),
+            Self::ApplicationRemoved => texts.format("account-notice-application-removed", &[]),
+        }
+    }
+}
+
+// === impl PasswordPage, EmailPage, DeletePage, IdentitiesPage ===
+
+/// The text of an error on a page that asks only for the password.
+const fn password_error_text(code: ErrorCode, login_needed: bool) -> &'static str {
+    match code {
+        ErrorCode::InvalidCredentials => "error-wrong-password",
+        ErrorCode::ReauthenticationRequired if login_needed => "reauthenticate-login",
+        _ => errors::error_text(code),
+    }
+}
+
+impl View for PasswordPage<'_> {
+    const TEMPLATE: &'static str = "account_password.html";
+    const PATH: &'static str = "account/password";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format(if self.has_password { "password-title" } else { "password-title-new" }, &[])
+    }
+
+    fn error_text(&self, code: ErrorCode) -> &'static str {
+        password_error_text(code, self.login_needed)
+    }
+}
+
+impl View for EmailPage<'_> {
+    const TEMPLATE: &'static str = "account_email.html";
+    const PATH: &'static str = "account/email";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("email-title", &[])
+    }
+
+    fn error_text(&self, code: ErrorCode) -> &'static str {
+        password_error_text(code, self.login_needed)
+    }
+}
+
+impl View for DeletePage {
+    const TEMPLATE: &'static str = "account_delete.html";
+    const PATH: &'static str = "account/delete";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("delete-title", &[])
+    }
+
+    fn error_text(&self, code: ErrorCode) -> &'static str {
+        password_error_text(code, self.login_needed)
+    }
+}
+
+impl View for IdentitiesPage<'_> {
+    const TEMPLATE: &'static str = "account_identities.html";
+    const PATH: &'static str = "account/identities";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("identities-title", &[])
+    }
+
+    fn notice(&self, texts: &PageTexts) -> Option<String> {
+        self.notice.map(|notice| notice.text(texts))
+    }
+
+    fn error_text(&self, code: ErrorCode) -> &'static str {
+        password_error_text(code, self.login_needed)
+    }
+}
+
+// === impl SessionsPage ===
+
+impl View for SessionsPage<'_> {
+    const TEMPLATE: &'static str = "account_sessions.html";
+    const PATH: &'static str = "account/sessions";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("sessions-title", &[])
+    }
+
+    fn notice(&self, texts: &PageTexts) -> Option<String> {
+        self.notice.map(|notice| notice.text(texts))
+    }
+}
+
+// === impl ActivityPage, ActivityRow ===
+
+impl View for ActivityPage {
+    const TEMPLATE: &'static str = "account_activity.html";
+    const PATH: &'static str = "account/activity";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("activity-title", &[])
+    }
+}
+
+impl ActivityRow {
+    pub fn new(kind: EventKind, count: u64, at: Timestamp, ip: Option<String>) -> Self {
+        Self { text: activity_text(kind), count, at, ip }
+    }
+}
+
+const fn activity_text(kind: EventKind) -> &'static str {
+    match kind {
+        EventKind::Registered | EventKind::UserCreated => "activity-registered",
+        EventKind::RegisteredAgain => "activity-registered-again",
+        EventKind::ConfirmationRequested => "activity-confirmation-requested",
+        EventKind::Confirmed => "activity-confirmed",
+        EventKind::LoggedIn => "activity-logged-in",
+        EventKind::LoggedOut => "activity-logged-out",
+        EventKind::PasswordResetRequested => "activity-password-reset-requested",
+        EventKind::PasswordReset => "activity-password-reset",
+        EventKind::PasswordChanged => "activity-password-changed",
+        EventKind::PasswordRemoved => "activity-password-removed",
+        EventKind::AddressChangeRequested => "activity-address-change-requested",
+        EventKind::AddressChanged => "activity-address-changed",
+        EventKind::Renamed => "activity-renamed",
+        EventKind::SessionEnded => "activity-session-ended",
+        EventKind::SessionsEnded => "activity-sessions-ended",
+        EventKind::RefreshLate => "activity-refresh-late",
+        EventKind::RefreshStolen => "activity-refresh-stolen",
+        EventKind::IdentityLinked => "activity-identity-linked",
+        EventKind::IdentityUnlinked => "activity-identity-unlinked",
+        EventKind::UserChanged | EventKind::UserDisabled | EventKind::UserEnabled | EventKind::MailRequested => {
+            "activity-changed-by-administrator"
+        }
+        EventKind::LoginRefused => "activity-login-refused",
+        EventKind::LoginLimited => "activity-login-limited",
+        EventKind::PasswordCheckRefused => "activity-password-check-refused",
+        EventKind::PasswordResetRefused => "activity-password-reset-refused",
+        EventKind::UserDeleted | EventKind::UsersImported | EventKind::Exported => "activity-other",
+    }
+}
+
+// === impl ApplicationsPage, ConsentPage, ScopeRow ===
+
+impl View for ApplicationsPage<'_> {
+    const TEMPLATE: &'static str = "account_applications.html";
+    const PATH: &'static str = "account/applications";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("applications-title", &[])
+    }
+
+    fn notice(&self, texts: &PageTexts) -> Option<String> {
+        self.notice.map(|notice| notice.text(texts))
+    }
+}
+
+impl View for ConsentPage<'_> {
+    const TEMPLATE: &'static str = "consent.html";
+    const PATH: &'static str = "consent";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("consent-title", &[("client", self.client)])
+    }
+}
+
+impl<'a> ScopeRow<'a> {
+    pub fn new(name: &'a str) -> Self {
+        let text = match name {
+            "openid" => "scope-openid",
+            "profile" => "scope-profile",
+            "email" => "scope-email",
+            "groups" => "scope-groups",
+            "offline_access" => "scope-offline-access",
+            _ => "scope-other",
+        };
+        Self { name, text }
+    }
+}
+
+// === impl LogoutPage, LogoutDonePage, ErrorPage ===
+
+impl View for LogoutPage {
+    const TEMPLATE: &'static str = "logout.html";
+    const PATH: &'static str = "logout";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("logout-title", &[])
+    }
+}
+
+impl View for LogoutDonePage {
+    const TEMPLATE: &'static str = "logout_done.html";
+    const PATH: &'static str = "";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("logout-done-title", &[])
+    }
+}
+
+impl View for ErrorPage {
+    const TEMPLATE: &'static str = "error.html";
+    const PATH: &'static str = "";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format(errors::error_title(self.code), &[])
+    }
+}

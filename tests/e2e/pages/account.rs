@@ -1,0 +1,134 @@
+//! The pages of the user's own account.
+
+use latchkey_tests::passwords::{NEW_PASSWORD, PASSWORD, WRONG_PASSWORD};
+
+use super::{EMAIL, PagesTest};
+
+#[tokio::test]
+async fn a_user_changes_the_name() {
+    let pages = PagesTest::start().await;
+    let mut browser = pages.logged_in_browser(EMAIL).await;
+    let account = pages.path("account");
+    let saved = pages.fill_in(&mut browser, "account", &[("name", "Grace Hopper")]).await.expect_at(&account);
+    assert!(saved.text().contains("Your name is saved"), "{}", saved.html);
+    let refused = pages.fill_in(&mut browser, "account", &[("name", &"x".repeat(201))]).await;
+    refused.expect_error(400, "invalid_request");
+    let shown = pages.open(&mut browser, "account").await;
+    assert_eq!(shown.form(&account).value("name"), "Grace Hopper");
+}
+
+#[tokio::test]
+async fn a_new_password_ends_all_other_sessions() {
+    let pages = PagesTest::start().await;
+    let mut browser = pages.logged_in_browser(EMAIL).await;
+    let mut other = pages.new_browser();
+    pages.log_in(&mut other, EMAIL, PASSWORD).await;
+    let page = "account/password";
+    let wrong = [("current_password", WRONG_PASSWORD), ("password", NEW_PASSWORD)];
+    pages.fill_in(&mut browser, page, &wrong).await.expect_error(401, "invalid_credentials");
+    let weak = [("current_password", PASSWORD), ("password", "x")];
+    pages.fill_in(&mut browser, page, &weak).await.expect_error(400, "weak_password");
+    assert!(pages.is_logged_in(&mut other).await);
+    let good = [("current_password", PASSWORD), ("password", NEW_PASSWORD)];
+    let account = pages.fill_in(&mut browser, page, &good).await.expect_at(&pages.path("account"));
+    assert!(account.text().contains("Your new password is set"), "{}", account.html);
+    assert!(!pages.is_logged_in(&mut other).await);
+    assert!(pages.is_logged_in(&mut browser).await);
+}
+
+#[tokio::test]
+async fn the_confirmation_mail_is_sent_again() {
+    let pages = PagesTest::start().await;
+    pages.register(&mut pages.new_browser(), EMAIL, PASSWORD).await;
+    pages.test_app.mail(EMAIL, 1).await;
+    let mut browser = pages.new_browser();
+    let account = pages.log_in(&mut browser, EMAIL, PASSWORD).await.expect_at(&pages.path("account"));
+    let verify = account.forms().into_iter().find(|form| form.fields.iter().any(|(_, value)| value == "verify"));
+    let sent = browser.press(&verify.expect("a button")).await.expect_at(&pages.path("account"));
+    assert!(sent.text().contains("We have sent an email"), "{}", sent.html);
+    pages.mailed_link(EMAIL, 2, "confirm").await;
+}
+
+#[tokio::test]
+async fn an_unverified_account_cannot_be_changed() {
+    let pages = PagesTest::start().await;
+    pages.register(&mut pages.new_browser(), EMAIL, PASSWORD).await;
+    let mut browser = pages.new_browser();
+    pages.log_in(&mut browser, EMAIL, PASSWORD).await.expect_at(&pages.path("account"));
+    let fields = [("current_password", PASSWORD), ("password", NEW_PASSWORD)];
+    pages.fill_in(&mut browser, "account/password", &fields).await.expect_error(403, "email_not_verified");
+    let fields = [("email", "eve@example.com"), ("password", PASSWORD)];
+    pages.fill_in(&mut browser, "account/email", &fields).await.expect_error(403, "email_not_verified");
+    pages
+        .fill_in(&mut browser, "account/delete", &[("password", PASSWORD)])
+        .await
+        .expect_error(403, "email_not_verified");
+    assert!(pages.is_logged_in(&mut browser).await);
+}
+
+#[tokio::test]
+async fn a_user_ends_other_sessions() {
+    let pages = PagesTest::start().await;
+    let mut browser = pages.logged_in_browser(EMAIL).await;
+    let (mut second, mut third) = (pages.new_browser(), pages.new_browser());
+    pages.log_in(&mut second, EMAIL, PASSWORD).await;
+    let listed = pages.open(&mut browser, "account/sessions").await.expect_at(&pages.path("account/sessions"));
+    // One is that of the API call that confirmed the address, the other is that of the second browser.
+    let buttons = |page: &latchkey_tests::page_browser::LoadedPage| {
+        let forms = page.forms().into_iter().filter(|form| form.fields.iter().any(|(name, _)| name == "session"));
+        forms.collect::<Vec<_>>()
+    };
+    let ends = buttons(&listed);
+    assert_eq!(ends.len(), 2, "{}", listed.html);
+    let mut shown = listed;
+    for end in ends {
+        shown = browser.press(&end).await.expect_at(&pages.path("account/sessions"));
+    }
+    assert!(buttons(&shown).is_empty(), "{}", shown.html);
+    assert!(!pages.is_logged_in(&mut second).await);
+    pages.log_in(&mut third, EMAIL, PASSWORD).await;
+    let listed = pages.open(&mut browser, "account/sessions").await;
+    let others = listed.forms().into_iter().find(|form| form.fields.iter().any(|(_, value)| value == "end_others"));
+    browser.press(&others.expect("a button")).await.expect_at(&pages.path("account/sessions"));
+    assert!(!pages.is_logged_in(&mut third).await);
+    assert!(pages.is_logged_in(&mut browser).await);
+    let unknown = pages.open(&mut browser, "account/sessions").await;
+    assert_eq!(unknown.forms().len(), 0, "{}", unknown.html);
+}
+
+#[tokio::test]
+async fn the_activity_has_the_logins() {
+    let pages = PagesTest::start().await;
+    let mut browser = pages.logged_in_browser(EMAIL).await;
+    let activity = pages.open(&mut browser, "account/activity").await.expect_at(&pages.path("account/activity"));
+    assert!(activity.text().contains("UTC"), "{}", activity.html);
+}
+
+#[tokio::test]
+async fn a_user_deletes_the_account() {
+    let pages = PagesTest::start().await;
+    let mut browser = pages.logged_in_browser(EMAIL).await;
+    let wrong = [("password", WRONG_PASSWORD)];
+    pages.fill_in(&mut browser, "account/delete", &wrong).await.expect_error(401, "invalid_credentials");
+    let login = pages.fill_in(&mut browser, "account/delete", &[("password", PASSWORD)]).await;
+    let login = login.expect_at(&pages.path("login"));
+    assert!(login.text().contains("Your account is deleted"), "{}", login.html);
+    assert_eq!(pages.test_app.query_number("SELECT count(*) FROM users").await, 0);
+    assert!(!pages.is_logged_in(&mut browser).await);
+}
+
+#[tokio::test]
+async fn another_user_in_the_same_browser_ends_the_session_of_the_former() {
+    let pages = PagesTest::start().await;
+    let mut browser = pages.logged_in_browser(EMAIL).await;
+    let mut former = browser.clone();
+    pages.test_app.register_and_confirm("grace@example.com").await;
+    // The login page leads logged-in users to the account, so the form is posted directly.
+    let csrf = pages.open(&mut browser, "forgot").await.form(&pages.path("forgot")).value("csrf").to_owned();
+    let fields = [("email", "grace@example.com"), ("password", PASSWORD), ("csrf", csrf.as_str())];
+    let fields: Vec<_> = fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    browser.post(&pages.path("login"), &fields, &[]).await;
+    let account = pages.open(&mut browser, "account").await.expect_at(&pages.path("account"));
+    assert!(account.html.contains("grace@example.com"), "{}", account.html);
+    assert!(!pages.is_logged_in(&mut former).await);
+}
