@@ -229,8 +229,8 @@ string_type! {
 }
 
 string_type! {
-    /// An endpoint of a provider or of a webhook's receiver: an `https` URL without user info or fragment; `http` only in
-    /// development (`--allow-insecure`).
+    /// An endpoint of a provider or of a webhook's receiver: an `https` URL without user info or fragment; `http` only
+    /// in development (`--allow-insecure`).
     EndpointUrl, max: 2048, pattern: URL_PATTERN, rules: endpoint_rules(), check: check_endpoint
 }
 

@@ -1,5 +1,6 @@
-//! The state of pages: session cookies, browser cookies, the field `csrf`, transactions, and the cookies of registrations
-//! and social logins. An App accepts only what it has issued, for the same purpose and in the same browser.
+//! The state of pages: session cookies, browser cookies, the field `csrf`, transactions, and the cookies of
+//! registrations and social logins. An App accepts only what it has issued, for the same purpose and in the same
+//! browser.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use latchkey_server::domain::{

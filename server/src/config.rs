@@ -62,6 +62,8 @@ pub struct Apps {
 struct ServedApps {
     parts: Vec<Arc<HashMap<AppId, Arc<App>>>>,
     count: usize,
+    /// How many of the Apps have pages.
+    with_pages: usize,
     /// The Apps with this own host of their pages. If several documents have one host, the smallest appID counts.
     pages_hosts: Arc<HashMap<HostName, BTreeSet<AppId>>>,
 }
@@ -217,7 +219,7 @@ impl RejectReason {
 
 impl Default for ServedApps {
     fn default() -> Self {
-        Self { parts: vec![Arc::default(); PARTS], count: 0, pages_hosts: Arc::default() }
+        Self { parts: vec![Arc::default(); PARTS], count: 0, with_pages: 0, pages_hosts: Arc::default() }
     }
 }
 
@@ -245,8 +247,10 @@ impl ServedApps {
     /// happens at most once per part in one [`Apps::update`].
     fn insert(&mut self, id: &AppId, app: Arc<App>) {
         let host = app.pages_host().cloned();
+        self.with_pages += usize::from(app.pages.is_some());
         let before = Arc::make_mut(&mut self.parts[Self::part_index(id.as_str())]).insert(id.clone(), app);
         self.count += usize::from(before.is_none());
+        self.with_pages -= usize::from(before.as_ref().is_some_and(|before| before.pages.is_some()));
         self.replace_pages_host(id, before.and_then(|before| before.pages_host().cloned()), host);
     }
 
@@ -254,6 +258,7 @@ impl ServedApps {
         self.get(id.as_str())?;
         self.count -= 1;
         let removed = Arc::make_mut(&mut self.parts[Self::part_index(id.as_str())]).remove(id);
+        self.with_pages -= usize::from(removed.as_ref().is_some_and(|removed| removed.pages.is_some()));
         self.replace_pages_host(id, removed.as_ref().and_then(|app| app.pages_host().cloned()), None);
         removed
     }
@@ -331,6 +336,11 @@ impl Apps {
     /// Returns the App with this appID, if it is served.
     pub fn get(&self, id: &str) -> Option<Arc<App>> {
         self.serving.load().get(id).cloned()
+    }
+
+    /// Whether any served App has pages.
+    pub fn has_pages(&self) -> bool {
+        self.serving.load().with_pages > 0
     }
 
     /// The App whose pages have this own host, in lower case and without port (specification: Hosted pages, Own host).
@@ -510,8 +520,8 @@ impl Apps {
         });
     }
 
-    /// Reports the state of the App's webhooks. A webhook that is not in `states` counts as not checked. Does nothing if
-    /// the App is not served.
+    /// Reports the state of the App's webhooks. A webhook that is not in `states` counts as not checked. Does nothing
+    /// if the App is not served.
     pub fn report_webhooks(&self, id: &AppId, states: &BTreeMap<WebhookName, WebhookState>) {
         self.update(|unserved, serving, changes| {
             let Some(app) = serving.get(id.as_str()) else { return };
@@ -903,8 +913,9 @@ mod tests {
         let found = |host: &str| apps.get_by_pages_host(host).map(|app| app.id().to_string());
         let put = |id: &str, host: Option<&str>| apps.put(&id.parse().unwrap(), &with_pages_host(id, host));
         apps.put(&id(), &fixtures::rendered("shop").to_bytes());
-        assert!(apps.get("shop").unwrap().pages.is_none());
+        assert!(apps.get("shop").unwrap().pages.is_none() && !apps.has_pages());
         put("shop", None);
+        assert!(apps.has_pages());
         assert_eq!((found("login.example.com"), found("")), (None, None));
         put("shop", Some("login.example.com"));
         assert_eq!(found("login.example.com").as_deref(), Some("shop"));
@@ -916,7 +927,10 @@ mod tests {
         apps.put(&id(), b"{");
         assert_eq!(found("id.example.com").as_deref(), Some("shop"));
         apps.remove(&id());
-        assert_eq!(found("id.example.com"), None);
+        assert_eq!((found("id.example.com"), apps.has_pages()), (None, false));
+        put("shop", None);
+        apps.put(&id(), &fixtures::rendered("shop").to_bytes());
+        assert!(!apps.has_pages());
         assert!(apps.serving.load().pages_hosts.is_empty());
     }
 

@@ -19,9 +19,9 @@
 //! evaluation. There are at most eighteen comparisons with at most three evaluations each. So the probability of a
 //! false alarm in a run is at most 2 · 10⁻⁷ · 18 · 3 = 1.08 · 10⁻⁵, one in 92,000.
 //!
-//! A comparison can end undecided: after the last evaluation, a part of the interval is still beyond the bound. The test
-//! then fails if the median of `d` is beyond 1 ms and beyond 2 % of the response time. On a busy machine, chance alone can
-//! cause this failure, which the rate above does not count.
+//! A comparison can end undecided: after the last evaluation, a part of the interval is still beyond the bound. The
+//! test then fails if the median of `d` is beyond 1 ms and beyond 2 % of the response time. On a busy machine, chance
+//! alone can cause this failure, which the rate above does not count.
 //!
 //! If the interval is as wide as the time of a hash, the test cannot notice that a hash is missing. So the test also
 //! fails, as *blurred*, if after the last evaluation the interval is still wider than half of the time of a hash. In
@@ -66,8 +66,8 @@ const HASH_TIME_SHARE: f64 = 0.02;
 const RESPONSE_TIME_SHARE: f64 = 0.02;
 /// Maximum number of evaluations of one comparison. Each adds the same number of pairs.
 const MAX_EVALUATIONS: usize = 3;
-/// A comparison that has taken longer than this ends undecided, unless it is blurred or its median is beyond the bound: on
-/// a busy machine, more pairs do not help.
+/// A comparison that has taken longer than this ends undecided, unless it is blurred or its median is beyond the bound:
+/// on a busy machine, more pairs do not help.
 const LONG_COMPARISON: Duration = Duration::from_secs(12);
 const MAX_COMPARISONS: usize = 18;
 /// Number of pairs that is enough to find a difference as great as the time of a hash.

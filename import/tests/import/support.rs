@@ -43,8 +43,8 @@ pub(crate) struct Run {
 }
 
 impl MockServer {
-    /// `reply` gets the number of the request, from 1. The empty request at the start of an import has the number 0, and
-    /// is not kept.
+    /// `reply` gets the number of the request, from 1. The empty request at the start of an import has the number 0,
+    /// and is not kept.
     pub(crate) fn start(reply: impl Fn(usize, &Request) -> Reply + Send + 'static) -> Self {
         let requests = Arc::new(Mutex::new(Vec::new()));
         let recorded = Arc::clone(&requests);

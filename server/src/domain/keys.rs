@@ -82,8 +82,8 @@ pub struct DerivedHmacKeys {
     pub pages: PageKeys,
 }
 
-/// The keys of an App's pages. They are stored as 32 bytes each, and prepared for each use. A prepared key needs hundreds
-/// of bytes, and each App has these keys, also without pages.
+/// The keys of an App's pages. They are stored as 32 bytes each, and prepared for each use. A prepared key needs
+/// hundreds of bytes, and each App has these keys, also without pages.
 pub struct PageKeys {
     session_cookies: Secret,
     sealed: Secret,

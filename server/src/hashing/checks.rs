@@ -1,5 +1,5 @@
-//! The checks of a login in an App with foreign hashes. Every login of the App does the same work, in the same order, so
-//! that the response time shows neither whether the account exists nor which kind of hash it has (specification:
+//! The checks of a login in an App with foreign hashes. Every login of the App does the same work, in the same order,
+//! so that the response time shows neither whether the account exists nor which kind of hash it has (specification:
 //! Accounts, Equal work).
 
 use std::collections::BTreeSet;

@@ -52,8 +52,8 @@ impl Argon2Engine {
         PasswordHash::new(HashClass::NATIVE.hash(salt, &output).to_text().as_str())
     }
 
-    /// Whether the password matches the hash. A hash that is malformed, or costs more than the ceilings of foreign hashes
-    /// allow, matches no password.
+    /// Whether the password matches the hash. A hash that is malformed, or costs more than the ceilings of foreign
+    /// hashes allow, matches no password.
     pub(super) fn verify(
         &mut self,
         password: &Password,

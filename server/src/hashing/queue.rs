@@ -116,8 +116,9 @@ const MAX_CLIENT_SLOTS_WHEN_CROWDED: usize = 2;
 /// How many turns a namespace gets for one turn of a client that waits in many Apps. A user logs in to one App at a
 /// time, so such a client is a program, which must not get as many turns as a namespace.
 const TURNS_PER_MULTI_APP_TURN: u32 = 4;
-/// How far a queue can be behind the virtual time. A queue whose jobs could not start gets this much time in a row before
-/// others take turns again: enough for a few heavy jobs, and well below the 2 s after which a waiting job is refused.
+/// How far a queue can be behind the virtual time. A queue whose jobs could not start gets this much time in a row
+/// before others take turns again: enough for a few heavy jobs, and well below the 2 s after which a waiting job is
+/// refused.
 const MAX_CREDIT: Duration = Duration::from_millis(500);
 /// The maximum number of clients' queues per slot, including queues that only record used time. A queue takes about 150
 /// bytes.

@@ -49,7 +49,7 @@ impl<S> PublicEndpoints<S> {
     /// Finds a page. The page itself checks the method, because its error is a page, too. Without pages, the path is
     /// like any unknown path.
     fn find_page(&self, path: &str) -> Lookup<PublicRoute> {
-        if let Some(file) = path.strip_prefix(ASSETS) {
+        if let Some(file) = path.strip_prefix(ASSETS).filter(|_| self.state.apps.has_pages()) {
             return Lookup::Route { route: PublicRoute::Asset, app: None, path_parameters: vec![file.to_owned()] };
         }
         let Some((id, route)) = PageRoute::find(path) else { return Lookup::NotFound };

@@ -6,9 +6,9 @@ use std::sync::LazyLock;
 use http::Method;
 use latchkey_crds::types::{AppId, IssuerUrl, ProviderName};
 
-/// Passes the table of the public endpoints to the macro `$define`. A row has the route, the verb, the name (in metrics,
-/// logs and the OpenAPI document), the path, and the module in `handlers`. The module has the functions `operation` and
-/// `handle`.
+/// Passes the table of the public endpoints to the macro `$define`. A row has the route, the verb, the name (in
+/// metrics, logs and the OpenAPI document), the path, and the module in `handlers`. The module has the functions
+/// `operation` and `handle`.
 macro_rules! public_endpoints {
     ($define:ident) => {
         $define! {

@@ -76,8 +76,8 @@ fn palette(accent: Rgb, background: Rgb) -> Palette {
     palette
 }
 
-/// The page around the card: a little darker than the card, if text on it stays easy to read and the accent, which marks
-/// the focus, stays visible.
+/// The page around the card: a little darker than the card, if text on it stays easy to read and the accent, which
+/// marks the focus, stays visible.
 fn canvas(accent: Rgb, background: Rgb, text: Rgb) -> Rgb {
     let canvas = background.mix(BLACK, if text == WHITE { 35 } else { 4 });
     let is_readable = canvas.contrast(text) >= CANVAS_CONTRAST && canvas.contrast(accent) >= CONTROL_CONTRAST;

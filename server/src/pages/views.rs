@@ -1,5 +1,5 @@
-//! What each page shows. A handler fills a view; its template reads the fields as `page`. Views have user data and codes,
-//! so they cannot be printed.
+//! What each page shows. A handler fills a view; its template reads the fields as `page`. Views have user data and
+//! codes, so they cannot be printed.
 
 use serde::Serialize;
 use url::form_urlencoded;
@@ -53,7 +53,6 @@ pub struct LoginPage<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoginNotice {
     PasswordReset,
-    LoggedOut,
     AccountDeleted,
     /// A recent login is needed.
     LoginAgain,
@@ -281,7 +280,6 @@ impl View for LoginPage<'_> {
     fn notice(&self, texts: &PageTexts) -> Option<String> {
         let id = match self.notice? {
             LoginNotice::PasswordReset => "login-notice-password-reset",
-            LoginNotice::LoggedOut => "login-notice-logged-out",
             LoginNotice::AccountDeleted => "login-notice-account-deleted",
             LoginNotice::LoginAgain => "login-notice-again",
         };

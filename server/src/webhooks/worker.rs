@@ -281,8 +281,8 @@ mod tests {
         webhook::QueuedEvent,
     };
 
-    /// A queue in memory. It hands out at most 16 events of a webhook at a time. Another server has leased the events of
-    /// the webhooks whose names begin with `leased`.
+    /// A queue in memory. It hands out at most 16 events of a webhook at a time. Another server has leased the events
+    /// of the webhooks whose names begin with `leased`.
     struct FakeQueue {
         due: Mutex<Vec<ClaimedEvent>>,
         in_flight: Mutex<BTreeMap<WebhookKey, usize>>,

@@ -38,7 +38,6 @@ login-forgot = Passwort vergessen?
 login-no-account = Neu hier?
 login-register = Konto erstellen
 login-notice-password-reset = Ihr neues Passwort gilt. Sie können sich jetzt damit anmelden.
-login-notice-logged-out = Sie sind abgemeldet.
 login-notice-account-deleted = Ihr Konto ist gelöscht.
 login-notice-again = Bitte melden Sie sich noch einmal an, damit wir wissen, dass Sie es sind.
 provider-continue = Mit { $provider } fortfahren

@@ -37,7 +37,6 @@ login-forgot = Forgot your password?
 login-no-account = New here?
 login-register = Create an account
 login-notice-password-reset = Your new password is set. You can log in with it now.
-login-notice-logged-out = You are logged out.
 login-notice-account-deleted = Your account is deleted.
 login-notice-again = Please log in again, so that we know that it is you.
 provider-continue = Continue with { $provider }

@@ -16,8 +16,8 @@ pub(crate) struct KeyPolicy {
     pub(crate) algorithm: SigningAlgorithm,
     /// Lifetime of an access token, in seconds.
     pub(crate) access_lifetime_seconds: u32,
-    /// The longest lifetime of sessions, also of browsers, and of emailed codes, in seconds. A refresh token is valid until the absolute end
-    /// of its session at the latest. Nothing moves this absolute end.
+    /// The longest lifetime of sessions, also of browsers, and of emailed codes, in seconds. A refresh token is valid
+    /// until the absolute end of its session at the latest. Nothing moves this absolute end.
     pub(crate) session_lifetime_seconds: u32,
     pub(crate) rotation_days: u32,
     /// The value of the rotation annotation.

@@ -111,8 +111,8 @@ where
     Ok(BrowserConfirmed { cookie, password_required: was_contested, transaction })
 }
 
-/// Checks that the user of the code is at this browser. Returns the session of the browser if it is the user's. Does not
-/// consume the code.
+/// Checks that the user of the code is at this browser. Returns the session of the browser if it is the user's. Does
+/// not consume the code.
 async fn prove<S>(
     call: Call<'_, S>,
     record: &CodeRecord,

@@ -1,4 +1,5 @@
-//! The hosted pages of an App (specification: Hosted pages): settings, the browser session, and the state that pages keep in cookies and forms (specification: Browser sessions).
+//! The hosted pages of an App (specification: Hosted pages): settings, the browser session, and the state that pages
+//! keep in cookies and forms (specification: Browser sessions).
 
 mod browser;
 mod confirm;

@@ -1,4 +1,5 @@
-//! The registration cookie: it proves that the browser that confirms an email address is the browser that registered it.
+//! The registration cookie: it proves that the browser that confirms an email address is the browser that registered
+//! it.
 
 use std::fmt;
 

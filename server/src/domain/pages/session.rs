@@ -2,7 +2,7 @@
 
 use time::{Duration, OffsetDateTime};
 
-use super::{session_cookie::SessionCookie, settings::SessionLifetimes};
+use super::session_cookie::SessionCookie;
 use crate::domain::{
     audit::{Detail, EventKind},
     authentication::AuthenticatedSession,
@@ -33,15 +33,6 @@ pub struct BrowserLogin {
     pub auth_time: OffsetDateTime,
     /// The id of the session, if it was chosen before the login. `None`: a new id.
     pub session: Option<SessionId>,
-}
-
-// === impl BrowserSessionTimes ===
-
-impl From<SessionLifetimes> for BrowserSessionTimes {
-    fn from(lifetimes: SessionLifetimes) -> Self {
-        let seconds = |duration: std::time::Duration| u32::try_from(duration.as_secs()).unwrap_or(u32::MAX);
-        Self { idle_seconds: seconds(lifetimes.idle), lifetime_seconds: seconds(lifetimes.maximum) }
-    }
 }
 
 // === impl BrowserLogin ===

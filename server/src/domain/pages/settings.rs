@@ -1,15 +1,14 @@
 //! The configuration of an App's pages, as the servers use it.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use latchkey_crds::{
-    pages::{
-        Language, PageLinks, ThemeMode,
-        texts::{Text, Texts, default_texts},
-    },
+    pages::{Language, PageLinks, ThemeMode, texts::Texts},
     rendered::{RenderedColors, RenderedLogo, RenderedPages},
     types::HostName,
 };
+
+use super::session::BrowserSessionTimes;
 
 /// The pages of an App that has them enabled.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,8 +19,8 @@ pub struct PagesSettings {
     pub languages: Vec<Language>,
     pub theme: Theme,
     pub links: PageLinks,
-    pub session: SessionLifetimes,
-    /// The App's own texts, which replace default texts. Use [`PagesSettings::text`].
+    pub session: BrowserSessionTimes,
+    /// The App's own texts, which replace default texts.
     own_texts: Vec<(Language, Arc<Texts>)>,
 }
 
@@ -49,14 +48,6 @@ pub enum LogoType {
     Svg,
 }
 
-/// The lifetimes of a browser session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SessionLifetimes {
-    /// The time without a visit after which the session ends.
-    pub idle: Duration,
-    pub maximum: Duration,
-}
-
 // === impl PagesSettings ===
 
 impl PagesSettings {
@@ -76,9 +67,9 @@ impl PagesSettings {
                 logo: rendered.theme.logo.as_ref().and_then(Logo::new),
             },
             links: rendered.links.clone(),
-            session: SessionLifetimes {
-                idle: Duration::from_secs(rendered.session.idle_seconds.into()),
-                maximum: Duration::from_secs(rendered.session.lifetime_seconds.into()),
+            session: BrowserSessionTimes {
+                idle_seconds: rendered.session.idle_seconds,
+                lifetime_seconds: rendered.session.lifetime_seconds,
             },
             own_texts: languages.iter().filter_map(own_texts).collect(),
             languages,
@@ -92,12 +83,6 @@ impl PagesSettings {
     /// The App's own texts in a language.
     pub fn own_texts(&self, language: Language) -> Option<Arc<Texts>> {
         self.own_texts.iter().find(|(own_language, _)| *own_language == language).map(|(_, texts)| Arc::clone(texts))
-    }
-
-    /// The text with this ID: the App's own or, without one, the default. `None` if there is no text with this ID.
-    pub fn text(&self, language: Language, id: &str) -> Option<&Text> {
-        let own = self.own_texts.iter().find(|(own_language, _)| *own_language == language);
-        own.and_then(|(_, texts)| texts.get(id)).or_else(|| default_texts(language).get(id))
     }
 }
 
@@ -152,8 +137,7 @@ mod tests {
         let settings = PagesSettings::new(&rendered(&json!({})));
         assert_eq!((&settings.host, settings.default_language()), (&None, Language::De));
         assert_eq!((settings.theme.mode, &settings.theme.logo), (ThemeMode::Auto, &None));
-        assert_eq!(settings.session.idle, Duration::from_secs(43_200));
-        assert_eq!(settings.session.maximum, Duration::from_secs(1_209_600));
+        assert_eq!((settings.session.idle_seconds, settings.session.lifetime_seconds), (43_200, 1_209_600));
     }
 
     #[test]
@@ -176,14 +160,12 @@ mod tests {
     }
 
     #[test]
-    fn an_own_text_replaces_the_default_text_of_its_language() {
-        let (id, default) = default_texts(Language::En).iter().next().unwrap();
+    fn own_texts_are_found_by_language() {
         let mut rendered = rendered(&json!({}));
-        let own = Texts::from([(id.clone(), "Hallo { $app }".parse().unwrap())]);
-        rendered.texts.insert("de".to_owned(), Arc::new(own));
+        let own = Arc::new(Texts::from([("login-title".to_owned(), "Hallo { $app }".parse().unwrap())]));
+        rendered.texts.insert("de".to_owned(), Arc::clone(&own));
         let settings = PagesSettings::new(&rendered);
-        assert_eq!(settings.text(Language::De, id).unwrap().to_string(), "Hallo { $app }");
-        assert_eq!(settings.text(Language::En, id), Some(default));
-        assert_eq!(settings.text(Language::En, "no-such-text"), None);
+        assert_eq!(settings.own_texts(Language::De), Some(own));
+        assert_eq!(settings.own_texts(Language::En), None);
     }
 }

@@ -94,8 +94,8 @@ pub struct SocialLogin {
     pub transaction: Option<String>,
 }
 
-/// Starts a social login. `transaction` is the `tx` of the login page, which the caller has opened. A long one is stored
-/// in Redis, within the limits on unbound flows.
+/// Starts a social login. `transaction` is the `tx` of the login page, which the caller has opened. A long one is
+/// stored in Redis, within the limits on unbound flows.
 pub async fn start_social_login<S: Flows>(
     call: Call<'_, S>,
     browser: &BrowserId,
@@ -121,9 +121,9 @@ pub async fn start_social_login<S: Flows>(
     Ok(StartedSocialLogin { cookie, cookie_value, code_challenge, state })
 }
 
-/// Opens the cookie of a social login that returned. `state` is the opened `state` of the request, and `cookie_value` is
-/// the value of the cookie with the id `state.cookie`. Returns `None` if the cookie is forged or has expired, or belongs
-/// to another App, browser or login, or if Redis no longer has its `tx`. A `tx` in Redis can be read only once.
+/// Opens the cookie of a social login that returned. `state` is the opened `state` of the request, and `cookie_value`
+/// is the value of the cookie with the id `state.cookie`. Returns `None` if the cookie is forged or has expired, or
+/// belongs to another App, browser or login, or if Redis no longer has its `tx`. A `tx` in Redis can be read only once.
 pub async fn finish_social_login<S: Flows>(
     call: Call<'_, S>,
     browser: &BrowserId,

@@ -27,8 +27,8 @@ pub trait Sessions: Sync {
     /// recently used one ends.
     fn open_session(&self, app: &AppId, session: &NewSession) -> impl Future<Output = StoreResult<OpenOutcome>> + Send;
 
-    /// Returns a live session of the App, or `None` if it has ended, has expired or has an older epoch, and for a session of
-    /// another kind: an access token must not work for a browser session.
+    /// Returns a live session of the App, or `None` if it has ended, has expired or has an older epoch, and for a
+    /// session of another kind: an access token must not work for a browser session.
     fn session(
         &self,
         app: &AppId,
@@ -36,7 +36,8 @@ pub trait Sessions: Sync {
         session: SessionId,
     ) -> impl Future<Output = StoreResult<Option<LiveSession>>> + Send;
 
-    /// Returns a live browser session, or `None` if it has ended, has expired or has an older epoch, and for any other session.
+    /// Returns a live browser session, or `None` if it has ended, has expired or has an older epoch, and for any other
+    /// session.
     fn browser_session(
         &self,
         app: &AppId,

@@ -1,5 +1,5 @@
-//! The hosted pages over HTTP (specification: Hosted pages): one file for each page. Every request passes the same checks,
-//! and every response has the same protection.
+//! The hosted pages over HTTP (specification: Hosted pages): one file for each page. Every request passes the same
+//! checks, and every response has the same protection.
 
 mod account;
 mod assets;

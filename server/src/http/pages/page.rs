@@ -196,7 +196,7 @@ impl<'a, S: Ports> Page<'a, S> {
     }
 
     pub(super) fn session_times(&self) -> BrowserSessionTimes {
-        self.settings.session.into()
+        self.settings.session
     }
 
     /// The buttons of the App's providers.

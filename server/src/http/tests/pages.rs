@@ -121,6 +121,10 @@ async fn without_pages_every_path_is_unknown() {
             }
         }
     }
+    // The stylesheet belongs to no App, but without any App with pages there is none.
+    let stylesheet = get_request("/assets/pages.AAAAAAAAAAAA.css", "X-Request-Id: 1\r\n");
+    assert_eq!(server.send_request(stylesheet.clone()).await.body, unknown.body);
+    assert_eq!(with_pages.send_request(stylesheet).await.status, 200);
 }
 
 #[tokio::test]

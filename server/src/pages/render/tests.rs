@@ -126,8 +126,7 @@ fn views<'a>(text: &'a str, names: &'a [ProviderName], language: Language) -> Ve
         }),
         Box::new(ActivityPage { events: Vec::new() }),
     ];
-    let notices =
-        [LoginNotice::PasswordReset, LoginNotice::LoggedOut, LoginNotice::AccountDeleted, LoginNotice::LoginAgain];
+    let notices = [LoginNotice::PasswordReset, LoginNotice::AccountDeleted, LoginNotice::LoginAgain];
     for notice in [None].into_iter().chain(notices.map(Some)) {
         views.push(Box::new(LoginPage { email: text, providers: buttons(), registration_open: true, notice }));
     }

@@ -39,8 +39,9 @@ const RETRIED: u32 = 100;
 /// webhook of the App, at most eight.
 const MAX_RETRY_ROWS: f64 = 20.0 * RETRIED as f64;
 
-/// Users of `big`: 100,000, of which the last ones are disabled, contested and unverified. In `skewed`, all 20,000 users
-/// are disabled, which misleads the estimates of the planner. The eight webhooks of `big` have 100,000 dead letters.
+/// Users of `big`: 100,000, of which the last ones are disabled, contested and unverified. In `skewed`, all 20,000
+/// users are disabled, which misleads the estimates of the planner. The eight webhooks of `big` have 100,000 dead
+/// letters.
 const ROWS: &str = "
     INSERT INTO users
         (app_id, id, email, email_canonical, email_verified_at, name, disabled_at, contested, external_id, created_at,

@@ -58,7 +58,8 @@ const PATIENT_CLIENTS: u32 = 64;
 const MIN_ADMITTED_RATIO: f64 = 0.85;
 /// Minimum rate of logins from 8 in flight on, relative to the bare loop with the server's kernel.
 const MIN_KERNEL_SHARE: f64 = 0.85;
-/// Minimum rate of logins from 8 in flight on, relative to the bare loop with the crate `argon2`, on a CPU with AVX-512.
+/// Minimum rate of logins from 8 in flight on, relative to the bare loop with the crate `argon2`, on a CPU with
+/// AVX-512.
 const MIN_CRATE_RATIO: f64 = 2.0;
 
 /// What clients do after a refusal.

@@ -108,8 +108,8 @@ async fn claim(
         namespaces.push(locked.map_or_else(String::new, |webhook| webhook.namespace.clone()));
         rooms.push(locked.map_or(0, |webhook| i64::try_from(webhook.room).unwrap_or(i64::MAX)));
     }
-    // `turn` is an event's position in the queue of its webhook, in which the events that are already leased come first.
-    // The first event of every webhook is claimed before the second event of any webhook.
+    // `turn` is an event's position in the queue of its webhook, in which the events that are already leased come
+    // first. The first event of every webhook is claimed before the second event of any webhook.
     let rows = event_query!(
         "
             WITH candidate AS (

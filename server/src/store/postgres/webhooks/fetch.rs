@@ -23,8 +23,8 @@ impl PostgresStore {
     ) -> Result<Vec<QueuedEvent>, StoreError> {
         let mut call = self.begin_administration("fetch_events").await?;
         let (connection, deadline) = call.parts();
-        // `taken` is materialized: a subquery with LIMIT that is evaluated for each row would take other rows each time.
-        // An event is due again when its lease ends. Each fetch counts as an attempt.
+        // `taken` is materialized: a subquery with LIMIT that is evaluated for each row would take other rows each
+        // time. An event is due again when its lease ends. Each fetch counts as an attempt.
         let query = event_query!(
             "
                 WITH taken AS MATERIALIZED (

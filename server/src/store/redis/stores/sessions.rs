@@ -180,8 +180,8 @@ fn profile_arguments(profile: &Profile) -> [String; 4] {
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// A live session of this kind. The kind is known from the session's generation, so that the script does not have to
-    /// read another field.
+    /// A live session of this kind. The kind is known from the session's generation, so that the script does not have
+    /// to read another field.
     async fn live_session(
         &self,
         app: &AppId,

@@ -34,8 +34,8 @@ pub(super) async fn login_rate(server: SocketAddr, app: &str, clients: u32, dura
     Ok(f64::from(logins) / duration.as_secs_f64())
 }
 
-/// The latencies of logins at `rate` per second, by [`SCHEDULED_CLIENTS`] clients together. `first_client` is the number
-/// of the first client address. A login that fails counts as one that takes a minute.
+/// The latencies of logins at `rate` per second, by [`SCHEDULED_CLIENTS`] clients together. `first_client` is the
+/// number of the first client address. A login that fails counts as one that takes a minute.
 pub(super) async fn scheduled_logins(
     server: SocketAddr,
     app: &str,

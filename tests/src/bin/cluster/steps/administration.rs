@@ -170,8 +170,8 @@ impl ClusterTest<'_> {
 
     /// Asserts that the receiver has got these events and no other, each of them once. Returns their number.
     ///
-    /// A webhook delivers an event at least once. It delivers an event again only if it does not learn that the receiver
-    /// has accepted it. This test causes no such fault, so here each id arrives once.
+    /// A webhook delivers an event at least once. It delivers an event again only if it does not learn that the
+    /// receiver has accepted it. This test causes no such fault, so here each id arrives once.
     async fn check_received_events(&self, expected: &ExpectedEvents) -> Result<usize> {
         let log = self.cluster.pods(TOOLS_NAMESPACE).logs("receiver", &LogParams::default()).await?;
         let invalid: Vec<_> = log.lines().filter(|line| line.contains(receiver::INVALID)).take(MAX_PRINTED).collect();
