@@ -37,8 +37,8 @@ build: ## Build the programs (debug)
 
 .PHONY: test
 test: ## Run all tests, with a real API server, Postgres, Redis, SMTP, NGINX, provider and browser (ARGS=… for the tests)
-	@scripts/need cc postgres redis nginx control-plane dex promtool chromium faketime argon2
-	@$(MAKE) --no-print-directory client
+	@scripts/need cc postgres redis nginx control-plane dex promtool chromium fonts faketime argon2
+	@$(MAKE) --no-print-directory client tests/axe/node_modules/.package-lock.json
 	$(BUILD) --bins
 	@scripts/test $(if $(ARGS),-- $(ARGS))
 
@@ -48,10 +48,17 @@ CLIENT := clients/typescript
 client: $(CLIENT)/node_modules/.package-lock.json ## Build the TypeScript client with its tests, and check its size
 	@npm --prefix $(CLIENT) run --silent build
 
-$(CLIENT)/node_modules/.package-lock.json: $(CLIENT)/package-lock.json
+# Installs the packages of npm that a lock file pins.
+%/node_modules/.package-lock.json: %/package-lock.json
 	@scripts/need node
-	npm --prefix $(CLIENT) ci
+	npm --prefix $* ci --no-audit --no-fund
 	@touch $@
+
+.PHONY: screenshots
+screenshots: ## Take pictures of every hosted page: languages, light and dark, phone and desktop (target/screenshots)
+	@scripts/need cc postgres redis chromium fonts
+	$(BUILD) --bins
+	@exec $(BIN)/latchkey-dev screenshots
 
 .PHONY: check
 check: ## Check format, lints, dependencies and generated files, and run the tests that need no other processes
@@ -110,4 +117,4 @@ interop: ## Test with programs of others: the libraries of Standard Webhooks, sc
 
 .PHONY: tools
 tools: ## Install the tools that the other targets need
-	@scripts/need cc postgres redis nginx curl buildah control-plane dex promtool chromium faketime argon2 node python cargo-deny=$(DENY_VERSION) cargo-auditable=$(AUDITABLE_VERSION)
+	@scripts/need cc postgres redis nginx curl buildah control-plane dex promtool chromium fonts faketime argon2 node python cargo-deny=$(DENY_VERSION) cargo-auditable=$(AUDITABLE_VERSION)

@@ -10,6 +10,7 @@ mod admission;
 mod audit;
 #[path = "../../crds/src/templates/bombs.rs"]
 mod bombs;
+mod browser;
 mod callers;
 mod change_address;
 mod change_password;

@@ -14,7 +14,7 @@ use latchkey_tests::{
     builders::App,
     client::ApiClient,
     dex, eventually,
-    passwords::NEW_PASSWORD,
+    passwords::{NEW_PASSWORD, PASSWORD},
     process::{self, Process, Program},
 };
 use rustix::process::Signal;
@@ -26,6 +26,8 @@ const START_LIMIT: Duration = Duration::from_secs(180);
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// An edit takes effect within two seconds; a loaded machine takes longer.
 const LIVE_LIMIT: Duration = Duration::from_secs(4);
+
+const EMAIL: &str = "grace@example.com";
 
 /// A `make run` with its own folders and ports.
 struct MakeRun {
@@ -226,6 +228,43 @@ async fn the_printed_link_leads_through_the_local_provider_to_a_page_with_the_se
     let status = tokio::time::timeout(STOP_LIMIT, process.wait_for_exit()).await.expect("Ctrl-C ends it");
     assert!(status.success(), "it ended with {status}:\n{}", process::tail(process.log_path(), 30));
     wait_until_ended(&children).await;
+}
+
+#[tokio::test]
+async fn the_printed_address_leads_from_the_registration_to_the_account() {
+    let mut run = MakeRun::new();
+    for name in ["shop.yaml", "local.yaml"] {
+        let example = process::root().join("tests/examples").join(name);
+        fs::copy(example, run.dir.join("manifests").join(name)).unwrap();
+    }
+    let process = run.start_ready().await;
+    let output = process::tail(process.log_path(), 200);
+    let (public, inbox) = (run.addrs["PUBLIC_ADDR"], run.addrs["INBOX_ADDR"]);
+    let register = format!("http://{public}/shop/register");
+    assert!(output.lines().any(|line| line.trim() == register), "{output}");
+
+    let browser = Browser::start().await.unwrap();
+    browser.open(&register).await;
+    browser.fill("#name", "Grace Hopper").await;
+    browser.fill("#email", EMAIL).await;
+    browser.fill("#password", PASSWORD).await;
+    browser.click("main .primary").await;
+    browser.wait_for_text(EMAIL).await;
+    // The inbox page shows the newest mail, with its links above the text.
+    browser.open(&format!("http://{inbox}/")).await;
+    let link = browser.text_of("ul.links a").await;
+    assert!(link.starts_with(&format!("http://{public}/shop/confirm?code=")), "{link}");
+    browser.open(&link).await;
+    browser.click("main .primary").await;
+    browser.wait_for_url("the account", |url| url.path() == "/shop/account").await;
+    browser.click("main .actions button").await;
+    browser.wait_for_url("the page after the logout", |url| url.path() == "/shop/logout").await;
+    browser.click("main a.primary").await;
+    browser.fill("#email", EMAIL).await;
+    browser.fill("#password", PASSWORD).await;
+    browser.click("main .primary").await;
+    browser.wait_for_url("the account", |url| url.path() == "/shop/account").await;
+    browser.wait_for_text(EMAIL).await;
 }
 
 #[tokio::test]

@@ -21,59 +21,59 @@ use crate::{
     support::{NAME, TestApp},
 };
 
-const EMAIL: &str = "ada@example.com";
+pub(crate) const EMAIL: &str = "ada@example.com";
 
 /// A service with one App that has pages.
-struct PagesTest {
-    test_app: TestApp,
+pub(crate) struct PagesTest {
+    pub(crate) test_app: TestApp,
 }
 
 /// An App with pages in both languages, and with limits that no test reaches.
-fn app() -> App {
+pub(crate) fn app() -> App {
     unlimited_app("pages").set("/pages/mode", "Enabled").set("/pages/languages", json!(["en", "de"]))
 }
 
 // === impl PagesTest ===
 
 impl PagesTest {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::of(app(), Stack::builder()).await
     }
 
-    async fn of(app: App, builder: Builder) -> Self {
+    pub(crate) async fn of(app: App, builder: Builder) -> Self {
         Self { test_app: TestApp::from_builder(app, builder).await }
     }
 
     /// A path of a page.
-    fn path(&self, page: &str) -> String {
+    pub(crate) fn path(&self, page: &str) -> String {
         format!("/{}/{page}", self.test_app.id())
     }
 
-    fn new_browser(&self) -> PageBrowser {
+    pub(crate) fn new_browser(&self) -> PageBrowser {
         PageBrowser::new(self.test_app.client())
     }
 
     /// Opens a page of the App.
-    async fn open(&self, browser: &mut PageBrowser, page: &str) -> LoadedPage {
+    pub(crate) async fn open(&self, browser: &mut PageBrowser, page: &str) -> LoadedPage {
         browser.open(&self.path(page)).await
     }
 
     /// Opens a page, and sends its form.
-    async fn fill_in(&self, browser: &mut PageBrowser, page: &str, fields: &[(&str, &str)]) -> LoadedPage {
+    pub(crate) async fn fill_in(&self, browser: &mut PageBrowser, page: &str, fields: &[(&str, &str)]) -> LoadedPage {
         let loaded = self.open(browser, page).await;
         browser.submit(&loaded, &self.path(page), fields).await
     }
 
-    async fn register(&self, browser: &mut PageBrowser, email: &str, password: &str) -> LoadedPage {
+    pub(crate) async fn register(&self, browser: &mut PageBrowser, email: &str, password: &str) -> LoadedPage {
         self.fill_in(browser, "register", &[("name", NAME), ("email", email), ("password", password)]).await
     }
 
-    async fn log_in(&self, browser: &mut PageBrowser, email: &str, password: &str) -> LoadedPage {
+    pub(crate) async fn log_in(&self, browser: &mut PageBrowser, email: &str, password: &str) -> LoadedPage {
         self.fill_in(browser, "login", &[("email", email), ("password", password)]).await
     }
 
     /// A browser that is logged in to a new account with [`PASSWORD`].
-    async fn logged_in_browser(&self, email: &str) -> PageBrowser {
+    pub(crate) async fn logged_in_browser(&self, email: &str) -> PageBrowser {
         self.test_app.register_and_confirm(email).await;
         let mut browser = self.new_browser();
         self.log_in(&mut browser, email, PASSWORD).await.expect_at(&self.path("account"));
@@ -81,7 +81,7 @@ impl PagesTest {
     }
 
     /// The link to a page in the nth mail to an address (the first is 1), as a path.
-    async fn mailed_link(&self, email: &str, nth: usize, page: &str) -> String {
+    pub(crate) async fn mailed_link(&self, email: &str, nth: usize, page: &str) -> String {
         let mail = self.test_app.mail(email, nth).await;
         let begin = format!("{}{}?", self.test_app.stack.base_url(), self.path(page));
         let (_, rest) = mail.text.split_once(&begin).unwrap_or_else(|| panic!("no {begin} in {}", mail.text));
@@ -90,7 +90,7 @@ impl PagesTest {
     }
 
     /// Whether the browser is logged in to the pages.
-    async fn is_logged_in(&self, browser: &mut PageBrowser) -> bool {
+    pub(crate) async fn is_logged_in(&self, browser: &mut PageBrowser) -> bool {
         self.open(browser, "account/sessions").await.path() == self.path("account/sessions")
     }
 }

@@ -1,6 +1,7 @@
 //! A real browser: headless Chromium, driven over WebDriver (W3C) by ChromeDriver.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -27,6 +28,9 @@ const PAGE_LIMIT: Duration = Duration::from_secs(60);
 const RESPONSE_LIMIT: Duration = Duration::from_secs(120);
 /// The JSON key under which WebDriver returns the id of an element (W3C WebDriver: web element identifier).
 const ELEMENT_ID_KEY: &str = "element-6066-11e4-a52e-4f735466cecf";
+
+/// A page that is narrower than this, in CSS pixels, is shown as on a phone.
+const PHONE_WIDTH: u32 = 600;
 
 /// Flags of Chromium, in addition to those for its profile and its debugger.
 const FLAGS: [&str; 14] = [
@@ -82,15 +86,26 @@ pub struct Cookie {
 
 impl Browser {
     pub async fn start() -> Result<Self> {
-        Self::start_with(&[]).await
+        Self::start_with(&[], &[]).await
     }
 
     /// Starts a browser that accepts every certificate, because no browser trusts the CA of a test.
     pub async fn start_accepting_all_certificates() -> Result<Self> {
-        Self::start_with(&["--ignore-certificate-errors"]).await
+        Self::start_with(&["--ignore-certificate-errors"], &[]).await
     }
 
-    async fn start_with(flags: &[&str]) -> Result<Self> {
+    /// Starts a browser in which no page can run scripts.
+    pub async fn start_without_scripts() -> Result<Self> {
+        Self::start_with(&[], &["javascript"]).await
+    }
+
+    /// Starts a browser that stores no cookies.
+    pub async fn start_without_cookies() -> Result<Self> {
+        Self::start_with(&[], &["cookies"]).await
+    }
+
+    /// Starts a browser with more flags. `blocked` are names of content settings that all sites are denied.
+    async fn start_with(flags: &[&str], blocked: &[&str]) -> Result<Self> {
         let missing = "is not installed: run `make tools`, or install Debian's package";
         let chromium = process::find_program(["chromium", "/usr/bin/chromium", "google-chrome"])
             .with_context(|| format!("Chromium {missing} `chromium`"))?;
@@ -98,6 +113,7 @@ impl Browser {
             .with_context(|| format!("ChromeDriver {missing} `chromium-driver`"))?;
         let dir = process::fresh_dir("browser");
         let profile = dir.join("profile");
+        write_preferences(&profile, blocked)?;
         // Chromium is started here and not by ChromeDriver, so that it always dies with this process.
         let chromium = Program::new("chromium", chromium, dir.join("chromium.log"))
             .env("HOME", &dir.display().to_string())
@@ -203,6 +219,82 @@ impl Browser {
         self.command(Method::POST, "/back", Some(&json!({}))).await.expect("the browser goes back");
     }
 
+    /// The number of elements that match a CSS selector.
+    pub async fn count(&self, css: &str) -> usize {
+        let locator = json!({ "using": "css selector", "value": css });
+        let found = self.command(Method::POST, "/elements", Some(&locator)).await.expect("the browser has a page");
+        found.as_array().expect("elements are a list").len()
+    }
+
+    /// The number of elements in the first frame of the page that match a CSS selector; 0 if the browser refuses to show
+    /// the frame.
+    pub async fn count_in_frame(&self, css: &str) -> usize {
+        let locator = json!({ "using": "css selector", "value": css });
+        let found = async {
+            self.command(Method::POST, "/frame", Some(&json!({ "id": 0 }))).await?;
+            self.command(Method::POST, "/elements", Some(&locator)).await
+        };
+        let count = found.await.map_or(0, |found| found.as_array().map_or(0, Vec::len));
+        self.command(Method::POST, "/frame", Some(&json!({ "id": null }))).await.expect("the page exists");
+        count
+    }
+
+    /// An attribute of the first element that matches a CSS selector. `None` if there is no such element, or if it does
+    /// not have the attribute.
+    pub async fn attribute(&self, css: &str, name: &str) -> Option<String> {
+        let value = self.element_command(css, Method::GET, &format!("/attribute/{name}"), None).await.ok()?;
+        value.as_str().map(str::to_owned)
+    }
+
+    /// Runs a script in the page, as the body of a function, and returns what it returns. Works also in a browser in
+    /// which pages cannot run scripts.
+    pub async fn run_script(&self, script: &str) -> Value {
+        let body = json!({ "script": script, "args": [] });
+        self.command(Method::POST, "/execute/sync", Some(&body)).await.expect("the script runs")
+    }
+
+    /// Like [`Browser::run_script`], but returns what the script passes to its last argument, a function.
+    pub async fn run_async_script(&self, script: &str) -> Value {
+        let body = json!({ "script": script, "args": [] });
+        self.command(Method::POST, "/execute/async", Some(&body)).await.expect("the script calls back")
+    }
+
+    /// Sends a command of the Chrome DevTools protocol to the tab.
+    pub async fn devtools(&self, command: &str, parameters: Value) -> Value {
+        let body = json!({ "cmd": command, "params": parameters });
+        let result = self.command(Method::POST, "/goog/cdp/execute", Some(&body)).await;
+        result.unwrap_or_else(|error| panic!("{command}: {error:#}"))
+    }
+
+    /// Sets the width of the page in CSS pixels, below 600 as on a phone. `None`: the width of the window.
+    pub async fn set_width(&self, width: Option<u32>) {
+        match width {
+            None => self.devtools("Emulation.clearDeviceMetricsOverride", json!({})).await,
+            Some(width) => {
+                let metrics =
+                    json!({ "width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < PHONE_WIDTH });
+                self.devtools("Emulation.setDeviceMetricsOverride", metrics).await
+            }
+        };
+    }
+
+    /// Sets the color scheme that the user prefers.
+    pub async fn set_dark(&self, is_dark: bool) {
+        let scheme = if is_dark { "dark" } else { "light" };
+        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        self.devtools("Emulation.setEmulatedMedia", json!({ "features": features })).await;
+    }
+
+    /// Writes a PNG of the whole page, also of what is outside of the window.
+    pub async fn full_screenshot(&self, path: &Path) -> Result<()> {
+        let size = &self.devtools("Page.getLayoutMetrics", json!({})).await["cssContentSize"];
+        let clip = json!({ "x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1 });
+        let parameters = json!({ "format": "png", "captureBeyondViewport": true, "clip": clip });
+        let picture = self.devtools("Page.captureScreenshot", parameters).await;
+        let picture = BASE64_STANDARD.decode(picture["data"].as_str().context("a picture is text")?)?;
+        Ok(fs::write(path, picture)?)
+    }
+
     /// The cookies that are sent to the page's URL, including those that scripts cannot read.
     pub async fn cookies(&self) -> Vec<Cookie> {
         let cookies = self.command(Method::GET, "/cookie", None).await.expect("the browser returns its cookies");
@@ -288,6 +380,18 @@ impl Drop for Browser {
         eprintln!("--- the browser of this test: {}", self.dir.display());
         eprintln!("--- the end of its log:\n{}", process::tail(self.chromium.log_path(), 10));
     }
+}
+
+/// Writes the preferences of a new profile, which deny these content settings to all sites.
+fn write_preferences(profile: &Path, blocked: &[&str]) -> Result<()> {
+    if blocked.is_empty() {
+        return Ok(());
+    }
+    // 2 is `CONTENT_SETTING_BLOCK` of Chromium.
+    let settings: BTreeMap<&str, u8> = blocked.iter().map(|setting| (*setting, 2)).collect();
+    let preferences = json!({ "profile": { "default_content_setting_values": settings } });
+    fs::create_dir_all(profile.join("Default"))?;
+    Ok(fs::write(profile.join("Default/Preferences"), preferences.to_string())?)
 }
 
 /// The socket address of Chromium's debugger. Chromium chooses the port and writes it into its profile.

@@ -374,6 +374,7 @@ fn welcome_text(settings: &Settings, apps: &[String], rendered: &Path, terminal:
     let script = settings.data.join("session.sh");
     fs::write(&script, &session)?;
     text += &format!("  {:<16} {}\n", "Apps", apps.join(", "));
+    text += &pages_text(settings, &rendered_app(settings, app)?);
     if let Some(link) = provider::login_link(rendered, settings.provider, &format!("http://{}/done", settings.inbox)) {
         let (person, unverified, password) = (provider::VERIFIED_USER, provider::UNVERIFIED_USER, dex::DEX_PASSWORD);
         text += &format!("\nLog in with the local provider, in a browser:\n\n  {link}\n\n");
@@ -384,6 +385,24 @@ fn welcome_text(settings: &Settings, apps: &[String], rendered: &Path, terminal:
     text += &format!("\nPaste this into bash, or run: bash {}\n\n{session}\n", script.display());
     text += "Ctrl-C stops everything; the data is kept.\n";
     Ok(text)
+}
+
+/// How to register on the hosted pages; empty if the App has none.
+fn pages_text(settings: &Settings, app: &Value) -> String {
+    if app["pages"].is_null() {
+        return String::new();
+    }
+    let (issuer, inbox) = (app["issuer"].as_str().unwrap_or_default(), settings.inbox);
+    format!(
+        "\nRegister on the hosted pages, in a browser:\n\n  {issuer}/register\n\nThen open the link of the mail in the \
+         inbox, http://{inbox}. The account is at {issuer}/account.\n"
+    )
+}
+
+/// The rendered document of an App.
+fn rendered_app(settings: &Settings, app: &str) -> Result<Value> {
+    let document = fs::read(settings.data.join("rendered").join(format!("{app}.json")))?;
+    Ok(serde_json::from_slice(&document)?)
 }
 
 /// A script of curl commands: an account from registration to a new password. Each run uses a new email address.
@@ -427,8 +446,7 @@ curl -sS -H "$JSON" $APP/login -d '{{"email": "'$EMAIL'", "password": "'$PASSWOR
 /// The part of the script that introspects the token and finds the user; empty if the App does not list the
 /// administrator.
 fn administrator_commands(settings: &Settings, app: &str) -> Result<String> {
-    let document = fs::read(settings.data.join("rendered").join(format!("{app}.json")))?;
-    let document: Value = serde_json::from_slice(&document)?;
+    let document = rendered_app(settings, app)?;
     let (namespace, name) = ADMINISTRATOR;
     let listed = document["administrators"]
         .as_array()

@@ -20,6 +20,7 @@ pub mod mock_provider;
 pub mod nginx;
 pub mod otlp;
 pub mod page_browser;
+pub mod page_tour;
 pub mod passwords;
 pub mod postgres;
 pub mod process;
@@ -29,6 +30,7 @@ pub mod raw_connection;
 #[cfg(test)]
 mod recipes;
 pub mod redis;
+pub mod screenshots;
 pub mod service_account;
 pub mod smtp;
 pub mod sqlx_metadata;

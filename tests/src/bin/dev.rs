@@ -1,8 +1,8 @@
-//! `latchkey-dev`: the program behind `make run` and `make generate`, and a part of `make interop`.
+//! `latchkey-dev`: the program behind `make run`, `make generate` and `make screenshots`, and a part of `make interop`.
 
 use std::process::ExitCode;
 
-use latchkey_tests::{dev, sqlx_metadata, webhook_recording};
+use latchkey_tests::{dev, screenshots, sqlx_metadata, webhook_recording};
 
 fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -16,8 +16,11 @@ fn main() -> ExitCode {
     let result = match task.as_str() {
         "run" => runtime.block_on(dev::run()),
         "sqlx" => runtime.block_on(sqlx_metadata::write_query_metadata()),
+        "screenshots" => runtime.block_on(screenshots::write()),
         "webhook-recording" => runtime.block_on(webhook_recording::print()),
-        other => Err(anyhow::anyhow!("latchkey-dev has no task {other}; use `run`, `sqlx` or `webhook-recording`")),
+        other => Err(anyhow::anyhow!(
+            "latchkey-dev has no task {other}; use `run`, `sqlx`, `screenshots` or `webhook-recording`"
+        )),
     };
     // Does not wait for tasks that still wait for a child process: the children die with this process.
     runtime.shutdown_background();
