@@ -116,6 +116,7 @@ pub fn render<V: View>(view: &V, context: &PageContext<'_>) -> String {
         page => Value::from(Serde(view)),
         title => view.title(texts),
         notice => view.notice(texts),
+        session_ended => view.session_ended(),
         error => Value::from(Serde(shown_error)),
         errors => Value::from(Serde(errors)),
         languages => Value::from(Serde(language_links(view, context))),

@@ -26,6 +26,12 @@ pub trait View: Serialize {
         Vec::new()
     }
 
+    /// Whether the session of the browser has just ended. The page then clears earlier pages from the memory of the
+    /// browser, so that the back button does not show them.
+    fn session_ended(&self) -> bool {
+        false
+    }
+
     /// What has just been done.
     fn notice(&self, _: &PageTexts) -> Option<String> {
         None
@@ -275,6 +281,10 @@ impl View for LoginPage<'_> {
 
     fn title(&self, texts: &PageTexts) -> String {
         texts.format("login-title", &[])
+    }
+
+    fn session_ended(&self) -> bool {
+        self.notice == Some(LoginNotice::AccountDeleted)
     }
 
     fn notice(&self, texts: &PageTexts) -> Option<String> {
@@ -590,6 +600,10 @@ impl View for LogoutDonePage {
 
     fn title(&self, texts: &PageTexts) -> String {
         texts.format("logout-done-title", &[])
+    }
+
+    fn session_ended(&self) -> bool {
+        true
     }
 }
 

@@ -79,6 +79,19 @@ async fn the_back_button_shows_no_account_after_the_logout() {
     pages.wait_for_page(&browser, "login").await;
     let text = browser.text().await;
     assert!(!text.contains(EMAIL), "{text}");
+
+    // Also after the account was deleted.
+    pages.log_in_here(&browser, EMAIL, PASSWORD).await;
+    pages.wait_for_page(&browser, "account").await;
+    browser.wait_for_text(EMAIL).await;
+    browser.open(&pages.url("account/delete")).await;
+    browser.click("main button.danger").await;
+    pages.wait_for_page(&browser, "login").await;
+    browser.back().await;
+    browser.back().await;
+    pages.wait_for_page(&browser, "login").await;
+    let text = browser.text().await;
+    assert!(!text.contains(EMAIL), "{text}");
 }
 
 #[tokio::test]

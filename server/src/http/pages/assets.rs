@@ -1,7 +1,7 @@
 //! The files of pages: colors and logo of an App, and the stylesheet of all Apps.
 
 use bytes::Bytes;
-use http::Method;
+use http::{HeaderName, HeaderValue, Method};
 
 use super::{page::Page, responses};
 use crate::{
@@ -10,12 +10,22 @@ use crate::{
 };
 
 const ALLOW: &str = "GET, HEAD";
+const CLEAR_SITE_DATA: HeaderName = HeaderName::from_static("clear-site-data");
+/// The version in the link of the page after a logout. Browsers keep a page that was left in memory, even with
+/// `no-store`, and the back button would show the account again. The header `Clear-Site-Data` ends that, but only once
+/// the next page is shown. So this file has it, not the page.
+const AFTER_LOGOUT: &str = "logout";
 
 /// `theme.css`.
 pub(super) fn theme<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
-    let is_current = page.query("v")? == Some(page.branding.theme_version());
+    let version = page.query("v")?;
+    let is_current = version == Some(page.branding.theme_version());
     let css = theme_css(&page.settings.theme);
-    Ok(responses::file("text/css; charset=utf-8", css.into(), is_current))
+    let mut response = responses::file("text/css; charset=utf-8", css.into(), is_current);
+    if version == Some(AFTER_LOGOUT) {
+        response.headers_mut().insert(CLEAR_SITE_DATA, HeaderValue::from_static("\"cache\""));
+    }
+    Ok(response)
 }
 
 /// The logo.

@@ -308,6 +308,7 @@ async fn files_are_cached_forever_only_at_the_url_of_their_content() {
         let other = server.send_request(get_request(&other, "")).await;
         assert_eq!((other.status, other.header("cache-control")), (200, Some("no-store")), "{link}");
         assert_eq!(other.body, current.body);
+        assert_eq!(current.header("clear-site-data"), None);
         let is_logo = begin.contains("logo");
         assert_eq!(current.header("content-security-policy").unwrap().ends_with("; sandbox"), is_logo);
     }
@@ -316,6 +317,10 @@ async fn files_are_cached_forever_only_at_the_url_of_their_content() {
     }
     let reply = server.send_request(get_request("/assets/pages.AAAAAAAAAAAA.css", "").replacen("GET", "POST", 1)).await;
     reply.assert_refused(405, "method_not_allowed");
+    // Browsers then forget the pages of the account.
+    let after_logout = server.send_request(get_request("/shop/theme.css?v=logout", "")).await;
+    assert_eq!((after_logout.status, after_logout.header("cache-control")), (200, Some("no-store")));
+    assert_eq!(after_logout.header("clear-site-data"), Some("\"cache\""));
     let without_logo = self::server(FailingStores::Panicking);
     assert_page_error(&without_logo.send_request(get_request("/shop/logo", "")).await, 404, "not_found");
 }
