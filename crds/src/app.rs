@@ -10,10 +10,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::{
+    client::ClientsSpec,
     conditions::{Condition, ConditionType, initial_status},
     pages::PagesSpec,
     refs::{LocalRef, ProviderRef, ServiceAccountRef},
-    rendered::{BrowserBinding, CallbackMode, EnumerationProtection, KeyState, LimitName, SignUp, SigningAlgorithm},
+    rendered::{
+        BrowserBinding, CallbackMode, ClientLimitName, EnumerationProtection, KeyState, LimitName, SignUp,
+        SigningAlgorithm,
+    },
     schema::{RootSchema, Rule, with_schema},
     types::{AppId, EmailDomain, Invalid, LinkTemplate, Mailbox, Origin, RESERVED_APP_IDS, RedirectUrl},
     webhook::WebhookSpec,
@@ -122,6 +126,9 @@ pub struct AppSpec {
     /// pages configures the hosted pages: login, registration and the user's account, rendered by the servers.
     #[serde(default, skip_serializing_if = "PagesSpec::is_default")]
     pub pages: PagesSpec,
+    /// clients controls which Clients can sign in users of the App with OpenID Connect.
+    #[serde(default, skip_serializing_if = "ClientsSpec::is_default")]
+    pub clients: ClientsSpec,
     /// unverifiedRetentionDays is the number of days after which an account is deleted if its email address was never
     /// verified, 1–3650. Defaults to 30.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -295,6 +302,21 @@ pub struct LimitsSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub refreshes_per_session: Option<Vec<WindowSpec>>,
+    /// authorizationsPerClientAddress limits codes that Clients get for users at one client address. Defaults to 120 in
+    /// 60 s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
+    pub authorizations_per_client_address: Option<Vec<WindowSpec>>,
+    /// tokenRequestsPerClientID limits requests of one Client for tokens and pushed authorizations. The requests of a
+    /// public Client are counted per client address. Defaults to 3000 in 60 s.
+    #[serde(rename = "tokenRequestsPerClientID", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
+    pub token_requests_per_client_id: Option<Vec<WindowSpec>>,
+    /// clientFailuresPerClientAddress limits failed authentications of one Client from one client address. Defaults to
+    /// 30 in 60 s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
+    pub client_failures_per_client_address: Option<Vec<WindowSpec>>,
 }
 
 /// WindowSpec allows at most `count` events in any `windowSeconds` seconds.
@@ -355,9 +377,9 @@ pub struct AppStatus {
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
     )]
     pub providers: Vec<AppProviderStatus>,
-    /// signingKeys are the keys that sign or verify tokens.
+    /// signingKeys are the keys that sign or verify access tokens and ID tokens.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
+    #[schemars(length(max = 192), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub signing_keys: Vec<KeyStatus>,
     /// hmacKeys are the keys for codes, refresh tokens and flows of social logins.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -462,6 +484,16 @@ impl LimitsSpec {
             LimitName::MailsPerClient => &self.mails_per_client,
             LimitName::CodesPerClient => &self.codes_per_client,
             LimitName::RefreshesPerSession => &self.refreshes_per_session,
+        };
+        windows.as_deref()
+    }
+
+    /// Returns the App's windows of a limit of clients, or `None` if the App does not override it.
+    pub fn get_client_limit(&self, name: ClientLimitName) -> Option<&[WindowSpec]> {
+        let windows = match name {
+            ClientLimitName::AuthorizationsPerClientAddress => &self.authorizations_per_client_address,
+            ClientLimitName::TokenRequestsPerClientId => &self.token_requests_per_client_id,
+            ClientLimitName::ClientFailuresPerClientAddress => &self.client_failures_per_client_address,
         };
         windows.as_deref()
     }

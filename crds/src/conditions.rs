@@ -49,7 +49,8 @@ pub enum ConditionType {
     Accepted,
     /// All referenced objects exist and can be used.
     ResolvedRefs,
-    /// App: every serving pod has acknowledged the published revision.
+    /// App: every serving pod has acknowledged the published revision. Client: every serving pod has a document with
+    /// this generation of the Client.
     Programmed,
     /// Provider: the servers can reach the provider. Not part of Ready.
     Reachable,
@@ -115,6 +116,22 @@ pub enum Reason {
     /// Another App holds the own host of the pages, or can take it first.
     HostConflict,
 
+    /// The App of a Client does not exist.
+    AppNotFound,
+    /// The App of a Client is in another namespace, and does not exist or does not grant clients to the Client's
+    /// namespace.
+    NotGranted,
+    /// The App of a Client has no hosted pages.
+    PagesOff,
+    /// An older Client of the App has the same client ID.
+    ClientIDConflict,
+    /// The App has the maximum number of Clients, in total or from other namespaces, or the maximum number of bytes.
+    TooManyClients,
+    /// The Secret that the operator would create exists and belongs to somebody else.
+    SecretConflict,
+    /// The public keys (JWKS) of a Client are invalid.
+    KeySetInvalid,
+
     /// A serving pod has not acknowledged the published revision yet.
     WaitingForServers,
     /// There is no serving pod.
@@ -161,6 +178,8 @@ impl ConditionType {
     pub const APP: [Self; 4] = [Self::Accepted, Self::ResolvedRefs, Self::Programmed, Self::Ready];
     /// The conditions of a Provider, in the order of the status.
     pub const PROVIDER: [Self; 4] = [Self::Accepted, Self::ResolvedRefs, Self::Reachable, Self::Ready];
+    /// The conditions of a Client, in the order of the status.
+    pub const CLIENT: [Self; 4] = [Self::Accepted, Self::ResolvedRefs, Self::Programmed, Self::Ready];
 
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -191,7 +210,7 @@ impl fmt::Display for ConditionType {
 // === impl Reason ===
 
 impl Reason {
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 44] = [
         Self::Pending,
         Self::Accepted,
         Self::Resolved,
@@ -216,6 +235,13 @@ impl Reason {
         Self::LogoInvalid,
         Self::TextsInvalid,
         Self::HostConflict,
+        Self::AppNotFound,
+        Self::NotGranted,
+        Self::PagesOff,
+        Self::ClientIDConflict,
+        Self::TooManyClients,
+        Self::SecretConflict,
+        Self::KeySetInvalid,
         Self::WaitingForServers,
         Self::NoServers,
         Self::ServersTooOld,
@@ -257,6 +283,13 @@ impl Reason {
             Self::LogoInvalid => "LogoInvalid",
             Self::TextsInvalid => "TextsInvalid",
             Self::HostConflict => "HostConflict",
+            Self::AppNotFound => "AppNotFound",
+            Self::NotGranted => "NotGranted",
+            Self::PagesOff => "PagesOff",
+            Self::ClientIDConflict => "ClientIDConflict",
+            Self::TooManyClients => "TooManyClients",
+            Self::SecretConflict => "SecretConflict",
+            Self::KeySetInvalid => "KeySetInvalid",
             Self::WaitingForServers => "WaitingForServers",
             Self::NoServers => "NoServers",
             Self::ServersTooOld => "ServersTooOld",

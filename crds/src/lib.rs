@@ -4,6 +4,7 @@
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
 pub mod app;
+pub mod client;
 pub mod conditions;
 pub mod field_reference;
 pub mod names;
@@ -26,5 +27,5 @@ pub const VERSION: &str = "v1alpha1";
 
 /// Returns all CustomResourceDefinitions as the chart installs them.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
-    vec![app::definition(), provider::definition()]
+    vec![app::definition(), provider::definition(), client::definition()]
 }

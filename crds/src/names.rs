@@ -19,6 +19,23 @@ pub const NAMESPACE_ANNOTATION: &str = "latchkey.dev/namespace";
 pub const NAME_ANNOTATION: &str = "latchkey.dev/name";
 /// On a rendered App: the own host of the App's pages, if the App holds it.
 pub const PAGES_HOST_ANNOTATION: &str = "latchkey.dev/pages-host";
+/// The type of the Secret that the operator creates for a Client, in the namespace of the Client.
+pub const CLIENT_SECRET_TYPE: &str = "latchkey.dev/client";
+/// The key in `data` of a Client's Secret with the issuer of the App.
+pub const CLIENT_SECRET_ISSUER_KEY: &str = "issuer";
+/// The key in `data` of a Client's Secret with the client ID.
+pub const CLIENT_SECRET_ID_KEY: &str = "client-id";
+/// The key in `data` of a Client's Secret with the client secret.
+pub const CLIENT_SECRET_VALUE_KEY: &str = "client-secret";
+/// On a Client: each new value rotates the client secret once.
+pub const ROTATE_SECRET_ANNOTATION: &str = "latchkey.dev/rotate-secret";
+/// On a Client's Secret: the value of [`ROTATE_SECRET_ANNOTATION`] that was handled last.
+pub const HANDLED_ROTATION_ANNOTATION: &str = "latchkey.dev/handled-rotation";
+/// On a Client's Secret: the SHA-256 of the previous client secret, in base64.
+pub const PREVIOUS_SECRET_ANNOTATION: &str = "latchkey.dev/previous-secret-sha256";
+/// On a Client's Secret: when the previous client secret ends (RFC 3339).
+pub const PREVIOUS_SECRET_END_ANNOTATION: &str = "latchkey.dev/previous-secret-end";
+
 /// On an App: each new value rotates the App's keys once.
 pub const ROTATE_KEYS_ANNOTATION: &str = "latchkey.dev/rotate-keys";
 /// On an App: the ID of a key that is dropped immediately.

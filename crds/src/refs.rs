@@ -1,10 +1,11 @@
-//! References to other objects: by name, in the namespace of the referring object. Only ServiceAccounts can be of any
-//! namespace, because they are compared by name and never read.
+//! References to other objects: by name, in the namespace of the referring object. ServiceAccounts can be of any
+//! namespace, because they are compared by name and never read. The App of a Client can be of another namespace if that
+//! App grants it.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::types::ProviderName;
+use crate::types::{GroupPattern, ProviderName};
 
 /// SecretKeyRef refers to a key of a Secret in the same namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -53,6 +54,41 @@ pub struct ProviderRef {
     /// `gitlab` with a `baseURL`, and to true for all others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_by_email: Option<bool>,
+    /// groups takes over the groups of a user at this provider. Only for Providers with `oidc`, `oauth2`, `gitlab` or
+    /// `microsoft`. Without it, no groups are taken over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub groups: Option<ProviderGroupsSpec>,
+}
+
+/// ProviderGroupsSpec takes over the groups of a user at a provider. Each login replaces the groups of this provider.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ProviderGroupsSpec {
+    /// claim is the name of the claim that contains the names of the groups, as an array of strings. It is read from
+    /// the ID token and, if it is not there, from the profile response. A name that begins with `/` is a JSON pointer.
+    #[schemars(length(min = 1, max = 256))]
+    pub claim: String,
+    /// prefix is put before the name of each group, so that groups of several providers differ. Defaults to the name
+    /// of the provider in paths and a colon, for example `corp:`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64), regex(pattern = "^[ -~]*$"))]
+    pub prefix: Option<String>,
+    /// only are the groups to take over: names as the provider writes them, without the prefix, or the beginning of
+    /// names followed by `*`. Empty takes over every group.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 50), extend("x-kubernetes-list-type" = "set"))]
+    pub only: Vec<GroupPattern>,
+}
+
+/// AppRef refers to an App. An App of another namespace must grant this in `spec.clients`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub struct AppRef {
+    /// name is the name of the App.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// namespace is the namespace of the App. Defaults to the namespace of the referring object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"))]
+    pub namespace: Option<String>,
 }
 
 /// ServiceAccountRef names a ServiceAccount of any namespace. The token of a caller must contain this namespace and

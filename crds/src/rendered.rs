@@ -13,13 +13,17 @@ use serde::{Deserialize, Serialize};
 use crate::{
     refs::ServiceAccountRef,
     types::{
-        AppId, EmailDomain, EndpointUrl, IssuerUrl, LinkTemplate, Mailbox, Origin, ProviderName, RedirectUrl,
-        WebhookName,
+        AppId, EmailDomain, EndpointUrl, GroupPattern, IssuerUrl, LinkTemplate, Mailbox, Origin, ProviderName,
+        RedirectUrl, WebhookName,
     },
 };
 
+mod clients;
 mod pages;
 
+pub use clients::{
+    PreviousSecret, RenderedClient, RenderedClientAuthentication, RenderedClientGroups, RenderedClientTokens,
+};
 pub use pages::{Base64Bytes, RenderedColors, RenderedLogo, RenderedPages, RenderedPagesSession, RenderedTheme};
 
 /// The highest format that this code reads and writes. A document has the lowest format that has everything that its
@@ -29,13 +33,21 @@ pub use pages::{Base64Bytes, RenderedColors, RenderedLogo, RenderedPages, Render
 /// |---|---|
 /// | 2 | `importers`, `password.firebaseScrypt`, `webhooks` |
 /// | 3 | `pages` |
-pub const FORMAT: u32 = 3;
+/// | 4 | `clients`, `keys.idTokens`, `providers[].groups` (and `clientLimits`, which has no effect without clients) |
+pub const FORMAT: u32 = 4;
 
 /// The format of a [`DeletedApp`], which has had the same fields since the first format.
 pub const DELETED_APP_FORMAT: u32 = 1;
 
-/// The maximum size of a document, in bytes: half of the limit of a Secret.
-pub const MAX_DOCUMENT_SIZE: usize = 512 * 1024;
+/// The maximum size of a document, in bytes: three quarters of the limit of a Secret.
+pub const MAX_DOCUMENT_SIZE: usize = 768 * 1024;
+
+/// The maximum size of a document without its clients, in bytes. It is also the maximum size of a document for servers
+/// that know only format 3.
+pub const MAX_APP_SIZE: usize = 512 * 1024;
+
+/// The first format whose servers read documents of [`MAX_DOCUMENT_SIZE`].
+pub const CLIENTS_FORMAT: u32 = 4;
 
 /// A value that is never printed. `Debug` shows `Secret(…)`. serde writes the value, because the document must contain
 /// it.
@@ -99,6 +111,10 @@ pub struct RenderedApp {
     pub tokens: RenderedTokens,
     /// Every limit is present.
     pub limits: BTreeMap<LimitName, Vec<Window>>,
+    /// The limits of clients that the App overrides. [`RenderedApp::client_limit`] also returns the defaults. They are
+    /// not in `limits`, because servers that know only format 3 reject a document with a limit that they do not know.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub client_limits: BTreeMap<ClientLimitName, Vec<Window>>,
     pub administrators: Vec<Administrator>,
     /// The ServiceAccounts with the role Importer. They are not in `administrators`, because servers that know only
     /// format 1 reject a document with a role that they do not know.
@@ -109,6 +125,9 @@ pub struct RenderedApp {
     /// `None`: the App has no hosted pages. In a `Box`, because most Apps have none.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pages: Option<Box<RenderedPages>>,
+    /// The OpenID Connect clients, the oldest first. Empty unless the App has pages.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub clients: Vec<RenderedClient>,
     pub unverified_retention_days: u32,
     pub audit_retention_days: u32,
     pub providers: Vec<RenderedProvider>,
@@ -353,6 +372,45 @@ impl LimitName {
     }
 }
 
+/// The names of the rate limits of OpenID Connect clients (specification: Clients, Rate limits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum ClientLimitName {
+    /// Codes that are issued to one client address.
+    #[serde(rename = "authorizationsPerClientAddress")]
+    AuthorizationsPerClientAddress,
+    /// Requests of one client to the token and PAR endpoints, after its authentication. For a public client: from one
+    /// client address.
+    #[serde(rename = "tokenRequestsPerClientID")]
+    TokenRequestsPerClientId,
+    /// Failed authentications of one client from one client address.
+    #[serde(rename = "clientFailuresPerClientAddress")]
+    ClientFailuresPerClientAddress,
+}
+
+impl ClientLimitName {
+    pub const ALL: [Self; 3] =
+        [Self::AuthorizationsPerClientAddress, Self::TokenRequestsPerClientId, Self::ClientFailuresPerClientAddress];
+
+    /// Returns the name in manifests, responses and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::AuthorizationsPerClientAddress => "authorizationsPerClientAddress",
+            Self::TokenRequestsPerClientId => "tokenRequestsPerClientID",
+            Self::ClientFailuresPerClientAddress => "clientFailuresPerClientAddress",
+        }
+    }
+
+    /// Returns the default windows (specification: Clients, Rate limits).
+    pub fn default_windows(self) -> Vec<Window> {
+        let window = |count, window_seconds| Window { count, window_seconds };
+        match self {
+            Self::AuthorizationsPerClientAddress => vec![window(120, 60)],
+            Self::TokenRequestsPerClientId => vec![window(3000, 60)],
+            Self::ClientFailuresPerClientAddress => vec![window(30, 60)],
+        }
+    }
+}
+
 /// At most `count` events in any `windowSeconds` seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -435,6 +493,22 @@ pub struct RenderedProvider {
     pub link_by_email: bool,
     /// The Provider's spec, with references replaced by their values.
     pub settings: ProviderSettings,
+    /// `None`: no groups are taken over from the provider.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub groups: Option<RenderedProviderGroups>,
+}
+
+/// The groups of users that are taken over from a provider.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RenderedProviderGroups {
+    /// The name of the claim, or a JSON pointer if it begins with `/`.
+    pub claim: String,
+    /// Is put before each name. Can be empty.
+    pub prefix: String,
+    /// Which names are taken over, without the prefix. Empty takes over all of them.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub only: Vec<GroupPattern>,
 }
 
 /// The settings of a provider's client.
@@ -462,6 +536,11 @@ pub struct ProviderSettings {
 pub struct RenderedKeys {
     pub signing: Vec<SigningKey>,
     pub hmac: Vec<HmacKey>,
+    /// The keys for ID tokens with other algorithms than `tokens.signingAlgorithm`: for each algorithm at most one
+    /// Active key. Their IDs are unique together with those of `signing`. They are not in `signing`, because servers
+    /// that know only format 3 accept only one Active key there.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub id_tokens: Vec<SigningKey>,
 }
 
 /// A signing key for tokens.
@@ -531,6 +610,11 @@ impl RenderedApp {
     /// Returns the bytes to publish. They depend only on the document.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a rendered App has only string keys")
+    }
+
+    /// Returns the windows of a limit of clients.
+    pub fn client_limit(&self, name: ClientLimitName) -> Vec<Window> {
+        self.client_limits.get(&name).cloned().unwrap_or_else(|| name.default_windows())
     }
 }
 
@@ -717,6 +801,15 @@ mod tests {
         let line = serde_json::to_string(&RevisionsMessage::Change(change)).unwrap();
         let EarlierMessage::Change(change) = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
         assert_eq!((change.app, change.revision), (app, revision));
+    }
+
+    #[test]
+    fn a_limit_of_clients_is_written_as_its_name() {
+        for name in ClientLimitName::ALL {
+            assert_eq!(json!(name), json!(name.as_str()));
+            assert!(LimitName::ALL.iter().all(|other| other.as_str() != name.as_str()));
+            assert_eq!(name.default_windows().len(), 1);
+        }
     }
 
     #[test]

@@ -188,6 +188,13 @@ fn mailbox_rules() -> [Rule; 1] {
     )]
 }
 
+fn custom_client_id_rules() -> [Rule; 1] {
+    [Rule::from_static(
+        "!self.matches('^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')",
+        "is a UUID, which could be the ID of a user; choose another clientID",
+    )]
+}
+
 fn page_url_rules() -> [Rule; 2] {
     [Rule::from_static("self.matches('^https://[^/?#]')", "use https"), NO_USER_INFO_RULE]
 }
@@ -275,6 +282,28 @@ string_type! {
     SupportUrl, max: 2048, pattern: URL_PATTERN, rules: support_url_rules(), check: check_support_url
 }
 
+string_type! {
+    /// The ID of a client of an App: `client_id` in OAuth. Either a [`CustomClientId`], or the default: the namespace
+    /// and the name of the Client, with a dot between them.
+    ClientId, max: 317, pattern: "^[A-Za-z0-9_.-]+$", check: check_client_id
+}
+
+string_type! {
+    /// A client ID that a Client sets itself. It has no dot, so it is never the default of another Client. It is not a
+    /// UUID, because users have UUIDs, and a token's `sub` must never be ambiguous (RFC 9068, 5).
+    CustomClientId, max: 64, pattern: "^[A-Za-z0-9_-]+$", rules: custom_client_id_rules(), check: check_custom_client_id
+}
+
+string_type! {
+    /// The name of a group of users, as in the claim `groups`: 1 to 128 printable ASCII characters.
+    GroupName, max: 128, pattern: "^[ -~]+$", check: check_group_name
+}
+
+string_type! {
+    /// A group name, or a prefix of group names followed by `*`.
+    GroupPattern, max: 128, pattern: "^[ -)+-~]*[ -~]$", check: check_group_pattern
+}
+
 fn is_label(input: &str) -> bool {
     let bytes = input.as_bytes();
     let is_allowed = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
@@ -301,6 +330,57 @@ fn check_provider_name(input: &str) -> Result<(), Invalid> {
     }
     if input == "email" {
         return Err(Invalid("is a name reserved for the service"));
+    }
+    Ok(())
+}
+
+fn check_custom_client_id(input: &str) -> Result<(), Invalid> {
+    let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+    if input.is_empty() || input.len() > CustomClientId::MAX_LENGTH || !input.bytes().all(is_allowed) {
+        return Err(Invalid("is not a client ID: up to 64 letters, digits, hyphens and underscores"));
+    }
+    if is_uuid(input) {
+        return Err(Invalid("is a UUID, which could be the ID of a user"));
+    }
+    Ok(())
+}
+
+fn check_client_id(input: &str) -> Result<(), Invalid> {
+    match input.split_once('.') {
+        Some((namespace, name)) if is_label(namespace) && is_subdomain(name) => Ok(()),
+        Some(_) => Err(Invalid("is not a client ID: a namespace, a dot, and the name of a Client")),
+        None => check_custom_client_id(input),
+    }
+}
+
+/// Whether `input` is a UUID with hyphens (RFC 9562, 4).
+fn is_uuid(input: &str) -> bool {
+    let is_hex = |part: &str| part.bytes().all(|b| b.is_ascii_hexdigit());
+    let lengths = input.split('-').map(str::len);
+    lengths.eq([8, 4, 4, 4, 12]) && input.split('-').all(is_hex)
+}
+
+/// Whether `input` can be the name of an object: labels of any length with dots between them (RFC 1123, 2.1), at most
+/// 253 characters.
+pub fn is_subdomain(input: &str) -> bool {
+    let is_part = |part: &str| {
+        let is_allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        !part.is_empty() && part.bytes().all(is_allowed) && !part.starts_with('-') && !part.ends_with('-')
+    };
+    input.len() <= 253 && input.split('.').all(is_part)
+}
+
+fn check_group_name(input: &str) -> Result<(), Invalid> {
+    if input.is_empty() || !input.bytes().all(|b| matches!(b, b' '..=b'~')) {
+        return Err(Invalid("is not a group name: 1 to 128 printable ASCII characters"));
+    }
+    Ok(())
+}
+
+fn check_group_pattern(input: &str) -> Result<(), Invalid> {
+    check_group_name(input)?;
+    if input.strip_suffix('*').unwrap_or(input).contains('*') {
+        return Err(Invalid("has a * that is not at its end"));
     }
     Ok(())
 }
@@ -497,6 +577,42 @@ fn is_dot_atom(local: &str) -> bool {
     let is_atom =
         |atom: &str| !atom.is_empty() && atom.bytes().all(|b| b.is_ascii_graphic() && !b"<>()[]\\,;:\"@.".contains(&b));
     local.len() <= 64 && local.split('.').all(is_atom)
+}
+
+// === impl ClientId ===
+
+impl ClientId {
+    /// Returns the default client ID of a Client: its namespace, a dot, and its name.
+    pub fn of_client(namespace: &str, name: &str) -> Result<Self, Invalid> {
+        format!("{namespace}.{name}").parse()
+    }
+}
+
+impl From<CustomClientId> for ClientId {
+    fn from(custom: CustomClientId) -> Self {
+        Self(custom.0)
+    }
+}
+
+// === impl RedirectUrl ===
+
+impl RedirectUrl {
+    /// Whether the URL has a private-use scheme (RFC 8252, 7.1), so that a program on the user's device receives it.
+    pub fn is_private_use(&self) -> bool {
+        !self.0.starts_with("https:") && !self.0.starts_with("http:")
+    }
+}
+
+// === impl GroupPattern ===
+
+impl GroupPattern {
+    /// Whether the pattern matches the name of a group. Names are compared byte for byte.
+    pub fn matches(&self, group: &str) -> bool {
+        match self.0.strip_suffix('*') {
+            Some(prefix) => group.starts_with(prefix),
+            None => *self.0 == *group,
+        }
+    }
 }
 
 // === impl Mailbox ===
@@ -763,6 +879,71 @@ mod tests {
         for input in ["mailto:", "mailto:help", "mailto:a@b@shop.example.com", "mailto:?to=help@shop.example.com"] {
             assert_invalid::<SupportUrl>(&[(input, "is not mailto:")]);
         }
+    }
+
+    #[test]
+    fn custom_client_ids_have_no_dot_and_are_not_uuids() {
+        let custom = ["a", "Grafana_2", "-", "grafana-", &"a".repeat(64), "12345678-1234-1234-1234-1234567890a"];
+        assert_valid::<CustomClientId>(&custom);
+        assert_valid::<ClientId>(&custom);
+        for input in ["", "a.b", "a b", "a:b", "é", "a\n"] {
+            assert_invalid::<CustomClientId>(&[(input, "is not a client ID")]);
+        }
+        assert_invalid::<CustomClientId>(&[(&"a".repeat(65), "longer than 64")]);
+        for uuid in ["01890a5d-ac96-774b-bcce-b302099a8057", "01890A5D-AC96-774B-BCCE-B302099A8057"] {
+            assert_invalid::<CustomClientId>(&[(uuid, "is a UUID")]);
+            assert_invalid::<ClientId>(&[(uuid, "is a UUID")]);
+        }
+    }
+
+    #[test]
+    fn the_default_client_id_is_namespace_and_name() {
+        assert_eq!(ClientId::of_client("monitoring", "grafana").unwrap().as_str(), "monitoring.grafana");
+        let (namespace, name) = ("n".repeat(63), format!("{}.{}", "a".repeat(200), "b".repeat(52)));
+        assert_eq!(ClientId::of_client(&namespace, &name).unwrap().as_str().len(), ClientId::MAX_LENGTH);
+        assert_valid::<ClientId>(&["a.b", "monitoring.grafana.example", "0.1-a"]);
+        for input in [".", "a.", ".a", "a..b", "A.b", "a.B", "a.-b", "a_.b", "a.b_c", "a. b"] {
+            assert_invalid::<ClientId>(&[(input, "is not a client ID")]);
+        }
+        assert_invalid::<ClientId>(&[(&format!("a.{}", "b".repeat(254)), "is not a client ID")]);
+        let custom: CustomClientId = "grafana".parse().unwrap();
+        assert_eq!(ClientId::from(custom).as_str(), "grafana");
+    }
+
+    #[test]
+    fn group_names_are_printable_ascii() {
+        assert_valid::<GroupName>(&["admins", "corp:Platform Team", "a*b", "~", &"a".repeat(128)]);
+        for input in ["", "é", "a\tb", "a\n", "\x7f"] {
+            assert_invalid::<GroupName>(&[(input, "is not a group name")]);
+        }
+        assert_invalid::<GroupName>(&[(&"a".repeat(129), "longer than 128")]);
+    }
+
+    #[test]
+    fn a_group_pattern_is_a_name_or_a_prefix() {
+        assert_valid::<GroupPattern>(&["admins", "argo:*", "*", &of_length("", 128, "*")]);
+        assert_invalid::<GroupPattern>(&[
+            ("a*b", "not at its end"),
+            ("**", "not at its end"),
+            ("*a", "not at its end"),
+            ("", "is not a group name"),
+            ("é*", "is not a group name"),
+            (&of_length("", 129, "*"), "longer than 128"),
+        ]);
+        let matches = |pattern: &str, group: &str| pattern.parse::<GroupPattern>().unwrap().matches(group);
+        assert!(matches("argo:*", "argo:admins") && matches("argo:*", "argo:") && matches("*", "any"));
+        assert!(matches("admins", "admins"));
+        assert!(!matches("argo:*", "argo") && !matches("argo:*", "Argo:admins"));
+        assert!(!matches("admins", "admins2") && !matches("admins", "Admins"));
+    }
+
+    #[test]
+    fn urls_with_other_schemes_than_http_and_https_are_of_programs() {
+        let is_private_use = |url: &str| url.parse::<RedirectUrl>().unwrap().is_private_use();
+        assert!(is_private_use("com.example.shop:/done"));
+        assert!(is_private_use("https.example:/done"));
+        assert!(!is_private_use("https://shop.example.com/done"));
+        assert!(!is_private_use("http://localhost:3000/done"));
     }
 
     #[test]

@@ -10,6 +10,9 @@ static APP: LazyLock<Validator> =
 static PROVIDER: LazyLock<Validator> =
     LazyLock::new(|| Validator::new(&latchkey_crds::provider::definition()).expect("the definition is valid"));
 
+static CLIENT: LazyLock<Validator> =
+    LazyLock::new(|| Validator::new(&latchkey_crds::client::definition()).expect("the definition is valid"));
+
 fn app(spec: Value) -> Value {
     json!({
         "apiVersion": "latchkey.dev/v1alpha1",
@@ -84,7 +87,15 @@ fn an_app_with_every_field_is_accepted() {
             "displayName": "Łódź – The Shop",
             "redirectURLs": ["https://shop.example.com/auth/done", "com.example.shop:/done", "http://127.0.0.1/done"],
             "allowedOrigins": ["https://shop.example.com"],
-            "providerRefs": [{ "name": "github" }, { "name": "corp", "alias": "sso", "linkByEmail": false }],
+            "providerRefs": [
+                { "name": "github" },
+                {
+                    "name": "corp",
+                    "alias": "sso",
+                    "linkByEmail": false,
+                    "groups": { "claim": "/realm_access/roles", "prefix": "", "only": ["eng-*", "Platform Team"] },
+                },
+            ],
             "signUp": "Closed",
             "allowedEmailDomains": ["example.com"],
             "requireVerifiedEmail": true,
@@ -128,6 +139,9 @@ fn an_app_with_every_field_is_accepted() {
                 "mailsPerClient": windows,
                 "codesPerClient": windows,
                 "refreshesPerSession": windows,
+                "authorizationsPerClientAddress": windows,
+                "tokenRequestsPerClientID": windows,
+                "clientFailuresPerClientAddress": windows,
             },
             "administrators": [
                 { "serviceAccount": { "namespace": "shop", "name": "backoffice" }, "role": "UserAdmin" },
@@ -165,6 +179,13 @@ fn an_app_with_every_field_is_accepted() {
                 },
                 "session": { "idleSeconds": 43200, "lifetimeSeconds": 1209600 },
             },
+            "clients": { "namespaces": { "from": "Selector", "selector": {
+                "matchLabels": { "team": "platform", "empty": "" },
+                "matchExpressions": [
+                    { "key": "env", "operator": "In", "values": ["production"] },
+                    { "key": "example.com/open", "operator": "Exists" },
+                ],
+            } } },
             "unverifiedRetentionDays": 30,
             "auditRetentionDays": 365,
             "deletionPolicy": "Delete",
@@ -616,6 +637,260 @@ fn texts_are_accepted_at_their_bounds_and_refused_beyond() {
     assert_refused(&APP, app(json!({ "redirectURLs": many(101) })), "spec.redirectURLs", "100 entries or fewer");
 }
 
+#[test]
+fn a_grant_has_a_selector_exactly_if_it_is_used() {
+    let app_with = |namespaces: Value| app(json!({ "clients": { "namespaces": namespaces } }));
+    let selector = json!({ "matchLabels": { "team": "a" } });
+    assert_accepted(&APP, app_with(json!({ "from": "All" })));
+    assert_accepted(&APP, app_with(json!({})));
+    assert_accepted(&APP, app_with(json!({ "from": "Selector", "selector": selector })));
+    for wrong in
+        [json!({ "from": "Selector" }), json!({ "from": "All", "selector": selector }), json!({ "selector": {} })]
+    {
+        assert_refused(&APP, app_with(wrong), "spec.clients.namespaces", "set selector if from is Selector");
+    }
+}
+
+#[test]
+fn requirements_on_labels_have_values_exactly_with_in_and_not_in() {
+    let app_with = |requirement: Value| {
+        let selector = json!({ "matchExpressions": [requirement] });
+        app(json!({ "clients": { "namespaces": { "from": "Selector", "selector": selector } } }))
+    };
+    for operator in ["In", "NotIn"] {
+        assert_accepted(&APP, app_with(json!({ "key": "a", "operator": operator, "values": [""] })));
+    }
+    for operator in ["Exists", "DoesNotExist"] {
+        assert_accepted(&APP, app_with(json!({ "key": "a", "operator": operator })));
+    }
+    let field = "spec.clients.namespaces.selector.matchExpressions[0]";
+    for wrong in [
+        json!({ "key": "a", "operator": "In" }),
+        json!({ "key": "a", "operator": "NotIn", "values": [] }),
+        json!({ "key": "a", "operator": "Exists", "values": ["b"] }),
+    ] {
+        assert_refused(&APP, app_with(wrong), field, "set values with In and NotIn");
+    }
+}
+
+fn client_of_app(spec: Value) -> Value {
+    json!({
+        "apiVersion": "latchkey.dev/v1alpha1",
+        "kind": "Client",
+        "metadata": { "name": "grafana", "namespace": "monitoring" },
+        "spec": with_fields(json!({ "appRef": { "name": "platform" } }), spec),
+    })
+}
+
+fn web_client(fields: Value) -> Value {
+    let web = json!({ "redirectURLs": ["https://grafana.example.com/login"] });
+    client_of_app(json!({ "web": with_fields(web, fields) }))
+}
+
+fn public_client(urls: &[&str]) -> Value {
+    client_of_app(json!({ "public": { "redirectURLs": urls } }))
+}
+
+#[test]
+fn the_smallest_client_is_accepted() {
+    assert_accepted(&CLIENT, web_client(json!({})));
+    assert_accepted(&CLIENT, public_client(&["com.example.app:/done", "http://127.0.0.1/done"]));
+}
+
+#[test]
+fn a_client_with_every_field_is_accepted() {
+    assert_accepted(
+        &CLIENT,
+        client_of_app(json!({
+            "appRef": { "name": "platform", "namespace": "identity" },
+            "clientID": "grafana",
+            "displayName": "Grafana",
+            "web": {
+                "redirectURLs": ["https://grafana.example.com/login", "http://localhost:3000/login"],
+                "postLogoutRedirectURLs": ["https://grafana.example.com/"],
+                "authentication": "Secret",
+                "secret": { "name": "grafana-oidc", "rotationOverlapSeconds": 604_800 },
+                "pkce": "Required",
+            },
+            "pushedAuthorization": "Required",
+            "scopes": ["openid", "profile", "email", "groups", "offline_access"],
+            "consent": "Once",
+            "allow": { "groups": ["admins", "corp:Platform Team"] },
+            "groups": { "only": ["argo:*"], "max": 500 },
+            "tokens": {
+                "idTokenAlgorithm": "ES256",
+                "idTokenLifetimeSeconds": 60,
+                "audiences": ["https://api.example.com"],
+            },
+        })),
+    );
+    assert_accepted(
+        &CLIENT,
+        web_client(json!({
+            "secretRef": { "name": "own", "key": "secret" }, "previousSecretRef": { "name": "own", "key": "previous" },
+        })),
+    );
+    let keys = json!({ "authentication": "PrivateKeyJWT", "jwksRef": { "name": "keys", "key": "jwks.json" } });
+    assert_accepted(&CLIENT, web_client(keys));
+}
+
+#[test]
+fn a_client_is_either_web_or_public() {
+    assert_refused(&CLIENT, client_of_app(json!({})), "spec", "set exactly one of web, public");
+    let mut both = web_client(json!({}));
+    both["spec"]["public"] = json!({ "redirectURLs": ["com.example.app:/done"] });
+    assert_refused(&CLIENT, both, "spec", "set exactly one of web, public");
+}
+
+#[test]
+fn app_ref_and_client_id_of_a_client_cannot_change() {
+    let client = |app_ref: Value, client_id: Option<&str>| {
+        let mut client = web_client(json!({ "pkce": "Required" }));
+        client["spec"]["appRef"] = app_ref;
+        if let Some(client_id) = client_id {
+            client["spec"]["clientID"] = json!(client_id);
+        }
+        client
+    };
+    let app_ref = || json!({ "name": "platform", "namespace": "identity" });
+    let before = client(app_ref(), Some("grafana"));
+    let field_of_change = |old: &Value, new: &Value| {
+        CLIENT.validate(new, Some(old)).into_iter().map(|violation| violation.field).collect::<Vec<_>>()
+    };
+    let mut edited = before.clone();
+    edited["spec"]["displayName"] = json!("Grafana");
+    assert_eq!(field_of_change(&before, &edited), [""; 0]);
+    for other in [json!({ "name": "other", "namespace": "identity" }), json!({ "name": "platform" })] {
+        assert_eq!(field_of_change(&before, &client(other, Some("grafana"))), ["spec.appRef"]);
+    }
+    for other in [Some("other"), None] {
+        assert_eq!(field_of_change(&before, &client(app_ref(), other)), ["spec.clientID"]);
+    }
+    assert_eq!(field_of_change(&client(app_ref(), None), &before), ["spec.clientID"]);
+}
+
+#[test]
+fn client_ids_are_letters_digits_hyphens_and_underscores_and_no_uuids() {
+    let with_id = |id: &str| with_spec(web_client(json!({})), "clientID", json!(id));
+    for id in ["grafana", "Grafana_2", "-", &"a".repeat(64)] {
+        assert_accepted(&CLIENT, with_id(id));
+    }
+    for id in ["monitoring.grafana", "a b", "a:b", "\u{e9}"] {
+        assert_refused(&CLIENT, with_id(id), "spec.clientID", "must match");
+    }
+    assert_refused(&CLIENT, with_id(&"a".repeat(65)), "spec.clientID", "64 characters or fewer");
+    for id in ["01890a5d-ac96-774b-bcce-b302099a8057", "01890A5D-AC96-774B-BCCE-B302099A8057"] {
+        assert_refused(&CLIENT, with_id(id), "spec.clientID", "is a UUID");
+    }
+}
+
+fn with_spec(mut object: Value, field: &str, value: Value) -> Value {
+    object["spec"][field] = value;
+    object
+}
+
+#[test]
+fn a_long_name_of_a_client_needs_a_name_for_its_secret() {
+    let named = |length: usize, mut client: Value| {
+        client["metadata"]["name"] = json!("a".repeat(length));
+        client
+    };
+    assert_accepted(&CLIENT, named(248, web_client(json!({}))));
+    assert_refused(&CLIENT, named(249, web_client(json!({}))), "spec.web", "set spec.web.secret.name");
+    let overlap = web_client(json!({ "secret": { "rotationOverlapSeconds": 0 } }));
+    assert_refused(&CLIENT, named(249, overlap), "spec.web", "set spec.web.secret.name");
+    assert_accepted(&CLIENT, named(249, web_client(json!({ "secret": { "name": "short" } }))));
+    assert_accepted(&CLIENT, named(249, web_client(json!({ "secretRef": { "name": "a", "key": "b" } }))));
+    assert_accepted(&CLIENT, named(253, public_client(&["com.example.app:/done"])));
+}
+
+#[test]
+fn only_a_public_client_has_private_use_schemes() {
+    let private = "com.example.app:/done";
+    let message = "only a public client can have a private-use scheme";
+    assert_refused(&CLIENT, web_client(json!({ "redirectURLs": [private] })), "spec.web.redirectURLs", message);
+    let logout = web_client(json!({ "postLogoutRedirectURLs": ["https://a.example", private] }));
+    assert_refused(&CLIENT, logout, "spec.web.postLogoutRedirectURLs", message);
+    assert_accepted(&CLIENT, public_client(&[private]));
+    assert_refused(&CLIENT, public_client(&["http://a.example"]), "spec.public.redirectURLs[0]", "use https");
+}
+
+#[test]
+fn a_client_has_1_to_20_redirect_urls() {
+    let many = |count: usize| (0..count).map(|number| format!("https://a.example/{number}")).collect::<Vec<_>>();
+    assert_accepted(&CLIENT, web_client(json!({ "redirectURLs": many(20), "postLogoutRedirectURLs": many(20) })));
+    let field = "spec.web.redirectURLs";
+    assert_refused(&CLIENT, web_client(json!({ "redirectURLs": many(21) })), field, "20 entries or fewer");
+    assert_refused(&CLIENT, web_client(json!({ "redirectURLs": [] })), field, "1 entries or more");
+    assert_refused(&CLIENT, client_of_app(json!({ "web": {} })), field, "is required");
+}
+
+#[test]
+fn a_client_has_either_a_secret_or_keys() {
+    let reference = json!({ "name": "a", "key": "b" });
+    let keys =
+        |more: Value| web_client(with_fields(json!({ "authentication": "PrivateKeyJWT", "jwksRef": reference }), more));
+    for wrong in [json!({ "jwksRef": reference }), json!({ "authentication": "PrivateKeyJWT" })] {
+        assert_refused(&CLIENT, web_client(wrong), "spec.web", "set jwksRef if authentication is PrivateKeyJWT");
+    }
+    for secret in [json!({ "secret": {} }), json!({ "secretRef": reference })] {
+        assert_refused(&CLIENT, keys(secret), "spec.web", "a client with PrivateKeyJWT has no secret");
+    }
+    let both = json!({ "secret": {}, "secretRef": reference });
+    assert_refused(&CLIENT, web_client(both), "spec.web", "not both");
+    let previous = json!({ "previousSecretRef": reference });
+    assert_refused(&CLIENT, web_client(previous), "spec.web", "set secretRef too");
+}
+
+#[test]
+fn a_client_refers_to_secrets_and_config_maps_by_names_that_exist() {
+    for (name, is_accepted) in
+        [("a", true), ("0.a-b", true), ("a b", false), ("A", false), ("a/b", false), ("..", false)]
+    {
+        let reference = json!({ "name": name, "key": "k" });
+        let own = json!({ "name": "own", "key": "k" });
+        for (field, fields) in [
+            ("secretRef", json!({ "secretRef": reference })),
+            ("previousSecretRef", json!({ "secretRef": own, "previousSecretRef": reference })),
+            ("jwksRef", json!({ "authentication": "PrivateKeyJWT", "jwksRef": reference })),
+        ] {
+            if is_accepted {
+                assert_accepted(&CLIENT, web_client(fields));
+            } else {
+                assert_refused(&CLIENT, web_client(fields), "spec.web", &format!("{field}.name is not the name"));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_scopes_of_a_client_contain_openid() {
+    let with_scopes = |scopes: Value| with_spec(web_client(json!({})), "scopes", scopes);
+    assert_accepted(&CLIENT, with_scopes(json!([])));
+    assert_accepted(&CLIENT, with_scopes(json!(["groups", "openid"])));
+    assert_refused(&CLIENT, with_scopes(json!(["email"])), "spec.scopes", "add openid");
+    assert_refused(&CLIENT, with_scopes(json!(["openid", "phone"])), "spec.scopes[1]", "must be one of openid");
+}
+
+#[test]
+fn groups_of_a_client_are_printable_ascii_and_only_patterns_end_with_an_asterisk() {
+    let allowing = |group: &str| with_spec(web_client(json!({})), "allow", json!({ "groups": [group] }));
+    let showing = |pattern: &str| with_spec(web_client(json!({})), "groups", json!({ "only": [pattern] }));
+    for name in ["admins", "corp:Platform Team", "~"] {
+        assert_accepted(&CLIENT, allowing(name));
+        assert_accepted(&CLIENT, showing(name));
+    }
+    for pattern in ["*", "argo:*"] {
+        assert_accepted(&CLIENT, showing(pattern));
+    }
+    for name in ["\u{e9}", "a\tb"] {
+        assert_refused(&CLIENT, allowing(name), "spec.allow.groups[0]", "must match");
+    }
+    for pattern in ["a*b", "**", "\u{e9}*"] {
+        assert_refused(&CLIENT, showing(pattern), "spec.groups.only[0]", "must match");
+    }
+}
+
 /// Fails if a rule is added. In this case, write a test of the new rule in this file, then raise the number.
 #[test]
 fn no_rule_was_added_without_a_test() {
@@ -624,7 +899,7 @@ fn no_rule_was_added_without_a_test() {
         let definition = serde_json::to_value(definition).unwrap();
         collect_messages(&definition, &mut messages);
     }
-    assert_eq!(messages.len(), 24, "{messages:#?}");
+    assert_eq!(messages.len(), 40, "{messages:#?}");
 }
 
 fn collect_messages(value: &Value, messages: &mut BTreeSet<String>) {

@@ -20,6 +20,10 @@ fn schemas() -> Vec<(String, Value)> {
         .collect()
 }
 
+fn schema_of(kind: &str) -> Value {
+    schemas().into_iter().find(|(found, _)| found == kind).expect("the kind has a definition").1
+}
+
 /// Calls `visit` with `path` and `schema`, and with the path and the schema of each field below.
 fn visit_schemas(path: &str, schema: &Value, visit: &mut impl FnMut(&str, &Value)) {
     visit(path, schema);
@@ -115,6 +119,11 @@ fn every_list_and_string_is_bounded() {
                         assert!(bounded, "{path} is an unbounded string");
                     }
                     Some("array") => assert!(schema.get("maxItems").is_some(), "{path} is an unbounded list"),
+                    Some("object") if schema.get("additionalProperties").is_some() => {
+                        let values = &schema["additionalProperties"];
+                        assert!(schema["maxProperties"].is_number(), "{path} is an unbounded map");
+                        assert!(values["maxLength"].is_number(), "{path} is a map of unbounded strings");
+                    }
                     Some("object") => assert!(schema.get("properties").is_some(), "{path} is an open map"),
                     Some("integer" | "boolean") => {}
                     other => panic!("{path} is of type {other:?}"),
@@ -170,9 +179,13 @@ fn only_enums_have_defaults_in_a_spec() {
 fn schemas_are_structural() {
     for (kind, schema) in schemas() {
         visit_schemas(&kind, &schema, &mut |path, schema| {
-            for keyword in ["oneOf", "anyOf", "allOf", "not", "$ref", "nullable", "additionalProperties", "const"] {
+            for keyword in ["oneOf", "anyOf", "allOf", "not", "$ref", "nullable", "const"] {
                 assert!(schema.get(keyword).is_none(), "{path} has {keyword}");
             }
+            // A schema has either properties or values of one type. The only map is a label selector's.
+            let is_map = schema.get("additionalProperties").is_some();
+            assert_eq!(is_map, path.ends_with(".matchLabels"), "{path}");
+            assert!(!is_map || schema.get("properties").is_none(), "{path}");
             assert!(schema["type"].is_string(), "{path} has no type");
         });
     }
@@ -180,7 +193,8 @@ fn schemas_are_structural() {
 
 #[test]
 fn the_initial_status_is_unknown() {
-    for ((kind, schema), third_condition) in schemas().into_iter().zip(["Programmed", "Reachable"]) {
+    let third_conditions = ["Programmed", "Reachable", "Programmed"];
+    for ((kind, schema), third_condition) in schemas().into_iter().zip(third_conditions) {
         let status = &schema["properties"]["status"]["default"];
         assert_eq!(status["observedGeneration"], -1, "{kind}");
         let conditions = status["conditions"].as_array().unwrap();
@@ -196,7 +210,7 @@ fn the_initial_status_is_unknown() {
 
 #[test]
 fn the_schema_has_exactly_the_members_of_a_provider() {
-    let (_, schema) = schemas().pop().unwrap();
+    let schema = schema_of("Provider");
     let members = schema["properties"]["spec"]["properties"].as_object().unwrap();
     assert_eq!(
         members.keys().map(String::as_str).collect::<BTreeSet<_>>(),
@@ -216,7 +230,7 @@ fn definitions_are_small_enough_for_a_chart() {
 
 #[test]
 fn resources_have_their_names_and_columns() {
-    for (definition, short_name) in latchkey_crds::definitions().into_iter().zip(["lkapp", "lkprov"]) {
+    for (definition, short_name) in latchkey_crds::definitions().into_iter().zip(["lkapp", "lkprov", "lkclient"]) {
         assert_eq!(definition.spec.group, "latchkey.dev");
         assert_eq!(definition.spec.scope, "Namespaced");
         assert_eq!(definition.spec.names.categories.as_deref(), Some(&["latchkey".to_owned()][..]));

@@ -11,7 +11,7 @@ use http::{
 use latchkey_crds::types::ProviderName;
 use latchkey_server::{
     domain::flow::{CodeChallenge, FLOW_SECONDS, Flow, FlowBinding, FlowState, LoginCode},
-    http::cookies::FlowCookies,
+    http::cookies::CookieScheme,
 };
 use time::Duration;
 
@@ -136,7 +136,8 @@ fn check_sealed(draw: &mut Draw<'_>) {
 fn check_cookies(text: &str) {
     let Ok(value) = HeaderValue::from_str(text) else { return };
     let request = HeaderMap::from_iter([(COOKIE, value)]);
-    for cookies in [FlowCookies::Secure, FlowCookies::Plain] {
+    for scheme in [CookieScheme::Secure, CookieScheme::Plain] {
+        let cookies = scheme.flows();
         let max_heap = 16 * 1024 + 128 * text.len() as u64;
         let count = harness::assert_bounded(1, max_heap, || cookies.from_request(&request).len());
         assert!(count <= text.split(';').count());
@@ -147,14 +148,14 @@ fn check_cookies(text: &str) {
             let (name, value_and_attributes) = header.split_once('=').unwrap();
             let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
             assert!(name.bytes().all(is_token) && value_and_attributes.split(';').count() >= 4, "{header}");
-            assert_eq!(name.starts_with("__Host-"), cookies == FlowCookies::Secure, "{header}");
+            assert_eq!(name.starts_with("__Host-"), scheme == CookieScheme::Secure, "{header}");
         }
     }
 }
 
 /// A browser that starts and ends flows has at most four flow cookies, and returns each of them as the server set it.
 fn check_browser(draw: &mut Draw<'_>) {
-    let cookies = draw.pick(&[FlowCookies::Secure, FlowCookies::Plain]);
+    let cookies = draw.pick(&[CookieScheme::Secure, CookieScheme::Plain]).flows();
     let mut jar: Vec<(String, String)> = Vec::new();
     for step in 0..draw.byte() & 7 {
         let request = {

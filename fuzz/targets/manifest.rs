@@ -10,8 +10,8 @@ use crate::{
     harness,
 };
 
-/// Fields of an App's manifest, each with valid, invalid and borderline values.
-const FIELDS: [(&str, &[&str]); 49] = [
+/// Fields of an App's manifest and, after `/client`, of a Client's. Each has valid, invalid and borderline values.
+const FIELDS: [(&str, &[&str]); 60] = [
     ("/metadata/name", &["\"shop\"", "\"v1\"", "\"a.b\"", "\"\""]),
     ("/metadata/namespace", &["\"shop\"", "\"default\"", "7"]),
     ("/spec/appID", &["\"shop\"", "\"login\"", "\"healthz\"", "\"Shop\"", "null"]),
@@ -136,6 +136,46 @@ const FIELDS: [(&str, &[&str]); 49] = [
             "[{\"name\":\"google\",\"alias\":\"email\"}]",
         ],
     ),
+    (
+        "/spec/clients/namespaces",
+        &[
+            "{}",
+            "{\"from\":\"All\"}",
+            "{\"from\":\"Selector\",\"selector\":{\"matchLabels\":{\"kubernetes.io/metadata.name\":\"other\"}}}",
+            "{\"from\":\"Selector\"}",
+        ],
+    ),
+    ("/client/metadata/namespace", &["\"shop\"", "\"other\"", "\"..\"", "7"]),
+    ("/client/spec/clientID", &["\"c\"", "\"shop\"", "\"a.b\"", "\"01890a5d-ac96-774b-bcce-b302099a8057\"", "null"]),
+    (
+        "/client/spec/web/redirectURLs",
+        &["[\"https://a.example\"]", "[]", "[\"com.example:/\"]", "[\"http://127.0.0.1/\",\"https://b.example/?a\"]"],
+    ),
+    ("/client/spec/web/authentication", &["\"Secret\"", "\"PrivateKeyJWT\"", "\"None\""]),
+    (
+        "/client/spec/web/secretRef",
+        &["{\"name\":\"smtp\",\"key\":\"long\"}", "{\"name\":\"smtp\",\"key\":\"secret\"}", "null"],
+    ),
+    (
+        "/client/spec/web/jwksRef",
+        &[
+            "{\"name\":\"mails\",\"key\":\"jwks.json\"}",
+            "{\"name\":\"mails\",\"key\":\"other\"}",
+            "{\"name\":\"gone\",\"key\":\"a\"}",
+        ],
+    ),
+    ("/client/spec/public", &["{\"redirectURLs\":[\"com.example:/\"]}", "{}", "null"]),
+    ("/client/spec/scopes", &["[]", "[\"openid\",\"groups\"]", "[\"email\"]", "[\"openid\",\"openid\"]"]),
+    ("/client/spec/groups", &["{\"only\":[\"a:*\",\"b\"],\"max\":1}", "{\"only\":[\"*a\"]}", "{\"max\":0}"]),
+    (
+        "/client/spec/tokens",
+        &[
+            "{\"idTokenAlgorithm\":\"ES256\"}",
+            "{\"audiences\":[\"shop\"]}",
+            "{\"audiences\":[\"a\"]}",
+            "{\"idTokenLifetimeSeconds\":1}",
+        ],
+    ),
     ("/spec/unknownField", &["1", "{}"]),
     ("/spec", &["{}", "null", "[]"]),
     ("/apiVersion", &["\"latchkey.dev/v1alpha1\"", "\"v1\"", "\"latchkey.dev/v2\""]),
@@ -191,15 +231,17 @@ fn manifest() {
         for text in texts(input, &FRAGMENTS) {
             check_input("app.yaml", &text);
         }
-        let mut app = app_manifest("shop", "ES256");
+        let (mut app, mut client) = (app_manifest("shop", "ES256"), client());
         let mut draw = Draw::new(input);
         while !draw.is_empty() {
             let (field, values) = draw.pick(&FIELDS);
             let value: Value = serde_json::from_str(draw.pick(values)).expect("the values are JSON");
-            set_field(&mut app, field, value);
+            match field.strip_prefix("/client") {
+                Some(field) => set_field(&mut client, field, value),
+                None => set_field(&mut app, field, value),
+            }
         }
-        let items =
-            json!({ "apiVersion": "v1", "kind": "List", "items": [app, secret(), config_map(), google(), oidc()] });
+        let items = json!({ "apiVersion": "v1", "kind": "List", "items": [app, client, secret(), config_map(), google(), oidc()] });
         check_input("app.json", &items.to_string());
     });
 }
@@ -218,13 +260,24 @@ fn set_field(object: &mut Value, pointer: &str, value: Value) {
 }
 
 fn secret() -> Value {
-    let data = json!({ "host": "relay.example.com", "port": "587", "tls": "starttls", "username": "u", "password": "p", "secret": "s" });
+    let data = json!({ "host": "relay.example.com", "port": "587", "tls": "starttls", "username": "u", "password": "p", "secret": "s", "long": "a secret of a client" });
     json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "smtp", "namespace": "shop" }, "stringData": data })
 }
 
 fn config_map() -> Value {
-    let data = json!({ "confirm.txt": "{{ code }}", "reset.subject": "{{ nothing }}", "other": "x", "logo.svg": "<svg xmlns=\"http://www.w3.org/2000/svg\"/>" });
+    let jwks = r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+    let data = json!({ "jwks.json": jwks, "confirm.txt": "{{ code }}", "reset.subject": "{{ nothing }}", "other": "x", "logo.svg": "<svg xmlns=\"http://www.w3.org/2000/svg\"/>" });
     json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "mails", "namespace": "shop" }, "data": data })
+}
+
+fn client() -> Value {
+    json!({
+        "apiVersion": "latchkey.dev/v1alpha1", "kind": "Client", "metadata": { "name": "client", "namespace": "shop" },
+        "spec": {
+            "appRef": { "name": "shop", "namespace": "shop" },
+            "web": { "redirectURLs": ["https://client.example.com/done"] },
+        },
+    })
 }
 
 fn google() -> Value {

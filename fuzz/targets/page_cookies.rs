@@ -13,7 +13,7 @@ use latchkey_server::{
         session::SessionId,
         user::UserId,
     },
-    http::cookies::PageCookies,
+    http::cookies::CookieScheme,
 };
 use time::Duration;
 use uuid::Uuid;
@@ -74,12 +74,12 @@ fn check_cookies(text: &str) {
     let Ok(value) = HeaderValue::from_str(text) else { return };
     let request = HeaderMap::from_iter([(COOKIE, value)]);
     let cookie = a_cookie(&mut Draw::new(text.as_bytes()));
-    for cookies in [PageCookies::Secure, PageCookies::Plain] {
+    for cookies in [CookieScheme::Secure, CookieScheme::Plain] {
         let max_heap = 32 * 1024 + 256 * text.len() as u64;
         let mut headers = harness::assert_bounded(1, max_heap, || {
-            cookies.set_session(&cookies.from_request(&request), app("shop"), &cookie)
+            cookies.set_session(&cookies.sent_to_pages(&request), app("shop"), &cookie)
         });
-        let sent = cookies.from_request(&request);
+        let sent = cookies.sent_to_pages(&request);
         assert!(sent.newest_transactions().count() <= 4);
         if let Some(language) = sent.language() {
             headers.push(cookies.set_language(language).unwrap());
@@ -97,7 +97,7 @@ fn check_cookies(text: &str) {
             let (value, attributes) = value_and_attributes.split_once("; ").unwrap();
             assert!(value.bytes().all(is_token), "{header}");
             let attributes = attributes.rsplit_once("Path=/").unwrap().1;
-            let is_secure = cookies == PageCookies::Secure;
+            let is_secure = cookies == CookieScheme::Secure;
             assert_eq!(
                 attributes,
                 if is_secure { "; Secure; HttpOnly; SameSite=Lax" } else { "; HttpOnly; SameSite=Lax" }
@@ -110,22 +110,22 @@ fn check_cookies(text: &str) {
 /// A browser that logs in to many Apps has at most 20 session cookies and four transaction cookies, and returns each of
 /// them as the server set it.
 fn check_browser(draw: &mut Draw<'_>) {
-    let cookies = draw.pick(&[PageCookies::Secure, PageCookies::Plain]);
+    let cookies = draw.pick(&[CookieScheme::Secure, CookieScheme::Plain]);
     let env = env_at(NOW);
     let browser = BrowserId::generate(&env);
     let mut jar: Vec<(String, String)> = vec![("theirs".to_owned(), "1".to_owned())];
     store_cookies(&mut jar, vec![cookies.set_browser(&browser)]);
     // Session cookies of other Apps. Only their names and times matter.
     let name = |number: usize| match cookies {
-        PageCookies::Secure => format!("__Host-latchkey-session.app-{number}"),
-        PageCookies::Plain => format!("latchkey-session.app-{number}"),
+        CookieScheme::Secure => format!("__Host-latchkey-session.app-{number}"),
+        CookieScheme::Plain => format!("latchkey-session.app-{number}"),
     };
     for number in 0..usize::from(draw.byte() & 31) {
         jar.push((name(number), a_cookie(draw).encode(app("other"))));
     }
     for step in 0..draw.byte() & 7 {
         let request = request_of(&jar);
-        let sent = cookies.from_request(&request);
+        let sent = cookies.sent_to_pages(&request);
         assert_eq!(sent.browser(), Some(&browser));
         let cookie = a_cookie(draw);
         let session_headers = cookies.set_session(&sent, app("shop"), &cookie);
@@ -137,10 +137,10 @@ fn check_browser(draw: &mut Draw<'_>) {
         store_cookies(&mut jar, transaction_headers);
 
         let request = request_of(&jar);
-        let sent = cookies.from_request(&request);
+        let sent = cookies.sent_to_pages(&request);
         let value = sent.session(&app_id("shop")).unwrap();
-        assert_eq!(SessionCookie::decode(app("shop"), value), Ok(cookie));
-        assert_eq!(sent.newest_transactions().next(), Some(sealed.as_str()));
+        assert_eq!(SessionCookie::decode(app("shop"), value, NOW), Ok(cookie));
+        assert_eq!(sent.newest_transactions().next().map(|cookie| cookie.value), Some(sealed.as_str()));
         assert!(sent.transactions().len() <= 4);
         assert!(jar.iter().filter(|(name, _)| name.contains("latchkey-session.")).count() <= 20, "{jar:?}");
         if draw.flag() {

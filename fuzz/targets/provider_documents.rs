@@ -7,7 +7,7 @@ use latchkey_crds::rendered::ProviderSettings;
 use latchkey_server::{
     callers,
     domain::{email::Email, user::Name},
-    providers::fuzzing::{Expectation, KeySet, discovery_urls, has_posted_name, identity_from_profile},
+    providers::fuzzing::{Expectation, GROUPS_PREFIX, KeySet, discovery_urls, has_posted_name, identity_from_profile},
 };
 use serde_json::{Value, json};
 
@@ -130,6 +130,12 @@ fn assert_matches_document(identity: &latchkey_server::domain::identity::Verifie
         let claim = &document["name"];
         assert_eq!(claim.as_str().map_or_else(|| claim.to_string(), |text| text.trim().to_owned()), name.as_str());
     }
+    assert!(identity.groups.len() <= 500 && identity.groups.is_sorted());
+    for group in &identity.groups {
+        let name = group.as_str().strip_prefix(GROUPS_PREFIX).expect("each group has the prefix");
+        let claim = document["groups"].as_array().expect("only an array has groups");
+        assert!(claim.iter().any(|item| item == name), "{group} of {document}");
+    }
 }
 
 /// In a set of valid and invalid keys, only the valid keys verify signatures.
@@ -220,6 +226,8 @@ fn check_profiles(draw: &mut Draw<'_>) {
     for name in ["sub", "email", "email_verified", "name"] {
         document[name] = if draw.byte() < 64 { json!(draw.any_text(260)) } else { draw.pick(&values) };
     }
+    let groups = [json!(draw.any_text(140)), json!(draw.any_text(140)), draw.pick(&values)];
+    document["groups"] = if draw.byte() < 200 { json!(groups) } else { draw.pick(&values) };
     let identity = identity_from_profile(document.to_string().as_bytes(), &CLIENT);
     let has_valid_subject = match &document["sub"] {
         Value::String(text) => (1..=255).contains(&text.len()),

@@ -125,7 +125,7 @@ fn check_entry(text: &str) {
 
 /// RFC 8252, section 7.3: an `http` entry matches a URL with any port or none. Replaces the port of the entry with each
 /// number in `requested`, and compares the result with `requested`.
-fn matches(entry: &str, requested: &str) -> bool {
+pub(crate) fn matches(entry: &str, requested: &str) -> bool {
     if entry == requested {
         return true;
     }

@@ -1,4 +1,4 @@
-//! Reconciles one App: ownership → resolve → validate → admit → keys → roll out → status.
+//! Reconciles one App: ownership → resolve → validate → Clients → admit → keys → roll out → status.
 
 use std::sync::Arc;
 
@@ -7,12 +7,14 @@ use latchkey_crds::{
     app::{App, AppStatus},
     conditions::Reason,
 };
+use time::OffsetDateTime;
 
 use crate::{
     app::{
         finalizer::NextStep,
         keys::{acquire::acquire, policy::KeyPolicy},
         ownership::{OwnershipDecision, OwnershipFacts},
+        requeue::{RESYNC, wait_until},
         resolve::{Ownership, resolve},
         rollout::roll_out,
         status::{
@@ -22,6 +24,7 @@ use crate::{
         stop::Stop,
         validate::{Rejection, ValidatedApp, parse_app_id, validate},
     },
+    client::{self, gather::AppClients},
     context::Context,
     error::Error,
     gather,
@@ -62,7 +65,10 @@ pub(crate) async fn reconcile(guarded: Arc<DeserializeGuard<App>>, context: Arc<
     };
     match finalizer::update(app, &context).await? {
         NextStep::Serve => {}
-        NextStep::DeleteUsers => return deletion::delete_users(app, &context).await,
+        NextStep::DeleteUsers => {
+            client::gather::report_deleted_app(app, &context);
+            return deletion::delete_users(app, &context).await;
+        }
         NextStep::AwaitChange => return Ok(Action::await_change()),
     }
     let old: AppStatus = context.written_statuses.latest(&app.metadata, app.status.clone());
@@ -72,7 +78,12 @@ pub(crate) async fn reconcile(guarded: Arc<DeserializeGuard<App>>, context: Arc<
     match result {
         Ok(reconciled) => write_outcome(app, &old, reconciled, &context).await,
         Err(Stop::Rejected { rejection, field_errors }) => {
-            write_rejection(app, &old, rejection, field_errors, &context).await
+            let due = client::prune::remove_ended_clients(app, &context).await?;
+            client::gather::report_rejected_app(app, &context);
+            let action = write_rejection(app, &old, rejection, field_errors, &context).await?;
+            // The only other wait, for the rate limiter, is short.
+            let is_earlier = |due: &OffsetDateTime| action == Action::requeue(RESYNC) && *due < context.now() + RESYNC;
+            Ok(due.filter(is_earlier).map_or(action, |due| Action::requeue(wait_until(due, &context))))
         }
         Err(Stop::Requeue(wait)) => Ok(Action::requeue(wait)),
         Err(Stop::Failed(error)) => Err(error),
@@ -87,8 +98,10 @@ async fn run_steps(app: &App, old: &AppStatus, context: &Context) -> Result<Reco
     let assumed = decision.assumed_ownership().ok_or(Stop::RETRY_SOON)?;
     let objects = gather::for_app(context, app).await?;
     let holds_pages_host = assumed == Ownership::Ours && pages_host::claim(app, &app_id, &context.objects);
-    let validated = validate(&resolve(app.clone(), assumed, holds_pages_host, &objects), &context.settings)?;
-    let served = serve(app, old, facts, decision, &validated, context).await;
+    let mut validated = validate(&resolve(app.clone(), assumed, holds_pages_host, &objects), &context.settings)?;
+    let mut clients = client::gather::select_for_app(app, &app_id, context).await?;
+    validated.clients = std::mem::take(&mut clients.rendered);
+    let served = serve(app, old, facts, decision, &validated, clients, context).await;
     served.map_err(|stop| stop.with_field_errors(&validated.field_errors))
 }
 
@@ -99,12 +112,13 @@ async fn serve(
     facts: OwnershipFacts,
     decision: OwnershipDecision,
     validated: &ValidatedApp,
+    clients: AppClients,
     context: &Context,
 ) -> Result<Reconciled, Stop> {
     let policy = KeyPolicy::for_app(validated, app.annotations());
     admission::admit_app(app, validated, &policy, decision, context)?;
     let keys = acquire(facts, decision, &validated.app_id, &policy, context).await?;
-    roll_out(app, old, validated, &policy, keys, context).await
+    roll_out(app, old, validated, &policy, keys, clients, context).await
 }
 
 /// Reports a panicked reconcile in the status. What was published before is still served.

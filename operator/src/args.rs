@@ -64,6 +64,15 @@ pub(crate) struct RunArgs {
     /// the App.
     #[arg(long, hide = true, value_name = "SECONDS", default_value_t = REQUEST_DRAIN_SECONDS)]
     pub(crate) requests_end_seconds: u64,
+    /// Whether the operator creates and updates the Secrets of Clients, in the namespaces of the Clients.
+    #[arg(
+        long,
+        env = "LATCHKEY_CLIENT_SECRETS",
+        value_name = "BOOL",
+        default_value_t = true,
+        action = clap::ArgAction::Set
+    )]
+    pub(crate) client_secrets: bool,
     /// The URL under which users reach the servers, for example https://auth.example.com.
     #[arg(long, env = "LATCHKEY_BASE_URL", value_name = "URL", value_parser = base_url)]
     pub(crate) base_url: IssuerUrl,
@@ -90,7 +99,7 @@ pub(crate) enum Command {
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct RenderArgs {
-    /// The folder with the manifests (App, Provider, Secret, ConfigMap; .yaml, .yml and .json, including subfolders).
+    /// The folder with the manifests (App, Provider, Client, Secret, ConfigMap, Namespace; .yaml, .yml and .json, including subfolders).
     #[arg(long, env = "LATCHKEY_FROM", value_name = "DIR")]
     pub(crate) from: PathBuf,
     /// The folder for the documents, one file per App.
@@ -143,7 +152,10 @@ mod tests {
         assert!(args.command.is_none() && args.run.is_some_and(|run| run.limits() == QuotaLimits::default()));
         let bounded = format!("{line} --max-apps-per-namespace 7 --max-rendered-bytes-per-namespace 4096");
         let args = Args::try_parse_from(bounded.split(' ')).unwrap();
-        assert_eq!(args.run.unwrap().limits(), QuotaLimits { apps: 7, bytes: 4096 });
+        assert_eq!(args.run.as_ref().unwrap().limits(), QuotaLimits { apps: 7, bytes: 4096 });
+        assert!(args.run.is_some_and(|run| run.client_secrets));
+        let without = Args::try_parse_from(format!("{line} --client-secrets=false").split(' ')).unwrap();
+        assert!(without.run.is_some_and(|run| !run.client_secrets));
         assert!(Args::try_parse_from(format!("{line} --max-apps-per-namespace 0").split(' ')).is_err());
         assert!(Args::try_parse_from(["latchkey-operator", "--namespace", "a"]).is_err());
         let line = "latchkey-operator render --check --from a";

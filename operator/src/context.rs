@@ -8,6 +8,7 @@ use latchkey_crds::names::FIELD_MANAGER;
 use time::OffsetDateTime;
 
 use crate::{
+    client::changes::AppTriggers,
     error::Failures,
     facts::Settings,
     metrics::Metrics,
@@ -24,11 +25,18 @@ pub(crate) struct Context {
     pub(crate) settings: Settings,
     /// The installation's own namespace.
     pub(crate) namespace: String,
+    /// Whether the operator creates the Secrets of Clients.
+    pub(crate) creates_client_secrets: bool,
     pub(crate) client: Client,
     pub(crate) objects: ClusterState,
     pub(crate) reconcile_queue: ReconcileQueue,
     pub(crate) monitor: Monitor,
+    /// For the documents and statuses of Apps and the statuses of Providers.
     pub(crate) rate_limiter: RateLimiter,
+    /// For the statuses of Clients. There can be 50,000 of them, and Apps must not wait behind them.
+    pub(crate) client_rate_limiter: RateLimiter,
+    /// When Clients triggered the reconciles of their Apps.
+    pub(crate) app_triggers: AppTriggers,
     pub(crate) written_statuses: WrittenStatuses,
     /// When the progress of deletions was last reported.
     pub(crate) progress_throttle: ReportThrottle,

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use latchkey_crds::{
-    rendered::SigningAlgorithm,
+    app::App,
+    rendered::{FORMAT, RenderedClient, SecretString, SigningAlgorithm},
     types::{AppId, IssuerUrl},
 };
 use parking_lot::Mutex;
@@ -12,17 +13,28 @@ use time::OffsetDateTime;
 use crate::{
     app::{
         keys::KeyDocument,
-        render::render,
+        render::{Room, render},
         resolve::{Ownership, resolve},
-        validate::{logo::media_type, validate},
+        validate::{ValidatedApp, logo::media_type, validate},
+    },
+    client::{
+        jwks::normalize,
+        secret_state::{SecretHashes, sha256},
+        select::{Candidate, select},
+        validate::{ClientPolicy, CreatedSecret, Credentials},
     },
     facts::Settings,
-    manifests::{Manifests, Schemas},
+    manifests::{ClientManifest, Manifests, Schemas},
 };
 
 /// Returns the media type of a logo that is accepted.
 pub fn logo_media_type(logo: &[u8]) -> Option<&'static str> {
     media_type(logo).ok()
+}
+
+/// Returns a key set (JWKS) of a Client as servers read it, if it is accepted.
+pub fn client_key_set(text: &str) -> Option<String> {
+    normalize(text).ok()
 }
 
 /// Runs the steps of `latchkey-operator render` on one file.
@@ -76,10 +88,12 @@ impl FuzzRenderer {
             };
             let facts = resolve(app.clone(), ownership, true, &manifests);
             match validate(&facts, &self.settings) {
-                Ok(app) => {
+                Ok(mut valid) => {
+                    valid.clients = clients(app, &valid, &manifests);
+                    let app = valid;
                     rendered.rejected.extend(app.field_errors.iter().map(|error| error.message.clone()));
                     let keys = self.keys(&app.app_id, app.signing_algorithm());
-                    match render(&app, &keys).within_limit() {
+                    match render(&app, &keys, Room::new(FORMAT, u64::MAX)) {
                         Ok(document) => rendered.documents.push((app.app_id, document.bytes)),
                         Err(too_large) => rendered.rejected.push(too_large.to_string()),
                     }
@@ -102,4 +116,29 @@ impl FuzzRenderer {
         });
         KeyDocument { app_id: app_id.clone(), ..keys }
     }
+}
+
+/// Returns the clients of an App. The Secrets that an operator would create have a fixed value.
+fn clients(app: &App, valid: &ValidatedApp, manifests: &Manifests) -> Vec<RenderedClient> {
+    let hashes = SecretHashes { current: sha256(&SecretString::new("lks_fuzzing")), previous: None };
+    let is_of_app = |manifest: &&ClientManifest| {
+        let app = manifest.app.as_ref();
+        app.is_some_and(|(namespace, name)| *namespace == valid.namespace && *name == valid.name)
+    };
+    let candidate = |manifest: &ClientManifest| {
+        let client = manifest.client.clone();
+        let created = CreatedSecret::Stored(hashes.clone());
+        Candidate {
+            namespace: manifest.namespace.clone(),
+            name: manifest.name.clone(),
+            uid: format!("{}/{}", manifest.namespace, manifest.name),
+            credentials: client
+                .as_ref()
+                .map_or(Credentials::None, |client| Credentials::resolve(client, created, manifests)),
+            client: client.ok_or_else(|| "its manifest is invalid".to_owned()),
+        }
+    };
+    let candidates: Vec<_> = manifests.clients.iter().filter(is_of_app).map(candidate).collect();
+    let selected = select(&ClientPolicy::of_app(app, &valid.app_id), &candidates, manifests, &[]);
+    selected.into_iter().filter_map(|one| one.rendered).collect()
 }

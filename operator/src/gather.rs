@@ -1,11 +1,11 @@
-//! Looks up in the cluster what an App or a Provider references, before validation. Secrets are read from the API
-//! server for each reconcile, and not cached.
+//! Looks up in the cluster what an App, a Provider or a Client references, before validation. Secrets are read from the
+//! API server for each reconcile, and not cached.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::{Api, ResourceExt, runtime::reflector::ObjectRef};
-use latchkey_crds::{app::App, provider::Provider};
+use latchkey_crds::{app::App, client::Client, provider::Provider, types::is_subdomain};
 
 use crate::{
     context::Context,
@@ -13,7 +13,7 @@ use crate::{
     facts::{ConfigMapValues, Lookup, ObjectSource, SecretBytes, SecretValues},
 };
 
-/// The objects that one App or Provider references. All of them are in its namespace.
+/// The objects that one App, Provider or Client references. All of them are in its namespace.
 #[derive(Default)]
 pub(crate) struct GatheredObjects {
     providers: BTreeMap<String, Lookup<Provider>>,
@@ -58,7 +58,38 @@ pub(crate) async fn for_provider(context: &Context, provider: &Provider) -> Resu
     Ok(GatheredObjects { secrets: BTreeMap::from([(name, found)]), ..GatheredObjects::default() })
 }
 
+/// Looks up the Secrets and the ConfigMap that a Client references. Keeps only the values of the keys that it names.
+pub(crate) async fn for_client(context: &Context, client: &Client) -> Result<GatheredObjects, Error> {
+    let namespace = client.namespace().unwrap_or_default();
+    let mut gathered = GatheredObjects::default();
+    let mut keys_by_secret: BTreeMap<&String, BTreeSet<&String>> = BTreeMap::new();
+    for reference in client.spec.secret_refs() {
+        keys_by_secret.entry(&reference.name).or_default().insert(&reference.key);
+    }
+    for (name, keys) in keys_by_secret {
+        let mut found = look_up_secret(context, &namespace, name).await?;
+        if let Lookup::Found(values) = &mut found {
+            values.retain(|key, _| keys.contains(key));
+        }
+        gathered.secrets.insert(name.clone(), found);
+    }
+    if let Some(reference) = client.spec.jwks_ref() {
+        let mut found = look_up_config_map(context, &namespace, &reference.name).await?;
+        if let Lookup::Found(values) = &mut found {
+            values.text.retain(|key, _| *key == reference.key);
+            values.binary.retain(|key, _| *key == reference.key);
+        }
+        gathered.config_maps.insert(reference.name.clone(), found);
+    }
+    Ok(gathered)
+}
+
+/// Looks up a Secret. Sends no request for a name that no Secret can have: the request would have another path, or fail
+/// like one to an unavailable API server.
 async fn look_up_secret(context: &Context, namespace: &str, name: &str) -> Result<Lookup<SecretValues>, Error> {
+    if !is_subdomain(name) {
+        return Ok(Lookup::Missing);
+    }
     let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
     let found = api.get_opt(name).await.map_err(Error::api("read a Secret"))?;
     Ok(match found {
@@ -70,7 +101,11 @@ async fn look_up_secret(context: &Context, namespace: &str, name: &str) -> Resul
     })
 }
 
+/// Looks up a ConfigMap, like [`look_up_secret`].
 async fn look_up_config_map(context: &Context, namespace: &str, name: &str) -> Result<Lookup<ConfigMapValues>, Error> {
+    if !is_subdomain(name) {
+        return Ok(Lookup::Missing);
+    }
     let api: Api<ConfigMap> = Api::namespaced(context.client.clone(), namespace);
     let found = api.get_opt(name).await.map_err(Error::api("read a ConfigMap"))?;
     Ok(match found {
@@ -95,5 +130,63 @@ impl ObjectSource for GatheredObjects {
 
     fn config_map(&self, _: &str, name: &str) -> Lookup<ConfigMapValues> {
         self.config_maps.get(name).cloned().unwrap_or(Lookup::Missing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Method, StatusCode};
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        app::mock_api::{MockApi, context},
+        client::fixtures,
+    };
+
+    #[tokio::test]
+    async fn of_the_objects_of_a_client_only_the_named_keys_are_kept() {
+        const SECRET: &str = "/api/v1/namespaces/monitoring/secrets/own";
+        const CONFIG_MAP: &str = "/api/v1/namespaces/monitoring/configmaps/keys";
+        let secret = json!({ "metadata": { "name": "own" }, "data": { "now": "YQ==", "old": "Yg==", "more": "Yw==" } });
+        let config_map = json!({
+            "metadata": { "name": "keys" }, "data": { "jwks": "{}", "more": "x" }, "binaryData": { "other": "YQ==" },
+        });
+        let script = MockApi::default().expect(Method::GET, SECRET, move |_| (StatusCode::OK, secret)).expect(
+            Method::GET,
+            CONFIG_MAP,
+            move |_| (StatusCode::OK, config_map),
+        );
+        let context = context(script.client()).0;
+        let fields = fixtures::web(json!({
+            "secretRef": { "name": "own", "key": "now" }, "previousSecretRef": { "name": "own", "key": "old" },
+            "jwksRef": { "name": "keys", "key": "jwks" },
+        }));
+        let client = fixtures::client_with("monitoring", "grafana", fields);
+        let gathered = for_client(&context, &client).await.unwrap();
+        let Lookup::Found(values) = gathered.secret("monitoring", "own") else { panic!("the Secret exists") };
+        assert_eq!(values.keys().collect::<Vec<_>>(), ["now", "old"]);
+        let text = BTreeMap::from([("jwks".to_owned(), "{}".to_owned())]);
+        let kept = ConfigMapValues { text, binary: BTreeMap::new() };
+        assert_eq!(gathered.config_map("monitoring", "keys"), Lookup::Found(kept));
+        script.finish();
+    }
+
+    #[tokio::test]
+    async fn a_name_that_no_object_can_have_causes_no_request() {
+        let script = MockApi::default();
+        let context = context(script.client()).0;
+        for name in ["a b", "../a", "a/b", "a?watch=1", "", "A"] {
+            let app = fixtures::app(json!({
+                "mail": { "smtpSecretRef": { "name": name }, "templatesRef": { "name": name } },
+            }));
+            let gathered = for_app(&context, &app).await.unwrap();
+            assert_eq!(gathered.secret("identity", name), Lookup::Missing);
+            assert_eq!(gathered.config_map("identity", name), Lookup::Missing);
+            let client = fixtures::web(json!({ "secretRef": { "name": name, "key": "k" } }));
+            let client = fixtures::client_with("monitoring", "grafana", client);
+            assert_eq!(for_client(&context, &client).await.unwrap().secret("monitoring", name), Lookup::Missing);
+        }
+        assert!(script.finish().is_empty());
     }
 }

@@ -8,6 +8,7 @@ mod admin;
 mod app;
 mod args;
 mod backoff;
+mod client;
 mod context;
 mod controller;
 mod error;

@@ -2,7 +2,13 @@
 
 use std::{collections::BTreeMap, fmt, io, path::Path, sync::Arc};
 
-use latchkey_crds::{GROUP, VERSION, app::App, provider::Provider, types::AppId};
+use latchkey_crds::{
+    GROUP, VERSION,
+    app::App,
+    client::Client,
+    provider::Provider,
+    types::{AppId, ClientId},
+};
 use serde_json::{Map, Value};
 
 use self::{
@@ -12,6 +18,7 @@ use self::{
 };
 pub(crate) use self::{parse_cache::ParseCache, schemas::Schemas};
 use crate::{
+    client::select::{NamespaceLabels, implied_labels},
     facts::{ConfigMapValues, Lookup, ObjectSource, SecretValues},
     panics::catch,
 };
@@ -51,11 +58,28 @@ pub(crate) struct AppManifest {
     pub(crate) app: Option<App>,
 }
 
+/// A Client as far as it could be read.
+#[derive(Debug)]
+pub(crate) struct ClientManifest {
+    pub(crate) location: DocumentLocation,
+    pub(crate) object: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// The namespace and the name of its App. `None`: the manifest does not name one.
+    pub(crate) app: Option<(String, String)>,
+    /// The Client, with its namespace and name as its UID. `None`: the manifest is invalid.
+    pub(crate) client: Option<Arc<Client>>,
+}
+
 /// The contents of a folder.
 #[derive(Debug, Default)]
 pub(crate) struct Manifests {
     /// In the order of the file names and, within a file, of the documents.
     pub(crate) apps: Vec<AppManifest>,
+    /// In the same order.
+    pub(crate) clients: Vec<ClientManifest>,
+    /// The labels of the Namespaces.
+    namespace_labels: BTreeMap<String, BTreeMap<String, String>>,
     providers: BTreeMap<(String, String), Option<Provider>>,
     secrets: BTreeMap<(String, String), Option<SecretValues>>,
     config_maps: BTreeMap<(String, String), Option<ConfigMapValues>>,
@@ -105,6 +129,14 @@ impl ObjectSource for Manifests {
 
     fn config_map(&self, namespace: &str, name: &str) -> Lookup<ConfigMapValues> {
         look_up(&self.config_maps, namespace, name)
+    }
+}
+
+impl NamespaceLabels for Manifests {
+    fn labels(&self, namespace: &str) -> Option<BTreeMap<String, String>> {
+        let mut labels = self.namespace_labels.get(namespace).cloned().unwrap_or_default();
+        labels.extend(implied_labels(namespace));
+        Some(labels)
     }
 }
 
@@ -175,16 +207,17 @@ impl Manifests {
                 _ => self.reject_unreadable(location.clone(), "is a List without items".into()),
             },
             ("v1", "Secret" | "ConfigMap") => self.add_named_object(location, &kind, object, schemas),
-            (version, "App" | "Provider") if version == format!("{GROUP}/{VERSION}") => {
+            ("v1", "Namespace") => self.add_namespace(location, &object),
+            (version, "App" | "Provider" | "Client") if version == format!("{GROUP}/{VERSION}") => {
                 self.add_named_object(location, &kind, object, schemas);
             }
-            (_, "App" | "Provider") if group == GROUP || api_version.is_empty() => {
+            (_, "App" | "Provider" | "Client") if group == GROUP || api_version.is_empty() => {
                 // The object may be an App that is being served.
                 self.incomplete = true;
                 self.reject(location, &kind, "apiVersion", format!("must be {GROUP}/{VERSION}"));
             }
             (_, kind) if group == GROUP => {
-                self.reject(location, kind, "kind", format!("must be App or Provider in {GROUP}"));
+                self.reject(location, kind, "kind", format!("must be App, Provider or Client in {GROUP}"));
             }
             // Ignored: objects of other groups, and documents that are not Kubernetes objects.
             _ => {}
@@ -205,13 +238,14 @@ impl Manifests {
             metadata_field("namespace").filter(|namespace| !namespace.is_empty()).unwrap_or("default").to_owned();
         let label = format!("{kind} {namespace}/{name}");
         if name.is_empty() {
-            self.incomplete |= kind == "App";
+            self.incomplete |= matches!(kind, "App" | "Client");
             return self.reject(location, kind, "metadata.name", "is required");
         }
         let key = (namespace.clone(), name);
         let is_duplicate = match kind {
             "App" => self.apps.iter().any(|app| app.object == label),
             "Provider" => self.providers.contains_key(&key),
+            "Client" => self.clients.iter().any(|client| client.object == label),
             "Secret" => self.secrets.contains_key(&key),
             _ => self.config_maps.contains_key(&key),
         };
@@ -220,6 +254,9 @@ impl Manifests {
         }
         if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
             metadata.insert("namespace".into(), Value::String(namespace));
+            if kind == "Client" {
+                metadata.insert("uid".into(), Value::String(format!("{}/{}", key.0, key.1)));
+            }
         }
         let object = Value::Object(object);
         match kind {
@@ -236,6 +273,19 @@ impl Manifests {
                 let provider = self.accept_or_reject(location, &label, Result::clone(&parsed));
                 self.providers.insert(key, provider);
             }
+            "Client" => {
+                // The API server checks this; here, a file is named after the Client.
+                if ClientId::of_client(&key.0, &key.1).is_err() {
+                    return self.reject(location, &label, "metadata", "namespace and name must be names of objects");
+                }
+                let app = app_of_client(&object, &key.0);
+                let parsed =
+                    self.parse_cache.clients.get_or_compute(&label, object, |object| schemas.parse_client(object));
+                let client = self.accept_or_reject(location, &label, Result::clone(&parsed));
+                let (namespace, name) = key;
+                let location = location.clone();
+                self.clients.push(ClientManifest { location, object: label, namespace, name, app, client });
+            }
             "Secret" => {
                 let values = self.accept_or_reject(location, &label, secret_values(&object));
                 self.secrets.insert(key, values);
@@ -245,6 +295,23 @@ impl Manifests {
                 self.config_maps.insert(key, values);
             }
         }
+    }
+
+    /// Adds the labels of a Namespace. Labels that are not strings are ignored.
+    fn add_namespace(&mut self, location: &DocumentLocation, object: &Map<String, Value>) {
+        let metadata = object.get("metadata").and_then(Value::as_object);
+        let name = metadata.and_then(|metadata| metadata.get("name")).and_then(Value::as_str).unwrap_or_default();
+        if name.is_empty() {
+            return self.reject(location, "Namespace", "metadata.name", "is required");
+        }
+        if self.namespace_labels.contains_key(name) {
+            let reason = "is defined twice; the first one counts, remove this one";
+            return self.reject(location, &format!("Namespace {name}"), "", reason);
+        }
+        let labels = metadata.and_then(|metadata| metadata.get("labels")).and_then(Value::as_object);
+        let labels =
+            labels.into_iter().flatten().filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
+        self.namespace_labels.insert(name.to_owned(), labels.collect());
     }
 
     fn accept_or_reject<T>(
@@ -263,6 +330,13 @@ impl Manifests {
             }
         }
     }
+}
+
+/// Returns the namespace and the name of the App that a Client names.
+fn app_of_client(object: &Value, own_namespace: &str) -> Option<(String, String)> {
+    let name = object.pointer("/spec/appRef/name")?.as_str()?;
+    let namespace = object.pointer("/spec/appRef/namespace").and_then(Value::as_str).unwrap_or(own_namespace);
+    Some((namespace.to_owned(), name.to_owned()))
 }
 
 fn app_id_of_manifest(object: &Value) -> Option<AppId> {

@@ -122,7 +122,7 @@ impl Default for Metrics {
         registry.register("latchkey_operator_status_writes", "Statuses written", status_writes.clone());
         registry.register("latchkey_operator_server_pods", "Server pods by state", server_pods.clone());
         // Create these series at the start, so that their first increase is visible.
-        for controller in ["app", "provider"] {
+        for controller in ["app", "provider", "client"] {
             let labels = ControllerLabels { controller };
             drop(reconciles.get_or_create(&ReconcileLabels { controller, result: "success" }));
             drop(reconcile_errors.get_or_create(&labels));

@@ -124,6 +124,17 @@ impl Monitor {
         self.states().expect_revision(app, revision)
     }
 
+    /// Returns the rollout state of an App if it does not matter which of these revisions a pod serves. Triggers
+    /// nothing: see [`Self::expect_revision`].
+    pub(crate) fn rollout_of_any(&self, app: &AppId, revisions: &[Revision]) -> RolloutState {
+        self.states().rollout_of_any(app, revisions)
+    }
+
+    /// Whether a serving pod serves this revision of an App.
+    pub(crate) fn is_reported(&self, app: &AppId, revision: &Revision) -> bool {
+        self.states().is_reported(app, revision)
+    }
+
     /// Forgets the published revision of an App, because no document is published for the App any more.
     pub(crate) fn forget(&self, app: &AppId) {
         self.states().forget(app);

@@ -138,6 +138,11 @@ impl Quotas {
         Ok(())
     }
 
+    /// Returns how many bytes the clients in this document can have.
+    pub(crate) fn room_for_clients(&self, secret: &str, namespace: &str) -> u64 {
+        self.limits.bytes.saturating_sub(self.namespaces().client_bytes_without(secret, namespace))
+    }
+
     /// Releases the unused reservations of an App: from now on, only what the watches report is counted.
     pub(crate) fn release_reservations(&self, app_id: &AppId, secret: &str) {
         let mut namespaces = self.namespaces();

@@ -8,6 +8,7 @@ use time::OffsetDateTime;
 use self::renderer::Renderer;
 use crate::{args::RenderArgs, panics};
 
+mod clients;
 mod files;
 mod renderer;
 mod watch;

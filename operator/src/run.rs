@@ -18,6 +18,7 @@ use crate::{
     admin::{self, Health},
     app,
     args::RunArgs,
+    client::{self, changes::AppTriggers},
     context::Context,
     controller,
     error::{ErrorChain, Failures},
@@ -75,7 +76,7 @@ async fn run_operator(args: RunArgs) -> Result<()> {
     }
     let config = cluster_config().await?;
     let metrics = Metrics::default();
-    let health = Health::new(watch::WATCHES);
+    let health = Health::new(&watch::watch_names(&args.watch_namespaces));
     let stop = CancellationToken::new();
     let listener = tokio::net::TcpListener::bind(args.ops_addr)
         .await
@@ -174,12 +175,15 @@ fn new_context(
     Context {
         settings: Settings { base_url: args.base_url, allow_insecure: args.allow_insecure },
         namespace: args.namespace,
+        creates_client_secrets: args.client_secrets,
         reporter: Context::reporter(&args.identity),
         client,
         objects,
         reconcile_queue,
         monitor,
         rate_limiter: RateLimiter::new(),
+        client_rate_limiter: RateLimiter::new(),
+        app_triggers: AppTriggers::default(),
         written_statuses: WrittenStatuses::default(),
         progress_throttle: ReportThrottle::default(),
         releases: Releases::default(),
@@ -196,8 +200,11 @@ async fn run_controllers(context: Arc<Context>, queue: QueueReceivers, health: &
     wait_synced(&context.objects, health).await;
     context.monitor.wait_settled().await;
     info!("every watch is synced, and every server pod has reported what it serves");
+    // The Apps are queued anyway, and each of them reports the outcome of its Clients.
+    while queue.client_changes.try_pop().is_some() {}
     context.reconcile_queue.enqueue_everything(&context.objects);
     let (apps, providers) = (context.objects.apps.clone(), context.objects.providers.clone());
+    let clients = context.objects.clients.clone();
     tokio::join!(
         controller::run("app", app::reconcile, app::report_panic, &context, apps, queue.apps, stop),
         controller::run(
@@ -209,6 +216,16 @@ async fn run_controllers(context: Arc<Context>, queue: QueueReceivers, health: &
             queue.providers,
             stop,
         ),
+        controller::run(
+            "client",
+            client::reconcile::reconcile,
+            client::reconcile::report_panic,
+            &context,
+            clients,
+            queue.clients,
+            stop,
+        ),
+        client::changes::run(Arc::clone(&context), queue.client_changes, stop),
         orphans::run(Arc::clone(&context), queue.orphans, stop),
         release::run(Arc::clone(&context), queue.releases, stop),
     );
@@ -224,6 +241,7 @@ async fn wait_synced(objects: &ClusterState, health: &Health) {
     // The writers are dropped only when the process ends.
     let _ = objects.apps.wait_until_ready().await;
     let _ = objects.providers.wait_until_ready().await;
+    let _ = objects.clients.wait_until_ready().await;
     health.wait_synced().await;
 }
 

@@ -18,6 +18,7 @@ pub(crate) fn reconcile_span(controller: &'static str, object: &ObjectMeta) -> S
         "reconcile",
         otel.name = match controller {
             "app" => "reconcile App",
+            "client" => "reconcile Client",
             _ => "reconcile Provider",
         },
         k8s.namespace.name = object.namespace,

@@ -4,8 +4,13 @@
 //! docs/decisions/0031 explains why `kube::runtime::Controller` is not used.
 
 mod changes;
+mod client_handlers;
+mod client_index;
+mod client_secrets;
+mod fair_queue;
 mod handlers;
 mod index;
+mod namespaces;
 mod objects;
 mod published;
 mod queue;
@@ -19,16 +24,24 @@ use kube::{
     Client,
     runtime::{reflector, watcher},
 };
-use latchkey_crds::names::{APP_KEYS_TYPE, RENDERED_APP_TYPE};
+use latchkey_crds::names::{APP_KEYS_TYPE, CLIENT_SECRET_TYPE, RENDERED_APP_TYPE};
 use strum::VariantNames;
 use tokio::task::JoinHandle;
 
-use self::{changes::WatchName, handlers::Handlers, streams::watches};
+use self::{
+    changes::WatchName,
+    handlers::Handlers,
+    streams::{client_watches, namespace_watch, watches},
+};
 pub(crate) use self::{
+    client_index::ClientReference,
+    client_secrets::{ClientSecretState, KnownSecret},
+    fair_queue::FairQueue,
     index::NamespacedName,
-    objects::claimed_app_id,
+    namespaces::Namespaces,
+    objects::{WatchedClient, claimed_app_id},
     published::{PublishedApp, app_id_of_secret},
-    queue::{QueueReceivers, ReconcileQueue},
+    queue::{QueueReceivers, ReconcileQueue, app_name},
     state::ClusterState,
 };
 use crate::{admin::Health, quota::QuotaLimits};
@@ -38,11 +51,20 @@ use crate::{admin::Health, quota::QuotaLimits};
 pub(crate) const WATCH_SECONDS: u32 = 30;
 /// Objects per page of a list.
 const PAGE_SIZE: u32 = 500;
-/// Rendered Apps per page of a list: fewer, because each can have half a MiB.
+/// Rendered Apps or Clients per page of a list: fewer, because each can have half a MiB.
 const DOCUMENT_PAGE_SIZE: u32 = 100;
+/// Secrets of Clients per page of a list. Anybody who can create Secrets in a namespace can create many of this type
+/// with 1 MiB each, and the watch holds a whole page in memory, also as JSON: 16 need less than 50 MiB.
+const CLIENT_SECRET_PAGE_SIZE: u32 = 16;
 
-/// The names under which `/readyz` lists watches that have not finished their first list.
-pub(crate) const WATCHES: &[&str] = WatchName::VARIANTS;
+/// Returns the names under which `/readyz` lists watches that have not finished their first list. Namespaces are
+/// watched only together with all namespaces: they are not in any namespace, so a Role cannot grant the right to list
+/// them.
+pub(crate) fn watch_names(watched_namespaces: &[String]) -> Vec<&'static str> {
+    let namespaces: &'static str = WatchName::Namespaces.into();
+    let all = WatchName::VARIANTS.iter().copied();
+    all.filter(|name| *name != namespaces || watched_namespaces.is_empty()).collect()
+}
 
 /// Starts every watch. Each runs until the process ends.
 pub(crate) fn start(
@@ -55,16 +77,28 @@ pub(crate) fn start(
 ) -> (ClusterState, Vec<JoinHandle<()>>) {
     let (apps, apps_writer) = reflector::store();
     let (providers, providers_writer) = reflector::store();
-    let objects = ClusterState::new(apps, providers, limits);
+    let (clients, clients_writer) = reflector::store();
+    let namespaces = if watched_namespaces.is_empty() { Namespaces::watched() } else { Namespaces::default() };
+    let objects = ClusterState::new(apps, providers, clients, namespaces, limits);
     let handlers = Handlers { objects: objects.clone(), queue: queue.clone(), health: health.clone() };
 
+    let mut tasks = Vec::new();
     let own_namespace = [namespace.to_owned()];
     let config = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_SIZE);
     let keys = config.clone().fields(&format!("type={APP_KEYS_TYPE}"));
     let documents = config.clone().page_size(DOCUMENT_PAGE_SIZE).fields(&format!("type={RENDERED_APP_TYPE}"));
-    // No App or Provider references the Secrets of Helm releases and ServiceAccounts, and there are many of them.
-    let secrets = config.clone().fields("type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token");
-    let tasks = vec![
+    let client_secrets =
+        config.clone().page_size(CLIENT_SECRET_PAGE_SIZE).fields(&format!("type={CLIENT_SECRET_TYPE}"));
+    let client_config = config.clone().page_size(DOCUMENT_PAGE_SIZE);
+    // No App, Provider or Client references the Secrets of Helm releases and ServiceAccounts, and there are many of
+    // them. The Secrets of Clients have their own watch.
+    let secrets = config.clone().fields(&format!(
+        "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token,type!={CLIENT_SECRET_TYPE}"
+    ));
+    if watched_namespaces.is_empty() {
+        tasks.push(tokio::spawn(handlers.clone().follow_namespaces(vec![namespace_watch(client, config.clone())])));
+    }
+    tasks.extend([
         tokio::spawn(handlers.clone().follow_apps(watches(client, watched_namespaces, config.clone()), apps_writer)),
         tokio::spawn(
             handlers.clone().follow_providers(watches(client, watched_namespaces, config.clone()), providers_writer),
@@ -72,7 +106,11 @@ pub(crate) fn start(
         tokio::spawn(handlers.clone().follow_keys(watches(client, &own_namespace, keys))),
         tokio::spawn(handlers.clone().follow_published(watches(client, &own_namespace, documents))),
         tokio::spawn(handlers.clone().follow_secrets(watches(client, watched_namespaces, secrets))),
+        tokio::spawn(
+            handlers.clone().follow_clients(client_watches(client, watched_namespaces, client_config), clients_writer),
+        ),
+        tokio::spawn(handlers.clone().follow_client_secrets(watches(client, watched_namespaces, client_secrets))),
         tokio::spawn(handlers.follow_config_maps(watches(client, watched_namespaces, config))),
-    ];
+    ]);
     (objects, tasks)
 }

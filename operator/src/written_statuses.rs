@@ -39,13 +39,11 @@ impl WrittenStatuses {
         }
     }
 
-    pub(crate) fn record(&self, uid: &str, version: Option<String>, status: serde_json::Value) {
-        if let Some(version) = version.and_then(|version| version.parse().ok()) {
-            let mut written = self.0.lock();
-            let at = Instant::now();
-            written.retain(|_, written| at - written.at < WRITTEN_STATUS_TTL);
-            written.insert(uid.to_owned(), WrittenStatus { version, status, at });
-        }
+    pub(crate) fn record(&self, uid: &str, version: u64, status: serde_json::Value) {
+        let mut written = self.0.lock();
+        let at = Instant::now();
+        written.retain(|_, written| at - written.at < WRITTEN_STATUS_TTL);
+        written.insert(uid.to_owned(), WrittenStatus { version, status, at });
     }
 }
 
@@ -65,7 +63,7 @@ mod tests {
             ..Default::default()
         };
         let status = |generation| AppStatus { observed_generation: Some(generation), ..AppStatus::default() };
-        written.record("u", Some("7".into()), serde_json::to_value(status(2)).unwrap());
+        written.record("u", 7, serde_json::to_value(status(2)).unwrap());
         let latest = |version| written.latest(&meta(version), Some(status(1))).observed_generation;
         assert_eq!(latest("6"), Some(2), "the copy is older");
         assert_eq!(latest("7"), Some(1), "the watch has reported it, or something newer");
@@ -76,10 +74,10 @@ mod tests {
     async fn written_statuses_are_not_remembered_forever() {
         let written = WrittenStatuses::default();
         for uid in ["a", "b"] {
-            written.record(uid, Some("7".into()), json!({}));
+            written.record(uid, 7, json!({}));
             tokio::time::advance(WRITTEN_STATUS_TTL).await;
         }
-        written.record("c", Some("7".into()), json!({}));
+        written.record("c", 7, json!({}));
         assert_eq!(written.0.lock().len(), 1);
     }
 }

@@ -10,8 +10,8 @@ use std::{
 use arc_swap::ArcSwap;
 use latchkey_crds::{
     rendered::{
-        AppState, DeletedApp, DeletionProgress, DocumentHeader, FORMAT, Hello, LimitName, RejectedDocument,
-        RenderedApp, Revision, RevisionChange, WebhookReport, Window,
+        AppState, DeletedApp, DeletionProgress, DocumentHeader, FORMAT, Hello, RejectedDocument, RenderedApp, Revision,
+        RevisionChange, WebhookReport, Window,
     },
     types::{AppId, HostName, WebhookName},
     webhook::WebhookState,
@@ -20,7 +20,10 @@ use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tracing::{error, info};
 
-use crate::domain::app::{App, LoadError};
+use crate::domain::{
+    app::{App, LoadError},
+    rate_limits::Limit,
+};
 
 pub mod cache;
 pub mod directory;
@@ -42,7 +45,7 @@ const PARTS: usize = 256;
 
 /// Rate-limit windows that apply in addition to those of an App, so that no App exceeds the limits of the installation
 /// (specification: Limits, Rate limits).
-pub type Ceilings = BTreeMap<LimitName, Vec<Window>>;
+pub type Ceilings = BTreeMap<Limit, Vec<Window>>;
 
 /// The Apps being served, by appID. Readers never block.
 pub struct Apps {
@@ -586,7 +589,13 @@ impl Apps {
                 let mut doc: RenderedApp = text.parse().map_err(malformed)?;
                 check_app_id(&doc.app_id)?;
                 for (limit, windows) in &self.ceilings {
-                    apply_ceiling(doc.limits.entry(*limit).or_insert_with(|| limit.default_windows()), windows);
+                    let own = match limit {
+                        Limit::Account(limit) => doc.limits.entry(*limit).or_insert_with(|| limit.default_windows()),
+                        Limit::Client(limit) => {
+                            doc.client_limits.entry(*limit).or_insert_with(|| limit.default_windows())
+                        }
+                    };
+                    apply_ceiling(own, windows);
                 }
                 for text in doc.mail.templates.values_mut() {
                     *text = self.texts.share(Arc::clone(text));
@@ -808,8 +817,8 @@ mod tests {
         pages::{PageLinks, ThemeMode},
         refs::ServiceAccountRef,
         rendered::{
-            DELETED_APP_FORMAT, RenderedColors, RenderedDelivery, RenderedFirebaseScrypt, RenderedPages,
-            RenderedPagesSession, RenderedTheme, RenderedWebhook, SecretString,
+            ClientLimitName, DELETED_APP_FORMAT, LimitName, RenderedColors, RenderedDelivery, RenderedFirebaseScrypt,
+            RenderedPages, RenderedPagesSession, RenderedTheme, RenderedWebhook, SecretString,
         },
     };
 
@@ -851,7 +860,10 @@ mod tests {
     #[test]
     fn no_app_exceeds_the_ceiling() {
         let window = |count, window_seconds| Window { count, window_seconds };
-        let ceilings = Ceilings::from([(LimitName::LoginsPerClient, vec![window(30, 60), window(500, 3600)])]);
+        let ceilings = Ceilings::from([
+            (LimitName::LoginsPerClient.into(), vec![window(30, 60), window(500, 3600)]),
+            (ClientLimitName::TokenRequestsPerClientId.into(), vec![window(100, 60)]),
+        ]);
         let apps = Apps::new(ceilings);
         let mut doc = fixtures::rendered("shop");
         doc.limits.insert(LimitName::LoginsPerClient, vec![window(1000, 60), window(10, 1)]);
@@ -859,6 +871,11 @@ mod tests {
         let app = apps.get("shop").unwrap();
         assert_eq!(app.windows(LimitName::LoginsPerClient), [window(30, 60), window(10, 1), window(500, 3600)]);
         assert_eq!(app.windows(LimitName::CodesPerClient), LimitName::CodesPerClient.default_windows());
+        assert_eq!(app.client_windows(ClientLimitName::TokenRequestsPerClientId), [window(100, 60)]);
+        let file = r#"{"loginsPerClient": [], "tokenRequestsPerClientID": [{"count": 1, "windowSeconds": 2}]}"#;
+        let read: Ceilings = serde_json::from_str(file).unwrap();
+        assert_eq!(read[&Limit::from(ClientLimitName::TokenRequestsPerClientId)], [window(1, 2)]);
+        assert!(serde_json::from_str::<Ceilings>(r#"{"unknown": []}"#).is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Rendered Apps for unit tests.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::LazyLock};
 
 use aws_lc_rs::{
     encoding::AsDer,
@@ -9,10 +9,12 @@ use aws_lc_rs::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use latchkey_crds::{
+    client::{ClientScope, Consent, IdTokenAlgorithm},
     pages::{PageLinks, ThemeMode},
     rendered::{
         AppState, BrowserBinding, CallbackMode, EnumerationProtection, FORMAT, HmacKey, KeyState, LimitName,
-        PasswordPolicy, RenderedApp, RenderedColors, RenderedKeys, RenderedMail, RenderedPages, RenderedPagesSession,
+        PasswordPolicy, RenderedApp, RenderedClient, RenderedClientAuthentication, RenderedClientGroups,
+        RenderedClientTokens, RenderedColors, RenderedKeys, RenderedMail, RenderedPages, RenderedPagesSession,
         RenderedSmtp, RenderedTheme, RenderedTokens, Revision, SecretString, SignUp, SigningAlgorithm, SigningKey,
     },
 };
@@ -66,16 +68,19 @@ pub(crate) fn rendered(id: &str) -> RenderedApp {
             audiences: vec![id.to_owned()],
         },
         limits: LimitName::ALL.into_iter().map(|limit| (limit, limit.default_windows())).collect(),
+        client_limits: BTreeMap::new(),
         administrators: Vec::new(),
         importers: Vec::new(),
         webhooks: Vec::new(),
         pages: None,
+        clients: Vec::new(),
         unverified_retention_days: 30,
         audit_retention_days: 365,
         providers: Vec::new(),
         keys: RenderedKeys {
             signing: vec![signing_key("s1", SigningAlgorithm::ES256, KeyState::Active)],
             hmac: vec![hmac_key("h1", 1, KeyState::Active)],
+            id_tokens: Vec::new(),
         },
     }
 }
@@ -99,6 +104,58 @@ pub(crate) fn pages() -> Box<RenderedPages> {
         links: PageLinks::default(),
         session: RenderedPagesSession { idle_seconds: 43_200, lifetime_seconds: 1_209_600 },
     })
+}
+
+/// An RSA key. It is generated once, because that takes long.
+static RSA_KEY: LazyLock<SigningKey> = LazyLock::new(|| signing_key("s2", SigningAlgorithm::RS256, KeyState::Active));
+
+/// Builds an App that is an OpenID provider: with pages, a key for RS256, and these clients.
+pub(crate) fn provider(clients: Vec<RenderedClient>) -> App {
+    let mut doc = rendered("shop");
+    doc.pages = Some(pages());
+    doc.keys.id_tokens = vec![RSA_KEY.clone()];
+    doc.clients = clients;
+    app(doc)
+}
+
+/// The secret of the clients that [`client`] builds.
+pub(crate) const CLIENT_SECRET: &str = "lks_correct-horse-battery-staple";
+
+/// The SHA-256 of a client's secret, as documents have it.
+pub(crate) fn secret_digest(secret: &str) -> String {
+    STANDARD.encode(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, secret.as_bytes()))
+}
+
+/// Builds a client with a secret, all scopes, and ID tokens of the App's own algorithm.
+pub(crate) fn client(id: &str) -> RenderedClient {
+    RenderedClient {
+        client_id: id.parse().unwrap(),
+        namespace: "shop".to_owned(),
+        name: id.to_owned(),
+        uid: format!("uid-{id}"),
+        generation: 1,
+        display_name: id.to_owned(),
+        authentication: RenderedClientAuthentication::Secret { sha256: secret_digest(CLIENT_SECRET), previous: None },
+        redirect_urls: vec![format!("https://{id}.example.com/callback").parse().unwrap()],
+        post_logout_redirect_urls: Vec::new(),
+        pkce_required: false,
+        pushed_authorization_required: false,
+        scopes: vec![
+            ClientScope::OpenId,
+            ClientScope::Profile,
+            ClientScope::Email,
+            ClientScope::Groups,
+            ClientScope::OfflineAccess,
+        ],
+        consent: Consent::Never,
+        allowed_groups: Vec::new(),
+        groups: RenderedClientGroups { only: Vec::new(), max: 100 },
+        tokens: RenderedClientTokens {
+            id_token_algorithm: IdTokenAlgorithm::ES256,
+            id_token_lifetime_seconds: 3600,
+            audiences: Vec::new(),
+        },
+    }
 }
 
 pub(crate) fn app(doc: RenderedApp) -> App {

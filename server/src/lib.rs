@@ -4,6 +4,7 @@
 pub mod args;
 pub mod audit;
 pub mod callers;
+pub mod client_metrics;
 pub mod config;
 pub mod deletion;
 pub mod domain;

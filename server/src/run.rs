@@ -19,6 +19,7 @@ use latchkey_server::{
     args::{Arguments, Command, DatabaseArgs, OutboxCommand, ServeArgs},
     audit,
     callers::Callers,
+    client_metrics::ClientMetrics,
     config::{Apps, Ceilings, cache::Cache, directory, kubernetes, metrics::ConfigMetrics},
     deletion,
     domain::clock::Env,
@@ -182,7 +183,9 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
 
     let token_cache = TokenCache::default();
     let import_metrics = ImportMetrics::register(&mut registry);
-    let state = Arc::new(State { apps, stores, env: Env::system(), settings, callers, token_cache, import_metrics });
+    let client_metrics = ClientMetrics::register(&mut registry);
+    let env = Env::system();
+    let state = Arc::new(State { apps, stores, env, settings, callers, token_cache, import_metrics, client_metrics });
     let registry = Arc::new(registry);
     let (public, admin, ops) = (
         bind("--public-addr", serve.public_addr)?,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     callers::Callers,
+    client_metrics::ClientMetrics,
     config::Apps,
     domain::{app::App, call::Call, client::ClientInfo, clock::Env},
     import_metrics::ImportMetrics,
@@ -22,6 +23,7 @@ pub struct State<S = Stores> {
     pub callers: Callers,
     pub token_cache: TokenCache,
     pub import_metrics: ImportMetrics,
+    pub client_metrics: ClientMetrics,
 }
 
 // === impl State ===

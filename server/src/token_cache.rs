@@ -41,6 +41,15 @@ struct TokenMaps {
     previous: HashMap<TokenDigest, CachedToken>,
 }
 
+/// The session that a token names.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenSession {
+    pub user: UserId,
+    pub session: SessionId,
+    /// Whether it is the session of a client, and not of the App itself.
+    pub is_of_client: bool,
+}
+
 /// SHA-256 of a token. Tokens themselves are not stored.
 type TokenDigest = [u8; 32];
 
@@ -48,8 +57,7 @@ type TokenDigest = [u8; 32];
 #[derive(Clone)]
 struct CachedToken {
     revision: Revision,
-    user: UserId,
-    session: SessionId,
+    session: TokenSession,
     /// When the token expires, in Unix seconds.
     exp: i64,
     /// The time of the last lookup and the session that it found. `None` if there was no lookup or it found no session.
@@ -67,7 +75,7 @@ impl TokenCache {
         app: &App,
         token: &str,
         now: Instant,
-        lookup: impl FnOnce(UserId, SessionId) -> F,
+        lookup: impl FnOnce(TokenSession) -> F,
     ) -> Result<Arc<LiveSession>, AuthenticationError>
     where
         F: Future<Output = Result<Option<LiveSession>, StoreError>>,
@@ -87,7 +95,7 @@ impl TokenCache {
         {
             return Ok(Arc::clone(live));
         }
-        let live = lookup(cached.user, cached.session).await?.map(Arc::new);
+        let live = lookup(cached.session).await?.map(Arc::new);
         // `now` is the time before the lookup, so that `SESSION_TTL` includes the duration of the lookup.
         self.insert(key, CachedToken { last_lookup: live.clone().map(|live| (now, live)), ..cached });
         live.ok_or(AuthenticationError::InvalidToken)
@@ -129,9 +137,12 @@ impl TokenMaps {
 
 impl CachedToken {
     fn verify(app: &App, env: &Env, token: &str) -> Option<Self> {
-        let claims = token::verify_access_token(app, env.now(), token)?;
-        let revision = app.revision.clone();
-        Some(Self { revision, user: claims.sub, session: claims.sid, exp: claims.exp, last_lookup: None })
+        let claims = token::verify_any_access_token(app, env.now(), token)?;
+        if !claims.is_admitted(app) {
+            return None;
+        }
+        let session = TokenSession { user: claims.sub, session: claims.sid, is_of_client: claims.is_of_client(app) };
+        Some(Self { revision: app.revision.clone(), session, exp: claims.exp, last_lookup: None })
     }
 }
 
@@ -199,10 +210,10 @@ mod tests {
 
         fn is_admitted(&self, app: &App, token: &str, millis: u64) -> bool {
             let now = self.started_at + Duration::from_millis(millis);
-            let lookup = |user: UserId, session: SessionId| {
-                assert_eq!(user, live_session(0).session.user);
+            let lookup = |token: TokenSession| {
+                assert_eq!((token.user, token.is_of_client), (live_session(0).session.user, false));
                 self.lookups.set(self.lookups.get() + 1);
-                std::future::ready(Ok(self.session_exists.get().then(|| live_session(session.0.as_u128()))))
+                std::future::ready(Ok(self.session_exists.get().then(|| live_session(token.session.0.as_u128()))))
             };
             let outcome = self.cache.authenticate(&self.env, app, token, now, lookup).now_or_never().unwrap();
             match outcome {
@@ -284,8 +295,11 @@ mod tests {
     fn the_cache_is_bounded_and_keeps_tokens_in_use() {
         let cached = CachedToken {
             revision: Revision::of(b"{}"),
-            user: UserId(Uuid::from_u128(7)),
-            session: SessionId(Uuid::from_u128(1)),
+            session: TokenSession {
+                user: UserId(Uuid::from_u128(7)),
+                session: SessionId(Uuid::from_u128(1)),
+                is_of_client: false,
+            },
             exp: START,
             last_lookup: None,
         };

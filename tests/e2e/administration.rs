@@ -18,6 +18,7 @@ mod access;
 mod calls;
 mod cross_app;
 mod data;
+mod groups;
 mod hash_retention;
 mod import_cli;
 mod imports;
@@ -129,6 +130,10 @@ impl Administrator {
 
     pub(crate) async fn patch(&self, path: &str, body: &Value) -> ApiResponse {
         self.send(self.request(Method::PATCH, path).json(body)).await
+    }
+
+    pub(crate) async fn put(&self, path: &str, body: &Value) -> ApiResponse {
+        self.send(self.request(Method::PUT, path).json(body)).await
     }
 
     pub(crate) async fn delete(&self, path: &str) -> ApiResponse {

@@ -1,8 +1,8 @@
-//! Validation of Apps and Providers by the API server: every bound, every rule with its message, the defaults, and the
+//! Validation of Apps, Providers and Clients by the API server: every bound, every rule with its message, the defaults, and the
 //! initial status. `render --check`, which checks manifests without an API server, must reject the same fields.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     process::{Command, Output},
     sync::LazyLock,
@@ -13,7 +13,7 @@ use kube::{
     Api,
     api::{ApiResource, DynamicObject, PostParams},
 };
-use latchkey_crds::{app::App, conditions::ConditionType, provider::Provider, validation::Validator};
+use latchkey_crds::{app::App, client::Client, conditions::ConditionType, provider::Provider, validation::Validator};
 use latchkey_tests::{
     cluster::TestCluster,
     control_plane::{self, ControlPlane},
@@ -25,6 +25,8 @@ static APP_VALIDATOR: LazyLock<Validator> =
     LazyLock::new(|| Validator::new(&latchkey_crds::app::definition()).expect("the schema is valid"));
 static PROVIDER_VALIDATOR: LazyLock<Validator> =
     LazyLock::new(|| Validator::new(&latchkey_crds::provider::definition()).expect("the schema is valid"));
+static CLIENT_VALIDATOR: LazyLock<Validator> =
+    LazyLock::new(|| Validator::new(&latchkey_crds::client::definition()).expect("the schema is valid"));
 
 /// The number of concurrent requests to the API server.
 const CONCURRENCY: usize = 8;
@@ -35,6 +37,7 @@ struct AdmissionTest {
     namespace: String,
     apps: Api<DynamicObject>,
     providers: Api<DynamicObject>,
+    clients: Api<DynamicObject>,
 }
 
 /// An invalid field, as the API server reports it.
@@ -52,13 +55,19 @@ impl AdmissionTest {
         let namespace = plane.namespace("admission").await.unwrap();
         let client = plane.admin().await;
         let namespaced_api = |resource| Api::namespaced_with(client.clone(), &namespace, &resource);
-        let (apps, providers) =
-            (namespaced_api(ApiResource::erase::<App>(&())), namespaced_api(ApiResource::erase::<Provider>(&())));
-        Self { plane, namespace, apps, providers }
+        let apps = namespaced_api(ApiResource::erase::<App>(&()));
+        let providers = namespaced_api(ApiResource::erase::<Provider>(&()));
+        let clients = namespaced_api(ApiResource::erase::<Client>(&()));
+        Self { plane, namespace, apps, providers, clients }
     }
 
     fn api(&self, object: &Value) -> &Api<DynamicObject> {
-        if object["kind"] == "App" { &self.apps } else { &self.providers }
+        match object["kind"].as_str().unwrap() {
+            "App" => &self.apps,
+            "Provider" => &self.providers,
+            "Client" => &self.clients,
+            other => panic!("unknown kind {other}"),
+        }
     }
 
     /// Sends this object to the API server in a dry run. Returns the errors of the API server.
@@ -84,7 +93,11 @@ impl AdmissionTest {
         let found = self.dry_run(object).await;
         let is_reported = found.iter().any(|fault| fault.field == field && fault.message.contains(message));
         assert!(is_reported, "{field} {message:?}: {found:?} of {object}");
-        let validator = if object["kind"] == "App" { &APP_VALIDATOR } else { &PROVIDER_VALIDATOR };
+        let validator = match object["kind"].as_str().unwrap() {
+            "App" => &APP_VALIDATOR,
+            "Provider" => &PROVIDER_VALIDATOR,
+            _ => &CLIENT_VALIDATOR,
+        };
         let violations = validator.validate(object, None);
         assert!(violations.iter().any(|violation| violation.field == field), "{field}: {violations:?} of {object}");
         found
@@ -126,6 +139,20 @@ fn provider(spec: Value) -> Value {
     object("Provider", "corp", spec)
 }
 
+/// A Client of the App `shop`, with these further fields.
+fn client_of_shop(fields: Value) -> Value {
+    let mut spec = json!({ "appRef": { "name": "shop" } });
+    spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    object("Client", "grafana", spec)
+}
+
+/// A client with a redirect URL and these further fields of `web`.
+fn web_client(fields: Value) -> Value {
+    let mut web = json!({ "redirectURLs": ["https://grafana.example.com/login"] });
+    web.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    client_of_shop(json!({ "web": web }))
+}
+
 /// An App with every field set. If one number is changed to an end of its range, the App is still valid.
 fn full_app() -> Value {
     let windows = json!([{ "count": 5, "windowSeconds": 60 }]);
@@ -134,7 +161,12 @@ fn full_app() -> Value {
         "displayName": "Łódź – The Shop",
         "redirectURLs": ["https://shop.example.com/auth/done"],
         "allowedOrigins": ["https://shop.example.com"],
-        "providerRefs": [{ "name": "corp", "alias": "sso", "linkByEmail": false }],
+        "providerRefs": [{
+            "name": "corp",
+            "alias": "sso",
+            "linkByEmail": false,
+            "groups": { "claim": "roles", "prefix": "corp:", "only": ["team-*"] },
+        }],
         "signUp": "Closed",
         "allowedEmailDomains": ["example.com"],
         "requireVerifiedEmail": true,
@@ -178,6 +210,9 @@ fn full_app() -> Value {
             "mailsPerClient": windows,
             "codesPerClient": windows,
             "refreshesPerSession": windows,
+            "authorizationsPerClientAddress": windows,
+            "tokenRequestsPerClientID": windows,
+            "clientFailuresPerClientAddress": windows,
         },
         "administrators": [{ "serviceAccount": { "namespace": "shop", "name": "backoffice" }, "role": "UserAdmin" }],
         "webhooks": [
@@ -212,10 +247,59 @@ fn full_app() -> Value {
             },
             "session": { "idleSeconds": 300, "lifetimeSeconds": 63_072_000 },
         },
+        "clients": { "namespaces": { "from": "Selector", "selector": {
+            "matchLabels": { "env": "live" },
+            "matchExpressions": [{ "key": "team", "operator": "In", "values": ["monitoring"] }],
+        } } },
         "unverifiedRetentionDays": 30,
         "auditRetentionDays": 365,
         "deletionPolicy": "Delete",
     }))
+}
+
+/// Clients that together have every field: one Client has either a Secret of the operator, an own Secret, keys, or no
+/// authentication.
+fn full_clients() -> Vec<Value> {
+    let urls = json!({
+        "redirectURLs": ["https://grafana.example.com/login"],
+        "postLogoutRedirectURLs": ["https://grafana.example.com/"],
+    });
+    let reference = |key: &str| json!({ "name": "grafana", "key": key });
+    let web = |fields: Value| {
+        let mut client = web_client(fields);
+        client["spec"]["web"]["postLogoutRedirectURLs"] = urls["postLogoutRedirectURLs"].clone();
+        client
+    };
+    let mut first = web(json!({
+        "authentication": "Secret",
+        "secret": { "name": "grafana-oidc", "rotationOverlapSeconds": 3600 },
+        "pkce": "Required",
+    }));
+    let shared = json!({
+        "appRef": { "name": "shop", "namespace": "identity" },
+        "clientID": "grafana",
+        "displayName": "Grafana",
+        "pushedAuthorization": "Required",
+        "scopes": ["openid", "profile", "email", "groups", "offline_access"],
+        "consent": "Once",
+        "allow": { "groups": ["admins"] },
+        "groups": { "only": ["argo:*"], "max": 100 },
+        "tokens": {
+            "idTokenAlgorithm": "ES256", "idTokenLifetimeSeconds": 3600, "audiences": ["https://api.example.com"],
+        },
+    });
+    first["spec"].as_object_mut().unwrap().extend(shared.as_object().unwrap().clone());
+    vec![
+        first,
+        web(json!({ "secretRef": reference("secret"), "previousSecretRef": reference("previous") })),
+        web(json!({ "authentication": "PrivateKeyJWT", "jwksRef": reference("jwks.json") })),
+        client_of_shop(json!({ "public": urls })),
+    ]
+}
+
+/// All objects that together have every field.
+fn full_objects() -> Vec<Value> {
+    [full_app(), app_with_pull_webhook()].into_iter().chain(full_providers()).chain(full_clients()).collect()
 }
 
 /// Returns an App with a pull webhook. [`full_app`] has a push webhook, and one webhook cannot be both.
@@ -379,6 +463,15 @@ fn rule_violations() -> Vec<(Value, &'static str, &'static str)> {
     let same_names = json!([{ "name": "google" }, { "name": "corp", "alias": "google" }]);
     let webhook = app_with_pull_webhook()["spec"]["webhooks"][0].clone();
     let tokens = json!({ "refreshIdleSeconds": 601, "sessionLifetimeSeconds": 600 });
+    let reference = json!({ "name": "grafana", "key": "secret" });
+    let no_name = json!({ "name": "a b", "key": "secret" });
+    let with_spec = |field: &str, value: Value| {
+        let mut client = web_client(json!({}));
+        client["spec"][field] = value;
+        client
+    };
+    let mut long_named = web_client(json!({}));
+    long_named["metadata"]["name"] = json!("a".repeat(249));
     vec![
         (object("App", "shop.example", json!({})), "spec.appID", "metadata.name is not an appID"),
         (object("App", "metrics", json!({})), "spec.appID", "this appID is a path"),
@@ -425,6 +518,46 @@ fn rule_violations() -> Vec<(Value, &'static str, &'static str)> {
             "spec.pages.links.support",
             "use https, or mailto: with an email address",
         ),
+        (
+            app(json!({ "clients": { "namespaces": { "from": "Selector" } } })),
+            "spec.clients.namespaces",
+            "set selector if from is Selector",
+        ),
+        (
+            app(json!({ "clients": { "namespaces": { "from": "Selector", "selector": {
+                "matchExpressions": [{ "key": "env", "operator": "In" }],
+            } } } })),
+            "spec.clients.namespaces.selector.matchExpressions[0]",
+            "set values with In and NotIn",
+        ),
+        (client_of_shop(json!({})), "spec", "set exactly one of web, public"),
+        (with_spec("clientID", json!("01890a5d-ac96-774b-bcce-b302099a8057")), "spec.clientID", "is a UUID"),
+        (with_spec("scopes", json!(["email"])), "spec.scopes", "add openid"),
+        (long_named, "spec.web", "the name with -oidc is too long"),
+        (
+            web_client(json!({ "redirectURLs": ["com.example.app:/done"] })),
+            "spec.web.redirectURLs",
+            "only a public client can have a private-use scheme",
+        ),
+        (web_client(json!({ "jwksRef": reference })), "spec.web", "set jwksRef if authentication is PrivateKeyJWT"),
+        (
+            web_client(json!({ "authentication": "PrivateKeyJWT", "jwksRef": reference, "secretRef": reference })),
+            "spec.web",
+            "a client with PrivateKeyJWT has no secret",
+        ),
+        (web_client(json!({ "secret": {}, "secretRef": reference })), "spec.web", "set secret, so that the operator"),
+        (web_client(json!({ "previousSecretRef": reference })), "spec.web", "previousSecretRef is the former value"),
+        (web_client(json!({ "secretRef": no_name })), "spec.web", "secretRef.name is not the name of a Secret"),
+        (
+            web_client(json!({ "secretRef": reference, "previousSecretRef": no_name })),
+            "spec.web",
+            "previousSecretRef.name is not the name of a Secret",
+        ),
+        (
+            web_client(json!({ "authentication": "PrivateKeyJWT", "jwksRef": no_name })),
+            "spec.web",
+            "jwksRef.name is not the name of a ConfigMap",
+        ),
         (provider(json!({})), "spec", "set exactly one of google, apple"),
         (provider(json!({ "google": client(), "github": client() })), "spec", "set exactly one of google, apple"),
         (oidc("http://id.example.com"), "spec.oidc.issuer", "use https"),
@@ -437,36 +570,34 @@ fn rule_violations() -> Vec<(Value, &'static str, &'static str)> {
 async fn minimal_and_full_objects_are_accepted() {
     let admission = AdmissionTest::start().await;
     admission.assert_accepted(&app(json!({}))).await;
-    admission.assert_accepted(&full_app()).await;
-    admission.assert_accepted(&app_with_pull_webhook()).await;
-    for provider in full_providers() {
-        admission.assert_accepted(&provider).await;
+    admission.assert_accepted(&web_client(json!({}))).await;
+    for full_object in full_objects() {
+        admission.assert_accepted(&full_object).await;
     }
 }
 
 #[test]
 fn the_full_objects_have_every_field() {
-    for full_object in [full_app()].into_iter().chain(full_providers()) {
-        let schema = schema_of(full_object["kind"].as_str().unwrap());
-        // The `spec` of a Provider sets only one of the presets.
-        let can_be_missing = |pointer: &str, name: &str| {
-            (pointer == "/spec" && full_object["kind"] == "Provider")
-                || (pointer == "/spec/webhooks/0" && name == "pull")
-        };
-        visit(&schema, &full_object["spec"], "/spec", "spec", &mut |schema, pointer, field| {
+    // Whether any object of the kind has the field: some fields exclude each other.
+    let mut fields = BTreeMap::new();
+    for full_object in full_objects() {
+        let kind = full_object["kind"].as_str().unwrap();
+        visit(&schema_of(kind), &full_object["spec"], "/spec", "spec", &mut |schema, pointer, field| {
             for (name, _) in schema["properties"].as_object().into_iter().flatten() {
                 let is_set = full_object.pointer(&format!("{pointer}/{name}")).is_some();
-                assert!(is_set || can_be_missing(pointer, name), "{field}.{name} is not set");
+                *fields.entry(format!("{kind}: {field}.{name}")).or_insert(false) |= is_set;
             }
         });
     }
+    let missing: Vec<_> = fields.iter().filter(|(_, is_set)| !**is_set).map(|(field, _)| field).collect();
+    assert!(missing.is_empty(), "not set: {missing:?}");
 }
 
 #[tokio::test]
 async fn every_bound_holds() {
     let admission = &AdmissionTest::start().await;
     let (mut invalid, mut valid) = (Vec::new(), Vec::new());
-    for full_object in [full_app(), app_with_pull_webhook()].into_iter().chain(full_providers()) {
+    for full_object in full_objects() {
         let (more_invalid, more_valid) = bound_cases(&full_object);
         invalid.extend(more_invalid);
         valid.extend(more_valid);
@@ -483,8 +614,9 @@ async fn every_bound_holds() {
 async fn every_rule_refuses_with_its_message() {
     let admission = AdmissionTest::start().await;
     let mut untested = rule_messages();
-    // This rule applies only to changes; `an_app_id_cannot_change` tests it.
-    untested.retain(|message| !message.starts_with("the appID cannot change"));
+    // These rules apply only to changes; the tests below test them.
+    let of_changes = ["the appID cannot change", "appRef cannot change", "the client ID cannot change"];
+    untested.retain(|message| !of_changes.iter().any(|beginning| message.starts_with(beginning)));
     for (object, field, message) in rule_violations() {
         let errors = admission.assert_refused(&object, field, message).await;
         untested.retain(|rule| !errors.iter().any(|fault| fault.message.ends_with(rule)));
@@ -567,6 +699,21 @@ async fn an_app_id_cannot_change() {
 }
 
 #[tokio::test]
+async fn the_app_and_the_id_of_a_client_cannot_change() {
+    let admission = AdmissionTest::start().await;
+    let before = admission.create(&full_clients()[0]).await;
+    for (field, value) in [("appRef", json!({ "name": "blog" })), ("clientID", json!("other"))] {
+        let mut after = before.clone();
+        after["spec"][field] = value;
+        let after: DynamicObject = serde_json::from_value(after).unwrap();
+        let found = field_errors(admission.clients.replace("grafana", &PostParams::default(), &after).await);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].field, format!("spec.{field}"));
+        assert!(found[0].message.contains("cannot change"), "{found:?}");
+    }
+}
+
+#[tokio::test]
 async fn enums_get_their_defaults_and_numbers_do_not() {
     let admission = AdmissionTest::start().await;
     let created = admission.create(&app(json!({ "tokens": {}, "pages": { "theme": {} } }))).await;
@@ -592,6 +739,7 @@ async fn a_new_object_has_a_status_with_unknown_conditions() {
             provider,
             &[ConditionType::Accepted, ConditionType::ResolvedRefs, ConditionType::Reachable, ConditionType::Ready],
         ),
+        (web_client(json!({})), ConditionType::CLIENT.as_slice()),
     ] {
         let mut object = object;
         // The API server drops this status, because only requests to the subresource `status` can write a status.

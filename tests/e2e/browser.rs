@@ -2,6 +2,7 @@
 
 mod accessibility;
 mod hostile;
+mod openid;
 mod pages;
 
 use std::{net::SocketAddr, sync::Arc};

@@ -86,7 +86,14 @@ async fn an_operator_that_watches_listed_namespaces_sees_no_other_namespaces() {
         assert!(is_allowed(&client, tenant, "", "secrets", "get").await);
         assert!(is_allowed(&client, tenant, "latchkey.dev", "apps", "watch").await);
         assert!(is_allowed(&client, tenant, "latchkey.dev", "apps/status", "patch").await);
-        assert!(!is_allowed(&client, tenant, "", "secrets", "patch").await, "a tenant's Secrets are never written");
+        for verb in ["create", "update"] {
+            assert!(is_allowed(&client, tenant, "", "secrets", verb).await, "{verb} the Secrets of Clients");
+        }
+        for verb in ["patch", "delete"] {
+            assert!(!is_allowed(&client, tenant, "", "secrets", verb).await, "{verb}");
+        }
+        assert!(is_allowed(&client, tenant, "latchkey.dev", "clients/status", "patch").await);
+        assert!(!is_allowed(&client, tenant, "latchkey.dev", "clients", "patch").await);
         assert!(!is_allowed(&client, tenant, "latchkey.dev", "apps", "delete").await);
         assert!(!is_allowed(&client, tenant, "latchkey.dev", "providers", "patch").await);
     }
@@ -97,19 +104,41 @@ async fn an_operator_that_watches_listed_namespaces_sees_no_other_namespaces() {
     }
     assert!(is_allowed(&client, install.namespace(), "", "secrets", "update").await);
     assert!(!is_allowed(&client, install.namespace(), "latchkey.dev", "apps", "list").await);
+    assert!(!is_allowed(&client, "", "", "namespaces", "list").await, "namespaces are not listed");
 }
 
 #[tokio::test]
-async fn an_operator_that_watches_all_namespaces_writes_secrets_only_in_its_own() {
+async fn an_operator_that_watches_all_namespaces_patches_and_deletes_secrets_only_in_its_own() {
     let cluster = TestCluster::start().await.unwrap();
     let install = cluster.builder().watch_all_namespaces().install().await;
     let client = install.operator_account().client().await;
     assert!(is_allowed(&client, install.tenant(), "", "secrets", "get").await);
     assert!(is_allowed(&client, install.tenant(), "latchkey.dev", "apps", "list").await);
+    assert!(is_allowed(&client, install.tenant(), "", "secrets", "create").await, "the Secrets of Clients");
+    assert!(is_allowed(&client, "", "", "namespaces", "watch").await);
+    assert!(!is_allowed(&client, "", "", "namespaces", "get").await);
     assert!(!is_allowed(&client, install.tenant(), "", "secrets", "patch").await);
+    assert!(!is_allowed(&client, install.tenant(), "", "secrets", "delete").await);
     assert!(!is_allowed(&client, install.tenant(), "coordination.k8s.io", "leases", "create").await);
     for verb in ["get", "list", "watch", "create", "update", "patch", "delete"] {
         assert!(is_allowed(&client, install.namespace(), "", "secrets", verb).await, "{verb}");
+    }
+}
+
+/// Without `operator.clientSecrets`, the operator writes no Secret outside its own namespace, so there is no policy.
+#[tokio::test]
+async fn an_operator_without_client_secrets_writes_secrets_only_in_its_own_namespace() {
+    let cluster = TestCluster::start().await.unwrap();
+    for watches_all in [false, true] {
+        let builder = cluster.builder().value("operator.clientSecrets=false");
+        let install = if watches_all { builder.watch_all_namespaces() } else { builder }.install().await;
+        let client = install.operator_account().client().await;
+        for verb in ["create", "update", "patch", "delete"] {
+            assert!(!is_allowed(&client, install.tenant(), "", "secrets", verb).await, "{verb}");
+            assert!(is_allowed(&client, install.namespace(), "", "secrets", verb).await, "{verb}");
+        }
+        assert!(is_allowed(&client, install.tenant(), "", "secrets", "get").await);
+        assert!(!install.objects().iter().any(|object| object["kind"] == "ValidatingAdmissionPolicy"));
     }
 }
 
@@ -143,7 +172,7 @@ async fn assert_each_permission_can_be_revoked(install: &Installation<'_>, compo
 }
 
 #[tokio::test]
-async fn the_built_in_roles_include_apps_and_providers() {
+async fn the_built_in_roles_include_every_resource() {
     let install = TestCluster::shared().await.install().await;
     let roles: Api<ClusterRole> = Api::all(install.admin());
     // No controller aggregates roles here. So the test itself selects the roles that have the labels of the built-in
@@ -160,7 +189,7 @@ async fn the_built_in_roles_include_apps_and_providers() {
         let rules = found.items.into_iter().flat_map(|role| role.rules.unwrap_or_default());
         let latchkey_rules: Vec<_> =
             rules.filter(|rule| rule.api_groups.iter().flatten().any(|group| group == "latchkey.dev")).collect();
-        for resource in ["apps", "providers"] {
+        for resource in ["apps", "providers", "clients"] {
             for verb in verbs {
                 let is_granted = latchkey_rules.iter().any(|rule| {
                     rule.resources.iter().flatten().any(|name| name == resource)

@@ -39,7 +39,7 @@ const EMAIL_ENDPOINT_ERRORS: [(u16, &str); 18] = [
 ];
 
 /// The errors that none of the six email endpoints returns, including the errors of the administration listener.
-const OTHER_ENDPOINT_ERRORS: [&str; 16] = [
+const OTHER_ENDPOINT_ERRORS: [&str; 24] = [
     "access_denied",
     "account_link_required",
     "external_id_taken",
@@ -47,6 +47,8 @@ const OTHER_ENDPOINT_ERRORS: [&str; 16] = [
     "invalid_client",
     "invalid_grant",
     "invalid_provider_token",
+    "invalid_request_uri",
+    "invalid_scope",
     "invalid_state",
     "last_identity",
     "origin_not_allowed",
@@ -54,7 +56,13 @@ const OTHER_ENDPOINT_ERRORS: [&str; 16] = [
     "provider_not_found",
     "reauthentication_required",
     "redirect_url_not_allowed",
+    "registration_not_supported",
+    "request_not_supported",
+    "request_uri_not_supported",
+    "too_many_groups",
+    "unmet_authentication_requirements",
     "unsupported_grant_type",
+    "unsupported_response_type",
     "version_conflict",
 ];
 

@@ -268,6 +268,39 @@ async fn the_printed_address_leads_from_the_registration_to_the_account() {
 }
 
 #[tokio::test]
+async fn the_printed_authorization_url_ends_in_tokens() {
+    let mut run = MakeRun::new();
+    for name in ["shop.yaml", "local.yaml", "demo.yaml"] {
+        let example = process::root().join("tests/examples").join(name);
+        fs::copy(example, run.dir.join("manifests").join(name)).unwrap();
+    }
+    let process = run.start_ready().await;
+    let output = process::tail(process.log_path(), 200);
+    let link = output.lines().map(str::trim).find(|line| line.contains("/shop/authorize?")).expect("a link");
+    let inbox = ApiClient::new(run.addrs["INBOX_ADDR"]);
+    run.client().register("shop", "Grace Hopper", EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let mail = inbox.get(&format!("api/messages/latest?to={EMAIL}&wait=30")).await.expect(StatusCode::OK);
+    run.client().confirm("shop", mail.string("code")).await.expect(StatusCode::OK);
+
+    let browser = Browser::start().await.unwrap();
+    browser.open(link).await;
+    browser.fill("#email", EMAIL).await;
+    browser.fill("#password", PASSWORD).await;
+    browser.click("main .primary").await;
+    browser.wait_for_text("Signed in").await;
+    assert_eq!(browser.url().await.port(), Some(run.addrs["INBOX_ADDR"].port()));
+    for name in ["access_token", "id_token", "refresh_token", "expires_in", "scope", "token_type"] {
+        assert!(!browser.text_of(&format!("td[data-name={name}]")).await.is_empty(), "{name}");
+    }
+    let claims: Value = serde_json::from_str(&browser.text_of("#claims").await).unwrap();
+    assert_eq!((&claims["aud"], &claims["email"]), (&json!("demo"), &json!(EMAIL)), "{claims}");
+    // A code works once.
+    let again = browser.url().await;
+    browser.open(again.as_str()).await;
+    browser.wait_for_text("Not signed in").await;
+}
+
+#[tokio::test]
 async fn a_killed_store_is_reported_with_the_end_of_its_log() {
     let mut run = MakeRun::new();
     run.write_manifest(&App::with_id("shop"));

@@ -2,6 +2,7 @@
 
 mod acknowledgement;
 mod apps;
+mod clients;
 mod deletion;
 mod drift;
 mod faults;

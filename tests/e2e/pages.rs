@@ -5,6 +5,7 @@ mod confirm;
 mod enumeration;
 mod flows;
 mod forms;
+mod groups;
 mod outages;
 mod social;
 

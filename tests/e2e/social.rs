@@ -4,6 +4,7 @@
 mod accounts;
 mod codes;
 mod flows;
+mod groups;
 mod identities;
 mod redirects;
 pub(crate) mod scripted_provider;

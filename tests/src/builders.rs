@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::smtp::{Security, Smtp};
 
-/// The namespace in [`App::manifest`] and [`Provider::manifest`], unless a test sets another.
+/// The namespace in [`App::manifest`], [`Provider::manifest`] and [`Client::manifest`], unless a test sets another.
 const DEFAULT_NAMESPACE: &str = "tests";
 
 /// The manifest of an App. If the App has its own relay, the manifest includes the Secret of the relay. If the App has
@@ -17,11 +17,23 @@ const DEFAULT_NAMESPACE: &str = "tests";
 pub struct App {
     id: String,
     namespace: String,
+    annotations: Map<String, Value>,
     spec: Map<String, Value>,
     smtp: Option<Relay>,
     templates: Map<String, Value>,
     /// The values of the Secret of each push webhook, by the name of the webhook.
     webhook_keys: BTreeMap<String, Map<String, Value>>,
+}
+
+/// The manifest of a Client: a program that signs in users of an App with OpenID Connect.
+#[derive(Clone, Debug)]
+pub struct Client {
+    name: String,
+    namespace: String,
+    annotations: Map<String, Value>,
+    /// The member of the spec with the redirect URLs: `web` or `public`.
+    member: &'static str,
+    spec: Map<String, Value>,
 }
 
 /// A webhook of an App. Each push webhook has its own key.
@@ -77,6 +89,7 @@ impl App {
         Self {
             id: id.to_owned(),
             namespace: DEFAULT_NAMESPACE.to_owned(),
+            annotations: Map::new(),
             spec,
             smtp: None,
             templates: Map::new(),
@@ -97,14 +110,13 @@ impl App {
     /// Sets a field of the spec: `set("/tokens/accessLifetimeSeconds", 60)`. The pointer is relative to the spec.
     /// Creates missing parent objects.
     pub fn set(mut self, pointer: &str, value: impl Into<Value>) -> Self {
-        let mut names: Vec<&str> = pointer.trim_start_matches('/').split('/').collect();
-        let field = names.pop().expect("a pointer names a field");
-        let mut parent = &mut self.spec;
-        for name in names {
-            let entry = parent.entry(name).or_insert_with(|| json!({}));
-            parent = entry.as_object_mut().unwrap_or_else(|| panic!("{name} in {pointer} is not an object"));
-        }
-        parent.insert(field.to_owned(), value.into());
+        set_field(&mut self.spec, pointer, value.into());
+        self
+    }
+
+    /// Sets an annotation.
+    pub fn annotate(mut self, name: &str, value: &str) -> Self {
+        self.annotations.insert(name.to_owned(), json!(value));
         self
     }
 
@@ -173,7 +185,7 @@ impl App {
         let mut objects = vec![json!({
             "apiVersion": "latchkey.dev/v1alpha1",
             "kind": "App",
-            "metadata": { "name": self.id, "namespace": namespace },
+            "metadata": metadata(&self.id, namespace, &self.annotations),
             "spec": self.spec,
         })];
         if let Some(relay) = &self.smtp {
@@ -285,6 +297,81 @@ impl Provider {
     }
 }
 
+// === impl Client ===
+
+impl Client {
+    /// A client of this App with a secret that the operator creates, in the namespace of the App.
+    pub fn web(name: &str, app: &App, redirect_url: &str) -> Self {
+        Self::with_member(name, app, "web", redirect_url)
+    }
+
+    /// A client of this App without a secret, in the namespace of the App.
+    pub fn public(name: &str, app: &App, redirect_url: &str) -> Self {
+        Self::with_member(name, app, "public", redirect_url)
+    }
+
+    fn with_member(name: &str, app: &App, member: &'static str, redirect_url: &str) -> Self {
+        let mut spec = Map::new();
+        spec.insert("appRef".to_owned(), json!({ "name": app.id, "namespace": app.namespace }));
+        spec.insert(member.to_owned(), json!({ "redirectURLs": [redirect_url] }));
+        let annotations = Map::new();
+        Self { name: name.to_owned(), namespace: app.namespace.clone(), annotations, member, spec }
+    }
+
+    /// Sets the namespace in [`Self::manifest`].
+    pub fn namespace(mut self, namespace: &str) -> Self {
+        namespace.clone_into(&mut self.namespace);
+        self
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sets a field of the spec: `set("/tokens/idTokenLifetimeSeconds", 60)`. The pointer is relative to the spec.
+    pub fn set(mut self, pointer: &str, value: impl Into<Value>) -> Self {
+        set_field(&mut self.spec, pointer, value.into());
+        self
+    }
+
+    /// Sets a field of `web` or `public`, for example `postLogoutRedirectURLs`.
+    pub fn set_own(self, field: &str, value: impl Into<Value>) -> Self {
+        let pointer = format!("/{}/{field}", self.member);
+        self.set(&pointer, value)
+    }
+
+    /// Sets an annotation, for example to rotate the secret.
+    pub fn annotate(mut self, name: &str, value: &str) -> Self {
+        self.annotations.insert(name.to_owned(), json!(value));
+        self
+    }
+
+    pub fn client_id(&self) -> String {
+        match self.spec.get("clientID").and_then(Value::as_str) {
+            Some(id) => id.to_owned(),
+            None => format!("{}.{}", self.namespace, self.name),
+        }
+    }
+
+    /// The name of the file to which `latchkey-operator render` writes the secret.
+    pub(crate) fn secret_file(&self) -> String {
+        format!("latchkey-client-{}.{}.json", self.namespace, self.name)
+    }
+
+    pub fn manifest(&self) -> String {
+        yaml_stream(&[self.object(&self.namespace)])
+    }
+
+    pub fn object(&self, namespace: &str) -> Value {
+        json!({
+            "apiVersion": "latchkey.dev/v1alpha1",
+            "kind": "Client",
+            "metadata": metadata(&self.name, namespace, &self.annotations),
+            "spec": self.spec,
+        })
+    }
+}
+
 // === impl Webhook ===
 
 impl Webhook {
@@ -339,6 +426,26 @@ impl Webhook {
     }
 }
 
+fn metadata(name: &str, namespace: &str, annotations: &Map<String, Value>) -> Value {
+    let mut metadata = json!({ "name": name, "namespace": namespace });
+    if !annotations.is_empty() {
+        metadata["annotations"] = json!(annotations);
+    }
+    metadata
+}
+
+/// Sets a field, and creates missing parent objects.
+fn set_field(spec: &mut Map<String, Value>, pointer: &str, value: Value) {
+    let mut names: Vec<&str> = pointer.trim_start_matches('/').split('/').collect();
+    let field = names.pop().expect("a pointer names a field");
+    let mut parent = spec;
+    for name in names {
+        let entry = parent.entry(name).or_insert_with(|| json!({}));
+        parent = entry.as_object_mut().unwrap_or_else(|| panic!("{name} in {pointer} is not an object"));
+    }
+    parent.insert(field.to_owned(), value);
+}
+
 /// A random key in the format of Standard Webhooks.
 fn new_webhook_key() -> String {
     format!("whsec_{}", BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))
@@ -369,6 +476,19 @@ fn yaml_stream(objects: &[Value]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_belongs_to_an_app_and_has_an_id() {
+        let app = App::with_id("shop").annotate("latchkey.dev/rotate-keys", "1");
+        assert_eq!(app.objects("tests")[0]["metadata"]["annotations"]["latchkey.dev/rotate-keys"], "1");
+        let client = Client::web("grafana", &app, "https://grafana.example.com/login");
+        assert_eq!((client.client_id().as_str(), client.name()), ("tests.grafana", "grafana"));
+        assert_eq!(client.clone().set("/clientID", "grafana").client_id(), "grafana");
+        let object = client.set_own("pkce", "Required").annotate("latchkey.dev/rotate-secret", "1").object("tests");
+        assert_eq!(object["metadata"]["annotations"]["latchkey.dev/rotate-secret"], "1");
+        let web = json!({ "redirectURLs": ["https://grafana.example.com/login"], "pkce": "Required" });
+        assert_eq!(object["spec"], json!({ "appRef": { "name": "shop", "namespace": "tests" }, "web": web }));
+    }
 
     #[test]
     fn a_webhook_replaces_the_webhook_of_the_same_name_and_has_a_secret() {

@@ -70,6 +70,8 @@ pub struct ControlPlane {
     programs: ProgramPaths,
     addr: SocketAddr,
     etcd_addr: SocketAddr,
+    /// More arguments of the API server.
+    args: Vec<String>,
     /// `None` while the API server is stopped.
     api_server: Mutex<Option<Process>>,
     /// Dropped after the API server, because without etcd the API server logs errors.
@@ -127,6 +129,11 @@ impl ControlPlane {
 
     /// Starts a control plane that only one test uses, because the test breaks it or counts every request.
     pub async fn start() -> Result<Self> {
+        Self::start_with(&[]).await
+    }
+
+    /// Starts a control plane that only one test uses, with more arguments of the API server.
+    pub async fn start_with(args: &[&str]) -> Result<Self> {
         let dir = process::fresh_dir("control-plane");
         let programs =
             ProgramPaths { etcd: control_plane_program("etcd")?, api_server: control_plane_program("kube-apiserver")? };
@@ -134,7 +141,8 @@ impl ControlPlane {
         write_certificates(&dir)?;
         fs::write(dir.join("audit-policy.yaml"), AUDIT_POLICY)?;
         let etcd = start_etcd(&programs.etcd, &dir, etcd_addr)?;
-        let this = Self { dir, programs, addr, etcd_addr, api_server: Mutex::new(None), _etcd: etcd };
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let this = Self { dir, programs, addr, etcd_addr, args, api_server: Mutex::new(None), _etcd: etcd };
         this.write_kubeconfig(&this.admin_kubeconfig(), this.addr, "default", &this.admin_user())?;
         this.start_api_server().await?;
         Ok(this)
@@ -160,6 +168,11 @@ impl ControlPlane {
     /// The administrator's kubeconfig, for `kubectl`.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.dir.join("admin.kubeconfig")
+    }
+
+    /// The CA of the API server's certificate.
+    pub fn ca_path(&self) -> PathBuf {
+        self.dir.join("ca.pem")
     }
 
     /// Creates a namespace with a unique name that starts with `prefix`.
@@ -325,6 +338,7 @@ impl ControlPlane {
             // In MB. The limit is so large that the log is never rotated: a mark contains an offset in one file.
             .args(["--audit-log-maxsize", "1000000"])
             .args(["--profiling=false"])
+            .args(&self.args)
     }
 
     fn admin_user(&self) -> UserEntry {

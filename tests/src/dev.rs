@@ -1,5 +1,6 @@
 //! `make run`: the whole service on this machine, as real processes with their data in `target/dev`.
 
+mod demo_client;
 mod manifests;
 mod provider;
 
@@ -374,7 +375,11 @@ fn welcome_text(settings: &Settings, apps: &[String], rendered: &Path, terminal:
     let script = settings.data.join("session.sh");
     fs::write(&script, &session)?;
     text += &format!("  {:<16} {}\n", "Apps", apps.join(", "));
-    text += &pages_text(settings, &rendered_app(settings, app)?);
+    let document = rendered_app(settings, app)?;
+    text += &pages_text(settings, &document);
+    if let Some(link) = demo_client::authorization_url(&document, settings.inbox) {
+        text += &format!("\nSign in with OpenID Connect, in a browser. The last page shows the tokens:\n\n  {link}\n");
+    }
     if let Some(link) = provider::login_link(rendered, settings.provider, &format!("http://{}/done", settings.inbox)) {
         let (person, unverified, password) = (provider::VERIFIED_USER, provider::UNVERIFIED_USER, dex::DEX_PASSWORD);
         text += &format!("\nLog in with the local provider, in a browser:\n\n  {link}\n\n");

@@ -27,6 +27,8 @@ use crate::{
 pub const DEX_PASSWORD: &str = "open-sesame";
 /// The bcrypt hash of [`DEX_PASSWORD`], with the lowest cost that Dex accepts.
 pub const DEX_PASSWORD_HASH: &str = "$2b$10$EoHY6U86IlFkazC440nOW.o4sgH5Mg/45Pl4siaFa7Bnxt8gk/LX2";
+/// The path of authorization requests that need no page, below the address of Dex.
+pub const AUTOMATIC_LOGIN_PATH: &str = "/dex/auth/automatic";
 /// Limit for a start, in which Dex generates an RSA key.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Time in which Dex must end before a restart. After this time Dex is killed.
@@ -44,6 +46,8 @@ pub struct Options {
     pub clients: Vec<Client>,
     /// Whether Dex shows a consent page after the login, on which users grant access or cancel the login.
     pub requires_consent: bool,
+    /// Whether Dex logs in everybody as one user, without a page. Its path is [`AUTOMATIC_LOGIN_PATH`].
+    pub automatic_login: bool,
 }
 
 /// A user of the provider.
@@ -89,6 +93,7 @@ impl Options {
             users: Vec::new(),
             clients: Vec::new(),
             requires_consent: false,
+            automatic_login: false,
         }
     }
 
@@ -116,6 +121,12 @@ impl Options {
     /// Adds a consent page.
     pub fn with_consent_page(mut self) -> Self {
         self.requires_consent = true;
+        self
+    }
+
+    /// Logs in everybody as one user, without a page.
+    pub fn with_automatic_login(mut self) -> Self {
+        self.automatic_login = true;
         self
     }
 
@@ -147,8 +158,14 @@ impl Options {
                 })
             })
             .collect();
+        let connectors = if self.automatic_login {
+            json!([{ "type": "mockCallback", "id": "automatic", "name": "Automatic" }])
+        } else {
+            json!([])
+        };
         json!({
             "issuer": self.issuer(),
+            "connectors": connectors,
             "storage": { "type": "memory" },
             "web": { "http": self.addr.to_string() },
             "oauth2": { "skipApprovalScreen": !self.requires_consent },

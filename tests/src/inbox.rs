@@ -1,5 +1,5 @@
-//! The inbox of `make run`: a page that shows incoming mails, the same mails as JSON for scripts, and the page to which
-//! a social login redirects.
+//! The inbox of `make run`: a page that shows incoming mails, the same mails as JSON for scripts, and the pages to which
+//! a social login and a login with OpenID Connect redirect.
 
 use std::{
     convert::Infallible,
@@ -30,6 +30,11 @@ use crate::{
 
 const INBOX_PAGE: &str = include_str!("inbox/page.html");
 const DONE_PAGE: &str = include_str!("inbox/done.html");
+const SIGNED_IN_PAGE: &str = include_str!("inbox/signed_in.html");
+/// The code verifier of the demo of `make run` (RFC 7636, section 4.1). It protects nothing, because it is known.
+pub(crate) const DEMO_VERIFIER: &str = "the-demo-of-make-run-has-the-same-verifier-for-each-login";
+/// The path of the page that exchanges a code for tokens.
+pub(crate) const SIGNED_IN_PATH: &str = "/signed-in";
 /// Maximum of the query parameter `wait`, in seconds.
 const MAX_WAIT_SECONDS: u64 = 300;
 /// Interval of comments in the event stream. They keep the stream open, and a failed write shows that the page was
@@ -52,6 +57,7 @@ type Body = BoxBody<Bytes, Infallible>;
 enum Route {
     Page,
     Done,
+    SignedIn,
     Events,
     Messages,
     Latest,
@@ -105,8 +111,12 @@ async fn respond(request: &Request<Incoming>, mails: &Mailbox) -> Response<Body>
     }
     let Some(route) = route(request.uri().path()) else { return text_response(StatusCode::NOT_FOUND, "not found\n") };
     match (request.method(), route) {
-        (&Method::GET | &Method::HEAD, Route::Page) => html_page(INBOX_PAGE),
-        (&Method::GET | &Method::HEAD, Route::Done) => html_page(DONE_PAGE),
+        (&Method::GET | &Method::HEAD, Route::Page) => html_page(INBOX_PAGE, "'self'"),
+        (&Method::GET | &Method::HEAD, Route::Done) => html_page(DONE_PAGE, "'self'"),
+        // The page calls the provider, which has another port.
+        (&Method::GET | &Method::HEAD, Route::SignedIn) => {
+            html_page(&SIGNED_IN_PAGE.replace("{verifier}", DEMO_VERIFIER), "http:")
+        }
         (&Method::GET, Route::Events) => events(mails),
         (&Method::GET | &Method::HEAD, Route::Messages) => {
             let query = Query::parse(request);
@@ -140,6 +150,7 @@ fn route(path: &str) -> Option<Route> {
     Some(match path {
         "/" => Route::Page,
         "/done" => Route::Done,
+        SIGNED_IN_PATH => Route::SignedIn,
         "/api/events" => Route::Events,
         "/api/messages" => Route::Messages,
         "/api/messages/latest" => Route::Latest,
@@ -189,11 +200,12 @@ impl Query {
     }
 }
 
-fn html_page(html: &str) -> Response<Body> {
+/// A page. Its scripts can call the sources in `connect`, as a content security policy names them.
+fn html_page(html: &str, connect: &str) -> Response<Body> {
     let nonce = format!("{:032x}", rand::random::<u128>());
     let mut response = full_response(StatusCode::OK, "text/html; charset=utf-8", html.replace("{nonce}", &nonce));
     let policy = format!(
-        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src {connect}; \
          frame-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     );
     set_header(&mut response, header::CONTENT_SECURITY_POLICY, &policy);

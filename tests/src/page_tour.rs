@@ -6,10 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use http::StatusCode;
 use serde_json::json;
+use url::Url;
 
 use crate::{
     browser::Browser,
-    builders::{App, Provider},
+    builders::{App, Client, Provider},
     eventually_ok,
     mail::Mail,
     passwords::{NEW_PASSWORD, PASSWORD, WRONG_PASSWORD},
@@ -45,6 +46,8 @@ const PAGE_LIMIT: Duration = Duration::from_secs(60);
 pub struct PageTour {
     stack: Stack,
     app: App,
+    /// A Client that asks for consent. Its redirect URL is a page of the App.
+    client: Client,
 }
 
 /// The walk of one browser.
@@ -78,7 +81,14 @@ impl PageTour {
             app = app.provider(provider);
             builder = builder.provider(provider);
         }
-        Ok(Self { stack: builder.app(&app).try_start().await?, app })
+        let stack = builder.app(&app).try_start().await?;
+        let client = Client::web("grafana", &app, &format!("{}/{}/account", stack.base_url(), app.id()))
+            .set("/displayName", "Our Grafana")
+            .set("/scopes", json!(["openid", "profile", "email", "groups", "offline_access"]))
+            .set("/consent", "Once");
+        stack.apply_client(&client)?;
+        stack.wait_until_served(&app).await?;
+        Ok(Self { stack, app, client })
     }
 
     /// Walks a new browser through all pages. Calls `visit` at each of them with a name of the page and its state, which
@@ -90,6 +100,7 @@ impl PageTour {
         walk.see_unverified_account().await?;
         walk.register().await?;
         walk.see_account().await?;
+        walk.see_applications().await?;
         walk.reset_password().await?;
         walk.delete_account().await
     }
@@ -230,6 +241,32 @@ impl<V: AsyncFnMut(&Browser, &str)> Walk<'_, V> {
         self.see("account-email-sent").await
     }
 
+    /// Expects that Ada is logged in.
+    async fn see_applications(&mut self) -> Result<()> {
+        let (client_id, redirect_url) = (self.tour.client.client_id(), self.tour.url("account"));
+        let request = [
+            ("client_id", client_id.as_str()),
+            ("redirect_uri", redirect_url.as_str()),
+            ("response_type", "code"),
+            ("scope", "openid profile email groups offline_access"),
+        ];
+        let query = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(request).finish();
+        self.open(&format!("authorize?{query}")).await;
+        self.wait_for("consent", None).await;
+        self.see("consent").await?;
+        self.press_primary().await;
+        self.wait_for("account", None).await;
+        self.open("account/applications").await;
+        self.browser.text_of("main .list").await;
+        self.see("account-applications").await?;
+        self.browser.click("main .list button").await;
+        self.browser.text_of("main .alert-done").await;
+        self.see("account-applications-removed").await?;
+        self.open("authorize?client_id=unknown").await;
+        self.wait_for("authorize", Some("invalid_client")).await;
+        self.see("authorize-error").await
+    }
+
     async fn reset_password(&mut self) -> Result<()> {
         let email = self.email("ada");
         self.open("forgot").await;
@@ -301,7 +338,7 @@ impl<V: AsyncFnMut(&Browser, &str)> Walk<'_, V> {
 
     /// Waits until the browser shows this page with this error.
     async fn wait_for(&self, page: &str, error: Option<&str>) {
-        let expected: url::Url = self.tour.url(page).parse().expect("a URL");
+        let expected: Url = self.tour.url(page).parse().expect("a URL");
         eventually_ok(&format!("the page {page} with the error {error:?}"), PAGE_LIMIT, || async {
             let url = self.browser.url().await;
             let found = self.browser.attribute("main", "data-error").await;

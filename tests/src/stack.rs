@@ -11,11 +11,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use latchkey_crds::rendered::Revision;
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
-    builders::{App, Provider, Relay},
+    builders::{App, Client, Provider, Relay},
     client::{ApiClient, ApiResponse},
     mail::Mailbox,
     mock_provider,
@@ -411,6 +412,32 @@ impl Stack {
         Ok(server)
     }
 
+    /// Creates or replaces the manifest of a Client. Renders it, unless `render --watch` runs.
+    pub fn apply_client(&self, client: &Client) -> Result<()> {
+        let path = self.dir.join(format!("manifests/client-{}.yaml", client.name()));
+        postgres::write_private(&path, &client.manifest())?;
+        if self.watcher.is_none() { self.render() } else { Ok(()) }
+    }
+
+    /// The secret that the operator has created for a Client.
+    pub fn client_secret(&self, client: &Client) -> Result<String> {
+        let path = self.dir.join("keys").join(client.secret_file());
+        let text = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+        let secret: Value = serde_json::from_slice(&text)?;
+        Ok(secret["client-secret"].as_str().context("a client has a secret")?.to_owned())
+    }
+
+    /// Waits until every server serves the rendered document of an App.
+    pub async fn wait_until_served(&self, app: &App) -> Result<()> {
+        let document = fs::read(self.rendered().join(format!("{}.json", app.id())))?;
+        let revision = Revision::of(&document);
+        for server in &self.servers {
+            let served = tokio::time::timeout(READY_LIMIT, server.wait_for_revision(revision.as_str())).await;
+            served.with_context(|| format!("server {} does not serve the new document", server.index))??;
+        }
+        Ok(())
+    }
+
     /// Runs `latchkey-operator render` once.
     pub fn render(&self) -> Result<()> {
         self.render_program("render").run(RENDER_LIMIT)
@@ -548,6 +575,19 @@ impl ServerProcess {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// Waits until the server has loaded a document with this revision. Never returns if it does not load it.
+    async fn wait_for_revision(&self, revision: &str) -> Result<()> {
+        let mut stream = ApiClient::new(self.ops).request(http::Method::GET, "revisions").send().await?;
+        let mut received = Vec::new();
+        while let Some(chunk) = stream.chunk().await? {
+            received.extend_from_slice(&chunk);
+            if String::from_utf8_lossy(&received).contains(revision) {
+                return Ok(());
+            }
+        }
+        bail!("the stream of revisions ended")
     }
 
     /// Starts the server and waits until it is ready.

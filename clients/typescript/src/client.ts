@@ -130,7 +130,9 @@ export class Latchkey {
 
   /** Exchanges a refresh token. The session does this automatically; use this method only for tokens that you store. */
   async refresh(refreshToken: string): Promise<Schemas["TokenResponse"]> {
-    const response = await this.request("post", "/v1/{APPID}/token", { body: { refresh_token: refreshToken } });
+    const body = { refresh_token: refreshToken };
+    // Only a form of an OpenID Connect client gets another response.
+    const response = (await this.request("post", "/v1/{APPID}/token", { body })) as Schemas["TokenResponse"];
     if (typeof response.refresh_token !== "string") {
       throw new ApiError("the response has no tokens", 200, "unexpected_response");
     }
@@ -140,7 +142,7 @@ export class Latchkey {
   /** Exchanges the one-time code of a social login, and logs the user in. */
   async exchangeCode(code: string, codeVerifier: string) {
     const body = { grant_type: "authorization_code", code, code_verifier: codeVerifier };
-    const response = await this.request("post", "/v1/{APPID}/token", { body });
+    const response = (await this.request("post", "/v1/{APPID}/token", { body })) as Schemas["TokenResponse"];
     await this.session.open(response);
     return response;
   }

@@ -19,7 +19,7 @@ export interface paths {
         };
         /**
          * Metadata for services that check tokens of the App (RFC 8414)
-         * @description Issuer, keys and endpoints.
+         * @description Issuer, keys and endpoints. With OpenID Connect clients, the same as *openid-configuration*.
          */
         get: operations["oauth-authorization-server"];
         put?: never;
@@ -280,7 +280,7 @@ export interface paths {
         put?: never;
         /**
          * The current state of a token (RFC 7662)
-         * @description For the ServiceAccounts to which the App gives a role that can introspect. For anything but a token of this App with a live session, the response is only `{"active": false}`; this includes a refresh token that was replaced.
+         * @description For the ServiceAccounts to which the App gives a role that can introspect. For anything but a token of this App with a live session, the response is only `{"active": false}`; this includes a refresh token that was replaced. Of the tokens of OpenID Connect clients, only access tokens with an audience of the App are active. A client with a secret or a key can also call this, with a form, for its own tokens.
          */
         post: operations["introspect"];
         delete?: never;
@@ -315,6 +315,32 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/{APPID}/par": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /**
+                 * @description The appID of the App.
+                 * @example shop
+                 */
+                APPID: components["parameters"]["APPID"];
+            };
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Store an authorization request before the browser comes (RFC 9126)
+         * @description Takes the parameters of an authorization request, and the same client authentication as *token*. There is nothing at this path for an App without clients.
+         */
+        post: operations["pushed-authorization-request"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/{APPID}/revoke": {
         parameters: {
             query?: never;
@@ -332,7 +358,7 @@ export interface paths {
         put?: never;
         /**
          * End the session that a token belongs to (RFC 7009)
-         * @description Accepts a refresh token or an access token. An invalid token gets the same response.
+         * @description Accepts a refresh token or an access token. An invalid token gets the same response. An OpenID Connect client must send a form and authenticate as for *token*; the token of another client is refused.
          */
         post: operations["revoke"];
         delete?: never;
@@ -419,7 +445,7 @@ export interface paths {
         put?: never;
         /**
          * Refresh the tokens of a session, or exchange the code of a social login
-         * @description Within the App's grace period, the same refresh token gets the same new refresh token again, so tabs can race and a client can repeat a request if the response was lost. A refresh token that is older than the previous one ends its session, because two parties hold it.
+         * @description Within the App's grace period, the same refresh token gets the same new refresh token again, so tabs can race and a client can repeat a request if the response was lost. A refresh token that is older than the previous one ends its session, because two parties hold it. An OpenID Connect client must send a form and authenticate.
          */
         post: operations["token"];
         delete?: never;
@@ -616,11 +642,15 @@ export interface paths {
         };
         /**
          * The user's claims (OpenID Connect Core 1.0, 5.3)
-         * @description The email address is included only if it is verified.
+         * @description The email address is included only if it is verified. Also accepts the access token of an OpenID Connect client; the response then has the claims of the token's scopes.
          */
         get: operations["userinfo"];
         put?: never;
-        post?: never;
+        /**
+         * The user's claims, with the token in a form (OpenID Connect Core 1.0, 5.3.1)
+         * @description Accepts the token in `Authorization` or in the field `access_token` of a form, but not in both. Only an App with OpenID Connect clients accepts this method.
+         */
+        post: operations["userinfo-form"];
         delete?: never;
         options?: never;
         head?: never;
@@ -668,7 +698,7 @@ export interface paths {
         };
         /**
          * Metadata for services that check tokens of the App (RFC 8414)
-         * @description Issuer, keys and endpoints.
+         * @description Issuer, keys and endpoints. With OpenID Connect clients, the same as *openid-configuration*.
          */
         get: operations["oauth-authorization-server-of-app"];
         put?: never;
@@ -694,7 +724,7 @@ export interface paths {
         };
         /**
          * Metadata for services that check tokens of the App (OpenID Connect Discovery)
-         * @description Issuer, keys and endpoints. There is no authorization endpoint: this is not an OpenID provider.
+         * @description Issuer, keys and endpoints. Only an App with OpenID Connect clients has an authorization endpoint: any other App is not an OpenID provider.
          */
         get: operations["openid-configuration"];
         put?: never;
@@ -811,29 +841,46 @@ export interface components {
             /** @description The newest event first, at most 100. */
             events: components["schemas"]["Event"][];
         };
+        AnyTokenRequest: components["schemas"]["TokenRequest"] | components["schemas"]["ClientTokenRequest"];
+        AnyTokenResponse: components["schemas"]["TokenResponse"] | components["schemas"]["ClientTokenResponse"];
         /**
-         * @description The metadata of an App. It lists only what is served. There are no scopes, and there is no authorization endpoint,
-         *     because this is not an OpenID provider.
+         * @description The metadata of an App. It lists only what is served. Without clients there are no scopes, and there is no
+         *     authorization endpoint, because the App is not an OpenID provider.
          */
         AuthorizationServerMetadata: {
+            acr_values_supported?: string[];
+            authorization_endpoint?: string;
+            authorization_response_iss_parameter_supported?: boolean;
+            claim_types_supported?: string[];
+            claims_parameter_supported?: boolean;
             /** @description For a social login that ends with a code (RFC 7636). */
             code_challenge_methods_supported: string[];
+            end_session_endpoint?: string;
             /** @description Included, because the default of RFC 8414, 2 includes grant types that are not supported. */
             grant_types_supported: string[];
             introspection_endpoint: string;
-            /** @description The token of a ServiceAccount. RFC 8414, 2 allows access token types here. */
+            /** @description `Bearer` is the token of a ServiceAccount. RFC 8414, 2 allows access token types here. */
             introspection_endpoint_auth_methods_supported: string[];
+            introspection_endpoint_auth_signing_alg_values_supported?: string[];
             /** @description `iss` of the App's tokens. */
             issuer: string;
             /** @description The address of the keys that sign its tokens. */
             jwks_uri: string;
+            prompt_values_supported?: string[];
+            pushed_authorization_request_endpoint?: string;
+            request_parameter_supported?: boolean;
+            request_uri_parameter_supported?: boolean;
+            response_modes_supported?: string[];
             /** @description Required (RFC 8414, 2). `none` is the registered value for an endpoint that issues neither code nor token. */
             response_types_supported: string[];
             revocation_endpoint: string;
             revocation_endpoint_auth_methods_supported: string[];
+            revocation_endpoint_auth_signing_alg_values_supported?: string[];
+            scopes_supported?: string[];
             token_endpoint: string;
-            /** @description Clients have no secret: a refresh token needs no other proof. */
+            /** @description `none`: front ends of the App have no secret. A refresh token needs no other proof. */
             token_endpoint_auth_methods_supported: string[];
+            token_endpoint_auth_signing_alg_values_supported?: string[];
         };
         /** @description The response of *callback* if the App has no redirect URLs. */
         CallbackResponse: {
@@ -887,6 +934,44 @@ export interface components {
              * @description The new password; the App sets its minimum length and strength.
              */
             password: string;
+        };
+        ClientTokenRequest: {
+            /** @description For `private_key_jwt` (RFC 7523). */
+            client_assertion?: string;
+            /** @description `urn:ietf:params:oauth:client-assertion-type:jwt-bearer`. */
+            client_assertion_type?: string;
+            /** @description The client, unless Basic or the assertion names it. */
+            client_id?: string;
+            /** @description For `client_secret_post`. */
+            client_secret?: string;
+            /** @description The code from the authorization response. */
+            code?: string;
+            /** @description The verifier of the `code_challenge` of the authorization request (RFC 7636). */
+            code_verifier?: string;
+            /** @description `authorization_code` or `refresh_token`. */
+            grant_type: string;
+            /** @description The redirect URL of the authorization request. Required with `code`. */
+            redirect_uri?: string;
+            /** @description The refresh token. */
+            refresh_token?: string;
+            /** @description At a refresh: the scopes of the new access token, separated by spaces. Default: all that were granted. */
+            scope?: string;
+        };
+        /** @description The tokens of an OpenID Connect client (OpenID Connect Core 1.0, 3.1.3.3). */
+        ClientTokenResponse: {
+            /** @description A JWT (RFC 9068) with the issuer as an audience. */
+            access_token: string;
+            /**
+             * Format: int64
+             * @description Lifetime of `access_token` in seconds.
+             */
+            expires_in: number;
+            id_token: string;
+            /** @description The refresh token to use next: with the scope `offline_access`, and for public clients. */
+            refresh_token?: string | null;
+            /** @description The scopes of `access_token`. */
+            scope: string;
+            token_type: string;
         };
         ConfirmPasswordRequest: {
             /** @description The code from the reset email; case, hyphens and spaces do not matter. */
@@ -960,7 +1045,7 @@ export interface components {
          * @description The values of `error`: a closed set.
          * @enum {string}
          */
-        ErrorCode: "invalid_request" | "invalid_code" | "weak_password" | "redirect_url_not_allowed" | "invalid_state" | "unsupported_grant_type" | "invalid_grant" | "invalid_credentials" | "invalid_token" | "reauthentication_required" | "invalid_client" | "invalid_provider_token" | "email_not_verified" | "registration_disabled" | "user_disabled" | "access_denied" | "origin_not_allowed" | "not_found" | "app_not_found" | "provider_not_found" | "method_not_allowed" | "email_taken" | "account_link_required" | "last_identity" | "external_id_taken" | "identity_taken" | "version_conflict" | "payload_too_large" | "unsupported_media_type" | "rate_limited" | "server_error" | "provider_error" | "temporarily_unavailable";
+        ErrorCode: "invalid_request" | "invalid_code" | "weak_password" | "redirect_url_not_allowed" | "invalid_state" | "invalid_request_uri" | "unsupported_grant_type" | "invalid_grant" | "invalid_scope" | "unsupported_response_type" | "request_not_supported" | "request_uri_not_supported" | "registration_not_supported" | "unmet_authentication_requirements" | "invalid_credentials" | "invalid_token" | "reauthentication_required" | "invalid_client" | "invalid_provider_token" | "email_not_verified" | "registration_disabled" | "user_disabled" | "access_denied" | "origin_not_allowed" | "not_found" | "app_not_found" | "provider_not_found" | "method_not_allowed" | "email_taken" | "account_link_required" | "last_identity" | "external_id_taken" | "identity_taken" | "too_many_groups" | "version_conflict" | "payload_too_large" | "unsupported_media_type" | "rate_limited" | "server_error" | "provider_error" | "temporarily_unavailable";
         /** @description An event of the account. */
         Event: {
             /**
@@ -979,7 +1064,7 @@ export interface components {
              */
             ip: string | null;
             /** @enum {string} */
-            kind: "registered" | "registered_again" | "confirmation_requested" | "confirmed" | "logged_in" | "logged_out" | "password_reset_requested" | "password_reset" | "password_changed" | "password_removed" | "address_change_requested" | "address_changed" | "renamed" | "session_ended" | "sessions_ended" | "refresh_late" | "refresh_stolen" | "identity_linked" | "identity_unlinked" | "user_deleted" | "user_created" | "user_changed" | "user_disabled" | "user_enabled" | "mail_requested" | "users_imported" | "exported" | "login_refused" | "login_limited" | "password_check_refused" | "password_reset_refused";
+            kind: "registered" | "registered_again" | "confirmation_requested" | "confirmed" | "logged_in" | "logged_out" | "password_reset_requested" | "password_reset" | "password_changed" | "password_removed" | "address_change_requested" | "address_changed" | "renamed" | "session_ended" | "sessions_ended" | "refresh_late" | "refresh_stolen" | "identity_linked" | "identity_unlinked" | "client_authorized" | "consent_given" | "consent_withdrawn" | "client_code_reused" | "user_deleted" | "user_created" | "user_changed" | "user_disabled" | "user_enabled" | "mail_requested" | "users_imported" | "exported" | "group_member_added" | "group_member_removed" | "login_refused" | "login_limited" | "password_check_refused" | "password_reset_refused";
             /** @description The session that caused the event, or that the event opened. */
             session_id: string | null;
         };
@@ -1029,6 +1114,8 @@ export interface components {
         };
         /** @description The response of *introspect*. If `active` is false, it has no other field. */
         IntrospectResponse: {
+            /** @description The authentication context class, only in the token of a client. */
+            acr?: string | null;
             /** @description Whether the App issued the token, it is valid, and its session is live. A replaced refresh token is not active. */
             active: boolean;
             /** @description The authentication method (RFC 8176). */
@@ -1042,7 +1129,8 @@ export interface components {
             client_id?: string;
             /** @description Only if the email address is verified. */
             email?: string | null;
-            email_verified?: boolean;
+            /** @description For the token of a client, this claim and the name need their scopes. */
+            email_verified?: boolean | null;
             /**
              * Format: int64
              * @description Unix seconds.
@@ -1055,7 +1143,9 @@ export interface components {
             iat?: number;
             iss?: string;
             jti?: string;
-            name?: string;
+            name?: string | null;
+            /** @description The scopes of the token, only if it is the token of a client. */
+            scope?: string | null;
             /** @description The session. */
             sid?: string;
             /** @description The user: `local_id`. */
@@ -1096,29 +1186,44 @@ export interface components {
         };
         /** @description The metadata of RFC 8414, with the members that OpenID Connect Discovery 1.0, 3 requires in addition. */
         OpenIdConfiguration: {
+            acr_values_supported?: string[];
+            authorization_endpoint?: string;
+            authorization_response_iss_parameter_supported?: boolean;
+            claim_types_supported?: string[];
+            claims_parameter_supported?: boolean;
             /** @description The claims of access tokens and *userinfo*. */
             claims_supported: string[];
             /** @description For a social login that ends with a code (RFC 7636). */
             code_challenge_methods_supported: string[];
+            end_session_endpoint?: string;
             /** @description Included, because the default of RFC 8414, 2 includes grant types that are not supported. */
             grant_types_supported: string[];
-            /** @description The algorithms of the keys in the App's JWKS. */
+            /** @description The algorithms of the keys in the App's JWKS or, with clients, those that a client can choose. */
             id_token_signing_alg_values_supported: components["schemas"]["SigningAlgorithm"][];
             introspection_endpoint: string;
-            /** @description The token of a ServiceAccount. RFC 8414, 2 allows access token types here. */
+            /** @description `Bearer` is the token of a ServiceAccount. RFC 8414, 2 allows access token types here. */
             introspection_endpoint_auth_methods_supported: string[];
+            introspection_endpoint_auth_signing_alg_values_supported?: string[];
             /** @description `iss` of the App's tokens. */
             issuer: string;
             /** @description The address of the keys that sign its tokens. */
             jwks_uri: string;
+            prompt_values_supported?: string[];
+            pushed_authorization_request_endpoint?: string;
+            request_parameter_supported?: boolean;
+            request_uri_parameter_supported?: boolean;
+            response_modes_supported?: string[];
             /** @description Required (RFC 8414, 2). `none` is the registered value for an endpoint that issues neither code nor token. */
             response_types_supported: string[];
             revocation_endpoint: string;
             revocation_endpoint_auth_methods_supported: string[];
+            revocation_endpoint_auth_signing_alg_values_supported?: string[];
+            scopes_supported?: string[];
             subject_types_supported: string[];
             token_endpoint: string;
-            /** @description Clients have no secret: a refresh token needs no other proof. */
+            /** @description `none`: front ends of the App have no secret. A refresh token needs no other proof. */
             token_endpoint_auth_methods_supported: string[];
+            token_endpoint_auth_signing_alg_values_supported?: string[];
             userinfo_endpoint: string;
         };
         ProviderTokenRequest: {
@@ -1126,6 +1231,16 @@ export interface components {
             nonce?: string;
             /** @description An access token or ID token of the provider, issued for one of the Provider's client IDs. */
             token: string;
+        };
+        /** @description The response (RFC 9126, 2.2). */
+        PushedAuthorizationResponse: {
+            /**
+             * Format: int64
+             * @description The time in which a browser must begin with the request, in seconds.
+             */
+            expires_in: number;
+            /** @description The value of `request_uri` at *authorize*. */
+            request_uri: string;
         };
         /** @description The response of *redirect* with `format=json`. */
         RedirectResponse: {
@@ -1178,6 +1293,8 @@ export interface components {
         Session: {
             /** @description The authentication method (RFC 8176). */
             amr: string[];
+            /** @description The client, if `kind` is `client`. */
+            client_id?: string | null;
             /**
              * Format: int64
              * @description Unix seconds.
@@ -1188,7 +1305,10 @@ export interface components {
             id: string;
             /** @description The IP address from which it was opened. */
             ip: string;
-            /** @description `browser` for a browser that is logged in to the pages. Omitted for a session of the App. */
+            /**
+             * @description `browser` for a browser that is logged in to the pages, `client` for an OpenID Connect client. Omitted for a
+             *     session of the App.
+             */
             kind?: string | null;
             /**
              * Format: int64
@@ -1265,18 +1385,25 @@ export interface components {
             id: string;
             name: string;
         };
-        /** @description The claims (OpenID Connect Core 1.0, 5.1 and 5.3.2). A claim without a value is omitted. */
+        /**
+         * @description The claims (OpenID Connect Core 1.0, 5.1 and 5.3.2). A claim without a value is omitted. A client gets only the
+         *     claims of its scopes.
+         */
         UserInfoResponse: {
             /** @description Only if it is verified, as in access tokens. */
             email?: string | null;
-            email_verified: boolean;
-            name: string;
+            email_verified?: boolean | null;
+            /** @description Only for clients. */
+            groups?: string[] | null;
+            /** @description `true` if the user has more groups than the client accepts. There is no `groups` then. */
+            groups_omitted?: boolean | null;
+            name?: string | null;
             sub: string;
             /**
              * Format: int64
-             * @description Unix seconds.
+             * @description Unix seconds. Not for clients.
              */
-            updated_at: number;
+            updated_at?: number | null;
         };
         /** @description The account. */
         UserResponse: {
@@ -2846,6 +2973,20 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    "Retry-After": components["headers"]["Retry-After"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description The headers exceed 32 KiB or 100 fields. There is no body. */
             431: {
                 headers: {
@@ -3021,6 +3162,178 @@ export interface operations {
             };
         };
     };
+    "pushed-authorization-request": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /**
+                 * @description The appID of the App.
+                 * @example shop
+                 */
+                APPID: components["parameters"]["APPID"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/x-www-form-urlencoded": {
+                    client_id?: string;
+                    code_challenge?: string;
+                    code_challenge_method?: string;
+                    nonce?: string;
+                    redirect_uri: string;
+                    response_type: string;
+                    scope: string;
+                    state?: string;
+                } & {
+                    [key: string]: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Success. */
+            201: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "expires_in": 60,
+                     *       "request_uri": "urn:ietf:params:oauth:request_uri:6esc_11ACC5bwc014ltc14eY22c"
+                     *     }
+                     */
+                    "application/json": components["schemas"]["PushedAuthorizationResponse"];
+                };
+            };
+            /** @description `redirect_url_not_allowed`, `invalid_scope`, `unsupported_response_type`, `request_not_supported`, `request_uri_not_supported`, `registration_not_supported`, `unmet_authentication_requirements`, `invalid_request` */
+            400: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `invalid_client` */
+            401: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "WWW-Authenticate": components["headers"]["WWW-Authenticate"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `not_found`, `app_not_found` */
+            404: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `method_not_allowed` */
+            405: {
+                headers: {
+                    Allow: components["headers"]["Allow"];
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `invalid_request` */
+            408: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `payload_too_large` */
+            413: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `unsupported_media_type` */
+            415: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    "Retry-After": components["headers"]["Retry-After"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The headers exceed 32 KiB or 100 fields. There is no body. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description `server_error` */
+            500: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `temporarily_unavailable` */
+            503: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "Retry-After": components["headers"]["Retry-After"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     revoke: {
         parameters: {
             query?: never;
@@ -3063,10 +3376,22 @@ export interface operations {
                     "application/json": Record<string, never>;
                 };
             };
-            /** @description `invalid_request` */
+            /** @description `invalid_grant`, `invalid_request` */
             400: {
                 headers: {
                     "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `invalid_client` */
+            401: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "WWW-Authenticate": components["headers"]["WWW-Authenticate"];
                     "X-Request-Id": components["headers"]["X-Request-Id"];
                     [name: string]: unknown;
                 };
@@ -3123,6 +3448,20 @@ export interface operations {
             415: {
                 headers: {
                     "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    "Retry-After": components["headers"]["Retry-After"];
                     "X-Request-Id": components["headers"]["X-Request-Id"];
                     [name: string]: unknown;
                 };
@@ -3493,7 +3832,7 @@ export interface operations {
                  *       "refresh_token": "lkr_AAAAAQGahF…"
                  *     }
                  */
-                "application/x-www-form-urlencoded": components["schemas"]["TokenRequest"];
+                "application/x-www-form-urlencoded": components["schemas"]["AnyTokenRequest"];
             };
         };
         responses: {
@@ -3516,13 +3855,25 @@ export interface operations {
                      *       "token_type": "Bearer"
                      *     }
                      */
-                    "application/json": components["schemas"]["TokenResponse"];
+                    "application/json": components["schemas"]["AnyTokenResponse"];
                 };
             };
-            /** @description `unsupported_grant_type`, `invalid_grant`, `invalid_request` */
+            /** @description `unsupported_grant_type`, `invalid_grant`, `invalid_scope`, `invalid_request` */
             400: {
                 headers: {
                     "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `invalid_client` */
+            401: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "WWW-Authenticate": components["headers"]["WWW-Authenticate"];
                     "X-Request-Id": components["headers"]["X-Request-Id"];
                     [name: string]: unknown;
                 };
@@ -5036,6 +5387,141 @@ export interface operations {
             405: {
                 headers: {
                     Allow: components["headers"]["Allow"];
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The headers exceed 32 KiB or 100 fields. There is no body. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description `server_error` */
+            500: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `temporarily_unavailable` */
+            503: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "Retry-After": components["headers"]["Retry-After"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    "userinfo-form": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /**
+                 * @description The appID of the App.
+                 * @example shop
+                 */
+                APPID: components["parameters"]["APPID"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "email": "ada@example.com",
+                     *       "email_verified": true,
+                     *       "name": "Ada Lovelace",
+                     *       "sub": "019a8452-7c3e-7d5a-9b51-0c2f6a1d4e88",
+                     *       "updated_at": 1762339600
+                     *     }
+                     */
+                    "application/json": components["schemas"]["UserInfoResponse"];
+                };
+            };
+            /** @description `invalid_request` */
+            400: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `invalid_token` */
+            401: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "WWW-Authenticate": components["headers"]["WWW-Authenticate"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `app_not_found` */
+            404: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `method_not_allowed` */
+            405: {
+                headers: {
+                    Allow: components["headers"]["Allow"];
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `payload_too_large` */
+            413: {
+                headers: {
+                    "Cache-Control": components["headers"]["Cache-Control"];
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description `unsupported_media_type` */
+            415: {
+                headers: {
                     "Cache-Control": components["headers"]["Cache-Control"];
                     "X-Request-Id": components["headers"]["X-Request-Id"];
                     [name: string]: unknown;

@@ -8,7 +8,7 @@ use crate::{
     app::{
         keys::{KeyDocument, policy::KeyPolicy},
         ownership::{Claim, OwnershipDecision},
-        render::{Rendered, TooLarge, render},
+        render::{Rendered, Room, TooLarge, render},
         stop::Stop,
         validate::{Rejection, ValidatedApp},
     },
@@ -29,7 +29,7 @@ pub(crate) fn admit_app(
         return Ok(());
     }
     let keys = KeyDocument::first_with_policy(&validated.app_id, policy, context.now())?;
-    let rendered = render(validated, &keys).within_limit().map_err(too_large)?;
+    let rendered = render(validated, &keys, Room::APP_ONLY).map_err(too_large)?;
     let secret = rendered_app_secret(&validated.app_id);
     let size = DocumentSize::of(&rendered.bytes);
     let claim = Claim::from_app(app);
@@ -45,15 +45,18 @@ pub(crate) fn admit_app(
     admitted.map_err(|no_room| record_waiting(&claim, no_room, context).into())
 }
 
-/// Reserves room for a document that is about to be published.
+/// Renders a document that is about to be published, and reserves room for it. All counting servers support
+/// `supported_format`. Clients for which there is no room are left out.
 pub(crate) fn admit_document(
     app: &App,
     validated: &ValidatedApp,
-    rendered: Rendered,
+    keys: &KeyDocument,
+    supported_format: u32,
     context: &Context,
 ) -> Result<Rendered, Rejection> {
-    let rendered = rendered.within_limit().map_err(too_large)?;
     let secret = rendered_app_secret(&validated.app_id);
+    let room_for_clients = context.objects.quotas.room_for_clients(&secret, &validated.namespace);
+    let rendered = render(validated, keys, Room::new(supported_format, room_for_clients)).map_err(too_large)?;
     let size = DocumentSize::of(&rendered.bytes);
     match context.objects.quotas.admit_document(&secret, &validated.namespace, size) {
         Ok(()) => Ok(rendered),

@@ -1,6 +1,7 @@
 //! Records Kubernetes Events about the effects of a change of an App. A change that affects all Apps (for example, a
 //! change of the servers) causes no Event.
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Resource,
     runtime::events::{Event, EventType, Recorder},
@@ -20,10 +21,21 @@ use crate::{
 /// The maximum length of an Event's note, in bytes (validation of events.k8s.io/v1).
 const MAX_NOTE_BYTES: usize = 1024;
 
+/// The reason of the Event about a new revision.
+const PROGRAMMED: &str = "Programmed";
+
 /// Records an Event for each of the conditions `Accepted` and `ResolvedRefs` that has changed and is False, and an
-/// Event if every server pod serves a new revision.
-pub(crate) async fn record_status_change(context: &Context, app: &App, old: &AppStatus, new: &AppStatus) {
-    for event in status_events(old, new) {
+/// Event if every server pod serves a new revision. A revision that differs only in the App's Clients causes no Event:
+/// the Clients have Events of their own.
+pub(crate) async fn record_status_change(
+    context: &Context,
+    app: &App,
+    old: &AppStatus,
+    new: &AppStatus,
+    has_only_other_clients: bool,
+) {
+    let events = status_events(old, new).into_iter();
+    for event in events.filter(|event| !has_only_other_clients || event.reason != PROGRAMMED) {
         record(context, app, event).await;
     }
 }
@@ -71,7 +83,7 @@ fn status_events(old: &AppStatus, new: &AppStatus) -> Vec<Event> {
         let short_revision = revision.get(..12).unwrap_or(revision);
         events.push(new_event(
             EventType::Normal,
-            "Programmed",
+            PROGRAMMED,
             "Publish",
             format!("every server pod serves revision {short_revision}"),
         ));
@@ -79,7 +91,7 @@ fn status_events(old: &AppStatus, new: &AppStatus) -> Vec<Event> {
     events
 }
 
-fn new_event(type_: EventType, reason: &str, action: &str, note: String) -> Event {
+pub(crate) fn new_event(type_: EventType, reason: &str, action: &str, note: String) -> Event {
     let mut note = note;
     if note.len() > MAX_NOTE_BYTES {
         let end = (0..=MAX_NOTE_BYTES - 3).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
@@ -89,12 +101,16 @@ fn new_event(type_: EventType, reason: &str, action: &str, note: String) -> Even
     Event { type_, reason: reason.to_owned(), note: Some(note), action: action.to_owned(), secondary: None }
 }
 
-/// Records an Event. A failure is only logged: a namespace that is being deleted accepts no Events.
 async fn record(context: &Context, app: &App, event: Event) {
+    publish(context, &app.object_ref(&()), event).await;
+}
+
+/// Records an Event about an object. A failure is only logged: a namespace that is being deleted accepts no Events.
+pub(crate) async fn publish(context: &Context, object: &ObjectReference, event: Event) {
     // Each Event gets a new recorder. A recorder that has already sent an Event with the same reason only raises the
     // count of that Event, and drops the new note.
     let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
-    if let Err(error) = recorder.publish(&event, &app.object_ref(&())).await {
+    if let Err(error) = recorder.publish(&event, object).await {
         warn!(reason = event.reason, error = %ErrorChain(&error), "failed to record an Event");
     }
 }

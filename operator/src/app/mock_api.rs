@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use crate::{
+    client::changes::AppTriggers,
     context::Context,
     error::Failures,
     facts::Settings,
@@ -28,7 +29,7 @@ use crate::{
     rate_limiter::RateLimiter,
     release::{REQUEST_DRAIN_SECONDS, Releases},
     report_throttle::ReportThrottle,
-    watch::{ClusterState, ReconcileQueue},
+    watch::{ClusterState, Namespaces, ReconcileQueue},
     written_statuses::WrittenStatuses,
 };
 
@@ -119,15 +120,19 @@ pub(crate) fn not_found(name: &str) -> (StatusCode, Value) {
 pub(crate) fn context(client: Client) -> (Context, Writer<DeserializeGuard<App>>) {
     let (apps, writer) = store::store();
     let (providers, _) = store::store();
+    let (clients, _) = store::store();
     let context = Context {
         settings: Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false },
         namespace: "latchkey".to_owned(),
+        creates_client_secrets: true,
         reporter: Context::reporter("operator-0"),
         client,
-        objects: ClusterState::new(apps, providers, QuotaLimits::default()),
+        objects: ClusterState::new(apps, providers, clients, Namespaces::default(), QuotaLimits::default()),
         reconcile_queue: ReconcileQueue::new().0,
         monitor: Monitor::without_pods(),
         rate_limiter: RateLimiter::new(),
+        client_rate_limiter: RateLimiter::new(),
+        app_triggers: AppTriggers::default(),
         written_statuses: WrittenStatuses::default(),
         progress_throttle: ReportThrottle::default(),
         releases: Releases::default(),

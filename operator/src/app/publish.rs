@@ -11,11 +11,17 @@ use latchkey_crds::{
         FIELD_MANAGER, NAME_ANNOTATION, NAMESPACE_ANNOTATION, PAGES_HOST_ANNOTATION, RENDERED_APP_KEY,
         RENDERED_APP_TYPE, rendered_app_secret,
     },
+    rendered::RenderedApp,
     types::AppId,
 };
 use serde_json::json;
 
-use crate::{app::render::Rendered, context::Context, error::Error, watch::PublishedApp};
+use crate::{
+    app::render::Rendered,
+    context::Context,
+    error::Error,
+    watch::{NamespacedName, PublishedApp},
+};
 
 /// The App that a document belongs to.
 #[derive(Clone, Copy)]
@@ -33,6 +39,21 @@ pub(crate) fn is_published(context: &Context, owner: DocumentOwner<'_>, rendered
             && published.name == owner.name
             && published.pages_host == rendered.pages_host
     })
+}
+
+/// Reads the published document of an App. Returns `None` if there is none, if it belongs to another App, or if it
+/// cannot be parsed.
+pub(crate) async fn read_published(
+    context: &Context,
+    app_id: &AppId,
+    app: &NamespacedName,
+) -> Result<Option<RenderedApp>, Error> {
+    let secret = context.install_secrets().get_opt(&rendered_app_secret(app_id)).await;
+    let Some(secret) = secret.map_err(Error::api("read the rendered App"))? else { return Ok(None) };
+    let is_of_app = PublishedApp::from_secret(&secret)
+        .is_some_and(|published| published.namespace == app.namespace() && published.name == app.name());
+    let document = secret.data.and_then(|mut data| data.remove(RENDERED_APP_KEY)).filter(|_| is_of_app);
+    Ok(document.and_then(|document| std::str::from_utf8(&document.0).ok()?.parse().ok()))
 }
 
 /// Writes the Secret of the document, and overwrites changes by others.

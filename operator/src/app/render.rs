@@ -2,11 +2,23 @@
 //! bytes.
 
 use latchkey_crds::{
-    rendered::{AppState, DeletedApp, MAX_DOCUMENT_SIZE, RenderedApp, RenderedKeys, Revision},
+    rendered::{
+        AppState, CLIENTS_FORMAT, DeletedApp, MAX_APP_SIZE, MAX_DOCUMENT_SIZE, RenderedApp, RenderedClient,
+        RenderedKeys, Revision,
+    },
     types::HostName,
 };
 
-use crate::app::{keys::KeyDocument, validate::ValidatedApp};
+use crate::{
+    app::{keys::KeyDocument, validate::ValidatedApp},
+    client::render::size,
+};
+
+#[cfg(test)]
+mod tests;
+
+/// The bytes of `"clients":[]` and a comma, minus the comma that the last client does not have.
+const CLIENTS_FRAME: usize = 12;
 
 /// A rendered document.
 pub(crate) struct Rendered {
@@ -14,15 +26,32 @@ pub(crate) struct Rendered {
     pub(crate) revision: Revision,
     /// The own host of the pages, which is also in an annotation of the Secret.
     pub(crate) pages_host: Option<HostName>,
+    /// How many of the clients are in the document: the first ones. The others did not fit.
+    pub(crate) client_count: usize,
+    /// The revision of the document without clients and their keys.
+    pub(crate) app_part: Revision,
 }
 
-/// The document is larger than servers accept.
+/// How large a document can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// The maximum size of the document, in bytes.
+    pub(crate) document: usize,
+    /// The maximum size of its clients, in bytes.
+    pub(crate) clients: usize,
+}
+
+/// The App is larger than servers accept, even without its clients.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the rendered document is over {} KiB; shorten the templates and lists", MAX_DOCUMENT_SIZE / 1024)]
+#[error("the rendered document is over {} KiB; shorten the templates and lists", MAX_APP_SIZE / 1024)]
 pub(crate) struct TooLarge;
 
-/// Returns the lowest format that has everything that this App uses, and the field that needs this format.
+/// Returns the lowest format that has everything that this App uses, and the field that needs this format. Clients and
+/// their keys do not count: until all servers read them, the status of each Client reports it, not that of the App.
 pub(crate) fn needed_format(app: &ValidatedApp) -> (u32, &'static str) {
+    if app.providers.iter().any(|provider| provider.groups.is_some()) {
+        return (CLIENTS_FORMAT, "groups in spec.providerRefs");
+    }
     if app.pages.is_some() {
         return (3, "spec.pages");
     }
@@ -39,10 +68,65 @@ pub(crate) fn needed_format(app: &ValidatedApp) -> (u32, &'static str) {
 }
 
 /// Renders the document in the lowest format that the App needs. So a new version of the operator does not change the
-/// documents of Apps that use nothing new.
-pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument) -> Rendered {
+/// documents of Apps that use nothing new. If not all clients fit, the newest are left out.
+pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, room: Room) -> Result<Rendered, TooLarge> {
+    let app_only = without_clients(app, keys);
+    let bytes = app_only.to_bytes();
+    if bytes.len() > MAX_APP_SIZE {
+        return Err(TooLarge);
+    }
+    let app_part = Revision::of(&bytes);
+    let (document, bytes) = with_clients(&app_only, app, keys, room).unwrap_or((app_only, bytes));
+    let revision = Revision::of(&bytes);
+    let client_count = document.clients.len();
+    let pages_host = document.pages.and_then(|pages| pages.host);
+    Ok(Rendered { bytes, revision, pages_host, client_count, app_part })
+}
+
+/// Adds the clients and the keys for their ID tokens. Returns `None` if there is nothing to add, or no room.
+fn with_clients(
+    app_only: &RenderedApp,
+    app: &ValidatedApp,
+    keys: &KeyDocument,
+    room: Room,
+) -> Option<(RenderedApp, Vec<u8>)> {
+    if app.clients.is_empty() && keys.id_tokens.is_empty() {
+        return None;
+    }
+    let format = app_only.format.max(CLIENTS_FORMAT);
+    let mut document = RenderedApp { format, keys: keys.rendered(), ..app_only.clone() };
+    let bytes = document.to_bytes();
+    if bytes.len() > room.document {
+        return None;
+    }
+    document.clients = fitting_clients(&app.clients, bytes.len(), room).to_vec();
+    match (document.clients.is_empty(), document.keys.id_tokens.is_empty()) {
+        (true, true) => None,
+        (true, false) => Some((document, bytes)),
+        (false, _) => {
+            let bytes = document.to_bytes();
+            Some((document, bytes))
+        }
+    }
+}
+
+/// Returns the first clients, as many as fit in a document that has this size without them.
+fn fitting_clients(clients: &[RenderedClient], size_without: usize, room: Room) -> &[RenderedClient] {
+    let mut document = size_without + CLIENTS_FRAME;
+    let mut used = 0;
+    let fits = |client: &&RenderedClient| {
+        let bytes = size(client);
+        document += bytes + 1;
+        used += bytes + 1;
+        document <= room.document && used <= room.clients
+    };
+    let count = clients.iter().take_while(fits).count();
+    &clients[..count]
+}
+
+fn without_clients(app: &ValidatedApp, keys: &KeyDocument) -> RenderedApp {
     let (format, _) = needed_format(app);
-    let document = RenderedApp {
+    RenderedApp {
         format,
         app_id: app.app_id.clone(),
         namespace: app.namespace.clone(),
@@ -65,34 +149,37 @@ pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument) -> Rendered {
         mail: app.mail.clone(),
         tokens: app.tokens.clone(),
         limits: app.limits.clone(),
+        client_limits: app.client_limits.clone(),
         administrators: app.administrators.clone(),
         importers: app.importers.clone(),
         webhooks: app.webhooks.clone(),
         pages: app.pages.clone().map(Box::new),
+        clients: Vec::new(),
         unverified_retention_days: app.unverified_retention_days,
         audit_retention_days: app.audit_retention_days,
         providers: app.providers.clone(),
-        keys: RenderedKeys {
-            signing: keys.signing.iter().map(|key| key.rendered()).collect(),
-            hmac: keys.hmac.iter().map(|key| key.rendered()).collect(),
-        },
-    };
-    let bytes = document.to_bytes();
-    let revision = Revision::of(&bytes);
-    Rendered { bytes, revision, pages_host: document.pages.and_then(|pages| pages.host) }
+        keys: RenderedKeys { id_tokens: Vec::new(), ..keys.rendered() },
+    }
 }
 
 /// Renders the document of an App that is no longer served.
 pub(crate) fn render_unserved(app: &DeletedApp) -> Rendered {
     let bytes = app.to_bytes();
     let revision = Revision::of(&bytes);
-    Rendered { bytes, revision, pages_host: None }
+    Rendered { bytes, app_part: revision.clone(), revision, pages_host: None, client_count: 0 }
 }
 
-// === impl Rendered ===
+// === impl Room ===
 
-impl Rendered {
-    pub(crate) fn within_limit(self) -> Result<Self, TooLarge> {
-        if self.bytes.len() > MAX_DOCUMENT_SIZE { Err(TooLarge) } else { Ok(self) }
+impl Room {
+    /// No room for clients.
+    pub(crate) const APP_ONLY: Self = Self { document: MAX_APP_SIZE, clients: 0 };
+
+    /// Returns the room of a document, if all counting servers support this format. `clients` is the room that the
+    /// quota leaves for clients, in bytes.
+    pub(crate) fn new(supported_format: u32, clients: u64) -> Self {
+        // Servers that know only earlier formats refuse a larger document.
+        let document = if supported_format < CLIENTS_FORMAT { MAX_APP_SIZE } else { MAX_DOCUMENT_SIZE };
+        Self { document, clients: usize::try_from(clients).unwrap_or(usize::MAX) }
     }
 }

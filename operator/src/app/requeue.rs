@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use time::OffsetDateTime;
+
+use crate::context::Context;
+
 /// The wait if nothing is due. It can be long, because watch events report every change.
 pub(crate) const RESYNC: Duration = Duration::from_secs(10 * 60 * 60);
 /// The wait if the reconcile must be repeated soon, for example because another writer has changed the keys.
@@ -12,3 +16,8 @@ pub(crate) const QUOTA_RETRY: Duration = Duration::from_secs(10 * 60);
 /// The wait while another App has the own host of the pages. Events report almost every change that frees a host; an
 /// older App that is no longer accepted causes no event.
 pub(crate) const HOST_RETRY: Duration = Duration::from_secs(10 * 60);
+
+/// Returns the wait until a time at which no event triggers the reconcile. It is short if the time has passed.
+pub(crate) fn wait_until(due: OffsetDateTime, context: &Context) -> Duration {
+    (due - context.now()).try_into().unwrap_or(RETRY_SOON).max(RETRY_SOON)
+}

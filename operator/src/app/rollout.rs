@@ -6,7 +6,7 @@ use std::time::Duration;
 use latchkey_crds::{
     app::{App, AppProviderStatus, AppStatus},
     conditions::Reason,
-    rendered::Revision,
+    rendered::{CLIENTS_FORMAT, Revision},
     types::ProviderName,
 };
 
@@ -21,12 +21,13 @@ use crate::{
         },
         publish::{DocumentOwner, is_published, publish},
         rate_limit,
-        render::{needed_format, render},
-        requeue::{HOST_RETRY, QUOTA_RETRY, RESYNC, RETRY_SOON},
+        render::needed_format,
+        requeue::{HOST_RETRY, QUOTA_RETRY, RESYNC, RETRY_SOON, wait_until},
         status::{Outcome, Reconciled},
         stop::Stop,
         validate::ValidatedApp,
     },
+    client::{gather::AppClients, outcomes::PublishCause, rollout as client_rollout},
     context::Context,
     facts::FieldError,
     monitor::RolloutState,
@@ -45,18 +46,26 @@ struct Rollout<'a> {
     old: &'a AppStatus,
     validated: &'a ValidatedApp,
     policy: KeyPolicy,
+    /// The highest format that all counting servers support.
+    supported_format: u32,
     context: &'a Context,
     /// Whether this reconcile has published a document.
     has_published: bool,
+    /// How many clients the last document has.
+    client_count: usize,
+    /// Whether the documents that this reconcile has published differ from the one before only in their clients.
+    has_only_other_clients: bool,
 }
 
-/// Publishes the document and makes the next key transition, repeatedly, until no transition is due.
+/// Publishes the document and makes the next key transition, repeatedly, until no transition is due. Reports the
+/// outcome of the App's Clients.
 pub(crate) async fn roll_out(
     app: &App,
     old: &AppStatus,
     validated: &ValidatedApp,
     policy: &KeyPolicy,
     mut keys: Stored,
+    clients: AppClients,
     context: &Context,
 ) -> Result<Reconciled, Stop> {
     let rotation_waits = does_rotation_wait(validated, policy, &keys.document, context);
@@ -65,10 +74,21 @@ pub(crate) async fn roll_out(
         policy.rotate_request.clone_from(&keys.document.rotation);
     }
     let supported = context.monitor.format();
+    policy.id_token_keys_are_read = supported >= CLIENTS_FORMAT;
     let (needed, feature) = needed_format(validated);
     let servers_too_old = (supported < needed).then(|| servers_too_old_message(feature, needed, supported, context));
     // The document is published even if the servers are too old: servers ignore fields that they do not know.
-    let mut rollout = Rollout { app, old, validated, policy, context, has_published: false };
+    let mut rollout = Rollout {
+        app,
+        old,
+        validated,
+        policy,
+        supported_format: supported,
+        context,
+        has_published: false,
+        client_count: 0,
+        has_only_other_clients: false,
+    };
     let mut transitions = 0;
     let (revision, state) = loop {
         let (revision, state) = rollout.publish(&keys.document).await?;
@@ -94,6 +114,13 @@ pub(crate) async fn roll_out(
         Some(due) => (due - context.now()).try_into().unwrap_or(RETRY_SOON).clamp(RETRY_SOON, RESYNC),
     };
     let requeue = if validated.waits_for_pages_host() { requeue.min(HOST_RETRY) } else { requeue };
+    let requeue = match clients.next_due {
+        Some(due) => requeue.min(wait_until(due, context)),
+        None => requeue,
+    };
+    let document =
+        client_rollout::Published { app, validated, client_count: rollout.client_count, supported_format: supported };
+    let app_rollout = client_rollout::report(document, clients, state, context);
     let KeyStatuses { signing: signing_keys, hmac: hmac_keys } = keys.document.status(policy);
     let outcome = Outcome {
         app_id: Some(validated.app_id.clone()),
@@ -103,7 +130,8 @@ pub(crate) async fn roll_out(
         signing_keys,
         hmac_keys,
         field_errors: field_errors(validated, policy, &keys.document, rotation_waits),
-        rollout: Some(state),
+        rollout: Some(app_rollout.state),
+        revisions_with_app_part: app_rollout.revisions,
         webhooks: validated.webhooks.iter().map(|webhook| webhook.name.clone()).collect(),
         webhooks_without_keys: validated
             .webhooks
@@ -115,7 +143,12 @@ pub(crate) async fn roll_out(
         servers_too_old,
         ..Outcome::default()
     };
-    Ok(Reconciled { outcome, requeue, published: rollout.has_published })
+    Ok(Reconciled {
+        outcome,
+        requeue,
+        published: rollout.has_published,
+        has_only_other_clients: rollout.has_only_other_clients,
+    })
 }
 
 // === impl Rollout ===
@@ -123,18 +156,30 @@ pub(crate) async fn roll_out(
 impl Rollout<'_> {
     /// Publishes the document with these keys, unless this document is published already.
     async fn publish(&mut self, keys: &KeyDocument) -> Result<(Revision, RolloutState), Stop> {
-        let Self { app, old, validated, context, .. } = *self;
-        let rendered = admission::admit_document(app, validated, render(validated, keys), context)?;
+        let Self { app, old, validated, supported_format, context, .. } = *self;
+        let rendered = admission::admit_document(app, validated, keys, supported_format, context)?;
         let owner = DocumentOwner { app_id: &validated.app_id, namespace: &validated.namespace, name: &validated.name };
+        self.client_count = rendered.client_count;
+        let clients = client_rollout::Document { app, validated, rendered: &rendered };
         if is_published(context, owner, &rendered) {
+            clients.record_published(context);
             let state = context.monitor.expect_revision(owner.app_id, &rendered.revision);
             return Ok((rendered.revision, state));
         }
-        if !self.has_published {
-            rate_limit::try_acquire(app, old, context).map_err(Stop::Requeue)?;
-        }
+        let cause = if self.has_published {
+            // A change of the keys, after the first document of this reconcile.
+            PublishCause::App
+        } else {
+            let cause = clients.try_publish(context).map_err(Stop::Requeue)?;
+            if cause == PublishCause::App {
+                rate_limit::try_acquire(app, old, context).map_err(Stop::Requeue)?;
+            }
+            cause
+        };
+        let before = clients.published_revision(context);
         publish(context, owner, &rendered).await?;
-        self.has_published = true;
+        (self.has_published, self.has_only_other_clients) = (true, cause == PublishCause::Clients);
+        clients.record_publish(before.as_ref(), context);
         context.monitor.expect_revision(owner.app_id, &rendered.revision);
         let state = context.monitor.wait_for_rollout(owner.app_id, ACKNOWLEDGEMENT_WAIT).await;
         Ok((rendered.revision, state))

@@ -30,6 +30,8 @@ pub(crate) struct Reconciled {
     pub(crate) requeue: Duration,
     /// Whether the reconcile published a document.
     pub(crate) published: bool,
+    /// Whether the published document differs from the one before only in its Clients.
+    pub(crate) has_only_other_clients: bool,
 }
 
 /// What the status reports about a reconcile.
@@ -46,6 +48,9 @@ pub(crate) struct Outcome {
     pub(crate) field_errors: Vec<FieldError>,
     /// What the servers report about the revision. `None`: the App is not accepted, or its users are being deleted.
     pub(crate) rollout: Option<RolloutState>,
+    /// The revisions that differ from `revision` only in the Clients of the App. A condition about one of them stays as
+    /// it was.
+    pub(crate) revisions_with_app_part: Vec<Revision>,
     /// The progress message, if the users are being deleted.
     pub(crate) deletion_progress: Option<String>,
     /// The names of the App's webhooks, and what the servers report about them.
@@ -170,7 +175,11 @@ impl Outcome {
     fn undecided(&self, old: &AppStatus, pods: &[String]) -> DesiredCondition {
         let before =
             condition(old, ConditionType::Programmed).and_then(|before| to_desired(ConditionType::Programmed, before));
-        let is_same_revision = self.revision.as_ref().map(Revision::as_str) == old.revision.as_deref();
+        let mut same = self.revision.iter().chain(&self.revisions_with_app_part);
+        let is_same_revision = match old.revision.as_deref() {
+            Some(before) => same.any(|revision| revision.as_str() == before),
+            None => self.revision.is_none(),
+        };
         match before {
             Some(before) if is_same_revision && before.reason != Reason::Pending => before,
             Some(_) | None => {
@@ -276,6 +285,16 @@ mod tests {
         edited.revision = Some(Revision::of(b"2"));
         assert_eq!(programmed_of(&edited, &ready), (ConditionStatus::Unknown, "WaitingForServers".to_owned()));
         assert_eq!(programmed_of(&edited, &AppStatus::default()).0, ConditionStatus::Unknown);
+    }
+
+    #[test]
+    fn a_revision_with_other_clients_does_not_change_programmed() {
+        let ready = served(RolloutState::Complete { servers: 2 }).status(&AppStatus::default(), 1, NOW);
+        let mut other_clients = served(RolloutState::Undecided { pods: pods() });
+        other_clients.revision = Some(Revision::of(b"2"));
+        assert_eq!(programmed_of(&other_clients, &ready).0, ConditionStatus::Unknown);
+        other_clients.revisions_with_app_part = vec![Revision::of(b"1"), Revision::of(b"2")];
+        assert_eq!(programmed_of(&other_clients, &ready), (ConditionStatus::True, "Programmed".to_owned()));
     }
 
     #[test]

@@ -6,11 +6,11 @@ use std::{collections::BTreeMap, str::FromStr, sync::Arc};
 use latchkey_crds::{
     app::{App, AppSpec, MailSpec, Role, TokensSpec, WindowSpec},
     conditions::Reason,
-    refs::ServiceAccountRef,
+    refs::{ProviderRef, ServiceAccountRef},
     rendered::{
-        Administrator, AdministratorRole, BrowserBinding, CallbackMode, EnumerationProtection, LimitName,
-        PasswordPolicy, RenderedMail, RenderedPages, RenderedProvider, RenderedSmtp, RenderedTokens, RenderedWebhook,
-        SignUp, SigningAlgorithm, Window,
+        Administrator, AdministratorRole, BrowserBinding, CallbackMode, ClientLimitName, EnumerationProtection,
+        LimitName, PasswordPolicy, RenderedClient, RenderedMail, RenderedPages, RenderedProvider,
+        RenderedProviderGroups, RenderedSmtp, RenderedTokens, RenderedWebhook, SignUp, SigningAlgorithm, Window,
     },
     types::{AppId, EmailDomain, IssuerUrl, Origin, ProviderName, RedirectUrl},
 };
@@ -32,6 +32,9 @@ mod secrets;
 #[cfg(test)]
 mod tests;
 mod webhooks;
+
+/// The presets whose providers can report the groups of a user.
+const PRESETS_WITH_GROUPS: [&str; 4] = ["oidc", "oauth2", "gitlab", "microsoft"];
 
 /// A complete App: defaults are filled in, and references that cannot be used are left out.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,10 +59,15 @@ pub(crate) struct ValidatedApp {
     /// The number of days after which a key is replaced. Not part of the rendered document.
     pub(crate) key_rotation_days: u32,
     pub(crate) limits: BTreeMap<LimitName, Vec<Window>>,
+    /// Only the limits that the App overrides.
+    pub(crate) client_limits: BTreeMap<ClientLimitName, Vec<Window>>,
     pub(crate) administrators: Vec<Administrator>,
     pub(crate) importers: Vec<ServiceAccountRef>,
     pub(crate) webhooks: Vec<RenderedWebhook>,
     pub(crate) pages: Option<RenderedPages>,
+    /// The clients that are served, the oldest first. The validation returns none; see
+    /// [`select`](crate::client::select::select).
+    pub(crate) clients: Vec<RenderedClient>,
     pub(crate) unverified_retention_days: u32,
     pub(crate) audit_retention_days: u32,
     pub(crate) providers: Vec<RenderedProvider>,
@@ -120,10 +128,12 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
         tokens: tokens(&spec.tokens, &app_id),
         key_rotation_days: number_or_default(spec.tokens.key_rotation_days, 90),
         limits: limits(spec),
+        client_limits: client_limits(spec),
         administrators: administrators(spec),
         importers: importers(spec),
         webhooks,
         pages,
+        clients: Vec::new(),
         unverified_retention_days: number_or_default(spec.unverified_retention_days, 30),
         audit_retention_days: number_or_default(spec.audit_retention_days, 365),
         providers,
@@ -258,16 +268,39 @@ fn providers(facts: &AppFacts, settings: &Settings, field_errors: &mut Vec<Field
         };
         if let Some(error) = validated.field_error {
             let message = format!("Provider {resource}: {}: {}", error.field, error.message);
-            field_errors.push(FieldError::new(error.reason, field, message));
+            field_errors.push(FieldError::new(error.reason, &field, message));
         }
+        let groups = provider_groups(reference, &name, &validated.settings.preset).unwrap_or_else(|message| {
+            field_errors.push(FieldError::new(Reason::ProviderInvalid, format!("{field}.groups"), message));
+            None
+        });
         rendered.push(RenderedProvider {
             name,
+            groups,
             resource: resource.clone(),
             link_by_email: reference.link_by_email.unwrap_or(validated.links_by_email),
             settings: validated.settings,
         });
     }
     rendered
+}
+
+/// Returns the groups to take over from a provider, or why they cannot be taken over.
+fn provider_groups(
+    reference: &ProviderRef,
+    name: &ProviderName,
+    preset: &str,
+) -> Result<Option<RenderedProviderGroups>, String> {
+    let Some(groups) = &reference.groups else { return Ok(None) };
+    if !PRESETS_WITH_GROUPS.contains(&preset) {
+        let resource = &reference.name;
+        return Err(format!("Provider {resource} with {preset} reports no groups; remove groups"));
+    }
+    Ok(Some(RenderedProviderGroups {
+        claim: groups.claim.clone(),
+        prefix: groups.prefix.clone().unwrap_or_else(|| format!("{name}:")),
+        only: groups.only.clone(),
+    }))
 }
 
 fn valid_templates(facts: &AppFacts, field_errors: &mut Vec<FieldError>) -> BTreeMap<String, String> {
@@ -330,17 +363,27 @@ fn tokens(spec: &TokensSpec, app_id: &AppId) -> RenderedTokens {
 }
 
 fn limits(spec: &AppSpec) -> BTreeMap<LimitName, Vec<Window>> {
+    LimitName::ALL
+        .into_iter()
+        .map(|name| match spec.limits.get(name) {
+            Some(own) => (name, windows(own)),
+            None => (name, name.default_windows()),
+        })
+        .collect()
+}
+
+/// Returns the limits of clients that the App overrides.
+fn client_limits(spec: &AppSpec) -> BTreeMap<ClientLimitName, Vec<Window>> {
+    let own = |name: ClientLimitName| Some((name, windows(spec.limits.get_client_limit(name)?)));
+    ClientLimitName::ALL.into_iter().filter_map(own).collect()
+}
+
+fn windows(windows: &[WindowSpec]) -> Vec<Window> {
     let window = |window: &WindowSpec| Window {
         count: number_or_default(Some(window.count), 1),
         window_seconds: number_or_default(Some(window.window_seconds), 1),
     };
-    LimitName::ALL
-        .into_iter()
-        .map(|name| match spec.limits.get(name) {
-            Some(windows) => (name, windows.iter().map(window).collect()),
-            None => (name, name.default_windows()),
-        })
-        .collect()
+    windows.iter().map(window).collect()
 }
 
 /// Returns the administrators without the importers: servers that know only format 1 of the document reject the role

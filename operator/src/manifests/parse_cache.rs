@@ -1,6 +1,8 @@
 //! Remembers what the previous run parsed, so that unchanged documents are not parsed again.
 
-use latchkey_crds::{app::App, provider::Provider};
+use std::sync::Arc;
+
+use latchkey_crds::{app::App, client::Client, provider::Provider};
 use serde_json::Value;
 
 use super::schemas::WrongField;
@@ -12,6 +14,7 @@ pub(crate) struct ParseCache {
     pub(super) documents: RunCache<String, Result<Value, String>>,
     pub(super) apps: RunCache<Value, Result<App, Vec<WrongField>>>,
     pub(super) providers: RunCache<Value, Result<Provider, Vec<WrongField>>>,
+    pub(super) clients: RunCache<Value, Result<Arc<Client>, Vec<WrongField>>>,
 }
 
 // === impl ParseCache ===
@@ -22,11 +25,12 @@ impl ParseCache {
         self.documents.begin_run();
         self.apps.begin_run();
         self.providers.begin_run();
+        self.clients.begin_run();
     }
 
-    /// Returns how many Apps and Providers this run parsed.
+    /// Returns how many Apps, Providers and Clients this run parsed.
     #[cfg(test)]
     pub(crate) fn parsed_count(&self) -> usize {
-        self.apps.computed() + self.providers.computed()
+        self.apps.computed() + self.providers.computed() + self.clients.computed()
     }
 }

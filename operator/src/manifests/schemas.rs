@@ -1,8 +1,12 @@
 //! Checks objects against the definitions of their kinds, and parses them.
 
+use std::sync::Arc;
+
 use latchkey_crds::{
     app,
     app::App,
+    client,
+    client::Client,
     provider,
     provider::Provider,
     validation::{InvalidDefinition, Validator},
@@ -21,6 +25,7 @@ pub(super) struct WrongField {
 pub(crate) struct Schemas {
     app: Validator,
     provider: Validator,
+    client: Validator,
     allow_insecure: bool,
 }
 
@@ -39,6 +44,7 @@ impl Schemas {
         Ok(Self {
             app: Validator::new(&app::definition())?,
             provider: Validator::new(&provider::definition())?,
+            client: Validator::new(&client::definition())?,
             allow_insecure,
         })
     }
@@ -49,6 +55,10 @@ impl Schemas {
 
     pub(super) fn parse_provider(&self, object: &Value) -> Result<Provider, Vec<WrongField>> {
         self.parse(&self.provider, object)
+    }
+
+    pub(super) fn parse_client(&self, object: &Value) -> Result<Arc<Client>, Vec<WrongField>> {
+        self.parse(&self.client, object).map(Arc::new)
     }
 
     fn parse<T: DeserializeOwned>(&self, validator: &Validator, object: &Value) -> Result<T, Vec<WrongField>> {

@@ -110,6 +110,16 @@ impl PodStates {
         }
     }
 
+    /// Returns the rollout state if it does not matter which of these revisions a pod serves.
+    pub(super) fn rollout_of_any(&self, app: &AppId, revisions: &[Revision]) -> RolloutState {
+        let revisions: Vec<_> = revisions.iter().filter_map(revision_bytes).collect();
+        self.pods.rollout_of_any(app, &revisions)
+    }
+
+    pub(super) fn is_reported(&self, app: &AppId, revision: &Revision) -> bool {
+        revision_bytes(revision).is_some_and(|revision| self.pods.is_reported(app, &revision))
+    }
+
     /// Returns the highest format that all serving pods support.
     pub(super) fn format(&self) -> u32 {
         let formats = self.pods.serving().filter_map(|pod| Some(pod.report.as_ref()?.format));

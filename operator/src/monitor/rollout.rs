@@ -53,8 +53,19 @@ impl ExpectedRevision {
 // === impl Pods ===
 
 impl Pods {
+    /// Whether a serving pod serves this revision.
+    pub(super) fn is_reported(&self, app: &AppId, revision: &RevisionBytes) -> bool {
+        let mut reports = self.serving().filter_map(|pod| pod.report.as_ref()?.apps.get(app));
+        reports.any(|reported| reported.revision.as_ref() == Some(revision))
+    }
+
     /// Returns the worst state of the serving pods, in the order of [`RolloutState`].
     pub(super) fn rollout(&self, app: &AppId, revision: &RevisionBytes) -> RolloutState {
+        self.rollout_of_any(app, std::slice::from_ref(revision))
+    }
+
+    /// Returns the worst state of the serving pods if it does not matter which of these revisions a pod serves.
+    pub(super) fn rollout_of_any(&self, app: &AppId, revisions: &[RevisionBytes]) -> RolloutState {
         let (mut silent, mut behind, mut unreported, mut servers) = (Vec::new(), Vec::new(), Vec::new(), 0);
         let mut rejected = None;
         for pod in self.serving() {
@@ -68,10 +79,16 @@ impl Pods {
                 continue;
             };
             let reported = report.apps.get(app);
+            let is_wanted =
+                |revision: Option<RevisionBytes>| revision.is_some_and(|revision| revisions.contains(&revision));
+            let is_served = reported.is_some_and(|reported| is_wanted(reported.revision));
             let rejection = reported.and_then(|reported| reported.rejected.as_ref());
-            if let Some(rejection) = rejection.filter(|rejection| rejection.revision.as_ref() == Some(revision)) {
+            let rejection = rejection.filter(|rejection| is_wanted(rejection.revision));
+            // Of several revisions, a pod can serve one and reject a later one. If there is only one, a server never
+            // serves the revision that it rejects; the rejection would decide.
+            if let Some(rejection) = rejection.filter(|_| !is_served || revisions.len() == 1) {
                 rejected.get_or_insert((name, rejection));
-            } else if reported.and_then(|reported| reported.revision.as_ref()) == Some(revision) {
+            } else if is_served {
                 servers += 1;
             } else {
                 behind.push(name);

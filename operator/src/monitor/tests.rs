@@ -247,6 +247,28 @@ async fn every_serving_pod_must_report_the_revision() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn of_several_wanted_revisions_each_pod_can_serve_any() {
+    let (mock, streams) = MockPods::serving(&[1, 2]).await;
+    let any_of = |revisions: &[u8]| {
+        let revisions: Vec<_> = revisions.iter().map(|of| revision(*of)).collect();
+        mock.monitor.rollout_of_any(&app(), &revisions)
+    };
+    streams[0].send_change(revision(2));
+    settle_tasks().await;
+    assert_eq!(any_of(&[1, 2]), complete(2));
+    assert_eq!([1, 2, 3].map(|of| mock.monitor.is_reported(&app(), &revision(of))), [true, true, false]);
+    assert_eq!(any_of(&[2]), behind(&[2]));
+    assert_eq!(any_of(&[]), behind(&[1, 2]));
+    // The second pod serves revision 1, and rejects revision 2.
+    streams[1].send_rejection(revision(1), revision(2));
+    settle_tasks().await;
+    assert_eq!(any_of(&[1, 2]), complete(2));
+    let rejected = RolloutState::Rejected { pod: "server-2".to_owned(), reason: "it is too new".to_owned() };
+    assert_eq!(any_of(&[2]), rejected);
+    assert_eq!(any_of(&[2, 3]), rejected);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_start_and_the_end_of_a_silence_are_each_notified_once() {
     let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     advance_seconds(14, &[&streams[1]]).await;

@@ -1,14 +1,17 @@
 //! The size of a rendered document.
 
-use latchkey_crds::rendered::RenderedKeys;
+use latchkey_crds::rendered::{RenderedClient, RenderedKeys};
 use serde::Deserialize;
 
 /// The size of a rendered document, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DocumentSize {
+    /// Everything except the clients, which never keep an App from being published.
     pub(super) total: u64,
     /// The bytes of the keys, which grow by rotation although the author of the App changes nothing.
     pub(super) keys: u64,
+    /// The bytes of the clients, which have a quota of the same size.
+    pub(super) clients: u64,
 }
 
 // === impl DocumentSize ===
@@ -16,13 +19,19 @@ pub(crate) struct DocumentSize {
 impl DocumentSize {
     pub(crate) fn of(document: &[u8]) -> Self {
         #[derive(Deserialize)]
-        struct Keys {
+        struct Parts {
             keys: RenderedKeys,
+            #[serde(default)]
+            clients: Vec<RenderedClient>,
         }
         let length = |bytes: &[u8]| u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         // The document of a deleted App has no keys.
-        let keys = serde_json::from_slice::<Keys>(document).ok().and_then(|keys| serde_json::to_vec(&keys.keys).ok());
-        Self { total: length(document), keys: keys.map_or(0, |keys| length(&keys)) }
+        let parts = serde_json::from_slice::<Parts>(document).ok();
+        let keys = parts.as_ref().and_then(|parts| serde_json::to_vec(&parts.keys).ok());
+        let clients = parts.map(|parts| parts.clients).filter(|clients| !clients.is_empty());
+        let clients = clients.and_then(|clients| serde_json::to_vec(&clients).ok());
+        let clients = clients.map_or(0, |clients| length(&clients));
+        Self { total: length(document).saturating_sub(clients), keys: keys.map_or(0, |keys| length(&keys)), clients }
     }
 
     fn without_keys(self) -> u64 {

@@ -11,7 +11,7 @@ fn id(id: &str) -> AppId {
 }
 
 fn size(total: u64, keys: u64) -> DocumentSize {
-    DocumentSize { total, keys }
+    DocumentSize { total, keys, clients: 0 }
 }
 
 fn secret(id: &str) -> String {
@@ -164,4 +164,21 @@ fn the_keys_of_a_document_are_counted_separately() {
     assert_eq!((size.total, size.keys), (57, r#"{"signing":[],"hmac":[]}"#.len() as u64));
     let deleted = DocumentSize::of(br#"{"format":1,"state":"Deleted"}"#);
     assert_eq!((deleted.total, deleted.keys), (30, 0));
+}
+
+#[test]
+fn clients_have_a_quota_of_their_own() {
+    let quotas = Quotas::new(LIMITS);
+    let with_clients = |clients: u64| DocumentSize { clients, ..size(100, 10) };
+    quotas.record_document(&secret("a"), Some(("shop", with_clients(600))));
+    assert_eq!(quotas.room_for_clients(&secret("a"), "shop"), 1000, "a document does not compete with itself");
+    assert_eq!(quotas.room_for_clients(&secret("b"), "shop"), 400);
+    assert_eq!(quotas.room_for_clients(&secret("b"), "other"), 1000);
+    // Clients never keep an App from being published.
+    assert!(quotas.admit_document(&secret("b"), "shop", DocumentSize { clients: 400, ..size(900, 10) }).is_ok());
+    assert_eq!(quotas.room_for_clients(&secret("c"), "shop"), 0, "the reservation counts");
+    quotas.release_reservations(&id("b"), &secret("b"));
+    assert_eq!(quotas.room_for_clients(&secret("c"), "shop"), 400);
+    quotas.record_document(&secret("a"), None);
+    assert_eq!(quotas.room_for_clients(&secret("c"), "shop"), 1000);
 }

@@ -22,6 +22,8 @@ pub(super) struct Namespaces {
     /// By the name of the rendered Secret.
     pub(super) documents: HashMap<String, CountedDocument>,
     pub(super) usage: HashMap<String, Amount>,
+    /// The bytes of the clients in the documents of a namespace.
+    pub(super) client_bytes: HashMap<String, u64>,
     /// Apps without room, by namespace and name.
     pub(super) waiting: HashMap<String, HashMap<String, WaitingApp>>,
 }
@@ -38,6 +40,8 @@ pub(super) struct CountedDocument {
     /// The bytes that count towards the quota: the published size or the size that is about to be published, whichever
     /// is larger.
     pub(super) counted: u64,
+    /// The same for the bytes of the clients.
+    pub(super) clients: u64,
     pub(super) published: Option<DocumentSize>,
 }
 
@@ -52,7 +56,7 @@ pub(super) struct WaitingApp {
 impl CountedDocument {
     /// Returns the entry of a published document, without a reservation.
     pub(super) fn published(namespace: &str, size: DocumentSize) -> Self {
-        Self { namespace: namespace.to_owned(), counted: size.total, published: Some(size) }
+        Self { namespace: namespace.to_owned(), counted: size.total, clients: size.clients, published: Some(size) }
     }
 }
 
@@ -82,7 +86,17 @@ impl Namespaces {
     pub(super) fn reserve(&mut self, secret: &str, namespace: &str, size: DocumentSize) {
         let published = self.document(secret, namespace).and_then(|document| document.published);
         let counted = size.total.max(published.map_or(0, |published| published.total));
-        self.set_document(secret, Some(CountedDocument { namespace: namespace.to_owned(), counted, published }));
+        let clients = size.clients.max(published.map_or(0, |published| published.clients));
+        self.set_document(
+            secret,
+            Some(CountedDocument { namespace: namespace.to_owned(), counted, clients, published }),
+        );
+    }
+
+    /// Returns the bytes of the clients in all documents of the namespace except this one.
+    pub(super) fn client_bytes_without(&self, secret: &str, namespace: &str) -> u64 {
+        let all = self.client_bytes.get(namespace).copied().unwrap_or(0);
+        all.saturating_sub(self.document(secret, namespace).map_or(0, |document| document.clients))
     }
 
     pub(super) fn set_app_id(&mut self, app_id: &AppId, new: Option<CountedAppId>) {
@@ -101,6 +115,10 @@ impl Namespaces {
     pub(super) fn set_document(&mut self, secret: &str, new: Option<CountedDocument>) {
         if let Some(new) = &new {
             self.add(&new.namespace, Amount { apps: 0, bytes: new.counted });
+            if new.clients > 0 {
+                let used = self.client_bytes.entry(new.namespace.clone()).or_default();
+                *used = used.saturating_add(new.clients);
+            }
         }
         let before = match new {
             Some(new) => self.documents.insert(secret.to_owned(), new),
@@ -108,6 +126,7 @@ impl Namespaces {
         };
         if let Some(before) = before {
             self.subtract(&before.namespace, Amount { apps: 0, bytes: before.counted });
+            self.subtract_clients(&before.namespace, before.clients);
         }
     }
 
@@ -120,6 +139,14 @@ impl Namespaces {
         let used = self.usage.entry(namespace.to_owned()).or_default();
         used.apps = used.apps.saturating_add(amount.apps);
         used.bytes = used.bytes.saturating_add(amount.bytes);
+    }
+
+    fn subtract_clients(&mut self, namespace: &str, bytes: u64) {
+        let Some(used) = self.client_bytes.get_mut(namespace) else { return };
+        *used = used.saturating_sub(bytes);
+        if *used == 0 {
+            self.client_bytes.remove(namespace);
+        }
     }
 
     fn subtract(&mut self, namespace: &str, amount: Amount) {

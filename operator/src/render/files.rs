@@ -1,17 +1,25 @@
 //! Documents and keys as files: written atomically, readable only by their owner.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     io::Write,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
-use latchkey_crds::{rendered::RenderedApp, types::AppId};
+use latchkey_crds::{
+    rendered::RenderedApp,
+    types::{AppId, ClientId},
+};
+use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
-use crate::app::keys::{InvalidKeys, KeyDocument};
+use crate::{
+    app::keys::{InvalidKeys, KeyDocument},
+    client::secret_state::SecretContents,
+    facts::SecretBytes,
+};
 
 /// Why a key file cannot be used. Never reveals its contents.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +28,8 @@ pub(crate) enum KeyFileError {
     Io(#[source] io::Error),
     #[error("are not a key document")]
     NotKeyDocument,
+    #[error("is not a JSON object of strings, with an object annotations")]
+    NotClientSecret,
     #[error("cannot be used: {0}")]
     Invalid(#[source] InvalidKeys),
 }
@@ -125,6 +135,48 @@ pub(crate) fn store_first_keys(folder: &Path, keys: KeyDocument) -> Result<KeyDo
 /// Replaces the key file with keys that were read and then changed.
 pub(crate) fn replace_keys(folder: &Path, keys: &KeyDocument) -> Result<(), KeyFileError> {
     replace(&keys_path(folder, &keys.app_id), &to_json(keys)).map_err(KeyFileError::Io)
+}
+
+fn client_secret_path(folder: &Path, client: &ClientId) -> PathBuf {
+    folder.join(format!("latchkey-client-{client}.json"))
+}
+
+/// The file with the secret of a Client. Its keys are those of the Secret in a cluster.
+#[derive(Serialize, Deserialize)]
+struct ClientSecretFile {
+    #[serde(flatten)]
+    values: BTreeMap<String, String>,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+/// Returns the secret of a Client, or `None` if the file does not exist. `client` is its namespace and name.
+pub(crate) fn read_client_secret(folder: &Path, client: &ClientId) -> Result<Option<SecretContents>, KeyFileError> {
+    let bytes = match fs::read(client_secret_path(folder, client)) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(KeyFileError::Io(error)),
+    };
+    // The parser's error is dropped, because it may quote the input.
+    let file: ClientSecretFile = serde_json::from_slice(&bytes).map_err(|_| KeyFileError::NotClientSecret)?;
+    let values = file.values.into_iter().map(|(key, value)| (key, SecretBytes(value.into_bytes())));
+    Ok(Some(SecretContents { values: values.collect(), annotations: file.annotations }))
+}
+
+/// Creates or replaces the file with the secret of a Client.
+pub(crate) fn store_client_secret(
+    folder: &Path,
+    client: &ClientId,
+    contents: &SecretContents,
+) -> Result<(), KeyFileError> {
+    let text = |bytes: &SecretBytes| String::from_utf8_lossy(&bytes.0).into_owned();
+    let file = ClientSecretFile {
+        values: contents.values.iter().map(|(key, value)| (key.clone(), text(value))).collect(),
+        annotations: contents.annotations.clone(),
+    };
+    let mut bytes = serde_json::to_vec_pretty(&file).expect("the file has only strings");
+    bytes.push(b'\n');
+    replace(&client_secret_path(folder, client), &bytes).map_err(KeyFileError::Io)
 }
 
 fn to_json(keys: &KeyDocument) -> Vec<u8> {

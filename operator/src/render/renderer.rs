@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::Path, sync::Arc};
 use anyhow::{Context, ensure};
 use latchkey_crds::{
     conditions::Reason,
-    rendered::SigningAlgorithm,
+    rendered::{FORMAT, SigningAlgorithm},
     types::{AppId, IssuerUrl},
 };
 use time::OffsetDateTime;
@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 use crate::{
     app::{
         keys::KeyDocument,
-        render::{Rendered, TooLarge, render},
+        render::{Rendered, Room, TooLarge, render},
         resolve::{AppFacts, Ownership, resolve},
         validate::{Rejection, ValidatedApp, validate},
     },
@@ -21,7 +21,10 @@ use crate::{
     facts::{FieldError, Settings},
     manifests::{AppManifest, Manifests, ParseCache, RejectedManifest, Schemas},
     panics::catch,
-    render::files::{self, KeyFileError},
+    render::{
+        clients::{ClientRun, report_clients_without_app, report_left_out},
+        files::{self, KeyFileError},
+    },
     run_cache::RunCache,
 };
 
@@ -137,6 +140,7 @@ impl Renderer {
                 summary.apps.push(format!("{app_id}: removed"));
             }
         }
+        report_clients_without_app(&manifests, &mut summary);
         rejected.sort_by(|one, other| one.location.cmp(&other.location));
         summary.rejected = rejected.iter().map(RejectedManifest::to_string).collect();
         Ok(summary)
@@ -159,16 +163,23 @@ impl Renderer {
         // The reason was already reported when the manifest was read.
         let Some(app) = &manifest.app else { return Ok(()) };
         let facts = resolve(app.clone(), ownership, holds_pages_host, manifests);
+        let clients = ClientRun { args: &self.args, manifests, now };
         let validated = self.validated.get_or_compute(&manifest.object, facts, |facts| {
             #[cfg(test)]
             (self.before_validate)(facts);
             validate(facts, &self.settings)
         });
-        let steps = Result::clone(&validated).and_then(|validated| {
+        let steps = Result::clone(&validated).and_then(|mut validated| {
+            let last = || {
+                let to = self.args.to.as_deref();
+                let served = to.and_then(|to| files::read_document(to, &validated.app_id));
+                served.map(|served| served.clients).unwrap_or_default()
+            };
+            validated.clients = clients.clients_of(app, &validated, last, rejected, summary);
             let input = (validated.clone(), self.load_keys(&validated, now)?);
-            let rendered = self
-                .rendered
-                .get_or_compute(&manifest.object, input, |(validated, keys)| render(validated, keys).within_limit());
+            let rendered = self.rendered.get_or_compute(&manifest.object, input, |(validated, keys)| {
+                render(validated, keys, Room::new(FORMAT, u64::MAX))
+            });
             Ok((validated, rendered))
         });
         match steps {
@@ -180,6 +191,7 @@ impl Renderer {
                         return Ok(());
                     }
                 };
+                report_left_out(&validated.clients[rendered.client_count..], manifests, rejected);
                 for error in &validated.field_errors {
                     let line = rejected_manifest(manifest, &error.field, &error.message);
                     if can_be_defined_elsewhere(error) {
@@ -198,6 +210,7 @@ impl Renderer {
     /// Returns the stored keys of the App. Creates keys if none are stored.
     fn load_keys(&self, app: &ValidatedApp, now: OffsetDateTime) -> Result<KeyDocument, Rejection> {
         let algorithm = app.signing_algorithm();
+        let id_tokens: BTreeSet<_> = app.clients.iter().map(|client| client.tokens.id_token_algorithm).collect();
         let file_error = |error: KeyFileError| {
             let message = format!("its keys {error}; the file is never overwritten: restore it from a backup");
             Rejection::new(Reason::KeysInvalid, "", message)
@@ -210,15 +223,14 @@ impl Renderer {
             Some(stored) => stored,
             None => self.create_first_keys(folder, &app.app_id, algorithm, now)?,
         };
-        match keys.changed_to_algorithm(algorithm, now).map_err(generation_error)? {
-            None => Ok(keys),
-            Some(changed) => {
-                if !self.args.check {
-                    files::replace_keys(folder, &changed).map_err(file_error)?;
-                }
-                Ok(changed)
-            }
+        let changed = keys.changed_to_algorithm(algorithm, now).map_err(generation_error)?;
+        let changed = changed.unwrap_or_else(|| keys.clone());
+        let for_id_tokens = changed.changed_to_id_token_algorithms(&id_tokens, now).map_err(generation_error)?;
+        let changed = for_id_tokens.unwrap_or(changed);
+        if changed != keys && !self.args.check {
+            files::replace_keys(folder, &changed).map_err(file_error)?;
         }
+        Ok(changed)
     }
 
     /// Returns keys for an App without a key file: the keys of the served document if they are valid, otherwise new
@@ -272,7 +284,7 @@ fn rejected_manifest(manifest: &AppManifest, field: &str, reason: &str) -> Rejec
 
 /// Whether the error is a reference to an object that may be defined elsewhere: people who store Apps in git often
 /// store Secrets elsewhere. An object that exists and is invalid is rejected.
-fn can_be_defined_elsewhere(error: &FieldError) -> bool {
+pub(super) fn can_be_defined_elsewhere(error: &FieldError) -> bool {
     matches!(
         error.reason,
         Reason::ProviderNotFound | Reason::SecretNotFound | Reason::SecretKeyNotFound | Reason::ConfigMapNotFound

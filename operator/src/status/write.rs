@@ -1,4 +1,4 @@
-//! Writes the status of an App or a Provider.
+//! Writes the status of an App, a Provider or a Client.
 
 use kube::{
     Api, Resource, ResourceExt,
@@ -11,16 +11,30 @@ use serde_json::json;
 
 use crate::{context::Context, error::Error};
 
-/// Writes a status, only to the object with the uid that was reconciled: a new object of the same name must not get the
-/// status of the old one.
+/// Writes the status of an App or a Provider, and remembers it until the watch reports it.
 pub(crate) async fn write_status<K, S>(context: &Context, object: &K, status: &S) -> Result<(), Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    S: Serialize,
+{
+    if let Some(version) = send_status(context, object, status).await? {
+        let status = serde_json::to_value(status).unwrap_or_default();
+        context.written_statuses.record(&object.uid().unwrap_or_default(), version, status);
+    }
+    Ok(())
+}
+
+/// Writes a status, only to the object with the uid that was reconciled: a new object of the same name must not get the
+/// status of the old one. Returns the version of the object after the write, or `None` if the object does not exist any
+/// more.
+pub(crate) async fn send_status<K, S>(context: &Context, object: &K, status: &S) -> Result<Option<u64>, Error>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     S: Serialize,
 {
     let resource = ApiResource::erase::<K>(&());
     let namespace = object.namespace().unwrap_or_default();
-    // A dynamic object, because an App or Provider that cannot be decoded needs a status too.
+    // A dynamic object, because an object that cannot be decoded needs a status too.
     let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), &namespace, &resource);
     let body = json!({
         "apiVersion": resource.api_version,
@@ -31,16 +45,11 @@ where
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     match api.patch_status(&object.name_any(), &parameters, &Patch::Apply(&body)).await {
         Ok(written) => {
-            context.written_statuses.record(
-                &object.uid().unwrap_or_default(),
-                written.resource_version(),
-                body["status"].clone(),
-            );
             context.metrics.record_status_write();
-            Ok(())
+            Ok(written.resource_version().and_then(|version| version.parse().ok()))
         }
         // The object has been deleted, and its status with it.
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
         Err(error) => Err(Error::api("write the status")(error)),
     }
 }

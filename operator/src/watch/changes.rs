@@ -25,6 +25,10 @@ pub(super) enum WatchName {
     RenderedApps,
     Secrets,
     ConfigMaps,
+    Clients,
+    #[strum(serialize = "client secrets")]
+    ClientSecrets,
+    Namespaces,
 }
 
 /// A change that a watch reports, or that a new list reveals.

@@ -12,7 +12,8 @@ use latchkey_crds::{app::App, provider::Provider, types::AppId};
 
 use super::{
     changes::{WatchEvent, WatchName, follow_watches},
-    index::{references_of_app, references_of_provider},
+    client_index::ClientReference,
+    index::{NamespacedName, references_of_app, references_of_provider},
     objects::{Metadata, claimed_app_id, claimed_pages_host, is_same_but_for_status},
     published::{PublishedApp, app_id_of_secret},
     queue::ReconcileQueue,
@@ -85,7 +86,12 @@ impl Handlers {
                         enqueue_abandoned(&app.namespace().unwrap_or_default(), &app.name_any());
                     }
                 }
-                WatchEvent::Deleted { namespace, name, .. } => enqueue_abandoned(namespace, name),
+                WatchEvent::Deleted { namespace, name, .. } => {
+                    enqueue_abandoned(namespace, name);
+                    // The Clients of the App report that it does not exist.
+                    objects.client_outcomes.remove_app(&NamespacedName::new(namespace, name));
+                    queue.push_changes_of_clients_with(&objects, ClientReference::App { namespace, name });
+                }
                 WatchEvent::Synced => {}
             }
         })
@@ -213,7 +219,10 @@ impl Handlers {
             WatchEvent::Applied(secret) => {
                 queue.enqueue_for_secret(&objects, &secret.namespace().unwrap_or_default(), &secret.name_any());
             }
-            WatchEvent::Deleted { namespace, name, .. } => queue.enqueue_for_secret(&objects, namespace, name),
+            WatchEvent::Deleted { namespace, name, .. } => {
+                objects.client_secrets.forget_foreign(&NamespacedName::new(namespace, name));
+                queue.enqueue_for_secret(&objects, namespace, name);
+            }
             WatchEvent::Synced => synced = true,
         })
         .await;
@@ -226,10 +235,10 @@ impl Handlers {
             // At the start everything is reconciled anyway.
             WatchEvent::Applied(_) if !synced => {}
             WatchEvent::Applied(map) => {
-                queue.enqueue_apps_with_config_map(&objects, &map.namespace().unwrap_or_default(), &map.name_any());
+                queue.enqueue_for_config_map(&objects, &map.namespace().unwrap_or_default(), &map.name_any());
             }
             WatchEvent::Deleted { namespace, name, .. } => {
-                queue.enqueue_apps_with_config_map(&objects, namespace, name);
+                queue.enqueue_for_config_map(&objects, namespace, name);
             }
             WatchEvent::Synced => synced = true,
         })

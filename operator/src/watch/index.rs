@@ -16,7 +16,7 @@ use latchkey_crds::{
 use parking_lot::Mutex;
 
 /// A namespace and a name in it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NamespacedName {
     namespace: String,
     name: String,
@@ -44,7 +44,7 @@ impl NamespacedName {
         Self { namespace: namespace.to_owned(), name: name.to_owned() }
     }
 
-    fn from_metadata(meta: &ObjectMeta) -> Self {
+    pub(crate) fn from_metadata(meta: &ObjectMeta) -> Self {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         Self { namespace: text(&meta.namespace), name: text(&meta.name) }
     }
@@ -53,8 +53,18 @@ impl NamespacedName {
         ObjectRef::new(&self.name).within(&self.namespace)
     }
 
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+}
+
+impl std::fmt::Display for NamespacedName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
     }
 }
 

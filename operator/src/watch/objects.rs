@@ -1,20 +1,39 @@
 //! What the operator stores of a watched object.
 
+use std::{borrow::Cow, sync::Arc};
+
 use kube::{
     Resource, ResourceExt,
-    core::{DeserializeGuard, PartialObjectMeta},
+    core::{DeserializeGuard, NamespaceResourceScope, ObjectMeta, PartialObjectMeta, error_boundary::InvalidObject},
     runtime::watcher::{self, Event},
 };
 use latchkey_crds::{
     app::App,
+    client::Client,
+    names::ROTATE_SECRET_ANNOTATION,
     types::{AppId, HostName},
 };
 
+use crate::{app::keys::policy::digest_if_long, client::status::StatusDigest};
+
 /// The prefix of Latchkey's annotations (`latchkey_crds::names`).
 const ANNOTATION_PREFIX: &str = "latchkey.dev/";
+/// The maximum length of the error of a Client that cannot be decoded, in characters. It can quote the Client.
+const MAX_ERROR_LENGTH: usize = 1024;
 
 /// The metadata of a Secret or ConfigMap. Its values are read when they are needed.
 pub(super) type Metadata<K> = PartialObjectMeta<K>;
+
+/// A Client without its status. A cluster can have 50,000 Clients, and a status needs more memory than the rest of a
+/// Client, so only its digest is stored. Of the annotations, only the rotation request is stored, in the form of
+/// [`digest_if_long`].
+#[derive(Clone, Debug)]
+pub(crate) struct WatchedClient {
+    /// The Client, or why it cannot be decoded. The store and the reconciles share it.
+    pub(crate) client: Result<Arc<Client>, Arc<InvalidObject>>,
+    /// The status that the watch reported.
+    pub(crate) status: StatusDigest,
+}
 
 /// Removes the metadata that the operator does not read. The removed annotations and labels can have 256 KiB and more
 /// per object, and a change of them is no reason to reconcile.
@@ -30,18 +49,15 @@ pub(super) fn strip_metadata<K: Resource>(event: watcher::Result<Event<K>>) -> w
 
 /// Whether two versions of an object are equal in everything that a reconcile reads, except the status.
 pub(super) fn is_same_but_for_status<K: Resource>(one: &DeserializeGuard<K>, other: &DeserializeGuard<K>) -> bool {
-    let read = |object: &DeserializeGuard<K>| {
-        let meta = object.meta();
-        (
-            meta.uid.clone(),
-            meta.generation,
-            meta.deletion_timestamp.clone(),
-            meta.annotations.clone(),
-            meta.finalizers.clone(),
-            object.0.is_ok(),
-        )
-    };
-    read(one) == read(other)
+    has_same_metadata(one.meta(), other.meta()) && one.0.is_ok() == other.0.is_ok()
+}
+
+fn has_same_metadata(one: &ObjectMeta, other: &ObjectMeta) -> bool {
+    one.uid == other.uid
+        && one.generation == other.generation
+        && one.deletion_timestamp == other.deletion_timestamp
+        && one.annotations == other.annotations
+        && one.finalizers == other.finalizers
 }
 
 /// Returns the own host that an App wants for its pages.
@@ -52,4 +68,76 @@ pub(super) fn claimed_pages_host(app: &DeserializeGuard<App>) -> Option<HostName
 /// Returns the appID that an App claims, if it is valid.
 pub(crate) fn claimed_app_id(app: &DeserializeGuard<App>) -> Option<AppId> {
     app.0.as_ref().ok()?.app_id().ok()
+}
+
+// === impl WatchedClient ===
+
+impl WatchedClient {
+    /// Returns the Client, or `None` if it cannot be decoded.
+    pub(crate) fn decoded(&self) -> Option<&Client> {
+        self.client.as_deref().ok()
+    }
+
+    /// Whether two versions are equal in everything that a reconcile reads, except the status.
+    pub(super) fn is_same_but_for_status(&self, other: &Self) -> bool {
+        has_same_metadata(self.meta(), other.meta()) && self.client.is_ok() == other.client.is_ok()
+    }
+}
+
+impl From<DeserializeGuard<Client>> for WatchedClient {
+    fn from(mut client: DeserializeGuard<Client>) -> Self {
+        let status = client.0.as_mut().ok().and_then(|client| client.status.take());
+        strip_client_metadata(client.meta_mut());
+        if let Err(invalid) = &mut client.0 {
+            invalid.error = invalid.error.chars().take(MAX_ERROR_LENGTH).collect();
+        }
+        Self {
+            client: client.0.map(Arc::new).map_err(Arc::new),
+            status: status.as_ref().map(StatusDigest::of).unwrap_or_default(),
+        }
+    }
+}
+
+/// Removes the metadata of a Client that the operator does not read. Each of them can have hundreds of KiB.
+fn strip_client_metadata(metadata: &mut ObjectMeta) {
+    let request = metadata.annotations.take().and_then(|mut annotations| annotations.remove(ROTATE_SECRET_ANNOTATION));
+    metadata.annotations =
+        request.map(|request| [(ROTATE_SECRET_ANNOTATION.to_owned(), digest_if_long(&request))].into());
+    metadata.owner_references = None;
+    metadata.finalizers = None;
+}
+
+impl Resource for WatchedClient {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind(dynamic: &()) -> Cow<'_, str> {
+        Client::kind(dynamic)
+    }
+
+    fn group(dynamic: &()) -> Cow<'_, str> {
+        Client::group(dynamic)
+    }
+
+    fn version(dynamic: &()) -> Cow<'_, str> {
+        Client::version(dynamic)
+    }
+
+    fn plural(dynamic: &()) -> Cow<'_, str> {
+        Client::plural(dynamic)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        match &self.client {
+            Ok(client) => &client.metadata,
+            Err(invalid) => &invalid.metadata,
+        }
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        match &mut self.client {
+            Ok(client) => &mut Arc::make_mut(client).metadata,
+            Err(invalid) => &mut Arc::make_mut(invalid).metadata,
+        }
+    }
 }

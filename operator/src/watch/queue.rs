@@ -1,17 +1,21 @@
 //! The reconcile queue: one channel for each kind of work.
 
-use std::convert::Infallible;
+use std::{collections::HashSet, convert::Infallible, sync::Arc};
 
-use kube::{core::DeserializeGuard, runtime::reflector::ObjectRef};
+use kube::{Resource, core::DeserializeGuard, runtime::reflector::ObjectRef};
 use latchkey_crds::{
     app::App,
+    client::Client,
     provider::Provider,
     types::{AppId, HostName},
 };
 use tokio::sync::mpsc;
 
 use super::{
+    client_index::ClientReference,
+    fair_queue::{ClientChange, FairQueue},
     index::{NamespacedName, Reference},
+    objects::WatchedClient,
     state::ClusterState,
 };
 
@@ -24,6 +28,9 @@ pub(crate) struct ReconcileQueue {
     pub(crate) orphans: mpsc::UnboundedSender<String>,
     /// AppIDs with keys, whose App might no longer exist.
     pub(crate) releases: mpsc::UnboundedSender<AppId>,
+    pub(crate) clients: mpsc::UnboundedSender<ObjectRef<WatchedClient>>,
+    /// Changes that the watches report, of Clients and of what they reference.
+    pub(crate) client_changes: Arc<FairQueue>,
 }
 
 /// The receiving ends of the [`ReconcileQueue`].
@@ -32,6 +39,8 @@ pub(crate) struct QueueReceivers {
     pub(crate) providers: mpsc::UnboundedReceiver<ObjectRef<DeserializeGuard<Provider>>>,
     pub(crate) orphans: mpsc::UnboundedReceiver<String>,
     pub(crate) releases: mpsc::UnboundedReceiver<AppId>,
+    pub(crate) clients: mpsc::UnboundedReceiver<ObjectRef<WatchedClient>>,
+    pub(crate) client_changes: Arc<FairQueue>,
 }
 
 // === impl ReconcileQueue ===
@@ -42,13 +51,17 @@ impl ReconcileQueue {
         let (providers, provider_receiver) = mpsc::unbounded_channel();
         let (orphans, orphan_receiver) = mpsc::unbounded_channel();
         let (releases, release_receiver) = mpsc::unbounded_channel();
+        let (clients, client_receiver) = mpsc::unbounded_channel();
+        let client_changes = Arc::<FairQueue>::default();
         let receivers = QueueReceivers {
             apps: app_receiver,
             providers: provider_receiver,
             orphans: orphan_receiver,
             releases: release_receiver,
+            clients: client_receiver,
+            client_changes: Arc::clone(&client_changes),
         };
-        (Self { apps, providers, orphans, releases }, receivers)
+        (Self { apps, providers, orphans, releases, clients, client_changes }, receivers)
     }
 
     pub(super) fn enqueue_app(&self, app: ObjectRef<DeserializeGuard<App>>) {
@@ -96,6 +109,57 @@ impl ReconcileQueue {
         }
         self.enqueue_all_releases(objects);
         self.enqueue_all_apps(objects);
+        self.enqueue_clients_without_outcome(objects);
+    }
+
+    /// Queues the Clients that the reconcile of an App might not queue: the App does not exist, or does not grant
+    /// Clients to the namespace of the Client. Without them, 50,000 Clients would be queued for nothing.
+    fn enqueue_clients_without_outcome(&self, objects: &ClusterState) {
+        for client in objects.clients.state() {
+            let is_of_existing_app_of_its_namespace =
+                client.decoded().is_some_and(|client| client.is_in_app_namespace() && objects.app_of(client).is_some());
+            if !is_of_existing_app_of_its_namespace {
+                self.enqueue_client(ObjectRef::from_obj(&*client));
+            }
+        }
+    }
+
+    pub(crate) fn enqueue_client(&self, client: ObjectRef<WatchedClient>) {
+        let _ = self.clients.send(client);
+    }
+
+    /// Queues the App of a Client, without a delay.
+    pub(crate) fn enqueue_app_named(&self, app: &NamespacedName) {
+        self.enqueue_app(app.object_ref());
+    }
+
+    /// Records that a Client has changed.
+    pub(super) fn push_client_change(&self, client: &WatchedClient) {
+        // The App of a Client that cannot be decoded stays as it is: it is served with the last accepted form of the
+        // Client, until a watch event reports that the Client can be decoded again.
+        let name = NamespacedName::from_metadata(client.meta());
+        let app = client.decoded().map_or_else(NamespacedName::default, app_name);
+        self.client_changes.push(ClientChange { client: name, app });
+    }
+
+    /// Records a change of what these Clients reference.
+    pub(super) fn push_changes_of_clients_with(&self, objects: &ClusterState, reference: ClientReference<'_>) {
+        for name in objects.client_index.get(reference) {
+            if let Some(client) = objects.clients.get(&name.object_ref()) {
+                self.push_client_change(&client);
+            }
+        }
+    }
+
+    /// Queues the Apps that these Clients refer to, without a delay.
+    pub(super) fn enqueue_apps_of_clients_with(&self, objects: &ClusterState, reference: ClientReference<'_>) {
+        let clients = objects.client_index.get(reference);
+        let app_of = |name: &Arc<NamespacedName>| {
+            let client = objects.clients.get(&name.object_ref())?;
+            client.decoded().map(app_name)
+        };
+        let apps: HashSet<_> = clients.iter().filter_map(app_of).collect();
+        apps.iter().for_each(|app| self.enqueue_app_named(app));
     }
 
     pub(crate) fn enqueue_apps_with_id(&self, objects: &ClusterState, id: &AppId) {
@@ -106,8 +170,13 @@ impl ReconcileQueue {
         self.enqueue_referencing_apps(objects, &Reference::Provider(NamespacedName::new(namespace, provider)));
     }
 
-    pub(super) fn enqueue_apps_with_config_map(&self, objects: &ClusterState, namespace: &str, name: &str) {
+    fn enqueue_apps_with_config_map(&self, objects: &ClusterState, namespace: &str, name: &str) {
         self.enqueue_referencing_apps(objects, &Reference::ConfigMap(NamespacedName::new(namespace, name)));
+    }
+
+    pub(super) fn enqueue_for_config_map(&self, objects: &ClusterState, namespace: &str, name: &str) {
+        self.enqueue_apps_with_config_map(objects, namespace, name);
+        self.push_changes_of_clients_with(objects, ClientReference::ConfigMap { namespace, name });
     }
 
     /// Queues the Apps that want this host for their pages, because it may be free now.
@@ -122,6 +191,7 @@ impl ReconcileQueue {
             self.enqueue_provider(provider.object_ref());
         }
         self.enqueue_referencing_apps(objects, &Reference::Secret(secret));
+        self.push_changes_of_clients_with(objects, ClientReference::Secret { namespace, name });
     }
 
     fn enqueue_referencing_apps(&self, objects: &ClusterState, reference: &Reference) {
@@ -129,6 +199,11 @@ impl ReconcileQueue {
             self.enqueue_app(app.object_ref());
         }
     }
+}
+
+/// Returns the App that a Client refers to.
+pub(crate) fn app_name(client: &Client) -> NamespacedName {
+    NamespacedName::new(client.app_namespace(), &client.spec.app_ref.name)
 }
 
 // === impl QueueReceivers ===
@@ -142,6 +217,8 @@ impl QueueReceivers {
                 Some(_) = self.providers.recv() => {}
                 Some(_) = self.orphans.recv() => {}
                 Some(_) = self.releases.recv() => {}
+                Some(_) = self.clients.recv() => {}
+                _ = self.client_changes.pop() => {}
                 // All senders are gone.
                 else => std::future::pending().await,
             }

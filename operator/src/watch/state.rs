@@ -5,17 +5,24 @@ use std::{collections::HashMap, sync::Arc};
 use kube::{core::DeserializeGuard, runtime::reflector::Store};
 use latchkey_crds::{
     app::App,
+    client::Client,
     provider::Provider,
     types::{AppId, HostName},
 };
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{
+    client_index::{ClientIndex, ClientReference},
+    client_secrets::ClientSecrets,
     index::{NamespacedName, Reference, ReferenceIndex},
+    namespaces::Namespaces,
+    objects::WatchedClient,
     published::PublishedDocuments,
+    queue::app_name,
 };
 use crate::{
     app::ownership::{Claim, ClaimValidity},
+    client::{outcomes::ClientOutcomes, select::grants, status::WrittenClientStatuses},
     quota::{QuotaLimits, Quotas},
 };
 
@@ -26,6 +33,12 @@ pub(crate) struct ClusterState {
     /// watch of the other objects.
     pub(crate) apps: Store<DeserializeGuard<App>>,
     pub(crate) providers: Store<DeserializeGuard<Provider>>,
+    pub(crate) clients: Store<WatchedClient>,
+    pub(crate) client_index: Arc<ClientIndex>,
+    pub(crate) client_secrets: Arc<ClientSecrets>,
+    pub(crate) client_outcomes: Arc<ClientOutcomes>,
+    pub(crate) written_client_statuses: Arc<WrittenClientStatuses>,
+    pub(crate) namespaces: Arc<Namespaces>,
     pub(crate) published: Arc<PublishedDocuments>,
     pub(crate) key_versions: Arc<ReconciledKeyVersions>,
     pub(crate) quotas: Arc<Quotas>,
@@ -45,12 +58,20 @@ impl ClusterState {
     pub(crate) fn new(
         apps: Store<DeserializeGuard<App>>,
         providers: Store<DeserializeGuard<Provider>>,
+        clients: Store<WatchedClient>,
+        namespaces: Namespaces,
         limits: QuotaLimits,
     ) -> Self {
         let quotas = Arc::new(Quotas::new(limits));
         Self {
             apps,
             providers,
+            clients,
+            client_index: Arc::default(),
+            client_secrets: Arc::default(),
+            client_outcomes: Arc::default(),
+            written_client_statuses: Arc::default(),
+            namespaces: Arc::new(namespaces),
             published: Arc::new(PublishedDocuments::new(Arc::clone(&quotas))),
             key_versions: Arc::default(),
             quotas,
@@ -92,6 +113,23 @@ impl ClusterState {
     /// Returns the Apps that want this host for their pages.
     pub(crate) fn apps_with_pages_host(&self, host: &HostName) -> Vec<Arc<DeserializeGuard<App>>> {
         self.referencing_apps(&Reference::PagesHost(host.clone()))
+    }
+
+    /// Returns the App that a Client refers to, if the watch has reported it.
+    pub(crate) fn app_of(&self, client: &Client) -> Option<Arc<DeserializeGuard<App>>> {
+        self.apps.get(&app_name(client).object_ref())
+    }
+
+    /// Whether any Client refers to the App.
+    pub(crate) fn has_clients(&self, app: &NamespacedName) -> bool {
+        let reference = ClientReference::App { namespace: app.namespace(), name: app.name() };
+        !self.client_index.get(reference).is_empty()
+    }
+
+    /// Whether the App accepts Clients of this namespace.
+    pub(crate) fn grants_clients(&self, app: &App, namespace: &str) -> bool {
+        app.metadata.namespace.as_deref() == Some(namespace)
+            || grants(&app.spec.clients.namespaces, namespace, &*self.namespaces)
     }
 
     fn referencing_apps(&self, reference: &Reference) -> Vec<Arc<DeserializeGuard<App>>> {

@@ -3,17 +3,18 @@
 use std::fmt::Debug;
 
 use futures::{StreamExt, stream::BoxStream};
-use k8s_openapi::serde::de::DeserializeOwned;
+use k8s_openapi::{api::core::v1::Namespace, serde::de::DeserializeOwned};
 use kube::{
     Api, Client, Resource,
-    core::NamespaceResourceScope,
+    core::{DeserializeGuard, NamespaceResourceScope},
     runtime::{
         WatchStreamExt,
         watcher::{self, Event, watcher},
     },
 };
+use latchkey_crds::client::Client as ClientResource;
 
-use super::objects::strip_metadata;
+use super::objects::{Metadata, WatchedClient, strip_metadata};
 use crate::backoff;
 
 /// The events of one watch. The watch retries forever.
@@ -29,5 +30,30 @@ where
     match namespaces {
         [] => vec![watch(Api::all(client.clone()))],
         named => named.iter().map(|namespace| watch(Api::namespaced(client.clone(), namespace))).collect(),
+    }
+}
+
+/// Opens the watches of Clients. Their statuses are reduced to digests.
+pub(super) fn client_watches(
+    client: &Client,
+    namespaces: &[String],
+    config: watcher::Config,
+) -> Vec<Watch<WatchedClient>> {
+    let watches = watches::<DeserializeGuard<ClientResource>>(client, namespaces, config);
+    watches.into_iter().map(|watch| watch.map(|event| event.map(to_watched_client)).boxed()).collect()
+}
+
+/// Opens the watch of all Namespaces. It keeps their labels.
+pub(super) fn namespace_watch(client: &Client, config: watcher::Config) -> Watch<Metadata<Namespace>> {
+    watcher(Api::all(client.clone()), config).backoff(backoff::for_watch()).boxed()
+}
+
+fn to_watched_client(event: Event<DeserializeGuard<ClientResource>>) -> Event<WatchedClient> {
+    match event {
+        Event::Apply(client) => Event::Apply(client.into()),
+        Event::Delete(client) => Event::Delete(client.into()),
+        Event::Init => Event::Init,
+        Event::InitApply(client) => Event::InitApply(client.into()),
+        Event::InitDone => Event::InitDone,
     }
 }

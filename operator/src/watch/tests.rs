@@ -1,7 +1,7 @@
 //! Tests of the watch handlers with scripted events.
 
 use futures::{StreamExt, stream};
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::{
     Resource, ResourceExt,
     core::DeserializeGuard,
@@ -10,13 +10,15 @@ use kube::{
         watcher::Event,
     },
 };
-use latchkey_crds::{app::App, rendered::Revision};
+use latchkey_crds::{app::App, client::Client, rendered::Revision};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::{
+    client_index::ClientReference,
     handlers::Handlers,
-    objects::{Metadata, is_same_but_for_status, strip_metadata},
+    namespaces::Namespaces,
+    objects::{Metadata, WatchedClient, is_same_but_for_status, strip_metadata},
     published::{PublishedApp, PublishedDocuments},
     queue::{QueueReceivers, ReconcileQueue},
     state::ClusterState,
@@ -41,8 +43,8 @@ fn app(namespace: &str, app_id: &str, version: &str) -> DeserializeGuard<App> {
 
 fn objects() -> (ClusterState, Writer<DeserializeGuard<App>>) {
     let (apps, writer) = store();
-    let (providers, _) = store();
-    (ClusterState::new(apps, providers, QuotaLimits::default()), writer)
+    let ((providers, _), (clients, _)) = (store(), store());
+    (ClusterState::new(apps, providers, clients, Namespaces::default(), QuotaLimits::default()), writer)
 }
 
 fn handlers(objects: &ClusterState, queue: ReconcileQueue, watch: &'static str) -> Handlers {
@@ -134,8 +136,9 @@ async fn if_not_all_apps_of_a_namespace_fit_older_ones_have_precedence() {
     let claims = apps.clone().map(|app| Claim::from_app(app.0.as_ref().unwrap()));
     let ahead = async |limit| {
         let (apps_store, writer) = store();
-        let (providers, _) = store();
-        let objects = ClusterState::new(apps_store, providers, QuotaLimits { apps: limit, ..QuotaLimits::default() });
+        let ((providers, _), (clients, _)) = (store(), store());
+        let limits = QuotaLimits { apps: limit, ..QuotaLimits::default() };
+        let objects = ClusterState::new(apps_store, providers, clients, Namespaces::default(), limits);
         let owner = AppIdOwner { namespace: "shop".into(), name: "held".into() };
         objects.quotas.record_keys(&"held".parse().unwrap(), Some(owner));
         let applied = apps.clone().into_iter().map(Event::InitApply);
@@ -290,6 +293,33 @@ fn labels_and_annotations_of_other_programs_are_not_stored_and_their_change_is_i
 }
 
 #[test]
+fn of_the_metadata_of_a_client_little_is_stored_and_copies_share_it() {
+    let watched = |request: &str| -> WatchedClient {
+        let annotations = json!({ "latchkey.dev/note": "a".repeat(1000), "latchkey.dev/rotate-secret": request });
+        let client = json!({
+            "apiVersion": "latchkey.dev/v1alpha1", "kind": "Client",
+            "metadata": { "namespace": "monitoring", "name": "grafana", "annotations": annotations },
+            "spec": { "appRef": { "name": "platform" }, "web": { "redirectURLs": ["https://grafana.example.com/"] } },
+        });
+        serde_json::from_value::<DeserializeGuard<Client>>(client).unwrap().into()
+    };
+    let stored = watched("1");
+    assert_eq!(stored.annotations().len(), 1);
+    assert_eq!(stored.annotations()["latchkey.dev/rotate-secret"], "1");
+    let long = watched(&"1".repeat(1000));
+    assert!(long.annotations()["latchkey.dev/rotate-secret"].len() < 100);
+    assert!(!long.is_same_but_for_status(&watched(&"2".repeat(1000))), "another request");
+    let copy = long.clone();
+    assert!(std::ptr::eq(copy.decoded().unwrap(), long.decoded().unwrap()));
+    let undecodable = json!({
+        "apiVersion": "latchkey.dev/v1alpha1", "kind": "Client", "metadata": { "name": "grafana" },
+        "spec": { "appRef": { "name": "platform" }, "web": { "redirectURLs": [], "pkce": "x".repeat(10_000) } },
+    });
+    let undecodable: WatchedClient = serde_json::from_value::<DeserializeGuard<Client>>(undecodable).unwrap().into();
+    assert!(undecodable.client.unwrap_err().error.len() <= 1024);
+}
+
+#[test]
 fn of_a_written_and_a_watched_document_the_newer_one_is_used() {
     let documents = objects().0.published;
     let revision = |documents: &PublishedDocuments| documents.get("shop").and_then(|app| app.revision);
@@ -352,6 +382,112 @@ async fn changed_keys_enqueue_all_apps_with_the_app_id_unless_its_only_app_has_a
     assert_eq!(enqueued_by(&["shop"], Event::Apply(keys("8"))).await, 1, "somebody changed them");
     assert_eq!(enqueued_by(&["shop", "waiting"], Event::Apply(keys("7"))).await, 2, "another App waits for the appID");
     assert_eq!(enqueued_by(&["shop"], Event::Delete(keys("7"))).await, 1);
+}
+
+/// A Client in the namespace `monitoring` of the App `identity/platform`.
+fn client(name: &str, version: &str, spec: &Value) -> WatchedClient {
+    let mut all = json!({
+        "appRef": { "name": "platform", "namespace": "identity" },
+        "web": { "redirectURLs": ["https://grafana.example.com/login"] },
+    });
+    all.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    let client = json!({
+        "apiVersion": "latchkey.dev/v1alpha1", "kind": "Client",
+        "metadata": {
+            "namespace": "monitoring", "name": name, "uid": name, "resourceVersion": version,
+            "generation": version.parse::<i64>().unwrap(),
+        },
+        "spec": all,
+    });
+    serde_json::from_value::<DeserializeGuard<Client>>(client).unwrap().into()
+}
+
+/// Follows these events of Clients after a first list, and returns the changes that they cause.
+async fn client_changes(
+    objects: &ClusterState,
+    writer: Writer<WatchedClient>,
+    first: Vec<WatchedClient>,
+    events: Vec<Event<WatchedClient>>,
+) -> Vec<String> {
+    let (queue, receivers) = ReconcileQueue::new();
+    let listed = first.into_iter().map(Event::InitApply);
+    let events = std::iter::once(Event::Init).chain(listed).chain([Event::InitDone]).chain(events);
+    let watches = vec![stream::iter(events.collect::<Vec<_>>()).map(Ok).boxed()];
+    handlers(objects, queue, "clients").follow_clients(watches, writer).await;
+    std::iter::from_fn(|| receivers.client_changes.try_pop())
+        .map(|change| format!("{} of {}", change.client.name(), change.app))
+        .collect()
+}
+
+fn objects_for_clients(namespaces: Namespaces) -> (ClusterState, Writer<WatchedClient>) {
+    let ((apps, _), (providers, _), (clients, writer)) = (store(), store(), store());
+    (ClusterState::new(apps, providers, clients, namespaces, QuotaLimits::default()), writer)
+}
+
+#[tokio::test]
+async fn each_change_of_a_client_concerns_its_app_and_a_status_write_does_not() {
+    let (objects, writer) = objects_for_clients(Namespaces::default());
+    let mut same = client("grafana", "1", &json!({}));
+    same.meta_mut().resource_version = Some("2".to_owned());
+    let first = vec![client("grafana", "1", &json!({})), client("argo", "1", &json!({}))];
+    let changes = client_changes(&objects, writer, first, vec![Event::Apply(same)]).await;
+    assert_eq!(changes, ["grafana of identity/platform", "argo of identity/platform"], "of the first list");
+
+    let (objects, writer) = objects_for_clients(Namespaces::default());
+    let events = vec![
+        Event::Apply(client("grafana", "2", &json!({ "displayName": "Edited" }))),
+        Event::Apply(client("new", "3", &json!({ "appRef": { "name": "other" } }))),
+        Event::Delete(client("grafana", "4", &json!({}))),
+    ];
+    let changes = client_changes(&objects, writer, Vec::new(), events).await;
+    assert_eq!(changes, ["grafana of identity/platform", "new of monitoring/other"]);
+    let of_app = ClientReference::App { namespace: "identity", name: "platform" };
+    assert!(objects.client_index.get(of_app).is_empty());
+}
+
+#[tokio::test]
+async fn a_secret_of_a_client_and_the_labels_of_its_namespace_concern_the_client() {
+    let (objects, writer) = objects_for_clients(Namespaces::watched());
+    client_changes(&objects, writer, vec![client("grafana", "1", &json!({}))], Vec::new()).await;
+    let secret = |name: &str, version: &str| -> Secret {
+        serde_json::from_value(json!({
+            "metadata": { "namespace": "monitoring", "name": name, "resourceVersion": version },
+            "type": "latchkey.dev/client", "data": { "client-secret": "MDEyMzQ1Njc4OWFiY2RlZg==" },
+        }))
+        .unwrap()
+    };
+    let (queue, mut receivers) = ReconcileQueue::new();
+    let events = [
+        Event::Init,
+        Event::InitDone,
+        Event::Apply(secret("other-oidc", "2")),
+        Event::Apply(secret("grafana-oidc", "3")),
+    ];
+    let watches = vec![stream::iter(events).map(Ok).boxed()];
+    handlers(&objects, queue.clone(), "client secrets").follow_client_secrets(watches).await;
+    assert_eq!(receivers.client_changes.try_pop().unwrap().client.name(), "grafana");
+    assert_eq!(receivers.client_changes.try_pop(), None);
+
+    let namespace = |name: &str, env: &str| -> Metadata<Namespace> {
+        serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name, "labels": { "env": env } },
+        }))
+        .unwrap()
+    };
+    let events = [
+        Event::Init,
+        Event::InitApply(namespace("monitoring", "test")),
+        Event::InitDone,
+        Event::Apply(namespace("monitoring", "test")),
+        Event::Apply(namespace("other", "live")),
+        Event::Apply(namespace("monitoring", "live")),
+    ];
+    let watches = vec![stream::iter(events).map(Ok).boxed()];
+    handlers(&objects, queue, "namespaces").follow_namespaces(watches).await;
+    assert_eq!(receivers.client_changes.try_pop().unwrap().client.name(), "grafana");
+    assert_eq!(receivers.client_changes.try_pop(), None, "the other changes concern no Client");
+    assert_eq!(receivers.apps.try_recv().unwrap().name, "platform", "it does not wait behind other Clients");
+    assert!(receivers.apps.try_recv().is_err());
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use latchkey_crds::{
-    rendered::{LimitName, RenderedApp, Revision, Window},
+    rendered::{ClientLimitName, LimitName, RenderedApp, Revision, Window},
     types::{AppId, HostName},
 };
 
@@ -11,6 +11,7 @@ use super::{
     email::Email,
     foreign_hash::InvalidFirebaseKey,
     keys::{AppKeys, KeyError},
+    openid::client::{Clients, InvalidClient, OpenIdClient},
     pages::settings::PagesSettings,
     password_settings::PasswordSettings,
     rights::Rights,
@@ -20,6 +21,7 @@ use super::{
 /// A loaded App. It never changes: for a new document, the server creates a new `App`.
 #[derive(Debug)]
 pub struct App {
+    /// The document, except its clients, which are in `clients`.
     pub doc: RenderedApp,
     pub revision: Revision,
     pub keys: AppKeys,
@@ -27,6 +29,7 @@ pub struct App {
     pub webhooks: Arc<[Webhook]>,
     /// `None`: the App has no hosted pages.
     pub pages: Option<Box<PagesSettings>>,
+    clients: Clients,
 }
 
 /// Why a document cannot be loaded. The text contains no secret of the document.
@@ -38,17 +41,23 @@ pub enum LoadError {
     FirebaseKeys(#[from] InvalidFirebaseKey),
     #[error(transparent)]
     WebhookKeys(#[from] InvalidSigningKey),
+    #[error(transparent)]
+    Clients(#[from] InvalidClient),
 }
 
 // === impl App ===
 
 impl App {
-    pub fn new(doc: RenderedApp, revision: Revision) -> Result<Self, LoadError> {
+    pub fn new(mut doc: RenderedApp, revision: Revision) -> Result<Self, LoadError> {
         let keys = AppKeys::new(&doc)?;
         let password = PasswordSettings::new(&doc.password)?;
         let webhooks = doc.webhooks.iter().map(Webhook::new).collect::<Result<_, _>>()?;
         let pages = doc.pages.as_ref().map(|pages| Box::new(PagesSettings::new(pages)));
-        Ok(Self { doc, revision, keys, password, webhooks, pages })
+        // Clients need the pages, on which users log in. Moved out of the document: 50,000 clients twice need much
+        // memory.
+        let rendered = std::mem::take(&mut doc.clients);
+        let clients = if pages.is_some() { Clients::new(rendered)? } else { Clients::default() };
+        Ok(Self { doc, revision, keys, password, webhooks, pages, clients })
     }
 
     pub fn id(&self) -> &AppId {
@@ -62,6 +71,31 @@ impl App {
             Some(windows) => windows.clone(),
             None => limit.default_windows(),
         }
+    }
+
+    /// Returns the windows of a rate limit on clients.
+    pub fn client_windows(&self, limit: ClientLimitName) -> Vec<Window> {
+        self.doc.client_limit(limit)
+    }
+
+    /// The client with this `client_id`.
+    pub fn client(&self, client_id: &str) -> Option<&Arc<OpenIdClient>> {
+        self.clients.get(client_id)
+    }
+
+    /// The client of the Client resource with this UID.
+    pub fn client_by_uid(&self, uid: &str) -> Option<&Arc<OpenIdClient>> {
+        self.clients.iter().find(|client| *client.uid == *uid)
+    }
+
+    /// Whether the App is an OpenID provider: it has hosted pages and at least one client.
+    pub fn has_clients(&self) -> bool {
+        !self.clients.is_empty()
+    }
+
+    /// Whether a page of this origin belongs to a client.
+    pub fn is_client_origin(&self, origin: &str) -> bool {
+        self.clients.iter().any(|client| client.has_origin(origin))
     }
 
     /// The own host of the App's pages.
@@ -166,6 +200,22 @@ mod tests {
         assert!(listed_rights(&app, "sync").is_empty());
         assert!(app.webhook("events").is_some_and(|webhook| webhook.is_pulled_by("shop", "sync")));
         assert!(app.webhook("other").is_none());
+    }
+
+    #[test]
+    fn an_app_has_clients_only_with_pages() {
+        let mut doc = fixtures::rendered("shop");
+        doc.clients = vec![fixtures::client("grafana"), fixtures::client("argocd")];
+        assert!(!fixtures::app(doc.clone()).has_clients(), "no pages");
+        doc.pages = Some(fixtures::pages());
+        let app = fixtures::app(doc.clone());
+        assert!(app.has_clients() && app.doc.clients.is_empty());
+        assert_eq!(&*app.client("grafana").unwrap().uid, "uid-grafana");
+        assert_eq!(app.client_by_uid("uid-argocd").unwrap().client_id.as_str(), "argocd");
+        assert!(app.client("shop").is_none() && app.client_by_uid("grafana").is_none());
+        doc.clients[1] = fixtures::client("grafana");
+        let revision = Revision::of(&doc.to_bytes());
+        assert!(matches!(App::new(doc, revision), Err(LoadError::Clients(_))));
     }
 
     #[test]

@@ -3,7 +3,10 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use latchkey_crds::{types::ProviderName, webhook::WebhookEvent};
+use latchkey_crds::{
+    types::{ClientId, ProviderName},
+    webhook::WebhookEvent,
+};
 use serde::Serialize;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -51,6 +54,15 @@ pub enum EventKind {
     RefreshStolen,
     IdentityLinked,
     IdentityUnlinked,
+    /// A client got an authorization code. The detail names the client.
+    ClientAuthorized,
+    /// The user allowed a client the access on the consent page. The detail names the client.
+    ConsentGiven,
+    /// The user withdrew the access of a client. The detail names the client.
+    ConsentWithdrawn,
+    /// A client exchanged an authorization code again. The session of the first exchange was ended. The detail names
+    /// the client.
+    ClientCodeReused,
     UserDeleted,
     /// An administrator created the user. The events from here to `Exported` name the administrator in the detail.
     UserCreated,
@@ -64,6 +76,11 @@ pub enum EventKind {
     UsersImported,
     /// The data of one user, or of all users, was exported.
     Exported,
+    /// The user became a member of a group: an administrator added the user, or a provider reported the group at a
+    /// login. The detail names the group.
+    GroupMemberAdded,
+    /// The user is no longer a member of a group. The detail names the group.
+    GroupMemberRemoved,
     /// [`RefusalKind`] describes this kind and the kinds below.
     LoginRefused,
     LoginLimited,
@@ -104,6 +121,9 @@ pub struct Event {
 }
 
 /// More about an event. Contains no text from a client, no email address, no IP address and no secret.
+///
+/// For the kinds `GroupMemberAdded` and `GroupMemberRemoved`, the store adds `group` (the name of the group) and, for a
+/// membership from a provider, `provider`: one change can have many of these events, which differ only in the group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Detail {
     /// How the user authenticated.
@@ -112,6 +132,9 @@ pub struct Detail {
     /// The name of the Provider in the App.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider: Option<ProviderName>,
+    /// The `client_id` of the Client.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client: Option<ClientId>,
     /// The session that was ended from the list of sessions or by the revocation of one of its tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<SessionId>,
@@ -181,7 +204,7 @@ pub struct ActivityEntry {
 // === impl EventKind ===
 
 impl EventKind {
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 37] = [
         Self::Registered,
         Self::RegisteredAgain,
         Self::ConfirmationRequested,
@@ -201,6 +224,10 @@ impl EventKind {
         Self::RefreshStolen,
         Self::IdentityLinked,
         Self::IdentityUnlinked,
+        Self::ClientAuthorized,
+        Self::ConsentGiven,
+        Self::ConsentWithdrawn,
+        Self::ClientCodeReused,
         Self::UserDeleted,
         Self::UserCreated,
         Self::UserChanged,
@@ -209,6 +236,8 @@ impl EventKind {
         Self::MailRequested,
         Self::UsersImported,
         Self::Exported,
+        Self::GroupMemberAdded,
+        Self::GroupMemberRemoved,
         Self::LoginRefused,
         Self::LoginLimited,
         Self::PasswordCheckRefused,
@@ -236,6 +265,10 @@ impl EventKind {
             Self::RefreshStolen => "refresh_stolen",
             Self::IdentityLinked => "identity_linked",
             Self::IdentityUnlinked => "identity_unlinked",
+            Self::ClientAuthorized => "client_authorized",
+            Self::ConsentGiven => "consent_given",
+            Self::ConsentWithdrawn => "consent_withdrawn",
+            Self::ClientCodeReused => "client_code_reused",
             Self::UserDeleted => "user_deleted",
             Self::UserCreated => "user_created",
             Self::UserChanged => "user_changed",
@@ -244,6 +277,8 @@ impl EventKind {
             Self::MailRequested => "mail_requested",
             Self::UsersImported => "users_imported",
             Self::Exported => "exported",
+            Self::GroupMemberAdded => "group_member_added",
+            Self::GroupMemberRemoved => "group_member_removed",
             Self::LoginRefused => "login_refused",
             Self::LoginLimited => "login_limited",
             Self::PasswordCheckRefused => "password_check_refused",
@@ -273,7 +308,13 @@ impl EventKind {
             | Self::PasswordResetRequested
             | Self::AddressChangeRequested
             | Self::RefreshLate
+            | Self::ClientAuthorized
+            | Self::ConsentGiven
+            | Self::ConsentWithdrawn
+            | Self::ClientCodeReused
             | Self::MailRequested
+            | Self::GroupMemberAdded
+            | Self::GroupMemberRemoved
             | Self::LoginRefused
             | Self::LoginLimited
             | Self::PasswordCheckRefused
@@ -372,6 +413,10 @@ impl Detail {
         Self { amr: Some(amr), ..Self::default() }
     }
 
+    pub fn from_client(client: &ClientId) -> Self {
+        Self { client: Some(client.clone()), ..Self::default() }
+    }
+
     pub fn from_ended_session(session: SessionId) -> Self {
         Self { ended: Some(session), ..Self::default() }
     }
@@ -409,6 +454,7 @@ mod tests {
         let text = |detail: Detail| serde_json::to_string(&detail).unwrap();
         assert_eq!(text(Detail::from_amr(Amr::Federated)), r#"{"amr":"fed"}"#);
         assert_eq!(text(Detail::from_session_count(3)), r#"{"sessions":3}"#);
+        assert_eq!(text(Detail::from_client(&"grafana".parse().unwrap())), r#"{"client":"grafana"}"#);
         assert!(Detail::default().is_empty() && !Detail::from_session_count(0).is_empty());
     }
 }

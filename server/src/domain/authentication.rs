@@ -55,7 +55,7 @@ impl AuthenticatedSession {
             let live = match session.kind() {
                 None => call.stores.session(call.app_id(), session.user, session.id).await?,
                 Some(SessionKind::Browser) => {
-                    call.stores.browser_session(call.app_id(), session.user, session.id).await?
+                    call.stores.browser_session(call.app_id(), session.user, session.id, None).await?
                 }
             };
             match live {

@@ -1,5 +1,6 @@
 //! Identities of social providers, and the errors of provider calls.
 
+use latchkey_crds::types::GroupName;
 use time::OffsetDateTime;
 
 use super::{email::Email, name::Name};
@@ -27,6 +28,9 @@ pub struct VerifiedIdentity {
     pub email: Option<ProviderEmail>,
     /// `None` if the provider sends no name, or one that Latchkey does not accept.
     pub name: Option<Name>,
+    /// The groups that the App takes over from the provider, with their prefix; sorted, without duplicates. Empty if
+    /// the App takes over none, or if there are more than a user can have.
+    pub groups: Vec<GroupName>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,6 +21,7 @@ use jsonwebtoken::{
     jwk::{Jwk, JwkSet, KeyAlgorithm, PublicKeyUse},
 };
 use latchkey_crds::{
+    client::IdTokenAlgorithm,
     rendered::{KeyState, RenderedApp, SigningAlgorithm},
     types::AppId,
 };
@@ -29,6 +30,8 @@ use zeroize::Zeroizing;
 
 /// `typ` in the header of access tokens (RFC 9068, 2.1).
 pub const ACCESS_TOKEN_TYP: &str = "at+jwt";
+/// `typ` in the header of ID tokens.
+pub const ID_TOKEN_TYP: &str = "JWT";
 /// Bytes reserved for the signature of an access token: the length of an elliptic-curve signature. An RSA signature is
 /// longer and costs another allocation.
 const SIGNATURE_CAPACITY: usize = 64;
@@ -38,6 +41,8 @@ const CLAIMS_CAPACITY: usize = 512;
 /// The keys of an App.
 pub struct AppKeys {
     signing: Vec<TokenSigner>,
+    /// The keys for ID tokens of other algorithms than that of access tokens.
+    id_tokens: Vec<IdTokenKey>,
     hmac: Vec<DerivedHmacKeys>,
     active_signing: usize,
     active_hmac: usize,
@@ -53,6 +58,12 @@ pub struct TokenSigner {
     /// The header of access tokens, in base64url.
     header: String,
     pair: KeyPair,
+}
+
+/// A key that signs only ID tokens.
+struct IdTokenKey {
+    signer: TokenSigner,
+    state: KeyState,
 }
 
 /// A private key. It is parsed only once, because parsing and checking a key takes as long as signing a token.
@@ -80,6 +91,8 @@ pub struct DerivedHmacKeys {
     /// Seals the flows of social logins. GCM-SIV (RFC 8452) allows many random nonces with one key.
     pub flows: LessSafeKey,
     pub pages: PageKeys,
+    /// Authenticates the refresh tokens of clients. Use [`DerivedHmacKeys::client_refresh`].
+    client_refresh: Secret,
 }
 
 /// The keys of an App's pages. They are stored as 32 bytes each, and prepared for each use. A prepared key needs
@@ -113,12 +126,17 @@ pub enum KeyError {
 impl AppKeys {
     pub fn new(doc: &RenderedApp) -> Result<Self, KeyError> {
         let signing = doc.keys.signing.iter().map(token_signer).collect::<Result<Vec<_>, _>>()?;
+        let id_tokens = doc.keys.id_tokens.iter().map(|key| {
+            let signer = token_signer(key)?;
+            Ok::<_, KeyError>(IdTokenKey { signer, state: key.state })
+        });
+        let id_tokens = id_tokens.collect::<Result<Vec<_>, _>>()?;
         let hmac = doc.keys.hmac.iter().map(derive_hmac_keys).collect::<Result<Vec<_>, _>>()?;
         let active_signing = single_active_index(doc.keys.signing.iter().map(|key| key.state))
             .ok_or(KeyError::WrongActiveCount("signing"))?;
         let active_hmac =
             single_active_index(doc.keys.hmac.iter().map(|key| key.state)).ok_or(KeyError::WrongActiveCount("HMAC"))?;
-        Ok(Self { signing, hmac, active_signing, active_hmac })
+        Ok(Self { signing, id_tokens, hmac, active_signing, active_hmac })
     }
 
     /// Returns the key that signs new tokens.
@@ -128,6 +146,26 @@ impl AppKeys {
 
     pub fn signer_by_id(&self, id: &str) -> Option<&TokenSigner> {
         self.signing.iter().find(|key| key.id == id)
+    }
+
+    /// Returns the key that signs new ID tokens of this algorithm. `None` until the first key of the algorithm is known
+    /// to all servers.
+    pub fn id_token_signer(&self, algorithm: IdTokenAlgorithm) -> Option<&TokenSigner> {
+        let algorithm = match algorithm {
+            IdTokenAlgorithm::RS256 => Algorithm::RS256,
+            IdTokenAlgorithm::ES256 => Algorithm::ES256,
+        };
+        let active = self.id_tokens.iter().filter(|key| key.state == KeyState::Active).map(|key| &key.signer);
+        std::iter::once(self.signer()).chain(active).find(|signer| signer.algorithm == algorithm)
+    }
+
+    /// Returns the key of an ID token, in any state.
+    pub fn id_token_signer_by_id(&self, id: &str) -> Option<&TokenSigner> {
+        self.all_signers().find(|key| key.id == id)
+    }
+
+    fn all_signers(&self) -> impl Iterator<Item = &TokenSigner> {
+        self.signing.iter().chain(self.id_tokens.iter().map(|key| &key.signer))
     }
 
     /// Returns the keys for new codes, refresh tokens and flows.
@@ -147,7 +185,17 @@ impl AppKeys {
 
     /// Returns all public keys, including keys that are published in advance and retired keys (RFC 7517).
     pub fn jwks(&self) -> JwkSet {
-        JwkSet { keys: self.signing.iter().map(|key| key.jwk.clone()).collect() }
+        JwkSet { keys: self.all_signers().map(|key| key.jwk.clone()).collect() }
+    }
+}
+
+// === impl DerivedHmacKeys ===
+
+impl DerivedHmacKeys {
+    /// Authenticates the refresh tokens of clients. Another key than that of the App's own refresh tokens, so that no
+    /// token of one kind is a token of the other kind.
+    pub fn client_refresh(&self) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, &self.client_refresh[..])
     }
 }
 
@@ -185,10 +233,19 @@ pub(super) fn mac_for_app(key: &hmac::Key, app: &AppId, body: &[u8]) -> hmac::Ta
 impl TokenSigner {
     /// Signs an access token with these claims (RFC 7515, 7.1; RFC 9068).
     pub fn sign_access_token(&self, claims: &impl Serialize) -> Result<String, SignError> {
+        self.sign(&self.header, claims)
+    }
+
+    /// Signs an ID token with these claims (OpenID Connect Core 1.0, 2).
+    pub fn sign_id_token(&self, claims: &impl Serialize) -> Result<String, SignError> {
+        self.sign(&encoded_header(ID_TOKEN_TYP, &self.id, self.algorithm)?, claims)
+    }
+
+    fn sign(&self, header: &str, claims: &impl Serialize) -> Result<String, SignError> {
         let mut claims_json = Vec::with_capacity(CLAIMS_CAPACITY);
         serde_json::to_writer(&mut claims_json, claims)?;
-        let mut token = String::with_capacity(self.header.len() + 2 + (claims_json.len() + SIGNATURE_CAPACITY) * 4 / 3);
-        token.push_str(&self.header);
+        let mut token = String::with_capacity(header.len() + 2 + (claims_json.len() + SIGNATURE_CAPACITY) * 4 / 3);
+        token.push_str(header);
         token.push('.');
         URL_SAFE_NO_PAD.encode_string(claims_json, &mut token);
         let signature = self.pair.sign(token.as_bytes())?;
@@ -196,6 +253,12 @@ impl TokenSigner {
         URL_SAFE_NO_PAD.encode_string(signature, &mut token);
         Ok(token)
     }
+}
+
+/// The header of a token, in base64url.
+fn encoded_header(typ: &str, key_id: &str, algorithm: Algorithm) -> Result<String, serde_json::Error> {
+    let header = Header { typ: Some(typ.to_owned()), kid: Some(key_id.to_owned()), ..Header::new(algorithm) };
+    Ok(URL_SAFE_NO_PAD.encode(serde_json::to_vec(&header)?))
 }
 
 // === impl KeyPair ===
@@ -228,6 +291,7 @@ impl fmt::Debug for AppKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Keys")
             .field("signing", &self.signing.len())
+            .field("id_tokens", &self.id_tokens.len())
             .field("hmac", &self.hmac.len())
             .finish_non_exhaustive()
     }
@@ -253,9 +317,7 @@ fn token_signer(key: &latchkey_crds::rendered::SigningKey) -> Result<TokenSigner
         jwk.common.key_algorithm = Some(jwk_algorithm);
         jwk.common.public_key_use = Some(PublicKeyUse::Signature);
         let decoding = DecodingKey::from_jwk(&jwk)?;
-        let header =
-            Header { typ: Some(ACCESS_TOKEN_TYP.to_owned()), kid: Some(key.id.clone()), ..Header::new(algorithm) };
-        let header = URL_SAFE_NO_PAD.encode(serde_json::to_vec(&header)?);
+        let header = encoded_header(ACCESS_TOKEN_TYP, &key.id, algorithm)?;
         let pair = KeyPair::from_der(key.algorithm, encoding.as_bytes()).map_err(|_| ErrorKind::InvalidKeyFormat)?;
         Ok(TokenSigner { id: key.id.clone(), algorithm, decoding, jwk, header, pair })
     };
@@ -288,5 +350,6 @@ fn derive_hmac_keys(key: &latchkey_crds::rendered::HmacKey) -> Result<DerivedHma
             sealed: derive_secret(b"sealed page state")?,
             csrf: derive_secret(b"page forms")?,
         },
+        client_refresh: derive_secret(b"client refresh tokens")?,
     })
 }

@@ -2,17 +2,26 @@
 
 use std::time::Duration;
 
-use latchkey_crds::rendered::{LimitName, Window};
+use latchkey_crds::rendered::{ClientLimitName, LimitName, Window};
+use serde::Deserialize;
 
-use super::{app::App, client::ClientAddress, email::AccountKey, mail::MailKind};
+use super::{app::App, client::ClientAddress, email::AccountKey, mail::MailKind, openid::client::OpenIdClient};
 
 /// The factor by which the limits of an IPv6 /48 are higher than the limits of one client address.
 const IPV6_SITE_FACTOR: u32 = 10;
 
+/// The name of any rate limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(untagged)]
+pub enum Limit {
+    Account(LimitName),
+    Client(ClientLimitName),
+}
+
 /// One rate limit on one subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateLimitCheck {
-    pub limit: LimitName,
+    pub limit: Limit,
     /// The subject whose uses are counted, for example a client address. Unique among the subjects of the limit in the
     /// App. Contains no email address in clear text.
     pub subject: String,
@@ -24,7 +33,7 @@ pub struct RateLimitCheck {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("limit {} is reached", .limit.as_str())]
 pub struct RateLimited {
-    pub limit: LimitName,
+    pub limit: Limit,
     pub window: Window,
     pub retry_after: Duration,
 }
@@ -36,6 +45,37 @@ pub enum MailPurpose {
     /// instead.
     Confirm,
     Reset,
+}
+
+// === impl Limit ===
+
+impl Limit {
+    /// The name in manifests, responses and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Account(limit) => limit.as_str(),
+            Self::Client(limit) => limit.as_str(),
+        }
+    }
+
+    fn windows(self, app: &App) -> Vec<Window> {
+        match self {
+            Self::Account(limit) => app.windows(limit),
+            Self::Client(limit) => app.client_windows(limit),
+        }
+    }
+}
+
+impl From<LimitName> for Limit {
+    fn from(limit: LimitName) -> Self {
+        Self::Account(limit)
+    }
+}
+
+impl From<ClientLimitName> for Limit {
+    fn from(limit: ClientLimitName) -> Self {
+        Self::Client(limit)
+    }
 }
 
 // === impl MailPurpose ===
@@ -50,8 +90,9 @@ impl MailPurpose {
 }
 
 /// Returns the checks of a limit per client address. An IPv6 address is also checked by its /48.
-fn per_client(app: &App, limit: LimitName, client: ClientAddress, suffix: &str) -> Vec<RateLimitCheck> {
-    let windows = app.windows(limit);
+fn per_client(app: &App, limit: impl Into<Limit>, client: ClientAddress, suffix: &str) -> Vec<RateLimitCheck> {
+    let limit = limit.into();
+    let windows = limit.windows(app);
     let mut checks = vec![RateLimitCheck { limit, subject: format!("{client}{suffix}"), windows: windows.clone() }];
     if let Some(site) = client.ipv6_site() {
         let windows = windows
@@ -78,7 +119,7 @@ pub fn login_failures(app: &App, client: ClientAddress, account: &AccountKey, is
     failures.extend(per_client(app, LimitName::LoginFailuresPerClientOverall, client, ""));
     if !is_known {
         failures.push(RateLimitCheck {
-            limit: LimitName::LoginFailuresPerAccount,
+            limit: LimitName::LoginFailuresPerAccount.into(),
             subject: account.as_str().to_owned(),
             windows: app.windows(LimitName::LoginFailuresPerAccount),
         });
@@ -101,7 +142,7 @@ pub fn codes(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
 pub fn administrator_mails(app: &App, account: &AccountKey, kind: MailKind) -> Vec<RateLimitCheck> {
     let limit = LimitName::MailsPerRecipient;
     let subject = format!("{} administrator {}", account.as_str(), kind.as_str());
-    vec![RateLimitCheck { limit, subject, windows: app.windows(limit) }]
+    vec![RateLimitCheck { limit: limit.into(), subject, windows: app.windows(limit) }]
 }
 
 /// Returns the rate limits for a mail to an email address. `is_known`: see
@@ -116,10 +157,37 @@ pub fn mails(
 ) -> Vec<RateLimitCheck> {
     let suffix = if is_known { " known" } else { "" };
     let mut checks = vec![RateLimitCheck {
-        limit: LimitName::MailsPerRecipient,
+        limit: LimitName::MailsPerRecipient.into(),
         subject: format!("{} {}{suffix}", account.as_str(), purpose.as_str()),
         windows: app.windows(LimitName::MailsPerRecipient),
     }];
     checks.extend(per_client(app, LimitName::MailsPerClient, client, ""));
     checks
+}
+
+/// Returns the rate limit on authorization codes from one client address.
+pub fn authorizations(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
+    per_client(app, ClientLimitName::AuthorizationsPerClientAddress, client, "")
+}
+
+/// Returns the rate limit on the requests of a client, which are counted after its authentication. A public client does
+/// not authenticate, so the requests of each client address are counted separately: nobody can use up its limit.
+pub fn token_requests(app: &App, openid_client: &OpenIdClient, client: ClientAddress) -> Vec<RateLimitCheck> {
+    let limit = ClientLimitName::TokenRequestsPerClientId;
+    if openid_client.is_public() {
+        return per_client(app, limit, client, &format!(" {}", openid_client.uid));
+    }
+    vec![RateLimitCheck {
+        limit: limit.into(),
+        subject: openid_client.uid.to_string(),
+        windows: app.client_windows(limit),
+    }]
+}
+
+/// Returns the rate limit on failed authentications of a client from one client address. Checked before the secret, and
+/// acquired after a failure. All unknown clients are counted together, so that invented ids need no memory
+/// in Redis.
+pub fn client_failures(app: &App, openid_client: Option<&OpenIdClient>, client: ClientAddress) -> Vec<RateLimitCheck> {
+    let suffix = openid_client.map_or_else(String::new, |openid_client| format!(" {}", openid_client.uid));
+    per_client(app, ClientLimitName::ClientFailuresPerClientAddress, client, &suffix)
 }

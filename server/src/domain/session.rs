@@ -101,6 +101,8 @@ pub struct SessionInfo {
     pub ip: String,
     pub user_agent: Option<String>,
     pub amr: Amr,
+    /// Set for a session of a client (`domain/openid/client_session.rs`), which has no [`SessionKind`].
+    pub client_id: Option<String>,
 }
 
 /// The App's settings for a refresh.

@@ -1,5 +1,7 @@
-//! Tokens: access tokens as JWTs (RFC 9068), and refresh tokens that carry an HMAC.
+//! Tokens: access tokens as JWTs (RFC 9068), and refresh tokens that carry an HMAC. `domain/openid/access_token.rs`
+//! issues the access tokens of clients.
 
+use aws_lc_rs::hmac;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use jsonwebtoken::Validation;
 use serde::{Deserialize, Serialize};
@@ -9,13 +11,16 @@ use uuid::Uuid;
 use super::{
     app::App,
     clock::Env,
-    keys::{ACCESS_TOKEN_TYP, SignError, mac_for_app},
+    keys::{ACCESS_TOKEN_TYP, DerivedHmacKeys, SignError, mac_for_app},
+    openid::scope::Scopes,
     session::{NO_REFRESH_TOKEN, Profile, Session, SessionId},
     user::UserId,
 };
 
 /// The prefix of refresh tokens. Secret scanners recognize leaked tokens by it.
 pub const REFRESH_PREFIX: &str = "lkr_";
+/// The prefix of the refresh tokens of clients.
+pub const CLIENT_REFRESH_PREFIX: &str = "lkrc_";
 /// Length of the truncated HMAC-SHA-256 in bytes (specification: Sessions and tokens, Refresh tokens).
 const MAC_BYTES: usize = 16;
 /// Total length of the key number, user id, session id and generation, in bytes.
@@ -31,6 +36,11 @@ pub struct AccessClaims {
     pub auth_time: i64,
     pub jti: Uuid,
     pub aud: Audiences,
+    /// The appID, or the client to which the token was issued.
+    pub client_id: String,
+    /// Only in the token of a client.
+    #[serde(default)]
+    pub scope: Scopes,
 }
 
 /// One audience is a string, several are a list (RFC 7519, 4.1.3).
@@ -66,6 +76,14 @@ struct IssuedClaims<'a> {
 enum AudienceRef<'a> {
     One(&'a str),
     Several(&'a [String]),
+}
+
+/// The sessions to which a refresh token can belong. The prefix and the key of the HMAC differ, so no token of one kind
+/// is a token of the other kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RefreshTokenKind {
+    App,
+    Client,
 }
 
 /// What an application gets for a session.
@@ -132,15 +150,21 @@ pub fn issue_tokens(app: &App, env: &Env, profile: &Profile, session: &Session) 
 }
 
 /// Subtracts up to 5 % at random from a lifetime, so that many clients do not refresh at the same time.
-fn jittered_lifetime(seconds: u32, env: &Env) -> i64 {
+pub(super) fn jittered_lifetime(seconds: u32, env: &Env) -> i64 {
     let max_jitter = seconds / 20;
     let jitter = u32::from_be_bytes(env.random_bytes()) % (max_jitter + 1);
     i64::from(seconds - jitter)
 }
 
-/// Parses an access token of this App, and checks signature, type, issuer, audience and expiry. Returns `None` if a
-/// check fails.
+/// Parses an access token that this App issued for itself, and checks signature, type, issuer, audience and expiry.
+/// Returns `None` if a check fails, and for the token of a client: only calls that name clients accept those.
 pub fn verify_access_token(app: &App, now: OffsetDateTime, token: &str) -> Option<AccessClaims> {
+    verify_any_access_token(app, now, token).filter(|claims| !claims.is_of_client(app))
+}
+
+/// Like [`verify_access_token`], but also accepts the tokens of clients. Does not check whether the App still has the
+/// client.
+pub fn verify_any_access_token(app: &App, now: OffsetDateTime, token: &str) -> Option<AccessClaims> {
     let header = jsonwebtoken::decode_header(token).ok()?;
     let key = app.keys.signer_by_id(header.kid.as_deref()?)?;
     if header.alg != key.algorithm || !header.typ.is_some_and(|typ| typ.eq_ignore_ascii_case(ACCESS_TOKEN_TYP)) {
@@ -148,15 +172,42 @@ pub fn verify_access_token(app: &App, now: OffsetDateTime, token: &str) -> Optio
     }
     let mut validation = Validation::new(key.algorithm);
     validation.set_issuer(&[app.doc.issuer.as_str()]);
-    match app.doc.tokens.audiences.as_slice() {
-        [] => validation.set_audience(&[app.id().as_str()]),
-        audiences => validation.set_audience(audiences),
-    }
     validation.set_required_spec_claims(&["iss", "aud", "sub", "exp"]);
-    // The expiry is checked below, with the clock that was passed in.
+    // The audience depends on who has the token. The expiry is checked with the clock that was passed in.
+    validation.validate_aud = false;
     validation.validate_exp = false;
     let claims = jsonwebtoken::decode::<AccessClaims>(token, &key.decoding, &validation).ok()?.claims;
-    (now.unix_timestamp() < claims.exp).then_some(claims)
+    let has_audience =
+        if claims.is_of_client(app) { claims.aud.contains(app.doc.issuer.as_str()) } else { claims.is_for_app(app) };
+    (has_audience && now.unix_timestamp() < claims.exp).then_some(claims)
+}
+
+// === impl AccessClaims ===
+
+impl AccessClaims {
+    /// Whether the token was issued to a client, and not to the App itself.
+    pub fn is_of_client(&self, app: &App) -> bool {
+        self.client_id != app.id().as_str()
+    }
+
+    /// Whether forward auth admits the token: it has an audience of the App. The token of a client always has the
+    /// issuer as an audience, so that the client can call *userinfo*. There the issuer does not count, even if it is an
+    /// audience of the App.
+    pub fn is_admitted(&self, app: &App) -> bool {
+        let issuer = app.doc.issuer.as_str();
+        !self.is_of_client(app) || self.has_audience_of(app, |audience| audience != issuer)
+    }
+
+    fn is_for_app(&self, app: &App) -> bool {
+        self.has_audience_of(app, |_| true)
+    }
+
+    fn has_audience_of(&self, app: &App, counts: impl Fn(&str) -> bool) -> bool {
+        match app.doc.tokens.audiences.as_slice() {
+            [] => self.aud.contains(app.id().as_str()),
+            audiences => audiences.iter().any(|audience| counts(audience) && self.aud.contains(audience)),
+        }
+    }
 }
 
 // === impl Audiences ===
@@ -170,6 +221,24 @@ impl Audiences {
     }
 }
 
+// === impl RefreshTokenKind ===
+
+impl RefreshTokenKind {
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::App => REFRESH_PREFIX,
+            Self::Client => CLIENT_REFRESH_PREFIX,
+        }
+    }
+
+    fn mac(self, key: &DerivedHmacKeys, app: &App, body: &[u8]) -> hmac::Tag {
+        match self {
+            Self::App => mac_for_app(&key.refresh, app.id(), body),
+            Self::Client => mac_for_app(&key.client_refresh(), app.id(), body),
+        }
+    }
+}
+
 // === impl RefreshToken ===
 
 impl RefreshToken {
@@ -179,16 +248,34 @@ impl RefreshToken {
 
     /// Encodes the token as text. The same content and key always give the same text.
     pub fn encode(&self, app: &App) -> String {
+        self.encode_as(RefreshTokenKind::App, app)
+    }
+
+    /// Like [`Self::encode`], for the session of a client.
+    pub fn encode_for_client(&self, app: &App) -> String {
+        self.encode_as(RefreshTokenKind::Client, app)
+    }
+
+    fn encode_as(&self, kind: RefreshTokenKind, app: &App) -> String {
         let key = app.keys.active_hmac();
         let body = self.body(key.number);
         let mut bytes = body.to_vec();
-        bytes.extend_from_slice(&mac_for_app(&key.refresh, app.id(), &body).as_ref()[..MAC_BYTES]);
-        format!("{REFRESH_PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
+        bytes.extend_from_slice(&kind.mac(key, app, &body).as_ref()[..MAC_BYTES]);
+        format!("{}{}", kind.prefix(), URL_SAFE_NO_PAD.encode(bytes))
     }
 
     /// Parses a token of this App and checks its HMAC. Does not look up the session.
     pub fn decode(app: &App, text: &str) -> Result<Self, RefreshTokenError> {
-        let encoded = text.strip_prefix(REFRESH_PREFIX).ok_or(RefreshTokenError::Invalid)?;
+        Self::decode_as(RefreshTokenKind::App, app, text)
+    }
+
+    /// Like [`Self::decode`], for the token of a client.
+    pub fn decode_for_client(app: &App, text: &str) -> Result<Self, RefreshTokenError> {
+        Self::decode_as(RefreshTokenKind::Client, app, text)
+    }
+
+    fn decode_as(kind: RefreshTokenKind, app: &App, text: &str) -> Result<Self, RefreshTokenError> {
+        let encoded = text.strip_prefix(kind.prefix()).ok_or(RefreshTokenError::Invalid)?;
         let bytes = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| RefreshTokenError::Invalid)?;
         let bytes: [u8; BODY_BYTES + MAC_BYTES] = bytes.try_into().map_err(|_| RefreshTokenError::Invalid)?;
         let (body, tag) = bytes.split_at(BODY_BYTES);
@@ -198,7 +285,7 @@ impl RefreshToken {
             let newest = app.keys.all_hmac().map(|key| key.number).max().unwrap_or(0);
             return Err(if number > newest { RefreshTokenError::UnknownKey } else { RefreshTokenError::Invalid });
         };
-        let expected = mac_for_app(&key.refresh, app.id(), body);
+        let expected = kind.mac(key, app, body);
         aws_lc_rs::constant_time::verify_slices_are_equal(&expected.as_ref()[..MAC_BYTES], tag)
             .map_err(|_| RefreshTokenError::Invalid)?;
         let generation = u64::from_be_bytes(body[36..].try_into().map_err(|_| RefreshTokenError::Invalid)?);
@@ -374,6 +461,23 @@ mod tests {
         }
         let token = RefreshToken::for_session(&Session { generation: NO_REFRESH_TOKEN - 2, ..session() });
         assert_eq!(RefreshToken::decode(&app, &token.encode(&app)), Ok(token));
+    }
+
+    #[test]
+    fn a_refresh_token_of_a_client_is_no_refresh_token_of_the_app() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let token = RefreshToken::for_session(&session());
+        let (own, of_client) = (token.encode(&app), token.encode_for_client(&app));
+        assert!(of_client.starts_with(CLIENT_REFRESH_PREFIX));
+        assert_eq!(RefreshToken::decode_for_client(&app, &of_client), Ok(token));
+        let swapped = of_client.replace(CLIENT_REFRESH_PREFIX, REFRESH_PREFIX);
+        for other in [of_client.as_str(), &swapped] {
+            assert_eq!(RefreshToken::decode(&app, other), Err(RefreshTokenError::Invalid), "{other}");
+        }
+        let swapped = own.replace(REFRESH_PREFIX, CLIENT_REFRESH_PREFIX);
+        for other in [own.as_str(), &swapped] {
+            assert_eq!(RefreshToken::decode_for_client(&app, other), Err(RefreshTokenError::Invalid), "{other}");
+        }
     }
 
     #[test]

@@ -18,10 +18,12 @@ use crate::{
     domain::{
         app::App,
         authentication::{AuthenticatedSession, AuthenticationError},
+        openid::client_session::{SessionUse, find_client_session},
         rights::{Right, Rights},
         session::LiveSession,
     },
     state::State,
+    token_cache::TokenSession,
 };
 
 /// `Retry-After` while the keys for ServiceAccount tokens are unavailable.
@@ -106,10 +108,18 @@ pub async fn authenticate<S: Ports>(
     app: &App,
     request: &InboundRequest,
 ) -> Result<AuthenticatedSession, Problem> {
-    let token = bearer_token(app, &request.headers)?;
-    AuthenticatedSession::authenticate(state.call(app, &request.client), token)
-        .await
-        .map_err(|error| session_problem(app, error))
+    authenticate_token(state, app, request, bearer_token(app, &request.headers)?).await
+}
+
+/// Like [`authenticate`], for a token that was sent in another place.
+pub async fn authenticate_token<S: Ports>(
+    state: &State<S>,
+    app: &App,
+    request: &InboundRequest,
+    token: &str,
+) -> Result<AuthenticatedSession, Problem> {
+    let authenticated = AuthenticatedSession::authenticate(state.call(app, &request.client), token).await;
+    authenticated.map_err(|error| session_problem(app, error))
 }
 
 /// Repeats [`authenticate`] after the body was read. Reading a body can take up to 30 s, and the session can end in the
@@ -122,19 +132,27 @@ pub async fn authenticate_again<S: Ports>(
     authenticate(state, app, request).await
 }
 
-/// The session of the request's token, for forward auth. Forward auth caches sessions for up to a second.
+/// The session of the request's token, for forward auth, which also admits tokens of clients with an audience of the
+/// App. Forward auth caches sessions for up to a second.
 pub async fn forward_auth_session<S: Ports>(
     state: &State<S>,
     app: &App,
-    headers: &HeaderMap,
+    request: &InboundRequest,
 ) -> Result<Arc<LiveSession>, Problem> {
-    let token = bearer_token(app, headers)?;
-    let find_session = |user, session| state.stores.session(app.id(), user, session);
+    let token = bearer_token(app, &request.headers)?;
+    let call = state.call(app, &request.client);
+    let find_session = |token: TokenSession| async move {
+        if !token.is_of_client {
+            return call.stores.session(call.app_id(), token.user, token.session).await;
+        }
+        let found = find_client_session(call, token.user, token.session, SessionUse::Counted).await?;
+        Ok(found.map(|(_, found)| LiveSession { session: found.session, profile: found.profile }))
+    };
     let authenticated = state.token_cache.authenticate(&state.env, app, token, Instant::now(), find_session).await;
     authenticated.map_err(|error| session_problem(app, error))
 }
 
-fn bearer_token<'a>(app: &App, headers: &'a HeaderMap) -> Result<&'a str, Problem> {
+pub fn bearer_token<'a>(app: &App, headers: &'a HeaderMap) -> Result<&'a str, Problem> {
     match Bearer::from_headers(headers) {
         Bearer::None => Err(invalid_token(app, false)),
         Bearer::Malformed => Err(invalid_token(app, true)),

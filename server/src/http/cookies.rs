@@ -4,23 +4,53 @@ use http::{
     HeaderMap, HeaderValue,
     header::{COOKIE, HeaderName, SET_COOKIE},
 };
+use latchkey_crds::types::IssuerUrl;
 
 mod flows;
 mod pages;
 mod timed;
 
-pub use flows::FlowCookies;
-pub use pages::{PageCookies, SentPageCookies};
+pub use pages::SentPageCookies;
 pub use timed::{TimedCookie, TimedCookies};
 
 /// With the prefix `__Host-`, a browser accepts the cookie only from this host, over TLS, and for all paths (RFC
 /// 6265bis, 4.1.3.2).
 const HOST_PREFIX: &str = "__Host-";
 
-/// The names and values of the cookies of a request. Fields that are not ASCII are ignored.
+/// How cookies are written, which depends on the scheme of the base URL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CookieScheme {
+    /// Over `https`.
+    Secure,
+    /// Over `http`, for development. Over `http`, browsers accept neither the prefix `__Host-` nor `SameSite=None`.
+    Plain,
+}
+
+// === impl CookieScheme ===
+
+impl CookieScheme {
+    pub fn for_base_url(base: &IssuerUrl) -> Self {
+        if base.as_str().starts_with("https://") { Self::Secure } else { Self::Plain }
+    }
+
+    const fn host_prefix(self) -> &'static str {
+        match self {
+            Self::Secure => HOST_PREFIX,
+            Self::Plain => "",
+        }
+    }
+}
+
+/// The names and values of the cookies of a request. A cookie that is not ASCII is ignored, without an effect on the
+/// others: any site of the same domain can set one.
 fn name_value_pairs(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
-    let fields = headers.get_all(COOKIE).iter().filter_map(|field| field.to_str().ok());
-    fields.flat_map(|field| field.split(';')).filter_map(|pair| pair.trim().split_once('='))
+    let pairs = headers.get_all(COOKIE).iter().flat_map(|field| field.as_bytes().split(|byte| *byte == b';'));
+    pairs.filter_map(parse_pair)
+}
+
+fn parse_pair(pair: &[u8]) -> Option<(&str, &str)> {
+    let text = str::from_utf8(pair).ok().filter(|text| text.is_ascii())?;
+    text.trim_matches([' ', '\t']).split_once('=')
 }
 
 fn set_cookie(text: String) -> (HeaderName, HeaderValue) {

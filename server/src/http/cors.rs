@@ -1,5 +1,8 @@
-//! CORS for the origins on an App's list of allowed origins. Origins are compared exactly (Fetch standard, 3.2).
+//! CORS for the origins on an App's list of allowed origins, and for the web pages of its clients. Origins are compared
+//! exactly (Fetch standard, 3.2), except for the port of a loopback host.
 
+use super::response::{self, Response};
+use crate::domain::app::App;
 use http::{
     HeaderMap, HeaderValue, StatusCode,
     header::{
@@ -8,9 +11,6 @@ use http::{
         ACCESS_CONTROL_REQUEST_METHOD, ALLOW, ORIGIN, VARY,
     },
 };
-use latchkey_crds::types::Origin;
-
-use super::response::{self, Response};
 
 const ALLOWED_HEADERS: HeaderValue = HeaderValue::from_static("content-type, authorization, x-request-id");
 const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static("X-Request-Id, Retry-After, RateLimit, RateLimit-Policy");
@@ -30,16 +30,22 @@ pub enum Cors {
     /// except `Vary`.
     Unlisted,
     Listed(HeaderValue),
+    /// The origin of a client's redirect URL, for an endpoint that clients call. Such a page sends its token or code
+    /// itself, so it can send no cookies.
+    OfClient(HeaderValue),
 }
 
 // === impl Cors ===
 
 impl Cors {
-    pub fn from_request(headers: &HeaderMap, allowed: &[Origin]) -> Self {
+    /// `is_for_clients`: whether clients call the endpoint.
+    pub fn from_request(headers: &HeaderMap, app: &App, is_for_clients: bool) -> Self {
         let mut origins = headers.get_all(ORIGIN).iter();
         let (Some(origin), None) = (origins.next(), origins.next()) else { return Self::Unlisted };
-        if allowed.iter().any(|allowed| allowed.as_str().as_bytes() == origin.as_bytes()) {
+        if app.doc.allowed_origins.iter().any(|allowed| allowed.as_str().as_bytes() == origin.as_bytes()) {
             Self::Listed(origin.clone())
+        } else if is_for_clients && origin.to_str().is_ok_and(|origin| app.is_client_origin(origin)) {
+            Self::OfClient(origin.clone())
         } else {
             Self::Unlisted
         }
@@ -55,6 +61,10 @@ impl Cors {
                 headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, TRUE);
                 headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS);
             }
+            Self::OfClient(origin) => {
+                headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+                headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS);
+            }
         }
         if !headers.contains_key(VARY) {
             headers.insert(VARY, HeaderValue::from_static("Origin"));
@@ -67,7 +77,9 @@ impl Cors {
         let headers = response.headers_mut();
         headers.insert(ALLOW, HeaderValue::from_static(allow));
         headers.insert(VARY, VARY_PREFLIGHT);
-        if matches!(self, Self::Listed(_)) && request_headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
+        if matches!(self, Self::Listed(_) | Self::OfClient(_))
+            && request_headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+        {
             headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(allow));
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, ALLOWED_HEADERS);
             headers.insert(ACCESS_CONTROL_MAX_AGE, MAX_AGE);
@@ -79,9 +91,13 @@ impl Cors {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures;
 
-    fn listed() -> Vec<Origin> {
-        vec!["https://shop.example.com".parse().unwrap(), "http://localhost:3000".parse().unwrap()]
+    fn listed() -> App {
+        let mut app = fixtures::provider(vec![fixtures::client("grafana")]);
+        app.doc.allowed_origins =
+            vec!["https://shop.example.com".parse().unwrap(), "http://localhost:3000".parse().unwrap()];
+        app
     }
 
     fn origin_headers(origins: &[&'static str]) -> HeaderMap {
@@ -90,7 +106,7 @@ mod tests {
 
     #[test]
     fn an_origin_must_match_exactly() {
-        let cors_for = |origins: &[&'static str]| Cors::from_request(&origin_headers(origins), &listed());
+        let cors_for = |origins: &[&'static str]| Cors::from_request(&origin_headers(origins), &listed(), true);
         assert_eq!(cors_for(&["https://shop.example.com"]), Cors::Listed("https://shop.example.com".parse().unwrap()));
         assert_eq!(cors_for(&["http://localhost:3000"]), Cors::Listed("http://localhost:3000".parse().unwrap()));
         for origins in [
@@ -112,7 +128,7 @@ mod tests {
     #[test]
     fn a_listed_origin_gets_all_cors_headers() {
         let mut headers = HeaderMap::new();
-        Cors::from_request(&origin_headers(&["https://shop.example.com"]), &listed()).apply(&mut headers);
+        Cors::from_request(&origin_headers(&["https://shop.example.com"]), &listed(), false).apply(&mut headers);
         assert_eq!(headers[ACCESS_CONTROL_ALLOW_ORIGIN], "https://shop.example.com");
         assert_eq!(headers[ACCESS_CONTROL_ALLOW_CREDENTIALS], "true");
         assert_eq!(headers[VARY], "Origin");
@@ -122,7 +138,7 @@ mod tests {
     #[test]
     fn an_unlisted_origin_gets_only_a_vary_header() {
         let mut headers = HeaderMap::new();
-        Cors::from_request(&origin_headers(&["https://evil.example"]), &listed()).apply(&mut headers);
+        Cors::from_request(&origin_headers(&["https://evil.example"]), &listed(), true).apply(&mut headers);
         assert_eq!(headers.len(), 1);
         assert_eq!(headers[VARY], "Origin");
         let mut headers = HeaderMap::new();
@@ -131,17 +147,32 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_a_client_gets_no_credentials_and_only_at_the_endpoints_for_clients() {
+        let mut request = origin_headers(&["https://grafana.example.com"]);
+        assert_eq!(Cors::from_request(&request, &listed(), false), Cors::Unlisted);
+        let cors = Cors::from_request(&request, &listed(), true);
+        let mut headers = HeaderMap::new();
+        cors.apply(&mut headers);
+        assert_eq!(headers[ACCESS_CONTROL_ALLOW_ORIGIN], "https://grafana.example.com");
+        assert!(!headers.contains_key(ACCESS_CONTROL_ALLOW_CREDENTIALS));
+        assert_eq!(headers[VARY], "Origin");
+        request.insert(ACCESS_CONTROL_REQUEST_METHOD, HeaderValue::from_static("POST"));
+        let response = cors.options(&request, "POST, OPTIONS");
+        assert_eq!(response.headers()[ACCESS_CONTROL_ALLOW_METHODS], "POST, OPTIONS");
+    }
+
+    #[test]
     fn a_preflight_allows_methods_for_listed_origins_only() {
         let mut request = origin_headers(&["https://shop.example.com"]);
         request.insert(ACCESS_CONTROL_REQUEST_METHOD, HeaderValue::from_static("POST"));
-        let response = Cors::from_request(&request, &listed()).options(&request, "POST, OPTIONS");
+        let response = Cors::from_request(&request, &listed(), false).options(&request, "POST, OPTIONS");
         assert_eq!(response.status(), StatusCode::NO_CONTENT);
         assert_eq!(response.headers()[ACCESS_CONTROL_ALLOW_METHODS], "POST, OPTIONS");
         assert_eq!(response.headers()[ACCESS_CONTROL_ALLOW_HEADERS], "content-type, authorization, x-request-id");
         assert_eq!(response.headers()[ACCESS_CONTROL_MAX_AGE], "600");
 
         request.insert(ORIGIN, HeaderValue::from_static("https://evil.example"));
-        let response = Cors::from_request(&request, &listed()).options(&request, "POST, OPTIONS");
+        let response = Cors::from_request(&request, &listed(), true).options(&request, "POST, OPTIONS");
         assert_eq!(response.status(), StatusCode::NO_CONTENT);
         assert!(!response.headers().contains_key(ACCESS_CONTROL_ALLOW_METHODS));
     }

@@ -73,12 +73,19 @@ error_codes! {
     WeakPassword = BAD_REQUEST, "weak_password", "The password cannot be set; `fields` says whether it is too short, too long or too easy to guess.";
     RedirectUrlNotAllowed = BAD_REQUEST, "redirect_url_not_allowed", "The redirect URL is not on the App's list.";
     InvalidState = BAD_REQUEST, "invalid_state", "The `state` of a social login is missing, used, expired or from another browser.";
+    InvalidRequestUri = BAD_REQUEST, "invalid_request_uri", "The `request_uri` of an authorization request is unknown, used or expired, or belongs to another client (only on pages).";
     UnsupportedGrantType = BAD_REQUEST, "unsupported_grant_type", "The grant type is not supported.";
     InvalidGrant = BAD_REQUEST, "invalid_grant", "The refresh token or authorization code is unknown, expired, revoked or used, or the code verifier is wrong.";
+    InvalidScope = BAD_REQUEST, "invalid_scope", "A scope was not granted, or `openid` is missing (only clients).";
+    UnsupportedResponseType = BAD_REQUEST, "unsupported_response_type", "The response type of an authorization request is not `code` (only clients).";
+    RequestNotSupported = BAD_REQUEST, "request_not_supported", "An authorization request has a request object (only clients).";
+    RequestUriNotSupported = BAD_REQUEST, "request_uri_not_supported", "An authorization request has a `request_uri` that is not from the PAR endpoint (only clients).";
+    RegistrationNotSupported = BAD_REQUEST, "registration_not_supported", "An authorization request has `registration` (only clients).";
+    UnmetAuthenticationRequirements = BAD_REQUEST, "unmet_authentication_requirements", "No login reaches the `acr` that an authorization request needs (only clients).";
     InvalidCredentials = UNAUTHORIZED, "invalid_credentials", "The email address is unknown or the password is wrong; the response does not say which.";
     InvalidToken = UNAUTHORIZED, "invalid_token", "The request has no valid access token of a live session.";
     ReauthenticationRequired = UNAUTHORIZED, "reauthentication_required", "The call needs the password or a login in the last five minutes.";
-    InvalidClient = UNAUTHORIZED, "invalid_client", "The caller did not authenticate (introspection, administration).";
+    InvalidClient = UNAUTHORIZED, "invalid_client", "The caller or the client did not authenticate (token, revocation, introspection, administration).";
     InvalidProviderToken = UNAUTHORIZED, "invalid_provider_token", "The provider's token is not valid, or was issued for another client.";
     EmailNotVerified = FORBIDDEN, "email_not_verified", "The email address must be verified first.";
     RegistrationDisabled = FORBIDDEN, "registration_disabled", "The App does not accept registrations.";
@@ -94,9 +101,10 @@ error_codes! {
     LastIdentity = CONFLICT, "last_identity", "The identity is the last way to log in to the account.";
     ExternalIdTaken = CONFLICT, "external_id_taken", "Another user has this `external_id`; `user_id` names the user (administration only).";
     IdentityTaken = CONFLICT, "identity_taken", "Another user has this identity; `user_id` names the user (administration only).";
+    TooManyGroups = CONFLICT, "too_many_groups", "The App has 10,000 groups, or the user is in 500 groups (administration only).";
     VersionConflict = PRECONDITION_FAILED, "version_conflict", "The version of the user is not the version in `If-Match` (administration only).";
     PayloadTooLarge = PAYLOAD_TOO_LARGE, "payload_too_large", "The body is larger than 64 KiB.";
-    UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", "The body is not `application/json` in UTF-8, or it is compressed.";
+    UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", "The body is not `application/json` in UTF-8 (for clients: not a form), or it is compressed.";
     RateLimited = TOO_MANY_REQUESTS, "rate_limited", "A limit is reached; `Retry-After` says when to try again. The call consumed no code or token.";
     ServerError = INTERNAL_SERVER_ERROR, "server_error", "The service failed; its log has the request ID.";
     ProviderError = BAD_GATEWAY, "provider_error", "The provider returned an error, or its response is invalid.";
@@ -234,6 +242,10 @@ impl Problem {
 
     pub fn not_found() -> Self {
         Self::new(ErrorCode::NotFound, "there is nothing at this path")
+    }
+
+    pub fn invalid_state() -> Self {
+        Self::new(ErrorCode::InvalidState, "the state is missing, used, expired or from another browser; start again")
     }
 
     pub fn provider_not_found() -> Self {
@@ -405,7 +417,7 @@ mod tests {
     #[test]
     fn a_429_has_the_name_of_the_limit_and_the_time_to_retry() {
         let problem = Problem::from(RateLimited {
-            limit: LimitName::LoginsPerClient,
+            limit: LimitName::LoginsPerClient.into(),
             window: Window { count: 60, window_seconds: 60 },
             retry_after: Duration::from_millis(12_001),
         });

@@ -10,6 +10,7 @@ pub mod introspect;
 pub mod jwks;
 pub mod openapi_document;
 pub mod ops;
+pub mod par;
 pub mod revoke;
 pub mod sessions;
 pub mod social;

@@ -33,6 +33,7 @@ pub struct HttpMetrics {
     connections_refused: Family<ReasonLabels, Counter>,
     over_budget: Family<ReasonLabels, Counter>,
     pages: Family<PageLabels, Counter>,
+    authorizations: Family<OutcomeLabels, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -66,6 +67,11 @@ struct PageLabels {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    outcome: &'static str,
+}
+
 /// Gauges that are read from the budgets on each scrape.
 #[derive(Debug)]
 struct BudgetGauges(Arc<Budgets>);
@@ -86,6 +92,7 @@ impl HttpMetrics {
             connections_refused: Family::default(),
             over_budget: Family::default(),
             pages: Family::default(),
+            authorizations: Family::default(),
         };
         for listener in ["public", "admin", "ops"] {
             drop(metrics.head_timeouts.get_or_create(&ListenerLabels { listener }));
@@ -121,6 +128,7 @@ impl HttpMetrics {
             metrics.over_budget.clone(),
         );
         registry.register("pages", "Requests for hosted pages", metrics.pages.clone());
+        registry.register("authorizations", "Answers to authorization requests", metrics.authorizations.clone());
         metrics
     }
 
@@ -140,6 +148,11 @@ impl HttpMetrics {
     /// `outcome` is `shown`, `done`, `refused` or `error`.
     pub fn record_page(&self, page: &'static str, outcome: &'static str) {
         self.pages.get_or_create(&PageLabels { page, outcome }).inc();
+    }
+
+    /// `outcome` is that of `AuthorizationAnswer`.
+    pub fn record_authorization(&self, outcome: &'static str) {
+        self.authorizations.get_or_create(&OutcomeLabels { outcome }).inc();
     }
 
     pub fn record_response(

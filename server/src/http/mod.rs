@@ -6,8 +6,9 @@ use prometheus_client::registry::Registry;
 
 use crate::{
     domain::ports::{
-        self, AuditLog, Codes, Flows, Identities, Outbox, PasswordHasher, Providers, RateLimits, Sessions,
-        UserAdministration, Users, WebhookEvents,
+        self, AuditLog, ClientCodes, ClientSessions, Codes, Consents, Flows, GroupAdministration, GroupChanges, Groups,
+        Identities, Outbox, PasswordHasher, Providers, PushedRequests, RateLimits, Sessions, UserAdministration, Users,
+        WebhookEvents,
     },
     providers::ProviderReports,
     state::State,
@@ -16,6 +17,7 @@ use crate::{
 pub mod administration;
 pub mod authentication;
 pub mod budgets;
+pub mod clients;
 pub mod cookies;
 pub mod cors;
 #[cfg(test)]
@@ -48,24 +50,34 @@ pub use serve::{Drain, serve};
 
 /// All ports of the domain that the endpoints need.
 pub trait Ports:
-    AccountPorts + SocialPorts + UserAdministration + WebhookEvents + Outbox + AuditLog + Send + Sync + 'static
+    AccountPorts + SocialPorts + OpenIdPorts + AdministrationPorts + Outbox + AuditLog + Send + Sync + 'static
 {
 }
 
-impl<S: AccountPorts + SocialPorts + UserAdministration + WebhookEvents + Outbox + AuditLog + Send + Sync + 'static>
-    Ports for S
+impl<S> Ports for S where
+    S: AccountPorts + SocialPorts + OpenIdPorts + AdministrationPorts + Outbox + AuditLog + Send + Sync + 'static
 {
 }
 
-/// The ports that accounts and their sessions need.
-pub trait AccountPorts: Users + ports::OwnAccounts + RateLimits + PasswordHasher + Sessions + Codes {}
+/// The ports that accounts, their sessions and their groups need.
+pub trait AccountPorts: Users + ports::OwnAccounts + RateLimits + PasswordHasher + Sessions + Codes + Groups {}
 
-impl<S: Users + ports::OwnAccounts + RateLimits + PasswordHasher + Sessions + Codes> AccountPorts for S {}
+impl<S: Users + ports::OwnAccounts + RateLimits + PasswordHasher + Sessions + Codes + Groups> AccountPorts for S {}
 
 /// The ports that social login needs in addition to [`AccountPorts`].
-pub trait SocialPorts: Identities + Flows + Providers {}
+pub trait SocialPorts: Identities + GroupChanges + Flows + Providers {}
 
-impl<S: Identities + Flows + Providers> SocialPorts for S {}
+impl<S: Identities + GroupChanges + Flows + Providers> SocialPorts for S {}
+
+/// The ports that administrators need in addition to [`AccountPorts`].
+pub trait AdministrationPorts: UserAdministration + GroupAdministration + WebhookEvents {}
+
+impl<S: UserAdministration + GroupAdministration + WebhookEvents> AdministrationPorts for S {}
+
+/// The ports that the OpenID provider needs in addition to [`AccountPorts`].
+pub trait OpenIdPorts: ClientCodes + ClientSessions + PushedRequests + Consents + Groups {}
+
+impl<S: ClientCodes + ClientSessions + PushedRequests + Consents + Groups> OpenIdPorts for S {}
 
 /// The service of the public listener: the login API and the hosted pages.
 pub fn public_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budgets: Arc<Budgets>) -> Service {

@@ -97,6 +97,7 @@ fn method_name(verb: Verb) -> &'static str {
     match verb {
         Verb::Get | Verb::GetOnly => "get",
         Verb::Post => "post",
+        Verb::Put => "put",
         Verb::Patch => "patch",
         Verb::Delete => "delete",
         // OpenAPI has no "any method". The document lists GET, and the description of the operation says that any

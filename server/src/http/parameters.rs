@@ -43,6 +43,11 @@ impl<'a> Parameters<'a> {
         self.0.iter().map(|(name, _)| name.as_ref())
     }
 
+    /// The names and values, in the order in which they were sent.
+    pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_ref(), value.as_ref()))
+    }
+
     /// Whether a parameter with this name and value was sent.
     pub fn contains(&self, name: &str, value: &str) -> bool {
         self.0.iter().any(|(sent_name, sent_value)| sent_name == name && sent_value == value)

@@ -115,6 +115,11 @@ pub trait Endpoints: Send + Sync + 'static {
         true
     }
 
+    /// Whether OpenID Connect clients call the route, also from their web pages.
+    fn is_for_clients(_: Self::Route) -> bool {
+        false
+    }
+
     /// Handles a request; `app` is set if the route has an App.
     fn call(
         &self,
@@ -433,7 +438,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
         let log_span = info_span!("request", request_id = %id, route = route_name, trace_id);
         let cors = app
             .filter(|_| route.is_none_or(E::has_cors))
-            .map_or(Cors::NoApp, |app| Cors::from_request(&parts.headers, &app.doc.allowed_origins));
+            .map_or(Cors::NoApp, |app| Cors::from_request(&parts.headers, app, route.is_some_and(E::is_for_clients)));
         RequestContext {
             id,
             started,

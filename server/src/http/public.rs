@@ -46,14 +46,14 @@ impl<S> PublicEndpoints<S> {
         Self { state, openapi, pages: Pages::new(metrics) }
     }
 
-    /// Finds a page. The page itself checks the method, because its error is a page, too. Without pages, the path is
-    /// like any unknown path.
+    /// Finds a page. The page itself checks the method, because its error is a page, too. A page that the App does not
+    /// have is like any unknown path.
     fn find_page(&self, path: &str) -> Lookup<PublicRoute> {
         if let Some(file) = path.strip_prefix(ASSETS).filter(|_| self.state.apps.has_pages()) {
             return Lookup::Route { route: PublicRoute::Asset, app: None, path_parameters: vec![file.to_owned()] };
         }
         let Some((id, route)) = PageRoute::find(path) else { return Lookup::NotFound };
-        match self.state.apps.get(id).filter(|app| app.pages.is_some()) {
+        match self.state.apps.get(id).filter(|app| has_page(app, route)) {
             Some(app) => Lookup::Route { route: PublicRoute::Page(route), app: Some(app), path_parameters: Vec::new() },
             None => Lookup::NotFound,
         }
@@ -68,7 +68,7 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
     fn find(&self, method: &Method, path: &str) -> Lookup<PublicRoute> {
         match Lookup::<Route>::find(&self.state.apps, method, path) {
             Lookup::NotFound => self.find_page(path),
-            found => found.map(PublicRoute::Api),
+            found => only_with_clients(found).map(PublicRoute::Api),
         }
     }
 
@@ -105,6 +105,21 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
         matches!(route, PublicRoute::Api(_)) && !route.is_forward_auth()
     }
 
+    fn is_for_clients(route: PublicRoute) -> bool {
+        let PublicRoute::Api(route) = route else { return false };
+        matches!(
+            route,
+            Route::Token
+                | Route::Revoke
+                | Route::UserInfo
+                | Route::UserInfoForm
+                | Route::Jwks
+                | Route::OpenIdConfiguration
+                | Route::AuthorizationServer
+                | Route::AuthorizationServerOfApp
+        )
+    }
+
     async fn call(
         &self,
         route: PublicRoute,
@@ -122,6 +137,39 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
             (PublicRoute::Page(_), None) => Err(Problem::not_found()),
             (PublicRoute::Asset, _) => pages::asset(&request),
         }
+    }
+}
+
+/// Whether the App has this page. Without clients it has no pages for them, except `authorize`, which says why.
+fn has_page(app: &App, route: PageRoute) -> bool {
+    app.pages.is_some() && (app.has_clients() || !route.needs_clients())
+}
+
+/// Hides the paths and methods that only an App with clients has, so that every other App has none of them.
+fn only_with_clients(found: Lookup<Route>) -> Lookup<Route> {
+    /// The methods of *userinfo* without clients.
+    const USERINFO: &str = "GET, HEAD, OPTIONS";
+    let has_clients = |app: &Option<Arc<App>>| app.as_ref().is_some_and(|app| app.has_clients());
+    match found {
+        Lookup::Route { route: Route::Par, ref app, .. }
+        | Lookup::WrongMethod { route: Route::Par, ref app, .. }
+        | Lookup::Options { route: Route::Par, ref app, .. }
+            if !has_clients(app) =>
+        {
+            Lookup::NotFound
+        }
+        Lookup::AppNotFound { route: Route::Par } => Lookup::NotFound,
+        Lookup::Route { route: Route::UserInfoForm, app, .. } if !has_clients(&app) => {
+            Lookup::WrongMethod { route: Route::UserInfo, app, allow: USERINFO }
+        }
+        Lookup::WrongMethod { route: Route::UserInfo, app, .. } if !has_clients(&app) => {
+            Lookup::WrongMethod { route: Route::UserInfo, app, allow: USERINFO }
+        }
+        Lookup::Options { route: Route::UserInfo, app, .. } if !has_clients(&app) => {
+            Lookup::Options { route: Route::UserInfo, app, allow: USERINFO }
+        }
+        Lookup::AppNotFound { route: Route::UserInfoForm } => Lookup::AppNotFound { route: Route::UserInfo },
+        found => found,
     }
 }
 

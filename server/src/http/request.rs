@@ -37,6 +37,9 @@ pub const MAX_DEPTH: usize = 16;
 /// Maximum number of values in a body. The largest body of our API has five fields. A body of 64 KiB such as `[0,0,…`
 /// would take 1 MiB as a tree of values.
 pub const MAX_VALUES: usize = 1000;
+/// Maximum number of parameters of a form. Our largest form has seven fields, and a provider sends fewer than twenty. A
+/// form of 64 KiB such as `a&b&c…` would take 2 MiB as a map (specification: HTTP API, Request bodies).
+pub const MAX_PARAMETERS: usize = 64;
 const BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: MAX_VALUES };
 /// Bounds of bodies with metadata: metadata of 8 KiB have at most 4,096 values.
 pub const METADATA_BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: 5000 };
@@ -62,6 +65,13 @@ pub struct InboundRequest {
     /// Timeout for the complete body.
     pub body_timeout: Duration,
     pub client: ClientInfo,
+}
+
+/// A body that was JSON or a form.
+pub struct SentBody {
+    /// The members of the object, or the parameters of the form, which are all strings.
+    pub fields: Map<String, Value>,
+    pub is_form: bool,
 }
 
 /// The body of an operation: an object with known fields.
@@ -169,14 +179,31 @@ impl InboundRequest {
 
     /// Reads a body that is JSON or a form (RFC 6749, appendix B).
     pub async fn read_json_or_form<T: RequestBody>(&mut self) -> Result<T, Problem> {
-        let form = match media_type(&self.headers) {
-            Some(essence) if essence.eq_ignore_ascii_case(FORM_MEDIA_TYPE) => {
-                require_no_content_coding(&self.headers)?;
-                parse_form(&self.read_bytes().await?)?
-            }
-            Some(_) | None => self.read_object().await?,
+        parse_fields(self.read_sent_body().await?.fields)
+    }
+
+    /// Like [`Self::read_json_or_form`], for an endpoint whose fields depend on who sends them.
+    pub async fn read_sent_body(&mut self) -> Result<SentBody, Problem> {
+        let is_form = self.has_form();
+        let fields = if is_form {
+            require_no_content_coding(&self.headers)?;
+            parse_form(&self.read_bytes().await?)?
+        } else {
+            self.read_object().await?
         };
-        parse_fields(form)
+        Ok(SentBody { fields, is_form })
+    }
+
+    /// Reads a body that must be a form, if there is one.
+    pub async fn read_optional_form(&mut self) -> Result<Map<String, Value>, Problem> {
+        if self.body.is_end_stream() && !self.headers.contains_key(CONTENT_TYPE) {
+            return Ok(Map::new());
+        }
+        parse_form(self.read_form_text().await?.as_bytes())
+    }
+
+    fn has_form(&self) -> bool {
+        media_type(&self.headers).is_some_and(|essence| essence.eq_ignore_ascii_case(FORM_MEDIA_TYPE))
     }
 
     /// Reads a JSON body; a missing body is the same as `{}`.
@@ -186,13 +213,15 @@ impl InboundRequest {
 
     /// Reads the text of a form, for an operation that accepts only a form.
     pub async fn read_form_text(&mut self) -> Result<String, Problem> {
-        if !media_type(&self.headers).is_some_and(|essence| essence.eq_ignore_ascii_case(FORM_MEDIA_TYPE)) {
+        if !self.has_form() {
             let why = "send one Content-Type: application/x-www-form-urlencoded";
             return Err(Problem::new(ErrorCode::UnsupportedMediaType, why));
         }
         require_no_content_coding(&self.headers)?;
         let bytes = self.read_bytes().await?;
-        String::from_utf8(bytes.into()).map_err(|_| Problem::invalid_request("the body is not UTF-8"))
+        let text = String::from_utf8(bytes.into()).map_err(|_| Problem::invalid_request("the body is not UTF-8"))?;
+        require_few_parameters(&text)?;
+        Ok(text)
     }
 
     /// Ensures that there is no data: no body, or `{}`.
@@ -220,6 +249,11 @@ impl InboundRequest {
             require_json(&self.headers)?;
         }
         parse_object_within(&self.read_bytes().await?, METADATA_BOUNDS)
+    }
+
+    /// Like [`Self::read_json_object`]; a missing body is the same as `{}`.
+    pub async fn read_optional_json_object(&mut self) -> Result<Map<String, Value>, Problem> {
+        if self.body.is_end_stream() { Ok(Map::new()) } else { self.read_json_object().await }
     }
 
     /// Reads lines of JSON, and calls `read` with the number (from 1) and the text of each line that is not blank.
@@ -332,12 +366,21 @@ fn media_type(headers: &HeaderMap) -> Option<&str> {
     only.to_str().ok()?.split(';').next().map(str::trim)
 }
 
+/// Refuses a form or a query with too many parameters, before any of them takes memory of its own.
+pub fn require_few_parameters(text: &str) -> Result<(), Problem> {
+    if text.split('&').filter(|pair| !pair.is_empty()).nth(MAX_PARAMETERS).is_some() {
+        return Err(Problem::invalid_request(format!("there are more than {MAX_PARAMETERS} parameters")));
+    }
+    Ok(())
+}
+
 /// Parses a form into an object of strings. A parameter must not occur twice (RFC 6749, 3.2). An empty parameter is the
 /// same as a missing parameter.
 pub fn parse_form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     let not_utf8 = || Problem::invalid_request("the body is not UTF-8");
     // The parser joins raw and decoded bytes, so it could turn a body that is not UTF-8 into valid text.
     let text = str::from_utf8(bytes).map_err(|_| not_utf8())?;
+    require_few_parameters(text)?;
     let mut object = Map::new();
     for (name, value) in url::form_urlencoded::parse(text.as_bytes()) {
         // The parser replaces bytes that are not UTF-8 with this character. No valid value of our forms contains this
@@ -625,6 +668,17 @@ mod tests {
             assert!(error_of(not_json.as_bytes()).starts_with("the body is not JSON"), "{not_json}");
         }
         assert!(parse_object(b" {\"a\": [1, -2, 3.5, null, true]} \n").is_ok());
+    }
+
+    #[test]
+    fn a_form_has_at_most_64_parameters() {
+        let form = |count: usize| (0..count).map(|number| format!("f{number}=x&&")).collect::<String>();
+        assert_eq!(parse_form(form(MAX_PARAMETERS).as_bytes()).unwrap().len(), MAX_PARAMETERS);
+        for too_many in [form(MAX_PARAMETERS + 1), "a&".repeat(MAX_PARAMETERS + 1), "&=".repeat(MAX_PARAMETERS + 1)] {
+            let problem = parse_form(too_many.as_bytes()).unwrap_err();
+            assert_eq!(problem.description, "there are more than 64 parameters");
+            assert_eq!(problem.status, StatusCode::BAD_REQUEST);
+        }
     }
 
     fn is_accepted(headers: &[(http::HeaderName, &'static str)]) -> bool {

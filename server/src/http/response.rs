@@ -7,7 +7,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH},
+    header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH, LOCATION, REFERRER_POLICY},
 };
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use serde::Serialize;
@@ -69,6 +69,15 @@ pub fn private_empty(status: StatusCode) -> Response {
     let mut response = empty(status);
     response.headers_mut().insert(CACHE_CONTROL, NO_STORE);
     response
+}
+
+/// A redirect that must not be cached, and whose URL must not leak in a `Referer`.
+pub fn redirect(status: StatusCode, url: &str) -> Result<Response, Problem> {
+    let location = HeaderValue::try_from(url).map_err(|error| Problem::server_error().with_cause(error))?;
+    let mut response = private_empty(status);
+    response.headers_mut().insert(LOCATION, location);
+    response.headers_mut().insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    Ok(response)
 }
 
 /// A public document. Clients can use it for five minutes and then validate it by its ETag (RFC 9110, 13.1.2).

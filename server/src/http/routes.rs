@@ -22,6 +22,8 @@ macro_rules! public_endpoints {
                 ConfirmPassword = Post "confirm-password" "/v1/{APPID}/email/confirm-password"
                     => email::confirm_password;
                 Token = Post "token" "/v1/{APPID}/token" => token;
+                /// Only for an App with clients.
+                Par = Post "pushed-authorization-request" "/v1/{APPID}/par" => par;
                 Revoke = Post "revoke" "/v1/{APPID}/revoke" => revoke;
                 User = Get "user" "/v1/{APPID}/user" => user::read;
                 RenameUser = Patch "rename-user" "/v1/{APPID}/user" => user::rename;
@@ -29,6 +31,8 @@ macro_rules! public_endpoints {
                 ChangePassword = Post "change-password" "/v1/{APPID}/user/password" => user::password;
                 ChangeAddress = Post "change-address" "/v1/{APPID}/user/email" => user::email;
                 UserInfo = Get "userinfo" "/v1/{APPID}/userinfo" => user::userinfo;
+                /// Only for an App with clients.
+                UserInfoForm = Post "userinfo-form" "/v1/{APPID}/userinfo" => user::userinfo_form;
                 Logout = Post "logout" "/v1/{APPID}/logout" => sessions::log_out;
                 Sessions = Get "sessions" "/v1/{APPID}/sessions" => sessions::list;
                 EndOtherSessions = Delete "end-other-sessions" "/v1/{APPID}/sessions" => sessions::end_others;
@@ -88,6 +92,16 @@ macro_rules! administration_endpoints {
                 RequestMail = Post "request-mail" "/v1/{APPID}/users/{USER}/mails" => administration::mails;
                 RemoveIdentity = Delete "remove-identity" "/v1/{APPID}/users/{USER}/identities/{PROVIDER}"
                     => administration::identities;
+                UserGroups = Get "user-groups" "/v1/{APPID}/users/{USER}/groups" => administration::users::groups;
+                ListGroups = Get "list-groups" "/v1/{APPID}/groups" => administration::groups::list;
+                PutGroup = Put "put-group" "/v1/{APPID}/groups/{GROUP}" => administration::groups::put;
+                RemoveGroup = Delete "remove-group" "/v1/{APPID}/groups/{GROUP}" => administration::groups::remove;
+                ListGroupMembers = Get "list-group-members" "/v1/{APPID}/groups/{GROUP}/members"
+                    => administration::groups::members::list;
+                AddGroupMember = Put "add-group-member" "/v1/{APPID}/groups/{GROUP}/members/{USER}"
+                    => administration::groups::members::add;
+                RemoveGroupMember = Delete "remove-group-member" "/v1/{APPID}/groups/{GROUP}/members/{USER}"
+                    => administration::groups::members::remove;
                 ExportUser = Get "export-user" "/v1/{APPID}/users/{USER}/export" => administration::export::user;
                 ExportUsers = Get "export-users" "/v1/{APPID}/export" => administration::export::users;
                 ImportUsers = Post "import-users" "/v1/{APPID}/imports" => administration::imports;
@@ -206,6 +220,7 @@ pub enum Verb {
     /// GET only: a link scanner that sends HEAD must not start or finish a flow.
     GetOnly,
     Post,
+    Put,
     Patch,
     Delete,
     /// Any method, including OPTIONS.
@@ -318,6 +333,7 @@ impl Verb {
             Self::Get => &["GET", "HEAD"],
             Self::GetOnly => &["GET"],
             Self::Post => &["POST"],
+            Self::Put => &["PUT"],
             Self::Patch => &["PATCH"],
             Self::Delete => &["DELETE"],
             Self::Any => &["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],

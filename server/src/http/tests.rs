@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     callers::Callers,
+    client_metrics::ClientMetrics,
     config::Apps,
     domain::{
         clock::Env,
@@ -38,8 +39,10 @@ use crate::{
 
 mod administration;
 mod authentication;
+mod authorize;
 mod bodies;
 mod budgets;
+mod clients;
 mod connections;
 mod errors;
 mod failing_stores;
@@ -96,6 +99,7 @@ impl TestServer {
                 callers: Callers::Disabled,
                 token_cache: TokenCache::default(),
                 import_metrics: ImportMetrics::default(),
+                client_metrics: ClientMetrics::default(),
             }),
             registry,
             metrics,

@@ -32,7 +32,9 @@ use crate::{
         email::Email,
         mail::{EpochChange, Mail, MailKind},
         pages::PagesUrl,
-        ports::{ClaimedRow, Codes, DeliveryOutcome, OutboxTask, Replication, Sessions, StoreError, Users},
+        ports::{
+            ClaimedRow, Codes, DeliveryOutcome, GroupChanges, OutboxTask, Replication, Sessions, StoreError, Users,
+        },
         session::Profile,
         user::{User, UserId},
     },
@@ -61,7 +63,7 @@ struct Recipient {
 
 // === impl OutboxDeliverer ===
 
-impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
+impl<S: Users + Codes + Sessions + GroupChanges + Send + Sync + 'static> OutboxDeliverer<S> {
     pub(super) fn new(
         stores: Arc<S>,
         apps: Arc<Apps>,
@@ -291,6 +293,25 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
         }
     }
 
+    async fn propagate_groups(&self, claimed: &ClaimedRow, user: UserId) -> DeliveryOutcome {
+        let stored = match self.stores.current_groups(&claimed.app, user).await {
+            Ok(Some(groups)) => self.stores.store_groups(&claimed.app, user, &groups).await,
+            // The user was deleted.
+            Ok(None) => Ok(Replication::Complete),
+            Err(error) => Err(error),
+        };
+        match stored {
+            Ok(Replication::Complete) => {
+                self.metrics.count_propagation(AttemptOutcome::Sent);
+                DeliveryOutcome::Done
+            }
+            Ok(Replication::Unconfirmed) => {
+                self.retry_propagation(claimed, "no replica of Redis has acknowledged it yet")
+            }
+            Err(error) => self.retry_propagation(claimed, store_error_text(&error)),
+        }
+    }
+
     /// The current profile of the user, which new tokens contain. `None` if the user was deleted.
     async fn profile(&self, claimed: &ClaimedRow, user: UserId) -> Result<Option<Profile>, StoreError> {
         Ok(self.stores.user(&claimed.app, user).await?.map(|user| user.profile()))
@@ -303,13 +324,14 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
     }
 }
 
-impl<S: Users + Codes + Sessions + Send + Sync + 'static> Deliverer for OutboxDeliverer<S> {
+impl<S: Users + Codes + Sessions + GroupChanges + Send + Sync + 'static> Deliverer for OutboxDeliverer<S> {
     async fn deliver(&self, claimed: &ClaimedRow) -> DeliveryOutcome {
         match &claimed.task {
             OutboxTask::Mail(mail) => self.deliver_mail(claimed, mail, None).await,
             OutboxTask::MailToFormerAddress(mail, address) => self.deliver_mail(claimed, mail, Some(address)).await,
             OutboxTask::PropagateEpoch(change) => self.propagate_epoch(claimed, change).await,
             OutboxTask::PropagateProfile(user) => self.propagate_profile(claimed, *user).await,
+            OutboxTask::PropagateGroups(user) => self.propagate_groups(claimed, *user).await,
         }
     }
 
@@ -423,7 +445,10 @@ fn format_time(time: OffsetDateTime) -> String {
 mod tests {
     use std::{collections::BTreeMap, sync::Mutex};
 
-    use latchkey_crds::rendered::{SmtpRelay, SmtpTls};
+    use latchkey_crds::{
+        rendered::{SmtpRelay, SmtpTls},
+        types::GroupName,
+    };
     use prometheus_client::registry::Registry;
     use time::macros::datetime;
     use uuid::Uuid;
@@ -433,6 +458,7 @@ mod tests {
         domain::{
             audit::Event,
             code::CodeKey,
+            groups::{GroupsChange, ReportedGroups, UserGroups},
             password::PasswordHash,
             ports::{ChangedUser, Confirmation, CreateUserOutcome, LoginCandidate, NewUser, PasswordReset},
             session::{LiveSession, NewSession, OpenOutcome, RefreshOutcome, RefreshRules, SessionId, SessionInfo},
@@ -693,7 +719,13 @@ mod tests {
             unreachable!("a mail reads no session")
         }
 
-        async fn browser_session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Option<LiveSession>, StoreError> {
+        async fn browser_session(
+            &self,
+            _: &AppId,
+            _: UserId,
+            _: SessionId,
+            _: Option<u64>,
+        ) -> Result<Option<LiveSession>, StoreError> {
             unreachable!("a mail reads no session")
         }
 
@@ -732,6 +764,34 @@ mod tests {
             assert_eq!((user, profile), (stored_user.id, &stored_user.profile()));
             self.replication.map_or_else(unavailable, |_| Ok(()))
         }
+    }
+
+    impl GroupChanges for FakeStores {
+        async fn current_groups(&self, _: &AppId, user: UserId) -> Result<Option<UserGroups>, StoreError> {
+            Ok(self.user.as_ref().filter(|stored| stored.id == user).map(|_| groups()))
+        }
+
+        async fn store_groups(&self, _: &AppId, _: UserId, stored: &UserGroups) -> Result<Replication, StoreError> {
+            assert_eq!(*stored, groups());
+            self.replication.map_or_else(unavailable, Ok)
+        }
+
+        async fn remove_groups_rows(&self, _: &AppId, _: &[Uuid]) -> Result<(), StoreError> {
+            unreachable!("the worker finishes the row")
+        }
+
+        async fn replace_reported_groups(
+            &self,
+            _: &AppId,
+            _: ReportedGroups,
+            _: Event,
+        ) -> Result<Option<GroupsChange>, StoreError> {
+            unreachable!("a delivery changes no groups")
+        }
+    }
+
+    fn groups() -> UserGroups {
+        UserGroups { version: 3, names: Arc::new(["staff".parse::<GroupName>().unwrap()]) }
     }
 
     /// A deliverer for two Apps: `shop` with its own relay on this loopback port, and `unresolved` without a relay.
@@ -878,5 +938,20 @@ mod tests {
                 "{replication:?}: {outcome:?}"
             );
         }
+    }
+
+    #[tokio::test]
+    async fn changed_groups_are_propagated_until_a_replica_has_them() {
+        let propagate = async |user: Option<User>, replication| {
+            let delivery = deliverer(FakeStores { user, replication, ..FakeStores::default() }, 9);
+            let task = OutboxTask::PropagateGroups(self::user().id);
+            delivery.deliver(&ClaimedRow { attempts: 1_000, ..row("not-served", task) }).await
+        };
+        assert!(matches!(propagate(Some(user()), Some(Replication::Complete)).await, DeliveryOutcome::Done));
+        for replication in [Some(Replication::Unconfirmed), None] {
+            let outcome = propagate(Some(user()), replication).await;
+            assert!(matches!(outcome, DeliveryOutcome::Retry { .. }), "{replication:?}: {outcome:?}");
+        }
+        assert!(matches!(propagate(None, None).await, DeliveryOutcome::Done), "the user was deleted");
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     config::Apps,
     domain::{
         clock::Env,
-        ports::{ClaimedRow, Codes, DeliveryOutcome, Outbox, OutboxTask, Sessions, Users},
+        ports::{ClaimedRow, Codes, DeliveryOutcome, GroupChanges, Outbox, OutboxTask, Sessions, Users},
     },
 };
 
@@ -46,7 +46,7 @@ pub struct Worker<S> {
 
 // === impl Worker ===
 
-impl<S: Outbox + Users + Codes + Sessions + Send + Sync + 'static> Worker<S> {
+impl<S: Outbox + Users + Codes + Sessions + GroupChanges + Send + Sync + 'static> Worker<S> {
     pub fn new(stores: S, apps: Arc<Apps>, env: Arc<Env>, settings: MailSettings, metrics: MailMetrics) -> Self {
         let stores = Arc::new(stores);
         let delivery = OutboxDeliverer::new(stores.clone(), apps, env.clone(), settings, metrics.clone());
@@ -136,6 +136,7 @@ fn row_span(row: &ClaimedRow) -> Span {
         OutboxTask::Mail(mail) | OutboxTask::MailToFormerAddress(mail, _) => ("deliver mail", Some(mail.kind.as_str())),
         OutboxTask::PropagateEpoch(_) => ("carry epoch", None),
         OutboxTask::PropagateProfile(_) => ("carry profile", None),
+        OutboxTask::PropagateGroups(_) => ("carry groups", None),
     };
     let span = latchkey_telemetry::span!(
         "consumer",

@@ -5,13 +5,13 @@ use std::sync::LazyLock;
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
-const STYLESHEET_SOURCE: &str = include_str!("assets/pages.css");
-
 /// The style of all pages.
-pub(super) static STYLESHEET: LazyLock<Asset> = LazyLock::new(|| Asset {
-    name: format!("pages.{}.css", content_hash(STYLESHEET_SOURCE.as_bytes())),
-    content_type: "text/css; charset=utf-8",
-    body: STYLESHEET_SOURCE,
+pub(super) static STYLESHEET: LazyLock<Asset> =
+    LazyLock::new(|| Asset::new("pages.", ".css", "text/css; charset=utf-8", include_str!("assets/pages.css")));
+
+/// The only script: it sends the response to a Client that wants it in a form.
+pub(super) static FORM_SCRIPT: LazyLock<Asset> = LazyLock::new(|| {
+    Asset::new("form-post.", ".js", "text/javascript; charset=utf-8", include_str!("assets/form-post.js"))
 });
 
 /// A file below `/assets/`.
@@ -19,6 +19,9 @@ pub(super) static STYLESHEET: LazyLock<Asset> = LazyLock::new(|| Asset {
 pub struct Asset {
     /// `{FILE}` in `/assets/{FILE}`.
     pub name: String,
+    /// What `name` begins and ends with. Between them is the hash.
+    prefix: &'static str,
+    suffix: &'static str,
     pub content_type: &'static str,
     pub body: &'static str,
 }
@@ -41,12 +44,24 @@ pub(super) fn content_hash(content: &[u8]) -> String {
 // === impl Asset ===
 
 impl Asset {
+    fn new(prefix: &'static str, suffix: &'static str, content_type: &'static str, body: &'static str) -> Self {
+        Self { name: format!("{prefix}{}{suffix}", content_hash(body.as_bytes())), prefix, suffix, content_type, body }
+    }
+
     /// The asset with this name, or the current version of it.
     pub fn find(name: &str) -> Option<FoundAsset> {
-        let hash = name.strip_prefix("pages.")?.strip_suffix(".css")?;
-        let is_hash = hash.len() == 12 && hash.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
-        let asset: &'static Asset = &STYLESHEET;
-        is_hash.then(|| FoundAsset { asset, is_current: asset.name == name })
+        let all: [&'static Asset; 2] = [&STYLESHEET, &FORM_SCRIPT];
+        all.into_iter()
+            .find(|asset| asset.has_version(name))
+            .map(|asset| FoundAsset { asset, is_current: asset.name == name })
+    }
+
+    /// Whether this is the name of any version of the file.
+    fn has_version(&self, name: &str) -> bool {
+        let hash = name.strip_prefix(self.prefix).and_then(|rest| rest.strip_suffix(self.suffix));
+        hash.is_some_and(|hash| {
+            hash.len() == 12 && hash.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
+        })
     }
 }
 
@@ -58,14 +73,26 @@ mod tests {
     fn an_asset_is_found_by_the_name_of_any_version() {
         assert!(Asset::find(&STYLESHEET.name).unwrap().is_current);
         assert!(!Asset::find("pages.AAAAAAAAAAAA.css").unwrap().is_current);
-        for name in ["", "pages.css", "pages..css", "pages.AAAAAAAAAAA/.css", "other.AAAAAAAAAAAA.css", "../pages.css"]
-        {
+        let script = Asset::find(&FORM_SCRIPT.name).unwrap();
+        assert!(script.is_current && script.asset.content_type.starts_with("text/javascript"));
+        assert!(!Asset::find("form-post.AAAAAAAAAAAA.js").unwrap().is_current);
+        for name in [
+            "",
+            "pages.css",
+            "pages..css",
+            "pages.AAAAAAAAAAA/.css",
+            "pages.AAAAAAAAAAAA.js",
+            "form-post.AAAAAAAAAAAA.css",
+            "form-post.js",
+            "other.AAAAAAAAAAAA.css",
+            "../pages.css",
+        ] {
             assert!(Asset::find(name).is_none(), "{name}");
         }
     }
 
     #[test]
     fn the_stylesheet_needs_no_other_file() {
-        assert!(!STYLESHEET_SOURCE.contains("url(") && !STYLESHEET_SOURCE.contains("@import"));
+        assert!(!STYLESHEET.body.contains("url(") && !STYLESHEET.body.contains("@import"));
     }
 }

@@ -39,8 +39,15 @@ pub(super) const fn error_text(code: ErrorCode) -> &'static str {
         ErrorCode::InvalidRequest
         | ErrorCode::UnsupportedGrantType
         | ErrorCode::InvalidGrant
+        | ErrorCode::InvalidScope
+        | ErrorCode::UnsupportedResponseType
+        | ErrorCode::RequestNotSupported
+        | ErrorCode::RequestUriNotSupported
+        | ErrorCode::RegistrationNotSupported
+        | ErrorCode::UnmetAuthenticationRequirements
         | ErrorCode::ExternalIdTaken
         | ErrorCode::IdentityTaken
+        | ErrorCode::TooManyGroups
         | ErrorCode::VersionConflict
         | ErrorCode::UnsupportedMediaType => "error-invalid-request",
         ErrorCode::InvalidCode => "error-invalid-code",
@@ -49,6 +56,7 @@ pub(super) const fn error_text(code: ErrorCode) -> &'static str {
         ErrorCode::InvalidState | ErrorCode::InvalidToken => "error-invalid-state",
         ErrorCode::InvalidCredentials => "error-invalid-credentials",
         ErrorCode::ReauthenticationRequired => "error-reauthentication-required",
+        ErrorCode::InvalidRequestUri => "error-invalid-request-uri",
         ErrorCode::InvalidClient => "error-invalid-client",
         ErrorCode::InvalidProviderToken => "error-invalid-provider-token",
         ErrorCode::EmailNotVerified => "error-email-not-verified",

@@ -23,8 +23,12 @@ pub struct PageContext<'a> {
     pub error: Option<&'a PageError>,
     /// The value of the field `csrf`.
     pub csrf: &'a str,
+    /// The value of the field `user`, which the forms of the account have.
+    pub user: Option<&'a str>,
     /// The transaction that forms and links carry.
     pub tx: Option<&'a str>,
+    /// The transaction of the link to a new login, which leads back to this page. `None`: that of the other links.
+    pub login_tx: Option<&'a str>,
     pub request_id: &'a str,
 }
 
@@ -65,6 +69,7 @@ templates! {
     "error.html",
     "forgot.html",
     "forgot_notice.html",
+    "form_post.html",
     "login.html",
     "logout.html",
     "logout_done.html",
@@ -103,11 +108,14 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
 
 /// The HTML of a page.
 pub fn render<V: View>(view: &V, context: &PageContext<'_>) -> String {
-    let PageContext { branding, texts, error, csrf, tx, request_id } = *context;
+    let PageContext { branding, texts, error, csrf, user, tx, login_tx, request_id } = *context;
     let minimum_password_length = branding.minimum_password_length();
     let shown_error = error.map(|error| error.show(view.error_text(error.code), texts));
     let errors = error.map(|error| FieldErrors::new(error, texts, minimum_password_length)).unwrap_or_default();
-    let tx_query = encode(tx.map(|tx| ("tx", tx)));
+    let tx_query = |separator: &str, tx: Option<&str>| match tx {
+        Some(tx) => format!("{separator}{}", encode([("tx", tx)])),
+        None => String::new(),
+    };
     let values = context! {
         t => Value::from_object(TextFunction(texts.clone())),
         lang => texts.language().as_str(),
@@ -121,9 +129,11 @@ pub fn render<V: View>(view: &V, context: &PageContext<'_>) -> String {
         errors => Value::from(Serde(errors)),
         languages => Value::from(Serde(language_links(view, context))),
         csrf => csrf,
+        user => user,
         tx => tx,
-        query => if tx_query.is_empty() { String::new() } else { format!("?{tx_query}") },
-        and_query => if tx_query.is_empty() { String::new() } else { format!("&{tx_query}") },
+        query => tx_query("?", tx),
+        and_query => tx_query("&", tx),
+        login_query => tx_query("?", login_tx.or(tx)),
         request_id => request_id,
     };
     let template = ENVIRONMENT.get_template(V::TEMPLATE).expect("the tests render every view");

@@ -2,7 +2,6 @@
 //! codes, so they cannot be printed.
 
 use serde::Serialize;
-use url::form_urlencoded;
 
 use super::{
     errors,
@@ -62,6 +61,8 @@ pub enum LoginNotice {
     AccountDeleted,
     /// A recent login is needed.
     LoginAgain,
+    /// The user wants to use another account at a Client.
+    OtherAccount,
 }
 
 /// `register`.
@@ -100,14 +101,18 @@ pub struct ForgotPage<'a> {
 /// The notice after *forgot*. It is the same for every address.
 #[derive(Serialize)]
 pub struct ForgotNoticePage<'a> {
-    email: &'a str,
-    email_query: String,
+    pub email: &'a str,
+    /// The sealed email address, for links.
+    pub address: &'a str,
 }
 
 /// `reset`.
 #[derive(Serialize)]
 pub struct ResetPage<'a> {
     pub email: &'a str,
+    /// The sealed email address, for links. Empty if `email` is not an email address.
+    #[serde(skip)]
+    pub address: String,
     /// The code from the link, or what the user entered.
     pub code: &'a str,
     /// Whether the code is from a link and has not been refused, so that the user need not see it.
@@ -245,8 +250,10 @@ pub struct ApplicationRow<'a> {
 pub struct ConsentPage<'a> {
     /// The display name of the Client.
     pub client: &'a str,
-    /// The host of the redirect URL.
+    /// The host of the redirect URL, or its scheme if a program on the device receives it.
     pub host: &'a str,
+    /// Whether a program on the device receives the response. Any program there could have started the request.
+    pub on_device: bool,
     /// The email address or the name of the user.
     pub account: &'a str,
     pub scopes: Vec<ScopeRow<'a>>,
@@ -256,6 +263,23 @@ pub struct ConsentPage<'a> {
 pub struct ScopeRow<'a> {
     name: &'a str,
     text: &'static str,
+}
+
+/// The response to a Client that wants it in a form (OAuth 2.0 Form Post Response Mode). A script of our own sends the
+/// form; without scripts, the user does.
+#[derive(Serialize)]
+pub struct FormPostPage<'a> {
+    /// The redirect URL.
+    pub action: &'a str,
+    /// As in [`ConsentPage`].
+    pub host: &'a str,
+    pub fields: Vec<FormPostField<'a>>,
+}
+
+#[derive(Serialize)]
+pub struct FormPostField<'a> {
+    pub name: &'a str,
+    pub value: &'a str,
 }
 
 /// `logout`: the question.
@@ -292,6 +316,7 @@ impl View for LoginPage<'_> {
             LoginNotice::PasswordReset => "login-notice-password-reset",
             LoginNotice::AccountDeleted => "login-notice-account-deleted",
             LoginNotice::LoginAgain => "login-notice-again",
+            LoginNotice::OtherAccount => "login-notice-other-account",
         };
         Some(texts.format(id, &[]))
     }
@@ -353,18 +378,16 @@ impl View for ForgotPage<'_> {
     }
 }
 
-impl<'a> ForgotNoticePage<'a> {
-    pub fn new(email: &'a str) -> Self {
-        Self { email, email_query: form_urlencoded::byte_serialize(email.as_bytes()).collect() }
-    }
-}
-
 impl View for ForgotNoticePage<'_> {
     const TEMPLATE: &'static str = "forgot_notice.html";
     const PATH: &'static str = "forgot";
 
     fn title(&self, texts: &PageTexts) -> String {
         texts.format("forgot-notice-title", &[])
+    }
+
+    fn query(&self) -> Vec<(&'static str, &str)> {
+        vec![("notice", "sent"), ("address", self.address)]
     }
 }
 
@@ -379,7 +402,10 @@ impl View for ResetPage<'_> {
     }
 
     fn query(&self) -> Vec<(&'static str, &str)> {
-        [("email", self.email), ("code", self.code)].into_iter().filter(|(_, value)| !value.is_empty()).collect()
+        [("address", self.address.as_str()), ("code", self.code)]
+            .into_iter()
+            .filter(|(_, value)| !value.is_empty())
+            .collect()
     }
 }
 
@@ -531,9 +557,12 @@ const fn activity_text(kind: EventKind) -> &'static str {
         EventKind::SessionEnded => "activity-session-ended",
         EventKind::SessionsEnded => "activity-sessions-ended",
         EventKind::RefreshLate => "activity-refresh-late",
-        EventKind::RefreshStolen => "activity-refresh-stolen",
+        EventKind::RefreshStolen | EventKind::ClientCodeReused => "activity-refresh-stolen",
         EventKind::IdentityLinked => "activity-identity-linked",
         EventKind::IdentityUnlinked => "activity-identity-unlinked",
+        EventKind::ClientAuthorized => "activity-client-authorized",
+        EventKind::ConsentGiven => "activity-consent-given",
+        EventKind::ConsentWithdrawn => "activity-consent-withdrawn",
         EventKind::UserChanged | EventKind::UserDisabled | EventKind::UserEnabled | EventKind::MailRequested => {
             "activity-changed-by-administrator"
         }
@@ -541,7 +570,11 @@ const fn activity_text(kind: EventKind) -> &'static str {
         EventKind::LoginLimited => "activity-login-limited",
         EventKind::PasswordCheckRefused => "activity-password-check-refused",
         EventKind::PasswordResetRefused => "activity-password-reset-refused",
-        EventKind::UserDeleted | EventKind::UsersImported | EventKind::Exported => "activity-other",
+        EventKind::UserDeleted
+        | EventKind::UsersImported
+        | EventKind::Exported
+        | EventKind::GroupMemberAdded
+        | EventKind::GroupMemberRemoved => "activity-other",
     }
 }
 
@@ -580,6 +613,17 @@ impl<'a> ScopeRow<'a> {
             _ => "scope-other",
         };
         Self { name, text }
+    }
+}
+
+// === impl FormPostPage ===
+
+impl View for FormPostPage<'_> {
+    const TEMPLATE: &'static str = "form_post.html";
+    const PATH: &'static str = "";
+
+    fn title(&self, texts: &PageTexts) -> String {
+        texts.format("form-post-title", &[])
     }
 }
 

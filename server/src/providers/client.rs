@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use latchkey_crds::rendered::{ProviderSettings, SecretString};
+use latchkey_crds::rendered::{ProviderSettings, RenderedProvider, RenderedProviderGroups, SecretString};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -26,13 +26,15 @@ pub(super) struct ProviderConfig<'a> {
     pub(super) mapping: ClaimMapping,
 }
 
-/// The names of a provider's claims; see [`ClaimNames`].
+/// The names of a provider's claims; see [`ClaimNames`]. `groups` is a setting of the App, not of the preset.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ClaimMapping {
     pub(super) subject: Vec<Cow<'static, str>>,
     pub(super) email: Option<Cow<'static, str>>,
     pub(super) verified: EmailVerification,
     pub(super) name: Vec<Cow<'static, str>>,
+    /// `None`: no groups are read.
+    pub(super) groups: Option<RenderedProviderGroups>,
 }
 
 /// See [`EmailVerificationSource`].
@@ -65,6 +67,13 @@ impl<'a> ProviderConfig<'a> {
         let preset = find_preset(&settings.preset).ok_or(UnusableReason::UnknownPreset)?;
         let mapping = claim_mapping(preset, settings)?;
         Ok(Self { preset, settings, permit: permit.clone(), mapping })
+    }
+
+    /// Like [`Self::new`], for an operation that reads the user's identity in an App.
+    pub(super) fn of_app(provider: &'a RenderedProvider, permit: &Permit) -> Result<Self, UnusableReason> {
+        let mut config = Self::new(&provider.settings, permit)?;
+        config.mapping.groups.clone_from(&provider.groups);
+        Ok(config)
     }
 
     /// The labels under which a call of this client to `endpoint` is counted.
@@ -167,6 +176,7 @@ fn claim_mapping(preset: &Preset, settings: &ProviderSettings) -> Result<ClaimMa
                 }
             },
             name: name.iter().copied().map(Cow::Borrowed).collect(),
+            groups: None,
         }),
         ClaimNames::Configured => {
             let configured = settings.options.get("claims").ok_or(UnusableReason::InvalidOptions)?;
@@ -186,6 +196,7 @@ fn claim_mapping(preset: &Preset, settings: &ProviderSettings) -> Result<ClaimMa
                     None => EmailVerification::Never,
                 },
                 name: configured.name.map(Cow::Owned).into_iter().collect(),
+                groups: None,
             })
         }
     }

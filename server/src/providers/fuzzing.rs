@@ -1,6 +1,6 @@
 //! Entry points for fuzz targets and test vectors: parsers and validation of data from providers.
 
-use latchkey_crds::rendered::ProviderSettings;
+use latchkey_crds::rendered::{ProviderSettings, RenderedProviderGroups};
 use time::OffsetDateTime;
 
 use super::{
@@ -37,9 +37,14 @@ pub fn is_usable(settings: &ProviderSettings) -> bool {
     client(settings).is_ok()
 }
 
-/// The identity in the response of a profile endpoint.
+/// The prefix of the groups that [`identity_from_profile`] reads.
+pub const GROUPS_PREFIX: &str = "fuzz:";
+
+/// The identity in the response of a profile endpoint, with the groups in the claim `groups`.
 pub fn identity_from_profile(body: &[u8], client: &ProviderSettings) -> Option<VerifiedIdentity> {
-    let client = self::client(client).ok()?;
+    let mut client = self::client(client).ok()?;
+    client.mapping.groups =
+        Some(RenderedProviderGroups { claim: "groups".to_owned(), prefix: GROUPS_PREFIX.to_owned(), only: Vec::new() });
     let statement = client.mapping.read_claims(&super::parse(body).ok()?);
     client.mapping.verified_identity(client.authority().ok()?, &[&statement])
 }

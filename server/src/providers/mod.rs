@@ -33,6 +33,7 @@ pub mod discovery;
 mod exchange;
 #[doc(hidden)]
 pub mod fuzzing;
+mod groups;
 mod http;
 pub mod id_token;
 mod metrics;
@@ -173,7 +174,7 @@ impl SocialProviders {
         provider: &RenderedProvider,
         grant: &AuthorizationCodeGrant<'_>,
     ) -> Result<VerifiedIdentity, ProviderError> {
-        let client = ProviderConfig::new(&provider.settings, permit)?;
+        let client = ProviderConfig::of_app(provider, permit)?;
         client.secret()?;
         self.0.run_operation(&client, self.0.exchange_code(&client, grant)).await
     }
@@ -186,7 +187,7 @@ impl SocialProviders {
         token: &str,
         nonce: Option<&str>,
     ) -> Result<VerifiedIdentity, ProviderError> {
-        let client = ProviderConfig::new(&provider.settings, permit)?;
+        let client = ProviderConfig::of_app(provider, permit)?;
         client.secret()?;
         self.0.run_operation(&client, self.0.validate_token(&client, token, nonce)).await
     }

@@ -2,12 +2,14 @@
 
 use aws_lc_rs::hmac;
 use http::{HeaderValue, Request, header::AUTHORIZATION};
+use latchkey_crds::types::GroupName;
 use serde_json::Value;
 use url::Url;
 
 use super::{
     Inner,
     client::{ClaimMapping, EmailVerification, ProviderConfig},
+    groups::read_groups,
     id_token::MAX_SUBJECT_LENGTH,
     parse,
     preset::{AddressList, ProfileCredential, ProfileSource},
@@ -32,6 +34,8 @@ pub(super) struct SourceClaims {
     /// Whether the source states that the email address is verified. `None` if the source has no such claim.
     verified: Option<bool>,
     name: ClaimValue<Name>,
+    /// The groups to take over. Missing if the App takes over no groups.
+    groups: ClaimValue<Vec<GroupName>>,
 }
 
 /// The value of a claim.
@@ -109,7 +113,15 @@ impl ClaimMapping {
         };
         let sub = source.get("sub").and_then(Value::as_str);
         let sub = sub.filter(|sub| sub.len() <= MAX_SUBJECT_LENGTH).map(str::to_owned);
-        SourceClaims { subject: self.subject(source), sub, email, verified, name }
+        SourceClaims { subject: self.subject(source), sub, email, verified, name, groups: self.groups(source) }
+    }
+
+    fn groups(&self, source: &Value) -> ClaimValue<Vec<GroupName>> {
+        let Some(groups) = &self.groups else { return ClaimValue::Missing };
+        match find_claim(source, &groups.claim) {
+            None => ClaimValue::Missing,
+            Some(claim) => read_groups(claim, groups).map_or(ClaimValue::Invalid, ClaimValue::Valid),
+        }
     }
 
     /// The subject. `None` if a part of the subject is missing, or if the subject is too long.
@@ -125,6 +137,7 @@ impl ClaimMapping {
         self.email.is_some() && statement.email.is_missing()
             || is_verified_by_claim && statement.verified.is_none()
             || statement.name.is_missing()
+            || self.groups.is_some() && statement.groups.is_missing()
     }
 
     /// The email address and whether it is verified, both from one statement: the first that has both, otherwise the
@@ -157,7 +170,13 @@ impl ClaimMapping {
             ClaimValue::Valid(name) => Some(name.clone()),
             ClaimValue::Missing | ClaimValue::Invalid => None,
         });
-        Some(VerifiedIdentity { authority, subject, email: self.email(statements), name })
+        // The first source that has the claim decides, also if the claim is invalid there.
+        let groups = statements.iter().find(|statement| !statement.groups.is_missing());
+        let groups = match groups.map(|statement| &statement.groups) {
+            Some(ClaimValue::Valid(groups)) => groups.clone(),
+            Some(ClaimValue::Missing | ClaimValue::Invalid) | None => Vec::new(),
+        };
+        Some(VerifiedIdentity { authority, subject, email: self.email(statements), name, groups })
     }
 }
 
@@ -274,6 +293,7 @@ pub(super) fn authorization_header(scheme: &str, token: &str) -> Result<HeaderVa
 
 #[cfg(test)]
 mod tests {
+    use latchkey_crds::rendered::RenderedProviderGroups;
     use serde_json::json;
 
     use super::*;
@@ -396,6 +416,7 @@ mod tests {
                 email: ClaimValue::Missing,
                 verified: None,
                 name: ClaimValue::Valid(name),
+                groups: ClaimValue::Missing,
             }) => Some(name.as_str().to_owned()),
             None => None,
             other => panic!("{other:?}"),
@@ -425,5 +446,51 @@ mod tests {
                 .mapping
                 .has_missing_claims(&client.mapping.read_claims(&json!({ "sub": "1", "email": "ada@example.com" })))
         );
+    }
+
+    /// Returns the groups of the identity that these sources state.
+    fn groups(sources: &[&Value]) -> Vec<String> {
+        let settings = test_settings("oidc", json!({ "issuer": "https://id.example", "claims": {} }));
+        let mut client = test_client(&settings).unwrap();
+        client.mapping.groups = Some(RenderedProviderGroups {
+            claim: "/realm_access/roles".to_owned(),
+            prefix: "corp:".to_owned(),
+            only: Vec::new(),
+        });
+        let statements: Vec<_> = sources.iter().map(|source| client.mapping.read_claims(source)).collect();
+        let identity = client.mapping.verified_identity("a".to_owned(), &statements.iter().collect::<Vec<_>>());
+        identity.unwrap().groups.iter().map(|group| group.as_str().to_owned()).collect()
+    }
+
+    #[test]
+    fn groups_come_from_the_first_source_that_has_the_claim() {
+        let source = |roles: Value| json!({ "sub": "1", "realm_access": { "roles": roles } });
+        let without = json!({ "sub": "1", "groups": ["other"] });
+        let (staff, admins) = (source(json!(["staff"])), source(json!(["admins"])));
+        assert_eq!(groups(&[&staff, &admins]), ["corp:staff"]);
+        assert_eq!(groups(&[&without, &admins]), ["corp:admins"]);
+        assert!(groups(&[&source(json!([])), &admins]).is_empty());
+        assert!(groups(&[&source(json!("staff")), &admins]).is_empty(), "a claim that is not an array");
+        assert!(groups(&[&without, &without]).is_empty());
+    }
+
+    #[test]
+    fn a_missing_claim_with_groups_is_looked_up_elsewhere_only_if_groups_are_taken_over() {
+        let settings = test_settings("oidc", json!({ "issuer": "https://id.example", "claims": { "name": "name" } }));
+        let mut client = test_client(&settings).unwrap();
+        let complete = json!({ "sub": "1", "name": "Ada" });
+        assert!(!client.mapping.has_missing_claims(&client.mapping.read_claims(&complete)));
+        client.mapping.groups =
+            Some(RenderedProviderGroups { claim: "groups".to_owned(), prefix: String::new(), only: Vec::new() });
+        assert!(client.mapping.has_missing_claims(&client.mapping.read_claims(&complete)));
+        let with_groups = json!({ "sub": "1", "name": "Ada", "groups": [] });
+        assert!(!client.mapping.has_missing_claims(&client.mapping.read_claims(&with_groups)));
+    }
+
+    #[test]
+    fn without_a_setting_no_groups_are_read() {
+        let source = json!({ "sub": "1", "groups": ["staff"] });
+        let oidc = json!({ "issuer": "https://id.example", "claims": {} });
+        assert!(identity("oidc", oidc, &[&source]).unwrap().groups.is_empty());
     }
 }

@@ -2,6 +2,7 @@
 //! sessions, codes, flows and limits.
 
 mod audit;
+mod groups;
 mod hashing;
 pub mod postgres;
 mod providers;

@@ -32,7 +32,8 @@ pub(super) fn request(
     let request = admin.request(method.parse().unwrap(), &path);
     let new_email = || format!("new-{:016x}@example.com", rand::random::<u64>());
     match (method, template) {
-        ("GET" | "DELETE", _) => request,
+        ("GET" | "DELETE", _) | ("PUT", "groups/staff/members/{ID}") => request,
+        ("PUT", "groups/staff") => request.json(&json!({ "title": new_email() })),
         ("POST", "users") => request.json(&json!({ "email": new_email() })),
         ("PATCH", "users/{ID}") => request.json(&json!({ "name": "Changed" })),
         ("POST", "users/{ID}/mails") => request.json(&json!({ "mail": "reset" })),
@@ -82,7 +83,16 @@ impl Target {
 impl TestApp {
     /// A checksum of everything that administrators of an App can change in Postgres.
     pub(super) async fn administered_checksum(&self, app: &App) -> i64 {
-        let tables = ["users", "identities", "outbox", "audit_events", "hash_classes", "webhook_events"];
+        let tables = [
+            "users",
+            "identities",
+            "groups",
+            "group_members",
+            "outbox",
+            "audit_events",
+            "hash_classes",
+            "webhook_events",
+        ];
         let sums = tables.map(|table| {
             format!("(SELECT coalesce(sum(hashtext({table}::text)), 0) FROM {table} WHERE app_id = '{}')", app.id())
         });

@@ -190,7 +190,7 @@ async fn the_platform_team_can_hand_over_an_appid_with_its_users() {
 /// an invalid spec.
 async fn accept_any_spec(install: &Installation<'_>) {
     let api: Api<CustomResourceDefinition> = Api::all(install.admin());
-    for name in ["apps.latchkey.dev", "providers.latchkey.dev"] {
+    for name in ["apps.latchkey.dev", "providers.latchkey.dev", "clients.latchkey.dev"] {
         eventually_ok("the definition is changed", LIMIT, || async {
             let mut definition = serde_json::to_value(api.get(name).await?).expect("an object is JSON");
             let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];

@@ -3,12 +3,16 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
 use kube::{
-    Api,
-    api::{DeleteParams, Patch, PatchParams},
+    Api, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams},
 };
-use latchkey_crds::{app::App as Resource, names::ROTATE_KEYS_ANNOTATION};
+use latchkey_crds::{
+    app::App as Resource,
+    conditions::{ConditionStatus, ConditionType},
+    names::{HANDLED_ROTATION_ANNOTATION, ROTATE_KEYS_ANNOTATION, ROTATE_SECRET_ANNOTATION},
+};
 use latchkey_tests::{
     builders::{App, Provider, Relay},
     cluster::{Installation, OperatorProcess, Permission, TestCluster},
@@ -16,10 +20,14 @@ use latchkey_tests::{
 };
 use serde_json::json;
 
+use super::helpers::wait_for_condition;
+
 /// Limit for one step of the test. The operator logs a missing permission within a second or two.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long a Lease lasts without a renewal.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
+/// The name of the Client in the lifecycle of an App.
+const CLIENT: &str = "grafana";
 /// Number of installations, which test different permissions at the same time.
 const INSTALLS: usize = 4;
 
@@ -48,8 +56,25 @@ async fn the_operator_needs_each_permission_and_logs_a_missing_one() {
     assert!(unneeded.is_empty(), "nothing broke without {unneeded:#?}");
 }
 
-/// Runs the lifecycle of an App without the permission. Returns whether the operator logs that the permission is
-/// missing.
+/// Only an operator that watches all namespaces can read Namespaces.
+#[tokio::test]
+async fn an_operator_that_watches_all_namespaces_logs_that_it_cannot_read_namespaces() {
+    let cluster = TestCluster::start().await.unwrap();
+    let install = cluster.builder().watch_all_namespaces().install().await;
+    let of_namespaces: Vec<_> =
+        install.permissions("operator").into_iter().filter(|permission| permission.resource == "namespaces").collect();
+    assert_eq!(of_namespaces.iter().map(|permission| permission.verb.as_str()).collect::<Vec<_>>(), ["list", "watch"]);
+    for permission in of_namespaces {
+        install.revoke(&permission).await.unwrap();
+        let operator = install.start_operator().await;
+        wait_until_logged(&operator, &permission).await;
+        operator.terminate().await;
+        install.grant(&permission).await.unwrap();
+    }
+}
+
+/// Runs the lifecycle of an App and a Client without the permission. Returns whether the operator logs that the
+/// permission is missing.
 async fn is_needed(install: &Installation<'_>, permission: &Permission) -> bool {
     install.revoke(permission).await.unwrap();
     // Deletes the Lease, so that the operator must create it.
@@ -61,6 +86,7 @@ async fn is_needed(install: &Installation<'_>, permission: &Permission) -> bool 
         .relay(Relay::of(&install.smtp))
         .template("confirm.txt", "{{ code }}")
         .provider(&provider)
+        .set("/pages/mode", "Enabled")
         .set("/deletionPolicy", "Delete");
     install.apply_provider(&provider).await.unwrap();
     install.apply(&app).await.unwrap();
@@ -88,7 +114,8 @@ async fn wait_until_logged(operator: &OperatorProcess, permission: &Permission) 
     eventually(&text, LIMIT * 4, || async { operator.read_log().contains(&text).then_some(()) }).await;
 }
 
-/// Waits until the App is Ready, rotates its keys twice, and deletes it. Then creates and deletes an App with `Retain`.
+/// Waits until the App is Ready, rotates its keys twice and the secret of a Client, and deletes the App. Then creates
+/// and deletes an App with `Retain`.
 async fn run_lifecycle(install: &Installation<'_>, app: &App) {
     install.wait_until_ready(app).await;
     let apps = install.apps();
@@ -104,6 +131,7 @@ async fn run_lifecycle(install: &Installation<'_>, app: &App) {
         // When the App is Ready again, the server has the new HMAC key, and the key becomes Active.
         install.wait_until_ready(app).await;
     }
+    rotate_client_secret(install, app).await;
     install.delete(app).await.unwrap();
     wait_until_deleted(&apps, app).await;
 
@@ -113,9 +141,34 @@ async fn run_lifecycle(install: &Installation<'_>, app: &App) {
     install.delete(&kept).await.unwrap();
     wait_until_deleted(&apps, &kept).await;
     let document = latchkey_crds::names::rendered_app_secret(&kept.id().parse().unwrap());
-    let secrets: Api<k8s_openapi::api::core::v1::Secret> = Api::namespaced(install.admin(), install.namespace());
+    let secrets: Api<Secret> = Api::namespaced(install.admin(), install.namespace());
     eventually("the rendered Secret is deleted", LIMIT, || async {
         secrets.get_opt(&document).await.ok()?.is_none().then_some(())
+    })
+    .await;
+}
+
+/// Creates a Client of the App, waits until it is Ready, and rotates its secret.
+async fn rotate_client_secret(install: &Installation<'_>, app: &App) {
+    let client = |annotations: serde_json::Value| {
+        json!({
+            "apiVersion": "latchkey.dev/v1alpha1",
+            "kind": "Client",
+            "metadata": { "name": CLIENT, "namespace": install.tenant(), "annotations": annotations },
+            "spec": {
+                "appRef": { "name": app.id() },
+                "web": { "redirectURLs": ["https://grafana.example.com/login"] },
+            },
+        })
+    };
+    install.apply_all(&[client(json!({}))]).await.unwrap();
+    let ready = ("Client", install.tenant(), CLIENT);
+    wait_for_condition(install, ready, ConditionType::Ready, ConditionStatus::True, "Ready").await;
+    install.apply_all(&[client(json!({ ROTATE_SECRET_ANNOTATION: "one" }))]).await.unwrap();
+    let secrets: Api<Secret> = Api::namespaced(install.admin(), install.tenant());
+    eventually("the client secret is rotated", LIMIT, || async {
+        let secret = secrets.get_opt(&format!("{CLIENT}-oidc")).await.ok()??;
+        (secret.annotations().get(HANDLED_ROTATION_ANNOTATION).map(String::as_str) == Some("one")).then_some(())
     })
     .await;
 }
@@ -133,6 +186,11 @@ async fn wait_until_deleted(apps: &Api<Resource>, app: &App) {
 /// Removes the App, so that the next operator does not fail because of it.
 async fn remove_app(install: &Installation<'_>, app: &App) {
     let apps = install.apps();
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("latchkey.dev", "v1alpha1", "Client"));
+    let clients: Api<DynamicObject> = Api::namespaced_with(install.admin(), install.tenant(), &resource);
+    drop(clients.delete(CLIENT, &DeleteParams::default()).await);
+    let tenant_secrets: Api<Secret> = Api::namespaced(install.admin(), install.tenant());
+    drop(tenant_secrets.delete(&format!("{CLIENT}-oidc"), &DeleteParams::default()).await);
     let no_finalizers = json!({ "metadata": { "finalizers": [] } });
     drop(apps.patch(app.id(), &PatchParams::default(), &Patch::Merge(no_finalizers)).await);
     drop(apps.delete(app.id(), &DeleteParams::default()).await);

@@ -118,6 +118,27 @@ async fn a_user_deletes_the_account() {
 }
 
 #[tokio::test]
+async fn a_form_changes_only_the_account_that_it_shows() {
+    let pages = PagesTest::start().await;
+    let mut browser = pages.logged_in_browser(EMAIL).await;
+    let first_tab = pages.open(&mut browser, "account").await;
+    let delete = pages.open(&mut browser, "account/delete").await;
+    pages.test_app.register_and_confirm("grace@example.com").await;
+    // The second tab.
+    pages.fill_in(&mut browser, "logout", &[]).await;
+    pages.log_in(&mut browser, "grace@example.com", PASSWORD).await.expect_at(&pages.path("account"));
+    let account = browser.submit(&first_tab, &pages.path("account"), &[("name", "Eve")]).await;
+    let account = account.expect_at(&pages.path("account"));
+    assert!(account.html.contains("grace@example.com") && !account.html.contains("Eve"), "{}", account.html);
+    let kept = browser.submit(&delete, &pages.path("account/delete"), &[("password", PASSWORD)]).await;
+    kept.expect_at(&pages.path("account"));
+    assert_eq!(pages.test_app.query_number("SELECT count(*) FROM users").await, 2);
+    // The form of the own account still works.
+    let saved = pages.fill_in(&mut browser, "account", &[("name", "Grace Hopper")]).await;
+    assert!(saved.text().contains("Your name is saved"), "{}", saved.html);
+}
+
+#[tokio::test]
 async fn another_user_in_the_same_browser_ends_the_session_of_the_former() {
     let pages = PagesTest::start().await;
     let mut browser = pages.logged_in_browser(EMAIL).await;

@@ -57,8 +57,27 @@ async fn another_browser_must_send_the_password() {
     assert!(!refused.html.contains(WRONG_PASSWORD));
     assert!(!pages.test_app.epoch_and_verified(EMAIL).await.1, "neither has used up the code");
     let done = other.submit(&refused, &action, &[("password", PASSWORD)]).await;
-    done.expect_at(&pages.path("account"));
+    let account = done.expect_at(&pages.path("account"));
+    assert!(account.text().contains("Your email address is confirmed"), "{}", account.html);
     assert!(pages.test_app.epoch_and_verified(EMAIL).await.1);
+}
+
+#[tokio::test]
+async fn a_confirmation_ends_the_registration_of_its_address_only() {
+    let pages = PagesTest::start().await;
+    let mut browser = pages.new_browser();
+    pages.register(&mut browser, EMAIL, PASSWORD).await;
+    pages.register(&mut browser, "eve@example.com", PASSWORD).await;
+    let count = |browser: &PageBrowser| browser.cookies.keys().filter(|name| name.starts_with("latchkey-tx.")).count();
+    assert_eq!(count(&browser), 2);
+    // The session suffices, so the cookie is not needed.
+    pages.log_in(&mut browser, EMAIL, PASSWORD).await.expect_at(&pages.path("account"));
+    let page = browser.open(&pages.mailed_link(EMAIL, 1, "confirm").await).await;
+    browser.submit(&page, &pages.path("confirm"), &[]).await.expect_at(&pages.path("account"));
+    assert_eq!(count(&browser), 1);
+    let page = browser.open(&pages.mailed_link("eve@example.com", 1, "confirm").await).await;
+    browser.submit(&page, &pages.path("confirm"), &[]).await.expect_at(&pages.path("account"));
+    assert_eq!(count(&browser), 0);
 }
 
 #[tokio::test]

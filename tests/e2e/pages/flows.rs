@@ -22,6 +22,7 @@ async fn a_user_registers_confirms_logs_out_and_logs_in() {
     assert!(!pages.test_app.epoch_and_verified(EMAIL).await.1, "opening the link changes nothing");
     let account = browser.submit(&confirm, &pages.path("confirm"), &[]).await.expect_at(&pages.path("account"));
     assert!(account.text().contains("Your email address is confirmed"), "{}", account.html);
+    assert!(!browser.cookies.keys().any(|name| name.starts_with("latchkey-tx.")), "{:?}", browser.cookies.keys());
     assert!(account.html.contains(NAME) && account.html.contains(EMAIL));
     assert!(pages.test_app.epoch_and_verified(EMAIL).await.1);
 
@@ -84,6 +85,10 @@ async fn a_forgotten_password_is_reset() {
     let mut browser = pages.new_browser();
     let notice = pages.fill_in(&mut browser, "forgot", &[("email", EMAIL)]).await.expect_at(&pages.path("forgot"));
     assert!(notice.text().contains(EMAIL));
+    assert!(!notice.address.contains("ada"), "the address is in no URL: {}", notice.address);
+    let typed = notice.links().into_iter().find(|link| link.starts_with(&pages.path("reset"))).expect("a button");
+    let typed = browser.open(&typed).await.expect_at(&pages.path("reset"));
+    assert_eq!(typed.form(&pages.path("reset")).value("email"), EMAIL);
     let link = pages.mailed_link(EMAIL, 2, "reset").await;
     let reset = browser.open(&link).await.expect_at(&pages.path("reset"));
     let weak = browser.submit(&reset, &pages.path("reset"), &[("password", "x")]).await;
@@ -91,6 +96,9 @@ async fn a_forgotten_password_is_reset() {
     let login = browser.submit(&weak, &pages.path("reset"), &[("password", NEW_PASSWORD)]).await;
     let login = login.expect_at(&pages.path("login"));
     assert!(login.text().contains("Your new password is set"), "{}", login.html);
+    let mut other = pages.logged_in_browser("grace@example.com").await;
+    let account = pages.open(&mut other, "login?notice=password_reset").await.expect_at(&pages.path("account"));
+    assert!(account.text().contains("Your new password is set"), "{}", account.html);
     assert!(!pages.is_logged_in(&mut logged_in).await, "all sessions have ended");
 
     let again = browser.submit(&reset, &pages.path("reset"), &[("password", PASSWORD)]).await;

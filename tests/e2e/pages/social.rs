@@ -207,6 +207,11 @@ async fn a_user_links_and_unlinks_a_provider() {
     let linked = browser.open(&social.callback(&authorization, &grace())).await;
     let linked = linked.expect_at(&social.path("account/identities"));
     assert!(linked.text().contains("local is linked"), "{}", linked.html);
+    // A link can have any notice, but only a true one is shown.
+    for forged in ["linked&provider=evil", "unlinked&provider=evil", "unlinked&provider=local"] {
+        let page = social.pages.open(&mut browser, &format!("account/identities?notice={forged}")).await;
+        assert!(!page.html.contains("role=\"status\""), "{forged}: {}", page.html);
+    }
     let (users, identities, _) = social.counts().await;
     assert_eq!((users, identities), (1, 1), "no account was created");
     let mut other = social.pages.new_browser();

@@ -29,6 +29,8 @@ pub(crate) struct Person {
     pub(crate) email: Option<String>,
     pub(crate) verified: bool,
     pub(crate) name: Option<String>,
+    /// The member `groups` of the user info.
+    pub(crate) groups: Option<Value>,
 }
 
 /// The provider. It ends when this value is dropped.
@@ -76,6 +78,7 @@ impl Person {
             email: Some(email.to_owned()),
             verified: true,
             name: Some("Grace Hopper".to_owned()),
+            groups: None,
         }
     }
 
@@ -88,11 +91,19 @@ impl Person {
         Self { email: None, verified: false, ..Self::verified(subject, "") }
     }
 
+    /// The person, for whom the provider reports these groups.
+    pub(crate) fn with_groups(self, groups: Value) -> Self {
+        Self { groups: Some(groups), ..self }
+    }
+
     fn user_info(&self) -> Value {
         let mut info = json!({ "id": self.subject, "name": self.name });
         if let Some(email) = &self.email {
             info["email"] = json!(email);
             info["email_verified"] = json!(self.verified);
+        }
+        if let Some(groups) = &self.groups {
+            info["groups"] = groups.clone();
         }
         info
     }

@@ -86,6 +86,7 @@ async fn due_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
         OutboxTask::Mail(mail) | OutboxTask::MailToFormerAddress(mail, _) => mail.kind.as_str(),
         OutboxTask::PropagateEpoch(_) => "epoch",
         OutboxTask::PropagateProfile(_) => "profile",
+        OutboxTask::PropagateGroups(_) => "groups",
     });
     rows
 }
@@ -103,6 +104,7 @@ fn row_kinds(rows: &[ClaimedRow]) -> Vec<&str> {
         OutboxTask::MailToFormerAddress(..) => "to-former",
         OutboxTask::PropagateEpoch(_) => "epoch",
         OutboxTask::PropagateProfile(_) => "profile",
+        OutboxTask::PropagateGroups(_) => "groups",
     };
     rows.iter().map(kind).collect()
 }

@@ -135,6 +135,7 @@ async fn outbox_kinds(fixture: &Fixture) -> Vec<&'static str> {
         }
         OutboxTask::PropagateEpoch(_) => "epoch",
         OutboxTask::PropagateProfile(_) => "profile",
+        OutboxTask::PropagateGroups(_) => "groups",
     };
     let mut kinds: Vec<_> = rows.iter().map(kind).collect();
     kinds.sort_unstable();

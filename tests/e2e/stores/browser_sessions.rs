@@ -212,6 +212,38 @@ async fn a_login_of_another_user_ends_the_session_of_this_browser_only() {
 }
 
 #[tokio::test]
+async fn a_replaced_cookie_neither_ends_nor_renews_the_session() {
+    let pages = Pages::new().await;
+    let (ada, eve) = (a_user_id(), a_user_id());
+    let first_login = BrowserLogin { auth_time: now() - Duration::minutes(10), ..a_login(ada, 1) };
+    let stolen = pages.try_log_in(first_login, None).await.unwrap();
+    let current = pages.log_in(ada, Some(stolen)).await;
+    assert_eq!(current.session, stolen.session);
+
+    // It does not end the session, and does not become valid again.
+    pages.log_in(eve, Some(stolen)).await;
+    assert!(pages.find(&current).await.is_some());
+    let other = pages.log_in(ada, Some(stolen)).await;
+    assert_ne!(other.session, stolen.session);
+    assert!(pages.find(&stolen).await.is_none());
+
+    // It is no use of the session.
+    let idle = Duration::seconds(IDLE_SECONDS.into());
+    assert!(!pages.is_live_after(&stolen, idle / 2).await);
+    assert!(!pages.is_live_after(&current, idle + Duration::minutes(1)).await);
+}
+
+#[tokio::test]
+async fn a_login_that_opens_no_session_ends_none() {
+    let pages = Pages::new().await;
+    let (ada, eve) = (a_user_id(), a_user_id());
+    let here = pages.log_in(ada, None).await;
+    pages.raise_epoch(eve, 2, None).await;
+    assert!(pages.try_log_in(a_login(eve, 1), Some(here)).await.is_none());
+    assert!(pages.find(&here).await.is_some());
+}
+
+#[tokio::test]
 async fn a_renewal_never_changes_a_session_of_the_app() {
     let pages = Pages::new().await;
     let user = a_user_id();

@@ -77,14 +77,16 @@ pub(super) fn loaded_app(fixture: &Fixture) -> App {
             audiences: Vec::new(),
         },
         limits: BTreeMap::new(),
+        client_limits: BTreeMap::new(),
         administrators: Vec::new(),
         importers: Vec::new(),
         webhooks: Vec::new(),
         pages: None,
+        clients: Vec::new(),
         unverified_retention_days: 30,
         audit_retention_days: 365,
         providers: Vec::new(),
-        keys: RenderedKeys { signing: vec![signing_key()], hmac: vec![hmac_key()] },
+        keys: RenderedKeys { signing: vec![signing_key()], hmac: vec![hmac_key()], id_tokens: Vec::new() },
         app_id: id,
     };
     let revision = Revision::of(&doc.to_bytes());

@@ -49,7 +49,7 @@ pub(super) fn stores_via(fixture: &Fixture, proxy: &Proxy) -> Stores {
 
 fn rate_limit_checks() -> Vec<RateLimitCheck> {
     let windows = vec![Window { count: 1_000_000, window_seconds: 60 }];
-    vec![RateLimitCheck { limit: LimitName::LoginsPerClient, subject: "192.0.2.1".to_owned(), windows }]
+    vec![RateLimitCheck { limit: LimitName::LoginsPerClient.into(), subject: "192.0.2.1".to_owned(), windows }]
 }
 
 async fn assert_redis_unavailable(stores: &Stores) {

@@ -11,7 +11,7 @@ use latchkey_server::{
     domain::{
         client::ClientAddress,
         clock::Env,
-        flow::{FlowBinding, FlowId, FlowState, TooManyFlows},
+        flow::{FLOW_SECONDS, FlowBinding, FlowId, FlowState, TooManyFlows},
         ports::{Flows, StoreFlowError},
     },
     store::Stores,
@@ -34,7 +34,7 @@ fn client(number: u32) -> ClientAddress {
 
 async fn store_flow(stores: &Stores, app: &AppId, from: ClientAddress) -> Result<FlowId, TooManyFlows> {
     let id = a_flow_id();
-    match stores.store_flow(app, &id, "sealed", from).await {
+    match stores.store_flow(app, &id, "sealed", from, FLOW_SECONDS).await {
         Ok(()) => Ok(id),
         Err(StoreFlowError::TooManyFlows(too_many)) => Err(too_many),
         Err(StoreFlowError::Store(error)) => panic!("{error}"),
@@ -149,6 +149,24 @@ async fn used_and_expired_flows_are_not_counted() {
     store_flow(&later, app, client(100)).await.unwrap();
     assert_eq!(stored_sizes(app).await.1, [1, 1, 1]);
     assert_eq!(count_found(&later, app, &expired).await, 0);
+}
+
+/// Pages store long transactions for an hour, among social logins of ten minutes.
+#[tokio::test]
+async fn a_longer_flow_outlives_the_others() {
+    let fixture = Fixture::new().await;
+    let Fixture { stores, app, .. } = &fixture;
+    let long = a_flow_id();
+    assert!(stores.store_flow(app, &long, "sealed", client(1), 3_600).await.is_ok());
+    store_flows(stores, app, [client(1), client(2)].into_iter()).await;
+    let mut redis = RedisServer::shared().await.connect().await.unwrap();
+    for index in ["alive", "clients", "counts"] {
+        let key = format!("lk:{{{app}:flows}}:{index}");
+        let ttl: i64 = redis::cmd("PTTL").arg(key).query_async(&mut redis).await.unwrap();
+        assert!(ttl > 3_590_000, "{index} expires in {ttl} ms, before its longest flow");
+    }
+    assert_eq!(stores.find_flow(app, &long).await.unwrap().as_deref(), Some("sealed"));
+    assert!(stores.consume_flow(app, &long, FlowBinding::Unbound).await.unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

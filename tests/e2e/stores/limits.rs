@@ -19,7 +19,7 @@ use super::{Fixture, an_app, an_email};
 fn a_check(subject: &str, windows: &[(u32, u32)]) -> RateLimitCheck {
     let windows =
         windows.iter().map(|(count, window_seconds)| Window { count: *count, window_seconds: *window_seconds });
-    RateLimitCheck { limit: LimitName::LoginsPerClient, subject: subject.to_owned(), windows: windows.collect() }
+    RateLimitCheck { limit: LimitName::LoginsPerClient.into(), subject: subject.to_owned(), windows: windows.collect() }
 }
 
 async fn acquire(
@@ -42,11 +42,27 @@ async fn a_limit_is_exact_and_names_its_window() {
         acquire(&fixture.stores, &fixture, &check).await.unwrap();
     }
     let limited = acquire(&fixture.stores, &fixture, &check).await.unwrap_err();
-    assert_eq!((limited.limit, limited.window), (LimitName::LoginsPerClient, check[0].windows[0]));
+    assert_eq!((limited.limit.as_str(), limited.window), ("loginsPerClient", check[0].windows[0]));
     assert!(limited.retry_after > Duration::from_secs(590) && limited.retry_after <= Duration::from_secs(612));
     acquire(&fixture.stores, &fixture, &[a_check("192.0.2.2", &[(3, 600)])]).await.unwrap();
     let in_other_app = fixture.stores.acquire(&an_app(), check.to_vec()).await;
     assert!(in_other_app.is_ok(), "another App has its own count");
+}
+
+#[tokio::test]
+async fn a_check_counts_nothing() {
+    let fixture = Fixture::new().await;
+    let check = [a_check("192.0.2.1", &[(2, 60), (3, 600)])];
+    for _ in 0..2 {
+        for _ in 0..5 {
+            fixture.stores.check_limits(&fixture.app, check.to_vec()).await.unwrap();
+        }
+        acquire(&fixture.stores, &fixture, &check).await.unwrap();
+    }
+    match fixture.stores.check_limits(&fixture.app, check.to_vec()).await {
+        Err(AcquireError::RateLimited(limited)) => assert_eq!(limited.window, check[0].windows[0]),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[tokio::test]

@@ -115,7 +115,8 @@ async fn an_index_that_an_interrupted_migration_left_invalid_is_created_again() 
     fixture
         .execute(
             "DELETE FROM _sqlx_migrations WHERE version >= 20261123000301;
-             DROP TABLE webhooks, webhook_events;
+             DROP TABLE webhooks, webhook_events, consents, groups, group_members;
+             ALTER TABLE users DROP COLUMN groups_version;
              UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'users_foreign_hash'::regclass",
         )
         .await;

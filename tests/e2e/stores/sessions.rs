@@ -580,7 +580,7 @@ async fn new_generations_are_counted_like_any_other_limit() {
     // fiftieth of a window.
     let mut limited = LimitedSession::with_windows(&[(4, 50_000), (6, 86_400)]).await;
     let check = [RateLimitCheck {
-        limit: LimitName::LoginsPerClient,
+        limit: LimitName::LoginsPerClient.into(),
         subject: limited.session.id.to_string(),
         windows: limited.windows.clone(),
     }];

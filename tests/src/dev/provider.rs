@@ -58,6 +58,7 @@ impl LocalProvider {
             ],
             clients: clients(rendered, addr),
             requires_consent: false,
+            automatic_login: false,
         };
         Ok(Self { dex: Some(Dex::start(options).await?), rendered: rendered.to_owned(), seen })
     }

@@ -39,6 +39,7 @@ login-no-account = Neu hier?
 login-register = Konto erstellen
 login-notice-password-reset = Ihr neues Passwort gilt. Sie können sich jetzt damit anmelden.
 login-notice-account-deleted = Ihr Konto ist gelöscht.
+login-notice-other-account = Melden Sie sich mit dem Konto an, das Sie verwenden möchten.
 login-notice-again = Bitte melden Sie sich noch einmal an, damit wir wissen, dass Sie es sind.
 provider-continue = Mit { $provider } fortfahren
 
@@ -176,6 +177,9 @@ activity-sessions-ended = Alle anderen Geräte wurden abgemeldet
 activity-refresh-late = Ein Gerät hat seine Anmeldung spät verlängert
 activity-refresh-stolen = Eine Anmeldung wurde doppelt benutzt und zu Ihrem Schutz beendet
 activity-identity-linked = Konto verknüpft
+activity-client-authorized = Bei einer Anwendung angemeldet
+activity-consent-given = Zugriff für eine Anwendung erlaubt
+activity-consent-withdrawn = Zugriff für eine Anwendung entfernt
 activity-identity-unlinked = Konto getrennt
 activity-changed-by-administrator = Von der Verwaltung geändert
 activity-login-refused = Anmeldung abgelehnt
@@ -198,15 +202,22 @@ consent-title = { $client } möchte Ihr Konto nutzen
 consent-account = Sie sind angemeldet als { $account }.
 consent-lead = Die Anwendung erhält:
 consent-host = Danach geht es bei { $host } weiter.
+consent-device = Erlauben Sie das nur, wenn Sie { $client } gerade selbst auf diesem Gerät geöffnet haben.
 consent-allow = Erlauben
 consent-deny = Nicht erlauben
 consent-switch = Anderes Konto verwenden
-scope-openid = Ihre Benutzer-ID
+scope-openid = Ihre Benutzer-ID, an der sie Sie wiedererkennt
 scope-profile = Ihren Namen
 scope-email = Ihre E‑Mail-Adresse
-scope-groups = Ihre Gruppen
-scope-offline-access = Zugriff, auch wenn Sie nicht da sind
+scope-groups = Ihre Gruppen: zum Beispiel, in welchem Team Sie sind
+scope-offline-access = Zugriff, auch wenn Sie nicht da sind, bis Sie ihn in Ihrem Konto entfernen
 scope-other = { $scope }
+
+## Back to the application
+
+form-post-title = Einen Moment, bitte
+form-post-lead = Bei { $host } geht es weiter.
+form-post-button = Weiter
 
 ## Error page
 
@@ -226,6 +237,7 @@ error-invalid-state = Diese Seite ist abgelaufen oder wurde in einem anderen Bro
 error-invalid-credentials = Die E‑Mail-Adresse oder das Passwort stimmt nicht. Bitte versuchen Sie es noch einmal.
 error-wrong-password = Das Passwort stimmt nicht. Bitte versuchen Sie es noch einmal.
 error-reauthentication-required = Bitte geben Sie Ihr Passwort ein, damit wir wissen, dass Sie es sind.
+error-invalid-request-uri = Die Anwendung hat diese Anmeldung vor zu langer Zeit begonnen, oder sie wurde schon benutzt. Bitte beginnen Sie in der Anwendung noch einmal.
 error-invalid-client = Wir kennen die Anwendung nicht, die Sie hierher geschickt hat. Bitte wenden Sie sich an ihren Support.
 error-invalid-provider-token = Die Anmeldung beim anderen Dienst hat nicht geklappt. Bitte versuchen Sie es noch einmal.
 error-email-not-verified = Bitte bestätigen Sie zuerst Ihre E‑Mail-Adresse. Wir haben Ihnen dafür eine E‑Mail geschickt.

@@ -38,6 +38,7 @@ login-no-account = New here?
 login-register = Create an account
 login-notice-password-reset = Your new password is set. You can log in with it now.
 login-notice-account-deleted = Your account is deleted.
+login-notice-other-account = Log in with the account that you want to use.
 login-notice-again = Please log in again, so that we know that it is you.
 provider-continue = Continue with { $provider }
 
@@ -176,6 +177,9 @@ activity-refresh-late = A device was late to renew its login
 activity-refresh-stolen = A login was used twice and was ended for your safety
 activity-identity-linked = Account linked
 activity-identity-unlinked = Account unlinked
+activity-client-authorized = Logged in to an application
+activity-consent-given = Access for an application allowed
+activity-consent-withdrawn = Access for an application removed
 activity-changed-by-administrator = Changed by an administrator
 activity-login-refused = Login refused
 activity-login-limited = Too many attempts to log in
@@ -197,15 +201,22 @@ consent-title = { $client } wants to use your account
 consent-account = You are logged in as { $account }.
 consent-lead = The application gets:
 consent-host = Then you continue at { $host }.
+consent-device = Allow this only if you have just opened { $client } on this device yourself.
 consent-allow = Allow
 consent-deny = Do not allow
 consent-switch = Use another account
-scope-openid = Your user ID
+scope-openid = Your user ID, by which it knows you again
 scope-profile = Your name
 scope-email = Your email address
-scope-groups = Your groups
-scope-offline-access = Access while you are away
+scope-groups = Your groups: for example, in which team you are
+scope-offline-access = Access while you are away, until you remove it in your account
 scope-other = { $scope }
+
+## Back to the application
+
+form-post-title = One moment, please
+form-post-lead = You continue at { $host }.
+form-post-button = Continue
 
 ## Error page
 
@@ -225,6 +236,7 @@ error-invalid-state = This page has expired, or it was opened in another browser
 error-invalid-credentials = The email address or the password is not right. Please try again.
 error-wrong-password = The password is not right. Please try again.
 error-reauthentication-required = Please enter your password, so that we know that it is you.
+error-invalid-request-uri = The application started this login too long ago, or it was used already. Please start again in the application.
 error-invalid-client = We do not know the application that sent you here. Please tell its support.
 error-invalid-provider-token = The login at the other service did not work. Please try again.
 error-email-not-verified = Please confirm your email address first. We have sent you an email for that.

@@ -1,7 +1,10 @@
 //! The signing and HMAC keys of an App, as they are stored.
 
+use std::collections::BTreeSet;
+
 use latchkey_crds::{
-    rendered::{HmacKey, KeyState, RenderedApp, SigningAlgorithm, SigningKey},
+    client::IdTokenAlgorithm,
+    rendered::{HmacKey, KeyState, RenderedApp, RenderedKeys, SigningAlgorithm, SigningKey},
     types::AppId,
 };
 use serde::{Deserialize, Serialize};
@@ -30,6 +33,9 @@ pub(crate) struct KeyDocument {
     pub(crate) handover: u32,
     pub(crate) signing: Vec<StoredSigningKey>,
     pub(crate) hmac: Vec<StoredHmacKey>,
+    /// The keys that sign only ID tokens, see [`RenderedKeys::id_tokens`]. Their numbers continue those of `signing`.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub(crate) id_tokens: Vec<StoredSigningKey>,
     /// The highest key numbers that were assigned. Zero in documents that were stored without this field, so only
     /// [`KeyDocument::last_numbers`] is reliable.
     #[serde(default)]
@@ -88,6 +94,9 @@ pub(crate) struct KeyLifecycle {
     pub(crate) activated_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) retired_at: Option<OffsetDateTime>,
+    /// Since when no Client needs this Active key for ID tokens. `None`: a Client needs it.
+    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    pub(crate) unused_since: Option<OffsetDateTime>,
     /// The time by which every token and session that was created with the key has ended. `None`: some pod may still
     /// create tokens or sessions with the key.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
@@ -109,7 +118,7 @@ pub(crate) enum InvalidKeys {
     OtherApp,
     #[error("an id occurs twice or is not a letter and a number")]
     InvalidId,
-    #[error("there is not exactly one Active key of each kind")]
+    #[error("there is not exactly one Active key of each kind, or more than one for ID tokens of an algorithm")]
     NotOneActive,
     #[error("a signing key is not a private key of its algorithm in PEM")]
     InvalidSigningKey,
@@ -143,6 +152,7 @@ impl KeyDocument {
             handover: 0,
             signing: vec![generate_signing_key(numbers.signing, algorithm, now)?],
             hmac: vec![generate_hmac_key(numbers.hmac, now)?],
+            id_tokens: Vec::new(),
             last: numbers,
             rotation: None,
             new_keys: None,
@@ -174,20 +184,62 @@ impl KeyDocument {
         Ok(Some(changed))
     }
 
+    /// Returns the keys with an Active key for ID tokens of each of these algorithms, or `None` if nothing changes.
+    /// Like [`KeyDocument::changed_to_algorithm`], this function is for `latchkey-operator render`.
+    pub(crate) fn changed_to_id_token_algorithms(
+        &self,
+        algorithms: &BTreeSet<IdTokenAlgorithm>,
+        now: OffsetDateTime,
+    ) -> Result<Option<Self>, KeyGenerationError> {
+        let mut changed = self.clone();
+        let is_active = |stored: &StoredSigningKey| stored.key.state == KeyState::Active;
+        let signing = self.signing.iter().find(|stored| is_active(stored)).map(|stored| stored.key.algorithm);
+        // Access tokens are signed with this algorithm already, and so are ID tokens.
+        let needs_key = |algorithm: IdTokenAlgorithm| {
+            algorithms.contains(&algorithm) && signing != Some(algorithm.signing_algorithm())
+        };
+        for stored in &mut changed.id_tokens {
+            let is_needed = IdTokenAlgorithm::of_key(stored.key.algorithm).is_some_and(needs_key);
+            if !is_needed && stored.key.state != KeyState::Retired {
+                stored.key.state = KeyState::Retired;
+                stored.lifecycle.retired_at = Some(now);
+            }
+        }
+        for algorithm in IdTokenAlgorithm::ALL.into_iter().filter(|algorithm| needs_key(*algorithm)) {
+            let algorithm = algorithm.signing_algorithm();
+            if !changed.id_tokens.iter().any(|stored| is_active(stored) && stored.key.algorithm == algorithm) {
+                changed.last.signing = changed.last_numbers().signing + 1;
+                changed.id_tokens.push(generate_signing_key(changed.last.signing, algorithm, now)?);
+            }
+        }
+        Ok((changed != *self).then_some(changed))
+    }
+
+    /// Returns the keys as the servers read them.
+    pub(crate) fn rendered(&self) -> RenderedKeys {
+        RenderedKeys {
+            signing: self.signing.iter().map(StoredSigningKey::rendered).collect(),
+            hmac: self.hmac.iter().map(StoredHmacKey::rendered).collect(),
+            id_tokens: self.id_tokens.iter().map(StoredSigningKey::rendered).collect(),
+        }
+    }
+
     /// Recovers lost keys from a rendered document.
     pub(crate) fn from_rendered(document: RenderedApp, now: OffsetDateTime) -> Self {
         let empty_lifecycle = KeyLifecycle::default;
         let keys = document.keys;
+        let stored_signing_keys = |keys: Vec<SigningKey>| {
+            let stored =
+                keys.into_iter().map(|key| StoredSigningKey { key, created_at: now, lifecycle: empty_lifecycle() });
+            stored.collect::<Vec<_>>()
+        };
         let mut recovered = Self {
             app_id: document.app_id,
             incarnation: document.incarnation,
             namespace: Some(document.namespace),
             handover: document.handover.unwrap_or(0),
-            signing: keys
-                .signing
-                .into_iter()
-                .map(|key| StoredSigningKey { key, created_at: now, lifecycle: empty_lifecycle() })
-                .collect(),
+            signing: stored_signing_keys(keys.signing),
+            id_tokens: stored_signing_keys(keys.id_tokens),
             hmac: keys
                 .hmac
                 .into_iter()
@@ -214,7 +266,8 @@ impl KeyDocument {
 
     /// Returns the highest numbers that are known to have been assigned.
     pub(crate) fn last_numbers(&self) -> LastNumbers {
-        let signing = self.signing.iter().filter_map(|stored| key_number(&stored.key.id, 's')).max().unwrap_or(0);
+        let signing = self.signing.iter().chain(&self.id_tokens);
+        let signing = signing.filter_map(|stored| key_number(&stored.key.id, 's')).max().unwrap_or(0);
         let hmac = self.hmac.iter().filter_map(|stored| key_number(&stored.key.id, 'h')).max().unwrap_or(0);
         LastNumbers { signing: self.last.signing.max(signing), hmac: self.last.hmac.max(hmac) }
     }
@@ -239,11 +292,29 @@ impl KeyDocument {
                 return Err(InvalidKeys::NotOneActive);
             }
         }
-        if !self.signing.iter().all(|stored| is_private_key(stored.key.private_key.expose(), stored.key.algorithm)) {
+        self.validate_id_tokens()?;
+        let mut signing = self.signing.iter().chain(&self.id_tokens);
+        if !signing.all(|stored| is_private_key(stored.key.private_key.expose(), stored.key.algorithm)) {
             return Err(InvalidKeys::InvalidSigningKey);
         }
         if !self.hmac.iter().all(|stored| is_hmac_secret(stored.key.secret.expose())) {
             return Err(InvalidKeys::InvalidHmacKey);
+        }
+        Ok(())
+    }
+
+    /// Checks the ids, algorithms and states of the keys for ID tokens.
+    fn validate_id_tokens(&self) -> Result<(), InvalidKeys> {
+        let mut ids: BTreeSet<_> = self.signing.iter().map(|stored| stored.key.id.as_str()).collect();
+        let mut active = BTreeSet::new();
+        for StoredSigningKey { key, .. } in &self.id_tokens {
+            if key_number(&key.id, 's').is_none() || !ids.insert(&key.id) {
+                return Err(InvalidKeys::InvalidId);
+            }
+            let algorithm = IdTokenAlgorithm::of_key(key.algorithm).ok_or(InvalidKeys::InvalidSigningKey)?;
+            if key.state == KeyState::Active && !active.insert(algorithm) {
+                return Err(InvalidKeys::NotOneActive);
+            }
         }
         Ok(())
     }
@@ -346,6 +417,70 @@ mod tests {
         let back = changed.changed_to_algorithm(SigningAlgorithm::ES256, NOW).unwrap().unwrap();
         assert_eq!(back.signing.last().unwrap().key.id, "s3");
         assert_eq!(back.validate(&shop()), Ok(()));
+    }
+
+    #[test]
+    fn id_tokens_get_keys_of_the_algorithms_that_access_tokens_do_not_have() {
+        let keys = first(SigningAlgorithm::ES256);
+        let changed = |keys: &KeyDocument, algorithms: &[IdTokenAlgorithm]| {
+            keys.changed_to_id_token_algorithms(&algorithms.iter().copied().collect(), NOW).unwrap()
+        };
+        let (rs256, es256) = (IdTokenAlgorithm::RS256, IdTokenAlgorithm::ES256);
+        assert_eq!((changed(&keys, &[]), changed(&keys, &[es256])), (None, None));
+        let with_rs256 = changed(&keys, &[rs256, es256]).unwrap();
+        assert_eq!(with_rs256.validate(&shop()), Ok(()));
+        let show = |keys: &KeyDocument| {
+            let text = |stored: &StoredSigningKey| {
+                format!("{} {:?} {:?}", stored.key.id, stored.key.algorithm, stored.key.state)
+            };
+            keys.id_tokens.iter().map(text).collect::<Vec<_>>()
+        };
+        assert_eq!(show(&with_rs256), ["s2 RS256 Active"]);
+        assert_eq!((&with_rs256.signing, changed(&with_rs256, &[rs256])), (&keys.signing, None));
+        let without = changed(&with_rs256, &[]).unwrap();
+        assert_eq!(show(&without), ["s2 RS256 Retired"]);
+        assert_eq!(show(&changed(&without, &[rs256]).unwrap()), ["s2 RS256 Retired", "s3 RS256 Active"]);
+        // The numbers of all signing keys continue.
+        let eddsa = with_rs256.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
+        assert_eq!(eddsa.signing.last().unwrap().key.id, "s3");
+        assert_eq!(show(&changed(&eddsa, &[rs256, es256]).unwrap()), ["s2 RS256 Active", "s4 ES256 Active"]);
+        assert_eq!(eddsa.validate(&shop()), Ok(()));
+    }
+
+    #[test]
+    fn keys_for_id_tokens_are_checked_like_signing_keys() {
+        let keys = first(SigningAlgorithm::EdDSA);
+        let algorithms = BTreeSet::from(IdTokenAlgorithm::ALL);
+        let keys = keys.changed_to_id_token_algorithms(&algorithms, NOW).unwrap().unwrap();
+        assert_eq!(keys.validate(&shop()), Ok(()));
+        let error_after = |change: fn(&mut KeyDocument)| {
+            let mut keys = keys.clone();
+            change(&mut keys);
+            keys.validate(&shop()).unwrap_err()
+        };
+        assert_eq!(error_after(|keys| keys.id_tokens[0].key.id = "s1".into()), InvalidKeys::InvalidId);
+        assert_eq!(error_after(|keys| keys.id_tokens[0].key.id = "x".into()), InvalidKeys::InvalidId);
+        assert_eq!(
+            error_after(|keys| keys.id_tokens[0].key.private_key = SecretString::new("x")),
+            InvalidKeys::InvalidSigningKey
+        );
+        assert_eq!(
+            error_after(|keys| keys.id_tokens[0].key.algorithm = SigningAlgorithm::EdDSA),
+            InvalidKeys::InvalidSigningKey
+        );
+        assert_eq!(
+            error_after(|keys| {
+                let other = StoredSigningKey {
+                    key: SigningKey { id: "s9".into(), ..keys.id_tokens[0].key.clone() },
+                    ..keys.id_tokens[0].clone()
+                };
+                keys.id_tokens.push(other);
+            }),
+            InvalidKeys::NotOneActive
+        );
+        let text = serde_json::to_string(&keys).unwrap();
+        assert_eq!(serde_json::from_str::<KeyDocument>(&text).unwrap(), keys);
+        assert!(!serde_json::to_string(&first(SigningAlgorithm::ES256)).unwrap().contains("idTokens"));
     }
 
     #[test]

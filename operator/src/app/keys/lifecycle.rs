@@ -13,6 +13,7 @@ use latchkey_crds::{
 };
 use time::{Duration, OffsetDateTime};
 
+use self::id_tokens::IdTokenChains;
 use super::{
     document::{KeyDocument, KeyLifecycle, LastNumbers, StoredHmacKey, StoredSigningKey, key_number},
     material::{KeyGenerationError, new_incarnation},
@@ -20,14 +21,16 @@ use super::{
     stored_key::{KeyTiming, StoredKey, active_since, saturating_add},
 };
 
+mod id_tokens;
 #[cfg(test)]
 mod tests;
 
 /// How long a retired key is stored after everything created with it has expired. Covers clock differences, and a pod
 /// that still creates tokens although it is not a serving pod any more.
 const RETIREMENT_MARGIN: Duration = Duration::HOUR;
-/// The maximum number of keys of one kind. A status can list 64 keys, so there is always room for the new key that a
-/// revocation needs. While 60 keys of a kind are stored, a rotation waits until one of them expires.
+/// The maximum number of keys of one kind, and of the keys for ID tokens of one algorithm. A status can list three
+/// times 64 signing keys, and 64 HMAC keys, so there is always room for the new key that a revocation needs. While 60
+/// keys of a kind are stored, a rotation waits until one of them expires.
 const MAX_KEYS: usize = 60;
 /// How many revoked ids are remembered.
 const MAX_REVOKED_IDS: usize = 64;
@@ -115,6 +118,9 @@ impl KeyDocument {
         let signing_requested =
             advance_states(&mut next.signing, &mut last.signing, policy, revoked, now, acknowledged)?;
         let hmac_requested = advance_states(&mut next.hmac, &mut last.hmac, policy, revoked, now, acknowledged)?;
+        let mut chains = IdTokenChains::of(&next.id_tokens, &next.signing, policy);
+        chains.advance_states(&mut last.signing, policy, revoked, now, acknowledged)?;
+        next.id_tokens = chains.keys();
 
         // Either both kinds of keys rotate or neither, so that each value of the annotation is handled once.
         let requested = next.is_rotation_requested(policy) && next.has_room();
@@ -123,6 +129,8 @@ impl KeyDocument {
         }
         publish_next_key(&mut next.signing, &mut last.signing, policy, signing_requested || requested, now)?;
         publish_next_key(&mut next.hmac, &mut last.hmac, policy, hmac_requested || requested, now)?;
+        chains.publish_next_keys(&mut last.signing, policy, requested, now)?;
+        next.id_tokens = chains.keys();
         if next == *self {
             return Ok(None);
         }
@@ -133,11 +141,15 @@ impl KeyDocument {
     /// Returns the time at which the next step becomes due if nothing else changes, or `None` if no step does. Call
     /// this only if nothing is due now.
     pub(crate) fn next_due(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Option<OffsetDateTime> {
-        due_times(&self.signing, policy).chain(due_times(&self.hmac, policy)).filter(|time| *time > now).min()
+        let id_tokens = IdTokenChains::of(&self.id_tokens, &self.signing, policy).due_times(policy);
+        let others = due_times(&self.signing, policy).chain(due_times(&self.hmac, policy));
+        others.chain(id_tokens).filter(|time| *time > now).min()
     }
 
     pub(crate) fn status(&self, policy: &KeyPolicy) -> KeyStatuses {
-        KeyStatuses { signing: key_statuses(&self.signing, policy), hmac: key_statuses(&self.hmac, policy) }
+        let mut signing = key_statuses(&self.signing, policy);
+        signing.extend(IdTokenChains::of(&self.id_tokens, &self.signing, policy).statuses(policy));
+        KeyStatuses { signing, hmac: key_statuses(&self.hmac, policy) }
     }
 
     /// Returns why a request by annotation cannot be fulfilled, and what to do.
@@ -169,6 +181,8 @@ impl KeyDocument {
         policy.rotate_request.is_some() && policy.rotate_request != self.rotation
     }
 
+    /// Whether the App's own keys can rotate. The keys for ID tokens do not count: Clients decide how many there are,
+    /// and must not block a rotation of the App.
     fn has_room(&self) -> bool {
         has_room(&self.signing) && has_room(&self.hmac)
     }
@@ -176,7 +190,7 @@ impl KeyDocument {
     /// Records the id in the revocation annotation as revoked, if there is a key with this id.
     fn record_revocation(&mut self, policy: &KeyPolicy) {
         let Some(id) = &policy.revoke_id else { return };
-        let is_there = self.signing.iter().any(|stored| stored.key.id == *id)
+        let is_there = self.signing.iter().chain(&self.id_tokens).any(|stored| stored.key.id == *id)
             || self.hmac.iter().any(|stored| stored.key.id == *id);
         if is_there && !self.revoked.contains(id) {
             self.revoked.push(id.clone());

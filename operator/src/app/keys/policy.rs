@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use aws_lc_rs::digest;
 use latchkey_crds::{
+    client::IdTokenAlgorithm,
     names::{NEW_KEYS_ANNOTATION, REVOKE_KEY_ANNOTATION, ROTATE_KEYS_ANNOTATION},
     rendered::SigningAlgorithm,
 };
@@ -14,8 +15,14 @@ use crate::app::validate::ValidatedApp;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyPolicy {
     pub(crate) algorithm: SigningAlgorithm,
-    /// Lifetime of an access token, in seconds.
+    /// The longest lifetime of anything signed with a signing key, in seconds: access tokens, and ID tokens of Clients
+    /// with the same algorithm.
     pub(crate) access_lifetime_seconds: u32,
+    /// The longest lifetime of an ID token, in seconds, for each algorithm that a Client uses.
+    pub(crate) id_token_lifetimes: BTreeMap<IdTokenAlgorithm, u32>,
+    /// Whether every serving pod reads the keys for ID tokens. While one does not, its reports prove nothing about
+    /// these keys.
+    pub(crate) id_token_keys_are_read: bool,
     /// The longest lifetime of sessions, also of browsers, and of emailed codes, in seconds. A refresh token is valid
     /// until the absolute end of its session at the latest. Nothing moves this absolute end.
     pub(crate) session_lifetime_seconds: u32,
@@ -35,9 +42,18 @@ impl KeyPolicy {
         let sessions = app.tokens.session_lifetime_seconds;
         let codes = app.mail.longest_code_lifetime_seconds();
         let browser_sessions = app.pages.as_ref().map_or(0, |pages| pages.session.lifetime_seconds);
+        let mut id_token_lifetimes = BTreeMap::new();
+        for client in &app.clients {
+            let longest = id_token_lifetimes.entry(client.tokens.id_token_algorithm).or_insert(0);
+            *longest = client.tokens.id_token_lifetime_seconds.max(*longest);
+        }
+        // While the signing algorithm changes, ID tokens of two algorithms are signed with signing keys.
+        let id_tokens = id_token_lifetimes.values().max().copied().unwrap_or(0);
         Self {
             algorithm: app.signing_algorithm(),
-            access_lifetime_seconds: app.tokens.access_lifetime_seconds,
+            access_lifetime_seconds: app.tokens.access_lifetime_seconds.max(id_tokens),
+            id_token_lifetimes,
+            id_token_keys_are_read: false,
             session_lifetime_seconds: sessions.max(codes).max(browser_sessions),
             rotation_days: app.key_rotation_days,
             rotate_request: annotations.get(ROTATE_KEYS_ANNOTATION).map(|value| digest_if_long(value)),
@@ -45,14 +61,28 @@ impl KeyPolicy {
             new_keys_request: annotations.get(NEW_KEYS_ANNOTATION).map(|value| digest_if_long(value)),
         }
     }
+
+    /// Returns the policy of the keys that sign only ID tokens with this algorithm.
+    pub(super) fn for_id_tokens(&self, algorithm: IdTokenAlgorithm) -> Self {
+        Self {
+            algorithm: algorithm.signing_algorithm(),
+            access_lifetime_seconds: self.id_token_lifetimes.get(&algorithm).copied().unwrap_or(0),
+            ..self.clone()
+        }
+    }
 }
 
-/// Returns the form in which an annotation's value is stored: unchanged or, if the value is long, its SHA-256.
-fn digest_if_long(value: &str) -> String {
-    if value.len() <= 64 {
+/// What the digest of a long value begins with.
+const DIGEST_PREFIX: &str = "sha256:";
+
+/// Returns the form in which an annotation's value is stored: unchanged or, if the value is long, its SHA-256. The
+/// stored form of a stored form is the same.
+pub(crate) fn digest_if_long(value: &str) -> String {
+    let is_digest = |hex: &str| hex.len() == 64 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    if value.len() <= 64 || value.strip_prefix(DIGEST_PREFIX).is_some_and(is_digest) {
         return value.to_owned();
     }
-    let mut text = String::from("sha256:");
+    let mut text = String::from(DIGEST_PREFIX);
     for byte in digest::digest(&digest::SHA256, value.as_bytes()).as_ref() {
         // Writing to a String cannot fail.
         let _ = write!(text, "{byte:02x}");
@@ -69,5 +99,6 @@ mod tests {
         let value = "a".repeat(65);
         assert_eq!((digest_if_long(&value).len(), digest_if_long("1")), (71, "1".to_owned()));
         assert_ne!(digest_if_long(&value), digest_if_long(&"a".repeat(66)));
+        assert_eq!(digest_if_long(&digest_if_long(&value)), digest_if_long(&value));
     }
 }

@@ -541,3 +541,36 @@ fn if_the_config_map_of_templates_is_missing_the_default_templates_are_used() {
     assert_eq!(error.reason, Reason::ConfigMapNotFound);
     assert!(app.mail.templates.is_empty());
 }
+
+#[test]
+fn the_groups_of_a_provider_are_taken_over_with_a_prefix() {
+    let groups = |reference: Value| {
+        let app = valid(json!({ "providerRefs": [reference] }));
+        assert_eq!(app.field_errors.len(), 1, "Secret corp does not exist: {:?}", app.field_errors);
+        app.providers[0].groups.clone()
+    };
+    assert_eq!(groups(json!({ "name": "corp" })), None);
+    let named = groups(json!({ "name": "corp", "alias": "sso", "groups": { "claim": "groups" } })).unwrap();
+    assert_eq!((named.claim.as_str(), named.prefix.as_str(), named.only.len()), ("groups", "sso:", 0));
+    let own = json!({ "name": "corp", "groups": { "claim": "/a/b", "prefix": "", "only": ["eng-*"] } });
+    let own = groups(own).unwrap();
+    assert_eq!((own.claim.as_str(), own.prefix.as_str()), ("/a/b", ""));
+    assert!(own.only[0].matches("eng-one"));
+}
+
+#[test]
+fn a_provider_that_reports_no_groups_is_served_without_them() {
+    let (app, error) =
+        only_error(&facts(json!({ "providerRefs": [{ "name": "github", "groups": { "claim": "groups" } }] })));
+    assert_eq!((error.reason, error.field.as_str()), (Reason::ProviderInvalid, "spec.providerRefs[0].groups"));
+    assert_eq!(error.message, "Provider github with github reports no groups; remove groups");
+    assert_eq!((app.providers.len(), app.providers[0].groups.as_ref()), (1, None));
+}
+
+#[test]
+fn only_overridden_limits_of_clients_are_rendered() {
+    assert_eq!(valid(json!({})).client_limits, BTreeMap::new());
+    let app = valid(json!({ "limits": { "tokenRequestsPerClientID": [{ "count": 7, "windowSeconds": 5 }] } }));
+    let own = vec![Window { count: 7, window_seconds: 5 }];
+    assert_eq!(app.client_limits, BTreeMap::from([(ClientLimitName::TokenRequestsPerClientId, own)]));
+}

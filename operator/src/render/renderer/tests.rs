@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt};
 
 use clap::Parser;
-use latchkey_crds::rendered::{KeyState, RenderedApp, RenderedSmtp, Revision};
+use latchkey_crds::rendered::{KeyState, RenderedApp, RenderedClientAuthentication, RenderedSmtp, Revision};
 use tempfile::TempDir;
 
 use super::*;
@@ -157,7 +157,7 @@ fn unknown_kinds_of_our_group_are_reported() {
         folders.run().rejected,
         [
             "a.yaml (document 1): App: field apiVersion: must be latchkey.dev/v1alpha1",
-            "b.yaml (document 1): Tenant: field kind: must be App or Provider in latchkey.dev",
+            "b.yaml (document 1): Tenant: field kind: must be App, Provider or Client in latchkey.dev",
             "c.yaml (document 1): App: field apiVersion: must be latchkey.dev/v1alpha1",
         ]
     );
@@ -691,4 +691,181 @@ fn logo_and_texts_are_rendered_from_config_maps() {
                 under data";
     assert!(rejected.contains(&line.to_owned()), "{rejected:?}");
     assert!(rejected.iter().any(|line| line.contains("field spec.pages.theme.logoRef: ConfigMap brand is not valid")));
+}
+
+const PLATFORM: &str =
+    "{ pages: { mode: Enabled }, clients: { namespaces: { from: Selector, selector: { matchLabels: { team: a } } } } }";
+
+fn client(namespace: &str, name: &str, annotations: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: latchkey.dev/v1alpha1\nkind: Client\n\
+         metadata: {{ name: {name}, namespace: {namespace}, annotations: {{ {annotations} }} }}\n\
+         spec: {{ appRef: {{ name: platform, namespace: identity }}, {spec} }}\n"
+    )
+}
+
+const WEB: &str = "web: { redirectURLs: [\"https://grafana.example.com/login\"] }";
+
+fn secret_file(folders: &Folders, name: &str) -> Option<serde_json::Value> {
+    let text = fs::read_to_string(folders.path(&format!("keys/latchkey-client-{name}.json"))).ok()?;
+    Some(serde_json::from_str(&text).unwrap())
+}
+
+/// Returns the client IDs in the document of the App.
+fn client_ids(folders: &Folders) -> Vec<String> {
+    let document = folders.document("platform").unwrap();
+    document.clients.iter().map(|client| client.client_id.to_string()).collect()
+}
+
+#[test]
+fn clients_are_rendered_with_the_hash_of_a_secret_in_a_file() {
+    let folders = Folders::new();
+    folders.write("app.yaml", app("identity", "platform", PLATFORM));
+    folders.write("client.yaml", client("identity", "grafana", "", WEB));
+    let summary = folders.run();
+    assert_eq!((&summary.rejected[..], &summary.unresolved[..]), (&[][..], &[][..]));
+    let file = secret_file(&folders, "identity.grafana").unwrap();
+    assert_eq!(
+        (&file["issuer"], &file["client-id"]),
+        (&serde_json::json!("https://auth.example.com/platform"), &serde_json::json!("identity.grafana"),)
+    );
+    let secret = file["client-secret"].as_str().unwrap();
+    assert!(secret.starts_with("lks_") && file["annotations"].is_object());
+    let mode = fs::metadata(folders.path("keys/latchkey-client-identity.grafana.json")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    let document = folders.document("platform").unwrap();
+    assert_eq!((document.format, document.clients.len()), (4, 1));
+    assert_eq!(document.clients[0].uid, "identity/grafana");
+    let hash = crate::client::secret_state::sha256(&latchkey_crds::rendered::SecretString::new(secret));
+    let expected = RenderedClientAuthentication::Secret { sha256: hash, previous: None };
+    assert_eq!(document.clients[0].authentication, expected);
+    assert!(!String::from_utf8(document.to_bytes()).unwrap().contains(secret), "documents have only hashes");
+    // The default algorithm of ID tokens is not that of access tokens.
+    let id_tokens: Vec<_> = document.keys.id_tokens.iter().map(|key| (key.algorithm, key.state)).collect();
+    assert_eq!(id_tokens, [(SigningAlgorithm::RS256, KeyState::Active)]);
+
+    assert!(folders.run().apps[0].starts_with("platform: unchanged"), "nothing is written");
+}
+
+#[test]
+fn the_annotation_rotates_the_secret_of_a_client() {
+    let folders = Folders::new();
+    folders.write("app.yaml", app("identity", "platform", PLATFORM));
+    folders.write("client.yaml", client("identity", "grafana", "", WEB));
+    folders.run();
+    let before = secret_file(&folders, "identity.grafana").unwrap();
+    folders.write("client.yaml", client("identity", "grafana", "latchkey.dev/rotate-secret: one", WEB));
+    folders.run();
+    let after = secret_file(&folders, "identity.grafana").unwrap();
+    assert_ne!(before["client-secret"], after["client-secret"]);
+    let document = folders.document("platform").unwrap();
+    let RenderedClientAuthentication::Secret { previous: Some(previous), .. } = &document.clients[0].authentication
+    else {
+        panic!("{:?}", document.clients[0].authentication)
+    };
+    assert_eq!(previous.expires_at, Some(86_400), "one day after the time of the test");
+    assert!(folders.run().apps[0].starts_with("platform: unchanged"));
+    assert_eq!(secret_file(&folders, "identity.grafana").unwrap(), after);
+}
+
+#[test]
+fn a_broken_secret_file_is_not_overwritten() {
+    let folders = Folders::new();
+    folders.write("app.yaml", app("identity", "platform", PLATFORM));
+    folders.write("client.yaml", client("identity", "grafana", "", WEB));
+    folders.run();
+    let path = folders.path("keys/latchkey-client-identity.grafana.json");
+    fs::write(&path, "hush").unwrap();
+    let rejected = folders.run().rejected;
+    assert_eq!(rejected.len(), 1, "{rejected:?}");
+    assert!(rejected[0].contains("its file is not a JSON object") && !rejected[0].contains("hush"), "{rejected:?}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "hush");
+    let document = folders.document("platform").unwrap();
+    assert_eq!(document.clients[0].authentication, RenderedClientAuthentication::Unresolved);
+}
+
+#[test]
+fn namespaces_need_a_label_for_their_clients() {
+    let folders = Folders::new();
+    folders.write("app.yaml", app("identity", "platform", PLATFORM));
+    folders.write("client.yaml", client("monitoring", "grafana", "", WEB));
+    let summary = folders.run();
+    assert_eq!(summary.rejected.len(), 1, "{summary:?}");
+    assert!(summary.rejected[0].starts_with(
+        "client.yaml (document 1): Client monitoring/grafana: field spec.appRef: names no App that grants clients"
+    ));
+    assert!(secret_file(&folders, "monitoring.grafana").is_none(), "a Client that is refused gets no secret");
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: { name: monitoring, labels: { team: a } }\n";
+    folders.write("namespace.yaml", namespace);
+    assert_eq!((folders.run().rejected, client_ids(&folders)), (Vec::new(), vec!["monitoring.grafana".to_owned()]));
+    // A withdrawn grant takes effect at once.
+    folders.remove("namespace.yaml");
+    folders.run();
+    assert_eq!(client_ids(&folders), [""; 0]);
+}
+
+#[test]
+fn the_first_client_by_file_and_place_has_the_client_id() {
+    let folders = Folders::new();
+    folders.write("app.yaml", app("identity", "platform", PLATFORM));
+    let with_id = format!("clientID: grafana, {WEB}");
+    folders.write("b.yaml", client("identity", "one", "", &with_id));
+    folders.write(
+        "a.yaml",
+        format!("{}---\n{}", client("identity", "two", "", &with_id), client("identity", "three", "", &with_id)),
+    );
+    let rejected = folders.run().rejected;
+    let starts: Vec<_> = rejected.iter().map(|line| line.split(": ").take(2).collect::<Vec<_>>().join(": ")).collect();
+    assert_eq!(starts, ["a.yaml (document 2): Client identity/three", "b.yaml (document 1): Client identity/one"]);
+    assert_eq!(folders.document("platform").unwrap().clients[0].name, "two");
+}
+
+#[test]
+fn an_invalid_client_stays_served_as_it_was() {
+    let folders = Folders::new();
+    folders.write("app.yaml", app("identity", "platform", PLATFORM));
+    folders.write("client.yaml", client("identity", "grafana", "", &format!("displayName: Old, {WEB}")));
+    folders.run();
+    // Invalid by the schema, by the rules of its App, and a file that cannot be read.
+    for spec in ["displayName: New, web: {}", &format!("displayName: New, clientID: platform, {WEB}")] {
+        folders.write("client.yaml", client("identity", "grafana", "", spec));
+        assert_eq!(folders.run().rejected.len(), 1, "{spec}");
+        assert_eq!(folders.document("platform").unwrap().clients[0].display_name, "Old", "{spec}");
+    }
+    folders.write("client.yaml", "a: [");
+    folders.run();
+    assert_eq!(client_ids(&folders), ["identity.grafana"]);
+    folders.remove("client.yaml");
+    folders.run();
+    assert_eq!(client_ids(&folders), [""; 0]);
+}
+
+#[test]
+fn a_client_of_an_app_that_is_defined_elsewhere_is_unresolved() {
+    let folders = Folders::new();
+    folders.write("client.yaml", client("identity", "grafana", "", WEB));
+    let summary = folders.run();
+    assert_eq!((summary.rejected.len(), summary.unresolved.len()), (0, 1), "{summary:?}");
+    assert!(summary.unresolved[0].ends_with("(AppNotFound)"), "{summary:?}");
+}
+
+#[test]
+fn a_check_of_clients_writes_nothing() {
+    let folders = Folders::new();
+    folders.write("app.yaml", app("identity", "platform", PLATFORM));
+    folders.write("client.yaml", client("identity", "grafana", "", WEB));
+    let summary = folders.run_with(&["--check"]);
+    assert_eq!((&summary.rejected[..], &summary.unresolved[..]), (&[][..], &[][..]));
+    assert!(!fs::exists(folders.path("keys")).unwrap() && !fs::exists(folders.path("to")).unwrap());
+}
+
+#[test]
+fn a_client_cannot_name_a_file_outside_of_the_folder() {
+    let folders = Folders::new();
+    folders.write("app.yaml", app("identity", "platform", PLATFORM));
+    folders.write("client.yaml", client("identity", "\"../../x\"", "", WEB));
+    let rejected = folders.run().rejected;
+    assert!(rejected[0].contains("namespace and name must be names of objects"), "{rejected:?}");
+    assert_eq!(client_ids(&folders), [""; 0]);
 }

@@ -3,12 +3,14 @@
 
 mod call;
 mod data;
+mod groups;
 mod mails;
 mod sessions;
 mod users;
 
 pub use call::AdministratorCall;
 pub use data::{UserExport, export_user, import_users, record_export, remove_identities};
+pub use groups::{GroupError, add_member, put_group, remove_group, remove_member};
 pub use mails::{RequestMailError, request_mail};
 pub use sessions::{end_user_session, end_user_sessions, user_sessions};
 pub use users::{

@@ -15,7 +15,7 @@ use crate::domain::{
     login_limits::remember_client,
     own_account::{OwnAccountError, check_password},
     password::Password,
-    ports::{AuditLog, Codes, Outbox, OwnAccounts, PasswordHasher, RateLimits, Sessions, Users},
+    ports::{AuditLog, Codes, Groups, Outbox, OwnAccounts, PasswordHasher, RateLimits, Sessions, Users},
     rate_limits,
     session::{Amr, Session},
 };
@@ -37,8 +37,8 @@ pub struct BrowserConfirmed {
     pub cookie: Option<SessionCookie>,
     /// Whether the account was contested. If so, its password was removed, and the session can set a new one.
     pub password_required: bool,
-    /// The `tx` of the registration.
-    pub transaction: Option<String>,
+    /// The confirmed email address, in lower case.
+    pub address: String,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +73,7 @@ pub async fn confirm_in_browser<S>(
     times: BrowserSessionTimes,
 ) -> Result<BrowserConfirmed, BrowserConfirmError>
 where
-    S: Users + OwnAccounts + Outbox + RateLimits + PasswordHasher + Codes + Sessions + AuditLog,
+    S: Users + OwnAccounts + Outbox + RateLimits + PasswordHasher + Codes + Sessions + Groups + AuditLog,
 {
     let permit = call.stores.acquire(call.app_id(), rate_limits::codes(call.app, call.client_address())).await?;
     let outcome = prove_and_confirm(call, input, times).await;
@@ -89,7 +89,7 @@ async fn prove_and_confirm<S>(
     times: BrowserSessionTimes,
 ) -> Result<BrowserConfirmed, BrowserConfirmError>
 where
-    S: Users + OwnAccounts + Outbox + RateLimits + PasswordHasher + Codes + Sessions + AuditLog,
+    S: Users + OwnAccounts + Outbox + RateLimits + PasswordHasher + Codes + Sessions + Groups + AuditLog,
 {
     let (key, record) = find_confirmation_code(call, input.code).await.map_err(confirm_error)?;
     let kept_session = prove(call, &record, &input).await?;
@@ -106,9 +106,7 @@ where
         }
     };
     remember_client(call, &user).await;
-    let registration = input.registrations.iter().find(|registration| registration.is_for(&record.address));
-    let transaction = registration.and_then(Registration::transaction).map(str::to_owned);
-    Ok(BrowserConfirmed { cookie, password_required: was_contested, transaction })
+    Ok(BrowserConfirmed { cookie, password_required: was_contested, address: record.address })
 }
 
 /// Checks that the user of the code is at this browser. Returns the session of the browser if it is the user's. Does

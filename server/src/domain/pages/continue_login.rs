@@ -13,7 +13,7 @@ use crate::domain::{
     client::ClientInfo,
     error::CommonError,
     flow::{LoginCode, PageLogin, PendingLogin},
-    ports::{AuditLog, Flows, Identities, Sessions, Users},
+    ports::{AuditLog, Flows, Groups, Identities, Sessions, Users},
     session::{Amr, SessionId},
     social::{LinkError, link_kept_identity},
 };
@@ -37,7 +37,7 @@ impl<E: Into<CommonError>> From<E> for ContinueError {
 
 /// Opens the browser session of a social login. Returns the cookie to set. `previous` is as in
 /// [`open_browser_session`].
-pub async fn continue_login<S: Flows + Sessions + AuditLog>(
+pub async fn continue_login<S: Flows + Sessions + Groups + AuditLog>(
     call: Call<'_, S>,
     code: &str,
     code_verifier: &str,

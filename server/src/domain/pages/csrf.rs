@@ -1,28 +1,53 @@
-//! The field `csrf`, which each form has: a page of another site cannot read it, so it cannot send the form.
+//! The field `csrf`, which each form has: a page of another site cannot read it, so it cannot send the form. And the
+//! field `user` of the forms of the account, so that a form changes only the account that it shows.
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
 use super::browser::BrowserId;
-use crate::domain::{app::App, keys::mac_for_app};
+use crate::domain::{app::App, keys::mac_for_app, user::UserId};
 
-/// The length of the field: an HMAC-SHA-256 in base64url.
+/// The length of each field: an HMAC-SHA-256 in base64url.
 const CHARS: usize = 43;
 
 /// The value of the field for the forms of this App in this browser. It does not depend on a session, so that the login
 /// form is protected, too.
 pub fn csrf_token(app: &App, browser: &BrowserId) -> String {
-    URL_SAFE_NO_PAD.encode(mac_for_app(&app.keys.active_hmac().pages.csrf(), app.id(), browser.as_bytes()))
+    token(app, browser.as_bytes())
 }
 
 /// Whether the text is the field of a form of this App in this browser, made with any HMAC key that the App still has.
 pub fn is_valid_csrf_token(app: &App, browser: &BrowserId, text: &str) -> bool {
+    is_valid(app, browser.as_bytes(), text)
+}
+
+/// The value of the field `user` for the forms of this user's account. The same browser can log in as another user
+/// while a form is open.
+pub fn user_token(app: &App, user: UserId) -> String {
+    token(app, &user_content(user))
+}
+
+/// Whether the text is the field of a form of this user's account, made with any HMAC key that the App still has.
+pub fn is_valid_user_token(app: &App, user: UserId, text: &str) -> bool {
+    is_valid(app, &user_content(user), text)
+}
+
+/// Longer than a browser id, so that neither field is ever valid as the other one.
+fn user_content(user: UserId) -> Vec<u8> {
+    [&b"user\n"[..], user.0.as_bytes()].concat()
+}
+
+fn token(app: &App, content: &[u8]) -> String {
+    URL_SAFE_NO_PAD.encode(mac_for_app(&app.keys.active_hmac().pages.csrf(), app.id(), content))
+}
+
+fn is_valid(app: &App, content: &[u8], text: &str) -> bool {
     if text.len() != CHARS {
         return false;
     }
     let Ok(sent) = URL_SAFE_NO_PAD.decode(text) else { return false };
     app.keys.all_hmac().any(|key| {
-        let expected = mac_for_app(&key.pages.csrf(), app.id(), browser.as_bytes());
+        let expected = mac_for_app(&key.pages.csrf(), app.id(), content);
         verify_slices_are_equal(expected.as_ref(), &sent).is_ok()
     })
 }
@@ -30,6 +55,7 @@ pub fn is_valid_csrf_token(app: &App, browser: &BrowserId, text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use latchkey_crds::rendered::{KeyState, RenderedApp};
+    use uuid::Uuid;
 
     use super::*;
     use crate::{domain::clock::Env, fixtures};
@@ -50,6 +76,23 @@ mod tests {
         }
         for bad in ["", "x", &token[1..], &format!("{token}A"), &browser.encode()] {
             assert!(!is_valid_csrf_token(&app, &browser, bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_form_of_the_account_is_valid_only_for_its_user_and_app() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let (ada, eve) = (UserId(Uuid::from_u128(7)), UserId(Uuid::from_u128(8)));
+        let token = user_token(&app, ada);
+        assert!(is_valid_user_token(&app, ada, &token) && !is_valid_user_token(&app, eve, &token));
+        let other = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
+        assert!(!is_valid_user_token(&other, ada, &token));
+        // A browser chooses its own cookie, so it could have the bytes of a user id.
+        let browser = BrowserId::parse(&URL_SAFE_NO_PAD.encode(ada.0.as_bytes())).unwrap();
+        assert!(!is_valid_csrf_token(&app, &browser, &token));
+        assert!(!is_valid_user_token(&app, ada, &csrf_token(&app, &browser)));
+        for bad in ["", "x", &token[1..]] {
+            assert!(!is_valid_user_token(&app, ada, bad), "{bad}");
         }
     }
 

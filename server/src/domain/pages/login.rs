@@ -7,13 +7,13 @@ use super::{
 use crate::domain::{
     call::Call,
     email_account::{LoginError, LoginInput, check_login},
-    ports::{AuditLog, PasswordHasher, RateLimits, Sessions, Users},
+    ports::{AuditLog, Groups, PasswordHasher, RateLimits, Sessions, Users},
     session::Amr,
 };
 
 /// Checks the password with the same limits as *login*, and opens a browser session. Returns the cookie to set.
 /// `previous` is as in [`open_browser_session`].
-pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog>(
+pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + Groups + AuditLog>(
     call: Call<'_, S>,
     request: LoginInput,
     previous: Option<SessionCookie>,

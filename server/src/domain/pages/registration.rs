@@ -9,8 +9,9 @@ use time::OffsetDateTime;
 use super::{
     browser::BrowserId,
     seal::{self, SealedPurpose},
+    transaction::TRANSACTION_SECONDS,
 };
-use crate::domain::{app::App, clock::Env, email::Email};
+use crate::domain::{app::App, call::Call, clock::Env, email::Email, flow::FlowId, ports::Flows};
 
 /// The longest `tx` that the cookie carries, in characters. With the longest email address, the cookie is then shorter
 /// than `MAX_COOKIE_CHARS`. Four such cookies fit into the header block of a request, which has at most 32 KiB.
@@ -25,9 +26,12 @@ pub struct Registration {
     /// The registered email address, in lower case.
     #[serde(rename = "a")]
     address: String,
-    /// The `tx` of the registration page.
+    /// The `tx` of the registration page, if it is in the cookie.
     #[serde(rename = "t", skip_serializing_if = "Option::is_none", default)]
-    transaction: Option<String>,
+    carried: Option<String>,
+    /// The id of the `tx` in Redis, if the cookie would be too long with it.
+    #[serde(rename = "f", skip_serializing_if = "Option::is_none", default)]
+    stored: Option<FlowId>,
     /// Unix seconds.
     #[serde(rename = "e")]
     expires_at: i64,
@@ -36,11 +40,20 @@ pub struct Registration {
 // === impl Registration ===
 
 impl Registration {
-    /// `transaction` is the `tx` of the page, which the caller has opened. A `tx` of more than 2,048 characters is not
-    /// carried: the confirmation in a new tab then leads to the account page.
-    pub fn new(email: &Email, transaction: Option<&str>, expires_at: i64) -> Self {
-        let carried = transaction.filter(|text| text.len() <= MAX_CARRIED_CHARS);
-        Self { address: email.canonical().to_owned(), transaction: carried.map(str::to_owned), expires_at }
+    /// `transaction` is the `tx` of the page, which the caller has opened. A `tx` of more than 2,048 characters is
+    /// stored in Redis, within the limits on unbound flows. If that fails, the registration goes on without it: the
+    /// confirmation in a new tab then leads to the account page.
+    pub async fn start<S: Flows>(call: Call<'_, S>, email: &Email, transaction: Option<&str>, expires_at: i64) -> Self {
+        let (carried, stored) = match transaction {
+            Some(text) if text.len() > MAX_CARRIED_CHARS => (None, store_transaction(call, text).await),
+            short => (short, None),
+        };
+        Self { stored, ..Self::new(email, carried, expires_at) }
+    }
+
+    /// A registration whose cookie carries the `tx`, of at most 2,048 characters.
+    pub fn new(email: &Email, carried: Option<&str>, expires_at: i64) -> Self {
+        Self { address: email.canonical().to_owned(), carried: carried.map(str::to_owned), stored: None, expires_at }
     }
 
     /// The value of the cookie, which opens only for this App in this browser.
@@ -66,10 +79,22 @@ impl Registration {
         &self.address
     }
 
-    /// The `tx` with which the confirmation continues.
-    pub fn transaction(&self) -> Option<&str> {
-        self.transaction.as_deref()
+    /// The `tx` with which the confirmation continues. Reads Redis if the cookie does not carry it. `None` if there is
+    /// none, and if Redis does not return it: a confirmation that has succeeded must not fail for that.
+    pub async fn transaction<S: Flows>(&self, call: Call<'_, S>) -> Option<String> {
+        match (&self.carried, &self.stored) {
+            (Some(text), _) => Some(text.clone()),
+            (None, Some(id)) => call.stores.find_flow(call.app_id(), id).await.ok().flatten(),
+            (None, None) => None,
+        }
     }
+}
+
+/// Stores a `tx` for as long as it is valid. `None` if a limit is reached or Redis is away.
+async fn store_transaction<S: Flows>(call: Call<'_, S>, text: &str) -> Option<FlowId> {
+    let id = FlowId::generate(call.env);
+    let stored = call.stores.store_flow(call.app_id(), &id, text, call.client_address(), TRANSACTION_SECONDS).await;
+    stored.ok().map(|()| id)
 }
 
 impl fmt::Debug for Registration {
@@ -85,18 +110,22 @@ mod tests {
     use super::*;
     use crate::fixtures;
 
+    fn registration(address: &str, carried: Option<&str>, expires_at: i64) -> Registration {
+        let address = Email::parse(address).unwrap().canonical().to_owned();
+        Registration { address, carried: carried.map(str::to_owned), stored: None, expires_at }
+    }
+
     #[test]
     fn a_registration_cookie_is_for_one_address_browser_and_lifetime() {
         let env = Env::system();
         let app = fixtures::app(fixtures::rendered("shop"));
         let browser = BrowserId::generate(&env);
         let end = env.now() + Duration::hours(24);
-        let registration =
-            Registration::new(&Email::parse("Ada@Example.com").unwrap(), Some("tx"), end.unix_timestamp());
+        let registration = registration("Ada@Example.com", Some("tx"), end.unix_timestamp());
         let value = registration.seal(&env, &app, &browser);
         let opened = Registration::open(&app, &browser, &value, env.now()).unwrap();
         assert!(opened.is_for("ada@example.com") && !opened.is_for("eve@example.com"));
-        assert_eq!(opened.transaction(), Some("tx"));
+        assert_eq!(opened.carried.as_deref(), Some("tx"));
         assert_eq!(Registration::open(&app, &browser, &value, end), None, "expired");
         assert_eq!(Registration::open(&app, &BrowserId::generate(&env), &value, env.now()), None);
         assert!(!format!("{registration:?}").contains("ada"));
@@ -109,14 +138,21 @@ mod tests {
         let browser = BrowserId::generate(&env);
         let longest =
             format!("{}@{}.example.com", "a".repeat(64), ["b".repeat(58), "c".repeat(58), "d".repeat(58)].join("."));
-        let email = Email::parse(&longest).unwrap();
         let carried = "A".repeat(MAX_CARRIED_CHARS);
-        let expires_at = i64::MAX;
-        let value = Registration::new(&email, Some(&carried), expires_at).seal(&env, &app, &browser);
+        let value = registration(&longest, Some(&carried), i64::MAX).seal(&env, &app, &browser);
         assert!(value.len() < MAX_COOKIE_CHARS, "{}", value.len());
         let opened = Registration::open(&app, &browser, &value, env.now()).unwrap();
-        assert_eq!(opened.transaction(), Some(carried.as_str()));
-        let too_long = Registration::new(&email, Some(&format!("{carried}A")), expires_at);
-        assert_eq!(too_long.transaction(), None);
+        assert_eq!(opened.carried, Some(carried));
+    }
+
+    #[test]
+    fn a_cookie_of_the_previous_version_opens() {
+        let env = Env::system();
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let browser = BrowserId::generate(&env);
+        let content = serde_json::json!({ "a": "ada@example.com", "t": "tx", "e": i64::MAX });
+        let value = seal::seal(&env, &app, SealedPurpose::Registration, &browser.encode(), &content);
+        let opened = Registration::open(&app, &browser, &value, env.now()).unwrap();
+        assert_eq!((opened.carried.as_deref(), opened.stored), (Some("tx"), None));
     }
 }

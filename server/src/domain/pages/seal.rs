@@ -1,6 +1,6 @@
 //! Seals state that pages give to a browser. Nobody can read or change it, or use it for another purpose.
 
-use aws_lc_rs::aead::{Aad, NONCE_LEN, Nonce};
+use aws_lc_rs::aead::{AES_256_GCM_SIV, Aad, NONCE_LEN, Nonce};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use latchkey_crds::types::AppId;
 use serde::{Serialize, de::DeserializeOwned};
@@ -11,9 +11,12 @@ use crate::domain::{app::App, clock::Env};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SealedPurpose {
     Transaction,
+    /// A transaction that is bound to no browser: the request of a POST from another site.
+    UnboundTransaction,
     Registration,
     SocialLogin,
     SocialState,
+    Address,
 }
 
 // === impl SealedPurpose ===
@@ -22,9 +25,11 @@ impl SealedPurpose {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Transaction => "transaction",
+            Self::UnboundTransaction => "unbound transaction",
             Self::Registration => "registration",
             Self::SocialLogin => "social login",
             Self::SocialState => "social state",
+            Self::Address => "address",
         }
     }
 }
@@ -45,6 +50,12 @@ pub(super) fn seal(env: &Env, app: &App, purpose: SealedPurpose, bound_to: &str,
         )
         .expect("the content is far shorter than what can be sealed");
     URL_SAFE_NO_PAD.encode([&nonce[..], &sealed].concat())
+}
+
+/// The number of characters of the sealed content.
+pub(super) fn sealed_chars(content: &impl Serialize) -> usize {
+    let json = serde_json::to_vec(content).expect("the content is strings and numbers");
+    base64::encoded_len(NONCE_LEN + json.len() + AES_256_GCM_SIV.tag_len(), false).unwrap_or(usize::MAX)
 }
 
 /// Opens a sealed text with any HMAC key that the App still has. Returns `None` if the text has more than `max_chars`
@@ -97,7 +108,14 @@ mod tests {
         assert_eq!(open_here(&sealed).as_deref(), Some("content"));
         assert!(!sealed.contains("content"));
         assert_ne!(seal(&env, &app, SealedPurpose::Transaction, "browser", &"content"), sealed, "a new nonce");
-        for other in [SealedPurpose::Registration, SealedPurpose::SocialLogin, SealedPurpose::SocialState] {
+        assert_eq!(sealed_chars(&"content"), sealed.len());
+        for other in [
+            SealedPurpose::UnboundTransaction,
+            SealedPurpose::Registration,
+            SealedPurpose::SocialLogin,
+            SealedPurpose::SocialState,
+            SealedPurpose::Address,
+        ] {
             assert_eq!(open_text(&app, other, "browser", &sealed), None, "{other:?}");
         }
         assert_eq!(open_text(&app, SealedPurpose::Transaction, "other browser", &sealed), None);

@@ -1,5 +1,6 @@
 //! Browser sessions: open one after a login, and find the session of a request.
 
+use futures::join;
 use time::{Duration, OffsetDateTime};
 
 use super::session_cookie::SessionCookie;
@@ -8,7 +9,8 @@ use crate::domain::{
     authentication::AuthenticatedSession,
     call::Call,
     error::CommonError,
-    ports::{AuditLog, Sessions, StoreError},
+    groups::load_groups,
+    ports::{AuditLog, Groups, Sessions, StoreError},
     session::{Amr, LiveSession, NewSession, OpenOutcome, Profile, SessionId, SessionKind},
     user::{Epoch, User, UserId},
 };
@@ -44,12 +46,13 @@ impl BrowserLogin {
     }
 }
 
-/// Opens the browser session of a login, and records the event. Returns the cookie to set, or `None` if the epoch has
-/// risen since the user was read.
+/// Opens the browser session of a login, loads the groups of the user, and records the event. Returns the cookie to
+/// set, or `None` if the epoch has risen since the user was read.
 ///
-/// `previous` is the valid session cookie of the request. If its session is live and belongs to the user, the session
-/// keeps its id. If it belongs to another user, it ends.
-pub async fn open_browser_session<S: Sessions + AuditLog>(
+/// `previous` is the valid session cookie of the request. It has an effect only if [`find_session`] accepts it. If its
+/// session belongs to the user, the session keeps its id. If it belongs to another user, it ends after the new session
+/// is open, so that a login that fails ends nothing.
+pub async fn open_browser_session<S: Sessions + Groups + AuditLog>(
     call: Call<'_, S>,
     login: BrowserLogin,
     previous: Option<SessionCookie>,
@@ -68,18 +71,22 @@ pub async fn open_browser_session<S: Sessions + AuditLog>(
         ends_at: login.auth_time + Duration::seconds(i64::from(times.lifetime_seconds)),
         idle_seconds: times.idle_seconds,
     };
-    let is_renewed = match previous {
-        Some(cookie) if cookie.user == new.user => {
+    let previous = match previous {
+        Some(cookie) => find_session(call, &cookie).await?.map(|_| cookie),
+        None => None,
+    };
+    let (same_user, other_user) = match previous {
+        Some(cookie) if cookie.user == new.user => (Some(cookie), None),
+        other => (None, other),
+    };
+    let is_renewed = match same_user {
+        Some(cookie) => {
             let renewed = NewSession { id: cookie.session, ..new.clone() };
             let is_renewed = call.stores.renew_browser_session(call.app_id(), &renewed).await?;
             if is_renewed {
                 new = renewed;
             }
             is_renewed
-        }
-        Some(cookie) => {
-            end_session_of_other_user(call, &cookie).await?;
-            false
         }
         None => false,
     };
@@ -90,7 +97,11 @@ pub async fn open_browser_session<S: Sessions + AuditLog>(
         }
     }
     let event = call.event(EventKind::LoggedIn, new.user).in_session(new.id).with_detail(Detail::from_amr(new.amr));
-    call.stores.record(call.app_id(), event).await;
+    // Neither depends on the other.
+    join!(call.stores.record(call.app_id(), event), load_groups(call, new.user));
+    if let Some(cookie) = other_user {
+        end_session_of_other_user(call, &cookie).await?;
+    }
     Ok(Some(SessionCookie::new(new.id, new.user, new.auth_time)))
 }
 
@@ -106,13 +117,14 @@ async fn end_session_of_other_user<S: Sessions + AuditLog>(
     Ok(())
 }
 
-/// The live session of a valid cookie. Returns `None` if the session has ended, or if a later login has replaced the
-/// cookie. To log out, call [`sessions::log_out`](crate::domain::sessions::log_out) with the session.
+/// The live session of a valid cookie. Returns `None`, and changes nothing, if the session has ended, or if a later
+/// login has replaced the cookie. To log out, call [`sessions::log_out`](crate::domain::sessions::log_out) with the
+/// session.
 pub async fn find_session<S: Sessions>(
     call: Call<'_, S>,
     cookie: &SessionCookie,
 ) -> Result<Option<AuthenticatedSession>, StoreError> {
-    let live = call.stores.browser_session(call.app_id(), cookie.user, cookie.session).await?;
-    let live = live.filter(|live| !cookie.is_replaced(&live.session));
+    let latest_auth_time_ms = Some(cookie.latest_auth_time_ms());
+    let live = call.stores.browser_session(call.app_id(), cookie.user, cookie.session, latest_auth_time_ms).await?;
     Ok(live.map(|LiveSession { session, profile }| AuthenticatedSession { session, profile }))
 }

@@ -5,12 +5,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
-use crate::domain::{
-    app::App,
-    keys::mac_for_app,
-    session::{Session, SessionId},
-    user::UserId,
-};
+use crate::domain::{app::App, keys::mac_for_app, session::SessionId, user::UserId};
 
 /// Length of the truncated HMAC-SHA-256 in bytes (specification: Browser sessions, Cookies).
 const MAC_BYTES: usize = 16;
@@ -21,6 +16,9 @@ const CHARS: usize = 80;
 /// How much older than the latest login of its session a cookie can be. Two tabs can log in at the same time, and the
 /// browser keeps only one of the two cookies.
 const MAX_AGE_AT_LOGIN: Duration = Duration::MINUTE;
+/// How old a cookie with an unknown key can be, so that it is worth waiting for the key. Servers get a new key within
+/// seconds of each other. An older cookie is of a former App with this appID.
+const MAX_AGE_WITH_UNKNOWN_KEY: Duration = Duration::minutes(5);
 
 /// The content of a session cookie with a valid HMAC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,25 +60,24 @@ impl SessionCookie {
     }
 
     /// Parses a cookie of this App and checks its HMAC, without a store.
-    pub fn decode(app: &App, text: &str) -> Result<Self, SessionCookieError> {
+    pub fn decode(app: &App, text: &str, now: OffsetDateTime) -> Result<Self, SessionCookieError> {
         let bytes = decode_bytes(text).ok_or(SessionCookieError::Invalid)?;
         let (body, sent_mac) = bytes.split_at(BODY_BYTES);
         let (time, rest) = split_array::<8>(body)?;
         let (number, rest) = split_array::<4>(rest)?;
         let (user, rest) = split_array::<16>(rest)?;
         let (session, _) = split_array::<16>(rest)?;
-        let number = u32::from_be_bytes(number);
+        let (issued_ms, number) = (u64::from_be_bytes(time), u32::from_be_bytes(number));
         let Some(key) = app.keys.hmac_by_number(number) else {
             let is_newer = app.keys.all_hmac().all(|key| number > key.number);
-            return Err(if is_newer { SessionCookieError::UnknownKey } else { SessionCookieError::Invalid });
+            let is_recent = unix_millis(now).abs_diff(issued_ms) <= millis(MAX_AGE_WITH_UNKNOWN_KEY);
+            let error =
+                if is_newer && is_recent { SessionCookieError::UnknownKey } else { SessionCookieError::Invalid };
+            return Err(error);
         };
         let expected = mac_for_app(&key.pages.session_cookies(), app.id(), body);
         verify_slices_are_equal(&expected.as_ref()[..MAC_BYTES], sent_mac).map_err(|_| SessionCookieError::Invalid)?;
-        Ok(Self {
-            issued_ms: u64::from_be_bytes(time),
-            user: UserId(Uuid::from_bytes(user)),
-            session: SessionId(Uuid::from_bytes(session)),
-        })
+        Ok(Self { issued_ms, user: UserId(Uuid::from_bytes(user)), session: SessionId(Uuid::from_bytes(session)) })
     }
 
     /// The time in a cookie of any App, in Unix milliseconds. It is not verified, so it is only good for the order in
@@ -90,15 +87,19 @@ impl SessionCookie {
         split_array::<8>(&bytes).ok().map(|(time, _)| u64::from_be_bytes(time))
     }
 
-    /// Whether a later login of the same user has replaced this cookie. A session keeps its id at such a login, so a
-    /// stolen older cookie must not continue to work.
-    pub(super) fn is_replaced(&self, session: &Session) -> bool {
-        let max_age_ms = MAX_AGE_AT_LOGIN.whole_milliseconds().unsigned_abs();
-        u128::from(self.issued_ms) + max_age_ms < u128::from(unix_millis(session.auth_time))
+    /// The latest time of the login of the session, in Unix milliseconds, with which this cookie is accepted. A session
+    /// keeps its id at another login of the same user, which replaces the cookie. So a stolen older cookie must not
+    /// continue to work.
+    pub(super) fn latest_auth_time_ms(&self) -> u64 {
+        self.issued_ms.saturating_add(millis(MAX_AGE_AT_LOGIN))
     }
 }
 
-fn unix_millis(time: OffsetDateTime) -> u64 {
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.whole_milliseconds()).unwrap_or(0)
+}
+
+pub(super) fn unix_millis(time: OffsetDateTime) -> u64 {
     u64::try_from(time.unix_timestamp_nanos() / 1_000_000).unwrap_or(0)
 }
 
@@ -119,13 +120,7 @@ mod tests {
     use time::macros::datetime;
 
     use super::*;
-    use crate::{
-        domain::{
-            session::{Amr, NO_REFRESH_TOKEN},
-            user::Epoch,
-        },
-        fixtures,
-    };
+    use crate::fixtures;
 
     const NOW: OffsetDateTime = datetime!(2030-01-02 03:04:05.678 UTC);
 
@@ -133,22 +128,26 @@ mod tests {
         SessionCookie::new(SessionId(Uuid::from_u128(9)), UserId(Uuid::from_u128(7)), NOW)
     }
 
+    fn decode(app: &App, text: &str) -> Result<SessionCookie, SessionCookieError> {
+        SessionCookie::decode(app, text, NOW)
+    }
+
     #[test]
     fn a_session_cookie_is_valid_only_for_its_app() {
         let app = fixtures::app(fixtures::rendered("shop"));
         let text = cookie().encode(&app);
         assert_eq!(text.len(), CHARS);
-        assert_eq!(SessionCookie::decode(&app, &text), Ok(cookie()));
+        assert_eq!(decode(&app, &text), Ok(cookie()));
         assert_eq!(SessionCookie::unverified_issued_ms(&text), Some(cookie().issued_ms));
         let other = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
-        assert_eq!(SessionCookie::decode(&other, &text), Err(SessionCookieError::Invalid));
+        assert_eq!(decode(&other, &text), Err(SessionCookieError::Invalid));
         for at in 0..text.len() {
             let mut changed = text.clone().into_bytes();
             changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
-            assert!(SessionCookie::decode(&app, std::str::from_utf8(&changed).unwrap()).is_err(), "character {at}");
+            assert!(decode(&app, std::str::from_utf8(&changed).unwrap()).is_err(), "character {at}");
         }
         for bad in ["", "x", &text[1..], &format!("{text}A"), &"é".repeat(40)] {
-            assert_eq!(SessionCookie::decode(&app, bad), Err(SessionCookieError::Invalid), "{bad}");
+            assert_eq!(decode(&app, bad), Err(SessionCookieError::Invalid), "{bad}");
             assert_eq!(SessionCookie::unverified_issued_ms(bad), None, "{bad}");
         }
     }
@@ -162,13 +161,9 @@ mod tests {
         let mut newest = new.clone();
         newest.keys.hmac.remove(0);
         let (old, new, newest) = (fixtures::app(old), fixtures::app(new), fixtures::app(newest));
-        assert_eq!(SessionCookie::decode(&new, &cookie().encode(&old)), Ok(cookie()));
-        assert_eq!(SessionCookie::decode(&old, &cookie().encode(&new)), Err(SessionCookieError::UnknownKey));
-        assert_eq!(
-            SessionCookie::decode(&newest, &cookie().encode(&old)),
-            Err(SessionCookieError::Invalid),
-            "the key was dropped"
-        );
+        assert_eq!(decode(&new, &cookie().encode(&old)), Ok(cookie()));
+        assert_eq!(decode(&old, &cookie().encode(&new)), Err(SessionCookieError::UnknownKey));
+        assert_eq!(decode(&newest, &cookie().encode(&old)), Err(SessionCookieError::Invalid), "the key was dropped");
     }
 
     #[test]
@@ -179,22 +174,31 @@ mod tests {
         let text = token.encode(&app);
         let text = text.strip_prefix(crate::domain::token::REFRESH_PREFIX).unwrap();
         assert_eq!(text.len(), CHARS);
-        assert!(SessionCookie::decode(&app, text).is_err());
+        assert!(decode(&app, text).is_err());
     }
 
     #[test]
     fn a_later_login_replaces_the_cookie() {
-        let logged_in_at = |auth_time| Session {
-            id: cookie().session,
-            user: cookie().user,
-            epoch: Epoch(1),
-            generation: NO_REFRESH_TOKEN,
-            amr: Amr::Password,
-            auth_time,
-        };
-        for accepted in [-Duration::HOUR, Duration::ZERO, MAX_AGE_AT_LOGIN] {
-            assert!(!cookie().is_replaced(&logged_in_at(NOW + accepted)), "{accepted}");
+        assert_eq!(cookie().latest_auth_time_ms(), unix_millis(NOW + Duration::MINUTE));
+        let last = SessionCookie { issued_ms: u64::MAX, ..cookie() };
+        assert_eq!(last.latest_auth_time_ms(), u64::MAX);
+    }
+
+    #[test]
+    fn an_unknown_key_is_waited_for_only_if_the_cookie_is_recent() {
+        let old = fixtures::rendered("shop");
+        let mut new = old.clone();
+        new.keys.hmac = vec![fixtures::hmac_key("h2", 2, KeyState::Active)];
+        let (old, new) = (fixtures::app(old), fixtures::app(new));
+        let text = cookie().encode(&new);
+        let at = |time: OffsetDateTime| SessionCookie::decode(&old, &text, time).unwrap_err();
+        for recent in [-Duration::minutes(5), Duration::ZERO, Duration::minutes(5)] {
+            assert_eq!(at(NOW + recent), SessionCookieError::UnknownKey, "{recent}");
         }
-        assert!(cookie().is_replaced(&logged_in_at(NOW + MAX_AGE_AT_LOGIN + Duration::MILLISECOND)));
+        // The App was deleted and created again, with keys that begin with 1.
+        for other in [-Duration::HOUR, Duration::minutes(5) + Duration::MILLISECOND, Duration::DAY] {
+            assert_eq!(at(NOW + other), SessionCookieError::Invalid, "{other}");
+        }
+        assert_eq!(SessionCookie::decode(&new, &text, NOW + Duration::DAY), Ok(cookie()), "of a known key");
     }
 }

@@ -107,7 +107,7 @@ pub async fn start_social_login<S: Flows>(
         None => CarriedTransaction::None,
         Some(text) if text.len() <= MAX_COOKIE_TRANSACTION_CHARS => CarriedTransaction::Here(text.to_owned()),
         Some(text) => {
-            call.stores.store_flow(call.app_id(), &cookie, text, call.client_address()).await?;
+            call.stores.store_flow(call.app_id(), &cookie, text, call.client_address(), SOCIAL_LOGIN_SECONDS).await?;
             CarriedTransaction::Stored
         }
     };

@@ -21,13 +21,15 @@ pub enum StoreFlowError {
 
 /// Social logins in progress, in Redis.
 pub trait Flows: Sync {
-    /// Stores a flow that is not bound to a browser, within the limits for such flows.
+    /// Stores a flow that is not bound to a browser for this time, within the limits for such flows. Pages also store
+    /// long transactions here.
     fn store_flow(
         &self,
         app: &AppId,
         id: &FlowId,
         sealed: &str,
         client: ClientAddress,
+        lifetime_seconds: i64,
     ) -> impl Future<Output = Result<(), StoreFlowError>> + Send;
 
     /// Finds a flow that is not bound to a browser. Does not mark the flow as used.

@@ -34,6 +34,8 @@ pub enum OutboxTask {
     PropagateEpoch(EpochChange),
     /// The user's name has changed, and Redis may not have the new name.
     PropagateProfile(UserId),
+    /// The user's groups have changed, and Redis may not have them.
+    PropagateGroups(UserId),
 }
 
 /// What a worker does with a claimed row after an attempt.

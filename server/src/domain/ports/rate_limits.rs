@@ -33,6 +33,14 @@ pub trait RateLimits: Sync {
         checks: Vec<RateLimitCheck>,
     ) -> impl Future<Output = Result<RateLimitPermit, AcquireError>> + Send;
 
+    /// Whether one use fits into every window of every check. Counts nothing, so concurrent uses can together exceed
+    /// the limit by their number.
+    fn check_limits(
+        &self,
+        app: &AppId,
+        checks: Vec<RateLimitCheck>,
+    ) -> impl Future<Output = Result<(), AcquireError>> + Send;
+
     /// Subtracts the uses of a permit, so that they no longer count. A failure is only logged: the limit is then
     /// stricter until the window ends.
     fn release(&self, app: &AppId, permit: RateLimitPermit) -> impl Future<Output = ()> + Send;

@@ -37,12 +37,14 @@ pub trait Sessions: Sync {
     ) -> impl Future<Output = StoreResult<Option<LiveSession>>> + Send;
 
     /// Returns a live browser session, or `None` if it has ended, has expired or has an older epoch, and for any other
-    /// session.
+    /// session. Also returns `None`, and does not count as a use of the session, if the `auth_time` of the session is
+    /// later than `latest_auth_time_ms` (Unix milliseconds).
     fn browser_session(
         &self,
         app: &AppId,
         user: UserId,
         session: SessionId,
+        latest_auth_time_ms: Option<u64>,
     ) -> impl Future<Output = StoreResult<Option<LiveSession>>> + Send;
 
     /// Records that the user of a live browser session has logged in again: `auth_time`, `amr`, the end and the idle
@@ -54,7 +56,7 @@ pub trait Sessions: Sync {
         session: &NewSession,
     ) -> impl Future<Output = StoreResult<bool>> + Send;
 
-    /// Returns the live sessions of a user, of all kinds, the most recently used first.
+    /// Returns the live sessions of a user, of all kinds and of clients, the most recently used first.
     fn sessions(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Vec<SessionInfo>>> + Send;
 
     /// Decides the outcome of a refresh. The HMAC of the token must be valid. Always takes one round trip to Redis.
@@ -65,7 +67,7 @@ pub trait Sessions: Sync {
         rules: &RefreshRules,
     ) -> impl Future<Output = StoreResult<RefreshOutcome>> + Send;
 
-    /// Ends a session. Returns whether the session was live.
+    /// Ends a session, which can be a session of a client. Returns whether the session was live.
     fn end_session(
         &self,
         app: &AppId,
@@ -73,7 +75,8 @@ pub trait Sessions: Sync {
         session: SessionId,
     ) -> impl Future<Output = StoreResult<bool>> + Send;
 
-    /// Ends every session of the user except `keep`. Returns the ended sessions that were live.
+    /// Ends every session of the user except `keep`, and every session of a client that has a refresh token. Returns
+    /// the ended sessions that were live.
     fn end_other_sessions(
         &self,
         app: &AppId,
@@ -81,9 +84,9 @@ pub trait Sessions: Sync {
         keep: SessionId,
     ) -> impl Future<Output = StoreResult<Vec<SessionId>>> + Send;
 
-    /// Raises the epoch. Does nothing if Redis has a later epoch. Every session of a lower epoch ends except
-    /// `kept_session`, which continues at the new epoch. Also writes the profile, which is `None` if the user was
-    /// deleted.
+    /// Raises the epoch. Does nothing if Redis has a later epoch. Every session of a lower epoch, also of a client,
+    /// ends except `kept_session`, which continues at the new epoch. Also writes the profile, which is `None` if the
+    /// user was deleted.
     fn raise_epoch(
         &self,
         app: &AppId,

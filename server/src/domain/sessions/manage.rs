@@ -9,12 +9,15 @@ use crate::domain::{
     session::{SessionId, SessionInfo},
 };
 
-/// Returns the live sessions of the user, the most recently used first.
+/// Returns the live sessions of the user, the most recently used first. Leaves out sessions of clients that the App no
+/// longer has: their tokens do not work.
 pub async fn list_sessions<S: Sessions>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
 ) -> Result<Vec<SessionInfo>, StoreError> {
-    call.stores.sessions(call.app_id(), signed_in.user_id()).await
+    let mut listed = call.stores.sessions(call.app_id(), signed_in.user_id()).await?;
+    listed.retain(|info| info.client_id.as_ref().is_none_or(|client| call.app.client(client).is_some()));
+    Ok(listed)
 }
 
 /// Ends a session of the user. Returns false if the user has no such live session.

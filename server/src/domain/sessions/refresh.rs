@@ -68,7 +68,7 @@ pub async fn refresh<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> 
             live
         }
         RefreshOutcome::Limited { window, retry_after } => {
-            let limited = RateLimited { limit: LimitName::RefreshesPerSession, window, retry_after };
+            let limited = RateLimited { limit: LimitName::RefreshesPerSession.into(), window, retry_after };
             return Err(limited.into());
         }
         RefreshOutcome::ReuseDetected => {

@@ -14,7 +14,7 @@ use crate::domain::{
     identity::{AuthorizationCodeGrant, AuthorizationError, ProviderOperation, VerifiedIdentity},
     login_limits::remember_client,
     pages::{SocialPurpose, SocialState},
-    ports::{AuditLog, Flows, Identities, Outbox, Providers, RateLimits, Sessions, Users},
+    ports::{AuditLog, Flows, GroupChanges, Identities, Outbox, Providers, RateLimits, Sessions, Users},
     redirect::{self, ParameterLocation, RedirectNotAllowed, RedirectTarget},
 };
 
@@ -77,7 +77,7 @@ pub async fn finish_flow<S>(
     returned: CallbackInput<'_>,
 ) -> Result<FinishedFlow, CallbackError>
 where
-    S: Users + Identities + RateLimits + Outbox + Sessions + Flows + Providers + AuditLog,
+    S: Users + Identities + GroupChanges + RateLimits + Outbox + Sessions + Flows + Providers + AuditLog,
 {
     let id = returned.state.id();
     let now = call.env.now();
@@ -185,7 +185,7 @@ async fn complete_login<S>(
     purpose: Option<SocialPurpose>,
 ) -> Result<FlowResult, ProviderLoginError>
 where
-    S: Users + Identities + RateLimits + Outbox + Sessions + Flows + AuditLog,
+    S: Users + Identities + GroupChanges + RateLimits + Outbox + Sessions + Flows + AuditLog,
 {
     let Some(challenge) = &flow.code_challenge else {
         return attempt.log_in(identity).await.map(|session| FlowResult::Session(Box::new(session)));

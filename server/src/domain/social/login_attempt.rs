@@ -5,6 +5,7 @@ use time::OffsetDateTime;
 
 use super::{
     error::ProviderLoginError,
+    groups::replace_groups,
     plan::{Plan, plan_new_identity},
     provider::{new_identity, provider_detail},
 };
@@ -20,8 +21,8 @@ use crate::domain::{
     mail::{Mail, MailKind},
     mail_limits::{acquire_mail_limit, release_mail_limit},
     ports::{
-        AccountTransfer, AuditLog, Identities, LinkOutcome, LinkRequest, NewFederatedUser, NewIdentity, Outbox,
-        Providers, RateLimits, Sessions, StoreError, Users,
+        AccountTransfer, AuditLog, GroupChanges, Identities, LinkOutcome, LinkRequest, NewFederatedUser, NewIdentity,
+        Outbox, Providers, RateLimits, Sessions, StoreError, Users,
     },
     rate_limits::{self, MailPurpose},
     session::Amr,
@@ -61,7 +62,7 @@ pub(super) struct LoginAttempt<'a, S> {
     pub(super) provider: &'a RenderedProvider,
 }
 
-impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAttempt<'_, S> {
+impl<S: Users + Identities + GroupChanges + RateLimits + Outbox + Sessions + AuditLog> LoginAttempt<'_, S> {
     /// Opens a session for the user of a verified identity.
     pub(super) async fn log_in(&self, verified: &VerifiedIdentity) -> Result<ProviderLogin, ProviderLoginError> {
         for _ in 0..MAX_ATTEMPTS {
@@ -77,7 +78,7 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
     }
 
     /// Finds the user by the identity. If the identity is new, links it to an account, transfers an account, or creates
-    /// a user (see [`Plan`]).
+    /// a user (see [`Plan`]). If the user can log in, takes over the groups that the provider reports.
     pub(super) async fn find_or_create_user(&self, verified: &VerifiedIdentity) -> Result<User, ProviderLoginError> {
         for _ in 0..MAX_ATTEMPTS {
             let (authority, subject) = (&verified.authority, &verified.subject);
@@ -97,6 +98,7 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
             if self.call.app.doc.require_verified_email && !user.email_verified {
                 return Err(ProviderLoginError::EmailNotVerified);
             }
+            replace_groups(self.call, self.provider, user.id, verified).await?;
             return Ok(user);
         }
         Err(contention_error().into())

@@ -3,6 +3,7 @@
 mod callback;
 mod error;
 mod exchange;
+mod groups;
 mod identities;
 mod login_attempt;
 mod plan;
@@ -18,6 +19,7 @@ pub use identities::{LinkError, link_identity, list_identities, unlink_identity}
 pub use login_attempt::ProviderLogin;
 pub use provider::find_provider;
 pub use redirect::{
-    InvalidText, MAX_HINT_CHARS, MAX_STATE_PARAM_CHARS, StartFlowError, StartFlowInput, StartedFlow, start_flow,
+    InvalidText, MAX_HINT_CHARS, MAX_STATE_PARAM_CHARS, StartFlowError, StartFlowInput, StartedFlow, page_target,
+    start_flow,
 };
 pub use token_login::log_in_with_token;

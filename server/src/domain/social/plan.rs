@@ -88,7 +88,13 @@ mod tests {
 
     fn verified_identity(email: Option<&str>, verified: bool) -> VerifiedIdentity {
         let email = email.map(|email| ProviderEmail { email: Email::parse(email).unwrap(), is_verified: verified });
-        VerifiedIdentity { authority: "https://id.example".to_owned(), subject: "1".to_owned(), email, name: None }
+        VerifiedIdentity {
+            authority: "https://id.example".to_owned(),
+            subject: "1".to_owned(),
+            email,
+            name: None,
+            groups: Vec::new(),
+        }
     }
 
     fn account(verified: bool, disabled: bool) -> User {

@@ -26,7 +26,9 @@ pub struct StartFlowInput<'a> {
     pub login_hint: Option<&'a str>,
     pub code_challenge: Option<&'a str>,
     pub binding: FlowBinding,
-    /// The URL of the page *continue*. `None` if it is not allowed as `redirect_url`.
+    /// Whether the browser itself comes to *redirect*. A page never requests the address as JSON.
+    pub is_navigation: bool,
+    /// The URL of the page *continue*. `None` if the App has no pages.
     pub continue_url: Option<&'a str>,
 }
 
@@ -132,26 +134,32 @@ pub async fn start_flow<S: Flows + Providers>(
     let sealed = match request.binding {
         FlowBinding::Browser => Some(sealed),
         FlowBinding::Unbound => {
-            call.stores.store_flow(call.app_id(), &state.id(), &sealed, call.client_address()).await?;
+            call.stores.store_flow(call.app_id(), &state.id(), &sealed, call.client_address(), FLOW_SECONDS).await?;
             None
         }
     };
     Ok(StartedFlow { url, state, sealed, seconds: FLOW_SECONDS })
 }
 
-/// The page *continue* is accepted only from a page: with a challenge, and with a state that a page sealed.
+/// The page *continue*, if a page started the flow: with a challenge, and with a state that a page sealed.
+pub fn page_target<S>(call: Call<'_, S>, request: &StartFlowInput<'_>) -> Option<RedirectTarget> {
+    let page = request.continue_url.filter(|url| request.is_navigation && request.redirect_url == Some(*url))?;
+    request.code_challenge?;
+    SocialState::open(call.app, request.state?, call.env.now())?;
+    Some(RedirectTarget::from_page(page))
+}
+
+/// The page *continue* is accepted only from a page, even if the App's list contains it.
 fn choose_target<S>(
     call: Call<'_, S>,
     request: &StartFlowInput<'_>,
 ) -> Result<Option<RedirectTarget>, RedirectNotAllowed> {
-    let Some(page) = request.continue_url.filter(|url| request.redirect_url == Some(*url)) else {
-        return redirect::choose_target(&call.app.doc.redirect_urls, request.redirect_url);
-    };
-    let state = request.state.and_then(|state| SocialState::open(call.app, state, call.env.now()));
-    if state.is_none() || request.code_challenge.is_none() {
-        return Err(RedirectNotAllowed);
+    if let Some(page) = page_target(call, request) {
+        return Ok(Some(page));
     }
-    Ok(Some(RedirectTarget::from_page(page)))
+    let target = redirect::choose_target(&call.app.doc.redirect_urls, request.redirect_url)?;
+    let is_page = target.as_ref().is_some_and(|target| request.continue_url == Some(target.as_str()));
+    if is_page { Err(RedirectNotAllowed) } else { Ok(target) }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::{
 use crate::domain::{
     call::Call,
     identity::ProviderOperation,
-    ports::{AuditLog, Identities, Outbox, Providers, RateLimits, Sessions, Users},
+    ports::{AuditLog, GroupChanges, Identities, Outbox, Providers, RateLimits, Sessions, Users},
 };
 
 /// Logs in the user to whom the provider issued the token.
@@ -20,7 +20,7 @@ pub async fn log_in_with_token<S>(
     nonce: Option<&str>,
 ) -> Result<ProviderLogin, ProviderLoginError>
 where
-    S: Users + Identities + RateLimits + Outbox + Sessions + Providers + AuditLog,
+    S: Users + Identities + GroupChanges + RateLimits + Outbox + Sessions + Providers + AuditLog,
 {
     let permit = acquire_provider_permit(call, ProviderOperation::Login, provider).await?;
     let identity = call.stores.validate_token(&permit, provider, token, nonce).await?;

@@ -4,10 +4,10 @@
 use std::cmp::Reverse;
 
 use http::{HeaderMap, HeaderValue, header::HeaderName};
-use latchkey_crds::types::{AppId, IssuerUrl};
+use latchkey_crds::types::AppId;
 
 use super::{
-    HOST_PREFIX, name_value_pairs, set_cookie,
+    CookieScheme, name_value_pairs, set_cookie,
     timed::{MAX_COOKIES, TimedCookie, TimedCookies},
 };
 use crate::domain::{
@@ -17,7 +17,7 @@ use crate::domain::{
 
 /// The maximum number of session cookies of one host. Each App that a browser uses has one.
 const MAX_SESSIONS: usize = 20;
-/// The name of a session cookie consists of [`HOST_PREFIX`] (only over TLS), this prefix and the appID.
+/// The name of a session cookie consists of `__Host-` (only over TLS), this prefix and the appID.
 const SESSION_PREFIX: &str = "latchkey-session.";
 const BROWSER_NAME: &str = "latchkey-browser";
 const LANGUAGE_NAME: &str = "latchkey-lang";
@@ -25,15 +25,6 @@ const TRANSACTION_PREFIX: &str = "latchkey-tx.";
 /// The longest language tag that is accepted (RFC 5646, 4.4.1).
 const MAX_LANGUAGE_BYTES: usize = 35;
 const LANGUAGE_SECONDS: u32 = 365 * 24 * 60 * 60;
-
-/// How the cookies of pages are written, which depends on the scheme of the base URL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PageCookies {
-    /// Over `https`.
-    Secure,
-    /// Over `http`, for development. Over `http`, browsers do not accept the prefix `__Host-`.
-    Plain,
-}
 
 /// The cookies of pages that a browser sent. Only the browser cookie is checked. Never printed.
 pub struct SentPageCookies<'a> {
@@ -49,20 +40,9 @@ struct SentSession<'a> {
     value: &'a str,
 }
 
-// === impl PageCookies ===
+// === impl CookieScheme ===
 
-impl PageCookies {
-    pub fn for_base_url(base: &IssuerUrl) -> Self {
-        if base.as_str().starts_with("https://") { Self::Secure } else { Self::Plain }
-    }
-
-    const fn host_prefix(self) -> &'static str {
-        match self {
-            Self::Secure => HOST_PREFIX,
-            Self::Plain => "",
-        }
-    }
-
+impl CookieScheme {
     const fn attributes(self) -> &'static str {
         match self {
             Self::Secure => "Path=/; Secure; HttpOnly; SameSite=Lax",
@@ -75,8 +55,9 @@ impl PageCookies {
         TimedCookies { host_prefix: self.host_prefix(), name_prefix: TRANSACTION_PREFIX, attributes: self.attributes() }
     }
 
-    /// Reads the cookies of a request. If a name occurs twice, the first cookie with a well-formed value counts.
-    pub fn from_request(self, headers: &HeaderMap) -> SentPageCookies<'_> {
+    /// Reads the cookies of a request for a page. If a name occurs twice, the first session cookie counts, and the
+    /// first browser and language cookies with a well-formed value.
+    pub fn sent_to_pages(self, headers: &HeaderMap) -> SentPageCookies<'_> {
         let mut sent =
             SentPageCookies { sessions: Vec::new(), browser: None, language: None, transactions: Vec::new() };
         for (full_name, value) in name_value_pairs(headers) {
@@ -173,12 +154,12 @@ impl<'a> SentPageCookies<'a> {
         &self.transactions
     }
 
-    /// The values of the newest transaction cookies, at most as many as pages set. A client can send more, but each of
-    /// them costs an attempt to open it.
-    pub fn newest_transactions(&self) -> impl Iterator<Item = &'a str> {
+    /// The newest transaction cookies, at most as many as pages set. A client can send more, but each of them costs an
+    /// attempt to open it.
+    pub fn newest_transactions(&self) -> impl Iterator<Item = TimedCookie<'a>> {
         let mut newest = self.transactions.clone();
         newest.sort_by_key(|cookie| Reverse(cookie.set_at_ms()));
-        newest.into_iter().take(MAX_COOKIES).map(|cookie| cookie.value)
+        newest.into_iter().take(MAX_COOKIES)
     }
 }
 
@@ -208,6 +189,10 @@ mod tests {
         header.1.to_str().unwrap()
     }
 
+    fn newest<'a>(sent: &SentPageCookies<'a>) -> Vec<&'a str> {
+        sent.newest_transactions().map(|cookie| cookie.value).collect()
+    }
+
     /// The request headers of a browser that received these response headers.
     fn cookie_header(headers: &[(HeaderName, HeaderValue)]) -> HeaderMap {
         let pairs: Vec<&str> = headers.iter().map(|header| text(header).split(';').next().unwrap()).collect();
@@ -216,10 +201,10 @@ mod tests {
 
     #[test]
     fn cookies_are_bound_to_the_host_over_tls() {
-        let cookies = PageCookies::for_base_url(&"https://auth.example.com".parse().unwrap());
+        let cookies = CookieScheme::for_base_url(&"https://auth.example.com".parse().unwrap());
         let (app, browser) = (app("shop"), BrowserId::generate(&Env::system()));
         let nothing = HeaderMap::new();
-        let mut headers = cookies.set_session(&cookies.from_request(&nothing), &app, &cookie(1));
+        let mut headers = cookies.set_session(&cookies.sent_to_pages(&nothing), &app, &cookie(1));
         headers.push(cookies.set_browser(&browser));
         headers.push(cookies.set_language("de").unwrap());
         headers.extend(cookies.transactions().add(&[], &FlowId::generate(&Env::system()), NOW, "sealed", 600));
@@ -232,38 +217,38 @@ mod tests {
         assert!(text(&headers[3]).ends_with(&format!("=sealed; Max-Age=600; {attributes}")));
 
         let request = cookie_header(&headers);
-        let sent = cookies.from_request(&request);
+        let sent = cookies.sent_to_pages(&request);
         assert_eq!(sent.session(app.id()), Some(value.as_str()));
         assert_eq!(sent.session(&"blog".parse().unwrap()), None);
         assert_eq!(sent.browser(), Some(&browser));
         assert_eq!(sent.language(), Some("de"));
-        assert_eq!(sent.newest_transactions().collect::<Vec<_>>(), ["sealed"]);
+        assert_eq!(newest(&sent), ["sealed"]);
         assert_eq!(
             text(&cookies.clear_session(app.id())),
             format!("__Host-latchkey-session.shop=; Max-Age=0; {attributes}")
         );
 
-        let plain = PageCookies::Plain.from_request(&request);
+        let plain = CookieScheme::Plain.sent_to_pages(&request);
         assert!(plain.session(app.id()).is_none(), "a name with the prefix is a different name");
         assert!(plain.browser().is_none() && plain.language().is_none() && plain.transactions().is_empty());
     }
 
     #[test]
     fn over_http_cookies_have_no_prefix() {
-        let cookies = PageCookies::for_base_url(&"http://127.0.0.1:8080".parse().unwrap());
+        let cookies = CookieScheme::for_base_url(&"http://127.0.0.1:8080".parse().unwrap());
         let browser = BrowserId::generate(&Env::system());
         let header = cookies.set_browser(&browser);
         assert_eq!(text(&header), format!("latchkey-browser={}; Path=/; HttpOnly; SameSite=Lax", browser.encode()));
         let request = cookie_header(&[header]);
-        assert_eq!(cookies.from_request(&request).browser(), Some(&browser));
-        assert!(PageCookies::Secure.from_request(&request).browser().is_none(), "any page of the domain can set it");
+        assert_eq!(cookies.sent_to_pages(&request).browser(), Some(&browser));
+        assert!(CookieScheme::Secure.sent_to_pages(&request).browser().is_none(), "any page of the domain can set it");
     }
 
     #[test]
     fn a_host_has_at_most_20_session_cookies_and_the_oldest_is_cleared() {
-        let cookies = PageCookies::Secure;
+        let cookies = CookieScheme::Secure;
         let nothing = HeaderMap::new();
-        let none = cookies.from_request(&nothing);
+        let none = cookies.sent_to_pages(&nothing);
         let stored: Vec<_> = (0..20_u64)
             .flat_map(|number| {
                 // The cookie of app-7 is the oldest.
@@ -272,7 +257,7 @@ mod tests {
             })
             .collect();
         let request = cookie_header(&stored);
-        let sent = cookies.from_request(&request);
+        let sent = cookies.sent_to_pages(&request);
         assert_eq!(cookies.set_session(&sent, &app("app-3"), &cookie(5_000)).len(), 1, "replaces its own cookie");
         let headers = cookies.set_session(&sent, &app("shop"), &cookie(5_000));
         assert_eq!(headers.len(), 2);
@@ -281,13 +266,47 @@ mod tests {
         let mut with_invalid = stored;
         with_invalid[4] = set_cookie("__Host-latchkey-session.app-4=invalid".to_owned());
         let request = cookie_header(&with_invalid);
-        let headers = cookies.set_session(&cookies.from_request(&request), &app("shop"), &cookie(5_000));
+        let headers = cookies.set_session(&cookies.sent_to_pages(&request), &app("shop"), &cookie(5_000));
         assert!(text(&headers[1]).starts_with("__Host-latchkey-session.app-4=;"), "without a time: {headers:?}");
     }
 
     #[test]
+    fn a_cookie_of_another_site_that_is_not_ascii_hides_no_other_cookie() {
+        let browser = BrowserId::generate(&Env::system());
+        let own = format!("__Host-latchkey-browser={}", browser.encode());
+        for field in [
+            format!("n=J\u{f6}rg; {own}; __Host-latchkey-lang=de").into_bytes(),
+            format!("{own};\t__Host-latchkey-lang=de \t;n=J\u{f6}rg").into_bytes(),
+            [&b"n=\xff; "[..], own.as_bytes(), b"; \xc3=x;;=; __Host-latchkey-lang=de"].concat(),
+        ] {
+            let request = HeaderMap::from_iter([(COOKIE, HeaderValue::from_bytes(&field).unwrap())]);
+            let sent = CookieScheme::Secure.sent_to_pages(&request);
+            assert_eq!((sent.browser(), sent.language()), (Some(&browser), Some("de")), "{request:?}");
+        }
+        // Only space and tab are white space around a cookie.
+        let field = format!("\u{a0}{own}; \u{3000}__Host-latchkey-lang=de").into_bytes();
+        let request = HeaderMap::from_iter([(COOKIE, HeaderValue::from_bytes(&field).unwrap())]);
+        let sent = CookieScheme::Secure.sent_to_pages(&request);
+        assert!(sent.browser().is_none() && sent.language().is_none());
+    }
+
+    #[test]
+    fn of_two_cookies_with_one_name_the_first_counts() {
+        let browser = BrowserId::generate(&Env::system());
+        let text = format!(
+            "__Host-latchkey-session.shop=a; __Host-latchkey-session.shop=b; __Host-latchkey-browser=x; \
+             __Host-latchkey-browser={}; __Host-latchkey-lang=; __Host-latchkey-lang=de; __Host-latchkey-lang=en",
+            browser.encode()
+        );
+        let request = HeaderMap::from_iter([(COOKIE, HeaderValue::try_from(text).unwrap())]);
+        let sent = CookieScheme::Secure.sent_to_pages(&request);
+        assert_eq!(sent.session(&"shop".parse().unwrap()), Some("a"));
+        assert_eq!((sent.browser(), sent.language()), (Some(&browser), Some("de")));
+    }
+
+    #[test]
     fn only_the_newest_four_transaction_cookies_are_opened() {
-        let cookies = PageCookies::Secure;
+        let cookies = CookieScheme::Secure;
         let stored: Vec<_> = [3, 0, 5, 2, 4, 1]
             .into_iter()
             .flat_map(|minute| {
@@ -296,9 +315,9 @@ mod tests {
             })
             .collect();
         let request = cookie_header(&stored);
-        let sent = cookies.from_request(&request);
+        let sent = cookies.sent_to_pages(&request);
         assert_eq!(sent.transactions().len(), 6);
-        assert_eq!(sent.newest_transactions().collect::<Vec<_>>(), ["sealed5", "sealed4", "sealed3", "sealed2"]);
+        assert_eq!(newest(&sent), ["sealed5", "sealed4", "sealed3", "sealed2"]);
     }
 
     #[test]
@@ -318,10 +337,10 @@ mod tests {
             "__Host-latchkey-tx.1.a,b=z",
         ] {
             let request = HeaderMap::from_iter([(COOKIE, HeaderValue::try_from(other).unwrap())]);
-            let sent = PageCookies::Secure.from_request(&request);
+            let sent = CookieScheme::Secure.sent_to_pages(&request);
             assert!(sent.browser().is_none() && sent.language().is_none(), "{other}");
             assert!(sent.sessions.is_empty() && sent.transactions().is_empty(), "{other}");
         }
-        assert!(PageCookies::Secure.set_language("de; Domain=example.com").is_none());
+        assert!(CookieScheme::Secure.set_language("de; Domain=example.com").is_none());
     }
 }

@@ -66,7 +66,8 @@ impl TimedCookies {
         sent.iter().filter(|cookie| cookie.belongs_to(id)).map(|cookie| self.clear(cookie)).collect()
     }
 
-    fn clear(self, cookie: &TimedCookie<'_>) -> (HeaderName, HeaderValue) {
+    /// The header that clears a cookie.
+    pub fn clear(self, cookie: &TimedCookie<'_>) -> (HeaderName, HeaderValue) {
         set_cookie(format!("{}=; Max-Age=0; {}", cookie.name, self.attributes))
     }
 }

@@ -50,7 +50,7 @@ pub struct ActivityEvent {
 }
 
 fn event_kind_schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "enum": EventKind::ALL.map(EventKind::as_str) })
+    json_schema!({ "type": "string", "enum": EventKind::ALL.map(EventKind::as_str).as_slice() })
 }
 
 // === impl ActivityEvent ===

@@ -35,6 +35,7 @@ use crate::{
 pub mod dead_letters;
 pub mod events;
 pub mod export;
+pub mod groups;
 pub mod identities;
 pub mod imports;
 pub mod mails;
@@ -223,7 +224,12 @@ fn administrator_call<'a, S>(
 
 /// Returns the id of the user in the path.
 fn user_id(request: &InboundRequest) -> Result<UserId, Problem> {
-    parse_uuid(request.path_parameter(0)).map(UserId).ok_or_else(user_not_found)
+    user_id_at(request, 0)
+}
+
+/// Returns the id of the user at this placeholder of the path.
+fn user_id_at(request: &InboundRequest, index: usize) -> Result<UserId, Problem> {
+    parse_uuid(request.path_parameter(index)).map(UserId).ok_or_else(user_not_found)
 }
 
 /// Parses a UUID. Only its usual form is accepted, so that each id has one spelling.

@@ -48,7 +48,7 @@ pub fn operation() -> Operation {
 
 /// Handles a call of an ingress. Ignores the body.
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
-    let live = authentication::forward_auth_session(state, app, &request.headers).await?;
+    let live = authentication::forward_auth_session(state, app, &request).await?;
     let mut response = response::private_empty(StatusCode::OK);
     for (name, value) in HEADERS.into_iter().zip(header_values(&live)?) {
         response.headers_mut().insert(name, value);

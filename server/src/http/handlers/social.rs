@@ -7,10 +7,7 @@ pub mod redirect;
 
 use std::{sync::Arc, time::Duration};
 
-use http::{
-    HeaderName, HeaderValue, StatusCode,
-    header::{CACHE_CONTROL, LOCATION, REFERRER_POLICY},
-};
+use http::{HeaderName, HeaderValue};
 use latchkey_crds::rendered::RenderedProvider;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -28,7 +25,7 @@ use crate::{
         error::{ErrorCode, Problem, ReportedProblem},
         openapi::examples,
         request::InboundRequest,
-        response::{self, Response},
+        response::Response,
     },
 };
 
@@ -59,17 +56,6 @@ const UNUSABLE_PROVIDER_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// The App's provider that the path of the request names.
 pub fn requested_provider<'a>(app: &'a App, request: &InboundRequest) -> Result<&'a RenderedProvider, Problem> {
     social::find_provider(app, request.path_parameter(0)).ok_or_else(Problem::provider_not_found)
-}
-
-/// A 302 that must not be cached, and whose URL must not leak in a `Referer`.
-fn redirect_to(url: &str) -> Result<Response, Problem> {
-    let location = HeaderValue::try_from(url).map_err(|error| Problem::server_error().with_cause(error))?;
-    let mut response = response::empty(StatusCode::FOUND);
-    let headers = response.headers_mut();
-    headers.insert(LOCATION, location);
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    Ok(response)
 }
 
 fn with_headers(mut response: Response, headers: Vec<(HeaderName, HeaderValue)>) -> Response {
@@ -197,6 +183,8 @@ pub fn too_many_flows_problem(too_many: &TooManyFlows) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use http::StatusCode;
+
     use super::*;
     use crate::{domain::identity::UnavailableReason, fixtures};
 

@@ -1,5 +1,5 @@
 //! `POST /v1/{APPID}/token`: refresh (RFC 6749, 6), and the exchange of the one-time code of a social login (RFC 6749,
-//! 4.1.3).
+//! 4.1.3). Requests of OpenID Connect clients are in `token/client.rs`.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -15,17 +15,19 @@ use crate::{
         user::UserId,
     },
     http::{
-        Ports,
+        Ports, clients,
         error::{ErrorCode, FieldCode, FieldProblem, Problem},
         openapi::{
             examples,
             operation::{Content, Operation},
         },
-        request::{InboundRequest, RawText, request_body},
+        request::{InboundRequest, RawText, parse_fields, request_body},
         response::{self, Response},
     },
     state::State,
 };
+
+pub mod client;
 
 request_body! {
     /// The request of *token*.
@@ -65,12 +67,15 @@ pub fn operation() -> Operation {
         "Refresh the tokens of a session, or exchange the code of a social login",
         "Within the App's grace period, the same refresh token gets the same new refresh token again, so tabs can race and a \
          client can repeat a request if the response was lost. A refresh token that is older than the previous one \
-         ends its session, because two parties hold it.",
+         ends its session, because two parties hold it. An OpenID Connect client must send a form and authenticate.",
     )
-    .request(Content::json_or_form::<TokenRequest>(
-        json!({ "grant_type": "refresh_token", "refresh_token": examples::REFRESH_TOKEN }),
-    ))
-    .response(Content::json::<TokenResponse>(json!({
+    .request(
+        Content::json_or_form::<TokenRequest>(
+            json!({ "grant_type": "refresh_token", "refresh_token": examples::REFRESH_TOKEN }),
+        )
+        .with_form::<client::AnyTokenRequest>(),
+    )
+    .response(Content::json::<client::AnyTokenResponse>(json!({
         "access_token": examples::ACCESS_TOKEN,
         "refresh_token": examples::REFRESH_TOKEN,
         "token_type": "Bearer",
@@ -79,11 +84,22 @@ pub fn operation() -> Operation {
         "session_id": examples::SESSION_ID,
         "local_id": examples::USER_ID,
     })))
-    .errors(&[ErrorCode::UnsupportedGrantType, ErrorCode::InvalidGrant, ErrorCode::RateLimited])
+    .errors(&[
+        ErrorCode::UnsupportedGrantType,
+        ErrorCode::InvalidGrant,
+        ErrorCode::InvalidScope,
+        ErrorCode::InvalidClient,
+        ErrorCode::RateLimited,
+    ])
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
-    let body: TokenRequest = request.read_json_or_form().await?;
+    let body = request.read_sent_body().await?;
+    if clients::is_from_client(app, &request.headers, &body.fields) {
+        // The future is boxed, because it is larger than the future of a refresh.
+        return Box::pin(client::handle(state, app, &request, body)).await;
+    }
+    let body: TokenRequest = parse_fields(body.fields)?;
     match body.grant_type.as_ref().map(|RawText(grant)| grant.as_str()) {
         None | Some("refresh_token") => handle_refresh(state.call(app, &request.client), body).await,
         // The future of an exchange is boxed, because it is larger than the future of a refresh, and rarely needed.

@@ -20,6 +20,7 @@ pub mod password;
 pub mod read;
 pub mod rename;
 pub mod userinfo;
+pub mod userinfo_form;
 
 /// The account.
 #[derive(Serialize, JsonSchema)]

@@ -4,8 +4,10 @@ use latchkey_crds::types::{AppId, ProviderName, WebhookName};
 use schemars::SchemaGenerator;
 use serde_json::{Map, Value, json};
 
+use crate::domain::groups::ManagedGroupName;
+
 /// The placeholders of paths.
-const PATH_PARAMETERS: [&str; 6] = ["APPID", "PROVIDER", "SESSION", "SUFFIX", "USER", "WEBHOOK"];
+const PATH_PARAMETERS: [&str; 7] = ["APPID", "GROUP", "PROVIDER", "SESSION", "SUFFIX", "USER", "WEBHOOK"];
 
 /// References to the parameters of a path.
 pub(super) fn path_parameter_references(path: &str) -> Vec<Value> {
@@ -31,6 +33,15 @@ fn all_path_parameters(schemas: &mut SchemaGenerator) -> Value {
             "description": "The appID of the App.",
             "schema": schemas.subschema_for::<AppId>(),
             "example": "shop",
+        },
+        "GROUP": {
+            "name": "GROUP",
+            "in": "path",
+            "required": true,
+            "description": "The name of a group. A text that is not the name of a group is 404. `:` and `@` can be \
+                percent-encoded.",
+            "schema": { "type": "string", "pattern": ManagedGroupName::PATTERN },
+            "example": "argo:admins",
         },
         "PROVIDER": {
             "name": "PROVIDER",

@@ -25,6 +25,8 @@ pub struct Operation {
     request: Option<Content>,
     /// `None` if the response has no body.
     response: Option<Content>,
+    /// The status of the response without an error.
+    success: StatusCode,
     /// Headers that only this response has, in addition to the headers of every response.
     response_headers: &'static [&'static str],
     /// Whether clients can cache the response and validate it by its ETag.
@@ -49,6 +51,8 @@ pub struct Parameter {
 /// The body of a request or a response.
 pub struct Content {
     schema: fn(&mut SchemaGenerator) -> Schema,
+    /// The schema of a form, if it has other fields than the JSON.
+    form_schema: Option<fn(&mut SchemaGenerator) -> Schema>,
     example: Option<Value>,
     is_required: bool,
     media_types: &'static [&'static str],
@@ -79,6 +83,7 @@ impl Operation {
             query: Vec::new(),
             request: None,
             response: None,
+            success: StatusCode::OK,
             response_headers: &[],
             is_public_document: false,
             redirect: None,
@@ -125,6 +130,11 @@ impl Operation {
 
     pub fn response(self, response: Content) -> Self {
         Self { response: Some(response), ..self }
+    }
+
+    /// The response has the status 201.
+    pub fn created(self) -> Self {
+        Self { success: StatusCode::CREATED, ..self }
     }
 
     /// A response that clients can cache. It is served without the stores.
@@ -201,7 +211,7 @@ impl Operation {
 
         let mut responses = Map::new();
         let mut add = |status: StatusCode, response| responses.insert(status.as_str().to_owned(), response);
-        add(StatusCode::OK, json!({ "description": "Success.", "headers": headers, "content": content }));
+        add(self.success, json!({ "description": "Success.", "headers": headers, "content": content }));
         if self.is_public_document {
             let description = "The document is unchanged: it has the ETag in `If-None-Match`.";
             add(StatusCode::NOT_MODIFIED, json!({ "description": description, "headers": headers }));
@@ -325,7 +335,7 @@ impl Content {
 
     /// A JSON body with a schema that no Rust type declares.
     pub fn json_with_schema(schema: fn(&mut SchemaGenerator) -> Schema, example: Value) -> Self {
-        Self { schema, example: Some(example), is_required: true, media_types: &[JSON] }
+        Self { schema, form_schema: None, example: Some(example), is_required: true, media_types: &[JSON] }
     }
 
     /// A JSON body that can be left out.
@@ -333,19 +343,29 @@ impl Content {
         Self { is_required: false, ..Self::json::<T>(example) }
     }
 
+    /// The request can leave out this body.
+    pub fn optional(self) -> Self {
+        Self { is_required: false, ..self }
+    }
+
     /// JSON, or a form with the same fields.
     pub fn json_or_form<T: JsonSchema>(example: Value) -> Self {
         Self { media_types: &[JSON, FORM], ..Self::json::<T>(example) }
     }
 
+    /// The form has this schema instead of that of the JSON.
+    pub fn with_form<T: JsonSchema>(self) -> Self {
+        Self { form_schema: Some(SchemaGenerator::subschema_for::<T>), ..self }
+    }
+
     /// Lines of JSON. In a request, the schema describes one line. In a response, it describes the whole text.
     pub fn ndjson(schema: fn(&mut SchemaGenerator) -> Schema, example: Value) -> Self {
-        Self { schema, example: Some(example), is_required: true, media_types: &[NDJSON] }
+        Self { schema, form_schema: None, example: Some(example), is_required: true, media_types: &[NDJSON] }
     }
 
     /// A form. JSON is not accepted.
     pub fn form(schema: fn(&mut SchemaGenerator) -> Schema) -> Self {
-        Self { schema, example: None, is_required: true, media_types: &[FORM] }
+        Self { schema, form_schema: None, example: None, is_required: true, media_types: &[FORM] }
     }
 
     /// The body `{}` of a response or a request without data. A request can leave out this body.
@@ -359,10 +379,14 @@ impl Content {
     }
 
     fn render(&self, schemas: &mut SchemaGenerator) -> Value {
-        let mut media = json!({ "schema": (self.schema)(schemas) });
-        if let Some(example) = &self.example {
-            media["example"] = example.clone();
-        }
-        self.media_types.iter().map(|media_type| ((*media_type).to_owned(), media.clone())).collect()
+        let mut media = |media_type: &str| {
+            let schema = self.form_schema.filter(|_| media_type == FORM).unwrap_or(self.schema);
+            let mut media = json!({ "schema": schema(schemas) });
+            if let Some(example) = &self.example {
+                media["example"] = example.clone();
+            }
+            media
+        };
+        self.media_types.iter().copied().map(|media_type| (media_type.to_owned(), media(media_type))).collect()
     }
 }

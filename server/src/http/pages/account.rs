@@ -1,6 +1,7 @@
 //! The pages of the user's own account. Each needs a browser session.
 
 pub(super) mod activity;
+pub(super) mod applications;
 pub(super) mod delete;
 pub(super) mod email;
 pub(super) mod identities;

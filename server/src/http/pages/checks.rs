@@ -5,6 +5,8 @@ use http::{
     header::{HOST, ORIGIN},
     uri::Authority,
 };
+use latchkey_crds::types::IssuerUrl;
+use url::Url;
 
 use crate::{
     config::Apps,
@@ -26,12 +28,23 @@ pub(super) enum Place {
 }
 
 /// Finds out whether the page is on the host of the request (specification: Hosted pages, Own host).
-pub(super) fn find_place(apps: &Apps, app: &App, url: &PagesUrl, request: &InboundRequest) -> Place {
-    let holder = requested_host(request).and_then(|host| apps.get_by_pages_host(&host));
+///
+/// An own host that is the host of the base URL is ignored: otherwise one App would hide the pages of all others. The
+/// operator refuses it, but the base URL can change later.
+pub(super) fn find_place(
+    apps: &Apps,
+    app: &App,
+    url: &PagesUrl,
+    base_url: &IssuerUrl,
+    request: &InboundRequest,
+) -> Place {
+    let base_url = Url::parse(base_url.as_str()).ok();
+    let is_own = |host: &str| base_url.as_ref().and_then(Url::host_str) != Some(host);
+    let holder = requested_host(request).filter(|host| is_own(host)).and_then(|host| apps.get_by_pages_host(&host));
     match holder {
         Some(holder) if holder.id() == app.id() => Place::Here,
         Some(_) => Place::NotFound,
-        None if apps.held_pages_host(app).is_none() => Place::Here,
+        None if apps.held_pages_host(app).is_none_or(|host| !is_own(host.as_str())) => Place::Here,
         None if matches!(request.method, Method::GET | Method::HEAD) => {
             // The path of a page begins with the appID, which `url` has already.
             let path = request.uri.path().trim_start_matches('/');
@@ -70,6 +83,12 @@ pub(super) fn check_origin(headers: &HeaderMap, url: &PagesUrl) -> Result<(), Pr
         (None, _) => headers.get_all("sec-fetch-site").iter().all(|site| site.as_bytes() == b"same-origin"),
     };
     if is_own { Ok(()) } else { Err(Problem::new(ErrorCode::OriginNotAllowed, "the form is not from this site")) }
+}
+
+/// Whether a request comes from a page of this host, from the user (an address that was typed, or a bookmark), or from
+/// an old browser, which does not say where it comes from.
+pub(super) fn is_from_here(headers: &HeaderMap) -> bool {
+    headers.get_all("sec-fetch-site").iter().all(|site| matches!(site.as_bytes(), b"same-origin" | b"none"))
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use crate::{
     },
     http::{
         Ports, authentication,
+        cookies::TimedCookie,
         error::{ErrorCode, Problem},
         handlers::email::{
             confirm::{ConfirmRequest, invalid_code},
@@ -26,7 +27,7 @@ use crate::{
 pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
     let code = page.query("code")?.unwrap_or_default();
     let registrations = registrations(page);
-    if let Some(newest) = registrations.first().filter(|_| code.is_empty()) {
+    if let Some((_, newest)) = registrations.first().filter(|_| code.is_empty()) {
         return page.show(&ConfirmNoticePage { email: newest.address() });
     }
     // Without a registration or a session, the button alone never suffices.
@@ -40,7 +41,7 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
         Err(problem) => return refuse(page, form, problem, false),
     };
     let password = form.get("password").map(Password::new);
-    let registrations = registrations(page);
+    let (cookies, registrations): (Vec<_>, Vec<_>) = registrations(page).into_iter().unzip();
     let input = BrowserConfirmInput {
         code: &code,
         password: password.as_ref(),
@@ -55,25 +56,39 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
             return refuse(page, form, confirm_problem(page, error), login_needed);
         }
     };
-    let BrowserConfirmed { cookie, password_required, transaction } = confirmed;
+    let BrowserConfirmed { cookie, password_required, address } = confirmed;
+    let own = || cookies.iter().zip(&registrations).filter(|(_, registration)| registration.is_for(&address));
+    // The registrations of this address have ended.
+    let cleared = own().map(|(cookie, _)| page.cookies.transactions().clear(cookie)).collect();
     // The registration continues in another tab, if the link in the mail was opened there.
-    let tx = page.tx().or(transaction.as_deref().filter(|tx| page.target_of(tx).is_some()));
+    let registered_tx = match own().next() {
+        Some((_, registration)) => registration.transaction(page.call()).await,
+        None => None,
+    };
+    let tx = page.tx().or(registered_tx.as_deref().filter(|tx| page.target_of(tx).is_some()));
+    // A confirmation that opened a session is a login.
+    let tx = match &cookie {
+        Some(cookie) => tx.and_then(|tx| page.tx_after_login(tx, cookie)),
+        None => tx.map(str::to_owned),
+    };
+    let tx = tx.as_deref();
     let next = match tx.and_then(|tx| page.target_of(tx)) {
         _ if password_required => format!("account/password{}", encode_query(tx.map(|tx| ("tx", tx)))),
-        Some(target) => target.to_owned(),
+        Some(target) => target,
         None => "account?notice=email_confirmed".to_owned(),
     };
     match cookie {
-        Some(cookie) => page.logged_in(Some(&next), &cookie, Vec::new()),
-        None => page.redirect(&next, Vec::new()),
+        Some(cookie) => page.logged_in_at(&next, &cookie, cleared),
+        None => page.redirect(&next, cleared),
     }
 }
 
-/// The registrations of this browser whose codes have not expired, the newest first.
-fn registrations<S: Ports>(page: &Page<'_, S>) -> Vec<Registration> {
+/// The registrations of this browser whose codes have not expired, with their cookies, the newest first.
+fn registrations<'p, S: Ports>(page: &Page<'p, S>) -> Vec<(TimedCookie<'p>, Registration)> {
     let Some(browser) = page.sent.browser() else { return Vec::new() };
     let now = page.state.env.now();
-    page.sent.newest_transactions().filter_map(|value| Registration::open(page.app, browser, value, now)).collect()
+    let open = |cookie: TimedCookie<'p>| Some((cookie, Registration::open(page.app, browser, cookie.value, now)?));
+    page.sent.newest_transactions().filter_map(open).collect()
 }
 
 /// The form again. The code stays hidden unless it was refused.

@@ -16,10 +16,11 @@ use crate::{
 pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
     let now = page.state.env.now();
     let state = page.query("state")?.and_then(|state| SocialState::open(page.app, state, now));
-    let state = state.ok_or_else(invalid_state)?;
+    let state = state.ok_or_else(Problem::invalid_state)?;
     let sent = page.sent.transactions().iter().find(|cookie| cookie.belongs_to(&state.cookie));
-    let (Some(sent), Some(browser)) = (sent, page.sent.browser()) else { return Err(invalid_state()) };
-    let login = finish_social_login(page.call(), browser, &state, sent.value).await?.ok_or_else(invalid_state)?;
+    let (Some(sent), Some(browser)) = (sent, page.sent.browser()) else { return Err(Problem::invalid_state()) };
+    let login =
+        finish_social_login(page.call(), browser, &state, sent.value).await?.ok_or_else(Problem::invalid_state)?;
     let cleared = page.cookies.transactions().remove(page.sent.transactions(), &state.cookie);
     match (page.query("error")?, page.query("code")?) {
         (None, Some(code)) => finish(page, &state, &login, code, cleared).await,
@@ -43,13 +44,12 @@ async fn finish<S: Ports>(
             let previous = page.session_cookie()?;
             let opened = continue_login(page.call(), code, verifier, previous, page.session_times()).await;
             let cookie = opened.map_err(|error| continue_problem(page, error))?;
-            let target = login.transaction.as_deref().and_then(|tx| page.target_of(tx));
-            page.logged_in(target, &cookie, cleared)
+            page.logged_in(login.transaction.as_deref(), &cookie, cleared)
         }
         SocialPurpose::Link { user, session } => {
             let signed_in = page.session().await?;
             let signed_in = signed_in.filter(|found| found.user_id() == user && found.session.id == session);
-            let signed_in = signed_in.ok_or_else(invalid_state)?;
+            let signed_in = signed_in.ok_or_else(Problem::invalid_state)?;
             match continue_link(page.call(), &signed_in, code, verifier).await {
                 Ok(provider) => {
                     let query = encode_query([("notice", "linked"), ("provider", provider.as_str())]);
@@ -86,13 +86,9 @@ fn show_error<S: Ports>(
     page.redirect(&path, cleared)
 }
 
-fn invalid_state() -> Problem {
-    Problem::new(ErrorCode::InvalidState, "the login is unknown, too old, used or of another browser; start again")
-}
-
 fn continue_problem<S: Ports>(page: &Page<'_, S>, error: ContinueError) -> Problem {
     match error {
-        ContinueError::InvalidCode => invalid_state(),
+        ContinueError::InvalidCode => Problem::invalid_state(),
         ContinueError::Link(error) => link_problem(page.app, error),
         ContinueError::Common(error) => error.into(),
     }

@@ -11,10 +11,16 @@ use crate::{
 };
 
 pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
-    let email = page.query("email")?.unwrap_or_default();
-    match page.query("notice")? {
-        Some("sent") => page.show(&ForgotNoticePage::new(email)),
-        _ => page.show(&ForgotPage { email }),
+    let sent = match page.query("notice")? {
+        Some("sent") => page.sent_address()?,
+        _ => None,
+    };
+    match sent {
+        Some(email) => {
+            let address = page.seal_address(&email);
+            page.show(&ForgotNoticePage { email: email.as_str(), address: &address })
+        }
+        None => page.show(&ForgotPage { email: page.query("email")?.unwrap_or_default() }),
     }
 }
 
@@ -25,7 +31,8 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
         Err(problem) => return page.refuse(&ForgotPage { email: form.text("email") }, problem),
     };
     email_account::forgot_password(page.call(), &email).await?;
+    let address = page.seal_address(&email);
     let tx = page.tx().map(|tx| ("tx", tx));
-    let query = encode_query([("notice", "sent"), ("email", email.as_str())].into_iter().chain(tx));
+    let query = encode_query([("notice", "sent"), ("address", address.as_str())].into_iter().chain(tx));
     page.redirect(&format!("forgot{query}"), Vec::new())
 }

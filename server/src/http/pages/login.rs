@@ -2,7 +2,7 @@
 
 use latchkey_crds::rendered::SignUp;
 
-use super::{form::Form, page::Page, social};
+use super::{checks, form::Form, page::Page, social};
 use crate::{
     domain::{
         email_account::LoginInput,
@@ -19,19 +19,20 @@ use crate::{
 };
 
 pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
-    if let Some(provider) = page.query("provider")? {
+    // Otherwise any site could start a login of the user, and so replace the cookies of logins that have begun.
+    if let Some(provider) = page.query("provider")?.filter(|_| checks::is_from_here(&page.request.headers)) {
         return social::start(page, provider, SocialPurpose::LogIn, page.tx()).await;
     }
     let notice = page.query("notice")?.and_then(parse_notice);
     if let Some(error) = page.query("error")? {
         let code = ErrorCode::from_name(error).unwrap_or(ErrorCode::ProviderError);
-        return page.show_error(&view(page, "", None), code);
+        return page.show_error(&view(page, page.login_hint(), None), code);
     }
     let is_logged_in = has_session(page).await?;
     match (is_logged_in, page.tx()) {
-        (true, None) => page.redirect("account", Vec::new()),
-        (true, Some(_)) => page.show(&view(page, "", notice.or(Some(LoginNotice::LoginAgain)))),
-        (false, _) => page.show(&view(page, "", notice)),
+        (true, None) => page.redirect(account_with_notice(notice), Vec::new()),
+        (true, Some(_)) => page.show(&view(page, page.login_hint(), notice.or(Some(LoginNotice::LoginAgain)))),
+        (false, _) => page.show(&view(page, page.login_hint(), notice)),
     }
 }
 
@@ -44,7 +45,7 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
     let previous = page.session_cookie()?;
     let input = LoginInput { email, password };
     match pages::log_in(page.call(), input, previous, page.session_times()).await {
-        Ok(cookie) => page.logged_in(page.target(), &cookie, Vec::new()),
+        Ok(cookie) => page.logged_in(page.tx(), &cookie, Vec::new()),
         Err(error) => page.refuse(&view, login_problem(page.app, error)),
     }
 }
@@ -59,15 +60,24 @@ async fn has_session<S: Ports>(page: &Page<'_, S>) -> Result<bool, Problem> {
     }
 }
 
-fn view<'v, S: Ports>(page: &Page<'v, S>, email: &'v str, notice: Option<LoginNotice>) -> LoginPage<'v> {
+fn view<'v, S: Ports>(page: &'v Page<'_, S>, email: &'v str, notice: Option<LoginNotice>) -> LoginPage<'v> {
     let registration_open = page.app.doc.sign_up != SignUp::Closed;
     LoginPage { email, providers: page.providers(), registration_open, notice }
+}
+
+/// The account of a user who is logged in already. The notice of a new password is shown there.
+fn account_with_notice(notice: Option<LoginNotice>) -> &'static str {
+    match notice {
+        Some(LoginNotice::PasswordReset) => "account?notice=password_saved",
+        Some(LoginNotice::AccountDeleted | LoginNotice::LoginAgain | LoginNotice::OtherAccount) | None => "account",
+    }
 }
 
 fn parse_notice(name: &str) -> Option<LoginNotice> {
     match name {
         "password_reset" => Some(LoginNotice::PasswordReset),
         "account_deleted" => Some(LoginNotice::AccountDeleted),
+        "other_account" => Some(LoginNotice::OtherAccount),
         _ => None,
     }
 }

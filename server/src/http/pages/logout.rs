@@ -1,22 +1,130 @@
-//! `logout`: asks, then ends the browser session.
+//! `logout`: asks, then ends the browser session. A client can send the browser here (OpenID Connect RP-Initiated
+//! Logout 1.0). Without clients, the page ignores all parameters.
 
-use super::page::Page;
+use http::Method;
+
+use super::{
+    form::Form,
+    page::{Page, encode_query},
+};
 use crate::{
-    domain::sessions,
-    http::{Ports, error::Problem, response::Response},
+    domain::{
+        authentication::AuthenticatedSession,
+        openid::{
+            authorization_request::RequestParameters,
+            logout::{LogoutRequest, LogoutRequestError},
+        },
+        pages::{Target, Transaction, TransactionTooLong},
+        sessions,
+    },
+    http::{
+        Ports,
+        error::{ErrorCode, Problem},
+        response::Response,
+    },
     pages::views::{LogoutDonePage, LogoutPage},
 };
 
 pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
-    match page.session().await? {
-        Some(_) => page.show(&LogoutPage),
-        None => page.show(&LogoutDonePage),
+    let parameters = match carried_parameters(page) {
+        _ if !page.app.has_clients() => RequestParameters::default(),
+        Some(parameters) => parameters.clone(),
+        None => RequestParameters::new(page.query_pairs()),
+    };
+    let request = check(page, &parameters)?;
+    let session = page.session().await?;
+    // A link scanner that sends HEAD must not log the user out.
+    let must_ask =
+        page.request.method == Method::HEAD || request.must_ask(session.as_ref().map(|live| live.session.id));
+    match session {
+        Some(_) if must_ask => ask(page, &request, &parameters),
+        None if request.redirect_url().is_none() => page.show(&LogoutDonePage),
+        session => finish(page, &request, session).await,
     }
 }
 
-pub(super) async fn submit<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
-    if let Some(session) = page.session().await? {
+pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<Response, Problem> {
+    // Without clients, the checks before have refused a form without `csrf`.
+    if form.get("csrf").is_none() {
+        return become_get(page, form.parameters());
+    }
+    let none = RequestParameters::default();
+    let carried = carried_parameters(page).filter(|_| page.app.has_clients());
+    let request = check(page, carried.unwrap_or(&none))?;
+    finish(page, &request, page.session().await?).await
+}
+
+/// A POST of another site becomes a GET, so that the browser sends its cookies (`SameSite=Lax`).
+fn become_get<S: Ports>(page: &Page<'_, S>, parameters: &RequestParameters) -> Result<Response, Problem> {
+    let request = check(page, parameters)?;
+    if parameters.is_empty() {
+        return page.lead_on("logout");
+    }
+    let seal = |parameters: RequestParameters| {
+        Transaction::start(&page.state.env, Target::Logout(parameters)).seal_unbound(&page.state.env, page.app)
+    };
+    // Without a hint that is too long, the user is asked.
+    let tx = seal(parameters.clone()).or_else(|TransactionTooLong| seal(request.without_hint(ui_locales(parameters))));
+    let tx = tx.map_err(too_long)?;
+    page.lead_on(&format!("logout{}", encode_query([("tx", tx.as_str())])))
+}
+
+fn ask<S: Ports>(
+    page: &Page<'_, S>,
+    request: &LogoutRequest,
+    parameters: &RequestParameters,
+) -> Result<Response, Problem> {
+    let carried = request.without_hint(ui_locales(parameters));
+    if carried.is_empty() {
+        return page.show(&LogoutPage);
+    }
+    let transaction = Transaction::start(&page.state.env, Target::Logout(carried));
+    let tx = transaction.seal(&page.state.env, page.app, &page.browser).map_err(too_long)?;
+    page.show_with_tx(&LogoutPage, &tx)
+}
+
+/// Ends the session, and leads to the client or to the notice. With the browser session, the client sessions without
+/// `offline_access` end.
+async fn finish<S: Ports>(
+    page: &Page<'_, S>,
+    request: &LogoutRequest,
+    session: Option<AuthenticatedSession>,
+) -> Result<Response, Problem> {
+    if let Some(session) = session {
         sessions::log_out(page.call(), &session).await?;
     }
-    page.redirect("logout", vec![page.cookies.clear_session(page.app.id())])
+    let cookies = vec![page.cookies.clear_session(page.app.id())];
+    match request.redirect_url() {
+        Some(url) => page.redirect_to(&url, cookies),
+        None => page.redirect("logout", cookies),
+    }
+}
+
+/// The parameters in the `tx`. `None` if the `tx` is not that of a logout.
+fn carried_parameters<'p, S: Ports>(page: &'p Page<'_, S>) -> Option<&'p RequestParameters> {
+    match &page.transaction()?.target {
+        Target::Logout(parameters) => Some(parameters),
+        Target::Account(_) | Target::Authorize(_) => None,
+    }
+}
+
+fn check<S: Ports>(page: &Page<'_, S>, parameters: &RequestParameters) -> Result<LogoutRequest, Problem> {
+    LogoutRequest::check(page.app, parameters).map_err(|error| match error {
+        LogoutRequestError::InvalidRequest(why) => Problem::invalid_request(why),
+        LogoutRequestError::InvalidClient => {
+            let code = ErrorCode::InvalidClient;
+            Problem::new(code, "the App has no such client").with_status(ErrorCode::InvalidRequest.status())
+        }
+        LogoutRequestError::RedirectUrlNotAllowed => {
+            Problem::new(ErrorCode::RedirectUrlNotAllowed, "the redirect URL is not registered for the client")
+        }
+    })
+}
+
+fn ui_locales(parameters: &RequestParameters) -> Option<&str> {
+    parameters.get("ui_locales").ok().flatten()
+}
+
+fn too_long(error: TransactionTooLong) -> Problem {
+    Problem::invalid_request("the request is too long").with_cause(error)
 }

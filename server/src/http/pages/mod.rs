@@ -3,9 +3,11 @@
 
 mod account;
 mod assets;
+mod authorize;
 mod brandings;
 mod checks;
 mod confirm;
+mod consent;
 mod continue_page;
 mod forgot;
 mod form;
@@ -24,7 +26,7 @@ use http::{Method, StatusCode};
 pub(super) use assets::asset;
 pub(super) use routes::PageRoute;
 
-use self::{brandings::Brandings, checks::Place, form::Form, page::Page};
+use self::{authorize::AuthorizationAnswer, brandings::Brandings, checks::Place, form::Form, page::Page};
 use super::{Ports, error::Problem, metrics::HttpMetrics, request::InboundRequest, response::Response};
 use crate::{
     config::Apps,
@@ -64,7 +66,7 @@ impl Pages {
     ) -> Result<Response, Problem> {
         let settings = app.pages.as_deref().ok_or_else(Problem::not_found)?;
         let url = pages_url(&state.apps, app);
-        match checks::find_place(&state.apps, app, &url, &request) {
+        match checks::find_place(&state.apps, app, &url, &state.settings.base_url, &request) {
             Place::Here => {}
             Place::Elsewhere(url) => return responses::redirect(StatusCode::FOUND, &url),
             Place::NotFound => return Err(Problem::not_found()),
@@ -73,6 +75,8 @@ impl Pages {
         let branding = self.brandings.get(app, settings);
         let mut page = Page::new(state, app, settings, route, &request, url, branding);
         let result = match page.check(form) {
+            // A form of an account changes only this account.
+            Ok(Some(form)) if page.is_form_of_other_user(&form) => page.redirect("account", Vec::new()),
             Ok(form) => call(&page, form.as_ref()).await,
             Err(problem) => Err(problem),
         };
@@ -80,6 +84,11 @@ impl Pages {
         let response = result.unwrap_or_else(|problem| page.fail(problem));
         if !matches!(route, PageRoute::Theme | PageRoute::Logo) {
             self.metrics.record_page(route.page_name(), outcome(response.status(), is_error));
+        }
+        if matches!(route, PageRoute::Authorize | PageRoute::Consent)
+            && let Some(outcome) = authorization_outcome(&response, is_error)
+        {
+            self.metrics.record_authorization(outcome);
         }
         Ok(response)
     }
@@ -90,7 +99,25 @@ async fn read_form(route: PageRoute, request: &mut InboundRequest) -> Result<Opt
     if request.method != Method::POST || !route.accepts(&request.method) {
         return Ok(None);
     }
-    Form::parse(&request.read_form_text().await?).map(Some)
+    let body = request.read_form_text().await?;
+    let form = match route {
+        PageRoute::Authorize => Form::parse_authorization_request(&body),
+        _ => Form::parse(&body),
+    };
+    form.map(Some)
+}
+
+/// The outcome of an authorization request in the metric. `None` for a step that does not end on these two pages: the
+/// redirect of a POST to a GET, and the consent page, which was counted when `authorize` led there.
+fn authorization_outcome(response: &Response, is_error: bool) -> Option<&'static str> {
+    let answer = response.extensions().get::<AuthorizationAnswer>();
+    answer.map(|answer| answer.as_str()).or_else(|| {
+        is_error.then(|| match response.status() {
+            StatusCode::TOO_MANY_REQUESTS => "limited",
+            status if status.is_server_error() => "unavailable",
+            _ => "invalid",
+        })
+    })
 }
 
 /// The outcome of a page in the metric.
@@ -121,6 +148,10 @@ fn call<'p, S: Ports>(page: &'p Page<'_, S>, form: Option<&'p Form>) -> BoxFutur
         (PageRoute::Reset, None) => reset::show(page).boxed(),
         (PageRoute::Reset, Some(form)) => reset::submit(page, form).boxed(),
         (PageRoute::Continue, _) => continue_page::show(page).boxed(),
+        (PageRoute::Authorize, None) => authorize::show(page).boxed(),
+        (PageRoute::Authorize, Some(form)) => authorize::submit(page, form).boxed(),
+        (PageRoute::Consent, None) => consent::show(page).boxed(),
+        (PageRoute::Consent, Some(form)) => consent::submit(page, form).boxed(),
         (PageRoute::Account, None) => account::overview::show(page).boxed(),
         (PageRoute::Account, Some(form)) => account::overview::submit(page, form).boxed(),
         (PageRoute::Password, None) => account::password::show(page).boxed(),
@@ -134,8 +165,10 @@ fn call<'p, S: Ports>(page: &'p Page<'_, S>, form: Option<&'p Form>) -> BoxFutur
         (PageRoute::Sessions, None) => account::sessions::show(page).boxed(),
         (PageRoute::Sessions, Some(form)) => account::sessions::submit(page, form).boxed(),
         (PageRoute::Activity, _) => account::activity::show(page).boxed(),
+        (PageRoute::Applications, None) => account::applications::show(page).boxed(),
+        (PageRoute::Applications, Some(form)) => account::applications::submit(page, form).boxed(),
         (PageRoute::Logout, None) => logout::show(page).boxed(),
-        (PageRoute::Logout, Some(_)) => logout::submit(page).boxed(),
+        (PageRoute::Logout, Some(form)) => logout::submit(page, form).boxed(),
         (PageRoute::Theme, _) => async move { assets::theme(page) }.boxed(),
         (PageRoute::Logo, _) => async move { assets::logo(page) }.boxed(),
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use http::{HeaderName, HeaderValue, StatusCode, header::ACCEPT_LANGUAGE};
+use http::{HeaderName, HeaderValue, Method, StatusCode, header::ACCEPT_LANGUAGE};
 use url::form_urlencoded;
 
 use super::{checks, form::Form, responses, routes::PageRoute};
@@ -11,23 +11,27 @@ use crate::{
         app::App,
         authentication::AuthenticatedSession,
         call::Call,
+        email::Email,
+        openid::authorization_request::RequestParameters,
         pages::{
             self, AccountPage, BrowserId, BrowserSessionTimes, PagesUrl, SessionCookie, SessionCookieError, Target,
-            Transaction, csrf_token, is_valid_csrf_token, settings::PagesSettings,
+            Transaction, csrf_token, is_valid_csrf_token, is_valid_user_token, open_address, seal_address,
+            settings::PagesSettings, user_token,
         },
         sessions::UNKNOWN_KEY_RETRY,
+        user::UserId,
     },
     http::{
         Ports,
-        cookies::{PageCookies, SentPageCookies},
+        cookies::{CookieScheme, SentPageCookies},
         error::{ErrorCode, Problem, ReportedProblem},
         parameters::Parameters,
-        request::InboundRequest,
+        request::{InboundRequest, require_few_parameters},
         response::Response,
     },
     pages::{
         Branding, PageContext, PageError, PageTexts, ProviderButton, choose_language, render,
-        views::{ErrorPage, View},
+        views::{ErrorPage, FormPostPage, View},
     },
     state::State,
 };
@@ -45,10 +49,12 @@ pub(super) struct Page<'a, S> {
     pub(super) url: PagesUrl,
     pub(super) branding: Arc<Branding>,
     pub(super) texts: PageTexts,
-    pub(super) cookies: PageCookies,
+    pub(super) cookies: CookieScheme,
     pub(super) sent: SentPageCookies<'a>,
     pub(super) browser: BrowserId,
     query: Parameters<'a>,
+    /// Why the query cannot be parsed.
+    query_problem: Option<Problem>,
     csrf: String,
     tx: Option<OpenedTransaction>,
     /// The cookies of every response.
@@ -67,12 +73,13 @@ pub(super) fn encode_query<'q>(parameters: impl IntoIterator<Item = (&'q str, &'
     if query.is_empty() { query } else { format!("?{query}") }
 }
 
-fn invalid_state() -> Problem {
-    Problem::new(ErrorCode::InvalidState, "the form or link is of another browser, or too old; start again")
+fn parse_query(query: &str) -> Result<Parameters<'_>, Problem> {
+    require_few_parameters(query)?;
+    Parameters::parse(query)
 }
 
 impl<'a, S: Ports> Page<'a, S> {
-    /// Reads what the browser sent. A query that cannot be parsed is empty here; [`Self::check`] reports it.
+    /// Reads what the browser sent. A query that cannot be parsed is empty; [`Self::check`] returns the error.
     pub(super) fn new(
         state: &'a State<S>,
         app: &'a App,
@@ -82,18 +89,23 @@ impl<'a, S: Ports> Page<'a, S> {
         url: PagesUrl,
         branding: Arc<Branding>,
     ) -> Self {
-        let cookies = PageCookies::for_base_url(&state.settings.base_url);
-        let sent = cookies.from_request(&request.headers);
-        let query = Parameters::parse(request.uri.query().unwrap_or_default()).unwrap_or_default();
+        let cookies = CookieScheme::for_base_url(&state.settings.base_url);
+        let sent = cookies.sent_to_pages(&request.headers);
+        let (query, query_problem) = match parse_query(request.uri.query().unwrap_or_default()) {
+            Ok(query) => (query, None),
+            Err(problem) => (Parameters::default(), Some(problem)),
+        };
         let requested = query.get_once("lang").ok().flatten();
-        let accepted = request.headers.get(ACCEPT_LANGUAGE).and_then(|field| field.to_str().ok());
+        let accepted = accepted_languages(request);
         let language = choose_language(&settings.languages, requested.into_iter().chain(sent.language()), accepted);
         let mut own_cookies = Vec::new();
         if requested == Some(language.as_str()) {
             own_cookies.extend(cookies.set_language(language.as_str()));
         }
         let browser = sent.browser().cloned().unwrap_or_else(|| BrowserId::generate(&state.env));
-        if sent.browser().is_none() {
+        // Browsers send no `SameSite=Lax` cookie with the form of another site. If the response set a new browser
+        // cookie, that site could make every open form of the user invalid.
+        if sent.browser().is_none() && request.method != Method::POST {
             own_cookies.push(cookies.set_browser(&browser));
         }
         let csrf = csrf_token(app, &browser);
@@ -111,6 +123,7 @@ impl<'a, S: Ports> Page<'a, S> {
             sent,
             browser,
             query,
+            query_problem,
             csrf,
             tx: None,
             own_cookies,
@@ -121,26 +134,87 @@ impl<'a, S: Ports> Page<'a, S> {
 
     /// Checks the method, the body, the origin, `csrf` and `tx`, in this order (specification: Hosted pages, Requests).
     /// Returns the form of a POST.
+    ///
+    /// A POST from another site, which only asks, has neither `csrf` nor our origin. Its response sets no cookie:
+    /// without its cookies, which the browser did not send, it would look like that of a new browser.
     pub(super) fn check(&mut self, form: Result<Option<Form>, Problem>) -> Result<Option<Form>, Problem> {
         if !self.route.accepts(&self.request.method) {
             return Err(Problem::method_not_allowed(self.route.allow()));
         }
+        let is_cross_site = self.is_cross_site_request(&form);
+        if is_cross_site {
+            self.own_cookies.clear();
+        }
         let form = form?;
-        Parameters::parse(self.request.uri.query().unwrap_or_default())?;
-        if let Some(form) = &form {
+        if let Some(problem) = self.query_problem.take() {
+            return Err(problem);
+        }
+        if let Some(form) = form.as_ref().filter(|_| !is_cross_site) {
             checks::check_origin(&self.request.headers, &self.url)?;
-            let browser = self.sent.browser().ok_or_else(invalid_state)?;
+            let browser = self.sent.browser().ok_or_else(Problem::invalid_state)?;
             if !is_valid_csrf_token(self.app, browser, form.text("csrf")) {
-                return Err(invalid_state());
+                return Err(Problem::invalid_state());
             }
         }
         let text = match &form {
+            Some(_) if is_cross_site => None,
             Some(form) => form.get("tx"),
             None => self.query("tx")?,
         };
-        let opened = text.map(|text| self.open_transaction(text).ok_or_else(invalid_state)).transpose()?;
+        let opened =
+            text.map(|text| self.open_sent_transaction(text).ok_or_else(Problem::invalid_state)).transpose()?;
         self.tx = opened;
+        self.apply_ui_locales(form.as_ref());
         Ok(form)
+    }
+
+    /// Whether another site can send this POST (specification: Authorization, Requests from other sites).
+    fn is_cross_site_request(&self, form: &Result<Option<Form>, Problem>) -> bool {
+        self.request.method == Method::POST
+            && match self.route {
+                PageRoute::Authorize => true,
+                // Only a client can ask for a logout.
+                PageRoute::Logout if !self.app.has_clients() => false,
+                PageRoute::Logout => match form {
+                    Ok(Some(form)) => form.get("csrf").is_none(),
+                    Ok(None) => false,
+                    // The form is refused.
+                    Err(_) => true,
+                },
+                _ => false,
+            }
+    }
+
+    /// Opens the `tx` of this request. The pages that other sites can ask also accept a `tx` that is bound to no
+    /// browser.
+    fn open_sent_transaction(&self, text: &str) -> Option<OpenedTransaction> {
+        self.open_transaction(text).or_else(|| {
+            let transaction = Transaction::open_unbound(self.app, text, self.state.env.now());
+            let transaction = transaction.filter(|transaction| match (&transaction.target, self.route) {
+                (Target::Authorize(_), PageRoute::Authorize) | (Target::Logout(_), PageRoute::Logout) => true,
+                (Target::Authorize(_) | Target::Logout(_) | Target::Account(_), _) => false,
+            })?;
+            Some(OpenedTransaction { text: text.to_owned(), transaction })
+        })
+    }
+
+    /// Chooses the language again, if the client asked for some (OpenID Connect Core 1.0, 3.1.2.1).
+    fn apply_ui_locales(&mut self, form: Option<&Form>) {
+        let of_client = match (&self.tx, self.route) {
+            (Some(tx), _) => {
+                request_parameters(&tx.transaction).and_then(|parameters| parameters.get("ui_locales").ok())
+            }
+            (None, PageRoute::Authorize | PageRoute::Logout) if self.app.has_clients() => match form {
+                Some(form) => form.parameters().get("ui_locales").ok(),
+                None => self.query.get_once("ui_locales").ok(),
+            },
+            (None, _) => None,
+        };
+        let Some(ui_locales) = of_client.flatten() else { return };
+        let requested = self.query.get_once("lang").ok().flatten();
+        let preferences = requested.into_iter().chain([ui_locales]).chain(self.sent.language());
+        let language = choose_language(&self.settings.languages, preferences, accepted_languages(self.request));
+        self.texts = PageTexts::new(language, self.settings.own_texts(language));
     }
 
     fn open_transaction(&self, text: &str) -> Option<OpenedTransaction> {
@@ -155,9 +229,26 @@ impl<'a, S: Ports> Page<'a, S> {
         self.state.call(self.app, &self.request.client)
     }
 
-    /// A parameter of the query, which can occur only once.
+    /// A parameter of the query, which can occur only once. An empty parameter is the same as a missing parameter, as
+    /// in a form.
     pub(super) fn query(&self, name: &'static str) -> Result<Option<&str>, Problem> {
-        Ok(self.query.get_once(name)?)
+        Ok(self.query.get_once(name)?.filter(|value| !value.is_empty()))
+    }
+
+    /// All parameters of the query.
+    pub(super) fn query_pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.query.pairs()
+    }
+
+    /// The opened `tx` of the request.
+    pub(super) fn transaction(&self) -> Option<&Transaction> {
+        self.tx.as_ref().map(|tx| &tx.transaction)
+    }
+
+    /// The email address that a client suggests. Can be any text.
+    pub(super) fn login_hint(&self) -> &str {
+        let parameters = self.transaction().and_then(request_parameters);
+        parameters.and_then(|parameters| parameters.get("login_hint").ok().flatten()).unwrap_or_default()
     }
 
     /// The `tx` of the request.
@@ -165,26 +256,62 @@ impl<'a, S: Ports> Page<'a, S> {
         self.tx.as_ref().map(|tx| tx.text.as_str())
     }
 
-    /// The target of the `tx`, as a path below the App. `None` without a `tx`.
-    pub(super) fn target(&self) -> Option<&'static str> {
-        self.tx.as_ref().map(|tx| target_path(&tx.transaction))
+    /// The target of the `tx`, as a path below the App, with its query. `None` without a `tx`.
+    pub(super) fn target(&self) -> Option<String> {
+        self.tx.as_ref().map(OpenedTransaction::path)
     }
 
     /// The target of a `tx` from a cookie. `None` if it has expired.
-    pub(super) fn target_of(&self, text: &str) -> Option<&'static str> {
-        self.open_transaction(text).map(|tx| target_path(&tx.transaction))
+    pub(super) fn target_of(&self, text: &str) -> Option<String> {
+        self.open_transaction(text).map(|tx| tx.path())
+    }
+
+    /// The `tx` with which a login leads back: it carries the login. `cookie` is that of the new session. `None` if the
+    /// `tx` has expired.
+    pub(super) fn tx_after_login(&self, text: &str, cookie: &SessionCookie) -> Option<String> {
+        let OpenedTransaction { text, transaction } = self.open_transaction(text)?;
+        let answered = transaction.after_login(cookie);
+        // A server of the previous version left no room for the login. The user then logs in, or decides, once more.
+        Some(answered.seal(&self.state.env, self.app, &self.browser).unwrap_or(text))
     }
 
     /// The valid session cookie of the request. Its session can have ended.
     pub(super) fn session_cookie(&self) -> Result<Option<SessionCookie>, Problem> {
         let Some(text) = self.sent.session(self.app.id()) else { return Ok(None) };
-        match SessionCookie::decode(self.app, text) {
+        match SessionCookie::decode(self.app, text, self.state.env.now()) {
             Ok(cookie) => Ok(Some(cookie)),
             Err(SessionCookieError::Invalid) => Ok(None),
             Err(error @ SessionCookieError::UnknownKey) => {
                 Err(Problem::unavailable(UNKNOWN_KEY_RETRY).with_cause(error))
             }
         }
+    }
+
+    /// The user whose account a form of this page changes. `None` if the page is not one of the account.
+    fn form_user(&self) -> Option<UserId> {
+        self.route.account_page()?;
+        self.session_cookie().ok().flatten().map(|cookie| cookie.user)
+    }
+
+    /// Whether the form shows the account of a user, and the browser has since logged in as another one. A server of an
+    /// earlier version does not write the field.
+    pub(super) fn is_form_of_other_user(&self, form: &Form) -> bool {
+        match (self.form_user(), form.get("user")) {
+            (Some(user), Some(text)) => !is_valid_user_token(self.app, user, text),
+            (None, _) | (_, None) => false,
+        }
+    }
+
+    /// The email address of the form before this page, if the query has it.
+    pub(super) fn sent_address(&self) -> Result<Option<Email>, Problem> {
+        let Some(text) = self.query("address")? else { return Ok(None) };
+        let browser = self.sent.browser();
+        Ok(browser.and_then(|browser| open_address(self.app, browser, text, self.state.env.now())))
+    }
+
+    /// The parameter `address` of the next page.
+    pub(super) fn seal_address(&self, email: &Email) -> String {
+        seal_address(&self.state.env, self.app, &self.browser, email)
     }
 
     /// The live session of the browser.
@@ -208,12 +335,26 @@ impl<'a, S: Ports> Page<'a, S> {
     // === responses ===
 
     pub(super) fn show<V: View>(&self, view: &V) -> Result<Response, Problem> {
-        Ok(self.html(StatusCode::OK, view, None, self.tx()))
+        Ok(self.html(StatusCode::OK, view, None, None))
+    }
+
+    /// Like [`Self::show`], with another `tx` in its forms and links.
+    pub(super) fn show_with_tx<V: View>(&self, view: &V, tx: &str) -> Result<Response, Problem> {
+        let mut response = responses::html(StatusCode::OK, render(view, &self.context(None, Some(tx))));
+        self.add_cookies(&mut response);
+        Ok(response)
+    }
+
+    /// The page that sends a response to a client.
+    pub(super) fn form_post(&self, view: &FormPostPage<'_>) -> Response {
+        let mut response = responses::form_post(render(view, &self.context(None, None)));
+        self.add_cookies(&mut response);
+        response
     }
 
     /// Like [`Self::show`], with an error that came with a redirect.
     pub(super) fn show_error<V: View>(&self, view: &V, code: ErrorCode) -> Result<Response, Problem> {
-        Ok(self.html(StatusCode::OK, view, Some(&PageError::new(code)), self.tx()))
+        Ok(self.html(StatusCode::OK, view, Some(&PageError::new(code)), None))
     }
 
     /// Like [`Self::show`], for a page that asks for a new login and then continues here.
@@ -231,13 +372,12 @@ impl<'a, S: Ports> Page<'a, S> {
         if !is_refusal {
             return Err(problem);
         }
-        // A page that asks for a new login needs a `tx`, with which the login comes back.
-        let own_tx = match problem.code {
+        // The link to a new login needs a `tx`, with which the login comes back. The form continues without it.
+        let login_tx = match problem.code {
             ErrorCode::ReauthenticationRequired if self.tx.is_none() => Some(self.transaction_to_here()?),
             _ => None,
         };
-        let tx = self.tx().or(own_tx.as_deref());
-        let response = self.html(problem.status, view, Some(&PageError::from(&problem)), tx);
+        let response = self.html(problem.status, view, Some(&PageError::from(&problem)), login_tx.as_deref());
         Ok(report(response, problem))
     }
 
@@ -259,9 +399,19 @@ impl<'a, S: Ports> Page<'a, S> {
         self.redirect_to(&format!("{}/{path}", self.branding.path()), cookies)
     }
 
+    /// Leads a GET on to another page with 302, and a POST with 303. `path` is as in [`Self::redirect`].
+    pub(super) fn lead_on(&self, path: &str) -> Result<Response, Problem> {
+        let status = if self.request.method == Method::POST { StatusCode::SEE_OTHER } else { StatusCode::FOUND };
+        self.redirect_with(status, &format!("{}/{path}", self.branding.path()), Vec::new())
+    }
+
     /// 303 to a URL.
     pub(super) fn redirect_to(&self, url: &str, cookies: Vec<Header>) -> Result<Response, Problem> {
-        let mut response = responses::redirect(StatusCode::SEE_OTHER, url)?;
+        self.redirect_with(StatusCode::SEE_OTHER, url, cookies)
+    }
+
+    fn redirect_with(&self, status: StatusCode, url: &str, cookies: Vec<Header>) -> Result<Response, Problem> {
+        let mut response = responses::redirect(status, url)?;
         self.add_cookies(&mut response);
         for (name, value) in cookies {
             response.headers_mut().append(name, value);
@@ -276,29 +426,54 @@ impl<'a, S: Ports> Page<'a, S> {
         self.redirect(&format!("login{}", encode_query([("tx", tx.as_str())])), ended.into_iter().collect())
     }
 
-    /// 303 to where a login leads: the target, otherwise the account. `cookie` is that of the new session.
+    /// 303 to where a login with this `tx` leads: its target, otherwise the account. `cookie` is of the new session.
     pub(super) fn logged_in(
         &self,
-        target: Option<&str>,
+        tx: Option<&str>,
+        cookie: &SessionCookie,
+        cookies: Vec<Header>,
+    ) -> Result<Response, Problem> {
+        let target = tx.and_then(|tx| self.tx_after_login(tx, cookie)).and_then(|tx| self.target_of(&tx));
+        self.logged_in_at(target.as_deref().unwrap_or(AccountPage::Overview.path()), cookie, cookies)
+    }
+
+    /// 303 to a page after a login. `path` is as in [`Self::redirect`].
+    pub(super) fn logged_in_at(
+        &self,
+        path: &str,
         cookie: &SessionCookie,
         mut cookies: Vec<Header>,
     ) -> Result<Response, Problem> {
         cookies.extend(self.cookies.set_session(&self.sent, self.app, cookie));
-        self.redirect(target.unwrap_or(AccountPage::Overview.path()), cookies)
+        self.redirect(path, cookies)
     }
 
-    fn html<V: View>(&self, status: StatusCode, view: &V, error: Option<&PageError>, tx: Option<&str>) -> Response {
-        let context = PageContext {
+    /// `login_tx` is as in [`PageContext`].
+    fn html<V: View>(
+        &self,
+        status: StatusCode,
+        view: &V,
+        error: Option<&PageError>,
+        login_tx: Option<&str>,
+    ) -> Response {
+        let user = self.form_user().map(|user| user_token(self.app, user));
+        let context = PageContext { user: user.as_deref(), login_tx, ..self.context(error, self.tx()) };
+        let mut response = responses::html(status, render(view, &context));
+        self.add_cookies(&mut response);
+        response
+    }
+
+    fn context<'c>(&'c self, error: Option<&'c PageError>, tx: Option<&'c str>) -> PageContext<'c> {
+        PageContext {
             branding: &self.branding,
             texts: &self.texts,
             error,
             csrf: &self.csrf,
+            user: None,
             tx,
+            login_tx: None,
             request_id: &self.request.id,
-        };
-        let mut response = responses::html(status, render(view, &context));
-        self.add_cookies(&mut response);
-        response
+        }
     }
 
     fn add_cookies(&self, response: &mut Response) {
@@ -316,14 +491,35 @@ impl<'a, S: Ports> Page<'a, S> {
     }
 }
 
-fn target_path(transaction: &Transaction) -> &'static str {
-    match transaction.target {
-        Target::Account(page) => page.path(),
+// === impl OpenedTransaction ===
+
+impl OpenedTransaction {
+    /// The target as a path below the App, with its query.
+    fn path(&self) -> String {
+        let with_tx = |page: PageRoute| format!("{}{}", page.path(), encode_query([("tx", self.text.as_str())]));
+        match &self.transaction.target {
+            Target::Account(page) => page.path().to_owned(),
+            Target::Authorize(_) => with_tx(PageRoute::Authorize),
+            Target::Logout(_) => with_tx(PageRoute::Logout),
+        }
     }
 }
 
+/// The parameters that a client sent.
+fn request_parameters(transaction: &Transaction) -> Option<&RequestParameters> {
+    match &transaction.target {
+        Target::Account(_) => None,
+        Target::Authorize(carried) => Some(&carried.parameters),
+        Target::Logout(parameters) => Some(parameters),
+    }
+}
+
+fn accepted_languages(request: &InboundRequest) -> Option<&str> {
+    request.headers.get(ACCEPT_LANGUAGE).and_then(|field| field.to_str().ok())
+}
+
 /// Adds the headers of the error, and lets the pipeline log it.
-fn report(mut response: Response, problem: Problem) -> Response {
+pub(super) fn report(mut response: Response, problem: Problem) -> Response {
     for (name, value) in &problem.headers {
         response.headers_mut().append(name, value.clone());
     }

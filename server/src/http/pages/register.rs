@@ -23,7 +23,7 @@ use crate::{
 
 pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
     require_open(page)?;
-    page.show(&RegisterPage { name: "", email: "", providers: page.providers() })
+    page.show(&RegisterPage { name: "", email: page.login_hint(), providers: page.providers() })
 }
 
 /// With enumeration protection, the response is the same for every address: the same notice, cookies and form.
@@ -40,7 +40,7 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
         Err(error) => return page.refuse(&view, register_problem(error)),
     };
     let env = &page.state.env;
-    let registration = Registration::new(&email, page.tx(), registered.expires_at);
+    let registration = Registration::start(page.call(), &email, page.tx(), registered.expires_at).await;
     let sealed = registration.seal(env, page.app, &page.browser);
     let cookies = page.cookies.transactions().add(
         page.sent.transactions(),

@@ -5,7 +5,10 @@ use super::{
     page::{Page, encode_query},
 };
 use crate::{
-    domain::email_account::{self, ResetPasswordInput},
+    domain::{
+        email::Email,
+        email_account::{self, ResetPasswordInput},
+    },
     http::{
         Ports,
         error::{ErrorCode, Problem},
@@ -17,9 +20,13 @@ use crate::{
 
 /// Never looks at the code.
 pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
-    let email = page.query("email")?.unwrap_or_default();
+    let sent = page.sent_address()?;
+    let email = match &sent {
+        Some(email) => email.as_str(),
+        None => page.query("email")?.unwrap_or_default(),
+    };
     let code = page.query("code")?.unwrap_or_default();
-    page.show(&ResetPage { email, code, hides_code: !code.is_empty() })
+    page.show(&view(page, email, code, !code.is_empty()))
 }
 
 pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<Response, Problem> {
@@ -40,5 +47,10 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
 fn refuse<S: Ports>(page: &Page<'_, S>, form: &Form, problem: Problem) -> Result<Response, Problem> {
     let code = form.text("code");
     let hides_code = !code.is_empty() && problem.code != ErrorCode::InvalidCode;
-    page.refuse(&ResetPage { email: form.text("email"), code, hides_code }, problem)
+    page.refuse(&view(page, form.text("email"), code, hides_code), problem)
+}
+
+fn view<'v, S: Ports>(page: &Page<'_, S>, email: &'v str, code: &'v str, hides_code: bool) -> ResetPage<'v> {
+    let address = Email::parse(email).map(|email| page.seal_address(&email)).unwrap_or_default();
+    ResetPage { email, address, code, hides_code }
 }

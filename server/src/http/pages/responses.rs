@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION, REFERRER_POLICY, X_FRAME_OPTIONS},
+    header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_FRAME_OPTIONS},
 };
 
 use crate::http::{
@@ -14,6 +14,10 @@ use crate::http::{
 /// No `form-action`: browsers apply it to the redirect after a POST, too.
 const PAGE_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'",
+);
+/// The page whose script sends a form to a Client.
+const FORM_POST_POLICY: HeaderValue = HeaderValue::from_static(
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'",
 );
 /// The logo is data of a tenant. A browser that opens it as a document gives it an origin of its own.
 const LOGO_POLICY: HeaderValue = HeaderValue::from_static(
@@ -34,6 +38,13 @@ pub(super) fn html(status: StatusCode, html: String) -> Response {
     response
 }
 
+/// The page that sends a response to a Client with a form. Only this page has a script, which is a file of our own.
+pub(super) fn form_post(html: String) -> Response {
+    let mut response = self::html(StatusCode::OK, html);
+    response.headers_mut().insert(CONTENT_SECURITY_POLICY, FORM_POST_POLICY);
+    response
+}
+
 /// A file. If its URL has the hash of its content (`is_current`), browsers keep it forever.
 pub(super) fn file(content_type: &'static str, content: Bytes, is_current: bool) -> Response {
     let mut response = Response::new(full_body(content));
@@ -51,13 +62,10 @@ pub(super) fn logo(content_type: &'static str, content: Bytes, is_current: bool)
     response
 }
 
-/// A redirect that must not be cached, and whose URL must not leak in a `Referer`.
+/// A redirect, with the protection of a page.
 pub(super) fn redirect(status: StatusCode, url: &str) -> Result<Response, Problem> {
-    let location = HeaderValue::try_from(url).map_err(|error| Problem::server_error().with_cause(error))?;
-    let mut response = response::private_empty(status);
-    let headers = response.headers_mut();
-    headers.insert(LOCATION, location);
-    insert_protection(headers, PAGE_POLICY, HeaderValue::from_static("no-referrer"));
+    let mut response = response::redirect(status, url)?;
+    insert_protection(response.headers_mut(), PAGE_POLICY, HeaderValue::from_static("no-referrer"));
     Ok(response)
 }
 

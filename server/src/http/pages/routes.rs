@@ -60,6 +60,8 @@ page_routes! {
     Forgot = "forgot" "forgot" true;
     Reset = "reset" "reset" true;
     Continue = "continue" "continue" false;
+    Authorize = "authorize" "authorize" true;
+    Consent = "consent" "consent" true;
     Account = "account" "account" true;
     Password = "account-password" "account/password" true;
     Email = "account-email" "account/email" true;
@@ -67,6 +69,7 @@ page_routes! {
     Identities = "account-identities" "account/identities" true;
     Sessions = "account-sessions" "account/sessions" true;
     Activity = "account-activity" "account/activity" false;
+    Applications = "account-applications" "account/applications" true;
     Logout = "logout" "logout" true;
     Theme = "theme" "theme.css" false;
     Logo = "logo" "logo" false;
@@ -81,11 +84,16 @@ impl PageRoute {
         Self::ALL.iter().find(|route| route.path() == page).map(|route| (app, *route))
     }
 
+    /// Whether only an App with clients has the page.
+    pub(in crate::http) const fn needs_clients(self) -> bool {
+        matches!(self, Self::Consent | Self::Applications)
+    }
+
     pub(in crate::http) fn accepts(self, method: &Method) -> bool {
         match *method {
             Method::GET => true,
-            // A link scanner that sends HEAD must not finish a social login.
-            Method::HEAD => self != Self::Continue,
+            // A link scanner that sends HEAD must not finish a social login, or use up an authorization request.
+            Method::HEAD => !matches!(self, Self::Continue | Self::Authorize),
             Method::POST => self.accepts_post(),
             _ => false,
         }
@@ -95,6 +103,7 @@ impl PageRoute {
     pub(in crate::http) const fn allow(self) -> &'static str {
         match self {
             Self::Continue => "GET",
+            Self::Authorize => "GET, POST",
             _ if self.accepts_post() => "GET, HEAD, POST",
             _ => "GET, HEAD",
         }
@@ -110,12 +119,15 @@ impl PageRoute {
             Self::Identities => AccountPage::Identities,
             Self::Sessions => AccountPage::Sessions,
             Self::Activity => AccountPage::Activity,
+            Self::Applications => AccountPage::Applications,
             Self::Login
             | Self::Register
             | Self::Confirm
             | Self::Forgot
             | Self::Reset
             | Self::Continue
+            | Self::Authorize
+            | Self::Consent
             | Self::Logout
             | Self::Theme
             | Self::Logo => return None,
@@ -146,10 +158,12 @@ mod tests {
     }
 
     #[test]
-    fn head_does_not_continue_a_social_login() {
+    fn head_does_not_continue_a_social_login_or_an_authorization() {
         for route in PageRoute::ALL {
             assert!(route.accepts(&Method::GET) && !route.accepts(&Method::OPTIONS));
-            assert_eq!(route.accepts(&Method::HEAD), *route != PageRoute::Continue);
+            let is_refused = matches!(route, PageRoute::Continue | PageRoute::Authorize);
+            assert_eq!(route.accepts(&Method::HEAD), !is_refused);
+            assert_eq!(route.allow().contains("HEAD"), !is_refused);
             assert_eq!(route.allow().contains("POST"), route.accepts(&Method::POST));
         }
     }

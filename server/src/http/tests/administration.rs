@@ -19,6 +19,7 @@ fn method(route: AdministrationRoute) -> &'static str {
     match route.verb() {
         Verb::Get | Verb::GetOnly | Verb::Any => "GET",
         Verb::Post => "POST",
+        Verb::Put => "PUT",
         Verb::Patch => "PATCH",
         Verb::Delete => "DELETE",
     }
@@ -26,7 +27,7 @@ fn method(route: AdministrationRoute) -> &'static str {
 
 fn path(route: AdministrationRoute, app: &str) -> String {
     let path = route.path_template().replace("{APPID}", app).replace("{USER}", USER).replace("{SESSION}", USER);
-    path.replace("{PROVIDER}", "github").replace("{WEBHOOK}", "sync")
+    path.replace("{PROVIDER}", "github").replace("{WEBHOOK}", "sync").replace("{GROUP}", "staff")
 }
 
 /// The stores panic, so the test fails if a call uses a store before the caller is authenticated.

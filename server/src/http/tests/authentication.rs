@@ -59,6 +59,7 @@ fn needs_token(document: &Value, route: Route) -> bool {
     let method = match route.verb() {
         Verb::Get | Verb::GetOnly | Verb::Any => "get",
         Verb::Post => "post",
+        Verb::Put => "put",
         Verb::Patch => "patch",
         Verb::Delete => "delete",
     };
@@ -94,6 +95,7 @@ async fn a_call_without_its_required_token_is_401_whatever_its_body_and_paramete
         let method = match route.verb() {
             Verb::Get | Verb::GetOnly => "GET",
             Verb::Post | Verb::Any => "POST",
+            Verb::Put => "PUT",
             Verb::Patch => "PATCH",
             Verb::Delete => "DELETE",
         };

@@ -1,11 +1,11 @@
 //! One type that implements all ports. Stores, limits and hashing fail in the way that the test chooses. Providers
 //! always fail in the same way.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use latchkey_crds::{
     rendered::{LimitName, RenderedProvider, Window},
-    types::AppId,
+    types::{AppId, GroupName},
 };
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -19,22 +19,30 @@ use crate::domain::{
     email::{AccountKey, Email},
     flow::{FlowBinding, FlowId, LoginCodeKey, PendingLogin, StoredLogin},
     foreign_hash::HashClass,
+    groups::{GroupTitle, GroupsChange, ManagedGroupName, Membership, ReportedGroups, UserGroups},
     identity::{
         AuthorizationCodeGrant, AuthorizationRequest, Identity, ProviderCapabilities, ProviderError, ProviderOperation,
         UnavailableReason, VerifiedIdentity,
     },
     mail::{EpochChange, Mail, MailKind},
+    openid::{
+        client_session::{ClientGrant, ClientSession, ListedClientSession, NewClientSession, SessionUse},
+        code::{ClientCodeKey, ClientCodeRecord, ExchangedCode, Redemption, StoredClientCode},
+        par::{PushedRequest, PushedRequestKey},
+        scope::Scopes,
+    },
     password::{Overloaded, Password, PasswordHash},
     ports::{
         AccountTransfer, AcquireError, AddressChange, AddressChangeRequest, AddressChanged, AuditLog, ChangeOutcome,
-        ChangedUser, ClaimableWebhook, ClaimedEvent, ClaimedRow, Codes, Confirmation, CreateUserOutcome,
-        DeliveryOutcome, DeliveryState, EventBacklog, EventFilter, EventOutcome, Flows, Identities, IdentityRemoval,
-        ImportOutcome, KnownWebhook, LinkOutcome, LinkRequest, LoginCandidate, MailOutcome, NewAdministeredUser,
-        NewFederatedUser, NewIdentity, NewUser, Outbox, OutboxBacklog, OwnAccounts, PasswordChange, PasswordHasher,
-        PasswordReset, Providers, RateLimitPermit, RateLimits, RemovalOutcome, Rename, Renamed, Replication,
-        RetrySelection, RowPage, RowPosition, Sessions, StoreError, StoreFlowError, UnlinkOutcome, UnlinkRequest,
-        UserAdministration, UserChange, UserConflict, UserDeletion, UserFilter, UserPage, UserPosition, Users,
-        WebhookEvents, WebhookKey,
+        ChangedUser, ClaimableWebhook, ClaimedEvent, ClaimedRow, ClientCodes, ClientSessions, Codes, Confirmation,
+        Consents, CreateUserOutcome, DeliveryOutcome, DeliveryState, EventBacklog, EventFilter, EventOutcome, Flows,
+        GroupAdministration, GroupChanges, GroupPage, GroupRemoval, Groups, Identities, IdentityRemoval, ImportOutcome,
+        KnownWebhook, LinkOutcome, LinkRequest, LoginCandidate, MailOutcome, MemberOutcome, MemberPage, MemberPosition,
+        NewAdministeredUser, NewConsent, NewFederatedUser, NewIdentity, NewUser, Outbox, OutboxBacklog, OwnAccounts,
+        PasswordChange, PasswordHasher, PasswordReset, Providers, PushedRequests, PutGroupOutcome, RateLimitPermit,
+        RateLimits, RemovalOutcome, Rename, Renamed, Replication, RetrySelection, RowPage, RowPosition, Sessions,
+        StoreError, StoreFlowError, StoredConsent, UnlinkOutcome, UnlinkRequest, UserAdministration, UserChange,
+        UserConflict, UserDeletion, UserFilter, UserPage, UserPosition, Users, WebhookEvents, WebhookKey,
     },
     rate_limits::{RateLimitCheck, RateLimited},
     session::{
@@ -67,6 +75,9 @@ impl FailingStores {
         }
     }
 }
+
+/// The name of a provider whose login page cannot be found.
+pub(super) const DOWN: &str = "down";
 
 const OVERLOADED: Overloaded = Overloaded { retry_after: Duration::from_millis(2_500) };
 
@@ -284,7 +295,13 @@ impl Sessions for FailingStores {
     async fn session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Option<LiveSession>, StoreError> {
         self.fail()
     }
-    async fn browser_session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Option<LiveSession>, StoreError> {
+    async fn browser_session(
+        &self,
+        _: &AppId,
+        _: UserId,
+        _: SessionId,
+        _: Option<u64>,
+    ) -> Result<Option<LiveSession>, StoreError> {
         self.fail()
     }
     async fn renew_browser_session(&self, _: &AppId, _: &NewSession) -> Result<bool, StoreError> {
@@ -306,6 +323,81 @@ impl Sessions for FailingStores {
         self.fail()
     }
     async fn store_profile(&self, _: &AppId, _: UserId, _: &Profile) -> Result<(), StoreError> {
+        self.fail()
+    }
+}
+
+impl ClientCodes for FailingStores {
+    async fn store_client_code(&self, _: &AppId, _: &ClientCodeKey, _: &ClientCodeRecord) -> Result<(), StoreError> {
+        self.fail()
+    }
+    async fn find_client_code(&self, _: &AppId, _: &ClientCodeKey) -> Result<Option<StoredClientCode>, StoreError> {
+        self.fail()
+    }
+    async fn redeem_client_code(
+        &self,
+        _: &AppId,
+        _: &ClientCodeKey,
+        _: &ExchangedCode,
+        _: SessionId,
+    ) -> Result<Redemption, StoreError> {
+        self.fail()
+    }
+    async fn use_assertion(&self, _: &AppId, _: &str, _: &str, _: i64) -> Result<bool, StoreError> {
+        self.fail()
+    }
+}
+
+impl ClientSessions for FailingStores {
+    async fn open_client_session(&self, _: &AppId, _: &NewClientSession) -> Result<OpenOutcome, StoreError> {
+        self.fail()
+    }
+    async fn client_session(
+        &self,
+        _: &AppId,
+        _: UserId,
+        _: SessionId,
+        _: SessionUse,
+    ) -> Result<Option<ClientSession>, StoreError> {
+        self.fail()
+    }
+    async fn refresh_client_session(
+        &self,
+        _: &AppId,
+        _: &RefreshToken,
+        _: &ClientGrant,
+        _: &RefreshRules,
+    ) -> Result<RefreshOutcome, StoreError> {
+        self.fail()
+    }
+    async fn client_sessions(&self, _: &AppId, _: UserId) -> Result<Vec<ListedClientSession>, StoreError> {
+        self.fail()
+    }
+    async fn end_client_sessions(&self, _: &AppId, _: UserId, _: &str) -> Result<Vec<SessionId>, StoreError> {
+        self.fail()
+    }
+}
+
+impl PushedRequests for FailingStores {
+    async fn store_pushed_request(
+        &self,
+        _: &AppId,
+        _: &PushedRequestKey,
+        _: &PushedRequest,
+        _: ClientAddress,
+    ) -> Result<(), StoreError> {
+        self.fail()
+    }
+    async fn find_pushed_request(&self, _: &AppId, _: &PushedRequestKey) -> Result<Option<PushedRequest>, StoreError> {
+        self.fail()
+    }
+    async fn use_pushed_request(&self, _: &AppId, _: &PushedRequestKey) -> Result<bool, StoreError> {
+        self.fail()
+    }
+}
+
+impl Groups for FailingStores {
+    async fn of_user(&self, _: &AppId, _: UserId) -> Result<Arc<[GroupName]>, StoreError> {
         self.fail()
     }
 }
@@ -337,8 +429,76 @@ impl Identities for FailingStores {
     }
 }
 
+impl GroupChanges for FailingStores {
+    async fn current_groups(&self, _: &AppId, _: UserId) -> Result<Option<UserGroups>, StoreError> {
+        self.fail()
+    }
+    async fn store_groups(&self, _: &AppId, _: UserId, _: &UserGroups) -> Result<Replication, StoreError> {
+        self.fail()
+    }
+    async fn remove_groups_rows(&self, _: &AppId, _: &[Uuid]) -> Result<(), StoreError> {
+        self.fail()
+    }
+    async fn replace_reported_groups(
+        &self,
+        _: &AppId,
+        _: ReportedGroups,
+        _: Event,
+    ) -> Result<Option<GroupsChange>, StoreError> {
+        self.fail()
+    }
+}
+
+impl GroupAdministration for FailingStores {
+    async fn groups(&self, _: &AppId, _: Option<&GroupName>, _: u16) -> Result<GroupPage, StoreError> {
+        self.fail()
+    }
+    async fn put_group(
+        &self,
+        _: &AppId,
+        _: &ManagedGroupName,
+        _: Option<&GroupTitle>,
+        _: OffsetDateTime,
+    ) -> Result<PutGroupOutcome, StoreError> {
+        self.fail()
+    }
+    async fn remove_group(&self, _: &AppId, _: &ManagedGroupName, _: Event) -> Result<GroupRemoval, StoreError> {
+        self.fail()
+    }
+    async fn group_members(
+        &self,
+        _: &AppId,
+        _: &ManagedGroupName,
+        _: Option<&MemberPosition>,
+        _: u16,
+    ) -> Result<Option<MemberPage>, StoreError> {
+        self.fail()
+    }
+    async fn add_member(
+        &self,
+        _: &AppId,
+        _: &ManagedGroupName,
+        _: UserId,
+        _: Event,
+    ) -> Result<MemberOutcome, StoreError> {
+        self.fail()
+    }
+    async fn remove_member(
+        &self,
+        _: &AppId,
+        _: &ManagedGroupName,
+        _: UserId,
+        _: Event,
+    ) -> Result<MemberOutcome, StoreError> {
+        self.fail()
+    }
+    async fn memberships(&self, _: &AppId, _: UserId) -> Result<Option<Vec<Membership>>, StoreError> {
+        self.fail()
+    }
+}
+
 impl Flows for FailingStores {
-    async fn store_flow(&self, _: &AppId, _: &FlowId, _: &str, _: ClientAddress) -> Result<(), StoreFlowError> {
+    async fn store_flow(&self, _: &AppId, _: &FlowId, _: &str, _: ClientAddress, _: i64) -> Result<(), StoreFlowError> {
         self.fail().map_err(StoreFlowError::Store)
     }
     async fn find_flow(&self, _: &AppId, _: &FlowId) -> Result<Option<String>, StoreError> {
@@ -354,6 +514,21 @@ impl Flows for FailingStores {
         self.fail()
     }
     async fn redeem_login(&self, _: &AppId, _: &LoginCodeKey, _: SessionId) -> Result<Option<SessionId>, StoreError> {
+        self.fail()
+    }
+}
+
+impl Consents for FailingStores {
+    async fn consented_scopes(&self, _: &AppId, _: UserId, _: &str) -> Result<Scopes, StoreError> {
+        self.fail()
+    }
+    async fn consents(&self, _: &AppId, _: UserId) -> Result<Vec<StoredConsent>, StoreError> {
+        self.fail()
+    }
+    async fn add_consent(&self, _: &AppId, _: NewConsent) -> Result<bool, StoreError> {
+        self.fail()
+    }
+    async fn remove_consent(&self, _: &AppId, _: UserId, _: &str, _: Event) -> Result<bool, StoreError> {
         self.fail()
     }
 }
@@ -379,9 +554,12 @@ impl Providers for FailingStores {
     async fn authorization_url(
         &self,
         (): &(),
-        _: &RenderedProvider,
+        provider: &RenderedProvider,
         request: &AuthorizationRequest<'_>,
     ) -> Result<String, ProviderError> {
+        if provider.name.as_str() == DOWN {
+            return Err(ProviderError::Unavailable(UnavailableReason::Timeout));
+        }
         Ok(format!("https://provider.example/authorize?state={}", request.state))
     }
     async fn validate_issuer(&self, (): &(), _: &RenderedProvider, _: Option<&str>) -> Result<(), ProviderError> {
@@ -411,12 +589,15 @@ impl RateLimits for FailingStores {
         match self {
             Self::Overloaded => Ok(RateLimitPermit(checks.into_iter().map(|check| (check, 0)).collect())),
             Self::Limited => Err(AcquireError::RateLimited(RateLimited {
-                limit: LimitName::LoginsPerClient,
+                limit: LimitName::LoginsPerClient.into(),
                 window: Window { count: 60, window_seconds: 60 },
                 retry_after: Duration::from_secs(9),
             })),
             other => other.fail().map_err(AcquireError::Store),
         }
+    }
+    async fn check_limits(&self, app: &AppId, checks: Vec<RateLimitCheck>) -> Result<(), AcquireError> {
+        self.acquire(app, checks).await.map(drop)
     }
     async fn release(&self, _: &AppId, _: RateLimitPermit) {}
     async fn is_known_client(&self, _: &AppId, _: &AccountKey, _: ClientAddress) -> Result<bool, StoreError> {

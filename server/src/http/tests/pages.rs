@@ -1,12 +1,25 @@
 //! Hosted pages: which requests reach a page, and what protects every page. The stores always fail, so that each test
 //! shows that a refused request has changed nothing.
 
-use latchkey_crds::rendered::{Base64Bytes, RenderedLogo, SignUp};
+use latchkey_crds::rendered::{Base64Bytes, KeyState, RenderedApp, RenderedLogo, RenderedProvider, SignUp};
+use serde_json::json;
+use time::Duration;
+use uuid::Uuid;
 
-use super::{FailingStores, Reply, TestServer, get_request};
-use crate::fixtures;
+use super::{FailingStores, Reply, TestServer, failing_stores::DOWN, get_request};
+use crate::{
+    domain::{
+        app::App,
+        clock::Env,
+        email::Email,
+        pages::{BrowserId, SessionCookie, seal_address, user_token},
+        session::SessionId,
+        user::UserId,
+    },
+    fixtures,
+};
 
-const PAGES: [&str; 13] = [
+const PAGES: [&str; 15] = [
     "login",
     "register",
     "confirm",
@@ -19,35 +32,41 @@ const PAGES: [&str; 13] = [
     "account/identities",
     "account/sessions",
     "account/activity",
+    "account/applications",
+    "consent",
     "logout",
 ];
 const FORM: &str = "email=ada%40example.com&password=correct+horse";
 const ORIGIN: &str = "Origin: https://auth.example.com\r\n";
 
+/// A server with all pages: the App has a client.
 fn server(stores: FailingStores) -> TestServer {
-    TestServer::with_app(stores, |app| app.pages = Some(fixtures::pages()))
+    TestServer::with_app(stores, |app| {
+        app.pages = Some(fixtures::pages());
+        app.clients = vec![fixtures::client("grafana")];
+    })
 }
 
 /// The cookie and the field `csrf` of a browser that has opened a page.
-struct Opened {
-    cookie: String,
-    csrf: String,
+pub(super) struct Opened {
+    pub(super) cookie: String,
+    pub(super) csrf: String,
 }
 
 impl Opened {
-    async fn by(server: &TestServer) -> Self {
+    pub(super) async fn by(server: &TestServer) -> Self {
         let reply = server.send_request(get_request("/shop/login", "")).await;
         let cookie = reply.header("set-cookie").unwrap().split(';').next().unwrap();
         Self { cookie: format!("Cookie: {cookie}\r\n"), csrf: hidden_field(&reply.body, "csrf").to_owned() }
     }
 }
 
-fn hidden_field<'a>(html: &'a str, name: &str) -> &'a str {
+pub(super) fn hidden_field<'a>(html: &'a str, name: &str) -> &'a str {
     let (_, rest) = html.split_once(&format!("name=\"{name}\" value=\"")).unwrap_or_else(|| panic!("{name} in {html}"));
     rest.split('"').next().unwrap()
 }
 
-async fn post_form(server: &TestServer, path: &str, headers: &str, body: &str) -> Reply {
+pub(super) async fn post_form(server: &TestServer, path: &str, headers: &str, body: &str) -> Reply {
     let length = body.len();
     let head = format!(
         "POST {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {length}\r\n\
@@ -57,7 +76,7 @@ async fn post_form(server: &TestServer, path: &str, headers: &str, body: &str) -
 }
 
 #[track_caller]
-fn assert_protected(reply: &Reply) {
+pub(super) fn assert_protected(reply: &Reply) {
     let policy = "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'";
     assert_eq!(reply.header("content-security-policy"), Some(policy));
     assert_eq!(reply.header("x-frame-options"), Some("DENY"));
@@ -68,7 +87,7 @@ fn assert_protected(reply: &Reply) {
 
 /// Asserts an error page, or a form with an error.
 #[track_caller]
-fn assert_page_error(reply: &Reply, status: u16, code: &str) {
+pub(super) fn assert_page_error(reply: &Reply, status: u16, code: &str) {
     assert_eq!(reply.status, status, "{}", reply.body);
     assert!(reply.body.contains(&format!("<main data-error=\"{code}\">")), "{}", reply.body);
     assert_eq!(reply.header("content-type"), Some("text/html; charset=utf-8"));
@@ -109,7 +128,7 @@ async fn without_pages_every_path_is_unknown() {
     };
     let unknown = server.send_request(get_request("/shop/nothing", "X-Request-Id: 1\r\n")).await;
     let with_pages = self::server(FailingStores::Panicking);
-    for page in PAGES.into_iter().chain(["continue", "theme.css", "logo"]) {
+    for page in PAGES.into_iter().chain(["continue", "authorize", "theme.css", "logo"]) {
         for method in ["GET", "HEAD", "POST", "OPTIONS", "DELETE"] {
             let request =
                 |app: &str| get_request(&format!("/{app}/{page}"), "X-Request-Id: 1\r\n").replacen("GET", method, 1);
@@ -135,13 +154,16 @@ async fn a_wrong_method_gets_a_page_with_the_allowed_methods() {
         ("OPTIONS", "login", "GET, HEAD, POST"),
         ("POST", "account/activity", "GET, HEAD"),
         ("POST", "continue", "GET"),
+        ("DELETE", "authorize", "GET, POST"),
     ] {
         let reply = server.send_request(get_request(&format!("/shop/{path}"), "").replacen("GET", method, 1)).await;
         assert_page_error(&reply, 405, "method_not_allowed");
         assert_eq!(reply.header("allow"), Some(allow), "{method} {path}");
     }
-    let head = server.send_request(get_request("/shop/continue", "").replacen("GET", "HEAD", 1)).await;
-    assert_eq!((head.status, head.body.as_str()), (405, ""));
+    for path in ["continue", "authorize"] {
+        let head = server.send_request(get_request(&format!("/shop/{path}"), "").replacen("GET", "HEAD", 1)).await;
+        assert_eq!((head.status, head.body.as_str()), (405, ""), "{path}");
+    }
 }
 
 #[tokio::test]
@@ -154,7 +176,12 @@ async fn a_form_needs_its_browser_and_its_origin() {
             post_form(&server, &path, &headers, &format!("{FORM}&csrf={csrf}")).await
         };
         assert_page_error(&post(ORIGIN.to_owned(), &own.csrf).await, 400, "invalid_state");
-        assert_page_error(&post(own.cookie.clone(), "").await, 400, "invalid_state");
+        // Another site can ask for a logout. The user then decides.
+        let without_csrf = post(own.cookie.clone(), "").await;
+        match page {
+            "logout" => assert_eq!((without_csrf.status, without_csrf.header("location")), (303, Some("/shop/logout"))),
+            _ => assert_page_error(&without_csrf, 400, "invalid_state"),
+        }
         assert_page_error(&post(own.cookie.clone(), &other.csrf).await, 400, "invalid_state");
         assert_page_error(&post(own.cookie.clone(), &own.csrf[1..]).await, 400, "invalid_state");
         for origin in ["null", "https://shop.example.com", "http://auth.example.com", "https://auth.example.com:443"] {
@@ -164,6 +191,147 @@ async fn a_form_needs_its_browser_and_its_origin() {
         let reply = post(format!("{}Sec-Fetch-Site: same-site\r\n", own.cookie), &own.csrf).await;
         assert_page_error(&reply, 403, "origin_not_allowed");
     }
+}
+
+#[tokio::test]
+async fn without_clients_there_are_no_pages_for_them() {
+    let server = TestServer::with_app(FailingStores::Panicking, |app| app.pages = Some(fixtures::pages()));
+    let unknown = server.send_request(get_request("/shop/nothing", "X-Request-Id: 1\r\n")).await;
+    for page in ["consent", "account/applications"] {
+        for method in ["GET", "POST", "DELETE"] {
+            let request = get_request(&format!("/shop/{page}"), "X-Request-Id: 1\r\n").replacen("GET", method, 1);
+            let reply = server.send_request(request).await;
+            assert_eq!((reply.status, reply.body.as_str()), (404, unknown.body.as_str()), "{method} {page}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_clients_nobody_else_can_ask_for_a_logout() {
+    let server = TestServer::with_app(FailingStores::Panicking, |app| app.pages = Some(fixtures::pages()));
+    let opened = Opened::by(&server).await;
+    let asked = "client_id=grafana&post_logout_redirect_uri=https%3A%2F%2Fevil.example&state=a&ui_locales=de";
+    let path = format!("/shop/logout?{asked}&state=b");
+    let shown = server.send_request(get_request(&path, &opened.cookie)).await;
+    assert_eq!((shown.status, shown.header("location")), (200, None), "{}", shown.body);
+    assert!(shown.body.contains("<html lang=\"en\""), "{}", shown.body);
+    let foreign = post_form(&server, "/shop/logout", "Origin: https://evil.example\r\n", asked).await;
+    assert_page_error(&foreign, 403, "origin_not_allowed");
+    let without_csrf = post_form(&server, "/shop/logout", &format!("{}{ORIGIN}", opened.cookie), asked).await;
+    assert_page_error(&without_csrf, 400, "invalid_state");
+    let own = format!("csrf={}", opened.csrf);
+    let done = post_form(&server, "/shop/logout", &format!("{}{ORIGIN}", opened.cookie), &own).await;
+    assert_eq!((done.status, done.header("location")), (303, Some("/shop/logout")));
+}
+
+#[tokio::test]
+async fn a_form_of_another_site_does_not_replace_the_browser_cookie() {
+    let server = server(FailingStores::Panicking);
+    let opened = Opened::by(&server).await;
+    // Browsers send no cookie with it.
+    for page in PAGES.into_iter().chain(["continue"]) {
+        let path = format!("/shop/{page}");
+        let reply = post_form(&server, &path, "Origin: https://evil.example\r\n", FORM).await;
+        assert_eq!(reply.header("set-cookie"), None, "{page}");
+        let reply = post_form(&server, &path, "", &format!("{FORM}&csrf={}", opened.csrf)).await;
+        assert_eq!(reply.header("set-cookie"), None, "{page}");
+    }
+}
+
+#[tokio::test]
+async fn a_cookie_of_a_neighbouring_host_that_is_not_ascii_does_no_harm() {
+    let server = server(FailingStores::Panicking);
+    let opened = Opened::by(&server).await;
+    let cookies = opened.cookie.replacen("Cookie: ", "Cookie: n=J\u{f6}rg; ", 1);
+    let reply = server.send_request(get_request("/shop/login", &cookies)).await;
+    assert_eq!((reply.status, reply.header("set-cookie")), (200, None));
+    assert_eq!(hidden_field(&reply.body, "csrf"), opened.csrf);
+}
+
+/// The session cookie of a user at this age.
+fn session_cookie(app: &App, user: u128, age: Duration) -> String {
+    let issued_ms = u64::try_from((Env::system().now() - age).unix_timestamp_nanos() / 1_000_000).unwrap();
+    let (user, session) = (UserId(Uuid::from_u128(user)), SessionId(Uuid::from_u128(9)));
+    format!("__Host-latchkey-session.shop={}", SessionCookie { issued_ms, user, session }.encode(app))
+}
+
+#[tokio::test]
+async fn an_old_cookie_of_an_unknown_key_is_no_session() {
+    let server = server(FailingStores::Panicking);
+    // The App was deleted and created again, so its keys begin with 1 again.
+    let mut former = fixtures::rendered("shop");
+    former.keys.hmac = vec![fixtures::hmac_key("h2", 2, KeyState::Active)];
+    let former = fixtures::app(former);
+    let get = async |path: &str, age: Duration| {
+        let cookie = format!("Cookie: {}\r\n", session_cookie(&former, 7, age));
+        server.send_request(get_request(&format!("/shop/{path}"), &cookie)).await
+    };
+    for page in ["login", "confirm", "logout"] {
+        assert_eq!(get(page, Duration::hours(1)).await.status, 200, "{page}");
+    }
+    let recent = get("login", Duration::ZERO).await;
+    assert_page_error(&recent, 503, "temporarily_unavailable");
+    assert_eq!(recent.header("retry-after"), Some("2"));
+    let login = get("account", Duration::hours(1)).await;
+    assert_eq!(login.status, 303);
+    let cleared = login.header("set-cookie").unwrap();
+    assert!(cleared.starts_with("__Host-latchkey-session.shop=; Max-Age=0;"), "{cleared}");
+}
+
+#[tokio::test]
+async fn a_form_of_the_account_of_another_user_changes_nothing() {
+    let server = server(FailingStores::Panicking);
+    let opened = Opened::by(&server).await;
+    let app = server.state.apps.get("shop").unwrap();
+    // Ada's form is open in one tab. In another tab, Eve has logged in.
+    let headers = opened.cookie.replace("\r\n", &format!("; {}\r\n{ORIGIN}", session_cookie(&app, 8, Duration::ZERO)));
+    let field = user_token(&app, UserId(Uuid::from_u128(7)));
+    let body = format!("{FORM}&name=Ada&csrf={}&user={field}", opened.csrf);
+    for page in PAGES.into_iter().filter(|page| page.starts_with("account") && !page.ends_with("activity")) {
+        let reply = post_form(&server, &format!("/shop/{page}"), &headers, &body).await;
+        assert_eq!((reply.status, reply.header("location")), (303, Some("/shop/account")), "{page}");
+    }
+    // Without a session, the form leads to the login as every other one.
+    let body = format!("{FORM}&csrf={}&user={field}", opened.csrf);
+    let reply = post_form(&server, "/shop/account/delete", &format!("{}{ORIGIN}", opened.cookie), &body).await;
+    assert!(reply.header("location").unwrap().starts_with("/shop/login?tx="), "{}", reply.body);
+}
+
+#[tokio::test]
+async fn a_notice_names_only_an_address_that_the_browser_has_sent() {
+    let server = server(FailingStores::Panicking);
+    let (own, other) = (Opened::by(&server).await, Opened::by(&server).await);
+    let app = server.state.apps.get("shop").unwrap();
+    let cookie = own.cookie.trim_end().rsplit_once('=').unwrap().1;
+    let (browser, email) = (BrowserId::parse(cookie).unwrap(), Email::parse("Ada@example.com").unwrap());
+    let address = seal_address(&Env::system(), &app, &browser, &email);
+    let get = async |path: &str, headers: &str| server.send_request(get_request(path, headers)).await.body;
+    let notice = get(&format!("/shop/forgot?notice=sent&address={address}"), &own.cookie).await;
+    assert!(notice.contains("If Ada@example.com has an account"), "{notice}");
+    assert!(notice.contains("/shop/reset?address=") && !notice.contains("email=Ada"), "{notice}");
+    let reset = get(&format!("/shop/reset?address={address}"), &own.cookie).await;
+    assert!(reset.contains("value=\"Ada@example.com\""), "{reset}");
+    for (query, headers) in [
+        (format!("address={address}"), &other.cookie),
+        (format!("address={address}x"), &own.cookie),
+        ("address=Ada@example.com".to_owned(), &own.cookie),
+        ("email=Ada@example.com".to_owned(), &own.cookie),
+        ("email=Your+account+is+locked.+Call".to_owned(), &own.cookie),
+    ] {
+        let form = get(&format!("/shop/forgot?notice=sent&{query}"), headers).await;
+        assert!(!form.contains("has an account") && form.contains("action=\"/shop/forgot\""), "{query}: {form}");
+    }
+}
+
+#[tokio::test]
+async fn an_empty_transaction_is_a_missing_transaction() {
+    let server = server(FailingStores::Panicking);
+    let opened = Opened::by(&server).await;
+    let shown = server.send_request(get_request("/shop/login?tx=", &opened.cookie)).await;
+    assert_eq!(shown.status, 200, "{}", shown.body);
+    let body = format!("email=x&tx=&csrf={}", opened.csrf);
+    let sent = post_form(&server, "/shop/login", &format!("{}{ORIGIN}", opened.cookie), &body).await;
+    assert_page_error(&sent, 400, "invalid_request");
 }
 
 #[tokio::test]
@@ -189,6 +357,10 @@ async fn a_form_is_bounded_and_names_each_field_once() {
         let reply = post_form(&server, "/shop/login", &headers, &format!("{fields}&{repeated}")).await;
         assert_page_error(&reply, 400, "invalid_request");
     }
+    let many = format!("{fields}{}", (0..62).map(|number| format!("&f{number}=x")).collect::<String>());
+    assert_page_error(&post_form(&server, "/shop/login", &headers, &many).await, 400, "invalid_request");
+    let query = format!("/shop/login?{}", "x&".repeat(65));
+    assert_page_error(&server.send_request(get_request(&query, &opened.cookie)).await, 400, "invalid_request");
     let long = format!("{fields}&name={}", "x".repeat(64 * 1024));
     assert_page_error(&post_form(&server, "/shop/login", &headers, &long).await, 413, "payload_too_large");
     let json = server.post("/shop/login", &headers, "{}").await;
@@ -371,6 +543,106 @@ async fn an_own_host_has_only_the_pages_of_its_app() {
         let post =
             format!("POST /shop/login HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
         server.send_request(post).await.assert_refused(404, "not_found");
+    }
+}
+
+#[tokio::test]
+async fn an_own_host_that_is_the_host_of_the_base_url_is_ignored() {
+    let server = TestServer::with_app(FailingStores::Panicking, |app| {
+        let mut pages = fixtures::pages();
+        pages.host = Some("auth.example.com".parse().unwrap());
+        app.pages = Some(pages);
+    });
+    let mut other = fixtures::rendered("other");
+    other.pages = Some(fixtures::pages());
+    server.state.apps.put(&"other".parse().unwrap(), &other.to_bytes());
+    for host in ["auth.example.com", "AUTH.example.com:443", "a"] {
+        for path in ["/shop/login", "/other/login"] {
+            let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+            assert_eq!(server.send_request(request).await.status, 200, "{host} {path}");
+        }
+    }
+}
+
+/// A server whose App has two providers, one of which is down.
+fn server_with_providers(edit: impl FnOnce(&mut RenderedApp)) -> TestServer {
+    TestServer::with_app(FailingStores::Panicking, |app| {
+        app.pages = Some(fixtures::pages());
+        app.providers = ["corp", DOWN].map(provider).into();
+        edit(app);
+    })
+}
+
+fn provider(name: &str) -> RenderedProvider {
+    let provider = json!({
+        "name": name,
+        "resource": name,
+        "linkByEmail": true,
+        "settings": { "preset": "github", "clientID": "client", "secret": "secret" },
+    });
+    serde_json::from_value(provider).unwrap()
+}
+
+/// Starts a login with a provider. Returns the path of *redirect*, and the cookies that the browser then has.
+async fn start_login(server: &TestServer, provider: &str) -> (String, String) {
+    let opened = Opened::by(server).await;
+    let started = server.send_request(get_request(&format!("/shop/login?provider={provider}"), &opened.cookie)).await;
+    assert_eq!(started.status, 303, "{}", started.body);
+    let cookie = started.header("set-cookie").unwrap().split(';').next().unwrap();
+    let redirect = started.header("location").unwrap().strip_prefix("https://auth.example.com").unwrap();
+    (redirect.to_owned(), opened.cookie.replace("\r\n", &format!("; {cookie}\r\n")))
+}
+
+#[tokio::test]
+async fn a_social_login_that_cannot_start_returns_to_the_login_page() {
+    let server = server_with_providers(|_| {});
+    let (redirect, cookies) = start_login(&server, DOWN).await;
+    let returned = server.send_request(get_request(&redirect, "")).await;
+    assert_eq!((returned.status, returned.header("referrer-policy")), (302, Some("no-referrer")));
+    assert_eq!((returned.header("cache-control"), returned.header("set-cookie")), (Some("no-store"), None));
+    let target = returned.header("location").unwrap().strip_prefix("https://auth.example.com").unwrap();
+    assert!(target.starts_with("/shop/continue?error=temporarily_unavailable&state="), "{target}");
+    let login = server.send_request(get_request(target, &cookies)).await;
+    assert_eq!((login.status, login.header("location")), (303, Some("/shop/login?error=temporarily_unavailable")));
+    assert!(login.header("set-cookie").unwrap().contains("=; Max-Age=0;"), "the login has ended");
+
+    // Any other caller gets JSON: without a state that a page sealed, and for an application.
+    let (url, _) = redirect.split_once("&state=").unwrap();
+    let refused = server.send_request(get_request(&format!("{url}&state=x"), "")).await;
+    refused.assert_refused(400, "redirect_url_not_allowed");
+    let application = server.send_request(get_request("/shop/down/redirect", "")).await;
+    application.assert_refused(503, "temporarily_unavailable");
+}
+
+#[tokio::test]
+async fn redirect_accepts_the_page_only_from_a_page_even_if_the_list_has_it() {
+    let url = "https://auth.example.com/shop/continue";
+    let server = server_with_providers(|app| app.redirect_urls = vec![url.parse().unwrap()]);
+    let (redirect, _) = start_login(&server, "corp").await;
+    let (path, query) = redirect.split_once('?').unwrap();
+    for refused in [
+        path.to_owned(),
+        format!("{path}?redirect_url={url}"),
+        format!("{path}?format=json"),
+        format!("{redirect}&format=json"),
+        format!("{path}?format=json&redirect_url={url}&state=x"),
+    ] {
+        let reply = server.send_request(get_request(&refused, "Sec-Fetch-Site: same-site\r\n")).await;
+        reply.assert_refused(400, "redirect_url_not_allowed");
+        assert_eq!(reply.header("set-cookie"), None, "{refused}");
+    }
+    assert_eq!(server.send_request(get_request(&format!("{path}?{query}"), "")).await.status, 302);
+}
+
+#[tokio::test]
+async fn another_site_cannot_start_a_social_login() {
+    let server = server_with_providers(|_| {});
+    let opened = Opened::by(&server).await;
+    for (site, status) in [("cross-site", 200), ("same-site", 200), ("same-origin", 303), ("none", 303)] {
+        let headers = format!("{}Sec-Fetch-Site: {site}\r\n", opened.cookie);
+        let reply = server.send_request(get_request("/shop/login?provider=corp", &headers)).await;
+        assert_eq!((reply.status, reply.header("set-cookie").is_some()), (status, status == 303), "{site}");
+        assert_eq!(reply.body.contains("/shop/login?provider=corp"), status == 200, "{site}");
     }
 }
 

@@ -26,13 +26,13 @@ use crate::{
     http::error::{ErrorCode, FieldCode},
     pages::{
         LinkedProvider, ProviderButton, Timestamp,
-        assets::STYLESHEET,
+        assets::{FORM_SCRIPT, STYLESHEET},
         theme_css,
         views::{
             AccountNotice, AccountPage, ActivityPage, ActivityRow, ApplicationRow, ApplicationsPage, ConfirmNoticePage,
-            ConfirmPage, ConsentPage, DeletePage, EmailPage, ErrorPage, ForgotNoticePage, ForgotPage, IdentitiesPage,
-            LoginNotice, LoginPage, LogoutDonePage, LogoutPage, PasswordPage, RegisterPage, ResetPage, ScopeRow,
-            SessionRow, SessionsPage,
+            ConfirmPage, ConsentPage, DeletePage, EmailPage, ErrorPage, ForgotNoticePage, ForgotPage, FormPostField,
+            FormPostPage, IdentitiesPage, LoginNotice, LoginPage, LogoutDonePage, LogoutPage, PasswordPage,
+            RegisterPage, ResetPage, ScopeRow, SessionRow, SessionsPage,
         },
     },
 };
@@ -103,6 +103,10 @@ fn provider_names() -> Vec<ProviderName> {
     ["google", "apple", "staff"].map(|name| name.parse::<ProviderName>().unwrap()).into()
 }
 
+fn context<'a>(branding: &'a Branding, texts: &'a PageTexts) -> PageContext<'a> {
+    PageContext { branding, texts, error: None, csrf: "c", user: None, tx: None, login_tx: None, request_id: "r" }
+}
+
 /// Every view, in each of its forms. `text` is every value that a user, a provider or a Client chooses.
 fn views<'a>(text: &'a str, names: &'a [ProviderName], language: Language) -> Vec<Box<dyn AnyView + 'a>> {
     let at = || Timestamp::new(datetime!(2026-11-23 13:38 UTC), language);
@@ -112,21 +116,36 @@ fn views<'a>(text: &'a str, names: &'a [ProviderName], language: Language) -> Ve
         Box::new(RegisterPage { name: text, email: text, providers: buttons() }),
         Box::new(ConfirmNoticePage { email: text }),
         Box::new(ForgotPage { email: text }),
-        Box::new(ForgotNoticePage::new(text)),
+        Box::new(ForgotNoticePage { email: text, address: "sealed" }),
         Box::new(LogoutPage),
         Box::new(LogoutDonePage),
         Box::new(ConsentPage {
             client: text,
             host: text,
+            on_device: false,
             account: text,
             scopes: ["openid", "profile", "email", "groups", "offline_access", text].map(ScopeRow::new).into(),
+        }),
+        Box::new(ConsentPage {
+            client: text,
+            host: text,
+            on_device: true,
+            account: text,
+            scopes: vec![ScopeRow::new("openid")],
+        }),
+        Box::new(FormPostPage {
+            // The type of redirect URLs accepts no markup.
+            action: "https://shop.example.com/callback?a=b&c=d",
+            host: text,
+            fields: vec![FormPostField { name: "code", value: text }, FormPostField { name: "state", value: text }],
         }),
         Box::new(ActivityPage {
             events: EventKind::ALL.iter().map(|kind| ActivityRow::new(*kind, 2, at(), Some(text.to_owned()))).collect(),
         }),
         Box::new(ActivityPage { events: Vec::new() }),
     ];
-    let notices = [LoginNotice::PasswordReset, LoginNotice::AccountDeleted, LoginNotice::LoginAgain];
+    let notices =
+        [LoginNotice::PasswordReset, LoginNotice::AccountDeleted, LoginNotice::LoginAgain, LoginNotice::OtherAccount];
     for notice in [None].into_iter().chain(notices.map(Some)) {
         views.push(Box::new(LoginPage { email: text, providers: buttons(), registration_open: true, notice }));
     }
@@ -180,7 +199,7 @@ fn views<'a>(text: &'a str, names: &'a [ProviderName], language: Language) -> Ve
     for (first, second) in [(false, false), (false, true), (true, false), (true, true)] {
         views.push(Box::new(ConfirmPage { code: text, hides_code: first, asks_password: second, login_needed: false }));
         views.push(Box::new(ConfirmPage { code: "", hides_code: false, asks_password: first, login_needed: second }));
-        views.push(Box::new(ResetPage { email: text, code: text, hides_code: first }));
+        views.push(Box::new(ResetPage { email: text, address: text.to_owned(), code: text, hides_code: first }));
         views.push(Box::new(PasswordPage { email: text, has_password: first, required: !first, login_needed: second }));
         let current = first.then_some(text);
         views.push(Box::new(EmailPage { current, email: text, asks_password: first, login_needed: second }));
@@ -229,7 +248,9 @@ fn for_each_page(text: &str, mut check: impl FnMut(&str, Option<&PageError>, &st
                 texts: &texts,
                 error: None,
                 csrf: text,
+                user: tx,
                 tx,
+                login_tx: None,
                 request_id: "0192f1c4-7d3e-7a51-9f0a-3f1f0f6f7a10",
             };
             let refused = invalid_fields(FieldCode::TooShort);
@@ -240,7 +261,7 @@ fn for_each_page(text: &str, mut check: impl FnMut(&str, Option<&PageError>, &st
             }
             for error in &errors() {
                 let context = PageContext { error: Some(error), ..context };
-                let reset = ResetPage { email: text, code: text, hides_code: false };
+                let reset = ResetPage { email: text, address: String::new(), code: text, hides_code: false };
                 let error_page = ErrorPage { code: error.code };
                 let views: [&dyn AnyView; 2] = [&reset, &error_page];
                 for view in views {
@@ -332,10 +353,7 @@ fn own_texts_stay_text() {
         let (own, default) = (PageTexts::new(language, Some(Arc::new(own))), PageTexts::new(language, None));
         for view in views(ORDINARY, &names, language) {
             for error in [None, Some(&refused)] {
-                let html = |texts| {
-                    let branding = &branding;
-                    view.render(&PageContext { branding, texts, error, csrf: "c", tx: None, request_id: "r" })
-                };
+                let html = |texts| view.render(&PageContext { error, ..context(&branding, texts) });
                 let (own, default) = (html(&own), html(&default));
                 assert!(own.contains("&lt;script&gt;"), "{}", view.name());
                 for part in ["<", ">", "\"", "'"] {
@@ -347,10 +365,14 @@ fn own_texts_stay_text() {
 }
 
 #[test]
-fn a_page_has_no_script_and_no_inline_style() {
+fn only_a_response_to_a_client_has_a_script_and_no_page_has_an_inline_style() {
     for_each_page(ORDINARY, |name, _, html| {
+        let script = format!("script src=\"/assets/{}\" defer", FORM_SCRIPT.name);
+        let scripts: Vec<&str> = tags(html).into_iter().filter(|tag| tag.starts_with("script")).collect();
+        let expected = if name == FormPostPage::TEMPLATE { vec![script.as_str()] } else { Vec::new() };
+        assert_eq!(scripts, expected, "{name}");
         for tag in tags(html) {
-            assert!(!tag.starts_with("script") && !tag.starts_with("style"), "{name}: {tag}");
+            assert!(!tag.starts_with("style"), "{name}: {tag}");
             assert!(!tag.contains(" style=") && !tag.contains(" on"), "{name}: {tag}");
             if tag.starts_with("link") || tag.starts_with("img") {
                 let source = attribute(tag, "href").or_else(|| attribute(tag, "src")).unwrap();
@@ -409,19 +431,59 @@ fn passwords_are_never_filled_in() {
 #[test]
 fn every_form_that_posts_carries_csrf_and_tx() {
     for_each_page(ORDINARY, |name, _, html| {
+        if name == FormPostPage::TEMPLATE {
+            // The form goes to the client, which must get neither.
+            assert!(!html.contains("csrf") && !html.contains("\"tx\""), "{html}");
+            return;
+        }
         let forms = count(html, "<form ");
         assert_eq!(count(html, " method=\"post\" action=\"/shop/"), forms, "{name}");
         assert_eq!(count(html, "name=\"csrf\""), forms, "{name}");
         assert!([0, forms].contains(&count(html, "name=\"tx\"")), "{name}");
+        assert!([0, forms].contains(&count(html, "name=\"user\"")), "{name}");
     });
+}
+
+#[test]
+fn the_transaction_of_a_new_login_is_only_in_the_link_to_it() {
+    let branding = branding("The Shop", false);
+    let texts = PageTexts::new(Language::En, None);
+    let context = PageContext { login_tx: Some("LOGIN"), ..context(&branding, &texts) };
+    let confirm = |login_needed| ConfirmPage { code: "", hides_code: false, asks_password: true, login_needed };
+    let asks_password = render(&confirm(false), &context);
+    assert!(asks_password.contains("name=\"csrf\"") && !asks_password.contains("LOGIN"), "{asks_password}");
+    let login_needed = render(&confirm(true), &context);
+    assert!(login_needed.contains("href=\"/shop/login?tx=LOGIN\""), "{login_needed}");
+    let names = provider_names();
+    let identities = IdentitiesPage {
+        linked: Vec::new(),
+        available: vec![ProviderButton::new(&names[0], "google")],
+        login_needed: true,
+        notice: None,
+    };
+    let html = render(&identities, &context);
+    assert!(html.contains("href=\"/shop/login?tx=LOGIN\"") && !html.contains("name=\"tx\""), "{html}");
+}
+
+#[test]
+fn the_pages_of_a_reset_keep_the_transaction() {
+    let branding = branding("The Shop", false);
+    let texts = PageTexts::new(Language::En, None);
+    let context = PageContext { tx: Some("a+b"), ..context(&branding, &texts) };
+    let notice = render(&ForgotNoticePage { email: "ada@example.com", address: "sealed" }, &context);
+    assert!(notice.contains("href=\"/shop/reset?address=sealed&amp;tx=a%2Bb\""), "{notice}");
+    assert!(notice.contains("/shop/forgot?lang=de&amp;notice=sent&amp;address=sealed&amp;tx=a%2Bb"), "{notice}");
+    let view = ResetPage { email: "ada@example.com", address: "sealed".to_owned(), code: "", hides_code: false };
+    let reset = render(&view, &context);
+    assert!(reset.contains("href=\"/shop/login?tx=a%2Bb\""), "{reset}");
+    assert!(!reset.contains("email=ada"), "no link has the address: {reset}");
 }
 
 #[test]
 fn a_page_links_to_itself_in_the_other_languages() {
     let branding = branding("The Shop", false);
     let texts = PageTexts::new(Language::De, None);
-    let context =
-        PageContext { branding: &branding, texts: &texts, error: None, csrf: "c", tx: Some("a+b"), request_id: "r" };
+    let context = PageContext { tx: Some("a+b"), ..context(&branding, &texts) };
     let view = ConfirmPage { code: "7H2KM-Q4VXD", hides_code: true, asks_password: false, login_needed: false };
     let html = render(&view, &context);
     let link = "href=\"/shop/confirm?lang=en&amp;code=7H2KM-Q4VXD&amp;tx=a%2Bb\" lang=\"en\" hreflang=\"en\">English";

@@ -9,7 +9,7 @@ mod refusals;
 mod upkeep;
 mod writer;
 
-pub(super) use insert::{BatchEvent, EventColumns, insert, insert_deletion, insert_for_users};
+pub(super) use insert::{BatchEvent, EventColumns, insert, insert_deletion, insert_for_memberships, insert_for_users};
 pub(crate) use refusals::RefusalColumns;
 pub(super) use writer::EventWriter;
 

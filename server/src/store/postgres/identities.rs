@@ -5,6 +5,7 @@ use sqlx::PgConnection;
 
 use crate::{
     domain::{
+        audit::Event,
         identity::Identity,
         mail::Mail,
         ports::{
@@ -13,7 +14,7 @@ use crate::{
         },
         user::{User, UserId},
     },
-    store::Stores,
+    store::{Stores, postgres::groups},
 };
 
 mod create_user;
@@ -47,13 +48,21 @@ async fn insert(
     Ok(inserted.rows_affected() > 0)
 }
 
-/// Removes all identities of a user.
+/// Removes what the former owner of an account has added, because another person has proved to own its email address:
+/// all identities, the memberships in groups that their Providers reported, and the consents. `event` is the event of
+/// the change: the events of the memberships have its origin. The transaction has locked the user.
 pub(super) async fn delete_of_user(
     connection: &mut PgConnection,
     app: &AppId,
     user: UserId,
+    event: &Event,
+    notify: bool,
 ) -> Result<(), sqlx::Error> {
     sqlx::query!("DELETE FROM identities WHERE app_id = $1 AND user_id = $2", app.as_str(), user.0)
+        .execute(&mut *connection)
+        .await?;
+    groups::remove_reported(connection, app, user, None, event, notify).await?;
+    sqlx::query!("DELETE FROM consents WHERE app_id = $1 AND user_id = $2", app.as_str(), user.0)
         .execute(connection)
         .await
         .map(drop)

@@ -1,4 +1,4 @@
-//! The outbox: mails, epochs and profiles that wait for delivery.
+//! The outbox: mails, epochs, profiles and groups that wait for delivery.
 //!
 //! A deliverer claims rows under a lease, fairly between Apps. It finishes the rows for which it still has the lease.
 
@@ -23,13 +23,14 @@ mod insert;
 
 pub use dead_letters::DeadLetter;
 pub(super) use insert::{
-    PROPAGATION_DELAY_SECONDS, delete_rows_of, insert_epoch_change, insert_mail, insert_mail_to_former_address,
-    insert_profile_change, mail_columns, trace_payload_json,
+    PROPAGATION_DELAY_SECONDS, delete_rows_of, insert_due_groups_change, insert_epoch_change, insert_groups_changes,
+    insert_mail, insert_mail_to_former_address, insert_profile_change, mail_columns, trace_payload_json,
 };
 
-/// The kinds of rows that propagate an epoch or a profile to Redis. All other kinds are kinds of mails.
+/// The kinds of rows that propagate an epoch, a profile or groups to Redis. All other kinds are kinds of mails.
 const EPOCH_KIND: &str = "epoch";
 const PROFILE_KIND: &str = "profile";
+const GROUPS_KIND: &str = "groups";
 
 impl Outbox for Stores {
     async fn enqueue(&self, app: &AppId, mail: Mail) -> Result<(), StoreError> {

@@ -31,20 +31,27 @@ macro_rules! scripts {
 
 scripts! {
     acquire: now, windows;
+    check_limit: now, windows;
     consume_flow: flows;
     count_refusal: now;
     due_quarters: now;
-    end_other_sessions:;
+    end_client_sessions: client_sessions;
+    end_other_sessions: client_sessions;
     end_session: now, session;
+    get_client_session: now, session;
     get_session: now, session;
+    list_client_sessions: now, client_sessions;
     list_sessions: now;
+    open_client_session: now, session, client_sessions;
     open_session: now, session;
-    raise_epoch: session;
+    raise_epoch: session, client_sessions;
+    redeem_client_code:;
     refresh: now, session, rate_marks;
     release:;
     renew_browser_session: now, session;
-    retire_user: now;
+    retire_user: now, client_sessions;
     store_flow: now, flows;
+    store_groups:;
     store_profile: session;
 }
 

@@ -8,10 +8,11 @@ use latchkey_server::{
     domain::{
         administration::UserState,
         audit::EventKind,
+        groups::ManagedGroupName,
         mail::MailKind,
         ports::{
-            EventFilter, MailOutcome, Order, RemovalOutcome, RetrySelection, SubjectOf, UserAdministration, UserFilter,
-            UserPage,
+            EventFilter, GroupAdministration, GroupChanges, GroupRemoval, MailOutcome, MemberOutcome, Order,
+            RemovalOutcome, RetrySelection, SubjectOf, UserAdministration, UserFilter, UserPage,
         },
         user::UserId,
     },
@@ -38,6 +39,9 @@ const RETRIED: u32 = 100;
 /// Maximum number of rows that a node of the plan of a retry can read or return. A retry looks for each id in each
 /// webhook of the App, at most eight.
 const MAX_RETRY_ROWS: f64 = 20.0 * RETRIED as f64;
+/// Maximum number of rows that a node of the plan of a batch of the deletion of a group can read or return. A batch has
+/// 200 users.
+const MAX_REMOVAL_ROWS: f64 = 2.0 * 200.0;
 
 /// Users of `big`: 100,000, of which the last ones are disabled, contested and unverified. In `skewed`, all 20,000
 /// users are disabled, which misleads the estimates of the planner. The eight webhooks of `big` have 100,000 dead
@@ -71,6 +75,10 @@ const ROWS: &str = "
     SELECT 'big', 'hook' || n % 8, ('00000000-0000-7000-9000-' || lpad(to_hex(n), 12, '0'))::uuid, 'registered',
         now() - n * interval '1 s', 10, now() - n * interval '1 s'
     FROM generate_series(1, 100000) AS n;
+    INSERT INTO groups (app_id, name, created_at) SELECT 'big', 'g' || n, now() FROM generate_series(1, 9000) AS n;
+    INSERT INTO groups (app_id, name, created_at) VALUES ('big', 'team', now());
+    INSERT INTO group_members (app_id, user_id, name, source, created_at)
+    SELECT 'big', id, 'team', '', now() FROM users WHERE app_id = 'big';
     ANALYZE";
 
 fn user(number: u128) -> UserId {
@@ -117,7 +125,7 @@ fn most_rows(plan: &Value) -> f64 {
 
 /// Whether a table has many rows. The partitions of future months are empty.
 fn is_large(table: &str) -> bool {
-    ["users", "identities", "outbox", "webhook_events"].contains(&table)
+    ["users", "identities", "group_members", "outbox", "webhook_events"].contains(&table)
 }
 
 struct BigApp {
@@ -173,6 +181,7 @@ async fn no_call_reads_more_rows_than_it_returns() {
     check_pages_of_users(&big).await;
     check_other_calls(&big).await;
     check_retries(&big).await;
+    check_groups(&big).await;
 
     // Checks the test itself: without the index, a page reads all users, and the test must notice that.
     let filter = UserFilter::NamePrefix("name 77".to_owned());
@@ -289,4 +298,52 @@ async fn check_retries(big: &BigApp) {
         })
         .await;
     assert!(most <= MAX_RETRY_ROWS, "a retry by ids: {most}");
+}
+
+async fn check_groups(big: &BigApp) {
+    let (stores, app) = (&big.stores, &big.app);
+    let group = |name: &str| ManagedGroupName::parse(name).unwrap();
+    let most = big
+        .most_rows_of(async || {
+            let page = stores.groups(app, None, LIMIT).await.unwrap();
+            assert_eq!(page.groups.len(), 100);
+            stores.groups(app, page.next.as_ref(), LIMIT).await.unwrap();
+        })
+        .await;
+    assert!(most <= MAX_ROWS, "groups: {most}");
+    let most = big
+        .most_rows_of(async || {
+            let page = stores.group_members(app, &group("team"), None, LIMIT).await.unwrap().unwrap();
+            assert_eq!(page.members.len(), 100);
+            stores.group_members(app, &group("team"), page.next.as_ref(), LIMIT).await.unwrap().unwrap();
+        })
+        .await;
+    assert!(most <= MAX_ROWS, "members: {most}");
+    let most = big
+        .most_rows_of(async || {
+            assert_eq!(stores.memberships(app, user(50_000)).await.unwrap().unwrap().len(), 1);
+            assert_eq!(stores.current_groups(app, user(50_000)).await.unwrap().unwrap().names.len(), 1);
+        })
+        .await;
+    assert!(most <= MAX_ROWS, "the groups of a user: {most}");
+    let number = std::sync::atomic::AtomicU32::new(60_000);
+    let most = big
+        .most_rows_of(async || {
+            let user = user(number.fetch_add(1, std::sync::atomic::Ordering::Relaxed).into());
+            let event = an_event(EventKind::GroupMemberAdded, user);
+            let added = stores.add_member(app, &group("g1"), user, event.clone()).await.unwrap();
+            assert!(matches!(added, MemberOutcome::Changed(_)), "{added:?}");
+            let removed = stores.remove_member(app, &group("team"), user, event).await.unwrap();
+            assert!(matches!(removed, MemberOutcome::Changed(_)), "{removed:?}");
+        })
+        .await;
+    assert!(most <= MAX_ROWS, "a member: {most}");
+    let most = big
+        .most_rows_of(async || {
+            let event = an_event(EventKind::GroupMemberRemoved, None);
+            let removal = stores.remove_group(app, &group("team"), event).await.unwrap();
+            assert!(matches!(removal, GroupRemoval::Partial(changes) if changes.len() == 200));
+        })
+        .await;
+    assert!(most <= MAX_REMOVAL_ROWS, "a deletion of a group: {most}");
 }

@@ -420,10 +420,14 @@ pub(crate) async fn add_users(stack: &Stack, app: &str) -> Result<()> {
     Ok(())
 }
 
+/// The email address of the next user.
+pub(crate) fn next_email() -> String {
+    format!("{}@example.com", NEXT_USER.fetch_add(1, Ordering::Relaxed) % USERS)
+}
+
 /// A login of the next user.
 pub(crate) fn log_in_request(server: SocketAddr, app: &str) -> Request<Full<Bytes>> {
-    let user = NEXT_USER.fetch_add(1, Ordering::Relaxed) % USERS;
-    log_in_request_of(server, app, &format!("{user}@example.com"), PASSWORD)
+    log_in_request_of(server, app, &next_email(), PASSWORD)
 }
 
 pub(crate) fn log_in_request_of(server: SocketAddr, app: &str, email: &str, password: &str) -> Request<Full<Bytes>> {

@@ -7,9 +7,12 @@ mod administration;
 mod chaos;
 mod hashing;
 mod hostile;
+mod http_client;
 mod logins;
 mod measurements;
+mod openid;
 mod operator;
+mod pages;
 mod provider_down;
 mod refresh;
 
@@ -31,6 +34,10 @@ struct Args {
     operator: operator::OperatorArgs,
     #[command(flatten)]
     hostile: hostile::HostileArgs,
+    #[command(flatten)]
+    openid: openid::OpenIdArgs,
+    #[command(flatten)]
+    pages: pages::PagesArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -51,6 +58,12 @@ enum Benchmark {
     Hostile,
     /// Imports, filters of users, foreign hashes and webhooks, compared with a calm server or with bare SQL.
     Administration,
+    /// Logins through hosted pages and reads of pages, compared with the JSON API; the size of a page, and the memory
+    /// of pages.
+    Pages,
+    /// Code exchanges and refreshes of OpenID Connect clients, beside Dex and Keycloak; the memory of Clients.
+    #[value(name = "openid")]
+    OpenId,
 }
 
 fn main() -> ExitCode {
@@ -97,6 +110,12 @@ async fn bench(args: &Args) -> Result<Vec<Bound>> {
     }
     if is_wanted(Benchmark::Administration) {
         bounds.extend(administration::run().await?);
+    }
+    if is_wanted(Benchmark::Pages) {
+        bounds.extend(pages::run(&args.pages).await?);
+    }
+    if is_wanted(Benchmark::OpenId) {
+        bounds.extend(openid::run(&args.openid).await?);
     }
     Ok(bounds)
 }

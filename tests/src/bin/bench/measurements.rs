@@ -1,9 +1,14 @@
 //! Measurements and bounds that all benchmarks share.
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result};
+use futures::future::try_join_all;
 use hdrhistogram::Histogram;
+use tokio::task::JoinHandle;
 
 pub(crate) const MIB: f64 = 1024.0 * 1024.0;
 
@@ -13,11 +18,55 @@ pub(crate) struct Bound {
     pub(crate) met: bool,
 }
 
+/// The latencies of one operation, and for how long it was measured.
+pub(crate) struct Throughput {
+    pub(crate) latency: Histogram<u64>,
+    took: Duration,
+}
+
 // === impl Bound ===
 
 impl Bound {
     pub(crate) fn new(what: String, met: bool) -> Self {
         Self { what, met }
+    }
+
+    /// A bound on a ratio, which is met if the ratio is not lower.
+    pub(crate) fn at_least(what: &str, min: f64, ratio: f64) -> Self {
+        Self::new(format!("{what}: at least {min}, {ratio:.2}"), ratio >= min)
+    }
+
+    /// A bound on a ratio, which is met if the ratio is not higher.
+    pub(crate) fn at_most(what: &str, max: f64, ratio: f64) -> Self {
+        Self::new(format!("{what}: at most {max}, {ratio:.2}"), ratio <= max)
+    }
+
+    /// A bound that is not met, because its measurement failed.
+    pub(crate) fn not_measured(what: &str, reason: &str) -> Self {
+        Self::new(format!("{what}: not measured, {reason}"), false)
+    }
+}
+
+// === impl Throughput ===
+
+impl Throughput {
+    pub(crate) fn new() -> Self {
+        Self { latency: histogram(), took: Duration::ZERO }
+    }
+
+    /// Adds the latencies of clients that began at this time and have ended.
+    pub(crate) fn add(&mut self, began: Instant, latencies: Vec<Histogram<u64>>) -> Result<()> {
+        self.took += began.elapsed();
+        for latency in latencies {
+            self.latency.add(&latency)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn per_second(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a count of a benchmark is far below 2^52")]
+        let count = self.latency.len() as f64;
+        count / self.took.as_secs_f64()
     }
 }
 
@@ -42,6 +91,14 @@ pub(crate) fn format_millis(histogram: &Histogram<u64>, quantile: f64) -> String
 /// The p99 of `loaded` relative to the p99 of `calm`.
 pub(crate) fn p99_ratio(calm: &Histogram<u64>, loaded: &Histogram<u64>) -> f64 {
     millis(loaded, 0.99) / millis(calm, 0.99)
+}
+
+/// Waits until all clients have ended. Returns the clients and their measurements.
+pub(crate) async fn join_clients<T>(
+    running: impl Iterator<Item = JoinHandle<Result<(T, Histogram<u64>)>>>,
+) -> Result<(Vec<T>, Vec<Histogram<u64>>)> {
+    let ended = try_join_all(running).await?;
+    Ok(ended.into_iter().collect::<Result<Vec<_>>>()?.into_iter().unzip())
 }
 
 /// Resident memory of a process in MiB.

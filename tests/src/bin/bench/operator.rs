@@ -5,6 +5,7 @@
 //! next ones. The API server's audit log counts every request.
 
 mod app_set;
+mod client_set;
 mod revisions;
 
 use std::{
@@ -21,7 +22,7 @@ use kube::{
     runtime::wait::{Condition, await_condition},
 };
 use latchkey_crds::{
-    app,
+    app, client,
     conditions::{ConditionStatus, ConditionType},
     names::{RENDERED_APP_KEY, rendered_app_secret},
     types::AppId,
@@ -36,7 +37,9 @@ use serde_json::json;
 
 pub(crate) use self::app_set::has_condition;
 use self::{app_set::AppSet, revisions::RevisionStreams};
-use crate::measurements::{Bound, format_millis, histogram, micros_of, peak_resident_mib, resident_mib};
+use crate::measurements::{
+    Bound, anonymous_bytes, format_millis, histogram, micros_of, peak_resident_mib, resident_mib,
+};
 
 /// A number of Apps that is too small to slow anything down.
 const FEW_APPS: usize = 10;
@@ -46,6 +49,8 @@ const REPAIR_COUNT: usize = 10;
 const APPLY_LIMIT: Duration = Duration::from_secs(2);
 const EDIT_LIMIT: Duration = Duration::from_secs(1);
 const REPAIR_LIMIT: Duration = Duration::from_secs(2);
+/// Upper limit for the memory of one Client in the operator, and in a server, in bytes.
+const MAX_CLIENT_BYTES: u64 = 2 * 1024;
 /// Upper limit for the median edit time with many Apps, relative to the median edit time with few Apps.
 const MAX_EDIT_RATIO: f64 = 1.5;
 /// Time limit for one operation, for example an edit.
@@ -61,6 +66,9 @@ pub(crate) struct OperatorArgs {
     /// How long to watch for writes of an idle operator, with the largest number of Apps, in seconds.
     #[arg(long, default_value_t = 300)]
     idle_seconds: u64,
+    /// Number of Clients of each App.
+    #[arg(long, default_value_t = 0)]
+    clients: usize,
 }
 
 /// The measurements with one number of Apps. Times are in microseconds.
@@ -71,6 +79,16 @@ struct Measurements {
     repair_times: Histogram<u64>,
     /// Unexpected writes, with the activity during which they happened.
     writes: Vec<(String, Vec<AuditEvent>)>,
+    clients: Option<ClientMeasurements>,
+}
+
+/// The measurements with Clients.
+struct ClientMeasurements {
+    count: usize,
+    edit_times: Histogram<u64>,
+    /// Memory that the Clients need in the operator and in a server, in bytes.
+    operator_bytes: u64,
+    server_bytes: u64,
 }
 
 /// Two servers and an operator, with a number of Apps.
@@ -87,29 +105,47 @@ pub(crate) async fn run(options: &OperatorArgs) -> Result<Vec<Bound>> {
     let threads = std::thread::available_parallelism()?.get();
     println!("Apps in a cluster, on {threads} cores shared by etcd, the API server, operator, servers and Postgres\n");
     let max_apps = options.apps.iter().copied().max();
-    let baseline = measure(FEW_APPS, None).await?;
+    let baseline = measure(FEW_APPS, None, 0).await?;
     let mut bounds = baseline.bounds();
     for apps in &options.apps {
         let idle = (Some(*apps) == max_apps).then(|| Duration::from_secs(options.idle_seconds));
-        let measurements = measure(*apps, idle).await?;
+        let measurements = measure(*apps, idle, options.clients).await?;
         bounds.extend(measurements.bounds());
         bounds.push(measurements.bound_against(&baseline));
     }
     Ok(bounds)
 }
 
-async fn measure(apps: usize, idle: Option<Duration>) -> Result<Measurements> {
+/// Measures what `per_app` Clients of each of `apps` Apps cost the operator and a server. Prints the measurements, and
+/// returns the bounds.
+pub(crate) async fn measure_client_cost(apps: usize, per_app: usize) -> Result<Vec<Bound>> {
+    println!("{apps} Apps with {per_app} Clients each, in a cluster");
+    let cluster = TestCluster::start().await?;
+    let bench = BenchCluster::start(&cluster, apps, true).await?;
+    // Memory that is needed only to create the Apps is not counted.
+    bench.restart_operator().await?;
+    let (clients, _) = bench.measure_clients(per_app).await?;
+    Ok(clients.bounds())
+}
+
+async fn measure(apps: usize, idle: Option<Duration>, clients_per_app: usize) -> Result<Measurements> {
     println!("{apps} Apps");
     let cluster = TestCluster::start().await?;
-    let mut bench = BenchCluster::start(&cluster, apps).await?;
+    let mut bench = BenchCluster::start(&cluster, apps, clients_per_app > 0).await?;
     let mut measurements = Measurements {
         apps,
         apply_times: histogram(),
         edit_times: histogram(),
         repair_times: histogram(),
         writes: Vec::new(),
+        clients: None,
     };
     measurements.writes.push(("the operator's restart".to_owned(), bench.restart_operator().await?));
+    if clients_per_app > 0 {
+        let (clients, writes) = bench.measure_clients(clients_per_app).await?;
+        measurements.writes.push(("the operator's restart with Clients".to_owned(), writes));
+        measurements.clients = Some(clients);
+    }
     bench.measure_server_start().await?;
     bench.measure_edits(&mut measurements.edit_times).await?;
     print_times("an edit, from the API server's response until the last server serves it", &measurements.edit_times);
@@ -164,6 +200,9 @@ impl Measurements {
                 longest(&self.repair_times) < micros_of(REPAIR_LIMIT),
             ),
         ];
+        if let Some(clients) = &self.clients {
+            bounds.extend(clients.bounds());
+        }
         bounds.extend(self.writes.iter().map(|(when, writes)| {
             let count = audit::count(writes);
             let kinds: Vec<_> = count.iter().map(|((verb, what), count)| format!("{count} {verb} {what}")).collect();
@@ -188,14 +227,35 @@ impl Measurements {
     }
 }
 
+// === impl ClientMeasurements ===
+
+impl ClientMeasurements {
+    fn bounds(&self) -> Vec<Bound> {
+        let count = u64::try_from(self.count).unwrap_or(u64::MAX).max(1);
+        let memory = |program: &str, bytes: u64| {
+            let each = bytes / count;
+            let text = format!("{count} Clients: at most {MAX_CLIENT_BYTES} bytes for each in the {program}: {each}");
+            Bound::new(text, each <= MAX_CLIENT_BYTES)
+        };
+        let p99 = self.edit_times.value_at_quantile(0.99);
+        let text =
+            format!("{count} Clients: an edit takes effect within 1 s: p99 {}", format_millis(&self.edit_times, 0.99));
+        vec![
+            Bound::new(text, p99 < micros_of(EDIT_LIMIT)),
+            memory("operator", self.operator_bytes),
+            memory("server", self.server_bytes),
+        ]
+    }
+}
+
 // === impl BenchCluster ===
 
 impl<'a> BenchCluster<'a> {
     /// Creates the Apps, starts the servers and the operator, and waits until all Apps are Programmed.
-    async fn start(cluster: &'a TestCluster, apps: usize) -> Result<Self> {
+    async fn start(cluster: &'a TestCluster, apps: usize, with_pages: bool) -> Result<Self> {
         let install = cluster.builder().watch_all_namespaces().tenants(FEW_APPS).install().await;
         let client = install.admin();
-        let app_set = AppSet::new(&install, apps);
+        let app_set = AppSet::new(&install, apps, with_pages);
         let took = app_set.create(&client).await?;
         println!("  created by the administrator in {:.1} s", took.as_secs_f64());
         let servers = install.start_servers(2).await;
@@ -226,6 +286,52 @@ impl<'a> BenchCluster<'a> {
         tokio::time::sleep(Duration::from_secs(2)).await;
         self.print_memory("after the operator's restart")?;
         self.operator_writes(mark)
+    }
+
+    /// Creates Clients for every App, and measures their cost after another restart of the operator. Returns the
+    /// operator's writes after this restart, too.
+    async fn measure_clients(&self, per_app: usize) -> Result<(ClientMeasurements, Vec<AuditEvent>)> {
+        let operator_before = self.operator_bytes()?;
+        let server_before = self.server_bytes()?;
+        let took = client_set::create_ready(&self.client, &self.app_set, per_app).await?;
+        println!("  from the first Client until all are Ready: {:.1} s", took.as_secs_f64());
+        tokio::time::sleep(SETTLE_TIME).await;
+        let server_bytes = self.server_bytes()?.saturating_sub(server_before);
+        // Memory that is needed only to create the Clients is not counted: a restarted operator did not create them.
+        let writes = self.restart_operator().await?;
+        let operator_bytes = self.operator_bytes()?.saturating_sub(operator_before);
+        let mut edit_times = histogram();
+        self.measure_client_edits(per_app, &mut edit_times).await?;
+        print_times("an edit of a Client, from the API server's response until the last server serves it", &edit_times);
+        let count = self.app_set.len() * per_app;
+        Ok((ClientMeasurements { count, edit_times, operator_bytes, server_bytes }, writes))
+    }
+
+    /// Edits Clients of [`FEW_APPS`] Apps in turn.
+    async fn measure_client_edits(&self, per_app: usize, times: &mut Histogram<u64>) -> Result<()> {
+        let mut streams = RevisionStreams::connect(&self.servers).await?;
+        let step = (self.app_set.len() / FEW_APPS).max(1);
+        for number in 0..EDIT_COUNT {
+            let (namespace, app) = self.app_set.app((number * step) % self.app_set.len());
+            let clients: Api<client::Client> = Api::namespaced(self.client.clone(), namespace);
+            let before = streams.revisions_of(app.id());
+            let patch = json!({ "spec": { "displayName": format!("Client {number}") } });
+            let name = client_set::name(app.id(), number % per_app);
+            clients.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+            let responded = Instant::now();
+            let live_at = tokio::time::timeout(STEP_LIMIT, streams.wait_for_change(app.id(), &before)).await;
+            let live_at = live_at.with_context(|| format!("edit {number} of {name} does not take effect"))??;
+            times.record(micros_of(live_at.saturating_duration_since(responded)))?;
+        }
+        Ok(())
+    }
+
+    fn operator_bytes(&self) -> Result<u64> {
+        anonymous_bytes(self.operator.pid().context("the operator runs")?)
+    }
+
+    fn server_bytes(&self) -> Result<u64> {
+        anonymous_bytes(self.servers[0].pid().context("the server runs")?)
     }
 
     /// Waits until the operator has reconciled every App.

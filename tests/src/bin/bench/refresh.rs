@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use futures::future::try_join_all;
 use hdrhistogram::Histogram;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
@@ -17,11 +16,10 @@ use latchkey_tests::{builders::App, client::ApiClient, passwords::PASSWORD, stac
 use redis::Script;
 use serde::Deserialize;
 use serde_json::json;
-use tokio::task::JoinHandle;
 
 use crate::{
     logins::{Connection, connect},
-    measurements::{Bound, format_millis, histogram, micros_of},
+    measurements::{Bound, Throughput, format_millis, histogram, join_clients, micros_of},
 };
 
 /// Numbers of concurrent requests.
@@ -38,12 +36,6 @@ const BARE_TIME: Duration = Duration::from_secs(1);
 /// signature, with the same number of requests in flight.
 const MAX_COST: f64 = 1.6;
 
-/// The latencies of one operation, and for how long it was measured.
-struct Throughput {
-    latency: Histogram<u64>,
-    took: Duration,
-}
-
 /// The field of a refresh response that the client keeps.
 #[derive(Deserialize)]
 struct RefreshResponse {
@@ -51,32 +43,10 @@ struct RefreshResponse {
 }
 
 /// A client with its own connection and session.
-struct Client {
+pub(crate) struct Client {
     server: SocketAddr,
     connection: Connection,
     refresh_token: String,
-}
-
-// === impl Throughput ===
-
-impl Throughput {
-    fn new() -> Self {
-        Self { latency: histogram(), took: Duration::ZERO }
-    }
-
-    fn add(&mut self, began: Instant, latencies: Vec<Histogram<u64>>) -> Result<()> {
-        self.took += began.elapsed();
-        for latency in latencies {
-            self.latency.add(&latency)?;
-        }
-        Ok(())
-    }
-
-    fn per_second(&self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "a count of a benchmark is far below 2^52")]
-        let count = self.latency.len() as f64;
-        count / self.took.as_secs_f64()
-    }
 }
 
 /// Runs the benchmark, prints the measurements, and returns the bounds.
@@ -151,21 +121,14 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
     )])
 }
 
-async fn log_in(server: SocketAddr, app: &str, number: u32) -> Result<Client> {
+/// Logs in the user `ada@example.com` of an App. Each number is another client.
+pub(crate) async fn log_in(server: SocketAddr, app: &str, number: u32) -> Result<Client> {
     let [.., high, low] = number.to_be_bytes();
     let from: IpAddr = Ipv4Addr::new(127, 101, high, low + 1).into();
     let login = ApiClient::from_address(server, from).login(app, "ada@example.com", PASSWORD).await;
     let login = login.expect(StatusCode::OK);
     let refresh_token = login.string("refresh_token").to_owned();
     Ok(Client { server, connection: connect(server, from).await?, refresh_token })
-}
-
-/// Waits until all clients have ended. Returns the clients and their measurements.
-async fn join_clients<T>(
-    running: impl Iterator<Item = JoinHandle<Result<(T, Histogram<u64>)>>>,
-) -> Result<(Vec<T>, Vec<Histogram<u64>>)> {
-    let ended = try_join_all(running).await?;
-    Ok(ended.into_iter().collect::<Result<Vec<_>>>()?.into_iter().unzip())
 }
 
 async fn read_jwks_until(end: Instant, mut client: Client, app: String) -> Result<(Client, Histogram<u64>)> {
@@ -182,7 +145,8 @@ async fn read_jwks_until(end: Instant, mut client: Client, app: String) -> Resul
     Ok((client, latencies))
 }
 
-async fn refresh_until(end: Instant, mut client: Client, app: String) -> Result<(Client, Histogram<u64>)> {
+/// Refreshes until `end`, each time with the token of the previous response.
+pub(crate) async fn refresh_until(end: Instant, mut client: Client, app: String) -> Result<(Client, Histogram<u64>)> {
     let mut latencies = histogram();
     while Instant::now() < end {
         let body = json!({ "refresh_token": client.refresh_token }).to_string();

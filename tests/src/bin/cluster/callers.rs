@@ -2,6 +2,7 @@
 
 pub(crate) mod administrator;
 pub(crate) mod imported_users;
+pub(crate) mod openid_users;
 
 use std::{collections::BTreeSet, fs, time::Duration};
 

@@ -37,6 +37,8 @@ enum Command {
     Administrator(callers::administrator::AdministratorArgs),
     /// In a pod: the imported users, who log in with their old passwords.
     ImportedUsers(callers::imported_users::ImportedUsersArgs),
+    /// In a pod: users who sign in at an application behind oauth2-proxy.
+    OpenidUsers(callers::openid_users::OpenidUsersArgs),
     /// In a pod: a ServiceAccount that the App does not list.
     Unlisted(callers::CallerArgs),
     /// In a pod: the consumer of a pull webhook.
@@ -67,6 +69,7 @@ async fn run(command: Command) -> Result<()> {
         Command::Inbox => inbox::run().await,
         Command::Administrator(options) => callers::administrator::run(&options).await,
         Command::ImportedUsers(options) => callers::imported_users::run(&options).await,
+        Command::OpenidUsers(options) => callers::openid_users::run(&options).await,
         Command::Unlisted(options) => callers::call_unlisted(&options).await,
         Command::Consumer(options) => callers::consume(&options).await,
         Command::Receiver(options) => receiver::run(&options).await,

@@ -1,6 +1,7 @@
 //! The steps of the cluster test, in order. Each step prints its result.
 
 mod administration;
+mod openid;
 
 use std::{
     cell::Cell,
@@ -67,6 +68,7 @@ pub(crate) struct RunArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Step {
     Administration,
+    Openid,
     Scale,
     Deletion,
     Evictions,
@@ -170,6 +172,7 @@ impl ClusterTest<'_> {
     async fn run_step(&mut self, step: Step) -> Result<()> {
         match step {
             Step::Administration => self.administer().await,
+            Step::Openid => self.sign_in_with_openid().await,
             Step::Scale => self.scale_servers().await,
             Step::Deletion => self.delete_pod().await,
             Step::Evictions => self.evict_pods().await,
@@ -197,7 +200,7 @@ impl ClusterTest<'_> {
         for namespace in [APP_NAMESPACE, TOOLS_NAMESPACE, INSTALL_NAMESPACE] {
             self.cluster.delete_and_wait("v1", "Namespace", None, namespace).await?;
         }
-        for definition in ["apps.latchkey.dev", "providers.latchkey.dev"] {
+        for definition in ["apps.latchkey.dev", "providers.latchkey.dev", "clients.latchkey.dev"] {
             let (version, kind) = ("apiextensions.k8s.io/v1", "CustomResourceDefinition");
             self.cluster.delete_and_wait(version, kind, None, definition).await?;
         }
@@ -394,17 +397,19 @@ impl ClusterTest<'_> {
     async fn install_front(&mut self) -> Result<Proxy> {
         let proxy_host = format!("front.{TOOLS_NAMESPACE}.svc");
         let authority = CertificateAuthority::new()?;
-        let identity = authority.server(&[&proxy_host])?;
+        let identity = authority.server(&[&proxy_host, HOST])?;
         let metadata = json!({ "name": "front", "namespace": TOOLS_NAMESPACE });
         let data = json!({ "tls.crt": identity.certificate, "tls.key": identity.key });
         self.cluster
             .apply(&json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data }))
             .await?;
-        let metadata = json!({ "name": "authority", "namespace": INSTALL_NAMESPACE });
-        let data = json!({ "ca.crt": authority.certificate() });
-        self.cluster
-            .apply(&json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data }))
-            .await?;
+        for namespace in [INSTALL_NAMESPACE, TOOLS_NAMESPACE] {
+            let metadata = json!({ "name": "authority", "namespace": namespace });
+            let data = json!({ "ca.crt": authority.certificate() });
+            self.cluster
+                .apply(&json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data }))
+                .await?;
+        }
         let (nginx, dex) = (self.image("nginx"), self.image("dex"));
         let replaced = [("docker.io/library/nginx:1.29", &*nginx), ("ghcr.io/dexidp/dex:v2.45.1", &*dex)];
         let replaced = if self.options.own_stores { replaced.as_slice() } else { &[] };
@@ -703,7 +708,7 @@ impl ClusterTest<'_> {
         self.cluster.delete_and_wait("v1", "Pod", Some(TOOLS_NAMESPACE), "load").await?;
         let keys_before = self.key_secret_data().await?;
         self.cluster.helm(["uninstall", RELEASE, "--namespace", INSTALL_NAMESPACE, "--wait"]).await?;
-        for definition in ["apps.latchkey.dev", "providers.latchkey.dev"] {
+        for definition in ["apps.latchkey.dev", "providers.latchkey.dev", "clients.latchkey.dev"] {
             let (version, kind) = ("apiextensions.k8s.io/v1", "CustomResourceDefinition");
             let left = self.cluster.get(version, kind, None, definition).await?;
             ensure!(left.is_object(), "{definition} was removed with the install");
@@ -772,7 +777,7 @@ impl ClusterTest<'_> {
         }
         let left = self.cluster.list("coordination.k8s.io/v1", "Lease", INSTALL_NAMESPACE, "").await?;
         ensure!(left.is_empty(), "{} Leases are left", left.len());
-        for definition in ["apps.latchkey.dev", "providers.latchkey.dev"] {
+        for definition in ["apps.latchkey.dev", "providers.latchkey.dev", "clients.latchkey.dev"] {
             let (version, kind) = ("apiextensions.k8s.io/v1", "CustomResourceDefinition");
             ensure!(self.cluster.get(version, kind, None, definition).await?.is_null(), "{definition} is left");
         }

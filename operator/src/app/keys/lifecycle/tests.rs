@@ -1,8 +1,14 @@
-use latchkey_crds::rendered::SigningAlgorithm::{ES256, EdDSA};
+use std::collections::BTreeMap;
+
+use latchkey_crds::{
+    client::IdTokenAlgorithm::{self, RS256},
+    rendered::SigningAlgorithm::{self, ES256, EdDSA},
+};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{
     super::stored_key::{MAX_SESSION_LIFETIME_SECONDS, PUBLICATION_DELAY, REQUESTED_PUBLICATION_DELAY},
+    id_tokens::REUSE_PERIOD,
     *,
 };
 
@@ -16,6 +22,8 @@ fn policy() -> KeyPolicy {
     KeyPolicy {
         algorithm: ES256,
         access_lifetime_seconds: 900,
+        id_token_lifetimes: BTreeMap::new(),
+        id_token_keys_are_read: true,
         session_lifetime_seconds: 7_776_000,
         rotation_days: 90,
         rotate_request: None,
@@ -559,4 +567,157 @@ fn every_token_finds_its_key_until_the_token_expires() {
         }
         assert!(history.secrets_by_id.len() > 10, "keys were generated");
     }
+}
+
+/// The policy of an App with Clients that use these algorithms.
+fn with_id_tokens(algorithms: &[IdTokenAlgorithm]) -> KeyPolicy {
+    let id_token_lifetimes = algorithms.iter().map(|algorithm| (*algorithm, 3600)).collect();
+    KeyPolicy { id_token_lifetimes, access_lifetime_seconds: 3600, ..policy() }
+}
+
+/// Returns ids, algorithms and states of the keys for ID tokens, such as `s2 RS256 Active`.
+fn id_token_keys(keys: &KeyDocument) -> Vec<String> {
+    assert_eq!(keys.validate(&shop()), Ok(()));
+    let show =
+        |stored: &StoredSigningKey| format!("{} {:?} {:?}", stored.key.id, stored.key.algorithm, stored.key.state);
+    keys.id_tokens.iter().map(show).collect()
+}
+
+#[test]
+fn the_first_key_for_id_tokens_is_active_when_every_pod_knows_it() {
+    let policy = with_id_tokens(&[RS256]);
+    let keys = first().advance(&policy, NOW, false).unwrap().unwrap();
+    assert_eq!(id_token_keys(&keys), ["s2 RS256 Published"]);
+    assert_eq!(keys.advance(&policy, NOW + Duration::days(3), false), Ok(None), "a pod does not know it");
+    // A pod with an older version reports the document, but does not read the key.
+    let older = KeyPolicy { id_token_keys_are_read: false, ..policy.clone() };
+    assert_eq!(keys.advance(&older, NOW, true), Ok(None));
+    let keys = keys.advance(&policy, NOW, true).unwrap().unwrap();
+    assert_eq!(id_token_keys(&keys), ["s2 RS256 Active"]);
+    assert_states(&keys, &["s1 Active"], &["h1 Active"]);
+    assert_eq!(keys.advance(&policy, NOW, true), Ok(None));
+}
+
+#[test]
+fn id_tokens_with_the_algorithm_of_access_tokens_need_no_key() {
+    assert_eq!(id_token_keys(&advanced(&first(), &with_id_tokens(&[IdTokenAlgorithm::ES256]), NOW)), [""; 0]);
+    let eddsa = KeyPolicy { algorithm: EdDSA, ..with_id_tokens(&[RS256, IdTokenAlgorithm::ES256]) };
+    let keys = KeyDocument::first_with_policy(&shop(), &eddsa, NOW).unwrap();
+    assert_eq!(id_token_keys(&advanced(&keys, &eddsa, NOW)), ["s2 RS256 Active", "s3 ES256 Active"]);
+}
+
+#[test]
+fn keys_for_id_tokens_are_rotated_and_dropped_like_signing_keys() {
+    let policy = with_id_tokens(&[RS256]);
+    let keys = advanced(&first(), &policy, NOW);
+    let published = NOW + Duration::days(89);
+    assert_eq!(keys.next_due(&policy, NOW), Some(published));
+    let keys = advanced(&keys, &policy, published);
+    assert_eq!(id_token_keys(&keys), ["s2 RS256 Active", "s4 RS256 Published"]);
+    let replaced = NOW + Duration::days(90);
+    let keys = advanced(&keys, &policy, replaced);
+    assert_eq!(id_token_keys(&keys), ["s2 RS256 Retired", "s4 RS256 Active"]);
+    let end = replaced + Duration::HOUR + RETIREMENT_MARGIN;
+    assert_eq!(id_token_keys(&advanced(&keys, &policy, end - Duration::SECOND)).len(), 2);
+    assert_eq!(id_token_keys(&advanced(&keys, &policy, end)), ["s4 RS256 Active"]);
+    assert_eq!(keys.status(&policy).signing.len(), 4, "the status lists all of them");
+}
+
+#[test]
+fn a_requested_rotation_includes_the_keys_for_id_tokens() {
+    let keys = advanced(&first(), &with_id_tokens(&[RS256]), NOW);
+    let requested = KeyPolicy { rotate_request: Some("1".to_owned()), ..with_id_tokens(&[RS256]) };
+    let keys = advanced(&keys, &requested, NOW);
+    assert_eq!(id_token_keys(&keys), ["s2 RS256 Active", "s4 RS256 Published"]);
+    let keys = advanced(&keys, &requested, NOW + REQUESTED_PUBLICATION_DELAY);
+    assert_eq!(id_token_keys(&keys), ["s2 RS256 Retired", "s4 RS256 Active"]);
+}
+
+#[test]
+fn keys_for_id_tokens_that_nobody_needs_are_retired_and_dropped() {
+    let keys = advanced(&first(), &with_id_tokens(&[RS256]), NOW);
+    let keys = advanced(&keys, &policy(), NOW);
+    assert_eq!(id_token_keys(&keys), ["s2 RS256 Active"], "a Client can use it again");
+    let unused = NOW + REUSE_PERIOD;
+    assert_eq!(keys.next_due(&policy(), NOW), Some(unused));
+    let keys = advanced(&keys, &policy(), unused);
+    assert_eq!(id_token_keys(&keys), ["s2 RS256 Retired"]);
+    let end = unused + Duration::HOUR + RETIREMENT_MARGIN;
+    assert_eq!(keys.next_due(&policy(), unused), Some(end));
+    assert_eq!(id_token_keys(&advanced(&keys, &policy(), end)), [""; 0]);
+    // A key that was never used is dropped at once.
+    let published = first().advance(&with_id_tokens(&[RS256]), NOW, false).unwrap().unwrap();
+    assert_eq!(id_token_keys(&advanced(&published, &policy(), NOW)), [""; 0]);
+    // A Client that uses the algorithm again gets a new key.
+    assert_eq!(
+        id_token_keys(&advanced(&keys, &with_id_tokens(&[RS256]), unused)),
+        ["s2 RS256 Retired", "s3 RS256 Active"]
+    );
+}
+
+#[test]
+fn a_client_that_changes_its_algorithm_often_needs_no_further_keys() {
+    let mut keys = first();
+    for hour in 0..200 {
+        let policy = if hour % 2 == 0 { with_id_tokens(&[RS256]) } else { policy() };
+        keys = advanced(&keys, &policy, NOW + Duration::hours(hour));
+    }
+    assert_eq!(id_token_keys(&keys), ["s2 RS256 Active"]);
+}
+
+#[test]
+fn a_requested_rotation_retires_the_keys_for_id_tokens_that_nobody_needs() {
+    let keys = advanced(&first(), &with_id_tokens(&[RS256]), NOW);
+    let keys = advanced(&keys, &policy(), NOW);
+    let keys = advanced(&keys, &rotation_requested("1"), NOW);
+    assert_eq!(id_token_keys(&keys), ["s2 RS256 Retired"]);
+}
+
+#[test]
+fn id_tokens_have_an_active_key_while_the_signing_algorithm_changes() {
+    let keys = advanced(&first(), &with_id_tokens(&[RS256]), NOW);
+    let changed = KeyPolicy { algorithm: SigningAlgorithm::RS256, ..with_id_tokens(&[RS256]) };
+    let keys = advanced(&keys, &changed, NOW);
+    assert_states(&keys, &["s1 Active", "s3 Published"], &["h1 Active"]);
+    assert_eq!(id_token_keys(&keys), ["s2 RS256 Active"], "the key for access tokens is not Active yet");
+    let keys = advanced(&keys, &changed, NOW + PUBLICATION_DELAY);
+    assert_states(&keys, &["s1 Retired", "s3 Active"], &["h1 Active"]);
+    let keys = advanced(&keys, &changed, NOW + PUBLICATION_DELAY + REUSE_PERIOD);
+    assert_eq!(id_token_keys(&keys), ["s2 RS256 Retired"]);
+}
+
+#[test]
+fn a_revoked_key_for_id_tokens_is_replaced_at_once() {
+    let policy = with_id_tokens(&[RS256]);
+    let keys = advanced(&first(), &policy, NOW);
+    let revoking = KeyPolicy { revoke_id: Some("s2".to_owned()), ..policy.clone() };
+    let keys = keys.advance(&revoking, NOW, false).unwrap().unwrap();
+    assert_eq!(id_token_keys(&keys), ["s3 RS256 Active"]);
+    assert_eq!(keys.request_error(&revoking), None);
+    // A first key that is not Active yet is also replaced.
+    let published = first().advance(&policy, NOW, false).unwrap().unwrap();
+    let keys = published.advance(&revoking, NOW, false).unwrap().unwrap();
+    assert_eq!(id_token_keys(&keys), ["s3 RS256 Published"]);
+}
+
+#[test]
+fn a_chain_for_id_tokens_has_at_most_60_keys_and_never_blocks_the_app() {
+    let policy = |value: usize| KeyPolicy {
+        rotate_request: Some(value.to_string()),
+        algorithm: ES256,
+        ..with_id_tokens(&[RS256])
+    };
+    let mut keys = advanced(&first(), &with_id_tokens(&[RS256]), NOW);
+    let key = keys.id_tokens[0].clone();
+    for number in 100..100 + MAX_KEYS - 1 {
+        let mut retired = key.clone();
+        retired.key.id = format!("s{number}");
+        retired.key.state = KeyState::Retired;
+        keys.id_tokens.insert(0, retired);
+    }
+    assert_eq!(keys.validate(&shop()), Ok(()));
+    let rotating = advanced(&keys, &policy(1), NOW);
+    assert_eq!((rotating.id_tokens.len(), rotating.rotation.as_deref()), (MAX_KEYS, Some("1")));
+    assert_eq!(rotating.request_error(&policy(1)), None, "the rotation of the App goes on");
+    assert!(rotating.signing.iter().any(|stored| stored.key.state == KeyState::Published));
 }

@@ -4,7 +4,7 @@
 //! The check reads a subset of XML. What it cannot read, it refuses, so a browser never reads anything that the check
 //! has not seen.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeSet};
 
 const NAMESPACE: &str = "http://www.w3.org/2000/svg";
 const XLINK_NAMESPACE: &str = "http://www.w3.org/1999/xlink";
@@ -60,6 +60,12 @@ const ELEMENTS: [&str; 44] = [
 const MAX_DEPTH: usize = 32;
 /// Each `use` can repeat all others, so their number is the exponent of what a browser draws.
 const MAX_USES: usize = 16;
+/// The elements whose content is drawn for each reference to them, and can have such references itself. Gradients and
+/// filters have none.
+const CONTAINERS: [&str; 3] = ["clipPath", "mask", "pattern"];
+/// The maximum number of references from the content of containers to containers. As with `use`, their number is the
+/// exponent of what a browser draws.
+const MAX_INNER_REFERENCES: usize = 16;
 /// Names appear in messages.
 const MAX_NAME_LENGTH: usize = 64;
 
@@ -75,14 +81,42 @@ struct Tag<'a> {
     is_empty: bool,
 }
 
+/// The references between containers. Ids are in lower case, so that more texts than necessary are the same id.
+#[derive(Default)]
+struct References {
+    /// The ids of the containers.
+    containers: BTreeSet<String>,
+    elements: Vec<ReferringElement>,
+    /// The ids to which styles refer.
+    in_styles: Vec<String>,
+    /// Whether a style can apply to elements without a class.
+    has_other_selectors: bool,
+    /// Whether a container has a `use`, which can bring any element into the container.
+    has_inner_use: bool,
+}
+
+struct ReferringElement {
+    ids: Vec<String>,
+    is_inner: bool,
+    has_class: bool,
+}
+
 /// Returns why the SVG cannot be used.
 pub(super) fn check(svg: &str) -> Result<(), Refusal> {
     let mut rest = skip_declaration(svg.trim_start_matches('\u{feff}').trim_start_matches(WHITE_SPACE))?;
     let mut open: Vec<&str> = Vec::new();
     let mut has_root = false;
     let mut uses = 0;
+    let mut references = References::default();
     while let Some((text, after)) = rest.split_once('<') {
         check_text(text, open.last().copied())?;
+        if open.last() == Some(&"style") {
+            // The text of a style is checked as a whole. A comment would split it.
+            if !after.starts_with("/style") {
+                return Err("has a style with a comment, CDATA or an element; remove it".into());
+            }
+            references.add_style(text);
+        }
         if let Some(comment) = after.strip_prefix("!--") {
             rest = comment.split_once("-->").ok_or(NOT_READABLE)?.1;
         } else if after.starts_with(['!', '?']) {
@@ -105,6 +139,7 @@ pub(super) fn check(svg: &str) -> Result<(), Refusal> {
             if uses > MAX_USES {
                 return Err(format!("has more than {MAX_USES} elements use; draw the shapes instead").into());
             }
+            references.add_element(&tag, &open);
             if !tag.is_empty {
                 open.push(tag.name);
             }
@@ -115,7 +150,76 @@ pub(super) fn check(svg: &str) -> Result<(), Refusal> {
         }
     }
     check_text(rest, open.last().copied())?;
+    if references.count_inner() > MAX_INNER_REFERENCES {
+        let most = MAX_INNER_REFERENCES;
+        return Err(format!("has more than {most} references inside of {}; simplify it", CONTAINERS.join(", ")).into());
+    }
     if has_root && open.is_empty() { Ok(()) } else { Err(NOT_READABLE.into()) }
+}
+
+// === impl References ===
+
+impl References {
+    /// `open` are the elements around the tag.
+    fn add_element(&mut self, tag: &Tag<'_>, open: &[&str]) {
+        let is_container = CONTAINERS.contains(&tag.name);
+        let is_inner = is_container || open.iter().any(|name| CONTAINERS.contains(name));
+        if is_container {
+            let ids = tag.attributes.iter().filter(|(name, _)| *name == "id");
+            self.containers.extend(ids.map(|(_, id)| id.to_ascii_lowercase()));
+        }
+        self.has_inner_use |= is_inner && tag.name == "use";
+        let ids = tag.attributes.iter().flat_map(|(_, value)| referenced_ids(value)).collect();
+        let has_class = tag.attributes.iter().any(|(name, _)| *name == "class");
+        self.elements.push(ReferringElement { ids, is_inner, has_class });
+    }
+
+    fn add_style(&mut self, style: &str) {
+        self.in_styles.extend(referenced_ids(style));
+        self.has_other_selectors |= !has_only_class_selectors(style);
+    }
+
+    /// The number of references from the content of containers to containers.
+    fn count_inner(&self) -> usize {
+        let in_styles = self.count_containers(&self.in_styles);
+        let inner = self.elements.iter().filter(|element| element.is_inner || self.has_inner_use);
+        let count = |element: &ReferringElement| {
+            let has_style = element.has_class || self.has_other_selectors;
+            self.count_containers(&element.ids) + if has_style { in_styles } else { 0 }
+        };
+        inner.map(count).sum()
+    }
+
+    /// An id with other characters can be spelled in several ways, so it counts as that of a container.
+    fn count_containers(&self, ids: &[String]) -> usize {
+        let is_simple = |id: &str| id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte));
+        ids.iter().filter(|id| !is_simple(id.as_str()) || self.containers.contains(id.as_str())).count()
+    }
+}
+
+/// Whether every rule has the form `.a,.b{…}`. Returns false for a style that is not understood.
+fn has_only_class_selectors(style: &str) -> bool {
+    let is_class = |selector: &str| {
+        let selector = selector.trim_matches(WHITE_SPACE);
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+        selector.starts_with('.') && selector.bytes().all(is_name)
+    };
+    let mut rules = style.split('}').filter(|rule| !rule.trim_matches(WHITE_SPACE).is_empty());
+    rules.all(|rule| match rule.split_once('{') {
+        Some((selectors, declarations)) => !declarations.contains('{') && selectors.split(',').all(is_class),
+        None => false,
+    })
+}
+
+/// The ids in the references `url(#id)` of a value or a style, in lower case.
+fn referenced_ids(text: &str) -> Vec<String> {
+    let text = text.to_ascii_lowercase();
+    let id = |argument: &str| {
+        let argument = argument.trim_start_matches([' ', '\t', '\r', '\n', '\'', '"', '#']);
+        let end = argument.find([' ', '\t', '\r', '\n', '\'', '"', ')']).unwrap_or(argument.len());
+        argument[..end].to_owned()
+    };
+    text.split("url(").skip(1).map(id).collect()
 }
 
 /// The text after the XML declaration, which can be missing. Another encoding would let a browser read other text.
@@ -309,9 +413,16 @@ mod tests {
             ("<style>.a{fill:url(a.svg)}</style>", "has a style"),
             ("<style>.a{fill:u&#114;l(a.svg)}</style>", "has a style"),
             ("<style>.a{fill:red}<!-- -->.b{fill:url(b.svg)}</style>", "has a style"),
+            // A browser joins the texts around a comment.
+            ("<style>.a{fill:u<!-- -->rl(https://a.example/#a)}</style>", "has a style"),
+            ("<style>.a{fill:url(<!-- -->https://a.example)}</style>", "has a style"),
+            ("<style>.a{fill:url(#a<!---->) url(b.svg)}</style>", "has a style"),
+            ("<style>.a{fill:ur<title/>l(b.svg)}</style>", "has a style"),
+            ("<style>.a{}<style>.b{}</style></style>", "has a style"),
+            ("<style>.a{}</stylex>", NOT_READABLE),
             // Entities, CDATA, processing instructions.
             ("<![CDATA[<script>alert(1)</script>]]>", "has a DOCTYPE, an entity"),
-            ("<style><![CDATA[@import 'a']]></style>", "has a DOCTYPE, an entity"),
+            ("<style><![CDATA[@import 'a']]></style>", "has a style"),
             ("<?xml-stylesheet href=\"https://a.example/a.css\"?>", "has a DOCTYPE, an entity"),
             ("<!ENTITY a \"b\">", "has a DOCTYPE, an entity"),
             // Not well-formed.
@@ -364,5 +475,61 @@ mod tests {
         assert!(check(&uses(MAX_USES + 1)).unwrap_err().contains("more than 16 elements use"));
         let refusal = check(&svg(&format!("<{}/>", "a".repeat(1000)))).unwrap_err();
         assert!(refusal.len() < 100, "{refusal}");
+    }
+
+    #[test]
+    fn references_between_masks_patterns_and_clip_paths_are_bounded() {
+        let is_bounded = |content: String| match check(&svg(&content)) {
+            Ok(()) => true,
+            Err(refusal) => {
+                assert!(refusal.contains("more than 16 references inside"), "{refusal}");
+                false
+            }
+        };
+        // Each of `levels` masks draws the next one `count` times.
+        let nested = |levels: usize, count: usize, name: &str, attribute: &str| -> String {
+            let shape = |level: usize| format!("<rect {attribute}=\" URL( '#M{}' )\"/>", level + 1);
+            let one = |level| format!("<{name} id=\"m{level}\">{}</{name}>", shape(level).repeat(count));
+            (0..levels).map(one).collect::<String>() + "<rect mask=\"url(#m0)\"/>"
+        };
+        for (name, attribute) in
+            [("mask", "mask"), ("pattern", "fill"), ("clipPath", "clip-path"), ("mask", "style"), ("pattern", "filter")]
+        {
+            // The last one refers to nothing.
+            assert!(is_bounded(nested(9, 2, name, attribute)), "{name}");
+            assert!(!is_bounded(nested(10, 2, name, attribute)), "{name}");
+            assert!(!is_bounded(nested(3, 9, name, attribute)), "{name}");
+        }
+        // A style can apply to elements in a mask: to those with a class or, with other selectors, to every element.
+        let styled = |style: &str, shape: &str, count: usize| {
+            format!("<style>{style}</style><mask id=\"m\">{}</mask>", shape.repeat(count))
+        };
+        let (rule, class) = (".a, .b{fill:red}\n.c{mask:url(#m)}", "<rect class=\"a\"/>");
+        assert!(is_bounded(styled(rule, class, 16)) && !is_bounded(styled(rule, class, 17)));
+        assert!(is_bounded(styled(rule, "<rect/>", 100)));
+        for other in [
+            "rect{mask:url(#m)}",
+            "*{mask:url(#m)}",
+            ".a rect{mask:url(#m)}",
+            ".a{}.a>*{mask:url(#m)}",
+            ".a{rect{mask:url(#m)}}",
+            ".a{}/*}.b{*/rect{mask:url(#m)}",
+            ".a:hover,#b{mask:url(#m)}",
+        ] {
+            assert!(!is_bounded(styled(other, "<rect/>", 17)), "{other}");
+        }
+        // A `use` in a mask can draw any element.
+        let used = |inner: &str| {
+            let group = "<rect mask=\"url(#m)\"/>".repeat(17);
+            format!("<g id=\"g\">{group}</g><mask id=\"m\">{inner}</mask>")
+        };
+        assert!(is_bounded(used("<rect/>")) && !is_bounded(used("<use href=\"#g\"/>")));
+        // An id can be spelled in several ways.
+        let encoded = "<rect mask=\"url(#%6D)\"/>".repeat(17);
+        assert!(!is_bounded(format!("<mask id=\"m\">{encoded}</mask>")));
+        // Gradients contain nothing that is drawn.
+        let gradients = "<rect fill=\"url(#g)\"/>".repeat(100);
+        assert!(is_bounded(format!("<linearGradient id=\"g\"/><mask id=\"m\">{gradients}</mask>")));
+        assert!(is_bounded(format!("<mask id=\"m\"/>{}", "<rect mask=\"url(#m)\"/>".repeat(100))));
     }
 }

@@ -7,6 +7,7 @@ use serde_json::json;
 use crate::{
     domain::{
         app::App,
+        openid::client_session::CLIENT_KIND,
         session::{SessionId, SessionInfo, SessionKind},
         sessions,
     },
@@ -35,9 +36,13 @@ pub struct SessionsResponse {
 #[schemars(rename = "Session")]
 pub struct ListedSession {
     pub id: String,
-    /// `browser` for a browser that is logged in to the pages. Omitted for a session of the App.
+    /// `browser` for a browser that is logged in to the pages, `client` for an OpenID Connect client. Omitted for a
+    /// session of the App.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<&'static str>,
+    /// The client, if `kind` is `client`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_id: Option<String>,
     /// Unix seconds.
     pub created_at: i64,
     /// Unix seconds; updated by each refresh, and by other uses at most once per minute.
@@ -59,7 +64,8 @@ impl ListedSession {
         Self {
             current: info.id == current,
             id: info.id.to_string(),
-            kind: info.kind.map(SessionKind::as_str),
+            kind: info.client_id.as_ref().map(|_| CLIENT_KIND).or(info.kind.map(SessionKind::as_str)),
+            client_id: info.client_id,
             created_at: info.created_at.unix_timestamp(),
             last_used_at: info.last_used_at.unix_timestamp(),
             ip: info.ip,
@@ -105,8 +111,8 @@ mod tests {
     use crate::domain::session::Amr;
 
     #[test]
-    fn only_a_browser_session_has_a_kind() {
-        let listed = |kind| -> Value {
+    fn only_a_browser_session_and_a_client_session_have_a_kind() {
+        let listed = |kind, client_id: Option<&str>| -> Value {
             let id = SessionId(Uuid::from_u128(9));
             let info = SessionInfo {
                 kind,
@@ -116,10 +122,15 @@ mod tests {
                 ip: "192.0.2.1".to_owned(),
                 user_agent: None,
                 amr: Amr::Password,
+                client_id: client_id.map(str::to_owned),
             };
             serde_json::to_value(ListedSession::new(info, id)).unwrap()
         };
-        assert_eq!(listed(Some(SessionKind::Browser))["kind"], "browser");
-        assert!(listed(None).get("kind").is_none(), "the response of an App without pages does not change");
+        assert_eq!(listed(Some(SessionKind::Browser), None)["kind"], "browser");
+        let of_client = listed(None, Some("monitoring.grafana"));
+        assert_eq!((&of_client["kind"], &of_client["client_id"]), (&"client".into(), &"monitoring.grafana".into()));
+        for name in ["kind", "client_id"] {
+            assert!(listed(None, None).get(name).is_none(), "the response of an App without pages does not change");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! `GET /{APPID}/{PROVIDER}/callback`.
 
+use http::StatusCode;
 use latchkey_crds::rendered::RenderedProvider;
 use schemars::{JsonSchema, json_schema};
 use serde::Serialize;
@@ -13,7 +14,7 @@ use crate::{
     },
     http::{
         Ports,
-        cookies::FlowCookies,
+        cookies::CookieScheme,
         error::{ErrorCode, Problem},
         openapi::{
             operation::{Content, Operation, Parameter},
@@ -106,9 +107,10 @@ pub(super) async fn finish_flow<S: Ports>(
     parameters: &Parameters<'_>,
     posted_user: Option<&str>,
 ) -> Result<Response, Problem> {
-    let flow = parameters.get_once("state").ok().flatten().and_then(FlowState::parse).ok_or_else(invalid_state)?;
+    let flow =
+        parameters.get_once("state").ok().flatten().and_then(FlowState::parse).ok_or_else(Problem::invalid_state)?;
     let id = flow.id();
-    let cookies = FlowCookies::for_base_url(&state.settings.base_url);
+    let cookies = CookieScheme::for_base_url(&state.settings.base_url).flows();
     let sent_cookies = cookies.from_request(&request.headers);
     let continue_url = pages::continue_url(&state.apps, app);
     let input = CallbackInput {
@@ -174,20 +176,16 @@ fn callback_response(app: &App, finished: FinishedFlow) -> Result<Response, Prob
     parameters.extend(app_state.map(|state| ("state", state)));
     let url =
         target.with_parameters(parameter_location, parameters.iter().map(|(name, value)| (*name, value.as_str())));
-    let mut response = super::redirect_to(&url)?;
+    let mut response = response::redirect(StatusCode::FOUND, &url)?;
     if let Some(problem) = problem {
         response.extensions_mut().insert(problem);
     }
     Ok(response)
 }
 
-fn invalid_state() -> Problem {
-    Problem::new(ErrorCode::InvalidState, "the state is missing, used, expired or from another browser; start again")
-}
-
 fn callback_problem(error: CallbackError) -> Problem {
     match error {
-        CallbackError::InvalidState => invalid_state(),
+        CallbackError::InvalidState => Problem::invalid_state(),
         CallbackError::RedirectUrl(_) => Problem::new(
             ErrorCode::RedirectUrlNotAllowed,
             "the redirect URL of this login is no longer on the App's list",

@@ -1,6 +1,8 @@
 //! `GET /{APPID}/{PROVIDER}/redirect`.
 
-use http::{HeaderMap, header::ORIGIN};
+use std::sync::Arc;
+
+use http::{HeaderMap, StatusCode, header::ORIGIN};
 use schemars::{JsonSchema, Schema, json_schema};
 use serde::Serialize;
 use serde_json::json;
@@ -9,13 +11,14 @@ use crate::{
     domain::{
         app::App,
         flow::FlowBinding,
+        redirect::{ParameterLocation, RedirectTarget},
         social::{self, MAX_HINT_CHARS, MAX_STATE_PARAM_CHARS, StartFlowError, StartFlowInput},
     },
     http::{
         Ports,
-        cookies::FlowCookies,
+        cookies::CookieScheme,
         cors::Cors,
-        error::{ErrorCode, Problem},
+        error::{ErrorCode, Problem, ReportedProblem},
         openapi::{
             operation::{Content, Operation, Parameter},
             patterns,
@@ -137,11 +140,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
     if binding == FlowBinding::Browser && has_unlisted_origin(&request.headers, app) {
         return Err(Problem::new(ErrorCode::OriginNotAllowed, "this origin is not on the App's list"));
     }
-    // A page never asks for JSON.
-    let continue_url = match format {
-        ResponseFormat::Redirect => pages::continue_url(&state.apps, app),
-        ResponseFormat::Json => None,
-    };
+    let continue_url = pages::continue_url(&state.apps, app);
     let input = StartFlowInput {
         redirect_url: parameters.get_once("redirect_url").map_err(|_| redirect_url_not_allowed())?,
         state: parameters.get_once("state")?,
@@ -149,17 +148,23 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
         login_hint: parameters.get_once("login_hint")?,
         code_challenge: parameters.get_once("code_challenge")?,
         binding,
+        is_navigation: format == ResponseFormat::Redirect,
         continue_url: continue_url.as_deref(),
     };
-    let started = social::start_flow(state.call(app, &request.client), provider, input).await;
-    let started = started.map_err(|error| redirect_problem(app, error))?;
-    let cookies = FlowCookies::for_base_url(&state.settings.base_url);
+    let call = state.call(app, &request.client);
+    let (page, app_state) = (social::page_target(call, &input), input.state);
+    let started = match (social::start_flow(call, provider, input).await, page) {
+        (Ok(started), _) => started,
+        (Err(error), Some(page)) => return redirect_error(&page, app_state, redirect_problem(app, error)),
+        (Err(error), None) => return Err(redirect_problem(app, error)),
+    };
+    let cookies = CookieScheme::for_base_url(&state.settings.base_url).flows();
     let cookie_headers = started.sealed.as_ref().map(|sealed| {
         let sent_cookies = cookies.from_request(&request.headers);
         cookies.add(&sent_cookies, &started.state.id(), state.env.now(), sealed, started.seconds)
     });
     let response = match format {
-        ResponseFormat::Redirect => super::redirect_to(&started.url)?,
+        ResponseFormat::Redirect => response::redirect(StatusCode::FOUND, &started.url)?,
         ResponseFormat::Json => response::json(&RedirectResponse { url: started.url })?,
     };
     Ok(super::with_headers(response, cookie_headers.unwrap_or_default()))
@@ -174,7 +179,17 @@ fn json_binding(headers: &HeaderMap) -> FlowBinding {
 
 /// Whether a script of an unlisted origin made the call. A navigation by GET sends no `Origin`.
 fn has_unlisted_origin(headers: &HeaderMap, app: &App) -> bool {
-    headers.contains_key(ORIGIN) && !matches!(Cors::from_request(headers, &app.doc.allowed_origins), Cors::Listed(_))
+    headers.contains_key(ORIGIN) && !matches!(Cors::from_request(headers, app, false), Cors::Listed(_))
+}
+
+/// A login that a page started returns to the page, which shows the error.
+fn redirect_error(page: &RedirectTarget, app_state: Option<&str>, problem: Problem) -> Result<Response, Problem> {
+    let state = app_state.map(|state| ("state", state));
+    let parameters = [("error", problem.code.as_str())].into_iter().chain(state);
+    let mut response =
+        response::redirect(StatusCode::FOUND, &page.with_parameters(ParameterLocation::Query, parameters))?;
+    response.extensions_mut().insert(ReportedProblem(Arc::new(problem)));
+    Ok(response)
 }
 
 fn redirect_url_not_allowed() -> Problem {

@@ -34,15 +34,21 @@ pub(in crate::http::pages) async fn show<S: Ports>(page: &Page<'_, S>) -> Result
     let Some(session) = page.session().await? else { return page.log_in_first() };
     let linked = linked(page, &session).await?;
     let named: Option<ProviderName> = page.query("provider")?.and_then(|name| name.parse().ok());
-    let label = named.as_ref().map(|name| provider_button(page, name).label);
     let mut view = view(page, &session, &linked);
     if let Some(error) = page.query("error")? {
         let code = ErrorCode::from_name(error).unwrap_or(ErrorCode::ProviderError);
         return page.show_error(&view, code);
     }
-    view.notice = match (page.query("notice")?, label) {
-        (Some("linked"), Some(label)) => Some(AccountNotice::Linked(label)),
-        (Some("unlinked"), Some(label)) => Some(AccountNotice::Unlinked(label)),
+    // The notice is shown only if it is true, because any link can have it.
+    view.notice = match (page.query("notice")?, &named) {
+        (Some("linked"), Some(name)) if is_linked(&linked, name.as_str()) => {
+            Some(AccountNotice::Linked(provider_button(page, name).label))
+        }
+        (Some("unlinked"), Some(name))
+            if !is_linked(&linked, name.as_str()) && social::find_provider(page.app, name.as_str()).is_some() =>
+        {
+            Some(AccountNotice::Unlinked(provider_button(page, name).label))
+        }
         _ => None,
     };
     if view.login_needed { page.show_before_login(&view) } else { page.show(&view) }
@@ -87,12 +93,15 @@ async fn linked<S: Ports>(
     Ok(identities.into_iter().filter_map(named).collect())
 }
 
+fn is_linked(linked: &[(ProviderName, Identity)], name: &str) -> bool {
+    linked.iter().any(|(linked, _)| linked.as_str() == name)
+}
+
 fn view<'v, S: Ports>(
     page: &Page<'v, S>,
     session: &AuthenticatedSession,
     linked: &'v [(ProviderName, Identity)],
 ) -> IdentitiesPage<'v> {
-    let is_linked = |name: &str| linked.iter().any(|(linked, _)| linked.as_str() == name);
     let language = page.texts.language();
     IdentitiesPage {
         linked: linked
@@ -102,7 +111,7 @@ fn view<'v, S: Ports>(
                 since: Timestamp::new(identity.linked_at, language),
             })
             .collect(),
-        available: page.providers().into_iter().filter(|button| !is_linked(button.name)).collect(),
+        available: page.providers().into_iter().filter(|button| !is_linked(linked, button.name)).collect(),
         login_needed: !session.is_recent(&page.state.env),
         notice: None,
     }

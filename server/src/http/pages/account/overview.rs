@@ -98,7 +98,7 @@ impl Account {
             has_password: self.user.password_hash.is_some(),
             has_providers: !page.app.doc.providers.is_empty(),
             linked_providers: &self.linked,
-            has_applications: false,
+            has_applications: page.app.has_clients(),
             notice,
         }
     }

@@ -36,7 +36,7 @@ pub(in crate::http::pages) async fn submit<S: Ports>(page: &Page<'_, S>, form: &
         Err(problem) => Err(problem),
     };
     match changed {
-        Ok(()) => page.redirect(page.target().unwrap_or("account?notice=password_saved"), Vec::new()),
+        Ok(()) => page.redirect(page.target().as_deref().unwrap_or("account?notice=password_saved"), Vec::new()),
         Err(problem) => {
             let user = load_user(page, &session).await?;
             page.refuse(&view(page, &session, &user), problem)

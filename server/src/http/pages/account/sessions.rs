@@ -50,8 +50,15 @@ pub(in crate::http::pages) async fn submit<S: Ports>(page: &Page<'_, S>, form: &
 async fn view<S: Ports>(page: &Page<'_, S>, session: &AuthenticatedSession) -> Result<SessionsPage<'static>, Problem> {
     let listed = sessions::list_sessions(page.call(), session).await?;
     let current = session.session.id;
+    let device = |info: &SessionInfo| {
+        let device = device_label(info.user_agent.as_deref(), &page.texts);
+        match info.client_id.as_deref().and_then(|client| page.app.client(client)) {
+            Some(client) => format!("{} · {device}", client.display_name),
+            None => device,
+        }
+    };
     let row = |info: SessionInfo| SessionRow {
-        device: device_label(info.user_agent.as_deref(), &page.texts),
+        device: device(&info),
         last_used: Timestamp::new(info.last_used_at, page.texts.language()),
         current: info.id == current,
         id: info.id.to_string(),

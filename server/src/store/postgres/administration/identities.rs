@@ -10,7 +10,7 @@ use crate::{
         ports::{IdentityRemoval, StoreError},
         user::UserId,
     },
-    store::postgres::{PostgresStore, audit, users::lock_user},
+    store::postgres::{PostgresStore, audit, groups, users::lock_user},
 };
 
 impl PostgresStore {
@@ -25,7 +25,11 @@ impl PostgresStore {
         let (connection, deadline) = call.parts();
         let removing = remove(connection, app, user, provider, event, self.should_notify());
         let outcome = timeout_at(deadline, removing).await;
-        call.end_call(outcome)
+        let outcome = call.end_call(outcome)?;
+        if outcome == IdentityRemoval::Removed {
+            self.notify_deliverer();
+        }
+        Ok(outcome)
     }
 }
 
@@ -71,6 +75,7 @@ async fn remove(
     )
     .execute(&mut *transaction)
     .await?;
+    groups::remove_reported(&mut transaction, app, user, Some(provider), event, notify).await?;
     audit::insert(&mut transaction, app, event, notify).await?;
     transaction.commit().await?;
     Ok(IdentityRemoval::Removed)

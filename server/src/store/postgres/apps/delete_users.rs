@@ -83,8 +83,8 @@ impl PostgresStore {
 // === impl Stores ===
 
 impl Stores {
-    /// Deletes up to `max_rows` users of an App with their sessions, up to `max_rows` of its mails and up to `max_rows`
-    /// of its events. If several servers call this at the same time, only one of them deletes. The App's row is locked,
+    /// Deletes up to `max_rows` users of an App with their sessions, and up to `max_rows` each of its groups, mails and
+    /// events. If several servers call this at the same time, only one of them deletes. The App's row is locked,
     /// so registrations wait and then fail. `is_wanted` is called after the row was locked, because the deletion may
     /// have been cancelled by then.
     pub async fn delete_users(
@@ -168,8 +168,8 @@ async fn insert_deleting_app(connection: &mut PgConnection, claim: &OwnershipCla
     .map(drop)
 }
 
-/// Deletes rows of an App: these users with their identities, all classes of foreign hashes, at most `max_rows` mails,
-/// at most `max_rows` audit events, and at most `max_rows` webhook events. Returns whether there may be more to delete.
+/// Deletes rows of an App: these users with their identities and memberships, all classes of foreign hashes, and at
+/// most `max_rows` each of groups, mails, audit events and webhook events. Returns whether there may be more to delete.
 pub(super) async fn delete_batch(
     connection: &mut PgConnection,
     app: &AppId,
@@ -180,6 +180,14 @@ pub(super) async fn delete_batch(
     let users = sqlx::query!("DELETE FROM users WHERE app_id = $1 AND id = ANY ($2)", app.as_str(), users)
         .execute(&mut *connection)
         .await?;
+    // The memberships were deleted with their users.
+    let groups = sqlx::query!(
+        "DELETE FROM groups WHERE app_id = $1 AND name IN (SELECT name FROM groups WHERE app_id = $1 LIMIT $2)",
+        app.as_str(),
+        max_rows
+    )
+    .execute(&mut *connection)
+    .await?;
     let mails = sqlx::query!(
         "DELETE FROM outbox WHERE app_id = $1 AND id IN (SELECT id FROM outbox WHERE app_id = $1 LIMIT $2)",
         app.as_str(),
@@ -198,5 +206,6 @@ pub(super) async fn delete_batch(
     let webhook_events = webhooks::delete_of_app(connection, app, max_rows).await?;
     // At most a few rows.
     sqlx::query!("DELETE FROM hash_classes WHERE app_id = $1", app.as_str()).execute(&mut *connection).await?;
-    Ok(users.rows_affected() + mails.rows_affected() + events.rows_affected() + webhook_events > 0)
+    let deleted = users.rows_affected() + groups.rows_affected() + mails.rows_affected() + events.rows_affected();
+    Ok(deleted + webhook_events > 0)
 }

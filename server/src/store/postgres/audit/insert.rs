@@ -120,6 +120,43 @@ pub(in crate::store::postgres) async fn insert_for_users(
     .map(drop)
 }
 
+/// Inserts an event of this kind for each of these memberships: a user, a group, and the Provider that reported the
+/// group (empty: an administrator added the member). The events have the origin and the detail of `event`. `kind` is a
+/// kind that no webhook reports.
+pub(in crate::store::postgres) async fn insert_for_memberships(
+    connection: &mut PgConnection,
+    app: &AppId,
+    event: &Event,
+    kind: EventKind,
+    users: &[Uuid],
+    groups: &[String],
+    providers: &[String],
+) -> Result<(), sqlx::Error> {
+    debug_assert!(kind.webhook_event().is_none());
+    let columns = EventColumns::from_event(event);
+    sqlx::query!(
+        r#"
+        INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+        SELECT $1, gen_random_uuid(), $2, $3, user_id, $4, $5::text::inet,
+            coalesce($6::text::jsonb, '{}'::jsonb) || jsonb_build_object('group', group_name)
+                || CASE WHEN provider = '' THEN '{}'::jsonb ELSE jsonb_build_object('provider', provider) END
+        FROM unnest($7::uuid[], $8::text[], $9::text[]) AS membership (user_id, group_name, provider)
+        "#,
+        app.as_str(),
+        columns.at,
+        kind.as_str(),
+        columns.session,
+        columns.ip,
+        columns.detail,
+        users,
+        groups,
+        providers,
+    )
+    .execute(connection)
+    .await
+    .map(drop)
+}
+
 /// Returns the details as JSON. `None` if there are no details.
 fn detail_text(detail: &Detail) -> Option<String> {
     if detail.is_empty() { None } else { serde_json::to_string(detail).ok() }

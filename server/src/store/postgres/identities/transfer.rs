@@ -41,7 +41,7 @@ async fn transfer_in_transaction(
         transaction.rollback().await?;
         return Ok(None);
     };
-    delete_of_user(&mut transaction, app, transfer.user).await?;
+    delete_of_user(&mut transaction, app, transfer.user, &transfer.event, notify).await?;
     if !insert(&mut transaction, app, transfer.user, &transfer.identity).await? {
         transaction.rollback().await?;
         return Ok(None);

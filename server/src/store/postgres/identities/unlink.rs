@@ -6,7 +6,7 @@ use tokio::time::timeout_at;
 
 use crate::{
     domain::ports::{StoreError, UnlinkOutcome, UnlinkRequest},
-    store::postgres::{PostgresStore, audit, users::lock_user},
+    store::postgres::{PostgresStore, audit, groups, users::lock_user},
 };
 
 /// How many identities a user has.
@@ -26,7 +26,11 @@ impl PostgresStore {
         let mut call = self.begin_call("unlink_identity").await?;
         let (connection, deadline) = call.parts();
         let outcome = timeout_at(deadline, unlink(connection, app, &request, self.should_notify())).await;
-        call.end_call(outcome)
+        let outcome = call.end_call(outcome)?;
+        if outcome == UnlinkOutcome::Done {
+            self.notify_deliverer();
+        }
+        Ok(outcome)
     }
 }
 
@@ -59,6 +63,8 @@ async fn unlink(
     )
     .execute(&mut *transaction)
     .await?;
+    let provider = Some(request.provider.as_str());
+    groups::remove_reported(&mut transaction, app, request.user, provider, &request.event, notify).await?;
     audit::insert(&mut transaction, app, &request.event, notify).await?;
     transaction.commit().await?;
     Ok(UnlinkOutcome::Done)

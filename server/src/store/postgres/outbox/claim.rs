@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::{EPOCH_KIND, PROFILE_KIND};
+use super::{EPOCH_KIND, GROUPS_KIND, PROFILE_KIND};
 use crate::{
     domain::{
         email::Email,
@@ -50,6 +50,8 @@ impl TryFrom<OutboxRow> for ClaimedRow {
             })
         } else if row.kind == PROFILE_KIND {
             OutboxTask::PropagateProfile(UserId(row.user_id.ok_or(CallError::unexpected_row())?))
+        } else if row.kind == GROUPS_KIND {
+            OutboxTask::PropagateGroups(UserId(row.user_id.ok_or(CallError::unexpected_row())?))
         } else {
             let kind =
                 MailKind::ALL.into_iter().find(|kind| kind.as_str() == row.kind).ok_or(CallError::unexpected_row())?;
@@ -118,8 +120,9 @@ async fn claim_rows(
     if !has_due_rows(connection).await? {
         return Ok(Vec::new());
     }
+    let propagations = [EPOCH_KIND, PROFILE_KIND, GROUPS_KIND];
     let kinds: Vec<String> =
-        MailKind::ALL.iter().map(|kind| kind.as_str()).chain([EPOCH_KIND, PROFILE_KIND]).map(str::to_owned).collect();
+        MailKind::ALL.iter().map(|kind| kind.as_str()).chain(propagations).map(str::to_owned).collect();
     let mut transaction = connection.begin().await?;
     // One server claims at a time. The claim is a second statement, so that it sees the previous server's claim.
     sqlx::query!("SELECT one FROM outbox_claims FOR UPDATE").fetch_one(&mut *transaction).await?;

@@ -6,14 +6,14 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{EPOCH_KIND, PROFILE_KIND};
+use super::{EPOCH_KIND, GROUPS_KIND, PROFILE_KIND};
 use crate::domain::{
     mail::{EpochChange, Mail},
     user::UserId,
 };
 
-/// The time in which the request can propagate an epoch or a profile to Redis. After this time, a deliverer claims the
-/// outbox row.
+/// The time in which the request can propagate an epoch, a profile or groups to Redis. After this time, a deliverer
+/// claims the outbox row.
 pub(in crate::store::postgres) const PROPAGATION_DELAY_SECONDS: f64 = 5.0;
 
 /// Queues a mail. If `notify` is set, other servers are notified when the transaction commits.
@@ -107,6 +107,53 @@ pub(in crate::store::postgres) async fn insert_profile_change(
     )
     .fetch_one(connection)
     .await
+}
+
+/// Adds one row per user that propagates the changed groups of the user to Redis if the request itself does not
+/// propagate them. Returns the users with the ids of their rows.
+pub(in crate::store::postgres) async fn insert_groups_changes(
+    connection: &mut PgConnection,
+    app: &AppId,
+    users: &[Uuid],
+) -> Result<Vec<(Uuid, Uuid)>, sqlx::Error> {
+    let rows = sqlx::query!(
+        r#"INSERT INTO outbox (app_id, kind, user_id, due_at)
+         SELECT $1, $2, user_id, statement_timestamp() + make_interval(secs => $4)
+         FROM unnest($3::uuid[]) AS changed (user_id)
+         RETURNING user_id AS "user_id!", id"#,
+        app.as_str(),
+        GROUPS_KIND,
+        users,
+        PROPAGATION_DELAY_SECONDS,
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.user_id, row.id)).collect())
+}
+
+/// Adds the row that propagates the changed groups of a user to Redis, for a request that does not propagate them
+/// itself. If `notify` is set, servers are notified when the transaction commits.
+pub(in crate::store::postgres) async fn insert_due_groups_change(
+    connection: &mut PgConnection,
+    app: &AppId,
+    user: UserId,
+    notify: bool,
+) -> Result<(), sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"
+        WITH queued AS (
+            INSERT INTO outbox (app_id, kind, user_id) VALUES ($1, $2, $3) RETURNING id
+        )
+        SELECT count(pg_notify('latchkey_outbox', '')) AS "notified!" FROM queued WHERE $4
+        "#,
+        app.as_str(),
+        GROUPS_KIND,
+        user.0,
+        notify,
+    )
+    .fetch_one(connection)
+    .await
+    .map(drop)
 }
 
 /// Deletes the rows of deleted users. The deletion includes epoch rows, so `insert_epoch_change` must be called after

@@ -43,7 +43,7 @@ async fn confirm(
     };
     let changed = update_user(&mut transaction, app, change).await?;
     if !change.keeps_session {
-        identities::delete_of_user(&mut transaction, app, change.user).await?;
+        identities::delete_of_user(&mut transaction, app, change.user, &change.event, notify).await?;
     }
     let epoch_change = changed.epoch_change(change.keeps_session.then_some(change.session));
     outbox::insert_epoch_change(&mut transaction, app, &epoch_change).await?;

@@ -45,7 +45,7 @@ async fn reset(
     };
     let changed = update_user(&mut transaction, app, change).await?;
     if !before.is_verified {
-        identities::delete_of_user(&mut transaction, app, change.user).await?;
+        identities::delete_of_user(&mut transaction, app, change.user, &change.event, notify).await?;
     }
     outbox::insert_epoch_change(&mut transaction, app, &changed.epoch_change(None)).await?;
     let notice = Mail { kind: MailKind::PasswordChanged, recipient: Some(change.user), requested_at: change.at };

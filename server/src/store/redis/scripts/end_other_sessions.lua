@@ -1,5 +1,6 @@
--- Ends every session of a user except one. Returns the ids of the ended sessions. KEYS: the user's session index. ARGV:
--- id of the session to keep, key prefix of the user's sessions.
+-- Ends every session of a user except one, with all listed client sessions. Returns the ids of the ended sessions.
+-- KEYS: the user's session index, the user's index of client sessions. ARGV: id of the session to keep, key prefix of
+-- the user's sessions.
 local ended = {}
 for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   if id ~= ARGV[1] then
@@ -8,5 +9,8 @@ for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
     end
     redis.call('ZREM', KEYS[1], id)
   end
+end
+for _, id in ipairs(end_clients(KEYS[2], function() return true end)) do
+  table.insert(ended, id)
 end
 return ended

@@ -1,7 +1,8 @@
 -- Raises the user's epoch. This ends every session of a lower epoch except the kept session, which moves to the new
--- epoch. Returns 1, or 0 if the stored epoch is higher. KEYS: the user, the user's session index. ARGV: epoch, lifetime
--- of the user's hash (ms), id of the session to keep or '', key prefix of the user's sessions, then the profile
--- (version, email address, whether it is verified, name), which is absent if the user was deleted.
+-- epoch. All client sessions of a lower epoch end. Returns 1, or 0 if the stored epoch is higher. KEYS: the user, the
+-- user's session index, the user's index of client sessions. ARGV: epoch, lifetime of the user's hash (ms), id of the
+-- session to keep or '', key prefix of the user's sessions, then the profile (version, email address, whether it is
+-- verified, name), which is absent if the user was deleted.
 local epoch = tonumber(ARGV[1])
 local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 if stored < epoch then
@@ -14,7 +15,7 @@ end
 if ARGV[5] then
   profile(KEYS[1], ARGV[5], ARGV[6], ARGV[7], ARGV[8])
 else
-  redis.call('HDEL', KEYS[1], 'version', 'email', 'verified', 'name')
+  redis.call('HDEL', KEYS[1], 'version', 'email', 'verified', 'name', 'groups_version', 'groups')
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
@@ -31,4 +32,5 @@ for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
     end
   end
 end
+end_clients(KEYS[3], function(fields) return tonumber(fields[1]) < epoch end)
 return 1

@@ -1,5 +1,6 @@
 -- Decides the outcome of a refresh (specification: Sessions and tokens, Refresh). KEYS: the user, the user's session
--- index, the session.
+-- index, the session. A client session that ends with its browser session also has: the user's index of browser
+-- sessions, the browser session, whose key ends with its id.
 -- ARGV: clock offset (ms), session id, the token's generation, grace period (ms), maximum number of late responses, the
 -- time in which they are counted (ms), what a late response adds to the session's lateness (each new generation
 -- subtracts one), maximum lateness, then for each window of the limit on new generations its maximum count and the
@@ -13,6 +14,16 @@ end
 local s, u = find_live(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2], unpack(mark_fields))
 if not s then
   return 'not_found'
+end
+local browser_id, browser
+if KEYS[5] then
+  browser_id = string.sub(KEYS[5], -36)
+  browser = find_live(now, KEYS[1], KEYS[4], KEYS[5], browser_id)
+  if not browser then
+    redis.call('DEL', KEYS[3])
+    redis.call('ZREM', KEYS[2], ARGV[2])
+    return 'not_found'
+  end
 end
 local n, generation = tonumber(s[2]), tonumber(ARGV[3])
 local session = KEYS[3]
@@ -33,6 +44,9 @@ if generation >= n then
   local new_generation, at = string.format('%.0f', generation + 1), string.format('%.0f', now)
   redis.call('HSET', session, 'n', new_generation, 'taken', at, 'used', at, unpack(changed))
   renew(now, KEYS[2], session, ARGV[2], s)
+  if browser then
+    note_use(now, KEYS[4], KEYS[5], browser_id, browser)
+  end
   -- If the token's generation is higher than the stored generation, Redis has lost writes. The token proves that its
   -- generation existed, so the session continues from this generation.
   return (generation == n and 'rotated\n' or 'adopted\n') .. session_lines(s, u, new_generation)
@@ -65,6 +79,9 @@ if generation == n - 1 then
 end
 if outcome then
   note_use(now, KEYS[2], session, ARGV[2], s)
+  if browser then
+    note_use(now, KEYS[4], KEYS[5], browser_id, browser)
+  end
   return outcome .. '\n' .. session_lines(s, u, s[2])
 end
 redis.call('DEL', session)

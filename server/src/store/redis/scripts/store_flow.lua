@@ -34,8 +34,11 @@ redis.call('ZADD', keys.alive, ends, id)
 redis.call('ZADD', keys.of .. client, ends, id)
 redis.call('HSET', keys.clients, id, client)
 redis.call('ZINCRBY', keys.counts, 1, client)
+-- An index lives as long as its longest flow. Not all flows have the same lifetime.
 for _, key in ipairs({ keys.alive, keys.clients, keys.counts, keys.of .. client }) do
-  redis.call('PEXPIRE', key, ttl)
+  if redis.call('PTTL', key) < tonumber(ttl) then
+    redis.call('PEXPIRE', key, ttl)
+  end
 end
 redis.call('SET', keys.flow .. id, ARGV[7], 'PX', ttl)
 return removed

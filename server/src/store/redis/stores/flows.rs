@@ -31,8 +31,9 @@ const MAX_FLOWS: u32 = 10_000;
 /// How long Redis stores a used one-time code. A second use in that time ends the session of the first use.
 const USED_CODE_SECONDS: i64 = 24 * 60 * 60;
 
-/// The keys of an App's unbound flows. All keys are in one slot, so that a script can count the flows.
-struct FlowKeys {
+/// The keys of an App's unbound flows, or of its pushed requests of public clients, which are bounded in the same way.
+/// All keys are in one slot, so that a script can count the flows.
+pub(super) struct FlowKeys {
     /// The keys of three indexes: the ids of flows, scored by their end; the client of each flow id; the number of
     /// flows of each client.
     indexes: [String; 3],
@@ -44,12 +45,21 @@ struct FlowKeys {
 
 impl FlowKeys {
     fn new(app: &AppId) -> Self {
-        let key = |name: &str| format!("lk:{{{app}:flows}}:{name}");
+        Self::of_kind(app, "flows")
+    }
+
+    /// The keys of the pushed requests of public clients.
+    pub(super) fn pushed_requests(app: &AppId) -> Self {
+        Self::of_kind(app, "pushed")
+    }
+
+    fn of_kind(app: &AppId, kind: &str) -> Self {
+        let key = |name: &str| format!("lk:{{{app}:{kind}}}:{name}");
         Self { indexes: ["alive", "clients", "counts"].map(key), flow_prefix: key("flow:"), client_prefix: key("of:") }
     }
 
-    fn flow(&self, id: &FlowId) -> String {
-        format!("{}{}", self.flow_prefix, id.as_str())
+    pub(super) fn flow(&self, id: &str) -> String {
+        format!("{}{id}", self.flow_prefix)
     }
 }
 
@@ -85,6 +95,34 @@ fn counter_keys(app: &AppId, client: ClientAddress) -> Vec<(String, Window)> {
 // === impl RedisStore ===
 
 impl RedisStore {
+    /// Returns a command that stores a flow, and evicts another one if there are too many.
+    pub(super) fn store_flow_command(
+        &self,
+        keys: FlowKeys,
+        id: &str,
+        text: &str,
+        client: ClientAddress,
+        lifetime_seconds: i64,
+    ) -> Cmd {
+        let arguments = [
+            self.offset_millis(),
+            keys.flow_prefix,
+            keys.client_prefix,
+            (lifetime_seconds * 1000).to_string(),
+            MAX_FLOWS.to_string(),
+            id.to_owned(),
+            text.to_owned(),
+            eviction_client(client),
+        ];
+        script_command(&self.scripts().store_flow, &keys.indexes, &arguments)
+    }
+
+    /// Returns a command that removes a flow. Its reply is 1, or 0 if there is no such flow.
+    pub(super) fn consume_flow_command(&self, keys: FlowKeys, id: &str) -> Cmd {
+        let arguments = [id.to_owned(), keys.flow_prefix, keys.client_prefix];
+        script_command(&self.scripts().consume_flow, &keys.indexes, &arguments)
+    }
+
     /// Counts a new unbound flow for the client address and its site. If one of them has reached its maximum, counts
     /// the flow for neither.
     async fn count_flow(&self, app: &AppId, client: ClientAddress) -> Result<(), StoreFlowError> {
@@ -121,21 +159,11 @@ impl Flows for Stores {
         id: &FlowId,
         sealed: &str,
         client: ClientAddress,
+        lifetime_seconds: i64,
     ) -> Result<(), StoreFlowError> {
         let redis = &self.redis;
         redis.count_flow(app, client).await?;
-        let keys = FlowKeys::new(app);
-        let arguments = [
-            redis.offset_millis(),
-            keys.flow_prefix,
-            keys.client_prefix,
-            (FLOW_SECONDS * 1000).to_string(),
-            MAX_FLOWS.to_string(),
-            id.as_str().to_owned(),
-            sealed.to_owned(),
-            eviction_client(client),
-        ];
-        let command = script_command(&redis.scripts().store_flow, &keys.indexes, &arguments);
+        let command = redis.store_flow_command(FlowKeys::new(app), id.as_str(), sealed, client, lifetime_seconds);
         match redis.send_one(Operation::StoreFlow, command).await? {
             Value::Int(_) => Ok(()),
             _ => Err(redis.unexpected_value().into()),
@@ -144,7 +172,7 @@ impl Flows for Stores {
 
     async fn find_flow(&self, app: &AppId, id: &FlowId) -> Result<Option<String>, StoreError> {
         let mut command = redis::cmd("GET");
-        command.arg(FlowKeys::new(app).flow(id));
+        command.arg(FlowKeys::new(app).flow(id.as_str()));
         let value = self.redis.send_one(Operation::FindFlow, command).await?;
         self.redis.parse(value)
     }
@@ -153,11 +181,7 @@ impl Flows for Stores {
         let redis = &self.redis;
         let command = match binding {
             FlowBinding::Browser => mark_flow_used(app, id),
-            FlowBinding::Unbound => {
-                let keys = FlowKeys::new(app);
-                let arguments = [id.as_str().to_owned(), keys.flow_prefix, keys.client_prefix];
-                script_command(&redis.scripts().consume_flow, &keys.indexes, &arguments)
-            }
+            FlowBinding::Unbound => redis.consume_flow_command(FlowKeys::new(app), id.as_str()),
         };
         match redis.send_one(Operation::ConsumeFlow, command).await? {
             Value::Okay | Value::Int(1) => Ok(true),

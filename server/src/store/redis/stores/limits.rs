@@ -5,7 +5,7 @@ use redis::{Pipeline, Value};
 use tracing::warn;
 
 use super::{
-    super::metrics::Operation,
+    super::{handle::RedisStore, metrics::Operation},
     windows::{AcquireReply, distinct_windows, hashed_subject},
 };
 use crate::{
@@ -32,6 +32,26 @@ fn known_client_key(app: &AppId, account: &AccountKey, client: ClientAddress) ->
     format!("lk:{{{app}:{}}}:known", hashed_subject(&format!("{} {client}", account.as_str())))
 }
 
+/// The reply for one check: the time at which the use was counted, or the limit that is reached.
+fn parse_reply(
+    redis: &RedisStore,
+    check: &RateLimitCheck,
+    value: Value,
+) -> Result<Result<i64, RateLimited>, StoreError> {
+    Ok(match redis.parse_acquire(value)? {
+        AcquireReply::Counted(at) => Ok(at),
+        AcquireReply::Limited { window, retry_after } => {
+            let window = *distinct_windows(&check.windows).get(window).ok_or_else(|| redis.unexpected_value())?;
+            Err(RateLimited { limit: check.limit, window, retry_after })
+        }
+    })
+}
+
+/// Of two limits that are reached, the one that must be waited for longer.
+fn later(one: Option<RateLimited>, other: RateLimited) -> RateLimited {
+    one.filter(|one| one.retry_after >= other.retry_after).unwrap_or(other)
+}
+
 impl RateLimits for Stores {
     async fn acquire(&self, app: &AppId, checks: Vec<RateLimitCheck>) -> Result<RateLimitPermit, AcquireError> {
         if checks.is_empty() {
@@ -49,15 +69,9 @@ impl RateLimits for Stores {
         let mut permit = RateLimitPermit::default();
         let mut limited: Option<RateLimited> = None;
         for (check, value) in checks.into_iter().zip(values) {
-            match redis.parse_acquire(value)? {
-                AcquireReply::Counted(at) => permit.0.push((check, at)),
-                AcquireReply::Limited { window, retry_after } => {
-                    let window =
-                        *distinct_windows(&check.windows).get(window).ok_or_else(|| redis.unexpected_value())?;
-                    if limited.is_none_or(|limited| limited.retry_after < retry_after) {
-                        limited = Some(RateLimited { limit: check.limit, window, retry_after });
-                    }
-                }
+            match parse_reply(redis, &check, value)? {
+                Ok(at) => permit.0.push((check, at)),
+                Err(reached) => limited = Some(later(limited, reached)),
             }
         }
         match limited {
@@ -67,6 +81,26 @@ impl RateLimits for Stores {
                 Err(limited.into())
             }
         }
+    }
+
+    async fn check_limits(&self, app: &AppId, checks: Vec<RateLimitCheck>) -> Result<(), AcquireError> {
+        if checks.is_empty() {
+            return Ok(());
+        }
+        let redis = &self.redis;
+        let mut commands = Pipeline::new();
+        for check in &checks {
+            let windows = distinct_windows(&check.windows);
+            commands.add_command(redis.check_limit_command(&counter_keys(app, check, &windows), &windows));
+        }
+        let values = redis.send(Operation::CheckLimits, &commands).await?;
+        let mut limited: Option<RateLimited> = None;
+        for (check, value) in checks.iter().zip(values) {
+            if let Err(reached) = parse_reply(redis, check, value)? {
+                limited = Some(later(limited, reached));
+            }
+        }
+        limited.map_or(Ok(()), |limited| Err(limited.into()))
     }
 
     async fn release(&self, app: &AppId, permit: RateLimitPermit) {
@@ -116,7 +150,7 @@ mod tests {
     fn keys_of_a_check_share_a_slot_and_do_not_contain_the_subject() {
         let app: AppId = "shop".parse().unwrap();
         let check = RateLimitCheck {
-            limit: LimitName::MailsPerRecipient,
+            limit: LimitName::MailsPerRecipient.into(),
             subject: "192.0.2.1".to_owned(),
             windows: LimitName::MailsPerRecipient.default_windows(),
         };

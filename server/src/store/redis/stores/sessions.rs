@@ -1,5 +1,5 @@
-//! Sessions and epochs in Redis. Each session has a hash. Each user has an index of the sessions, and a hash with epoch
-//! and profile. All keys of a user are in one cluster slot.
+//! Sessions and epochs in Redis. Each session has a hash. Each user has an index of the sessions, and a hash with
+//! epoch, profile and groups. All keys of a user are in one cluster slot.
 
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use super::{
 use crate::{
     domain::{
         mail::EpochChange,
+        openid::scope::Scopes,
         ports::{Replication, Sessions, StoreError},
         session::{
             Amr, LiveSession, NO_REFRESH_TOKEN, NewSession, OpenOutcome, Profile, RefreshKind, RefreshOutcome,
@@ -26,10 +27,10 @@ use crate::{
 };
 
 /// The maximum number of sessions per user (specification: Sessions and tokens, Session list).
-const MAX_SESSIONS: u32 = 100;
+pub(super) const MAX_SESSIONS: u32 = 100;
 /// The lifetime of a user's hash, which contains the epoch. It is longer than any session: an App can allow sessions of
 /// 730 days.
-const USER_TTL_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
+pub(super) const USER_TTL_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
 /// The epoch that ends every session of a deleted user. It is higher than any other epoch: the largest integer that a
 /// Lua number represents exactly.
 const MAX_EPOCH: i64 = (1 << 53) - 1;
@@ -52,39 +53,63 @@ const MAX_LATENESS: u32 = 14;
 const MAX_USER_AGENT_BYTES: usize = 512;
 
 /// The Redis keys of a user.
-struct UserKeys {
-    /// The key of the hash with epoch and profile.
-    user: String,
+pub(super) struct UserKeys {
+    /// The key of the hash with epoch, profile and groups.
+    pub(super) user: String,
     /// The key of the index, which contains the ids of the user's sessions.
-    index: String,
+    pub(super) index: String,
     /// The key prefix of a session; the session's id follows.
-    session_prefix: String,
+    pub(super) session_prefix: String,
+    /// The key of the index of the user's client sessions that have a refresh token. Scripts derive the key prefix of
+    /// the sessions from it.
+    pub(super) client_index: String,
+    /// The key prefix of a client session; the session's id follows.
+    client_prefix: String,
+}
+
+/// A row of the reply of list_client_sessions.lua.
+pub(super) struct ClientSessionRow {
+    pub(super) info: SessionInfo,
+    pub(super) client_uid: String,
+    pub(super) scopes: Scopes,
 }
 
 // === impl UserKeys ===
 
 impl UserKeys {
-    fn new(app: &AppId, user: UserId) -> Self {
+    pub(super) fn new(app: &AppId, user: UserId) -> Self {
         let user = format!("lk:{{{app}:{user}}}");
         Self {
             user: format!("{user}:user"),
             index: format!("{user}:sessions"),
             session_prefix: format!("{user}:session:"),
+            client_index: format!("{user}:client-sessions"),
+            client_prefix: format!("{user}:client-session:"),
         }
     }
 
+    /// Returns the keys of user, index of client sessions and client session, in the order that scripts expect.
+    pub(super) fn for_client_session(&self, session: SessionId) -> [String; 3] {
+        [self.user.clone(), self.client_index.clone(), format!("{}{session}", self.client_prefix)]
+    }
+
     /// Returns the keys of user, index and session, in the order that scripts expect.
-    fn for_session(&self, session: SessionId) -> [String; 3] {
+    pub(super) fn for_session(&self, session: SessionId) -> [String; 3] {
         [self.user.clone(), self.index.clone(), format!("{}{session}", self.session_prefix)]
     }
 }
 
-fn to_millis(time: OffsetDateTime) -> String {
+/// The key of the hash of a user: epoch, profile and groups.
+pub(super) fn user_key(app: &AppId, user: UserId) -> String {
+    UserKeys::new(app, user).user
+}
+
+pub(super) fn to_millis(time: OffsetDateTime) -> String {
     (time.unix_timestamp_nanos() / 1_000_000).to_string()
 }
 
 /// Cuts the user agent to at most `MAX_USER_AGENT_BYTES` bytes. Never cuts inside a character.
-fn truncated_user_agent(user_agent: &str) -> &str {
+pub(super) fn truncated_user_agent(user_agent: &str) -> &str {
     let end = (0..=MAX_USER_AGENT_BYTES.min(user_agent.len())).rev().find(|end| user_agent.is_char_boundary(*end));
     &user_agent[..end.unwrap_or(0)]
 }
@@ -115,7 +140,7 @@ fn from_millis(text: &str) -> Option<OffsetDateTime> {
 }
 
 /// Parses the lines that `session_lines` of lib/session.lua returns.
-fn parse_session(user: UserId, id: SessionId, lines: &str) -> Option<LiveSession> {
+pub(super) fn parse_session(user: UserId, id: SessionId, lines: &str) -> Option<LiveSession> {
     let lines: Vec<&str> = lines.splitn(8, '\n').collect();
     let [epoch, generation, amr, auth_time, version, email, verified, name] = lines[..] else { return None };
     let session = Session {
@@ -146,7 +171,24 @@ fn parse_session_info(row: &[String]) -> Option<SessionInfo> {
         ip: ip.clone(),
         user_agent: Some(user_agent.clone()).filter(|agent| !agent.is_empty()),
         amr: parse_amr(amr)?,
+        client_id: None,
     })
+}
+
+/// Parses a row of the reply of list_client_sessions.lua.
+pub(super) fn parse_client_row(row: &[String]) -> Option<ClientSessionRow> {
+    let [id, created, used, ip, user_agent, amr, client_uid, client_id, scopes] = row else { return None };
+    let info = SessionInfo {
+        kind: None,
+        id: id.parse().ok()?,
+        created_at: from_millis(created)?,
+        last_used_at: from_millis(used)?,
+        ip: ip.clone(),
+        user_agent: Some(user_agent.clone()).filter(|agent| !agent.is_empty()),
+        amr: parse_amr(amr)?,
+        client_id: Some(client_id.clone()),
+    };
+    Some(ClientSessionRow { info, client_uid: client_uid.clone(), scopes: Scopes::parse_known(scopes) })
 }
 
 /// Parses the reply of refresh.lua.
@@ -181,22 +223,50 @@ fn profile_arguments(profile: &Profile) -> [String; 4] {
 
 impl RedisStore {
     /// A live session of this kind. The kind is known from the session's generation, so that the script does not have
-    /// to read another field.
+    /// to read another field. `latest_auth_time_ms` is as in [`Sessions::browser_session`].
     async fn live_session(
         &self,
         app: &AppId,
         user: UserId,
         session: SessionId,
         kind: Option<SessionKind>,
+        latest_auth_time_ms: Option<u64>,
     ) -> Result<Option<LiveSession>, StoreError> {
         let keys = UserKeys::new(app, user).for_session(session);
-        let arguments = [self.offset_millis(), session.to_string()];
+        let latest_auth_time = latest_auth_time_ms.map(|time| time.to_string()).unwrap_or_default();
+        let arguments = [self.offset_millis(), session.to_string(), latest_auth_time];
         let command = script_command(&self.scripts().get_session, &keys, &arguments);
         let value = self.send_one(Operation::GetSession, command).await?;
         let lines: Option<String> = self.parse(value)?;
         let Some(lines) = lines else { return Ok(None) };
         let live = parse_session(user, session, &lines).ok_or_else(|| self.unexpected_value())?;
         Ok(Some(live).filter(|live| live.session.kind() == kind))
+    }
+
+    /// Runs refresh.lua for a session of the App or of a client.
+    pub(super) async fn refresh(
+        &self,
+        operation: Operation,
+        keys: &[String],
+        token: &RefreshToken,
+        rules: &RefreshRules,
+    ) -> Result<RefreshOutcome, StoreError> {
+        let windows = distinct_windows(&rules.windows);
+        let mut arguments = vec![
+            self.offset_millis(),
+            token.session.to_string(),
+            token.generation.to_string(),
+            (u64::from(rules.grace_seconds) * 1000).to_string(),
+            MAX_LATE_RESPONSES.to_string(),
+            LATE_WINDOW_MILLIS.to_string(),
+            LATENESS_STEP.to_string(),
+            MAX_LATENESS.to_string(),
+        ];
+        arguments.extend(window_arguments(&windows));
+        let command = script_command(&self.scripts().refresh, keys, &arguments);
+        let value = self.send_one(operation, command).await?;
+        let reply: String = self.parse(value)?;
+        parse_refresh(token, &windows, &reply).ok_or_else(|| self.unexpected_value())
     }
 
     /// Ends every session of users who are being deleted. Also deletes the epochs of these users, because user ids are
@@ -209,7 +279,7 @@ impl RedisStore {
         for user in users {
             let keys = UserKeys::new(app, *user);
             let arguments = [MAX_EPOCH.to_string(), USER_TTL_MILLIS.to_string(), String::new(), keys.session_prefix];
-            let keys = [keys.user, keys.index];
+            let keys = [keys.user, keys.index, keys.client_index];
             commands.add_command(script_command(&self.scripts().raise_epoch, &keys, &arguments));
             commands.cmd("DEL").arg(&keys);
         }
@@ -231,7 +301,8 @@ impl RedisStore {
             let keys = UserKeys::new(app, *user);
             let ttl = RETIRED_TTL_MILLIS.to_string();
             let arguments = [self.offset_millis(), keys.session_prefix, epoch.0.to_string(), ttl];
-            commands.add_command(script_command(&self.scripts().retire_user, &[keys.user, keys.index], &arguments));
+            let keys = [keys.user, keys.index, keys.client_index];
+            commands.add_command(script_command(&self.scripts().retire_user, &keys, &arguments));
         }
         let values = self.send(Operation::RetireUsers, &commands).await?;
         if values.len() != users.len() {
@@ -288,7 +359,7 @@ impl Sessions for Stores {
     }
 
     async fn session(&self, app: &AppId, user: UserId, session: SessionId) -> Result<Option<LiveSession>, StoreError> {
-        self.redis.live_session(app, user, session, None).await
+        self.redis.live_session(app, user, session, None, None).await
     }
 
     async fn browser_session(
@@ -296,8 +367,9 @@ impl Sessions for Stores {
         app: &AppId,
         user: UserId,
         session: SessionId,
+        latest_auth_time_ms: Option<u64>,
     ) -> Result<Option<LiveSession>, StoreError> {
-        self.redis.live_session(app, user, session, Some(SessionKind::Browser)).await
+        self.redis.live_session(app, user, session, Some(SessionKind::Browser), latest_auth_time_ms).await
     }
 
     async fn renew_browser_session(&self, app: &AppId, session: &NewSession) -> Result<bool, StoreError> {
@@ -326,12 +398,31 @@ impl Sessions for Stores {
     }
 
     async fn sessions(&self, app: &AppId, user: UserId) -> Result<Vec<SessionInfo>, StoreError> {
+        let redis = &self.redis;
         let keys = UserKeys::new(app, user);
-        let arguments = [self.redis.offset_millis(), keys.session_prefix];
-        let command = script_command(&self.redis.scripts().list_sessions, &[keys.user, keys.index], &arguments);
-        let value = self.redis.send_one(Operation::ListSessions, command).await?;
-        let rows: Vec<Vec<String>> = self.redis.parse(value)?;
-        rows.iter().map(|row| parse_session_info(row).ok_or_else(|| self.redis.unexpected_value())).collect()
+        let arguments = [redis.offset_millis(), keys.session_prefix];
+        let mut commands = Pipeline::new();
+        commands.add_command(script_command(
+            &redis.scripts().list_sessions,
+            &[keys.user.clone(), keys.index],
+            &arguments,
+        ));
+        commands.add_command(script_command(
+            &redis.scripts().list_client_sessions,
+            &[keys.user, keys.client_index],
+            &arguments,
+        ));
+        let mut values = redis.send(Operation::ListSessions, &commands).await?.into_iter();
+        let mut rows = || -> Result<Vec<Vec<String>>, StoreError> {
+            redis.parse(values.next().ok_or_else(|| redis.unexpected_value())?)
+        };
+        let (own, of_clients) = (rows()?, rows()?);
+        let own = own.iter().map(|row| parse_session_info(row));
+        let of_clients = of_clients.iter().map(|row| parse_client_row(row).map(|row| row.info));
+        let listed: Option<Vec<SessionInfo>> = own.chain(of_clients).collect();
+        let mut listed = listed.ok_or_else(|| redis.unexpected_value())?;
+        listed.sort_by_key(|info| std::cmp::Reverse(info.last_used_at));
+        Ok(listed)
     }
 
     async fn refresh(
@@ -341,26 +432,14 @@ impl Sessions for Stores {
         rules: &RefreshRules,
     ) -> Result<RefreshOutcome, StoreError> {
         let keys = UserKeys::new(app, token.user).for_session(token.session);
-        let windows = distinct_windows(&rules.windows);
-        let mut arguments = vec![
-            self.redis.offset_millis(),
-            token.session.to_string(),
-            token.generation.to_string(),
-            (u64::from(rules.grace_seconds) * 1000).to_string(),
-            MAX_LATE_RESPONSES.to_string(),
-            LATE_WINDOW_MILLIS.to_string(),
-            LATENESS_STEP.to_string(),
-            MAX_LATENESS.to_string(),
-        ];
-        arguments.extend(window_arguments(&windows));
-        let command = script_command(&self.redis.scripts().refresh, &keys, &arguments);
-        let value = self.redis.send_one(Operation::Refresh, command).await?;
-        let reply: String = self.redis.parse(value)?;
-        parse_refresh(token, &windows, &reply).ok_or_else(|| self.redis.unexpected_value())
+        self.redis.refresh(Operation::Refresh, &keys, token, rules).await
     }
 
     async fn end_session(&self, app: &AppId, user: UserId, session: SessionId) -> Result<bool, StoreError> {
-        let keys = UserKeys::new(app, user).for_session(session);
+        let user_keys = UserKeys::new(app, user);
+        let [_, client_index, client_session] = user_keys.for_client_session(session);
+        let [user, index, session_key] = user_keys.for_session(session);
+        let keys = [user, index, session_key, client_index, client_session];
         let arguments = [self.redis.offset_millis(), session.to_string()];
         let command = script_command(&self.redis.scripts().end_session, &keys, &arguments);
         let (ended, _) = self.redis.send_replicated(Operation::EndSession, command).await?;
@@ -378,7 +457,8 @@ impl Sessions for Stores {
     ) -> Result<Vec<SessionId>, StoreError> {
         let keys = UserKeys::new(app, user);
         let arguments = [keep.to_string(), keys.session_prefix];
-        let command = script_command(&self.redis.scripts().end_other_sessions, &[keys.index], &arguments);
+        let keys = [keys.index, keys.client_index];
+        let command = script_command(&self.redis.scripts().end_other_sessions, &keys, &arguments);
         let (ended, _) = self.redis.send_replicated(Operation::EndOtherSessions, command).await?;
         let ended: Vec<String> = self.redis.parse(ended)?;
         ended.iter().map(|id| id.parse().map_err(|_| self.redis.unexpected_value())).collect()
@@ -398,7 +478,8 @@ impl Sessions for Stores {
             keys.session_prefix,
         ];
         arguments.extend(profile.into_iter().flat_map(profile_arguments));
-        let command = script_command(&self.redis.scripts().raise_epoch, &[keys.user, keys.index], &arguments);
+        let keys = [keys.user, keys.index, keys.client_index];
+        let command = script_command(&self.redis.scripts().raise_epoch, &keys, &arguments);
         self.redis.send_replicated(Operation::RaiseEpoch, command).await.map(|(_, replication)| replication)
     }
 

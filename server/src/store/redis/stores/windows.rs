@@ -13,9 +13,9 @@ use crate::domain::ports::StoreError;
 /// The number of buckets in a window. lib/windows.lua and lib/rate_marks.lua contain the same number.
 const BUCKETS: i64 = 50;
 
-/// The reply of acquire.lua.
+/// The reply of acquire.lua and check_limit.lua.
 pub(super) enum AcquireReply {
-    /// The use was counted at this time by Redis's clock, in milliseconds.
+    /// The use fits. acquire.lua counted it at this time by Redis's clock, in milliseconds.
     Counted(i64),
     /// The window with this index is full.
     Limited { window: usize, retry_after: Duration },
@@ -52,8 +52,16 @@ impl RedisStore {
     /// Returns a command that counts one use in each window, or in none if a window is full. `counters` contains the
     /// key of each window's counter.
     pub(super) fn acquire_command(&self, counters: &[String], windows: &[Window]) -> Cmd {
-        let arguments: Vec<String> = [self.offset_millis()].into_iter().chain(window_arguments(windows)).collect();
-        script_command(&self.scripts().acquire, counters, &arguments)
+        script_command(&self.scripts().acquire, counters, &self.acquire_arguments(windows))
+    }
+
+    /// Returns a command that checks whether one use fits in each window.
+    pub(super) fn check_limit_command(&self, counters: &[String], windows: &[Window]) -> Cmd {
+        script_command(&self.scripts().check_limit, counters, &self.acquire_arguments(windows))
+    }
+
+    fn acquire_arguments(&self, windows: &[Window]) -> Vec<String> {
+        [self.offset_millis()].into_iter().chain(window_arguments(windows)).collect()
     }
 
     pub(super) fn parse_acquire(&self, value: Value) -> Result<AcquireReply, StoreError> {

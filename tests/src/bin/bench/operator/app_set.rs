@@ -42,10 +42,12 @@ pub(crate) fn has_condition(app: &app::App, type_: ConditionType, wanted: Condit
 // === impl AppSet ===
 
 impl AppSet {
-    pub(crate) fn new(install: &Installation<'_>, apps: usize) -> Self {
+    /// With `with_pages`, the Apps can have Clients.
+    pub(crate) fn new(install: &Installation<'_>, apps: usize, with_pages: bool) -> Self {
         let make = |(number, tenant): (usize, &String)| {
             let app = App::with_id(&format!("app-{number}"));
             let app = if apps <= MAX_APPS_WITH_SECRETS { app.relay(Relay::of(&install.smtp)) } else { app };
+            let app = if with_pages { app.set("/pages/mode", "Enabled") } else { app };
             (tenant.clone(), app)
         };
         Self { apps: (0..apps).zip(install.tenants().iter().cycle()).map(make).collect() }

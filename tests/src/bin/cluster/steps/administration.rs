@@ -86,7 +86,7 @@ impl ClusterTest<'_> {
         let app = self.app_object().await?;
         ensure!(condition_status(&app, "Delivering").is_empty(), "{}", app["status"]);
         self.assert_no_failures("administrators and webhooks added to the App and removed").await?;
-        self.delete_import_app(&import_app).await?;
+        self.delete_app_with_users(&import_app).await?;
         // Since the check above, no event has arrived late or a second time.
         self.check_received_events(&expected).await?;
         self.cluster.delete("v1", "Pod", Some(TOOLS_NAMESPACE), "receiver").await?;
@@ -136,7 +136,7 @@ impl ClusterTest<'_> {
     }
 
     /// Creates a pod with the token of a ServiceAccount, as docs/callers.md describes.
-    async fn run_pod_as(&self, name: &str, account: &str, args: &[&str]) -> Result<()> {
+    pub(super) async fn run_pod_as(&self, name: &str, account: &str, args: &[&str]) -> Result<()> {
         let mut pod = self.pod(name, args);
         pod["metadata"]["labels"][CALLER_LABEL] = json!("true");
         let token = json!({ "path": "token", "audience": AUDIENCE, "expirationSeconds": 3600 });
@@ -209,6 +209,6 @@ fn administrator(account: &str, role: &str) -> Value {
 }
 
 /// URL of the administration API.
-fn admin_url() -> String {
+pub(super) fn admin_url() -> String {
     format!("http://{RELEASE}-server-admin.{INSTALL_NAMESPACE}.svc:8081")
 }

@@ -1,11 +1,11 @@
--- Counts one use in each window of a limit. If the limit is reached, counts the use in no window. `counters`: one key
--- per window; `windows`: for each window its maximum count and the length of a bucket (ms). Returns 0 or, if the limit
--- is reached, the window's index from 1 and the ms until a retry succeeds.
+-- Counts one use in each window of a limit. If the limit is reached, or with `only_check`, counts the use in no window.
+-- `counters`: one key per window; `windows`: for each window its maximum count and the length of a bucket (ms). Returns
+-- 0 or, if the limit is reached, the window's index from 1 and the ms until a retry succeeds.
 -- A window has 50 buckets; a counter contains only the buckets with uses. A bucket is counted until it lies completely
 -- outside the window. Therefore no window ever admits more than its maximum count, and a use counts too long by at most
 -- the length of one bucket. A bucket in the future was counted before the clock went back; it is ignored if it is more
 -- than one window ahead.
-local function acquire(now, counters, windows)
+local function acquire(now, counters, windows, only_check)
   local limited, longest = 0, -1
   local stale = {}
   for i, key in ipairs(counters) do
@@ -47,6 +47,9 @@ local function acquire(now, counters, windows)
   end
   if limited > 0 then
     return limited, longest
+  end
+  if only_check then
+    return 0, 0
   end
   for i, key in ipairs(counters) do
     local width = tonumber(windows[2 * i])

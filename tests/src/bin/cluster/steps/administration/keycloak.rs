@@ -119,7 +119,7 @@ impl ClusterTest<'_> {
     }
 
     /// Deletes the App with its users, and waits until its keys are deleted, too.
-    pub(super) async fn delete_import_app(&self, app: &App) -> Result<()> {
+    pub(in crate::steps) async fn delete_app_with_users(&self, app: &App) -> Result<()> {
         let began = Instant::now();
         let (version, kind) = ("latchkey.dev/v1alpha1", "App");
         self.cluster.delete(version, kind, Some(APP_NAMESPACE), app.id()).await?;

@@ -1,0 +1,201 @@
+//! The keys that sign only ID tokens: a chain of keys for each algorithm that Clients use and access tokens do not have
+//! (specification: Keys, Keys for ID tokens).
+
+use std::collections::BTreeMap;
+
+use latchkey_crds::{
+    app::KeyStatus,
+    client::IdTokenAlgorithm,
+    rendered::{KeyState, SigningAlgorithm},
+};
+use time::{Duration, OffsetDateTime};
+
+use super::{
+    super::{
+        document::{KeyLifecycle, StoredSigningKey},
+        material::KeyGenerationError,
+        policy::KeyPolicy,
+        stored_key::{StoredKey, saturating_add},
+    },
+    activate, add_key, advance_states, due_times, extend_lifetimes, has_room, key_statuses, position, publish_next_key,
+    record_acknowledgement,
+};
+
+/// How long a key that no Client needs stays Active, so that a Client can use it again. Without this, a Client could
+/// cause a new key each time its algorithm changes. A chain then has at most a few Retired keys of this kind, because
+/// ID tokens expire within a day.
+pub(super) const REUSE_PERIOD: Duration = Duration::DAY;
+
+/// The keys for ID tokens, by algorithm.
+pub(super) struct IdTokenChains(BTreeMap<IdTokenAlgorithm, Chain>);
+
+/// The keys for ID tokens of one algorithm.
+struct Chain {
+    keys: Vec<StoredSigningKey>,
+    /// Whether a Client uses the algorithm, and no key for access tokens has it.
+    is_needed: bool,
+    /// Whether a requested key was dropped before it became Active, and must still be replaced.
+    is_requested: bool,
+}
+
+fn of_algorithm(keys: &[StoredSigningKey], algorithm: IdTokenAlgorithm) -> Vec<StoredSigningKey> {
+    keys.iter().filter(|stored| stored.key.algorithm == algorithm.signing_algorithm()).cloned().collect()
+}
+
+/// Whether the keys for access tokens sign ID tokens with this algorithm, now and in the future. While the algorithm of
+/// access tokens changes, ID tokens keep their own key.
+fn sign_with(signing: &[StoredSigningKey], algorithm: SigningAlgorithm, policy: &KeyPolicy) -> bool {
+    let active = position(signing, KeyState::Active).map(|active| signing[active].key.algorithm);
+    policy.algorithm == algorithm && active == Some(algorithm)
+}
+
+// === impl IdTokenChains ===
+
+impl IdTokenChains {
+    /// Sorts the keys for ID tokens by algorithm. `signing` are the keys for access tokens.
+    pub(super) fn of(keys: &[StoredSigningKey], signing: &[StoredSigningKey], policy: &KeyPolicy) -> Self {
+        let chain = |algorithm: IdTokenAlgorithm| {
+            let is_needed = policy.id_token_lifetimes.contains_key(&algorithm)
+                && !sign_with(signing, algorithm.signing_algorithm(), policy);
+            (algorithm, Chain { keys: of_algorithm(keys, algorithm), is_needed, is_requested: false })
+        };
+        Self(IdTokenAlgorithm::ALL.into_iter().map(chain).collect())
+    }
+
+    /// Returns all keys, in a fixed order.
+    pub(super) fn keys(&self) -> Vec<StoredSigningKey> {
+        self.0.values().flat_map(|chain| chain.keys.iter().cloned()).collect()
+    }
+
+    /// Makes the transitions of existing keys that are due now, and publishes the first key of a chain.
+    pub(super) fn advance_states(
+        &mut self,
+        last: &mut u32,
+        policy: &KeyPolicy,
+        revoked: &[String],
+        now: OffsetDateTime,
+        acknowledged: bool,
+    ) -> Result<(), KeyGenerationError> {
+        let acknowledged = acknowledged && policy.id_token_keys_are_read;
+        for (algorithm, chain) in &mut self.0 {
+            let policy = &policy.for_id_tokens(*algorithm);
+            if chain.is_needed {
+                chain.keys.iter_mut().for_each(|key| key.lifecycle.unused_since = None);
+            }
+            if chain.is_needed && position(&chain.keys, KeyState::Active).is_some() {
+                chain.is_requested = advance_states(&mut chain.keys, last, policy, revoked, now, acknowledged)?;
+            } else {
+                chain.advance_without_active(last, policy, revoked, now, acknowledged)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Publishes the next key of each chain for which it is due. If a rotation is requested, no key that exists now is
+    /// used again.
+    pub(super) fn publish_next_keys(
+        &mut self,
+        last: &mut u32,
+        policy: &KeyPolicy,
+        requested: bool,
+        now: OffsetDateTime,
+    ) -> Result<(), KeyGenerationError> {
+        for (algorithm, chain) in &mut self.0 {
+            if chain.is_needed {
+                let requested = requested || chain.is_requested;
+                publish_next_key(&mut chain.keys, last, &policy.for_id_tokens(*algorithm), requested, now)?;
+            } else if requested {
+                chain.active_keys().for_each(|key| retire(key, now));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn due_times(&self, policy: &KeyPolicy) -> Vec<OffsetDateTime> {
+        let due = |(algorithm, chain): (&IdTokenAlgorithm, &Chain)| -> Vec<_> {
+            if chain.is_needed {
+                due_times(&chain.keys, &policy.for_id_tokens(*algorithm)).collect()
+            } else {
+                chain.keys.iter().filter_map(due_time_of_unneeded).collect()
+            }
+        };
+        self.0.iter().flat_map(due).collect()
+    }
+
+    pub(super) fn statuses(&self, policy: &KeyPolicy) -> Vec<KeyStatus> {
+        let status = |(algorithm, chain): (&IdTokenAlgorithm, &Chain)| {
+            key_statuses(&chain.keys, &policy.for_id_tokens(*algorithm))
+        };
+        self.0.iter().flat_map(status).collect()
+    }
+}
+
+fn due_time_of_unneeded(key: &StoredSigningKey) -> Option<OffsetDateTime> {
+    match key.state() {
+        KeyState::Published => None,
+        KeyState::Active => key.lifecycle.unused_since.map(|since| saturating_add(since, REUSE_PERIOD)),
+        KeyState::Retired => key.lifecycle.not_after,
+    }
+}
+
+fn retire(key: &mut StoredSigningKey, now: OffsetDateTime) {
+    key.set_state(KeyState::Retired);
+    key.lifecycle.retired_at = Some(now);
+    key.lifecycle.unused_since = None;
+}
+
+// === impl Chain ===
+
+impl Chain {
+    fn active_keys(&mut self) -> impl Iterator<Item = &mut StoredSigningKey> {
+        self.keys.iter_mut().filter(|key| key.state() == KeyState::Active)
+    }
+
+    /// Makes the transitions of a chain that nobody needs, or that has no Active key yet. Its first key becomes Active
+    /// when every serving pod has reported it, because before there is no other key with which a pod could sign.
+    fn advance_without_active(
+        &mut self,
+        last: &mut u32,
+        policy: &KeyPolicy,
+        revoked: &[String],
+        now: OffsetDateTime,
+        acknowledged: bool,
+    ) -> Result<(), KeyGenerationError> {
+        let timing = StoredSigningKey::timing(policy);
+        let keys = &mut self.keys;
+        if acknowledged {
+            record_acknowledgement(keys, &timing, now);
+        }
+        keys.retain(|key| {
+            let is_over = match key.state() {
+                // Nothing was ever created with a Published key, so it can be dropped.
+                KeyState::Published => !self.is_needed,
+                KeyState::Active => false,
+                KeyState::Retired => acknowledged && key.lifecycle().not_after.is_some_and(|end| end <= now),
+            };
+            !is_over && !revoked.iter().any(|id| id == key.id())
+        });
+        if !self.is_needed {
+            // A server that has not the latest document may still sign with these keys.
+            extend_lifetimes(keys, policy.access_lifetime_seconds);
+            for key in self.active_keys() {
+                let unused_since = *key.lifecycle.unused_since.get_or_insert(now);
+                if saturating_add(unused_since, REUSE_PERIOD) <= now {
+                    retire(key, now);
+                }
+            }
+            return Ok(());
+        }
+        match position(keys, KeyState::Published) {
+            Some(published) if acknowledged => activate(&mut keys[published], &timing, now),
+            Some(_) => {}
+            None if has_room(keys) => {
+                let first = add_key(keys, last, policy, now)?;
+                keys[first].set_state(KeyState::Published);
+                *keys[first].lifecycle_mut() = KeyLifecycle::default();
+            }
+            None => {}
+        }
+        Ok(())
+    }
+}

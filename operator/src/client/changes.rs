@@ -1,0 +1,173 @@
+//! Triggers reconciles of Clients and of their Apps for the changes that the watches report. Namespaces take turns, and
+//! an App is reconciled at most twice per second because of its Clients.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    context::Context,
+    watch::{FairQueue, NamespacedName, ReconcileQueue},
+};
+
+/// How many changes are handled per second. Each causes at most one publish, and a few small requests.
+const RATE: u32 = 200;
+/// How many changes can be handled together after a pause.
+const BURST: u32 = 200;
+/// The minimum time between two reconciles of an App that its Clients cause.
+const TRIGGER_INTERVAL: Duration = Duration::from_millis(500);
+/// With more Apps than this, those without a recent trigger are forgotten.
+const MAX_TRIGGERED_APPS: usize = 1024;
+
+/// Handles the changes until asked to stop.
+pub(crate) async fn run(context: Arc<Context>, changes: Arc<FairQueue>, stop: &CancellationToken) {
+    let handle_all = async {
+        let mut pace = Pace::new();
+        loop {
+            let change = changes.pop().await;
+            pace.wait().await;
+            context.reconcile_queue.enqueue_client(change.client.object_ref());
+            if !change.app.name().is_empty() {
+                context.app_triggers.trigger(change.app, &context.reconcile_queue);
+            }
+        }
+    };
+    stop.run_until_cancelled(handle_all).await;
+}
+
+/// Limits the rate of changes.
+struct Pace {
+    /// The time of the last turn. It may be in the future.
+    last_turn: Instant,
+}
+
+/// When each App was or will be triggered last because of its Clients.
+#[derive(Default)]
+pub(crate) struct AppTriggers(Mutex<HashMap<NamespacedName, Instant>>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trigger {
+    Now,
+    At(Instant),
+    /// A later trigger is scheduled, which includes this change.
+    Scheduled,
+}
+
+// === impl Pace ===
+
+impl Pace {
+    fn new() -> Self {
+        Self { last_turn: Instant::now() }
+    }
+
+    async fn wait(&mut self) {
+        let (interval, now) = (Duration::from_secs(1) / RATE, Instant::now());
+        // At most `BURST` unused turns are saved.
+        self.last_turn = self.last_turn.max(now.checked_sub(interval * BURST).unwrap_or(now)) + interval;
+        if self.last_turn > now {
+            sleep_until(self.last_turn).await;
+        }
+    }
+}
+
+// === impl AppTriggers ===
+
+impl AppTriggers {
+    /// Queues an App because of a change of one of its Clients: now or, if the last trigger was less than half a second
+    /// ago, at the end of this time.
+    pub(crate) fn trigger(&self, app: NamespacedName, queue: &ReconcileQueue) {
+        match self.next(&app) {
+            Trigger::Now => queue.enqueue_app_named(&app),
+            Trigger::At(time) => {
+                let queue = queue.clone();
+                tokio::spawn(async move {
+                    sleep_until(time).await;
+                    queue.enqueue_app_named(&app);
+                });
+            }
+            Trigger::Scheduled => {}
+        }
+    }
+
+    /// Decides when the App is triggered because of one more change.
+    fn next(&self, app: &NamespacedName) -> Trigger {
+        let now = Instant::now();
+        let mut times = self.0.lock();
+        let last = times.get(app).copied();
+        let trigger = match last {
+            Some(last) if last > now => return Trigger::Scheduled,
+            Some(last) if last + TRIGGER_INTERVAL > now => Trigger::At(last + TRIGGER_INTERVAL),
+            Some(_) | None => Trigger::Now,
+        };
+        if last.is_none() && times.len() >= MAX_TRIGGERED_APPS {
+            times.retain(|_, last| *last + TRIGGER_INTERVAL > now);
+        }
+        times.insert(app.clone(), if let Trigger::At(time) = trigger { time } else { now });
+        trigger
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_app_is_triggered_at_most_twice_per_second_and_no_change_is_missed() {
+        let app = NamespacedName::new("identity", "platform");
+        let triggers = AppTriggers::default();
+        assert_eq!(triggers.next(&app), Trigger::Now, "the first change does not wait");
+        let begun = Instant::now();
+        assert_eq!(triggers.next(&app), Trigger::At(begun + TRIGGER_INTERVAL));
+        assert_eq!(triggers.next(&app), Trigger::Scheduled);
+        assert_eq!(triggers.next(&NamespacedName::new("identity", "other")), Trigger::Now);
+        tokio::time::advance(TRIGGER_INTERVAL).await;
+        // The scheduled trigger may have been too early for this change.
+        assert_eq!(triggers.next(&app), Trigger::At(begun + TRIGGER_INTERVAL * 2));
+        tokio::time::advance(TRIGGER_INTERVAL * 3).await;
+        assert_eq!(triggers.next(&app), Trigger::Now);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn apps_without_recent_changes_are_forgotten() {
+        let triggers = AppTriggers::default();
+        for number in 0..5 * MAX_TRIGGERED_APPS {
+            triggers.next(&NamespacedName::new("identity", &number.to_string()));
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        let count = triggers.0.lock().len();
+        assert!(count <= MAX_TRIGGERED_APPS, "{count}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn further_changes_of_an_app_are_queued_once_and_later() {
+        let (queue, mut receivers) = ReconcileQueue::new();
+        let triggers = AppTriggers::default();
+        for _ in 0..10 {
+            triggers.trigger(NamespacedName::new("identity", "platform"), &queue);
+        }
+        assert_eq!(receivers.apps.try_recv().unwrap().name, "platform");
+        assert!(receivers.apps.try_recv().is_err());
+        let began = Instant::now();
+        assert_eq!(receivers.apps.recv().await.unwrap().name, "platform");
+        assert!(began.elapsed() >= TRIGGER_INTERVAL);
+        assert!(receivers.apps.try_recv().is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_changes_are_handled_at_the_rate_and_a_few_without_a_wait() {
+        let begun = Instant::now();
+        let mut pace = Pace::new();
+        for _ in 0..5 * RATE {
+            pace.wait().await;
+        }
+        assert!(begun.elapsed() >= Duration::from_secs(4) && begun.elapsed() <= Duration::from_secs(6));
+        tokio::time::advance(Duration::from_secs(60)).await;
+        let begun = Instant::now();
+        for _ in 0..BURST / 2 {
+            pace.wait().await;
+        }
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+    }
+}

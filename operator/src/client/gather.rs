@@ -1,0 +1,330 @@
+//! Collects the Clients of an App with what they authenticate with, and selects those that the App's document has.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use futures::{StreamExt, stream};
+use kube::{Resource, ResourceExt};
+use latchkey_crds::{app::App, client::Client, conditions::Reason, rendered::RenderedClient, types::AppId};
+use time::OffsetDateTime;
+use tokio::sync::Semaphore;
+use tracing::warn;
+
+use crate::{
+    app::publish::read_published,
+    client::{
+        outcomes::Decision,
+        select::{Candidate, Selected, age, needs_last, select},
+        validate::{ClientPolicy, CreatedSecret, Credentials},
+    },
+    context::Context,
+    error::{Error, ErrorChain, ErrorKind},
+    facts::FieldError,
+    gather,
+    watch::{ClientReference, KnownSecret, NamespacedName, WatchedClient, app_name},
+};
+
+/// The maximum number of Clients of the App's own namespace that are considered, the oldest first. It is more than an
+/// App can have, because some of them may be invalid.
+const MAX_OWN_CANDIDATES: usize = 1000;
+/// The maximum number of Clients of each other namespace that are considered, the oldest first.
+const MAX_CANDIDATES_OF_NAMESPACE: usize = 250;
+/// The maximum number of Clients of all other namespaces that are considered, the oldest first.
+const MAX_FOREIGN_CANDIDATES: usize = 2000;
+/// How many Clients have their Secrets and ConfigMaps read at the same time, of all Apps together. Each of these
+/// objects can have 1 MiB, of which the operator keeps a hash or a key set of at most 16 KiB.
+const CONCURRENT_READS: usize = 16;
+static READS: Semaphore = Semaphore::const_new(CONCURRENT_READS);
+/// How often the selection is repeated because it includes Clients that were not looked up before. The size of a key
+/// set can change the selection, so it is usually complete after one or two rounds.
+const MAX_ROUNDS: usize = 4;
+
+/// The Clients of an App.
+#[derive(Default)]
+pub(crate) struct AppClients {
+    /// The clients of the document, the oldest first.
+    pub(crate) rendered: Vec<RenderedClient>,
+    pub(crate) decisions: Vec<Decision>,
+    /// When the document must be rendered again: a previous client secret ends, or a failed read is repeated.
+    pub(crate) next_due: Option<OffsetDateTime>,
+}
+
+/// A Client that is considered, with its name for the reconcile queue.
+struct Considered {
+    name: Arc<NamespacedName>,
+    generation: i64,
+    candidate: Candidate,
+    is_resolved: bool,
+}
+
+/// Selects the Clients of an App.
+pub(crate) async fn select_for_app(app: &App, app_id: &AppId, context: &Context) -> Result<AppClients, Error> {
+    let app_name = NamespacedName::from_metadata(&app.metadata);
+    let (mut considered, mut decisions) = consider(app, &app_name, context);
+    if considered.is_empty() {
+        return Ok(AppClients { decisions, ..AppClients::default() });
+    }
+    let policy = ClientPolicy::of_app(app, app_id);
+    let (mut last, mut round): (Option<Vec<RenderedClient>>, usize) = (None, 0);
+    let selected = loop {
+        round += 1;
+        let mut selected = run_selection(&policy, &considered, last.as_deref().unwrap_or_default(), context);
+        let is_read_interrupted = considered.iter().any(|one| one.candidate.credentials.is_read_interrupted());
+        if last.is_none() && (is_read_interrupted || needs_last(&selected)) {
+            last = Some(last_clients(app_id, &app_name, context).await?);
+            selected = run_selection(&policy, &considered, last.as_deref().unwrap_or_default(), context);
+        }
+        let included = selected.iter().enumerate().filter(|(_, one)| one.rendered.is_some()).map(|(index, _)| index);
+        let unresolved: Vec<_> = included.filter(|index| !considered[*index].is_resolved).collect();
+        if unresolved.is_empty() || round == MAX_ROUNDS {
+            break selected;
+        }
+        resolve(&mut considered, &unresolved, context).await;
+    };
+
+    let next_due = next_due(&considered, context).into_iter().chain(next_read(&considered, &app_name, context)).min();
+    let mut clients = AppClients { next_due, ..AppClients::default() };
+    for (considered, mut selected) in considered.into_iter().zip(selected) {
+        let Considered { name, generation, candidate, .. } = considered;
+        // A new Client enters the document together with its secret. Otherwise each new Client would cause two
+        // publishes.
+        if candidate.credentials == Credentials::Created(CreatedSecret::Pending)
+            && !context.objects.client_outcomes.is_served(&app_name, &candidate.uid)
+        {
+            selected.rendered = None;
+        }
+        decisions.push(Decision::new(name, &candidate.uid, generation, &selected));
+        clients.rendered.extend(selected.rendered);
+    }
+    clients.decisions = decisions;
+    Ok(clients)
+}
+
+/// Returns the Clients that refer to the App and whose namespace the App grants, the oldest first, and the decisions
+/// about those that are too many to be considered. A Client without a grant is not among them: its own reconcile finds
+/// out that there is no grant.
+fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Considered>, Vec<Decision>) {
+    let objects = &context.objects;
+    let reference = ClientReference::App { namespace: app_name.namespace(), name: app_name.name() };
+    let mut grants: HashMap<String, bool> = HashMap::new();
+    let mut found: Vec<_> = objects
+        .client_index
+        .get(reference)
+        .into_iter()
+        .filter_map(|name| {
+            let client = objects.clients.get(&name.object_ref())?;
+            // Only a Client that can be decoded names its App. The index keeps an undecodable Client at the App that it
+            // named before.
+            let refers = client.decoded().is_none_or(|client| self::app_name(client) == *app_name);
+            let is_granted = *grants
+                .entry(name.namespace().to_owned())
+                .or_insert_with(|| objects.grants_clients(app, name.namespace()));
+            (refers && is_granted && client.meta().deletion_timestamp.is_none()).then_some((name, client))
+        })
+        .collect();
+    found.sort_by_cached_key(|(_, client)| age_of(client));
+
+    let (mut considered, mut decisions) = (Vec::new(), Vec::new());
+    let (mut by_namespace, mut foreign): (HashMap<String, usize>, usize) = (HashMap::new(), 0);
+    for (name, client) in found {
+        let is_own = name.namespace() == app_name.namespace();
+        let of_namespace = by_namespace.entry(name.namespace().to_owned()).or_default();
+        let is_within = if is_own {
+            *of_namespace < MAX_OWN_CANDIDATES
+        } else {
+            *of_namespace < MAX_CANDIDATES_OF_NAMESPACE && foreign < MAX_FOREIGN_CANDIDATES
+        };
+        if is_within {
+            *of_namespace += 1;
+            foreign += usize::from(!is_own);
+            considered.push(Considered::new(name, &client, context));
+        } else {
+            decisions.push(too_many(name, &client));
+        }
+    }
+    (considered, decisions)
+}
+
+/// Sorts like [`age`], also Clients that cannot be decoded.
+fn age_of(client: &WatchedClient) -> (k8s_openapi::jiff::Timestamp, String, String) {
+    match client.decoded() {
+        Some(client) => age(client),
+        None => {
+            let created = client.meta().creation_timestamp.as_ref();
+            let created = created.map_or(k8s_openapi::jiff::Timestamp::MAX, |time| time.0);
+            (created, client.namespace().unwrap_or_default(), client.name_any())
+        }
+    }
+}
+
+fn too_many(name: Arc<NamespacedName>, client: &WatchedClient) -> Decision {
+    let message = "the App has too many Clients, and the older ones win; delete Clients";
+    let refusal = FieldError::new(Reason::TooManyClients, "", message);
+    let selected = Selected { rendered: None, refusal: Some(refusal), unresolved: Vec::new() };
+    Decision::new(name, &client.uid().unwrap_or_default(), client.meta().generation.unwrap_or(0), &selected)
+}
+
+fn run_selection(
+    policy: &ClientPolicy,
+    considered: &[Considered],
+    last: &[RenderedClient],
+    context: &Context,
+) -> Vec<Selected> {
+    select(policy, considered.iter().map(|one| &one.candidate), &*context.objects.namespaces, last)
+}
+
+/// Reads the Secrets and ConfigMaps of these Clients. A failed read affects only its Client.
+async fn resolve(considered: &mut [Considered], indices: &[usize], context: &Context) {
+    let clients: Vec<_> = indices
+        .iter()
+        .filter_map(|index| Some((*index, considered[*index].candidate.client.as_ref().ok()?.clone())))
+        .collect();
+    let read = stream::iter(clients).map(|(index, client)| async move {
+        // The semaphore is never closed.
+        let _permit = READS.acquire().await;
+        let credentials = match gather::for_client(context, &client).await {
+            Ok(objects) => Credentials::resolve(&client, created_secret(&client, context), &objects),
+            Err(error) => {
+                let (namespace, name) = (client.namespace().unwrap_or_default(), client.name_any());
+                warn!(
+                    k8s.namespace.name = namespace,
+                    client = name,
+                    error = %ErrorChain(&error),
+                    "could not read what a Client refers to; retrying"
+                );
+                Credentials::Unread(error.kind())
+            }
+        };
+        (index, credentials)
+    });
+    let resolved: Vec<_> = read.buffer_unordered(CONCURRENT_READS).collect().await;
+    for (index, credentials) in resolved {
+        considered[index].candidate.credentials = credentials;
+    }
+    for index in indices {
+        considered[*index].is_resolved = true;
+    }
+}
+
+/// Returns when the reads that failed are repeated.
+fn next_read(considered: &[Considered], app: &NamespacedName, context: &Context) -> Option<OffsetDateTime> {
+    let errors: Vec<_> = considered.iter().filter_map(|one| one.candidate.credentials.read_error()).collect();
+    let key = format!("Clients of {app}");
+    // An interrupted read is repeated sooner than one that needs a permission.
+    let kind = errors.iter().copied().find(|kind| *kind == ErrorKind::Unavailable).or(errors.first().copied());
+    let Some(kind) = kind else {
+        context.failures.reset(&key);
+        return None;
+    };
+    Some(context.now() + context.failures.retry_after(&key, kind))
+}
+
+/// Returns the state of the Secret that the operator creates for a Client.
+pub(crate) fn created_secret(client: &Client, context: &Context) -> CreatedSecret {
+    let Some(secret) = client.created_secret() else { return CreatedSecret::Pending };
+    let name = NamespacedName::new(client.metadata.namespace.as_deref().unwrap_or_default(), &secret);
+    let missing = if context.creates_client_secrets { CreatedSecret::Pending } else { CreatedSecret::Disabled };
+    match context.objects.client_secrets.get(&name) {
+        Some(KnownSecret::OfType(state)) if state.is_owned_by(&client.uid().unwrap_or_default()) => {
+            state.hashes_at(context.now()).map_or(missing, CreatedSecret::Stored)
+        }
+        Some(KnownSecret::OfType(_) | KnownSecret::Foreign) => CreatedSecret::Conflict,
+        None => missing,
+    }
+}
+
+/// Returns when the first of the previous secrets ends.
+fn next_due(considered: &[Considered], context: &Context) -> Option<OffsetDateTime> {
+    let now = context.now();
+    let ends = considered.iter().filter_map(|one| {
+        let client = one.candidate.client.as_ref().ok()?;
+        let name = NamespacedName::new(&one.candidate.namespace, &client.created_secret()?);
+        match context.objects.client_secrets.get(&name)? {
+            KnownSecret::OfType(state) if state.is_owned_by(&one.candidate.uid) => state.next_due(now),
+            KnownSecret::OfType(_) | KnownSecret::Foreign => None,
+        }
+    });
+    ends.min()
+}
+
+/// Returns the clients of the published document, if it is that of this App.
+async fn last_clients(
+    app_id: &AppId,
+    app_name: &NamespacedName,
+    context: &Context,
+) -> Result<Vec<RenderedClient>, Error> {
+    let published = read_published(context, app_id, app_name).await?;
+    Ok(published.map(|document| document.clients).unwrap_or_default())
+}
+
+/// Records that an App is not accepted, and queues its Clients that its last accepted form does not serve.
+pub(crate) fn report_rejected_app(app: &App, context: &Context) {
+    let app_name = NamespacedName::from_metadata(&app.metadata);
+    let (considered, _) = consider(app, &app_name, context);
+    let outcomes = &context.objects.client_outcomes;
+    let known: HashSet<_> = considered
+        .iter()
+        .filter(|one| {
+            outcomes.get(&app_name, &one.candidate.uid).is_some_and(|known| known.generation == one.generation)
+        })
+        .map(|one| Arc::clone(&one.name))
+        .collect();
+    if considered.len() > known.len() || outcomes.has_app(&app_name) {
+        outcomes.record_rejected_app(&app_name);
+    }
+    let undecided = considered.iter().map(|one| Arc::clone(&one.name)).filter(|name| !known.contains(name));
+    // These have no grant any more.
+    let withdrawn = outcomes.names(&app_name).into_iter().filter(|name| !known.contains(name));
+    for name in undecided.chain(withdrawn) {
+        context.reconcile_queue.enqueue_client(name.object_ref());
+    }
+}
+
+/// Forgets the Clients of an App whose users are being deleted, and queues them: the App is not served any more.
+pub(crate) fn report_deleted_app(app: &App, context: &Context) {
+    let app_name = NamespacedName::from_metadata(&app.metadata);
+    let outcomes = &context.objects.client_outcomes;
+    if !outcomes.has_app(&app_name) {
+        return;
+    }
+    let names = outcomes.names(&app_name);
+    outcomes.remove_app(&app_name);
+    for name in names {
+        context.reconcile_queue.enqueue_client(name.object_ref());
+    }
+}
+
+// === impl Considered ===
+
+impl Considered {
+    fn new(name: Arc<NamespacedName>, client: &WatchedClient, context: &Context) -> Self {
+        let (is_resolved, credentials) = match client.decoded() {
+            // Other Secrets and ConfigMaps are read only for the Clients that are selected.
+            Some(client) if client.spec.secret_refs().next().is_some() || client.spec.jwks_ref().is_some() => {
+                (false, Credentials::NotRead)
+            }
+            Some(client) if client.created_secret().is_some() => {
+                (true, Credentials::Created(created_secret(client, context)))
+            }
+            Some(_) | None => (true, Credentials::None),
+        };
+        let read = match &client.client {
+            Ok(client) => Ok(Arc::clone(client)),
+            Err(invalid) => Err(format!("this operator cannot read the Client: {}", invalid.error)),
+        };
+        Self {
+            generation: client.meta().generation.unwrap_or(0),
+            candidate: Candidate {
+                namespace: name.namespace().to_owned(),
+                name: name.name().to_owned(),
+                uid: client.uid().unwrap_or_default(),
+                client: read,
+                credentials,
+            },
+            name,
+            is_resolved,
+        }
+    }
+}

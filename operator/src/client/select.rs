@@ -1,0 +1,301 @@
+//! Selects the Clients of an App: which of them the App grants, which are accepted, and which win if there are too many
+//! (specification: Clients, Limits). Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use k8s_openapi::jiff::Timestamp;
+use latchkey_crds::{
+    client::{Client, ClientNamespaces, NamespacesFrom, WebAuthentication},
+    conditions::Reason,
+    rendered::{RenderedClient, RenderedClientAuthentication},
+    types::ClientId,
+};
+
+use super::{
+    render::{render, size},
+    validate::{ClientPolicy, Credentials, authentication, validate},
+};
+use crate::facts::FieldError;
+
+/// The maximum number of Clients of an App.
+pub(crate) const MAX_CLIENTS: usize = 200;
+/// The maximum size of a Client in a document, in bytes.
+pub(crate) const MAX_CLIENT_BYTES: usize = 16 * 1024;
+/// The maximum size of all Clients in a document, in bytes.
+pub(crate) const MAX_CLIENTS_BYTES: usize = 256 * 1024;
+/// The maximum number of Clients of an App from one other namespace.
+pub(crate) const MAX_CLIENTS_OF_NAMESPACE: usize = 50;
+
+/// The label with the name of a namespace, which the API server sets on every namespace.
+const NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
+/// A Client that refers to the App, with what it authenticates with.
+#[derive(Debug, PartialEq)]
+#[cfg_attr(test, derive(Clone))]
+pub(crate) struct Candidate {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// See [`RenderedClient::uid`].
+    pub(crate) uid: String,
+    /// The Client, or why it cannot be read. Its metadata has the namespace, the name and the UID above.
+    pub(crate) client: Result<Arc<Client>, String>,
+    pub(crate) credentials: Credentials,
+}
+
+/// What becomes of a candidate.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Selected {
+    /// What is served: the Client as it is now or, if `refusal` is set, as it was accepted last.
+    pub(crate) rendered: Option<RenderedClient>,
+    /// Why the Client is not accepted.
+    pub(crate) refusal: Option<FieldError>,
+    /// Why its Secrets or keys cannot be used.
+    pub(crate) unresolved: Vec<FieldError>,
+}
+
+/// The labels of namespaces.
+pub(crate) trait NamespaceLabels {
+    /// Returns the labels of a namespace, or `None` if they are not known yet. If they can never be known, returns
+    /// [`implied_labels`].
+    fn labels(&self, namespace: &str) -> Option<BTreeMap<String, String>>;
+}
+
+/// What the Clients before the current one use.
+#[derive(Default)]
+struct Usage {
+    ids: BTreeSet<ClientId>,
+    all: Amount,
+    /// The part of all that Clients of other namespaces use.
+    foreign: Amount,
+    /// The number of Clients by namespace.
+    by_namespace: BTreeMap<String, usize>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Amount {
+    clients: usize,
+    bytes: usize,
+}
+
+/// Returns the labels that every namespace has.
+pub(crate) fn implied_labels(namespace: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([(NAME_LABEL.to_owned(), namespace.to_owned())])
+}
+
+/// Whether an App with this grant accepts the Clients of another namespace. No selector matches a namespace with
+/// unknown labels: `NotIn` and `DoesNotExist` would match it because nothing is known of it.
+pub(crate) fn grants(grant: &ClientNamespaces, namespace: &str, namespaces: &dyn NamespaceLabels) -> bool {
+    match namespaces.labels(namespace) {
+        Some(labels) => grant.grants(&labels),
+        None => grant.from == NamespacesFrom::All,
+    }
+}
+
+/// Returns the key by which Clients of a cluster are sorted, the oldest first.
+pub(crate) fn age(client: &Client) -> (Timestamp, String, String) {
+    let metadata = &client.metadata;
+    let created = metadata.creation_timestamp.as_ref().map_or(Timestamp::MAX, |time| time.0);
+    (created, metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
+}
+
+/// Decides about each candidate, in their order. The earlier candidates win: in a cluster the older ones, for `render`
+/// those in earlier files. `last` are the clients of the published document, which stay as they are if their new spec
+/// is not accepted.
+pub(crate) fn select<'a>(
+    policy: &ClientPolicy,
+    candidates: impl IntoIterator<Item = &'a Candidate>,
+    namespaces: &dyn NamespaceLabels,
+    last: &[RenderedClient],
+) -> Vec<Selected> {
+    let mut usage = Usage::default();
+    candidates.into_iter().map(|candidate| select_one(policy, candidate, namespaces, last, &mut usage)).collect()
+}
+
+/// Whether [`select`] can return more if it knows the clients of the published document.
+pub(crate) fn needs_last(selected: &[Selected]) -> bool {
+    selected
+        .iter()
+        .any(|one| one.rendered.is_none() && one.refusal.as_ref().is_some_and(|why| stays_served(why.reason)))
+}
+
+/// Whether a Client that is refused for this reason stays served as it was accepted last. The other reasons take effect
+/// at once.
+fn stays_served(reason: Reason) -> bool {
+    matches!(reason, Reason::InvalidSpec | Reason::TooLarge | Reason::TooManyClients | Reason::ClientIDConflict)
+}
+
+/// Returns why a Client of an App that does not exist is refused. The message to another namespace does not reveal
+/// whether the App exists.
+pub(crate) fn refusal_without_app(client: &Client) -> FieldError {
+    if client.is_in_app_namespace() {
+        let message = format!("App {} does not exist in this namespace; create it", client.spec.app_ref.name);
+        FieldError::new(Reason::AppNotFound, "spec.appRef", message)
+    } else {
+        not_granted()
+    }
+}
+
+fn not_granted() -> FieldError {
+    let message = "names no App that grants clients to this namespace; correct it, or ask the owner of the App to set \
+                   spec.clients.namespaces";
+    FieldError::new(Reason::NotGranted, "spec.appRef", message)
+}
+
+fn select_one(
+    policy: &ClientPolicy,
+    candidate: &Candidate,
+    namespaces: &dyn NamespaceLabels,
+    last: &[RenderedClient],
+    usage: &mut Usage,
+) -> Selected {
+    let is_foreign = candidate.namespace != policy.namespace;
+    if is_foreign && !grants(&policy.grant, &candidate.namespace, namespaces) {
+        return Selected::refused(not_granted());
+    }
+    if !policy.has_pages {
+        let message = "the App has no hosted pages, without which nobody can sign in; set spec.pages.mode of the App";
+        return Selected::refused(FieldError::new(Reason::PagesOff, "spec.appRef", message));
+    }
+    let last = last.iter().find(|last| last.uid == candidate.uid).cloned();
+    let client = match &candidate.client {
+        Ok(client) => client,
+        Err(reason) => {
+            let refusal = FieldError::new(Reason::InvalidSpec, "", reason);
+            let rendered = last.and_then(|last| keep(policy, last, is_foreign, usage));
+            return Selected { rendered, refusal: Some(refusal), unresolved: Vec::new() };
+        }
+    };
+    let mut unresolved = Vec::new();
+    let authentication = match &last {
+        // Users of the client must not notice that the API server did not respond to one request.
+        Some(last) if candidate.is_last_used(last, client) => last.authentication.clone(),
+        Some(_) | None => authentication(client, &candidate.credentials, &mut unresolved),
+    };
+    let accepted = validate(client, policy).and_then(|client_id| {
+        let rendered = render(client, client_id, authentication.clone());
+        usage.try_add(&rendered, is_foreign)?;
+        Ok(rendered)
+    });
+    let (rendered, refusal) =
+        match accepted {
+            Ok(rendered) => (Some(rendered), None),
+            Err(refusal) => {
+                let declared = client.spec.web().map(|web| web.authentication);
+                let is_read_interrupted = candidate.credentials.is_read_interrupted();
+                let last = last.map(|last| {
+                    if is_read_interrupted { last } else { with_authentication(last, authentication, declared) }
+                });
+                (last.and_then(|last| keep(policy, last, is_foreign, usage)), Some(refusal))
+            }
+        };
+    Selected { rendered, refusal, unresolved }
+}
+
+/// Returns a client as it was accepted last, if it still fits.
+fn keep(policy: &ClientPolicy, last: RenderedClient, is_foreign: bool, usage: &mut Usage) -> Option<RenderedClient> {
+    let last = policy.restrict(last)?;
+    usage.try_add(&last, is_foreign).is_ok().then_some(last)
+}
+
+/// Returns a client as it was accepted last, with the secret or keys of now: a rotated or deleted secret takes effect
+/// at once. If the new spec declares another method (`None`: that of a public client), the secret stays that of the
+/// last accepted spec, even if what the new spec refers to does not exist.
+pub(super) fn with_authentication(
+    mut last: RenderedClient,
+    now: RenderedClientAuthentication,
+    declared: Option<WebAuthentication>,
+) -> RenderedClient {
+    use RenderedClientAuthentication as Authentication;
+    let is_same_method = match declared {
+        None => false,
+        Some(WebAuthentication::Secret) => {
+            matches!(last.authentication, Authentication::Secret { .. } | Authentication::Unresolved)
+        }
+        Some(WebAuthentication::PrivateKeyJwt) => {
+            matches!(last.authentication, Authentication::PrivateKeyJwt { .. } | Authentication::Unresolved)
+        }
+    };
+    if is_same_method && now != Authentication::None {
+        last.authentication = now;
+    }
+    last
+}
+
+// === impl Candidate ===
+
+impl Candidate {
+    /// Whether the secret or keys of the last accepted form are used, because the current ones could not be read now.
+    fn is_last_used(&self, last: &RenderedClient, client: &Client) -> bool {
+        self.credentials.is_read_interrupted() && Some(last.generation) == client.metadata.generation
+    }
+}
+
+// === impl Selected ===
+
+impl Selected {
+    fn refused(refusal: FieldError) -> Self {
+        Self { rendered: None, refusal: Some(refusal), unresolved: Vec::new() }
+    }
+}
+
+// === impl Usage, Amount ===
+
+impl Usage {
+    /// Counts a client, or returns why there is no room for it.
+    fn try_add(&mut self, client: &RenderedClient, is_foreign: bool) -> Result<(), FieldError> {
+        if self.ids.contains(&client.client_id) {
+            let message = "an older Client of the App has this client ID; create a Client with another one";
+            return Err(FieldError::new(Reason::ClientIDConflict, "spec.clientID", message));
+        }
+        let bytes = size(client);
+        if bytes > MAX_CLIENT_BYTES {
+            let message = format!(
+                "the Client needs {} KiB, and can have {}; shorten its lists",
+                bytes.div_ceil(1024),
+                MAX_CLIENT_BYTES / 1024
+            );
+            return Err(FieldError::new(Reason::TooLarge, "", message));
+        }
+        let of_namespace = self.by_namespace.get(&client.namespace).copied().unwrap_or(0);
+        if is_foreign && of_namespace >= MAX_CLIENTS_OF_NAMESPACE {
+            return Err(too_many(&format!("{MAX_CLIENTS_OF_NAMESPACE} Clients of this namespace")));
+        }
+        let (all, foreign) = (self.all.plus(bytes), self.foreign.plus(bytes));
+        if !all.is_within(MAX_CLIENTS, MAX_CLIENTS_BYTES) {
+            let kib = MAX_CLIENTS_BYTES / 1024;
+            return Err(too_many(&format!("{MAX_CLIENTS} Clients, with {kib} KiB together")));
+        }
+        if is_foreign && !foreign.is_within(MAX_CLIENTS / 2, MAX_CLIENTS_BYTES / 2) {
+            let (clients, kib) = (MAX_CLIENTS / 2, MAX_CLIENTS_BYTES / 2 / 1024);
+            return Err(too_many(&format!("{clients} Clients of other namespaces, with {kib} KiB together")));
+        }
+        self.all = all;
+        if is_foreign {
+            self.foreign = foreign;
+        }
+        self.ids.insert(client.client_id.clone());
+        self.by_namespace.insert(client.namespace.clone(), of_namespace + 1);
+        Ok(())
+    }
+}
+
+impl Amount {
+    const fn plus(self, bytes: usize) -> Self {
+        Self { clients: self.clients + 1, bytes: self.bytes + bytes }
+    }
+
+    const fn is_within(self, clients: usize, bytes: usize) -> bool {
+        self.clients <= clients && self.bytes <= bytes
+    }
+}
+
+fn too_many(limit: &str) -> FieldError {
+    let message = format!("an App can have at most {limit}, and the older ones win; delete Clients");
+    FieldError::new(Reason::TooManyClients, "", message)
+}
+
+#[cfg(test)]
+mod tests;

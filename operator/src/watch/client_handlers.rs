@@ -1,0 +1,99 @@
+//! Handles the watch events of Clients, of their Secrets and of Namespaces: updates what the operator knows of them,
+//! and queues the changes of Clients.
+
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::{Resource, ResourceExt, runtime::reflector::store::Writer};
+
+use super::{
+    changes::{WatchEvent, WatchName, follow_watches, parse_version},
+    client_index::ClientReference,
+    client_secrets::ClientSecretState,
+    handlers::Handlers,
+    index::NamespacedName,
+    objects::{Metadata, WatchedClient},
+    store::StoreWriter,
+    streams::Watch,
+};
+
+// === impl Handlers ===
+
+impl Handlers {
+    pub(super) async fn follow_clients(self, watches: Vec<Watch<WatchedClient>>, writer: Writer<WatchedClient>) {
+        let Self { objects, queue, health } = self;
+        let mut store = StoreWriter::new(writer);
+        follow_watches(WatchName::Clients, watches, health, |event| {
+            let before = store.apply(&event);
+            let (name, now) = match &event {
+                WatchEvent::Applied(client) => (NamespacedName::from_metadata(client.meta()), Some(client)),
+                WatchEvent::Deleted { namespace, name, .. } => (NamespacedName::new(namespace, name), None),
+                WatchEvent::Synced => return,
+            };
+            let before = before.as_deref();
+            objects.client_index.update(&name, before, now);
+            if let Some(client) = now {
+                let version = client.resource_version().as_deref().map_or(0, parse_version);
+                objects.written_client_statuses.forget_reported(&client.uid().unwrap_or_default(), version);
+            }
+            match (before, now) {
+                // A change of only the status is no reason to reconcile, because the operator writes the status itself.
+                (Some(before), Some(now)) if before.is_same_but_for_status(now) => {}
+                (before, now) => {
+                    // Before and after can differ in the App if the Client was deleted and created again.
+                    before.into_iter().chain(now).for_each(|client| queue.push_client_change(client));
+                }
+            }
+        })
+        .await;
+    }
+
+    /// Follows the Secrets of Clients with their values. Of the values, only hashes are stored.
+    pub(super) async fn follow_client_secrets(self, watches: Vec<Watch<Secret>>) {
+        let Self { objects, queue, health } = self;
+        let mut synced = false;
+        follow_watches(WatchName::ClientSecrets, watches, health, |event| {
+            let (name, has_changed) = match &event {
+                WatchEvent::Applied(secret) => {
+                    let name = NamespacedName::from_metadata(&secret.metadata);
+                    let has_changed = objects.client_secrets.record_watched(&name, ClientSecretState::of(secret));
+                    (name, has_changed)
+                }
+                WatchEvent::Deleted { namespace, name, version } => {
+                    let name = NamespacedName::new(namespace, name);
+                    objects.client_secrets.record_deletion(&name, *version);
+                    (name, true)
+                }
+                WatchEvent::Synced => {
+                    synced = true;
+                    return;
+                }
+            };
+            // At the start everything is reconciled anyway. After a write of the operator itself, there is nothing to
+            // do.
+            if synced && has_changed {
+                queue.enqueue_for_secret(&objects, name.namespace(), name.name());
+            }
+        })
+        .await;
+    }
+
+    pub(super) async fn follow_namespaces(self, watches: Vec<Watch<Metadata<Namespace>>>) {
+        let Self { objects, queue, health } = self;
+        let mut synced = false;
+        follow_watches(WatchName::Namespaces, watches, health, |event| {
+            let (name, labels) = match event {
+                WatchEvent::Applied(namespace) => (namespace.name_any(), Some(namespace.labels().clone())),
+                WatchEvent::Deleted { name, .. } => (name, None),
+                WatchEvent::Synced => {
+                    synced = true;
+                    return;
+                }
+            };
+            if objects.namespaces.record(&name, labels) && synced {
+                // The Apps do not wait behind other changes of Clients: a grant may have been withdrawn.
+                queue.enqueue_apps_of_clients_with(&objects, ClientReference::GrantedNamespace(&name));
+                queue.push_changes_of_clients_with(&objects, ClientReference::GrantedNamespace(&name));
+            }
+        })
+        .await;
+    }
+}

@@ -1,0 +1,194 @@
+//! Decides about an authorization request of a browser (specification: Authorization, Decision).
+
+use time::OffsetDateTime;
+
+use super::{
+    authorization_request::{AuthorizationError, AuthorizationErrorCode, AuthorizationRequest},
+    code::{Authorization, ClientCode, issue_code},
+    consent::{ConsentReason, consent_reason, is_allowed, record_consent},
+    par::use_request,
+};
+use crate::domain::{
+    audit::{Detail, EventKind},
+    authentication::AuthenticatedSession,
+    call::Call,
+    error::CommonError,
+    pages::{ShownConsent, TransactionLogin},
+    ports::{AuditLog, ClientCodes, Consents, Groups, PushedRequests, RateLimits, StoreError},
+    rate_limits,
+};
+
+/// A checked request, and the browser that sent it.
+#[derive(Clone, Copy)]
+pub struct AuthorizationAttempt<'a> {
+    pub request: &'a AuthorizationRequest,
+    /// The `request_uri`, if the request was pushed.
+    pub request_uri: Option<&'a str>,
+    /// The live session of the browser.
+    pub session: Option<&'a AuthenticatedSession>,
+    /// The login that led back with the request. It answers the request while it is the last login of the session.
+    pub login: Option<TransactionLogin>,
+    /// What the consent page showed, if the user has allowed it.
+    pub allowed: Option<&'a ShownConsent>,
+}
+
+/// What happens next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum AuthorizationOutcome {
+    LoginNeeded,
+    ConsentNeeded,
+    /// The error goes to the client.
+    Refused(AuthorizationError),
+    /// A code was issued for this pushed request before.
+    RequestUsed,
+    /// The code goes to the client.
+    Issued(ClientCode),
+}
+
+/// What happens next, before a code is issued.
+#[derive(Clone, Copy, Debug)]
+pub enum AuthorizationStep<'a> {
+    LoginNeeded,
+    /// The user of this session must decide.
+    ConsentNeeded(&'a AuthenticatedSession),
+    Refused(AuthorizationError),
+    /// A code can be issued in this session. If `given` is set, the user has just allowed it.
+    Ready {
+        session: &'a AuthenticatedSession,
+        given: bool,
+    },
+}
+
+/// Decides whether the user must log in or decide, or the client gets a code.
+pub async fn decide<'a, S: Groups + Consents>(
+    call: Call<'_, S>,
+    attempt: AuthorizationAttempt<'a>,
+) -> Result<AuthorizationStep<'a>, StoreError> {
+    use AuthorizationErrorCode as Code;
+    let AuthorizationAttempt { request, session, allowed, .. } = attempt;
+    let is_silent = request.prompts.none;
+    let Some(session) = session.filter(|session| !needs_login(attempt, session, call.env.now())) else {
+        let refused = Code::LoginRequired.because("the user must log in");
+        return Ok(if is_silent { AuthorizationStep::Refused(refused) } else { AuthorizationStep::LoginNeeded });
+    };
+    if !is_admitted(call, request, session).await? {
+        let refused = Code::AccessDenied.because("this user cannot use the client");
+        return Ok(AuthorizationStep::Refused(refused));
+    }
+    let reason = consent_reason(call, request, session, has_just_logged_in(attempt, session)).await?;
+    Ok(match reason {
+        None => AuthorizationStep::Ready { session, given: false },
+        Some(_) if is_allowed(allowed, request, session) => AuthorizationStep::Ready { session, given: true },
+        Some(ConsentReason::Consent) if is_silent => {
+            AuthorizationStep::Refused(Code::ConsentRequired.because("the user must allow the access"))
+        }
+        Some(ConsentReason::Interaction) if is_silent => {
+            AuthorizationStep::Refused(Code::InteractionRequired.because("the user must confirm the login"))
+        }
+        Some(ConsentReason::Consent | ConsentReason::Interaction) => AuthorizationStep::ConsentNeeded(session),
+    })
+}
+
+/// Like [`decide`], and issues the code. A code that the limit refuses leaves everything as it was.
+pub async fn authorize<S>(
+    call: Call<'_, S>,
+    attempt: AuthorizationAttempt<'_>,
+) -> Result<AuthorizationOutcome, CommonError>
+where
+    S: Groups + Consents + RateLimits + ClientCodes + PushedRequests + AuditLog,
+{
+    let (session, given) = match decide(call, attempt).await? {
+        AuthorizationStep::LoginNeeded => return Ok(AuthorizationOutcome::LoginNeeded),
+        AuthorizationStep::ConsentNeeded(_) => return Ok(AuthorizationOutcome::ConsentNeeded),
+        AuthorizationStep::Refused(error) => return Ok(AuthorizationOutcome::Refused(error)),
+        AuthorizationStep::Ready { session, given } => (session, given),
+    };
+    let permit =
+        call.stores.acquire(call.app_id(), rate_limits::authorizations(call.app, call.client_address())).await?;
+    let issued = issue(call, attempt, session, given).await;
+    if !matches!(issued, Ok(AuthorizationOutcome::Issued(_))) {
+        call.stores.release(call.app_id(), permit).await;
+    }
+    issued
+}
+
+async fn issue<S>(
+    call: Call<'_, S>,
+    attempt: AuthorizationAttempt<'_>,
+    session: &AuthenticatedSession,
+    given: bool,
+) -> Result<AuthorizationOutcome, CommonError>
+where
+    S: Consents + ClientCodes + PushedRequests + AuditLog,
+{
+    let request = attempt.request;
+    // The consent is stored first: a code without a consent would be worse than a consent without a code.
+    if given && !record_consent(call, request, session).await? {
+        return Ok(AuthorizationOutcome::LoginNeeded);
+    }
+    // Before the code: two concurrent requests must not both get one.
+    if let Some(request_uri) = attempt.request_uri
+        && !use_request(call, &request.client, request_uri).await?
+    {
+        return Ok(AuthorizationOutcome::RequestUsed);
+    }
+    let code = issue_code(call, authorization(request, session)).await?;
+    let detail = Detail::from_client(&request.client.client_id);
+    call.stores.record_later(call.app_id(), session.event(call, EventKind::ClientAuthorized).with_detail(detail));
+    Ok(AuthorizationOutcome::Issued(code))
+}
+
+fn authorization(request: &AuthorizationRequest, session: &AuthenticatedSession) -> Authorization {
+    Authorization {
+        client_uid: request.client.uid.to_string(),
+        client_id: request.client.client_id.as_str().to_owned(),
+        redirect_uri: request.reply.target.as_str().to_owned(),
+        user: session.user_id(),
+        browser_session: session.session.id,
+        epoch: session.session.epoch,
+        auth_time: session.session.auth_time.unix_timestamp(),
+        amr: session.session.amr,
+        scopes: request.scopes,
+        nonce: request.nonce.clone(),
+        code_challenge: request.code_challenge.clone(),
+        claims: request.claims.clone(),
+    }
+}
+
+/// Whether the user must log in although the browser has a session. A login that led back with the request suffices,
+/// except for another user than the request names. `max_age=0` is the same as `prompt=login` (OpenID Connect Core 1.0,
+/// 3.1.2.1).
+fn needs_login(attempt: AuthorizationAttempt<'_>, session: &AuthenticatedSession, now: OffsetDateTime) -> bool {
+    let request = attempt.request;
+    if !request.allows_subject(session.user_id()) {
+        return true;
+    }
+    let age = now.unix_timestamp().saturating_sub(session.session.auth_time.unix_timestamp());
+    let is_too_old = request.max_age.is_some_and(|max_age| max_age == 0 || age > i64::from(max_age));
+    (request.prompts.login || is_too_old) && !has_just_logged_in(attempt, session)
+}
+
+/// Whether the last login of the session led back with this request. Its time alone proves nothing: the user can have
+/// logged in for another purpose meanwhile.
+fn has_just_logged_in(attempt: AuthorizationAttempt<'_>, session: &AuthenticatedSession) -> bool {
+    attempt.login.is_some_and(|login| login.is_of(&session.session))
+}
+
+/// Whether the user is in an allowed group, and has the verified email address that the App requires.
+async fn is_admitted<S: Groups>(
+    call: Call<'_, S>,
+    request: &AuthorizationRequest,
+    session: &AuthenticatedSession,
+) -> Result<bool, StoreError> {
+    if call.app.doc.require_verified_email && !session.profile.email_verified {
+        return Ok(false);
+    }
+    if request.client.allowed_groups.is_empty() {
+        return Ok(true);
+    }
+    let groups = call.stores.of_user(call.app_id(), session.user_id()).await?;
+    Ok(request.client.allows(&groups))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+//! When a user must allow a client the access, and what the user has allowed (specification: Authorization, Consent).
+
+use latchkey_crds::client::Consent;
+
+use super::authorization_request::AuthorizationRequest;
+use crate::domain::{
+    audit::{Detail, EventKind},
+    authentication::AuthenticatedSession,
+    call::Call,
+    pages::ShownConsent,
+    ports::{AuditLog, Consents, NewConsent, StoreError},
+};
+
+/// Why the user must decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConsentReason {
+    /// The client asks for it, or it is the App's rule for the client.
+    Consent,
+    /// Any program on the device could have started the request (RFC 8252, 8.6).
+    Interaction,
+}
+
+/// Whether the user must decide, and why. A login that led back with the request shows that the user is there; it
+/// replaces the decision only for a program on the device.
+pub(super) async fn consent_reason<S: Consents>(
+    call: Call<'_, S>,
+    request: &AuthorizationRequest,
+    session: &AuthenticatedSession,
+    has_just_logged_in: bool,
+) -> Result<Option<ConsentReason>, StoreError> {
+    let is_asked_for = request.prompts.consent || request.prompts.select_account;
+    let is_needed = is_asked_for
+        || match request.client.consent {
+            Consent::Never => false,
+            Consent::Always => true,
+            Consent::Once => {
+                let uid = &request.client.uid;
+                let allowed = call.stores.consented_scopes(call.app_id(), session.user_id(), uid).await?;
+                !request.disclosed_scopes().is_subset_of(allowed)
+            }
+        };
+    Ok(if is_needed {
+        Some(ConsentReason::Consent)
+    } else if is_program_on_device(request) && !has_just_logged_in {
+        Some(ConsentReason::Interaction)
+    } else {
+        None
+    })
+}
+
+/// Whether the response goes to a program on the user's device that cannot prove which program it is.
+pub fn is_program_on_device(request: &AuthorizationRequest) -> bool {
+    request.client.is_public() && !request.reply.target.as_str().starts_with("https://")
+}
+
+/// Whether the user has allowed exactly this: the consent page showed this account, and at least these scopes.
+pub(super) fn is_allowed(
+    shown: Option<&ShownConsent>,
+    request: &AuthorizationRequest,
+    session: &AuthenticatedSession,
+) -> bool {
+    shown.is_some_and(|shown| shown.user == session.user_id() && request.disclosed_scopes().is_subset_of(shown.scopes))
+}
+
+/// Records that the user has allowed the access. Only for a Client with `consent: Once` it is stored, so that the
+/// others do not need Postgres. Returns false if the user does not exist any more.
+pub(super) async fn record_consent<S: Consents + AuditLog>(
+    call: Call<'_, S>,
+    request: &AuthorizationRequest,
+    session: &AuthenticatedSession,
+) -> Result<bool, StoreError> {
+    let client = &request.client;
+    let detail = Detail::from_client(&client.client_id);
+    let event = session.event(call, EventKind::ConsentGiven).with_detail(detail);
+    match client.consent {
+        Consent::Once => {
+            let consent = NewConsent {
+                user: session.user_id(),
+                client_uid: client.uid.to_string(),
+                scopes: request.disclosed_scopes(),
+                at: call.env.now(),
+                event,
+            };
+            call.stores.add_consent(call.app_id(), consent).await
+        }
+        Consent::Never | Consent::Always => {
+            call.stores.record_later(call.app_id(), event);
+            Ok(true)
+        }
+    }
+}
+
+/// What the consent page shows for this user.
+pub fn shown_consent(request: &AuthorizationRequest, session: &AuthenticatedSession) -> ShownConsent {
+    ShownConsent { user: session.user_id(), scopes: request.disclosed_scopes() }
+}

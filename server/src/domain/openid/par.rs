@@ -1,0 +1,132 @@
+//! Pushed authorization requests (RFC 9126): the client sends the parameters of a request before the browser comes.
+
+use aws_lc_rs::digest::{SHA256, digest};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use serde::{Deserialize, Serialize};
+
+use super::{authorization_request::RequestParameters, client::OpenIdClient};
+use crate::domain::{
+    call::Call,
+    error::CommonError,
+    pages::{CarriedRequest, Target, Transaction},
+    ports::PushedRequests,
+};
+
+/// How long a browser can begin with a pushed request.
+pub const PUSHED_REQUEST_SECONDS: i64 = 60;
+/// How long a used request is remembered: twice the life of a `tx`, because a request from another site travels first
+/// in a `tx` that is bound to no browser, and then in one that is.
+pub const USED_REQUEST_SECONDS: i64 = 2 * 60 * 60;
+/// The begin of every `request_uri` that the PAR endpoint returns (RFC 9126, 2.2).
+pub const REQUEST_URI_PREFIX: &str = "urn:ietf:params:oauth:request_uri:";
+
+/// The key under which a pushed request is stored: the SHA-256 of its `request_uri`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PushedRequestKey {
+    digest: String,
+    is_public: bool,
+}
+
+/// What is stored for a pushed request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushedRequest {
+    /// The UID of the client that pushed the request. Only this client can use it.
+    pub client_uid: String,
+    /// The parameters as they were sent, without those that authenticate the client.
+    pub parameters: Vec<(String, String)>,
+    /// Unix seconds.
+    pub expires_at: i64,
+}
+
+/// The request would not fit into a `tx`, with which the browser continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the request is too long")]
+pub struct PushedRequestTooLong;
+
+/// Why a request was not stored.
+#[derive(Debug, thiserror::Error)]
+pub enum PushError {
+    #[error(transparent)]
+    TooLong(#[from] PushedRequestTooLong),
+    #[error(transparent)]
+    Common(#[from] CommonError),
+}
+
+/// Stores the parameters of an authenticated client. Returns the `request_uri`, which contains 256 random bits.
+pub async fn push_request<S: PushedRequests>(
+    call: Call<'_, S>,
+    client: &OpenIdClient,
+    parameters: Vec<(String, String)>,
+) -> Result<String, PushError> {
+    let uri = format!("{REQUEST_URI_PREFIX}{}", URL_SAFE_NO_PAD.encode(call.env.random_bytes::<32>()));
+    let carried = carried_request(client, &uri, &parameters);
+    if !Transaction::start(call.env, Target::Authorize(Box::new(carried))).fits() {
+        return Err(PushedRequestTooLong.into());
+    }
+    let request = PushedRequest {
+        client_uid: client.uid.to_string(),
+        parameters,
+        expires_at: call.env.now().unix_timestamp() + PUSHED_REQUEST_SECONDS,
+    };
+    let key = PushedRequestKey::of(client, &uri);
+    let stored = call.stores.store_pushed_request(call.app_id(), &key, &request, call.client_address()).await;
+    stored.map_err(CommonError::from)?;
+    Ok(uri)
+}
+
+/// The pushed request, as a browser carries it on.
+pub fn carried_request(client: &OpenIdClient, request_uri: &str, pushed: &[(String, String)]) -> CarriedRequest {
+    let others = pushed.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    // A client that authenticates with Basic does not repeat its id in the form.
+    let others = others.filter(|(name, _)| *name != "client_id");
+    let parameters = RequestParameters::new(others.chain([("client_id", client.client_id.as_str())]));
+    CarriedRequest::new(client, parameters, Some(request_uri.to_owned()))
+}
+
+/// Finds the parameters of a pushed request. Returns `None` if it is unknown, has expired, or belongs to another
+/// client. A request is found again until [`use_request`] removes it, so that a browser can reload the page.
+pub async fn find_request<S: PushedRequests>(
+    call: Call<'_, S>,
+    client: &OpenIdClient,
+    request_uri: &str,
+) -> Result<Option<Vec<(String, String)>>, CommonError> {
+    if !request_uri.starts_with(REQUEST_URI_PREFIX) {
+        return Ok(None);
+    }
+    let found = call.stores.find_pushed_request(call.app_id(), &PushedRequestKey::of(client, request_uri)).await?;
+    let now = call.env.now().unix_timestamp();
+    let found = found.filter(|request| *request.client_uid == *client.uid && now < request.expires_at);
+    Ok(found.map(|request| request.parameters))
+}
+
+/// Uses a pushed request up, because a code will be issued for it. Of all calls, only the first returns true: the `tx`
+/// of a browser carries the request for longer than it is stored.
+pub async fn use_request<S: PushedRequests>(
+    call: Call<'_, S>,
+    client: &OpenIdClient,
+    request_uri: &str,
+) -> Result<bool, CommonError> {
+    Ok(call.stores.use_pushed_request(call.app_id(), &PushedRequestKey::of(client, request_uri)).await?)
+}
+
+// === impl PushedRequestKey ===
+
+impl PushedRequestKey {
+    pub fn of(client: &OpenIdClient, request_uri: &str) -> Self {
+        Self::new(request_uri, client.is_public())
+    }
+
+    /// `is_public`: the client is public.
+    pub fn new(request_uri: &str, is_public: bool) -> Self {
+        Self { digest: URL_SAFE_NO_PAD.encode(digest(&SHA256, request_uri.as_bytes())), is_public }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.digest
+    }
+
+    /// Whether anybody can have pushed the request.
+    pub const fn is_public(&self) -> bool {
+        self.is_public
+    }
+}

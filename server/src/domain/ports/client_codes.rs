@@ -1,0 +1,50 @@
+//! Authorization codes of clients, and the assertions with which clients authenticate, in Redis.
+
+use std::future::Future;
+
+use latchkey_crds::types::AppId;
+
+use super::error::StoreResult;
+use crate::domain::{
+    openid::code::{ClientCodeKey, ClientCodeRecord, ExchangedCode, Redemption, StoredClientCode},
+    session::SessionId,
+};
+
+/// Authorization codes of clients, in Redis.
+pub trait ClientCodes: Sync {
+    /// Stores a new code. It is found for twice as long as it can be exchanged, so that a late exchange has the same
+    /// result whatever the clocks say.
+    fn store_client_code(
+        &self,
+        app: &AppId,
+        key: &ClientCodeKey,
+        record: &ClientCodeRecord,
+    ) -> impl Future<Output = StoreResult<()>> + Send;
+
+    /// Finds a code. An exchanged code is still found for 24 hours. Changes nothing.
+    fn find_client_code(
+        &self,
+        app: &AppId,
+        key: &ClientCodeKey,
+    ) -> impl Future<Output = StoreResult<Option<StoredClientCode>>> + Send;
+
+    /// Records that the code was exchanged for this open session, and keeps nothing but `exchanged` of its record. Of
+    /// concurrent calls, only one is the first.
+    fn redeem_client_code(
+        &self,
+        app: &AppId,
+        key: &ClientCodeKey,
+        exchanged: &ExchangedCode,
+        session: SessionId,
+    ) -> impl Future<Output = StoreResult<Redemption>> + Send;
+
+    /// Records the use of an assertion (RFC 7523) by its `jti`, until `expires_at` (Unix seconds). Returns true for the
+    /// first use.
+    fn use_assertion(
+        &self,
+        app: &AppId,
+        client_uid: &str,
+        jti: &str,
+        expires_at: i64,
+    ) -> impl Future<Output = StoreResult<bool>> + Send;
+}

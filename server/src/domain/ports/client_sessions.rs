@@ -1,0 +1,60 @@
+//! Sessions of clients, in Redis. [`Sessions`](super::Sessions) lists and ends them together with the other sessions of
+//! a user.
+
+use std::future::Future;
+
+use latchkey_crds::types::AppId;
+
+use super::error::StoreResult;
+use crate::domain::{
+    openid::client_session::{ClientGrant, ClientSession, ListedClientSession, NewClientSession, SessionUse},
+    session::{OpenOutcome, RefreshOutcome, RefreshRules, SessionId},
+    token::RefreshToken,
+    user::UserId,
+};
+
+/// Sessions of clients, in Redis. A session of a lower epoch than the epoch of its user has ended. So has a session
+/// that ends with a browser session that has ended.
+pub trait ClientSessions: Sync {
+    /// Opens a session unless Redis has a later epoch. A user has at most 100 sessions with a refresh token, 20 of one
+    /// client: if there are more, the least recently used one ends.
+    fn open_client_session(
+        &self,
+        app: &AppId,
+        session: &NewClientSession,
+    ) -> impl Future<Output = StoreResult<OpenOutcome>> + Send;
+
+    /// Returns a live client session.
+    fn client_session(
+        &self,
+        app: &AppId,
+        user: UserId,
+        session: SessionId,
+        counts: SessionUse,
+    ) -> impl Future<Output = StoreResult<Option<ClientSession>>> + Send;
+
+    /// Decides the outcome of a refresh, as [`Sessions::refresh`](super::Sessions::refresh). A refresh that succeeds
+    /// also counts as a use of the browser session with which the session ends. `grant` is that of the session.
+    fn refresh_client_session(
+        &self,
+        app: &AppId,
+        token: &RefreshToken,
+        grant: &ClientGrant,
+        rules: &RefreshRules,
+    ) -> impl Future<Output = StoreResult<RefreshOutcome>> + Send;
+
+    /// Returns the live client sessions of a user that have a refresh token, the most recently used first.
+    fn client_sessions(
+        &self,
+        app: &AppId,
+        user: UserId,
+    ) -> impl Future<Output = StoreResult<Vec<ListedClientSession>>> + Send;
+
+    /// Ends every session of this client that has a refresh token. Returns the ended sessions.
+    fn end_client_sessions(
+        &self,
+        app: &AppId,
+        user: UserId,
+        client_uid: &str,
+    ) -> impl Future<Output = StoreResult<Vec<SessionId>>> + Send;
+}

@@ -1,0 +1,306 @@
+//! `authorize`: the authorization endpoint (OpenID Connect Core 1.0, 3.1.2). It has no form of its own: it leads to the
+//! login, to the consent page, or back to the client.
+
+use latchkey_crds::rendered::SignUp;
+use url::Url;
+
+use super::{
+    form::Form,
+    page::{Page, encode_query, report},
+    routes::PageRoute,
+};
+use crate::{
+    domain::{
+        openid::{
+            authorization_request::{
+                AuthorizationError, AuthorizationErrorCode, AuthorizationRequest, Delivery, ReplyTo, RequestError,
+                RequestParameters, ResponseMode, UnsafeRequest, find_client,
+            },
+            authorize::{AuthorizationAttempt, AuthorizationOutcome, authorize},
+            par::{self, find_request},
+        },
+        pages::{CarriedRequest, ShownConsent, Target, Transaction},
+        redirect::{ParameterLocation, RedirectTarget},
+    },
+    http::{
+        Ports,
+        error::{ErrorCode, Problem},
+        response::Response,
+    },
+    pages::views::{FormPostField, FormPostPage},
+};
+
+/// How a request was answered. The response has it as an extension, for the metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AuthorizationAnswer {
+    Issued,
+    Login,
+    Consent,
+    /// `access_denied` went to the client.
+    Denied,
+    /// Another error went to the client.
+    Error,
+}
+
+/// A request that passed its checks, and how it came.
+pub(super) struct CheckedRequest {
+    pub(super) request: AuthorizationRequest,
+    pub(super) carried: CarriedRequest,
+    /// Unix seconds.
+    pub(super) requested_at: i64,
+}
+
+pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
+    let (carried, requested_at) = match page.transaction() {
+        Some(_) => carried_request(page)?,
+        None => {
+            let carried = read_request(page, RequestParameters::new(page.query_pairs())).await?;
+            (carried, page.state.env.now().unix_timestamp())
+        }
+    };
+    // Only a decision on the consent page counts.
+    let carried = CarriedRequest { shown: None, ..carried };
+    match check_request(page, carried, requested_at) {
+        Ok(checked) => proceed(page, &checked, None).await,
+        Err(error) => refuse(page, error),
+    }
+}
+
+/// A POST of another site becomes a GET, so that the browser sends its cookies (`SameSite=Lax`).
+pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<Response, Problem> {
+    let carried = read_request(page, form.parameters().clone()).await?;
+    let requested_at = page.state.env.now().unix_timestamp();
+    let checked = match check_request(page, carried, requested_at) {
+        Ok(checked) => checked,
+        Err(error) => return refuse(page, error),
+    };
+    let transaction = Transaction { target: Target::Authorize(Box::new(checked.carried)), issued_at: requested_at };
+    let tx = transaction.seal_unbound(&page.state.env, page.app);
+    let tx = tx.map_err(|error| Problem::server_error().with_cause(error))?;
+    page.lead_on(&format!("authorize{}", encode_query([("tx", tx.as_str())])))
+}
+
+/// The authorization request in the `tx`, and when the browser sent it, in Unix seconds.
+pub(super) fn carried_request<S: Ports>(page: &Page<'_, S>) -> Result<(CarriedRequest, i64), Problem> {
+    match page.transaction() {
+        Some(Transaction { target: Target::Authorize(carried), issued_at }) => Ok(((**carried).clone(), *issued_at)),
+        Some(Transaction { target: Target::Account(_) | Target::Logout(_), .. }) | None => {
+            Err(Problem::invalid_state())
+        }
+    }
+}
+
+/// Checks the client. The parameters of a pushed request replace all others.
+async fn read_request<S: Ports>(page: &Page<'_, S>, parameters: RequestParameters) -> Result<CarriedRequest, Problem> {
+    let client = find_client(page.app, &parameters).map_err(unsafe_request_problem)?;
+    let Some(request_uri) = parameters.pushed_request_uri() else {
+        return Ok(CarriedRequest::new(client, parameters, None));
+    };
+    let found = find_request(page.call(), client, request_uri).await?;
+    let pushed = found.ok_or_else(|| unsafe_request_problem(UnsafeRequest::InvalidRequestUri))?;
+    Ok(par::carried_request(client, request_uri, &pushed))
+}
+
+/// All checks that need no session. A `tx` passes them again, because the client can have changed.
+pub(super) fn check_request<S: Ports>(
+    page: &Page<'_, S>,
+    carried: CarriedRequest,
+    requested_at: i64,
+) -> Result<CheckedRequest, RequestError> {
+    let client = find_client(page.app, &carried.parameters)?;
+    if !carried.is_of(client) {
+        return Err(UnsafeRequest::InvalidClient.into());
+    }
+    let delivery = if carried.request_uri.is_some() { Delivery::Pushed } else { Delivery::Browser };
+    let request = AuthorizationRequest::check(page.app, client, &carried.parameters, delivery)?;
+    let transaction = Transaction { target: Target::Authorize(Box::new(carried)), issued_at: requested_at };
+    if !transaction.fits() {
+        return Err(request.refuse(AuthorizationError::invalid("the request is too long")));
+    }
+    let Target::Authorize(carried) = transaction.target else { unreachable!("it was made above") };
+    Ok(CheckedRequest { request, carried: *carried, requested_at })
+}
+
+/// Leads to the login, to the consent page, or back to the client. `allowed` is what the user has allowed.
+pub(super) async fn proceed<S: Ports>(
+    page: &Page<'_, S>,
+    checked: &CheckedRequest,
+    allowed: Option<&ShownConsent>,
+) -> Result<Response, Problem> {
+    let request = &checked.request;
+    let outcome = match decide(page, checked, allowed).await {
+        Ok(outcome) => outcome,
+        Err(problem) if request.prompts.none && problem.code == ErrorCode::TemporarilyUnavailable => {
+            let away =
+                AuthorizationErrorCode::TemporarilyUnavailable.because("the service is unavailable for a moment");
+            return Ok(report(reply_error(page, &request.reply, &away)?, problem));
+        }
+        Err(problem) => return Err(problem),
+    };
+    match outcome {
+        AuthorizationOutcome::LoginNeeded => {
+            let can_register = page.app.doc.sign_up == SignUp::Open;
+            let route = if request.prompts.create && can_register { PageRoute::Register } else { PageRoute::Login };
+            lead_on(page, checked, route, AuthorizationAnswer::Login)
+        }
+        AuthorizationOutcome::ConsentNeeded => lead_on(page, checked, PageRoute::Consent, AuthorizationAnswer::Consent),
+        AuthorizationOutcome::Refused(error) => reply_error(page, &request.reply, &error),
+        AuthorizationOutcome::RequestUsed => Err(unsafe_request_problem(UnsafeRequest::InvalidRequestUri)),
+        AuthorizationOutcome::Issued(code) => {
+            let parameters = request.reply.success_parameters(page.app, code.expose());
+            reply(page, &request.reply, &parameters, AuthorizationAnswer::Issued)
+        }
+    }
+}
+
+async fn decide<S: Ports>(
+    page: &Page<'_, S>,
+    checked: &CheckedRequest,
+    allowed: Option<&ShownConsent>,
+) -> Result<AuthorizationOutcome, Problem> {
+    let session = page.session().await?;
+    let attempt = AuthorizationAttempt {
+        request: &checked.request,
+        request_uri: checked.carried.request_uri.as_deref(),
+        session: session.as_ref(),
+        login: checked.carried.login,
+        allowed,
+    };
+    Ok(authorize(page.call(), attempt).await?)
+}
+
+/// To a page that leads back here with the `tx`.
+fn lead_on<S: Ports>(
+    page: &Page<'_, S>,
+    checked: &CheckedRequest,
+    route: PageRoute,
+    answer: AuthorizationAnswer,
+) -> Result<Response, Problem> {
+    let tx = seal(page, checked.without_decision(), checked.requested_at)?;
+    let mut response = page.lead_on(&format!("{}{}", route.path(), encode_query([("tx", tx.as_str())])))?;
+    response.extensions_mut().insert(answer);
+    Ok(response)
+}
+
+/// The `tx` of a request, for this browser.
+pub(super) fn seal<S: Ports>(
+    page: &Page<'_, S>,
+    carried: CarriedRequest,
+    requested_at: i64,
+) -> Result<String, Problem> {
+    let transaction = Transaction { target: Target::Authorize(Box::new(carried)), issued_at: requested_at };
+    let sealed = transaction.seal(&page.state.env, page.app, &page.browser);
+    sealed.map_err(|error| Problem::server_error().with_cause(error))
+}
+
+/// Shows the error, or sends it to the client.
+pub(super) fn refuse<S: Ports>(page: &Page<'_, S>, error: RequestError) -> Result<Response, Problem> {
+    match error {
+        RequestError::Page(error) => Err(unsafe_request_problem(error)),
+        RequestError::Reply { error, to } => reply_error(page, &to, &error),
+    }
+}
+
+pub(super) fn reply_error<S: Ports>(
+    page: &Page<'_, S>,
+    to: &ReplyTo,
+    error: &AuthorizationError,
+) -> Result<Response, Problem> {
+    let answer = match error.code {
+        AuthorizationErrorCode::AccessDenied => AuthorizationAnswer::Denied,
+        _ => AuthorizationAnswer::Error,
+    };
+    reply(page, to, &to.error_parameters(page.app, error), answer)
+}
+
+/// The response to the client: a redirect with 303, so that no POST is repeated at the client, or a page with a form.
+fn reply<S: Ports>(
+    page: &Page<'_, S>,
+    to: &ReplyTo,
+    parameters: &[(&'static str, &str)],
+    answer: AuthorizationAnswer,
+) -> Result<Response, Problem> {
+    let mut response = match to.mode {
+        ResponseMode::Query => {
+            let url = to.target.with_parameters(ParameterLocation::Query, parameters.iter().copied());
+            page.redirect_to(&url, Vec::new())?
+        }
+        ResponseMode::FormPost => {
+            let fields = parameters.iter().map(|(name, value)| FormPostField { name, value });
+            let host = shown_host(&to.target);
+            page.form_post(&FormPostPage { action: to.target.as_str(), host: &host, fields: fields.collect() })
+        }
+    };
+    response.extensions_mut().insert(answer);
+    Ok(response)
+}
+
+/// Where the user continues: the host of the redirect URL, or its scheme if a program on the device receives it.
+pub(super) fn shown_host(target: &RedirectTarget) -> String {
+    let Ok(url) = Url::parse(target.as_str()) else { return String::new() };
+    match (url.scheme(), url.host_str()) {
+        ("https" | "http", Some(host)) => host.to_owned(),
+        (scheme, _) => scheme.to_owned(),
+    }
+}
+
+/// A request that cannot be answered to a client is an error of the request, not of an authentication.
+fn unsafe_request_problem(error: UnsafeRequest) -> Problem {
+    match error {
+        UnsafeRequest::InvalidClient => {
+            let code = ErrorCode::InvalidClient;
+            Problem::new(code, "the App has no such client").with_status(ErrorCode::InvalidRequest.status())
+        }
+        UnsafeRequest::InvalidRequestUri => {
+            Problem::new(ErrorCode::InvalidRequestUri, "the request_uri is unknown, used, expired or of another client")
+        }
+        UnsafeRequest::RedirectUrlNotAllowed => {
+            Problem::new(ErrorCode::RedirectUrlNotAllowed, "the redirect URL is not registered for the client")
+        }
+    }
+}
+
+// === impl AuthorizationAnswer ===
+
+impl AuthorizationAnswer {
+    /// The label in the metric.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Issued => "issued",
+            Self::Login => "login",
+            Self::Consent => "consent",
+            Self::Denied => "denied",
+            Self::Error => "error",
+        }
+    }
+}
+
+// === impl CheckedRequest ===
+
+impl CheckedRequest {
+    /// The request, for a page before the decision.
+    pub(super) fn without_decision(&self) -> CarriedRequest {
+        CarriedRequest { shown: None, ..self.carried.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::domain::redirect::choose_target;
+
+    use super::*;
+
+    #[test]
+    fn the_host_of_the_redirect_url_is_shown() {
+        for (url, host) in [
+            ("https://grafana.example.com:8443/callback?a=b", "grafana.example.com"),
+            ("http://127.0.0.1:51004/done", "127.0.0.1"),
+            ("http://[::1]/done", "[::1]"),
+            ("com.example.app:/done", "com.example.app"),
+            ("com.example.app://done", "com.example.app"),
+        ] {
+            let target = choose_target(&[url.parse().unwrap()], None).unwrap().unwrap();
+            assert_eq!(shown_host(&target), host, "{url}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Reads the groups of users.
+
+use std::sync::Arc;
+
+use latchkey_crds::types::{AppId, GroupName};
+use sqlx::PgConnection;
+use tokio::time::timeout_at;
+use uuid::Uuid;
+
+use crate::{
+    domain::{groups::UserGroups, ports::StoreError, user::UserId},
+    store::postgres::{CallError, PostgresStore},
+};
+
+/// The groups of a user.
+pub(super) struct GroupsRow {
+    pub(super) user_id: Uuid,
+    pub(super) version: i64,
+    /// Sorted by their bytes, without duplicates.
+    pub(super) names: Vec<String>,
+}
+
+impl PostgresStore {
+    /// Returns the groups of a user, or `None` if there is no such user.
+    pub(in crate::store) async fn user_groups(
+        &self,
+        app: &AppId,
+        user: UserId,
+    ) -> Result<Option<UserGroups>, StoreError> {
+        let mut call = self.begin_call("user_groups").await?;
+        let (connection, deadline) = call.parts();
+        let rows = timeout_at(deadline, read_groups(connection, app, &[user.0])).await;
+        let Some(row) = call.end_call(rows)?.pop() else { return Ok(None) };
+        let names = parse_names(&row.names).map_err(|error| self.record_error(error))?;
+        Ok(Some(UserGroups { version: row.version, names }))
+    }
+
+    /// Removes outbox rows of changed groups.
+    pub(in crate::store) async fn remove_groups_rows(&self, app: &AppId, rows: &[Uuid]) -> Result<(), StoreError> {
+        let mut call = self.begin_call("groups_carried").await?;
+        let (connection, deadline) = call.parts();
+        let query = sqlx::query!(
+            "DELETE FROM outbox WHERE app_id = $1 AND id = ANY ($2) AND kind = 'groups'",
+            app.as_str(),
+            rows
+        );
+        let removed = timeout_at(deadline, query.execute(connection)).await;
+        call.end_call(removed).map(drop)
+    }
+}
+
+/// Reads the groups of these users with one statement, so that the version belongs to the names.
+pub(super) async fn read_groups(
+    connection: &mut PgConnection,
+    app: &AppId,
+    users: &[Uuid],
+) -> Result<Vec<GroupsRow>, sqlx::Error> {
+    sqlx::query_as!(
+        GroupsRow,
+        r#"
+        SELECT users.id AS user_id, users.groups_version AS version,
+            ARRAY (
+                SELECT DISTINCT group_members.name FROM group_members
+                WHERE group_members.app_id = users.app_id AND group_members.user_id = users.id
+                ORDER BY group_members.name
+            ) AS "names!"
+        FROM users WHERE users.app_id = $1 AND users.id = ANY ($2)
+        "#,
+        app.as_str(),
+        users,
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// Parses the names of groups.
+pub(super) fn parse_names(names: &[String]) -> Result<Arc<[GroupName]>, CallError> {
+    names.iter().map(|name| name.parse::<GroupName>().map_err(|_| CallError::unexpected_row())).collect()
+}

@@ -1,0 +1,60 @@
+//! Requests and responses of Clients that are forms, in Chromium.
+
+use latchkey_tests::{browser::Browser, builders::Client, passwords::PASSWORD};
+
+use super::OtherSite;
+use crate::pages::{EMAIL, PagesTest};
+
+/// A page of another site with a form that asks for a code, and for the response in a form.
+fn form(pages: &PagesTest, client: &Client, callback: &str) -> String {
+    let fields = [
+        ("client_id", client.client_id()),
+        ("redirect_uri", callback.to_owned()),
+        ("response_type", "code".to_owned()),
+        ("response_mode", "form_post".to_owned()),
+        ("scope", "openid".to_owned()),
+        ("state", "state-1".to_owned()),
+    ];
+    let inputs = fields.map(|(name, value)| format!("<input type=\"hidden\" name=\"{name}\" value=\"{value}\">"));
+    format!("<form method=\"post\" action=\"{}\">{}<button>Go</button></form>", pages.url("authorize"), inputs.concat())
+}
+
+/// Logs in at the pages, and then sends the form of the other site. The browser must not log in again, and must send the
+/// response to the other site.
+async fn send_form_of_other_site(browser: &Browser, has_scripts: bool) {
+    let pages = PagesTest::start().await;
+    pages.test_app.register_and_confirm(EMAIL).await;
+    let client = Client::web("site", &pages.test_app.app, "http://localhost/callback");
+    pages.test_app.stack.apply_client(&client).unwrap();
+    pages.test_app.stack.wait_until_served(&pages.test_app.app).await.unwrap();
+    let callback = OtherSite::start(vec![("/callback", "<p id=\"done\">done</p>".to_owned())]).await;
+    let start = OtherSite::start(vec![("/start", form(&pages, &client, &callback.url("/callback")))]).await;
+
+    browser.open(&pages.url("login")).await;
+    pages.log_in_here(browser, EMAIL, PASSWORD).await;
+    pages.wait_for_page(browser, "account").await;
+    let before = browser.cookies().await.len();
+    browser.open(&start.url("/start")).await;
+    browser.click("button").await;
+    if !has_scripts {
+        pages.wait_for_page(browser, "authorize").await;
+        browser.click("main .primary").await;
+    }
+    let url = browser.wait_for_url("the callback", |url| url.path() == "/callback").await;
+    assert_eq!(url.query(), None, "the code is in the form");
+    assert_eq!(browser.text_of("#done").await, "done");
+    // The cookies of the pages are as before: the POST, which had none of them, has replaced none.
+    browser.open(&pages.url("account")).await;
+    pages.wait_for_page(browser, "account").await;
+    assert_eq!(browser.cookies().await.len(), before);
+}
+
+#[tokio::test]
+async fn a_form_of_another_site_keeps_the_login_and_gets_a_form_back() {
+    send_form_of_other_site(&Browser::start().await.unwrap(), true).await;
+}
+
+#[tokio::test]
+async fn without_scripts_the_user_presses_the_button() {
+    send_form_of_other_site(&Browser::start_without_scripts().await.unwrap(), false).await;
+}

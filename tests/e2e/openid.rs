@@ -1,0 +1,11 @@
+//! The OpenID provider: its pages in a browser without scripts, with real stores and mails, and programs of others that
+//! sign in users (tests/interop/openid/README.md).
+
+mod applications;
+mod authorize;
+mod consent;
+mod guides;
+mod kubectl;
+mod logout;
+mod pages;
+mod programs;

@@ -1,0 +1,97 @@
+//! The list of applications that have access to an account.
+
+use http::StatusCode;
+use latchkey_tests::{page_browser::LoadedPage, stack::Stack};
+
+use super::pages::{EMAIL, OTHER_EMAIL, ProviderTest, app, reply};
+use crate::support::TestApp;
+
+fn removed(test: &ProviderTest, page: LoadedPage) -> LoadedPage {
+    let page = page.expect_at(&test.path("account/applications"));
+    assert!(page.text().contains("no longer has access"), "{}", page.html);
+    page
+}
+
+#[tokio::test]
+async fn a_user_withdraws_a_consent_and_its_sessions() {
+    let test = ProviderTest::with_client(|client| client.set("/consent", "Once")).await;
+    let mut browser = test.logged_in_browser(EMAIL).await;
+    let list = test.path("account/applications");
+    let empty = browser.open(&list).await.expect_at(&list);
+    assert!(empty.forms().is_empty() && empty.text().contains("No application can use your account"));
+    let scopes = [("scope", "openid offline_access")];
+    let consent = test.authorize(&mut browser, &scopes).await.expect_at(&test.path("consent"));
+    let code = reply(&test.decide(&mut browser, &consent, "allow").await)["code"].clone();
+    let tokens = test.exchange(&code).await.expect(StatusCode::OK);
+    let refresh = tokens.string("refresh_token").to_owned();
+    // Another user's access stays.
+    let mut other = test.logged_in_browser(OTHER_EMAIL).await;
+    let consent = test.authorize(&mut other, &[]).await.expect_at(&test.path("consent"));
+    test.decide(&mut other, &consent, "allow").await;
+
+    let page = browser.open(&list).await.expect_at(&list);
+    assert!(page.text().contains("Our Grafana"), "{}", page.html);
+    assert_eq!(page.form(&list).value("client"), test.client.client_id());
+    let page = removed(&test, browser.submit(&page, &list, &[]).await);
+    assert!(page.forms().is_empty(), "{}", page.html);
+    test.refresh(&refresh).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+    assert_eq!(test.consent_count().await, 1, "that of the other user");
+    test.authorize(&mut browser, &[]).await.expect_at(&test.path("consent"));
+    test.code(&mut other, &[("prompt", "none")]).await;
+    test.wait_for_event(EMAIL, "consent_withdrawn").await;
+}
+
+#[tokio::test]
+async fn a_session_without_a_consent_is_listed_if_it_outlives_the_logout() {
+    let test = ProviderTest::start().await;
+    let mut browser = test.logged_in_browser(EMAIL).await;
+    let list = test.path("account/applications");
+    let code = test.code(&mut browser, &[]).await;
+    test.exchange(&code).await.expect(StatusCode::OK);
+    assert!(browser.open(&list).await.expect_at(&list).forms().is_empty(), "it ends with the logout");
+    let code = test.code(&mut browser, &[("scope", "openid offline_access")]).await;
+    let tokens = test.exchange(&code).await.expect(StatusCode::OK);
+    let sessions = browser.open(&test.path("account/sessions")).await;
+    assert!(sessions.text().contains("Our Grafana · "), "{}", sessions.html);
+    let page = browser.open(&list).await.expect_at(&list);
+    removed(&test, browser.submit(&page, &list, &[]).await);
+    let refused = test.refresh(tokens.string("refresh_token")).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+    test.wait_for_event(EMAIL, "consent_withdrawn").await;
+}
+
+#[tokio::test]
+async fn an_application_without_access_cannot_be_removed() {
+    let test = ProviderTest::with_client(|client| client.set("/consent", "Once")).await;
+    let mut browser = test.logged_in_browser(EMAIL).await;
+    let consent = test.authorize(&mut browser, &[]).await.expect_at(&test.path("consent"));
+    test.decide(&mut browser, &consent, "allow").await;
+    let list = test.path("account/applications");
+    let page = browser.open(&list).await.expect_at(&list);
+    for client in ["", "other", "uid", test.test_app.id()] {
+        let refused = browser.submit(&page, &list, &[("client", client)]).await;
+        refused.expect_error(404, "not_found");
+    }
+    assert_eq!(test.consent_count().await, 1);
+    // The page needs a login, and leads back.
+    let mut stranger = test.new_browser();
+    let login = stranger.open(&list).await.expect_at(&test.path("login"));
+    test.log_in_at(&mut stranger, &login, EMAIL).await.expect_at(&list);
+}
+
+#[tokio::test]
+async fn the_account_leads_there_only_if_the_app_has_clients() {
+    let test = ProviderTest::start().await;
+    let mut browser = test.logged_in_browser(EMAIL).await;
+    let list = test.path("account/applications");
+    assert!(browser.open(&test.path("account")).await.links().contains(&list));
+    let without = ProviderTest {
+        test_app: TestApp::from_builder(app(), Stack::builder()).await,
+        client: test.client.clone(),
+        callback: test.callback,
+    };
+    let mut browser = without.logged_in_browser(EMAIL).await;
+    let account = browser.open(&without.path("account")).await.expect_at(&without.path("account"));
+    assert!(!account.links().contains(&without.path("account/applications")), "{}", account.html);
+    without.authorize(&mut browser, &[]).await.expect_error(400, "invalid_client");
+}

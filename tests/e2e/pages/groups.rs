@@ -1,0 +1,26 @@
+//! Groups of users who log in on the pages (specification: Groups, Propagation).
+
+use latchkey_tests::passwords::PASSWORD;
+use uuid::Uuid;
+
+use super::{EMAIL, PagesTest};
+
+#[tokio::test]
+async fn a_login_loads_the_groups_so_that_later_calls_need_no_postgres() {
+    let pages = PagesTest::start().await;
+    let test_app = &pages.test_app;
+    test_app.register_and_confirm(EMAIL).await;
+    let mut connection = test_app.stack.database.connect().await.expect("the database is reachable");
+    let user: Uuid = sqlx::query_scalar("SELECT id FROM users").fetch_one(&mut connection).await.expect("one user");
+    test_app
+        .sql(&format!(
+            "INSERT INTO group_members (app_id, user_id, name, source, created_at)
+             VALUES ('{}', '{user}', 'staff', '', now())",
+            test_app.id()
+        ))
+        .await;
+    let user = user.to_string();
+    assert_eq!(test_app.groups_in_redis(&user).await, None, "the session of the API needs no groups");
+    pages.log_in(&mut pages.new_browser(), EMAIL, PASSWORD).await.expect_at(&pages.path("account"));
+    assert_eq!(test_app.groups_in_redis(&user).await.expect("Redis has them"), ["staff"]);
+}
