@@ -113,7 +113,7 @@ pub enum Reason {
     LogoInvalid,
     /// A text of the pages is invalid or unknown, or the texts are too large.
     TextsInvalid,
-    /// Another App holds the own host of the pages, or can take it first.
+    /// Another App holds the host in `spec.pages.host`, or takes precedence for it.
     HostConflict,
 
     /// The App of a Client does not exist.
@@ -127,7 +127,7 @@ pub enum Reason {
     ClientIDConflict,
     /// The App has the maximum number of Clients, in total or from other namespaces, or the maximum number of bytes.
     TooManyClients,
-    /// The Secret that the operator would create exists and belongs to somebody else.
+    /// A Secret with the name that the operator would use exists, and the Client does not own it.
     SecretConflict,
     /// The public keys (JWKS) of a Client are invalid.
     KeySetInvalid,

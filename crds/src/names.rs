@@ -33,7 +33,7 @@ pub const ROTATE_SECRET_ANNOTATION: &str = "latchkey.dev/rotate-secret";
 pub const HANDLED_ROTATION_ANNOTATION: &str = "latchkey.dev/handled-rotation";
 /// On a Client's Secret: the SHA-256 of the previous client secret, in base64.
 pub const PREVIOUS_SECRET_ANNOTATION: &str = "latchkey.dev/previous-secret-sha256";
-/// On a Client's Secret: when the previous client secret ends (RFC 3339).
+/// On a Client's Secret: when the previous client secret stops working (RFC 3339).
 pub const PREVIOUS_SECRET_END_ANNOTATION: &str = "latchkey.dev/previous-secret-end";
 
 /// On an App: each new value rotates the App's keys once.

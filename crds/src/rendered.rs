@@ -46,7 +46,7 @@ pub const MAX_DOCUMENT_SIZE: usize = 768 * 1024;
 /// that know only format 3.
 pub const MAX_APP_SIZE: usize = 512 * 1024;
 
-/// The first format whose servers read documents of [`MAX_DOCUMENT_SIZE`].
+/// The lowest format at which servers read documents of [`MAX_DOCUMENT_SIZE`].
 pub const CLIENTS_FORMAT: u32 = 4;
 
 /// A value that is never printed. `Debug` shows `Secret(…)`. serde writes the value, because the document must contain

@@ -100,7 +100,7 @@ const FRAGMENTS: [&str; 40] = [
     "7",
     "é",
 ];
-/// The errors that a request can have before anything is known about the user.
+/// The errors of the checks that need no user.
 const ERRORS: [AuthorizationErrorCode; 8] = [
     AuthorizationErrorCode::InvalidRequest,
     AuthorizationErrorCode::UnsupportedResponseType,
@@ -157,7 +157,7 @@ impl SentRequest {
                 }
                 _ => draw.pick(values).to_owned(),
             };
-            // One in four is sent in addition to the one before, the others instead of it.
+            // One in four is sent in addition to the previous value, the others replace it.
             if draw.byte() & 3 != 0 {
                 pairs.retain(|(known, _)| *known != name);
             }
@@ -221,7 +221,7 @@ impl SentRequest {
         self.only("redirect_uri").is_some_and(|url| urls(client).iter().any(|entry| redirect::matches(entry, url)))
     }
 
-    /// Checks where an error goes, and with which parameters.
+    /// Checks to which URL an error is sent, and with which parameters.
     fn check_reply(&self, to: &ReplyTo, error: &AuthorizationError) {
         assert!(ERRORS.contains(&error.code), "{error}");
         let requested = self.only("redirect_uri").expect("it was sent once");
@@ -288,7 +288,7 @@ fn urls(client: &str) -> &'static [&'static str] {
     if client == CLI { &CLI_URLS } else { &WEB_URLS }
 }
 
-/// A request comes back from the login as it was, if it fits into a `tx`.
+/// A request that fits into a `tx` is unchanged after the login.
 fn check_transaction(parameters: &RequestParameters) {
     let (app, env) = (openid_app(), env_at(NOW));
     let browser = BrowserId::generate(&env);

@@ -53,7 +53,7 @@ const FRAGMENTS: [&str; 28] = [
     "\u{7f}",
 ];
 
-/// What a request shows, with owned values.
+/// The credentials of a request, with owned values.
 #[derive(Debug, PartialEq, Eq)]
 struct Shown {
     client_id: Option<String>,
@@ -101,7 +101,7 @@ fn shown(fields: &[HeaderValue], form: &Map<String, Value>) -> Option<Shown> {
     harness::assert_bounded(1, 16 * 1024 + 16 * bytes as u64, || with_presented(&headers, form.clone(), owned))
 }
 
-/// One field `Authorization` and no form.
+/// One header `Authorization` and no form.
 fn check_header(field: &[u8]) {
     let Ok(value) = HeaderValue::from_bytes(field) else { return };
     let found = shown(std::slice::from_ref(&value), &Map::new()).expect("there is only one method");

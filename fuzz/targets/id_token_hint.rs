@@ -68,7 +68,8 @@ fn a_logout_url(draw: &mut Draw<'_>) -> String {
     if draw.flag() { url.to_owned() } else { format!("{url}{}", draw.any_text(8)) }
 }
 
-/// Claims of an ID token. Returns them with the hint that they are; `None` if they are not those of an ID token.
+/// Returns claims, and the hint that an ID token with these claims is; `None` if they are not the claims of an ID
+/// token.
 fn claims(draw: &mut Draw<'_>) -> (Value, Option<Hint>) {
     let [user, session] = [Uuid::from_bytes(draw.array()), Uuid::from_bytes(draw.array())];
     let now = NOW.unix_timestamp();
@@ -133,7 +134,7 @@ fn check_input(draw: &mut Draw<'_>, url: &str) {
     }
 }
 
-/// Checks a logout request with this hint. `verified` is what the hint says, if it is valid.
+/// Checks a logout request with this hint. `verified` is the content of the hint, if it is valid.
 fn check_logout(hint: &str, verified: Option<&Hint>, client_id: Option<&str>, url: &str) {
     let app = openid_app();
     let all = [("id_token_hint", Some(hint)), ("client_id", client_id), ("post_logout_redirect_uri", Some(url))];

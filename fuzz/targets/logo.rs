@@ -1,4 +1,4 @@
-//! Logos: an accepted SVG has nothing that runs or refers to another file.
+//! Logos: an accepted SVG contains no script and no reference to another file.
 
 use latchkey_operator::fuzzing::logo_media_type;
 

@@ -14,9 +14,9 @@ pub(crate) const WEB: &str = "web";
 pub(crate) const CLI: &str = "cli";
 /// A Client that must push its requests and use PKCE.
 pub(crate) const STRICT: &str = "strict";
-/// A Client whose ID tokens have an algorithm for which the App has no key.
+/// A Client with an algorithm of ID tokens for which the App has no key.
 pub(crate) const WITHOUT_KEY: &str = "without-key";
-/// A Client whose secret cannot be read.
+/// A Client with a secret that cannot be read.
 pub(crate) const UNRESOLVED: &str = "unresolved";
 pub(crate) const CLIENTS: [&str; 5] = [WEB, CLI, STRICT, WITHOUT_KEY, UNRESOLVED];
 

@@ -1,5 +1,5 @@
-//! The cookies of pages: whatever a client sends, `Set-Cookie` headers are valid, and a browser returns the cookies as
-//! the server set them.
+//! The cookies of pages: `Set-Cookie` headers are valid for every request, and a browser returns the cookies as the
+//! server set them.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{
@@ -69,7 +69,7 @@ fn a_cookie(draw: &mut Draw<'_>) -> SessionCookie {
     }
 }
 
-/// The `Set-Cookie` headers are valid, whatever the `Cookie` header of the request contains.
+/// The `Set-Cookie` headers are valid for every `Cookie` header of the request.
 fn check_cookies(text: &str) {
     let Ok(value) = HeaderValue::from_str(text) else { return };
     let request = HeaderMap::from_iter([(COOKIE, value)]);

@@ -1,4 +1,5 @@
-//! The Clients of Apps: which an App accepts, what its document has of them, their Secrets, and their statuses.
+//! The Clients of Apps: which Clients an App accepts, how its document contains them, their Secrets, and their
+//! statuses.
 
 pub(crate) mod changes;
 pub(crate) mod digest;

@@ -35,7 +35,7 @@ pub(crate) struct Context {
     pub(crate) rate_limiter: RateLimiter,
     /// For the statuses of Clients. There can be 50,000 of them, and Apps must not wait behind them.
     pub(crate) client_rate_limiter: RateLimiter,
-    /// When Clients triggered the reconciles of their Apps.
+    /// The times at which Clients triggered the reconciles of their Apps.
     pub(crate) app_triggers: AppTriggers,
     pub(crate) written_statuses: WrittenStatuses,
     /// When the progress of deletions was last reported.

@@ -84,8 +84,8 @@ pub(crate) async fn for_client(context: &Context, client: &Client) -> Result<Gat
     Ok(gathered)
 }
 
-/// Looks up a Secret. Sends no request for a name that no Secret can have: the request would have another path, or fail
-/// like one to an unavailable API server.
+/// Looks up a Secret. Sends no request for a name that no Secret can have: such a request could have another path, or
+/// could fail as if the API server were unavailable.
 async fn look_up_secret(context: &Context, namespace: &str, name: &str) -> Result<Lookup<SecretValues>, Error> {
     if !is_subdomain(name) {
         return Ok(Lookup::Missing);

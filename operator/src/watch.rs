@@ -37,11 +37,11 @@ pub(crate) use self::{
     client_index::ClientReference,
     client_secrets::{ClientSecretState, KnownSecret},
     fair_queue::FairQueue,
-    index::NamespacedName,
+    index::{NamespacedName, app_name},
     namespaces::Namespaces,
     objects::{WatchedClient, claimed_app_id},
     published::{PublishedApp, app_id_of_secret},
-    queue::{QueueReceivers, ReconcileQueue, app_name},
+    queue::{QueueReceivers, ReconcileQueue},
     state::ClusterState,
 };
 use crate::{admin::Health, quota::QuotaLimits};

@@ -1,4 +1,4 @@
-//! Metrics of the endpoints for clients. They never have the name of a client as a label: an installation can have
+//! Metrics of the endpoints for clients. No label contains the name of a client, because an installation can have
 //! thousands of clients.
 
 use prometheus_client::{

@@ -67,7 +67,8 @@ struct ServedApps {
     count: usize,
     /// How many of the Apps have pages.
     with_pages: usize,
-    /// The Apps with this own host of their pages. If several documents have one host, the smallest appID counts.
+    /// The Apps by the own host of their pages. If several documents have the same host, the App with the smallest
+    /// appID has the host.
     pages_hosts: Arc<HashMap<HostName, BTreeSet<AppId>>>,
 }
 
@@ -266,7 +267,7 @@ impl ServedApps {
         removed
     }
 
-    /// Copies the index only if the host of the App changes, which is rare.
+    /// Copies the index only if the host of the App has changed, which is rare.
     fn replace_pages_host(&mut self, id: &AppId, before: Option<HostName>, now: Option<HostName>) {
         if before == now {
             return;

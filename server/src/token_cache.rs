@@ -15,6 +15,7 @@ use crate::domain::{
     app::App,
     authentication::AuthenticationError,
     clock::Env,
+    openid::scope::Scopes,
     ports::StoreError,
     session::{LiveSession, SessionId},
     token,
@@ -46,8 +47,8 @@ struct TokenMaps {
 pub struct TokenSession {
     pub user: UserId,
     pub session: SessionId,
-    /// Whether it is the session of a client, and not of the App itself.
-    pub is_of_client: bool,
+    /// The scopes of the token, if it is a client's token and not one of the App itself.
+    pub client_scopes: Option<Scopes>,
 }
 
 /// SHA-256 of a token. Tokens themselves are not stored.
@@ -141,7 +142,8 @@ impl CachedToken {
         if !claims.is_admitted(app) {
             return None;
         }
-        let session = TokenSession { user: claims.sub, session: claims.sid, is_of_client: claims.is_of_client(app) };
+        let client_scopes = claims.is_of_client(app).then_some(claims.scope);
+        let session = TokenSession { user: claims.sub, session: claims.sid, client_scopes };
         Some(Self { revision: app.revision.clone(), session, exp: claims.exp, last_lookup: None })
     }
 }
@@ -211,7 +213,7 @@ mod tests {
         fn is_admitted(&self, app: &App, token: &str, millis: u64) -> bool {
             let now = self.started_at + Duration::from_millis(millis);
             let lookup = |token: TokenSession| {
-                assert_eq!((token.user, token.is_of_client), (live_session(0).session.user, false));
+                assert_eq!((token.user, token.client_scopes), (live_session(0).session.user, None));
                 self.lookups.set(self.lookups.get() + 1);
                 std::future::ready(Ok(self.session_exists.get().then(|| live_session(token.session.0.as_u128()))))
             };
@@ -298,7 +300,7 @@ mod tests {
             session: TokenSession {
                 user: UserId(Uuid::from_u128(7)),
                 session: SessionId(Uuid::from_u128(1)),
-                is_of_client: false,
+                client_scopes: None,
             },
             exp: START,
             last_lookup: None,

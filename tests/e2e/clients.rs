@@ -239,7 +239,7 @@ fn expect_invalid_grant(response: ApiResponse) {
     response.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
 }
 
-/// Asserts the one response to a client that did not authenticate.
+/// Asserts the response that every client gets that did not authenticate.
 #[track_caller]
 fn expect_invalid_client(response: ApiResponse) -> ApiResponse {
     response.expect_error(StatusCode::UNAUTHORIZED, "invalid_client")

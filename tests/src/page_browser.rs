@@ -90,7 +90,7 @@ impl PageBrowser {
         self.send(request).await
     }
 
-    /// Removes a cookie whose name begins with this text. Returns whether there was one.
+    /// Removes a cookie with a name that begins with this text. Returns whether there was one.
     pub fn forget(&mut self, name: &str) -> bool {
         let before = self.cookies.len();
         self.cookies.retain(|known, _| !known.starts_with(name));

@@ -844,8 +844,8 @@ export interface components {
         AnyTokenRequest: components["schemas"]["TokenRequest"] | components["schemas"]["ClientTokenRequest"];
         AnyTokenResponse: components["schemas"]["TokenResponse"] | components["schemas"]["ClientTokenResponse"];
         /**
-         * @description The metadata of an App. It lists only what is served. Without clients there are no scopes, and there is no
-         *     authorization endpoint, because the App is not an OpenID provider.
+         * @description The metadata of an App. It lists only supported features. Without clients it has no scopes and no authorization
+         *     endpoint, because the App is not an OpenID provider.
          */
         AuthorizationServerMetadata: {
             acr_values_supported?: string[];

@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::Language;
 use crate::types::Invalid;
 
-/// The maximum length of a text, in characters. A variable counts as it is written.
+/// The maximum length of a text, in characters. A variable counts as `{ $name }`.
 pub const MAX_TEXT_LENGTH: usize = 500;
 
 const ONLY_VARIABLES: &str = "use only text and variables such as { $app }";
@@ -33,7 +33,7 @@ enum Part {
 /// Texts by their ID.
 pub type Texts = BTreeMap<String, Text>;
 
-/// The texts of a file that can be used, and what is wrong with the others.
+/// The usable texts of a file, and the errors in the others.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ParsedTexts {
     pub texts: Texts,
@@ -90,7 +90,7 @@ fn parse(file: &str) -> ParsedTexts {
     parsed
 }
 
-/// A text with its ID; or the ID, if there is one, and what is wrong.
+/// A text with its ID, or an error with the ID, if there is one.
 type ParsedEntry = Result<(String, Text), (Option<String>, Cow<'static, str>)>;
 
 fn parse_entries(file: &str) -> impl Iterator<Item = (usize, ParsedEntry)> {

@@ -70,7 +70,8 @@ pub enum RenderedClientAuthentication {
 pub struct PreviousSecret {
     /// The SHA-256 of the secret, in base64.
     pub sha256: String,
-    /// When it ends, in seconds since the Unix epoch. `None`: when the document no longer has it.
+    /// When the secret stops working, in seconds since the Unix epoch. `None`: it works until it is removed from the
+    /// document.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub expires_at: Option<i64>,
 }
@@ -92,7 +93,7 @@ pub struct RenderedClientGroups {
 pub struct RenderedClientTokens {
     pub id_token_algorithm: IdTokenAlgorithm,
     pub id_token_lifetime_seconds: u32,
-    /// Audiences of access tokens besides the issuer.
+    /// Audiences of access tokens in addition to the issuer.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub audiences: Vec<String>,
 }

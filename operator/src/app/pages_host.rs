@@ -35,7 +35,7 @@ pub(crate) fn release(app: &App, objects: &ClusterState) {
     }
 }
 
-/// Whether the App can be served with the host: it is accepted, or not checked yet.
+/// Whether the App can be served with the host: it is accepted, or the operator has not checked it yet.
 fn can_take_host(app: &App, validity: ClaimValidity) -> bool {
     match validity {
         ClaimValidity::Pending => true,

@@ -48,12 +48,25 @@ pub(crate) async fn read_published(
     app_id: &AppId,
     app: &NamespacedName,
 ) -> Result<Option<RenderedApp>, Error> {
-    let secret = context.install_secrets().get_opt(&rendered_app_secret(app_id)).await;
-    let Some(secret) = secret.map_err(Error::api("read the rendered App"))? else { return Ok(None) };
+    let Some(secret) = read_secret(&context.install_secrets(), app_id).await? else { return Ok(None) };
     let is_of_app = PublishedApp::from_secret(&secret)
         .is_some_and(|published| published.namespace == app.namespace() && published.name == app.name());
-    let document = secret.data.and_then(|mut data| data.remove(RENDERED_APP_KEY)).filter(|_| is_of_app);
-    Ok(document.and_then(|document| std::str::from_utf8(&document.0).ok()?.parse().ok()))
+    Ok(parse_document(secret).filter(|_| is_of_app))
+}
+
+/// Reads the published document with this appID, of whichever App. Returns `None` if there is none, or if it cannot be
+/// parsed. `secrets` is the API for Secrets of the installation's namespace.
+pub(crate) async fn read_published_of_any(secrets: &Api<Secret>, app_id: &AppId) -> Result<Option<RenderedApp>, Error> {
+    Ok(read_secret(secrets, app_id).await?.and_then(parse_document))
+}
+
+async fn read_secret(secrets: &Api<Secret>, app_id: &AppId) -> Result<Option<Secret>, Error> {
+    secrets.get_opt(&rendered_app_secret(app_id)).await.map_err(Error::api("read the rendered App"))
+}
+
+fn parse_document(secret: Secret) -> Option<RenderedApp> {
+    let document = secret.data?.remove(RENDERED_APP_KEY)?;
+    std::str::from_utf8(&document.0).ok()?.parse().ok()
 }
 
 /// Writes the Secret of the document, and overwrites changes by others.

@@ -26,7 +26,7 @@ pub(crate) struct Rendered {
     pub(crate) revision: Revision,
     /// The own host of the pages, which is also in an annotation of the Secret.
     pub(crate) pages_host: Option<HostName>,
-    /// How many of the clients are in the document: the first ones. The others did not fit.
+    /// The number of clients in the document: these are the first ones. The others did not fit.
     pub(crate) client_count: usize,
     /// The revision of the document without clients and their keys.
     pub(crate) app_part: Revision,
@@ -47,7 +47,8 @@ pub(crate) struct Room {
 pub(crate) struct TooLarge;
 
 /// Returns the lowest format that has everything that this App uses, and the field that needs this format. Clients and
-/// their keys do not count: until all servers read them, the status of each Client reports it, not that of the App.
+/// their keys do not count: if a server cannot read them, the status of each Client reports this, not the status of the
+/// App.
 pub(crate) fn needed_format(app: &ValidatedApp) -> (u32, &'static str) {
     if app.providers.iter().any(|provider| provider.groups.is_some()) {
         return (CLIENTS_FORMAT, "groups in spec.providerRefs");

@@ -10,11 +10,11 @@ use crate::context::Context;
 pub(crate) const RESYNC: Duration = Duration::from_secs(10 * 60 * 60);
 /// The wait if the reconcile must be repeated soon, for example because another writer has changed the keys.
 pub(crate) const RETRY_SOON: Duration = Duration::from_millis(500);
-/// The wait while the byte quota delays a requested rotation. Key transitions that become due during the wait are also
-/// delayed until its end.
+/// The longest wait while clients are left out, and the wait while the byte quota delays a requested rotation. Key
+/// transitions that become due while a rotation waits are also delayed until its end.
 pub(crate) const QUOTA_RETRY: Duration = Duration::from_secs(10 * 60);
-/// The wait while another App has the own host of the pages. Events report almost every change that frees a host; an
-/// older App that is no longer accepted causes no event.
+/// The wait while another App has the own host of the pages. Almost every change that frees a host triggers a
+/// reconcile. An older App that is no longer accepted does not, so the host is also checked at this interval.
 pub(crate) const HOST_RETRY: Duration = Duration::from_secs(10 * 60);
 
 /// Returns the wait until a time at which no event triggers the reconcile. It is short if the time has passed.

@@ -53,7 +53,8 @@ struct Rollout<'a> {
     has_published: bool,
     /// How many clients the last document has.
     client_count: usize,
-    /// Whether the documents that this reconcile has published differ from the one before only in their clients.
+    /// Whether the documents that this reconcile has published differ only in their clients from the document before
+    /// them.
     has_only_other_clients: bool,
 }
 
@@ -118,6 +119,8 @@ pub(crate) async fn roll_out(
         Some(due) => requeue.min(wait_until(due, context)),
         None => requeue,
     };
+    // No event reports that there is room for the clients that were left out.
+    let requeue = if rollout.client_count < validated.clients.len() { requeue.min(QUOTA_RETRY) } else { requeue };
     let document =
         client_rollout::Published { app, validated, client_count: rollout.client_count, supported_format: supported };
     let app_rollout = client_rollout::report(document, clients, state, context);
@@ -166,19 +169,17 @@ impl Rollout<'_> {
             let state = context.monitor.expect_revision(owner.app_id, &rendered.revision);
             return Ok((rendered.revision, state));
         }
-        let cause = if self.has_published {
-            // A change of the keys, after the first document of this reconcile.
-            PublishCause::App
-        } else {
-            let cause = clients.try_publish(context).map_err(Stop::Requeue)?;
-            if cause == PublishCause::App {
-                rate_limit::try_acquire(app, old, context).map_err(Stop::Requeue)?;
-            }
-            cause
-        };
+        // The Clients also limit changes of their keys. Those of the App's own keys, after the first document of this
+        // reconcile, do not wait.
+        let cause = clients.try_publish(context).map_err(Stop::Requeue)?;
+        if cause == PublishCause::App && !self.has_published {
+            rate_limit::try_acquire(app, old, context).map_err(Stop::Requeue)?;
+        }
         let before = clients.published_revision(context);
         publish(context, owner, &rendered).await?;
-        (self.has_published, self.has_only_other_clients) = (true, cause == PublishCause::Clients);
+        self.has_only_other_clients =
+            cause == PublishCause::Clients && (self.has_only_other_clients || !self.has_published);
+        self.has_published = true;
         clients.record_publish(before.as_ref(), context);
         context.monitor.expect_revision(owner.app_id, &rendered.revision);
         let state = context.monitor.wait_for_rollout(owner.app_id, ACKNOWLEDGEMENT_WAIT).await;

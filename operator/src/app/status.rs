@@ -30,7 +30,7 @@ pub(crate) struct Reconciled {
     pub(crate) requeue: Duration,
     /// Whether the reconcile published a document.
     pub(crate) published: bool,
-    /// Whether the published document differs from the one before only in its Clients.
+    /// Whether the published document differs only in its Clients from the previously published one.
     pub(crate) has_only_other_clients: bool,
 }
 
@@ -48,8 +48,8 @@ pub(crate) struct Outcome {
     pub(crate) field_errors: Vec<FieldError>,
     /// What the servers report about the revision. `None`: the App is not accepted, or its users are being deleted.
     pub(crate) rollout: Option<RolloutState>,
-    /// The revisions that differ from `revision` only in the Clients of the App. A condition about one of them stays as
-    /// it was.
+    /// The revisions that differ from `revision` only in the Clients of the App. A condition that reports one of them
+    /// is not changed.
     pub(crate) revisions_with_app_part: Vec<Revision>,
     /// The progress message, if the users are being deleted.
     pub(crate) deletion_progress: Option<String>,

@@ -1,5 +1,5 @@
 //! An App that the API server stores but this operator cannot decode. The servers continue to serve the last published
-//! document of the App.
+//! document of the App, without the Clients that no longer exist.
 
 use kube::{core::DeserializeGuard, runtime::controller::Action};
 use latchkey_crds::{
@@ -14,10 +14,12 @@ use crate::{
         status::{Outcome, is_same_but_for_times},
         validate::Rejection,
     },
+    client::prune::remove_deleted_clients,
     context::Context,
     error::Error,
     status::write::write_status,
     undecodable,
+    watch::NamespacedName,
 };
 
 /// Reports the error in the conditions, and keeps the other fields of the status. If the App is being deleted and its
@@ -35,6 +37,7 @@ pub(crate) async fn reconcile(
         finalizer::remove(&object.metadata, context).await?;
         return Ok(Action::await_change());
     }
+    let wait = remove_deleted_clients(&NamespacedName::from_metadata(&object.metadata), context).await?;
     let old: AppStatus =
         object.data.get("status").and_then(|status| serde_json::from_value(status.clone()).ok()).unwrap_or_default();
     let rejection = Rejection::new(Reason::InvalidSpec, "", undecodable::message::<App>(&object, error));
@@ -45,5 +48,5 @@ pub(crate) async fn reconcile(
     if !is_same_but_for_times(&old, &new) {
         write_status(context, guarded, &new).await?;
     }
-    Ok(Action::requeue(RESYNC))
+    Ok(Action::requeue(wait.unwrap_or(RESYNC)))
 }

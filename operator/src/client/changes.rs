@@ -14,7 +14,7 @@ use crate::{
 
 /// How many changes are handled per second. Each causes at most one publish, and a few small requests.
 const RATE: u32 = 200;
-/// How many changes can be handled together after a pause.
+/// The maximum number of changes that can be handled at once after a pause.
 const BURST: u32 = 200;
 /// The minimum time between two reconciles of an App that its Clients cause.
 const TRIGGER_INTERVAL: Duration = Duration::from_millis(500);
@@ -43,7 +43,7 @@ struct Pace {
     last_turn: Instant,
 }
 
-/// When each App was or will be triggered last because of its Clients.
+/// For each App, the time of the last trigger because of its Clients. It is in the future if the trigger is scheduled.
 #[derive(Default)]
 pub(crate) struct AppTriggers(Mutex<HashMap<NamespacedName, Instant>>);
 

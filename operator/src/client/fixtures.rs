@@ -1,9 +1,28 @@
 //! The App and the Clients of the tests.
 
-use latchkey_crds::{app::App, client::Client};
+use k8s_openapi::ByteString;
+use latchkey_crds::{
+    app::App,
+    client::Client,
+    names::{NAME_ANNOTATION, NAMESPACE_ANNOTATION, RENDERED_APP_KEY},
+    rendered::{FORMAT, RenderedClient, SigningAlgorithm},
+};
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 
 use super::validate::ClientPolicy;
+use crate::{
+    app::{
+        keys::KeyDocument,
+        render::{Room, render},
+        resolve::{Ownership, resolve},
+        validate::{ValidatedApp, validate},
+    },
+    context::Context,
+    facts::Settings,
+    manifests::Manifests,
+    watch::PublishedApp,
+};
 
 /// Builds the App `identity/platform` with pages and these fields.
 pub(crate) fn app(fields: Value) -> App {
@@ -53,4 +72,33 @@ pub(crate) fn web(fields: Value) -> Value {
     let mut web = json!({ "redirectURLs": ["https://grafana.example.com/login"] });
     web.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     json!({ "web": web })
+}
+
+/// Returns the App `identity/platform` as it is accepted, without Clients.
+pub(crate) fn validated() -> ValidatedApp {
+    let facts = resolve(app(json!({})), Ownership::Ours, false, &Manifests::default());
+    let settings = Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false };
+    validate(&facts, &settings).unwrap()
+}
+
+/// Returns the Secret with the document of the App `identity/platform` with these clients.
+pub(crate) fn rendered_secret(clients: Vec<RenderedClient>) -> Value {
+    let validated = ValidatedApp { clients, ..validated() };
+    let keys = KeyDocument::first(&validated.app_id, SigningAlgorithm::ES256, OffsetDateTime::UNIX_EPOCH).unwrap();
+    let rendered = render(&validated, &keys, Room::new(FORMAT, u64::MAX)).unwrap();
+    json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {
+            "name": "latchkey-app-platform", "namespace": "latchkey", "uid": "1", "resourceVersion": "7",
+            "annotations": { NAMESPACE_ANNOTATION: "identity", NAME_ANNOTATION: "platform" },
+        },
+        "data": { RENDERED_APP_KEY: ByteString(rendered.bytes) },
+    })
+}
+
+/// Records the document of the App `identity/platform` with these clients as published.
+pub(crate) fn record_document(context: &Context, clients: Vec<RenderedClient>) {
+    let secret = serde_json::from_value(rendered_secret(clients)).unwrap();
+    let published = PublishedApp::from_secret(&secret).unwrap();
+    context.objects.published.record_write("latchkey-app-platform", published);
 }

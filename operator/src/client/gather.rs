@@ -1,8 +1,9 @@
-//! Collects the Clients of an App with what they authenticate with, and selects those that the App's document has.
+//! Collects the Clients of an App with their secrets or keys, and selects the Clients for the App's document.
 
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
 use futures::{StreamExt, stream};
@@ -33,13 +34,15 @@ const MAX_OWN_CANDIDATES: usize = 1000;
 const MAX_CANDIDATES_OF_NAMESPACE: usize = 250;
 /// The maximum number of Clients of all other namespaces that are considered, the oldest first.
 const MAX_FOREIGN_CANDIDATES: usize = 2000;
-/// How many Clients have their Secrets and ConfigMaps read at the same time, of all Apps together. Each of these
-/// objects can have 1 MiB, of which the operator keeps a hash or a key set of at most 16 KiB.
+/// The maximum number of Clients, of all Apps together, that have their Secrets and ConfigMaps read at the same time.
+/// Each of these objects can have 1 MiB. The operator keeps only a hash or a key set of at most 16 KiB.
 const CONCURRENT_READS: usize = 16;
 static READS: Semaphore = Semaphore::const_new(CONCURRENT_READS);
 /// How often the selection is repeated because it includes Clients that were not looked up before. The size of a key
 /// set can change the selection, so it is usually complete after one or two rounds.
 const MAX_ROUNDS: usize = 4;
+/// The wait before a selection that was not complete after these rounds is tried again.
+const NEXT_ROUNDS: Duration = Duration::from_secs(10);
 
 /// The Clients of an App.
 #[derive(Default)]
@@ -47,7 +50,7 @@ pub(crate) struct AppClients {
     /// The clients of the document, the oldest first.
     pub(crate) rendered: Vec<RenderedClient>,
     pub(crate) decisions: Vec<Decision>,
-    /// When the document must be rendered again: a previous client secret ends, or a failed read is repeated.
+    /// When the document must be rendered again, because a previous client secret ends or a failed read is repeated.
     pub(crate) next_due: Option<OffsetDateTime>,
 }
 
@@ -62,12 +65,22 @@ struct Considered {
 /// Selects the Clients of an App.
 pub(crate) async fn select_for_app(app: &App, app_id: &AppId, context: &Context) -> Result<AppClients, Error> {
     let app_name = NamespacedName::from_metadata(&app.metadata);
+    let mut last: Option<Vec<RenderedClient>> = None;
+    if context.objects.client_index.has_clients_without_app() && has_unknown_clients(&app_name, context) {
+        let clients = last_clients(app_id, &app_name, context).await?;
+        record_app_of_undecodable(&clients, &app_name, context);
+        last = Some(clients);
+    }
     let (mut considered, mut decisions) = consider(app, &app_name, context);
     if considered.is_empty() {
         return Ok(AppClients { decisions, ..AppClients::default() });
     }
+    let waits_for_secret = considered.iter().any(|one| one.candidate.waits_for_secret());
+    if last.is_none() && waits_for_secret && has_unknown_clients(&app_name, context) {
+        last = Some(last_clients(app_id, &app_name, context).await?);
+    }
     let policy = ClientPolicy::of_app(app, app_id);
-    let (mut last, mut round): (Option<Vec<RenderedClient>>, usize) = (None, 0);
+    let (mut round, mut unread) = (0, Vec::new());
     let selected = loop {
         round += 1;
         let mut selected = run_selection(&policy, &considered, last.as_deref().unwrap_or_default(), context);
@@ -78,33 +91,49 @@ pub(crate) async fn select_for_app(app: &App, app_id: &AppId, context: &Context)
         }
         let included = selected.iter().enumerate().filter(|(_, one)| one.rendered.is_some()).map(|(index, _)| index);
         let unresolved: Vec<_> = included.filter(|index| !considered[*index].is_resolved).collect();
-        if unresolved.is_empty() || round == MAX_ROUNDS {
+        if unresolved.is_empty() {
+            break selected;
+        }
+        if round == MAX_ROUNDS {
+            if last.is_none() {
+                last = Some(last_clients(app_id, &app_name, context).await?);
+            }
+            leave_out_unread(&mut selected, &unresolved, last.as_deref().unwrap_or_default());
+            unread = unresolved;
             break selected;
         }
         resolve(&mut considered, &unresolved, context).await;
     };
 
-    let next_due = next_due(&considered, context).into_iter().chain(next_read(&considered, &app_name, context)).min();
+    let next_round = (!unread.is_empty()).then(|| context.now() + NEXT_ROUNDS);
+    let dues = [next_due(&considered, context), next_read(&considered, &app_name, context), next_round];
+    let next_due = dues.into_iter().flatten().min();
     let mut clients = AppClients { next_due, ..AppClients::default() };
-    for (considered, mut selected) in considered.into_iter().zip(selected) {
+    // In the first reconcile of the App, only the document shows what is served.
+    let is_served = |uid: &str| {
+        context.objects.client_outcomes.is_served(&app_name, uid)
+            || last.as_deref().unwrap_or_default().iter().any(|client| client.uid == uid)
+    };
+    for (index, (considered, mut selected)) in considered.into_iter().zip(selected).enumerate() {
         let Considered { name, generation, candidate, .. } = considered;
         // A new Client enters the document together with its secret. Otherwise each new Client would cause two
-        // publishes.
-        if candidate.credentials == Credentials::Created(CreatedSecret::Pending)
-            && !context.objects.client_outcomes.is_served(&app_name, &candidate.uid)
-        {
+        // publishes. A refused Client is served as it was accepted last, so it is not new.
+        if candidate.waits_for_secret() && selected.refusal.is_none() && !is_served(&candidate.uid) {
             selected.rendered = None;
         }
-        decisions.push(Decision::new(name, &candidate.uid, generation, &selected));
+        // Nothing is decided about a Client before what it refers to is read.
+        if !unread.contains(&index) {
+            decisions.push(Decision::new(name, &candidate.uid, generation, &selected));
+        }
         clients.rendered.extend(selected.rendered);
     }
     clients.decisions = decisions;
     Ok(clients)
 }
 
-/// Returns the Clients that refer to the App and whose namespace the App grants, the oldest first, and the decisions
-/// about those that are too many to be considered. A Client without a grant is not among them: its own reconcile finds
-/// out that there is no grant.
+/// Returns the Clients that refer to the App from a granted namespace, the oldest first. Also returns the decisions
+/// about the Clients beyond the maximum, which are not considered. Clients without a grant are in neither list: their
+/// own reconcile finds out that there is no grant.
 fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Considered>, Vec<Decision>) {
     let objects = &context.objects;
     let reference = ClientReference::App { namespace: app_name.namespace(), name: app_name.name() };
@@ -175,6 +204,15 @@ fn run_selection(
     select(policy, considered.iter().map(|one| &one.candidate), &*context.objects.namespaces, last)
 }
 
+/// Replaces Clients with unread Secrets or ConfigMaps by their form in the last document. Leaves out those that it does
+/// not have.
+fn leave_out_unread(selected: &mut [Selected], unread: &[usize], last: &[RenderedClient]) {
+    for index in unread {
+        let rendered = &mut selected[*index].rendered;
+        *rendered = rendered.take().and_then(|now| last.iter().find(|last| last.uid == now.uid).cloned());
+    }
+}
+
 /// Reads the Secrets and ConfigMaps of these Clients. A failed read affects only its Client.
 async fn resolve(considered: &mut [Considered], indices: &[usize], context: &Context) {
     let clients: Vec<_> = indices
@@ -192,7 +230,7 @@ async fn resolve(considered: &mut [Considered], indices: &[usize], context: &Con
                     k8s.namespace.name = namespace,
                     client = name,
                     error = %ErrorChain(&error),
-                    "could not read what a Client refers to; retrying"
+                    "could not read a Secret or a ConfigMap of a Client; retrying"
                 );
                 Credentials::Unread(error.kind())
             }
@@ -249,7 +287,7 @@ fn next_due(considered: &[Considered], context: &Context) -> Option<OffsetDateTi
     ends.min()
 }
 
-/// Returns the clients of the published document, if it is that of this App.
+/// Returns the clients of the published document, if it belongs to this App.
 async fn last_clients(
     app_id: &AppId,
     app_name: &NamespacedName,
@@ -259,7 +297,32 @@ async fn last_clients(
     Ok(published.map(|document| document.clients).unwrap_or_default())
 }
 
-/// Records that an App is not accepted, and queues its Clients that its last accepted form does not serve.
+/// Whether the published document has clients that are not known, as in the first reconcile of the App after the start
+/// of the operator.
+pub(crate) fn has_unknown_clients(app_name: &NamespacedName, context: &Context) -> bool {
+    !context.objects.client_outcomes.knows_document(app_name) && has_published_clients(app_name, context)
+}
+
+/// Whether a published document of the App has clients.
+pub(crate) fn has_published_clients(app_name: &NamespacedName, context: &Context) -> bool {
+    let published = &context.objects.published;
+    let secrets = published.of_app(app_name.namespace(), app_name.name());
+    secrets.iter().any(|secret| published.get(secret).is_some_and(|published| published.size.has_clients()))
+}
+
+/// Records the App of its clients that cannot be decoded since the start of the operator, so that they stay served. A
+/// new Client of the same name has another UID.
+fn record_app_of_undecodable(clients: &[RenderedClient], app_name: &NamespacedName, context: &Context) {
+    for client in clients {
+        let name = NamespacedName::new(&client.namespace, &client.name);
+        let watched = context.objects.clients.get(&name.object_ref());
+        if watched.is_some_and(|watched| watched.uid().as_deref() == Some(client.uid.as_str())) {
+            context.objects.client_index.record_app(&name, app_name);
+        }
+    }
+}
+
+/// Records that an App is not accepted, and queues those of its Clients that are not in its last accepted document.
 pub(crate) fn report_rejected_app(app: &App, context: &Context) {
     let app_name = NamespacedName::from_metadata(&app.metadata);
     let (considered, _) = consider(app, &app_name, context);
@@ -328,3 +391,6 @@ impl Considered {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

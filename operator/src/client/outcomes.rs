@@ -1,8 +1,8 @@
 //! What the last reconcile of each App decided about its Clients, and which revisions of its document contain them.
 //!
 //! The revision of a document changes with every Client of the App. So a Client is served by every server if each
-//! server serves any of the revisions since the Client last changed. The same is true for the part of the document that
-//! is the App's own: a change of a Client does not affect the conditions of the App, nor those of other Clients.
+//! server serves any of the revisions since the Client last changed. The same is true for the App's own part of the
+//! document: a change of a Client affects neither the conditions of the App nor those of other Clients.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -23,11 +23,11 @@ use crate::{
     watch::NamespacedName,
 };
 
-/// The maximum number of revisions of an App that are remembered if all serving pods serve one of them. With at most
-/// two publishes per second that Clients cause, these are those of several seconds.
+/// The maximum number of revisions of an App that are remembered if all serving pods serve one of them. Clients cause
+/// at most two publishes per second, so these are the revisions of several seconds.
 const MAX_REVISIONS: usize = 16;
-/// The maximum number of revisions of an App that are remembered because a serving pod still serves the oldest of them:
-/// those of two minutes. A pod that lags more is behind.
+/// The maximum number of revisions of an App that are remembered because a serving pod still serves the oldest of them.
+/// These are the revisions of two minutes. A pod with an older revision counts as behind.
 const MAX_REVISIONS_OF_LAGGING_POD: usize = 256;
 /// The minimum time between two publishes of an App that only its Clients cause.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(500);
@@ -36,14 +36,14 @@ const PUBLISH_INTERVAL: Duration = Duration::from_millis(500);
 #[derive(Default)]
 pub(crate) struct ClientOutcomes(Mutex<HashMap<NamespacedName, AppEntry>>);
 
-/// What is known of the Clients of one App.
+/// The known state of the Clients of one App.
 #[derive(Default)]
 struct AppEntry {
     /// The last published revisions, the oldest first.
     revisions: VecDeque<Revision>,
-    /// The number of the first of them. Each next revision has the next number.
+    /// The number of the first of these revisions. Each later revision has the next number.
     first: u64,
-    /// The part of the document that is the App's own, and the first revision with it.
+    /// The App's own part of the document, and the first revision with this part.
     app_part: Option<(Revision, u64)>,
     /// The clients in the last published document: their digest, and the first revision with each.
     rendered: HashMap<UidDigest, (u64, u64)>,
@@ -102,8 +102,8 @@ pub(crate) struct Decision {
 /// A published document, for the record of its revision.
 pub(crate) struct PublishedClients<'a> {
     pub(crate) revision: &'a Revision,
-    /// The revision that the document would have without Clients.
-    pub(crate) app_part: &'a Revision,
+    /// The revision that the document would have without Clients. `None`: as in the document that was published before.
+    pub(crate) app_part: Option<&'a Revision>,
     pub(crate) clients: &'a [RenderedClient],
 }
 
@@ -118,6 +118,11 @@ impl ClientOutcomes {
     /// Whether the last published document of the App contains the Client.
     pub(crate) fn is_served(&self, app: &NamespacedName, uid: &str) -> bool {
         self.0.lock().get(app).is_some_and(|entry| entry.rendered.contains_key(&digest(uid)))
+    }
+
+    /// Whether the clients of the published document of the App are known. Otherwise [`Self::is_served`] returns false.
+    pub(crate) fn knows_document(&self, app: &NamespacedName) -> bool {
+        self.0.lock().get(app).is_some_and(|entry| !entry.revisions.is_empty())
     }
 
     /// Whether anything is known of Clients of the App.
@@ -157,7 +162,7 @@ impl ClientOutcomes {
         app_part: &Revision,
     ) -> Result<PublishCause, Duration> {
         let mut entries = self.0.lock();
-        // Without a known part of the App, the published document may be one without Clients.
+        // If the App's own part is not known, the published document may be one without Clients.
         let known = entries.get(app).and_then(|entry| entry.app_part.as_ref()).map(|(part, _)| part);
         if known.or(before) != Some(app_part) {
             return Ok(PublishCause::App);
@@ -184,17 +189,22 @@ impl ClientOutcomes {
         let mut entries = self.0.lock();
         let entry = entries.entry(app.clone()).or_default();
         // A document without Clients was published before.
-        if entry.revisions.is_empty() && before == Some(published.app_part) {
-            entry.revisions.push_back(published.app_part.clone());
-            entry.app_part = Some((published.app_part.clone(), entry.first));
+        if let Some(app_part) = published.app_part
+            && entry.revisions.is_empty()
+            && before == Some(app_part)
+        {
+            entry.revisions.push_back(app_part.clone());
+            entry.app_part = Some((app_part.clone(), entry.first));
         }
         if entry.revisions.back() != Some(published.revision) {
             entry.revisions.push_back(published.revision.clone());
             entry.forget_unneeded_revisions(is_reported);
         }
         let current = entry.current();
-        if entry.app_part.as_ref().is_none_or(|(part, _)| part != published.app_part) {
-            entry.app_part = Some((published.app_part.clone(), current));
+        if let Some(app_part) = published.app_part
+            && entry.app_part.as_ref().is_none_or(|(part, _)| part != app_part)
+        {
+            entry.app_part = Some((app_part.clone(), current));
         }
         let before = std::mem::take(&mut entry.rendered);
         entry.rendered = published
@@ -268,7 +278,8 @@ impl ClientOutcomes {
         affected.into_iter().collect()
     }
 
-    /// Forgets all revisions before the published one, because every server serves it. `app` may have none.
+    /// Forgets all revisions before the published one, because every server serves the published one. Does nothing if
+    /// no revisions of `app` are known.
     pub(crate) fn forget_earlier_revisions(&self, app: &NamespacedName) {
         if let Some(entry) = self.0.lock().get_mut(app) {
             let current = entry.current();
@@ -309,8 +320,9 @@ impl AppEntry {
         self.first + (self.revisions.len() as u64).saturating_sub(1)
     }
 
-    /// Forgets the oldest revisions beyond the maximum, but none since the oldest that a serving pod serves. Otherwise
-    /// this pod would count as behind, although nothing that concerns the App or the Client has changed since then.
+    /// Forgets the oldest revisions beyond the maximum, but keeps all revisions since the oldest one that a serving pod
+    /// serves. Otherwise this pod would count as behind, although neither the App nor the Client has changed since
+    /// then.
     fn forget_unneeded_revisions(&mut self, is_reported: impl Fn(&Revision) -> bool) {
         let surplus = self.revisions.len().saturating_sub(MAX_REVISIONS);
         if surplus == 0 {
@@ -396,7 +408,7 @@ mod tests {
 
     fn publish(outcomes: &ClientOutcomes, before: Option<u8>, of: u8, app_part: u8, clients: &[RenderedClient]) {
         let (of, app_part) = (revision(of), revision(app_part));
-        let published = PublishedClients { revision: &of, app_part: &app_part, clients };
+        let published = PublishedClients { revision: &of, app_part: Some(&app_part), clients };
         outcomes.record_published(&app(), before.map(revision).as_ref(), &published, |_| false);
     }
 
@@ -469,6 +481,20 @@ mod tests {
     }
 
     #[test]
+    fn a_document_with_the_same_part_of_the_app_does_not_affect_the_app() {
+        let outcomes = ClientOutcomes::default();
+        publish(&outcomes, None, 1, 101, &[client("one", 1), client("two", 1)]);
+        let clients = [client("one", 1)];
+        let pruned = PublishedClients { revision: &revision(2), app_part: None, clients: &clients };
+        outcomes.record_published(&app(), Some(&revision(1)), &pruned, |_| false);
+        assert_eq!(outcomes.revisions_of_app(&app()), [revision(1), revision(2)]);
+        let restarted = ClientOutcomes::default();
+        restarted.record_published(&app(), Some(&revision(1)), &pruned, |_| false);
+        assert!(restarted.knows_document(&app()) && restarted.is_served(&app(), &clients[0].uid));
+        assert!(restarted.revisions_of_app(&app()).is_empty(), "the part of the App is not known");
+    }
+
+    #[test]
     fn only_some_revisions_are_remembered() {
         let outcomes = ClientOutcomes::default();
         let one = client("one", 1);
@@ -487,7 +513,8 @@ mod tests {
         let remembered = |published: u16, reported: u16| {
             let revision = |of: u16| Revision::of(&of.to_be_bytes());
             let app_part = Revision::of(b"app");
-            let document = PublishedClients { revision: &revision(published), app_part: &app_part, clients: &clients };
+            let document =
+                PublishedClients { revision: &revision(published), app_part: Some(&app_part), clients: &clients };
             outcomes.record_published(&app(), None, &document, |of| *of == revision(reported));
             let revisions = outcomes.revisions_of_app(&app());
             (revisions.len(), revisions.contains(&revision(reported)))

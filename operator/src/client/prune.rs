@@ -1,11 +1,13 @@
-//! Removes clients from the published document of an App that is not accepted. The document stays as it was accepted
-//! last, but a deleted Client, a withdrawn grant, and pages that are turned off take effect at once.
+//! Removes clients from the published document of an App that is not accepted or cannot be decoded. The document stays
+//! as it was accepted last, but a deleted Client, a withdrawn grant, and pages that are turned off take effect at once.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
+use kube::{Resource, ResourceExt};
 use latchkey_crds::{
     app::App,
     client::WebAuthentication,
+    names::rendered_app_secret,
     rendered::{AppState, RenderedApp, RenderedClient, Revision},
 };
 use time::OffsetDateTime;
@@ -16,19 +18,28 @@ use crate::{
         publish::{DocumentOwner, publish, read_published},
         render::Rendered,
     },
-    client::{gather::select_for_app, select::with_authentication},
+    client::{
+        gather::{has_published_clients, select_for_app},
+        outcomes::{Decision, PublishedClients},
+        select::with_authentication,
+        status::programmed_state,
+    },
     context::Context,
     error::Error,
-    watch::NamespacedName,
+    watch::{ClientReference, NamespacedName, app_id_of_secret},
 };
 
 /// Publishes the last accepted document without the clients that have ended since then, and with the current secrets
-/// and keys of the others. Returns when this must be repeated.
+/// and keys of the others. Records what this means for the Clients. Returns when this must be repeated.
 pub(crate) async fn remove_ended_clients(app: &App, context: &Context) -> Result<Option<OffsetDateTime>, Error> {
     let Ok(app_id) = app.app_id() else { return Ok(None) };
     let app_name = NamespacedName::from_metadata(&app.metadata);
+    let objects = &context.objects;
     // Most Apps have no Clients.
-    if !context.objects.client_outcomes.has_app(&app_name) && !context.objects.has_clients(&app_name) {
+    if !objects.client_outcomes.has_app(&app_name)
+        && !objects.has_clients(&app_name)
+        && !has_published_clients(&app_name, context)
+    {
         return Ok(None);
     }
     let Some(mut document) = read_published(context, &app_id, &app_name).await? else { return Ok(None) };
@@ -37,27 +48,107 @@ pub(crate) async fn remove_ended_clients(app: &App, context: &Context) -> Result
     }
     let selected = select_for_app(app, &app_id, context).await?;
     let now: HashMap<_, _> = selected.rendered.into_iter().map(|client| (client.uid.clone(), client)).collect();
-    let before = std::mem::take(&mut document.clients);
     let kept = |client: &RenderedClient| keep(client, now.get(&client.uid)?, declared_method(client, context));
-    let kept: Vec<_> = before.iter().filter_map(kept).collect();
-    if kept == before {
-        return Ok(selected.next_due);
-    }
-    if let Err(wait) = context.objects.client_outcomes.try_publish_clients(&app_name) {
+    let kept = document.clients.iter().filter_map(kept).collect();
+    if let Some(wait) = publish_with(&mut document, kept, &app_name, context).await? {
         return Ok(Some(context.now() + wait));
     }
-    document.clients = kept;
-    let owner = DocumentOwner { app_id: &app_id, namespace: &document.namespace, name: &document.name };
-    publish(context, owner, &rendered(&document)).await?;
-    info!(
-        k8s.namespace.name = document.namespace,
-        app = document.name,
-        "removed clients from the last accepted document of an App"
-    );
+    let decisions = decisions_with(&document.clients, selected.decisions);
+    let issuer = document.issuer.as_str();
+    let changed = objects.client_outcomes.record_decisions(&app_name, issuer, decisions, |revisions| {
+        programmed_state(&context.monitor.rollout_of_any(&app_id, revisions))
+    });
+    for name in changed {
+        context.reconcile_queue.enqueue_client(name.object_ref());
+    }
     Ok(selected.next_due)
 }
 
-/// Returns the client as it was accepted last, with the secret or keys of now.
+/// Publishes the last documents of an App that cannot be decoded without the Clients that no longer exist. Queues the
+/// Clients of the App. Returns the wait until this must be repeated.
+pub(crate) async fn remove_deleted_clients(
+    app_name: &NamespacedName,
+    context: &Context,
+) -> Result<Option<Duration>, Error> {
+    let mut repeat = None;
+    for secret in context.objects.published.of_app(app_name.namespace(), app_name.name()) {
+        let Some(app_id) = app_id_of_secret(&secret) else { continue };
+        if !context.objects.published.get(&secret).is_some_and(|published| published.size.has_clients()) {
+            continue;
+        }
+        // While this lock is held, no step of a release of the appID runs (see `release.rs`).
+        let _lock = context.releases.lock_shared(&app_id).await;
+        let Some(mut document) = read_published(context, &app_id, app_name).await? else { continue };
+        if document.state != AppState::Serving || document.app_id != app_id {
+            continue;
+        }
+        let kept = document.clients.iter().filter(|client| exists(client, context)).cloned().collect();
+        repeat = publish_with(&mut document, kept, app_name, context).await?.or(repeat);
+    }
+    let of_app = ClientReference::App { namespace: app_name.namespace(), name: app_name.name() };
+    for name in context.objects.client_index.get(of_app) {
+        context.reconcile_queue.enqueue_client(name.object_ref());
+    }
+    Ok(repeat)
+}
+
+/// Whether the Client still exists. A new Client of the same name has another UID.
+fn exists(client: &RenderedClient, context: &Context) -> bool {
+    let name = NamespacedName::new(&client.namespace, &client.name);
+    context.objects.clients.get(&name.object_ref()).is_some_and(|watched| {
+        watched.uid().as_deref() == Some(client.uid.as_str()) && watched.meta().deletion_timestamp.is_none()
+    })
+}
+
+/// Publishes the document with these clients if it has others, and records its clients. Returns the wait if Clients
+/// cannot cause a publish now.
+async fn publish_with(
+    document: &mut RenderedApp,
+    clients: Vec<RenderedClient>,
+    app_name: &NamespacedName,
+    context: &Context,
+) -> Result<Option<Duration>, Error> {
+    let outcomes = &context.objects.client_outcomes;
+    let app_id = document.app_id.clone();
+    let before = context.objects.published.get(&rendered_app_secret(&app_id)).and_then(|published| published.revision);
+    let mut revision = before.clone();
+    if document.clients != clients {
+        if let Err(wait) = outcomes.try_publish_clients(app_name) {
+            return Ok(Some(wait));
+        }
+        document.clients = clients;
+        let rendered = rendered(document);
+        let owner = DocumentOwner { app_id: &app_id, namespace: &document.namespace, name: &document.name };
+        publish(context, owner, &rendered).await?;
+        info!(
+            k8s.namespace.name = document.namespace,
+            app = document.name,
+            "removed clients from the last accepted document of an App"
+        );
+        revision = Some(rendered.revision);
+    }
+    if let Some(revision) = &revision {
+        let published = PublishedClients { revision, app_part: None, clients: &document.clients };
+        let is_reported = |revision: &Revision| context.monitor.is_reported(&app_id, revision);
+        outcomes.record_published(app_name, before.as_ref(), &published, is_reported);
+    }
+    Ok(None)
+}
+
+/// Returns the decisions about the Clients that these clients of the document, or a refusal, decide. The others are new
+/// or edited, so they wait for the App.
+fn decisions_with(served: &[RenderedClient], decisions: Vec<Decision>) -> Vec<Decision> {
+    let generations: HashMap<_, _> = served.iter().map(|client| (client.uid.as_str(), client.generation)).collect();
+    let decide = |decision: Decision| {
+        let served = generations.get(decision.uid.as_str());
+        let is_decided = decision.refusal.is_some() || served == Some(&decision.generation);
+        let is_served = served.is_some();
+        is_decided.then_some(Decision { is_served, ..decision })
+    };
+    decisions.into_iter().filter_map(decide).collect()
+}
+
+/// Returns the client as it was accepted last, with the current secret or keys.
 fn keep(last: &RenderedClient, now: &RenderedClient, declared: Option<WebAuthentication>) -> Option<RenderedClient> {
     let is_same = last.client_id == now.client_id;
     is_same.then(|| with_authentication(last.clone(), now.authentication.clone(), declared))
@@ -85,11 +176,22 @@ fn rendered(document: &RenderedApp) -> Rendered {
 
 #[cfg(test)]
 mod tests {
-    use latchkey_crds::rendered::RenderedClientAuthentication;
+    use std::sync::Arc;
+
+    use http::{Method, StatusCode};
+    use latchkey_crds::{conditions::Reason, rendered::RenderedClientAuthentication};
     use serde_json::json;
 
     use super::*;
-    use crate::client::{fixtures::client_with, render::render};
+    use crate::{
+        app::mock_api::{MockApi, context},
+        client::{
+            fixtures::{client_with, record_document, rendered_secret},
+            render::render,
+            select::Selected,
+        },
+        facts::FieldError,
+    };
 
     fn client(generation: i64, sha256: &str) -> RenderedClient {
         let mut client = client_with("monitoring", "grafana", json!({}));
@@ -97,6 +199,53 @@ mod tests {
         let client_id = client.client_id().unwrap();
         let authentication = RenderedClientAuthentication::Secret { sha256: sha256.to_owned(), previous: None };
         render(&client, client_id, authentication)
+    }
+
+    fn decision(client: &RenderedClient, generation: i64, refusal: Option<Reason>) -> Decision {
+        let refusal = refusal.map(|reason| FieldError::new(reason, "", "correct it"));
+        let selected = Selected { rendered: None, refusal, unresolved: Vec::new() };
+        let name = Arc::new(NamespacedName::new(&client.namespace, &client.name));
+        Decision::new(name, &client.uid, generation, &selected)
+    }
+
+    #[test]
+    fn while_the_app_is_rejected_only_its_served_clients_and_refusals_are_decided() {
+        let served = [client(1, "hash")];
+        let other = RenderedClient { uid: "other".to_owned(), ..client(1, "hash") };
+        let decided = |client, generation, refusal| {
+            let decisions = decisions_with(&served, vec![decision(client, generation, refusal)]);
+            decisions.first().map(|decision| decision.is_served)
+        };
+        assert_eq!(decided(&served[0], 1, None), Some(true));
+        assert_eq!(decided(&served[0], 2, None), None, "the edit waits for the App");
+        assert_eq!(decided(&served[0], 2, Some(Reason::InvalidSpec)), Some(true));
+        assert_eq!(decided(&other, 1, None), None, "the new Client waits for the App");
+        assert_eq!(decided(&other, 1, Some(Reason::PagesOff)), Some(false), "it was removed");
+    }
+
+    #[tokio::test]
+    async fn a_deleted_client_of_an_undecodable_app_is_removed() {
+        const RENDERED: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-app-platform";
+        let deleted = client(1, "hash");
+        let secret = rendered_secret(vec![deleted.clone()]);
+        let script = MockApi::default().expect(Method::GET, RENDERED, move |_| (StatusCode::OK, secret)).expect(
+            Method::PATCH,
+            RENDERED,
+            |call| {
+                let mut published = call.body.clone();
+                published["metadata"]["resourceVersion"] = json!("8");
+                published["metadata"]["uid"] = json!("1");
+                (StatusCode::OK, published)
+            },
+        );
+        let context = context(script.client()).0;
+        let app_name = NamespacedName::new("identity", "platform");
+        assert_eq!(remove_deleted_clients(&app_name, &context).await.unwrap(), None, "nothing is published");
+        record_document(&context, vec![deleted.clone()]);
+        assert_eq!(remove_deleted_clients(&app_name, &context).await.unwrap(), None);
+        assert!(!has_published_clients(&app_name, &context));
+        assert!(!context.objects.client_outcomes.is_served(&app_name, &deleted.uid));
+        script.finish();
     }
 
     #[test]

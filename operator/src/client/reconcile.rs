@@ -1,4 +1,4 @@
-//! Reconciles one Client: its Secret and its status, from what the reconcile of its App decided.
+//! Reconciles one Client: writes its Secret and its status, as the reconcile of its App has decided.
 //!
 //! The reconcile of the App selects the Clients and publishes them. A change of a Client triggers both reconciles. If
 //! the App has not been reconciled with this generation of the Client yet, there is nothing to do: the App queues the
@@ -16,6 +16,7 @@ use latchkey_crds::{
 use crate::{
     client::{
         events,
+        gather::has_unknown_clients,
         outcomes::ClientOutcome,
         secret::{self, SecretOutcome},
         select::refusal_without_app,
@@ -34,7 +35,7 @@ use crate::{
 /// within half a second, and waits up to one second for the servers.
 const OUTCOME_WAIT: Duration = Duration::from_secs(3);
 
-/// The wait before a Secret of somebody else is read again. Watch events report almost every deletion of it.
+/// The wait before a conflicting Secret is read again. Watch events report almost every deletion of such a Secret.
 const CONFLICT_RETRY: Duration = Duration::from_secs(10 * 60);
 
 pub(crate) async fn reconcile(watched: Arc<WatchedClient>, context: Arc<Context>) -> Result<Action, Error> {
@@ -49,20 +50,19 @@ pub(crate) async fn reconcile(watched: Arc<WatchedClient>, context: Arc<Context>
     let Some(app) = context.objects.app_of(client) else {
         return report(&watched, &refused(refusal_without_app(client)), &context).await;
     };
-    let app = match &app.0 {
+    match &app.0 {
         Ok(app) if is_ending(app) || !context.objects.grants_clients(app, &client.namespace().unwrap_or_default()) => {
             return report(&watched, &refused(refusal_without_app(client)), &context).await;
         }
-        Ok(app) => app,
-        // The servers continue to serve the last accepted form of the App.
-        Err(_) => return Ok(Action::await_change()),
-    };
+        Ok(_) => {}
+        Err(_) => return report_of_undecodable_app(&watched, client, &app_name, &context).await,
+    }
     let generation = client.metadata.generation.unwrap_or(0);
     let outcome = context.objects.client_outcomes.get(&app_name, &client.uid().unwrap_or_default());
     match outcome.filter(|outcome| outcome.generation == generation) {
         Some(outcome) => report_outcome(&watched, client, &app_name, &outcome, &context).await,
         None if context.objects.client_outcomes.is_app_rejected(&app_name) => {
-            report(&watched, &waiting_for_app(client, app), &context).await
+            report(&watched, &waiting_for_app(client), &context).await
         }
         None => Ok(Action::await_change()),
     }
@@ -71,6 +71,29 @@ pub(crate) async fn reconcile(watched: Arc<WatchedClient>, context: Arc<Context>
 /// Whether the users of the App are being deleted, so that the App is not served any more.
 fn is_ending(app: &App) -> bool {
     app.metadata.deletion_timestamp.is_some() && app.spec.deletion_policy == DeletionPolicy::Delete
+}
+
+/// Reports a new or edited Client of an App that cannot be decoded. The servers continue to serve the last accepted
+/// form of the App, so the status of another Client stays as it is.
+async fn report_of_undecodable_app(
+    watched: &WatchedClient,
+    client: &Client,
+    app: &NamespacedName,
+    context: &Context,
+) -> Result<Action, Error> {
+    if watched_status(watched, context).reports(client.metadata.generation.unwrap_or(0)) {
+        return Ok(Action::await_change());
+    }
+    let uid = client.uid().unwrap_or_default();
+    if client.is_in_app_namespace() || context.objects.client_outcomes.is_served(app, &uid) {
+        return report(watched, &waiting_for_app(client), context).await;
+    }
+    if has_unknown_clients(app, context) {
+        // The reconcile of the App reads the document, and then queues the Client.
+        return Ok(Action::await_change());
+    }
+    // What the App grants cannot be read, and another namespace must not learn that the App exists.
+    report(watched, &refused(refusal_without_app(client)), context).await
 }
 
 /// Reports a panicked reconcile in the status. What was published before is still served.
@@ -83,8 +106,7 @@ pub(crate) async fn report_panic(
     report(&watched, &refused(error), &context).await.map(drop)
 }
 
-/// Brings the Secret of a Client that is accepted, or still served as it was accepted last, up to date, and reports the
-/// outcome.
+/// Updates the Secret of a Client that is accepted or still served as it was accepted last, and reports the outcome.
 async fn report_outcome(
     watched: &WatchedClient,
     client: &Client,
@@ -133,7 +155,7 @@ async fn report_unwritten_secret(
     let unresolved = FieldError::new(Reason::SecretNotFound, "spec.web.secret", message);
     let outcome = ClientOutcome { unresolved: Some(Box::new(unresolved)), ..outcome.clone() };
     let reported = report(watched, &outcome_report(client, &outcome, watched_status(watched, context)), context).await;
-    // The error is logged and counted. The retries have the longer waits of errors that somebody must fix.
+    // The error is logged and counted. Retries wait as long as after other errors that somebody must fix.
     reported.and(Err(error))
 }
 
@@ -235,8 +257,8 @@ fn refused(refusal: FieldError) -> ClientReport {
 }
 
 /// Returns what to report about a Client of an App that is not accepted itself.
-fn waiting_for_app(client: &Client, app: &App) -> ClientReport {
-    let message = format!("App {} is not accepted; see its conditions", app.name_any());
+fn waiting_for_app(client: &Client) -> ClientReport {
+    let message = format!("App {} is not accepted; see its conditions", client.spec.app_ref.name);
     let pending = |type_| DesiredCondition::new(type_, ConditionStatus::Unknown, Reason::Pending, message.clone());
     ClientReport {
         client_id: client.client_id().ok().map(|client_id| client_id.to_string()),

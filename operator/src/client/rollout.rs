@@ -1,5 +1,4 @@
-//! The part that Clients have in the rollout of an App's document: which revisions contain them, and what is reported
-//! about them.
+//! Clients in the rollout of an App's document: which revisions contain them, and what their statuses report.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -7,7 +6,7 @@ use latchkey_crds::{
     app::App,
     conditions::{ConditionStatus, Reason},
     names::rendered_app_secret,
-    rendered::{CLIENTS_FORMAT, RenderedClient, Revision},
+    rendered::{CLIENTS_FORMAT, MAX_DOCUMENT_SIZE, RenderedClient, Revision},
 };
 
 use crate::{
@@ -15,6 +14,7 @@ use crate::{
     client::{
         gather::AppClients,
         outcomes::{Decision, Programmed, PublishCause, PublishedClients},
+        render::size,
         status::programmed_state,
     },
     context::Context,
@@ -22,6 +22,10 @@ use crate::{
     monitor::RolloutState,
     watch::NamespacedName,
 };
+
+const NO_ROOM_IN_NAMESPACE: &str = "the Clients of all Apps in the App's namespace have reached the bytes that the \
+                                    platform allows; delete Clients there, or ask the platform team to raise \
+                                    --max-rendered-bytes-per-namespace";
 
 /// A rendered document that is published, or about to be.
 pub(crate) struct Document<'a> {
@@ -35,13 +39,13 @@ pub(crate) struct Document<'a> {
 pub(crate) struct Published<'a> {
     pub(crate) app: &'a App,
     pub(crate) validated: &'a ValidatedApp,
-    /// How many of the App's clients the document has: the first ones.
+    /// The number of the App's clients in the document: these are the first ones.
     pub(crate) client_count: usize,
     /// The highest format that all counting servers support.
     pub(crate) supported_format: u32,
 }
 
-/// How far the part of the document that is the App's own is rolled out.
+/// The rollout of the App's own part of the document.
 pub(crate) struct AppRollout {
     pub(crate) state: RolloutState,
     /// The revisions that have this part.
@@ -78,14 +82,14 @@ impl Document<'_> {
             return;
         }
         let Rendered { revision, app_part, .. } = self.rendered;
-        let published = PublishedClients { revision, app_part, clients: self.clients() };
+        let published = PublishedClients { revision, app_part: Some(app_part), clients: self.clients() };
         let is_reported = |revision: &Revision| context.monitor.is_reported(&self.validated.app_id, revision);
         context.objects.client_outcomes.record_published(&self.app_name(), before, &published, is_reported);
     }
 
-    /// Whether the document has clients, or one before it had.
+    /// Whether the document has clients or keys for their ID tokens, or one before it had.
     fn concerns_clients(&self, context: &Context) -> bool {
-        self.rendered.client_count > 0 || context.objects.client_outcomes.has_app(&self.app_name())
+        self.rendered.revision != self.rendered.app_part || context.objects.client_outcomes.has_app(&self.app_name())
     }
 
     fn clients(&self) -> &[RenderedClient] {
@@ -99,7 +103,7 @@ impl Document<'_> {
 }
 
 /// Records the decisions about the Clients of an App, and queues those with a changed outcome. `state` is the rollout
-/// state of the published revision. Returns the state of the part that is the App's own.
+/// state of the published revision. Returns the state of the App's own part.
 pub(crate) fn report(
     published: Published<'_>,
     clients: AppClients,
@@ -130,23 +134,39 @@ pub(crate) fn report(
 // === impl Published ===
 
 impl Published<'_> {
+    /// Whether the quota of the App's namespace has no room for the first client that the document does not have.
+    fn is_quota_reached(self, context: &Context) -> bool {
+        let secret = rendered_app_secret(&self.validated.app_id);
+        let room = context.objects.quotas.room_for_clients(&secret, &self.validated.namespace);
+        let needed = self.validated.clients.iter().take(self.client_count + 1).map(|client| size(client) + 1);
+        u64::try_from(needed.sum::<usize>()).unwrap_or(u64::MAX) > room
+    }
+
     /// Marks the accepted Clients for which the document has no room.
     fn with_left_out(self, mut decisions: Vec<Decision>, context: &Context) -> Vec<Decision> {
         let clients = &self.validated.clients;
         let left_out: HashSet<&str> =
             clients.iter().skip(self.client_count).map(|client| client.uid.as_str()).collect();
+        let no_room =
+            if self.is_quota_reached(context) { NO_ROOM_IN_NAMESPACE.to_owned() } else { no_room_in_document() };
         for decision in decisions.iter_mut().filter(|decision| left_out.contains(decision.uid.as_str())) {
             decision.is_served = false;
             if self.supported_format < CLIENTS_FORMAT {
                 decision.left_out = Some(servers_too_old(self.supported_format, context));
             } else if decision.refusal.is_none() {
-                let message = "the App's namespace has no room for the Client in the App's document; ask the owner of \
-                               the App to shorten templates and lists, or to delete Apps or Clients";
-                decision.refusal = Some(FieldError::new(Reason::TooManyClients, "", message));
+                decision.refusal = Some(FieldError::new(Reason::TooManyClients, "", no_room.as_str()));
             }
         }
         decisions
     }
+}
+
+fn no_room_in_document() -> String {
+    let kib = MAX_DOCUMENT_SIZE / 1024;
+    format!(
+        "the document of the App can have {kib} KiB, and has no room for the Client; ask the owner of the App to \
+         shorten templates and lists, or to delete Clients"
+    )
 }
 
 fn servers_too_old(supported: u32, context: &Context) -> Programmed {
@@ -156,4 +176,64 @@ fn servers_too_old(supported: u32, context: &Context) -> Programmed {
          upgrade them"
     );
     Programmed::No { status: ConditionStatus::False, reason: Reason::ServersTooOld, message: message.into_boxed_str() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use latchkey_crds::rendered::RenderedClientAuthentication;
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        app::mock_api::{MockApi, context},
+        client::{
+            fixtures::{app, client_with, validated},
+            render::render,
+            select::Selected,
+        },
+        quota::{QuotaLimits, Quotas},
+    };
+
+    #[tokio::test]
+    async fn the_limit_that_leaves_out_a_client_is_named() {
+        let mut context = context(MockApi::default().client()).0;
+        let client = client_with("identity", "grafana", json!({}));
+        let client = render(&client, client.client_id().unwrap(), RenderedClientAuthentication::Unresolved);
+        let (app, validated) = (app(json!({})), ValidatedApp { clients: vec![client.clone()], ..validated() });
+        let message = |context: &Context| {
+            let selected = Selected { rendered: Some(client.clone()), refusal: None, unresolved: Vec::new() };
+            let name = Arc::new(NamespacedName::new("identity", "grafana"));
+            let decision = Decision::new(name, &client.uid, 1, &selected);
+            let document =
+                Published { app: &app, validated: &validated, client_count: 0, supported_format: CLIENTS_FORMAT };
+            document.with_left_out(vec![decision], context).remove(0).refusal.unwrap().message
+        };
+        assert!(message(&context).contains("can have 768 KiB"), "{}", message(&context));
+        context.objects.quotas = Arc::new(Quotas::new(QuotaLimits { apps: 1, bytes: 100 }));
+        assert!(message(&context).contains("--max-rendered-bytes-per-namespace"), "{}", message(&context));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_for_id_tokens_are_published_at_most_twice_per_second() {
+        let context = context(MockApi::default().client()).0;
+        let (app, validated) = (app(json!({})), validated());
+        let app_part = Revision::of(b"app");
+        let rendered = |keys: &[u8]| Rendered {
+            bytes: Vec::new(),
+            revision: Revision::of(keys),
+            pages_host: None,
+            client_count: 0,
+            app_part: app_part.clone(),
+        };
+        let first = rendered(b"1");
+        let first = Document { app: &app, validated: &validated, rendered: &first };
+        assert_eq!(first.try_publish(&context), Ok(PublishCause::App), "nothing is published yet");
+        first.record_publish(None, &context);
+        let second = rendered(b"2");
+        let second = Document { app: &app, validated: &validated, rendered: &second };
+        assert_eq!(second.try_publish(&context), Ok(PublishCause::Clients));
+        assert_eq!(second.try_publish(&context), Err(Duration::from_millis(500)));
+    }
 }

@@ -1,5 +1,5 @@
 //! The Secret that the operator creates for a Client: read by GET, created by POST, changed by PUT with the
-//! resourceVersion that was read. So of two writers, only one can rotate a client secret.
+//! resourceVersion that was read. So if two writers rotate a client secret at the same time, only one of them succeeds.
 //!
 //! Everything that a rotation needs is in this one Secret: the new value, the hash of the previous value with its end,
 //! and the request that was fulfilled. If the operator ends before the write, the next operator repeats the rotation.
@@ -33,14 +33,14 @@ use crate::{
 /// How often a write is repeated because somebody else has written the Secret in the meantime.
 const MAX_ATTEMPTS: usize = 3;
 
-/// What became of the Secret of a Client.
+/// The outcome of a reconcile for the Secret of a Client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SecretOutcome {
-    /// The Secret is as it must be, and was known to be so.
+    /// The operator has written nothing: the Client needs no Secret, the Secret is up to date, or the watch is late.
     Unchanged,
     /// The operator has written the Secret, or learned something new about it. The document of the App may be outdated.
     Changed { rotated: bool },
-    /// A Secret of this name is not that of the Client. `is_news`: this was not known before.
+    /// The Client does not own the Secret of this name. `is_news`: this was not known before.
     Conflict { is_news: bool },
 }
 
@@ -118,7 +118,7 @@ pub(super) async fn ensure(
     }
 }
 
-/// Whether what is known of the Secret shows that there is nothing to do.
+/// Whether the known state of the Secret shows that there is nothing to do.
 fn is_settled(known: &KnownSecret, client: &Client, desired: &DesiredSecret<'_>, context: &Context) -> bool {
     match known {
         KnownSecret::OfType(state) if state.is_owned_by(&uid(client)) => {
@@ -128,13 +128,15 @@ fn is_settled(known: &KnownSecret, client: &Client, desired: &DesiredSecret<'_>,
         }
         // The watch reports when it is deleted or gets another owner.
         KnownSecret::OfType(_) => true,
-        // Its deletion may have been reported before it was known, so it is read again.
+        // The watch may have reported the deletion of this Secret before the operator knew the Secret, so it is read
+        // again.
         KnownSecret::Foreign => false,
     }
 }
 
 /// Whether the Client has the rotation request that the watch has reported, according to the API server. Another
-/// operator may have fulfilled a later request already; to fulfil the earlier one again would be one rotation too many.
+/// operator may have fulfilled a later request already. To fulfil the earlier request again would rotate once too
+/// often.
 async fn is_current(context: &Context, client: &Client) -> Result<bool, Error> {
     let current = undecodable::read::<Client>(context, client).await?;
     // The watch stores long requests as their digests.

@@ -1,5 +1,5 @@
 //! The Secret that the operator creates for a Client: its contents, their repair, and the rotation of the client
-//! secret. Pure; everything is in the Secret, so a step that was not stored is repeated.
+//! secret. Pure: the Secret contains the whole state, so a step that was not stored is repeated.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ use crate::{
     facts::{SecretBytes, SecretValues},
 };
 
-/// What a generated client secret begins with, so that scanners find it in public places.
+/// The prefix of a generated client secret, by which secret scanners recognize it.
 const SECRET_PREFIX: &str = "lks_";
 /// The random part of a generated client secret, in bytes.
 const SECRET_LENGTH: usize = 32;
@@ -34,6 +34,9 @@ const SECRET_LENGTH: usize = 32;
 const MIN_SECRET_LENGTH: usize = 16;
 /// The longest client secret, in characters.
 const MAX_SECRET_LENGTH: usize = 512;
+
+/// The SHA-256 of a client secret.
+pub(crate) type SecretHash = [u8; 32];
 
 /// The contents of a Client's Secret.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -71,10 +74,8 @@ pub(crate) struct SecretState {
 }
 
 /// Computes the next state of a Client's Secret. `stored` is `None` if the Secret does not exist. `new_secret` returns
-/// a new client secret; it is called at most once.
-///
-/// A missing or invalid client secret is replaced, and the value before no longer works. A value of the annotation that
-/// the Client has when its Secret is created counts as handled.
+/// a new client secret; it is called at most once. A missing or invalid client secret is replaced, and the former value
+/// no longer works. If the Client has the annotation when its Secret is created, the value counts as handled.
 pub(crate) fn advance(
     stored: Option<&SecretContents>,
     desired: &DesiredSecret<'_>,
@@ -133,10 +134,27 @@ pub(crate) fn sha256(secret: &SecretString) -> String {
     STANDARD.encode(digest::digest(&digest::SHA256, secret.expose().as_bytes()))
 }
 
+/// Returns the previous secret in the annotations of a Secret, and when it ends. Returns `None` if there is none, or if
+/// an annotation is invalid.
+pub(crate) fn parse_previous(annotations: &BTreeMap<String, String>) -> Option<(SecretHash, OffsetDateTime)> {
+    let sha256 = STANDARD.decode(annotations.get(PREVIOUS_SECRET_ANNOTATION)?).ok()?.try_into().ok()?;
+    let end = OffsetDateTime::parse(annotations.get(PREVIOUS_SECRET_END_ANNOTATION)?, &Rfc3339).ok()?;
+    Some((sha256, end))
+}
+
+// === impl SecretState ===
+
+impl SecretState {
+    /// Returns when the previous secret ends, if it works now.
+    pub(crate) fn end_of_previous(&self) -> Option<OffsetDateTime> {
+        OffsetDateTime::from_unix_timestamp(self.hashes.previous.as_ref()?.expires_at?).ok()
+    }
+}
+
 // === impl SecretContents ===
 
 impl SecretContents {
-    /// Sets a value that must not differ.
+    /// Sets a value that must be equal to this one.
     fn repair(&mut self, key: &str, value: &str) {
         if self.values.get(key).is_none_or(|stored| stored.0 != value.as_bytes()) {
             self.values.insert(key.to_owned(), SecretBytes(value.as_bytes().to_vec()));
@@ -156,11 +174,8 @@ impl SecretContents {
 
     /// Returns the previous secret, if it still works.
     fn previous(&self, now: OffsetDateTime) -> Option<PreviousSecret> {
-        let sha256 = self.annotations.get(PREVIOUS_SECRET_ANNOTATION)?;
-        let end = OffsetDateTime::parse(self.annotations.get(PREVIOUS_SECRET_END_ANNOTATION)?, &Rfc3339).ok()?;
-        let is_digest = STANDARD.decode(sha256).is_ok_and(|bytes| bytes.len() == digest::SHA256_OUTPUT_LEN);
-        let works = is_digest && end > now;
-        works.then(|| PreviousSecret { sha256: sha256.clone(), expires_at: Some(end.unix_timestamp()) })
+        let (sha256, end) = parse_previous(&self.annotations).filter(|(_, end)| *end > now)?;
+        Some(PreviousSecret { sha256: STANDARD.encode(sha256), expires_at: Some(end.unix_timestamp()) })
     }
 }
 

@@ -1,5 +1,5 @@
-//! Selects the Clients of an App: which of them the App grants, which are accepted, and which win if there are too many
-//! (specification: Clients, Limits). Pure.
+//! Selects the Clients of an App: which have a grant, which are accepted, and which take precedence if there are too
+//! many (specification: Clients, Limits). Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use latchkey_crds::{
 
 use super::{
     render::{render, size},
-    validate::{ClientPolicy, Credentials, authentication, validate},
+    validate::{ClientPolicy, CreatedSecret, Credentials, authentication, validate},
 };
 use crate::facts::FieldError;
 
@@ -32,7 +32,7 @@ pub(crate) const MAX_CLIENTS_OF_NAMESPACE: usize = 50;
 /// The label with the name of a namespace, which the API server sets on every namespace.
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// A Client that refers to the App, with what it authenticates with.
+/// A Client that refers to the App, with its secret hashes or keys.
 #[derive(Debug, PartialEq)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Candidate {
@@ -45,10 +45,10 @@ pub(crate) struct Candidate {
     pub(crate) credentials: Credentials,
 }
 
-/// What becomes of a candidate.
+/// The decision about a candidate.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Selected {
-    /// What is served: the Client as it is now or, if `refusal` is set, as it was accepted last.
+    /// The served client: the Client as it is now or, if `refusal` is set, as it was accepted last.
     pub(crate) rendered: Option<RenderedClient>,
     /// Why the Client is not accepted.
     pub(crate) refusal: Option<FieldError>,
@@ -63,12 +63,12 @@ pub(crate) trait NamespaceLabels {
     fn labels(&self, namespace: &str) -> Option<BTreeMap<String, String>>;
 }
 
-/// What the Clients before the current one use.
+/// The numbers and bytes that the Clients before the current one use.
 #[derive(Default)]
 struct Usage {
     ids: BTreeSet<ClientId>,
     all: Amount,
-    /// The part of all that Clients of other namespaces use.
+    /// The part of the total that Clients of other namespaces use.
     foreign: Amount,
     /// The number of Clients by namespace.
     by_namespace: BTreeMap<String, usize>,
@@ -86,7 +86,7 @@ pub(crate) fn implied_labels(namespace: &str) -> BTreeMap<String, String> {
 }
 
 /// Whether an App with this grant accepts the Clients of another namespace. No selector matches a namespace with
-/// unknown labels: `NotIn` and `DoesNotExist` would match it because nothing is known of it.
+/// unknown labels. Otherwise `NotIn` and `DoesNotExist` would match it.
 pub(crate) fn grants(grant: &ClientNamespaces, namespace: &str, namespaces: &dyn NamespaceLabels) -> bool {
     match namespaces.labels(namespace) {
         Some(labels) => grant.grants(&labels),
@@ -114,7 +114,7 @@ pub(crate) fn select<'a>(
     candidates.into_iter().map(|candidate| select_one(policy, candidate, namespaces, last, &mut usage)).collect()
 }
 
-/// Whether [`select`] can return more if it knows the clients of the published document.
+/// Whether the result of [`select`] can depend on the clients of the published document.
 pub(crate) fn needs_last(selected: &[Selected]) -> bool {
     selected
         .iter()
@@ -200,9 +200,9 @@ fn keep(policy: &ClientPolicy, last: RenderedClient, is_foreign: bool, usage: &m
     usage.try_add(&last, is_foreign).is_ok().then_some(last)
 }
 
-/// Returns a client as it was accepted last, with the secret or keys of now: a rotated or deleted secret takes effect
-/// at once. If the new spec declares another method (`None`: that of a public client), the secret stays that of the
-/// last accepted spec, even if what the new spec refers to does not exist.
+/// Returns a client as it was accepted last, with the current secret or keys: a rotated or deleted secret takes effect
+/// at once. If the new spec declares another method (`None`: it is a public client), the client keeps the secret or
+/// keys of its last accepted spec, even if an object to which the new spec refers does not exist.
 pub(super) fn with_authentication(
     mut last: RenderedClient,
     now: RenderedClientAuthentication,
@@ -227,6 +227,11 @@ pub(super) fn with_authentication(
 // === impl Candidate ===
 
 impl Candidate {
+    /// Whether the operator has not created the Secret of the Client yet.
+    pub(crate) fn waits_for_secret(&self) -> bool {
+        self.credentials == Credentials::Created(CreatedSecret::Pending)
+    }
+
     /// Whether the secret or keys of the last accepted form are used, because the current ones could not be read now.
     fn is_last_used(&self, last: &RenderedClient, client: &Client) -> bool {
         self.credentials.is_read_interrupted() && Some(last.generation) == client.metadata.generation

@@ -100,7 +100,7 @@ impl StatusDigest {
         self.reports(generation) && self.condition(ConditionType::Programmed).status == Some(ConditionStatus::True)
     }
 
-    /// Whether reason or message of a condition differ, or its status.
+    /// Whether the status, the reason or the message of a condition differs.
     pub(crate) fn has_other(&self, type_: ConditionType, other: &Self) -> bool {
         self.condition(type_).without_time() != other.condition(type_).without_time()
     }
@@ -137,7 +137,7 @@ impl ConditionDigest {
         }
     }
 
-    /// Returns what decides whether the condition has changed.
+    /// Returns the values that decide whether the condition has changed.
     fn without_time(self) -> (Option<u8>, u64) {
         let status = self.status.map(|status| match status {
             ConditionStatus::True => 1,
@@ -192,8 +192,8 @@ pub(crate) fn not_programmed(is_served: bool) -> DesiredCondition {
     DesiredCondition::new(ConditionType::Programmed, ConditionStatus::Unknown, Reason::Pending, message)
 }
 
-/// Returns the condition `Programmed` of an accepted Client. Missing reports of servers prove nothing, so with them the
-/// condition stays `True` if it was.
+/// Returns the condition `Programmed` of an accepted Client. If reports of servers are missing, the condition stays
+/// `True` if it was `True` before.
 pub(crate) fn programmed(state: &Programmed, old: &StatusDigest, generation: i64) -> DesiredCondition {
     let programmed =
         |status, reason, message: &str| DesiredCondition::new(ConditionType::Programmed, status, reason, message);

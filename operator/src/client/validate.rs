@@ -24,7 +24,7 @@ const MAX_NAME_LENGTH: usize = 253;
 /// The field with the reference to a key set.
 const JWKS_REF: &str = "spec.web.jwksRef";
 
-/// What an App lets its Clients do.
+/// The settings of an App that restrict its Clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClientPolicy {
     app_id: AppId,
@@ -36,8 +36,8 @@ pub(crate) struct ClientPolicy {
     pub(super) has_pages: bool,
 }
 
-/// What a Client authenticates with, as it was looked up: hashes and public keys. The values themselves are not kept,
-/// because the objects of the Clients of one App can have hundreds of MiB together.
+/// The secret hashes or public keys of a Client, as they were looked up. The values themselves are not kept, because
+/// the objects of all Clients of one App can have hundreds of MiB together.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Credentials {
     /// A public client has none.
@@ -60,7 +60,7 @@ pub(crate) enum Credentials {
 pub(crate) enum CreatedSecret {
     /// It does not exist yet.
     Pending,
-    /// A Secret of this name exists, and is not that of the Client.
+    /// A Secret of this name exists, and the Client does not own it.
     Conflict,
     /// This operator must not write Secrets outside of the installation's namespace.
     Disabled,
@@ -90,8 +90,8 @@ impl ClientPolicy {
         client_id != self.app_id.as_str() && self.audiences.iter().all(|audience| audience != client_id)
     }
 
-    /// Returns a client as it was accepted last, without what the App no longer lets it do. Returns `None` if the App
-    /// does not let it have its ID.
+    /// Returns a client as it was accepted last, without the settings that the App no longer allows. Returns `None` if
+    /// the App no longer allows its client ID.
     pub(super) fn restrict(&self, mut last: RenderedClient) -> Option<RenderedClient> {
         last.tokens.audiences.retain(|audience| self.audiences.contains(audience));
         self.can_have_id(&last.client_id).then_some(last)
@@ -114,8 +114,8 @@ impl Credentials {
         matches!(self, Self::Unread(ErrorKind::Unavailable | ErrorKind::Conflict))
     }
 
-    /// Looks up what a Client authenticates with. `created` is the Secret that the operator creates; it is used only
-    /// for a Client that has one ([`Client::created_secret`]).
+    /// Looks up the secrets or keys of a Client. `created` is the Secret that the operator creates. It is used only for
+    /// a Client that has such a Secret ([`Client::created_secret`]).
     pub(crate) fn resolve(client: &Client, created: CreatedSecret, source: &impl ObjectSource) -> Self {
         let namespace = client.metadata.namespace.as_deref().unwrap_or_default();
         let hash = |field: &str, reference: &SecretKeyRef| {
@@ -142,7 +142,8 @@ impl Credentials {
     }
 }
 
-/// Checks the spec of a Client, and returns its client ID. Repeats the rules of the schema that protect others.
+/// Checks the spec of a Client, and returns its client ID. Repeats those rules of the schema that protect the App and
+/// other Clients.
 pub(crate) fn validate(client: &Client, policy: &ClientPolicy) -> Result<ClientId, FieldError> {
     let spec = &client.spec;
     let is_foreign = client.metadata.namespace.as_deref() != Some(policy.namespace.as_str());

@@ -84,8 +84,8 @@ impl Pods {
             let is_served = reported.is_some_and(|reported| is_wanted(reported.revision));
             let rejection = reported.and_then(|reported| reported.rejected.as_ref());
             let rejection = rejection.filter(|rejection| is_wanted(rejection.revision));
-            // Of several revisions, a pod can serve one and reject a later one. If there is only one, a server never
-            // serves the revision that it rejects; the rejection would decide.
+            // A pod can serve one of several revisions and reject a later one. A server never serves a revision that it
+            // rejects, so for a single revision the rejection decides.
             if let Some(rejection) = rejection.filter(|_| !is_served || revisions.len() == 1) {
                 rejected.get_or_insert((name, rejection));
             } else if is_served {

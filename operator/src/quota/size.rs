@@ -6,7 +6,7 @@ use serde::Deserialize;
 /// The size of a rendered document, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DocumentSize {
-    /// Everything except the clients, which never keep an App from being published.
+    /// The bytes of everything except the clients. Clients never prevent the publication of an App.
     pub(super) total: u64,
     /// The bytes of the keys, which grow by rotation although the author of the App changes nothing.
     pub(super) keys: u64,
@@ -32,6 +32,11 @@ impl DocumentSize {
         let clients = clients.and_then(|clients| serde_json::to_vec(&clients).ok());
         let clients = clients.map_or(0, |clients| length(&clients));
         Self { total: length(document).saturating_sub(clients), keys: keys.map_or(0, |keys| length(&keys)), clients }
+    }
+
+    /// Whether the document has clients.
+    pub(crate) const fn has_clients(self) -> bool {
+        self.clients > 0
     }
 
     fn without_keys(self) -> u64 {

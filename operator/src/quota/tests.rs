@@ -174,7 +174,7 @@ fn clients_have_a_quota_of_their_own() {
     assert_eq!(quotas.room_for_clients(&secret("a"), "shop"), 1000, "a document does not compete with itself");
     assert_eq!(quotas.room_for_clients(&secret("b"), "shop"), 400);
     assert_eq!(quotas.room_for_clients(&secret("b"), "other"), 1000);
-    // Clients never keep an App from being published.
+    // Clients never prevent the publication of an App.
     assert!(quotas.admit_document(&secret("b"), "shop", DocumentSize { clients: 400, ..size(900, 10) }).is_ok());
     assert_eq!(quotas.room_for_clients(&secret("c"), "shop"), 0, "the reservation counts");
     quotas.release_reservations(&id("b"), &secret("b"));

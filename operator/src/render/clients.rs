@@ -17,7 +17,7 @@ use crate::{
     args::RenderArgs,
     client::{
         secret_state::{DesiredSecret, SecretState, advance, generate_secret},
-        select::{Candidate, Selected, refusal_without_app, select},
+        select::{Candidate, Selected, grants, refusal_without_app, select},
         validate::{ClientPolicy, CreatedSecret, Credentials},
     },
     facts::FieldError,
@@ -78,6 +78,24 @@ pub(super) fn report_left_out(clients: &[RenderedClient], manifests: &Manifests,
     }
 }
 
+/// Whether a client of the last document ends although its App is not accepted: its manifest is gone, or names another
+/// App, or the App has no pages or grants its namespace no Clients any more. `app` is `None` if it cannot be read.
+pub(super) fn has_ended(client: &RenderedClient, app: Option<&App>, manifests: &Manifests) -> bool {
+    let is_of_client =
+        |manifest: &&ClientManifest| manifest.namespace == client.namespace && manifest.name == client.name;
+    let Some(manifest) = manifests.clients.iter().find(is_of_client) else {
+        // A file that cannot be read may have the manifest.
+        return !manifests.incomplete;
+    };
+    let Some(app) = app else { return false };
+    let namespace = app.metadata.namespace.as_deref().unwrap_or_default();
+    let name = app.metadata.name.as_deref().unwrap_or_default();
+    let is_of_app = manifest.app.as_ref().is_none_or(|app| (app.0.as_str(), app.1.as_str()) == (namespace, name));
+    let is_granted =
+        namespace == client.namespace || grants(&app.spec.clients.namespaces, &client.namespace, manifests);
+    !(is_of_app && is_granted && app.spec.pages.is_enabled())
+}
+
 fn rejected_client(manifest: &ClientManifest, error: &FieldError) -> RejectedManifest {
     RejectedManifest {
         location: manifest.location.clone(),
@@ -114,6 +132,8 @@ impl ClientRun<'_> {
         for (considered, selected) in considered.into_iter().zip(selected) {
             let Selected { mut rendered, refusal, mut unresolved } = selected;
             let is_served = rendered.is_some();
+            let end = considered.secret.as_ref().and_then(|secret| secret.as_ref().ok()?.end_of_previous());
+            summary.next_due = summary.next_due.into_iter().chain(end.filter(|_| is_served)).min();
             let stored = considered.secret.map(|secret| self.store_secret(&considered.candidate, secret, is_served));
             if let Some(Err(error)) = stored {
                 if let Some(rendered) = &mut rendered {
@@ -122,7 +142,7 @@ impl ClientRun<'_> {
                 unresolved = vec![FieldError::new(Reason::SecretKeyInvalid, "", error.to_string())];
             }
             clients.extend(rendered);
-            // What is wrong with a manifest that cannot be read was already reported.
+            // The error of a manifest that cannot be read was already reported.
             let Some(manifest) = considered.manifest.filter(|manifest| manifest.client.is_some()) else { continue };
             for error in refusal.iter().chain(&unresolved) {
                 let line = rejected_client(manifest, error);
@@ -136,7 +156,7 @@ impl ClientRun<'_> {
         clients
     }
 
-    /// Returns the Clients that refer to the App, in the order of file names and places.
+    /// Returns the Clients that refer to the App, in the order of file names and of positions in the files.
     fn consider(&self, validated: &ValidatedApp) -> Vec<Considered<'_>> {
         let is_of_app = |manifest: &&ClientManifest| {
             let app = manifest.app.as_ref();
@@ -202,7 +222,7 @@ impl ClientRun<'_> {
     }
 }
 
-/// Adds the Clients that only the served document has. A file that cannot be read may have their manifests.
+/// Adds the Clients that only the served document has. Their manifests may be in a file that cannot be read.
 fn add_unknown(considered: &mut Vec<Considered<'_>>, last: &[RenderedClient]) {
     let is_known = |client: &RenderedClient| considered.iter().any(|one| one.candidate.uid == client.uid);
     let unknown: Vec<_> = last.iter().filter(|client| !is_known(client)).map(Considered::of_last).collect();

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     io::Write,
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -20,6 +20,11 @@ use crate::{
     client::secret_state::SecretContents,
     facts::SecretBytes,
 };
+
+/// What the names of files with keys begin with.
+const KEYS_PREFIX: &str = "latchkey-keys-";
+/// What the names of files with the secrets of Clients begin with.
+const CLIENT_SECRET_PREFIX: &str = "latchkey-client-";
 
 /// Why a key file cannot be used. Never reveals its contents.
 #[derive(Debug, thiserror::Error)]
@@ -100,7 +105,7 @@ fn app_id_of(path: &Path) -> Option<AppId> {
 }
 
 fn keys_path(folder: &Path, app_id: &AppId) -> PathBuf {
-    folder.join(format!("latchkey-keys-{app_id}.json"))
+    folder.join(format!("{KEYS_PREFIX}{app_id}.json"))
 }
 
 /// Returns the stored keys, or `None` if the file does not exist.
@@ -137,8 +142,40 @@ pub(crate) fn replace_keys(folder: &Path, keys: &KeyDocument) -> Result<(), KeyF
     replace(&keys_path(folder, &keys.app_id), &to_json(keys)).map_err(KeyFileError::Io)
 }
 
+/// Returns the files with keys and with the secrets of Clients. Returns none if the folder cannot be read.
+fn secret_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| has_prefix(path, KEYS_PREFIX) || is_client_secret(path)).collect()
+}
+
+/// Makes the files with keys and secrets readable only by their owner. Returns those of which the mode cannot be set.
+pub(crate) fn tighten_modes(folder: &Path) -> Vec<(PathBuf, io::Error)> {
+    let tighten = |path: PathBuf| {
+        let is_private = fs::metadata(&path).map(|metadata| metadata.permissions().mode() & 0o077 == 0);
+        let tightened = match is_private {
+            Ok(true) => Ok(()),
+            Ok(false) => fs::set_permissions(&path, fs::Permissions::from_mode(0o600)),
+            // Another process may have removed the file.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        };
+        tightened.err().map(|error| (path, error))
+    };
+    secret_files(folder).into_iter().filter_map(tighten).collect()
+}
+
+/// Whether this is the file with the secret of a Client.
+pub(crate) fn is_client_secret(path: &Path) -> bool {
+    has_prefix(path, CLIENT_SECRET_PREFIX)
+}
+
+fn has_prefix(path: &Path, prefix: &str) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with(prefix) && name.ends_with(".json"))
+}
+
 fn client_secret_path(folder: &Path, client: &ClientId) -> PathBuf {
-    folder.join(format!("latchkey-client-{client}.json"))
+    folder.join(format!("{CLIENT_SECRET_PREFIX}{client}.json"))
 }
 
 /// The file with the secret of a Client. Its keys are those of the Secret in a cluster.

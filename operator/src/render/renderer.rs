@@ -22,7 +22,7 @@ use crate::{
     manifests::{AppManifest, Manifests, ParseCache, RejectedManifest, Schemas},
     panics::catch,
     render::{
-        clients::{ClientRun, report_clients_without_app, report_left_out},
+        clients::{ClientRun, has_ended, report_clients_without_app, report_left_out},
         files::{self, KeyFileError},
     },
     run_cache::RunCache,
@@ -56,6 +56,8 @@ pub(crate) struct RenderSummary {
     /// References to objects that do not exist. These objects may be defined elsewhere, so such a reference is not an
     /// error.
     pub(crate) unresolved: Vec<String>,
+    /// When the next of the previous client secrets ends, so that the documents must be rendered again.
+    pub(crate) next_due: Option<OffsetDateTime>,
 }
 
 // === impl RenderSummary ===
@@ -115,6 +117,12 @@ impl Renderer {
             .with_context(|| format!("cannot read the folder {}", from.display()))?;
         let mut rejected = std::mem::take(&mut manifests.rejected);
         let mut summary = RenderSummary::default();
+        if let Some(folder) = self.folder_to_write(self.args.keys.as_deref()) {
+            for (file, error) in files::tighten_modes(folder) {
+                let line = format!("{}: others than its owner can read it: {error}; set mode 0600", file.display());
+                summary.unresolved.push(line);
+            }
+        }
         let mut owned = BTreeSet::new();
         let mut pages_hosts = BTreeSet::new();
         for manifest in &manifests.apps {
@@ -122,7 +130,7 @@ impl Renderer {
                 Some(app_id) if !owned.insert(app_id.clone()) => Ownership::Taken,
                 Some(_) | None => Ownership::Ours,
             };
-            // The first App by file name and place gets a host.
+            // The first App by file name and position gets a host.
             let host = manifest.app.as_ref().and_then(|app| app.spec.pages.enabled_host());
             let holds_pages_host =
                 ownership == Ownership::Ours && host.is_some_and(|host| pages_hosts.insert(host.clone()));
@@ -161,7 +169,7 @@ impl Renderer {
         summary: &mut RenderSummary,
     ) -> anyhow::Result<()> {
         // The reason was already reported when the manifest was read.
-        let Some(app) = &manifest.app else { return Ok(()) };
+        let Some(app) = &manifest.app else { return self.remove_ended_clients(manifest, manifests, summary) };
         let facts = resolve(app.clone(), ownership, holds_pages_host, manifests);
         let clients = ClientRun { args: &self.args, manifests, now };
         let validated = self.validated.get_or_compute(&manifest.object, facts, |facts| {
@@ -188,7 +196,7 @@ impl Renderer {
                     Ok(rendered) => rendered,
                     Err(too_large) => {
                         rejected.push(rejected_manifest(manifest, "", &too_large.to_string()));
-                        return Ok(());
+                        return self.remove_ended_clients(manifest, manifests, summary);
                     }
                 };
                 report_left_out(&validated.clients[rendered.client_count..], manifests, rejected);
@@ -202,8 +210,39 @@ impl Renderer {
                 }
                 summary.apps.push(self.write_document(&validated.app_id, rendered)?);
             }
-            Err(Rejection { field, message, .. }) => rejected.push(rejected_manifest(manifest, &field, &message)),
+            Err(Rejection { field, message, .. }) => {
+                rejected.push(rejected_manifest(manifest, &field, &message));
+                if ownership == Ownership::Ours {
+                    self.remove_ended_clients(manifest, manifests, summary)?;
+                }
+            }
         }
+        Ok(())
+    }
+
+    /// Rewrites the last document of an App that is not accepted, without the clients that have ended since then.
+    fn remove_ended_clients(
+        &self,
+        manifest: &AppManifest,
+        manifests: &Manifests,
+        summary: &mut RenderSummary,
+    ) -> anyhow::Result<()> {
+        let Some((to, app_id)) = self.folder_to_write(self.args.to.as_deref()).zip(manifest.app_id.as_ref()) else {
+            return Ok(());
+        };
+        let Some(mut document) = files::read_document(to, app_id) else { return Ok(()) };
+        // The document may be that of another App, which had the appID before.
+        let object = format!("App {}/{}", document.namespace, document.name);
+        let before = document.clients.len();
+        document.clients.retain(|client| !has_ended(client, manifest.app.as_ref(), manifests));
+        if object != manifest.object || document.clients.len() == before {
+            return Ok(());
+        }
+        let path = to.join(format!("{app_id}.json"));
+        files::write_if_changed(&path, &document.to_bytes())
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let count = before - document.clients.len();
+        summary.apps.push(format!("{app_id}: removed {count} ended clients from the last accepted document"));
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::render::renderer::Renderer;
+use crate::render::{files::is_client_secret, renderer::Renderer};
 
 /// The wait between an event and the check of the folder, so that several writes of an editor count as one change.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -48,9 +48,11 @@ async fn watch(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Resu
         let _polled_instead = watcher.watch(&renderer.args.from, RecursiveMode::Recursive);
     }
 
-    let mut rendered_stamps = file_stamps(&renderer.args.from).ok();
+    let mut rendered_stamps = stamps_of_input(renderer);
     // The folder must exist at the start; later it can disappear and come back.
-    renderer.run(now())?.print();
+    let summary = renderer.run(now())?;
+    summary.print();
+    let mut next_due = summary.next_due;
     let mut failed = false;
     loop {
         tokio::select! {
@@ -59,8 +61,9 @@ async fn watch(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Resu
             // After a timeout, the folder is checked without an event.
             _ = timeout(POLL, wait_for_event(&mut events)) => {}
         }
-        let stamps = file_stamps(&renderer.args.from).ok();
-        if stamps == rendered_stamps && !failed {
+        let stamps = stamps_of_input(renderer);
+        let is_due = next_due.is_some_and(|due| due <= now());
+        if stamps == rendered_stamps && !failed && !is_due {
             continue;
         }
         let (summary, error) = match renderer.run(now()) {
@@ -75,8 +78,18 @@ async fn watch(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Resu
         failed = error.is_some();
         if let Some(summary) = summary {
             summary.print();
+            next_due = summary.next_due;
         }
     }
+}
+
+/// Returns the stamps of the manifests, and those of the secrets of Clients, which people can also edit. A run that
+/// writes such a secret causes one more run, which writes nothing.
+fn stamps_of_input(renderer: &Renderer) -> (Option<FileStamps>, FileStamps) {
+    let keys = renderer.args.keys.as_deref().and_then(|keys| file_stamps(keys).ok());
+    let mut secrets = keys.unwrap_or_default();
+    secrets.retain(|path, _| is_client_secret(path));
+    (file_stamps(&renderer.args.from).ok(), secrets)
 }
 
 async fn wait_for_event(events: &mut mpsc::Receiver<()>) {
@@ -197,6 +210,22 @@ mod tests {
             fs::remove_file(folder.join("from/more/b.yaml")).unwrap();
             wait_until(|| !folder.join("to/store.json").exists()).await;
             assert!(document_contains(&folder, "\"One\""));
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn an_edited_client_secret_is_live_within_two_seconds() {
+        with_render_running(|folder| async move {
+            let client = "apiVersion: latchkey.dev/v1alpha1\nkind: Client\nmetadata: { name: grafana }\nspec: \
+                { appRef: { name: shop }, web: { redirectURLs: [\"https://grafana.example.com/login\"] } }\n";
+            let app = SHOP.replace("One }", "One, pages: { mode: Enabled } }");
+            fs::write(folder.join("from/shop.yaml"), format!("{app}---\n{client}")).unwrap();
+            wait_until(|| document_contains(&folder, "sha256")).await;
+            let before = fs::read_to_string(folder.join("to/shop.json")).unwrap();
+            let secret = r#"{ "client-secret": "another-client-secret" }"#;
+            fs::write(folder.join("keys/latchkey-client-default.grafana.json"), secret).unwrap();
+            wait_until(|| fs::read_to_string(folder.join("to/shop.json")).unwrap() != before).await;
         })
         .await;
     }

@@ -1,5 +1,5 @@
-//! Handles the watch events of Clients, of their Secrets and of Namespaces: updates what the operator knows of them,
-//! and queues the changes of Clients.
+//! Handles the watch events of Clients, of their Secrets and of Namespaces: updates the known states, and queues the
+//! changes of Clients.
 
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::{Resource, ResourceExt, runtime::reflector::store::Writer};
@@ -29,6 +29,7 @@ impl Handlers {
                 WatchEvent::Synced => return,
             };
             let before = before.as_deref();
+            let app_before = before.and_then(|client| objects.client_index.app_of(client));
             objects.client_index.update(&name, before, now);
             if let Some(client) = now {
                 let version = client.resource_version().as_deref().map_or(0, parse_version);
@@ -38,15 +39,23 @@ impl Handlers {
                 // A change of only the status is no reason to reconcile, because the operator writes the status itself.
                 (Some(before), Some(now)) if before.is_same_but_for_status(now) => {}
                 (before, now) => {
-                    // Before and after can differ in the App if the Client was deleted and created again.
-                    before.into_iter().chain(now).for_each(|client| queue.push_client_change(client));
+                    // The App can differ between the two versions if the Client was deleted and created again.
+                    let is_deletion = now.is_none_or(|client| client.meta().deletion_timestamp.is_some());
+                    if before.is_some() && is_deletion {
+                        queue.push_client_deletion(name.clone(), app_before);
+                    } else if before.is_some() {
+                        queue.push_client_change(name.clone(), app_before);
+                    }
+                    if let Some(now) = now {
+                        queue.push_client_change(name, objects.client_index.app_of(now));
+                    }
                 }
             }
         })
         .await;
     }
 
-    /// Follows the Secrets of Clients with their values. Of the values, only hashes are stored.
+    /// Watches the Secrets of Clients with their values, and stores only hashes of the values.
     pub(super) async fn follow_client_secrets(self, watches: Vec<Watch<Secret>>) {
         let Self { objects, queue, health } = self;
         let mut synced = false;

@@ -1,7 +1,8 @@
 //! An index that finds the Clients of an App, of a namespace, of a Secret and of a ConfigMap.
 //!
 //! A cluster can have 50,000 Clients, so the index stores a hash of each reference instead of its text. Two references
-//! with the same hash only cause a needless reconcile: whoever needs exactly the Clients of an App checks each of them.
+//! with the same hash only cause a needless reconcile: a caller that needs exactly the Clients of an App checks each of
+//! them.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -9,10 +10,13 @@ use std::{
     sync::Arc,
 };
 
-use kube::ResourceExt;
+use kube::{Resource, ResourceExt};
 use parking_lot::Mutex;
 
-use super::{index::NamespacedName, objects::WatchedClient};
+use super::{
+    index::{NamespacedName, app_name},
+    objects::WatchedClient,
+};
 
 /// What a Client references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,9 +45,17 @@ pub(crate) struct ClientIndex {
     hasher: RandomState,
     /// The entries of one Client share its name.
     entries: Mutex<BTreeSet<(u64, Arc<NamespacedName>)>>,
-    /// The last known references of Clients that cannot be decoded any more. Their Apps still serve them as they were
-    /// accepted last.
-    undecodable: Mutex<HashMap<NamespacedName, ClientReferences>>,
+    /// What is known of the Clients that cannot be decoded. Their Apps still serve them as they were accepted last.
+    undecodable: Mutex<HashMap<NamespacedName, Undecodable>>,
+}
+
+/// What is known of a Client that cannot be decoded.
+#[derive(Clone, Debug, Default)]
+struct Undecodable {
+    /// The App that the Client named when it could be decoded. `None`: not since the start of the operator.
+    app: Option<NamespacedName>,
+    /// The references that it had then.
+    references: ClientReferences,
 }
 
 /// The references of one Client, as hashes.
@@ -54,18 +66,49 @@ struct ClientReferences(BTreeSet<u64>);
 
 impl ClientIndex {
     /// Replaces the references of one Client. `before` and `now` are `None` if it does not exist.
-    pub(super) fn update(&self, name: &NamespacedName, before: Option<&WatchedClient>, now: Option<&WatchedClient>) {
-        let kept = self.undecodable.lock().remove(name);
-        let before = kept.or_else(|| Some(self.references_of(before?))).unwrap_or_default();
+    pub(crate) fn update(&self, name: &NamespacedName, before: Option<&WatchedClient>, now: Option<&WatchedClient>) {
+        let mut undecodable = self.undecodable.lock();
+        let before = undecodable.remove(name).unwrap_or_else(|| Undecodable {
+            app: before.and_then(WatchedClient::decoded).map(app_name),
+            references: before.map(|client| self.references_of(client)).unwrap_or_default(),
+        });
         let now = match now {
             Some(client) if client.decoded().is_none() => {
-                self.undecodable.lock().insert(name.clone(), before.clone());
-                before.clone()
+                undecodable.insert(name.clone(), before.clone());
+                return self.reindex(name, &ClientReferences::default(), &before.references);
             }
             Some(client) => self.references_of(client),
             None => ClientReferences::default(),
         };
-        self.reindex(name, &before, &now);
+        self.reindex(name, &before.references, &now);
+    }
+
+    /// Returns the App of a Client, as far as it is known: a Client that cannot be decoded belongs to the App that it
+    /// named before.
+    pub(crate) fn app_of(&self, client: &WatchedClient) -> Option<NamespacedName> {
+        match client.decoded() {
+            Some(client) => Some(app_name(client)),
+            None => self.undecodable.lock().get(&NamespacedName::from_metadata(client.meta()))?.app.clone(),
+        }
+    }
+
+    /// Whether the App of any Client is not known, because the Client could not be decoded since the start of the
+    /// operator.
+    pub(crate) fn has_clients_without_app(&self) -> bool {
+        self.undecodable.lock().values().any(|client| client.app.is_none())
+    }
+
+    /// Records the App of a Client that could not be decoded since the start of the operator. Does nothing if the App
+    /// of the Client is known.
+    pub(crate) fn record_app(&self, client: &NamespacedName, app: &NamespacedName) {
+        let mut undecodable = self.undecodable.lock();
+        let Some(known) = undecodable.get_mut(client).filter(|known| known.app.is_none()) else { return };
+        let namespace = client.namespace();
+        let granted = (namespace != app.namespace()).then_some(ClientReference::GrantedNamespace(namespace));
+        let of_app = ClientReference::App { namespace: app.namespace(), name: app.name() };
+        let references = std::iter::once(of_app).chain(granted).map(|reference| self.hash(reference)).collect();
+        *known = Undecodable { app: Some(app.clone()), references: ClientReferences(references) };
+        self.reindex(client, &ClientReferences::default(), &known.references);
     }
 
     /// Returns the references of a Client. Returns none for a Client that cannot be decoded.
@@ -184,6 +227,30 @@ mod tests {
         assert_eq!(of_app(), [""; 0], "its App is not known");
         index.update(&name, Some(&broken), Some(&good));
         index.update(&name, Some(&good), Some(&broken));
+        index.update(&name, Some(&broken), Some(&broken));
+        assert_eq!(of_app(), ["grafana"]);
+        assert_eq!(index.app_of(&broken), Some(NamespacedName::new("identity", "platform")));
+        index.update(&name, Some(&broken), None);
+        assert_eq!(of_app(), [""; 0]);
+        assert_eq!(index.app_of(&broken), None);
+    }
+
+    #[test]
+    fn the_app_of_a_client_that_could_never_be_decoded_can_be_recorded() {
+        let index = ClientIndex::default();
+        let (name, app) = (NamespacedName::new("monitoring", "grafana"), NamespacedName::new("identity", "platform"));
+        let of_app = || found(&index, ClientReference::App { namespace: "identity", name: "platform" });
+        let broken = client("grafana", &json!({ "appRef": 7 }));
+        assert!(!index.has_clients_without_app());
+        index.record_app(&name, &app);
+        assert_eq!(of_app(), [""; 0], "there is no such Client");
+        index.update(&name, None, Some(&broken));
+        assert!(index.has_clients_without_app());
+        index.record_app(&name, &app);
+        index.record_app(&name, &NamespacedName::new("identity", "other"));
+        assert_eq!((of_app(), index.app_of(&broken)), (vec!["grafana".to_owned()], Some(app)));
+        assert_eq!(found(&index, ClientReference::GrantedNamespace("monitoring")), ["grafana"]);
+        assert!(!index.has_clients_without_app());
         index.update(&name, Some(&broken), Some(&broken));
         assert_eq!(of_app(), ["grafana"]);
         index.update(&name, Some(&broken), None);

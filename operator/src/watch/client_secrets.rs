@@ -1,4 +1,4 @@
-//! What is known of the Secrets of Clients. Of their values, only hashes are stored.
+//! The known states of the Secrets of Clients. Only hashes of their values are stored.
 
 use std::collections::HashMap;
 
@@ -8,27 +8,24 @@ use kube::ResourceExt;
 use latchkey_crds::{
     names::{
         CLIENT_SECRET_ID_KEY, CLIENT_SECRET_ISSUER_KEY, CLIENT_SECRET_TYPE, CLIENT_SECRET_VALUE_KEY,
-        HANDLED_ROTATION_ANNOTATION, PREVIOUS_SECRET_ANNOTATION, PREVIOUS_SECRET_END_ANNOTATION,
+        HANDLED_ROTATION_ANNOTATION,
     },
     rendered::PreviousSecret,
 };
 use parking_lot::Mutex;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use time::OffsetDateTime;
 
 use super::{changes::parse_version, index::NamespacedName};
 use crate::{
     app::keys::policy::digest_if_long,
     client::{
         digest::digest,
-        secret_state::{SecretHashes, parse_secret, sha256},
+        secret_state::{SecretHash, SecretHashes, parse_previous, parse_secret, sha256},
     },
     facts::SecretBytes,
 };
 
-/// The SHA-256 of a client secret.
-pub(crate) type SecretHash = [u8; 32];
-
-/// What is known of the Secrets of Clients, by namespace and name.
+/// The known states of the Secrets of Clients, by namespace and name.
 #[derive(Default)]
 pub(crate) struct ClientSecrets(Mutex<Known>);
 
@@ -148,10 +145,7 @@ impl ClientSecretState {
             version: secret.resource_version().as_deref().map_or(0, parse_version),
             owner: owner.filter(|owner| owner.kind == "Client").map(|owner| digest(&owner.uid)),
             value: value(CLIENT_SECRET_VALUE_KEY).and_then(hash_of_value),
-            previous: PreviousHash::parse(
-                annotation(PREVIOUS_SECRET_ANNOTATION),
-                annotation(PREVIOUS_SECRET_END_ANNOTATION),
-            ),
+            previous: parse_previous(secret.annotations()).map(|(sha256, ends)| PreviousHash { sha256, ends }),
             identity: digest((value(CLIENT_SECRET_ISSUER_KEY), value(CLIENT_SECRET_ID_KEY))),
             rotated: annotation(HANDLED_ROTATION_ANNOTATION).map(digest),
         }
@@ -196,15 +190,6 @@ impl ClientSecretState {
     }
 }
 
-// === impl PreviousHash ===
-
-impl PreviousHash {
-    fn parse(sha256: Option<&str>, ends: Option<&str>) -> Option<Self> {
-        let sha256 = STANDARD.decode(sha256?).ok()?.try_into().ok()?;
-        Some(Self { sha256, ends: OffsetDateTime::parse(ends?, &Rfc3339).ok()? })
-    }
-}
-
 /// Returns the SHA-256 of a client secret, or `None` if the value cannot be a client secret.
 fn hash_of_value(value: &[u8]) -> Option<SecretHash> {
     let secret = parse_secret(&SecretBytes(value.to_vec())).ok()?;
@@ -213,7 +198,10 @@ fn hash_of_value(value: &[u8]) -> Option<SecretHash> {
 
 #[cfg(test)]
 mod tests {
-    use latchkey_crds::rendered::SecretString;
+    use latchkey_crds::{
+        names::{PREVIOUS_SECRET_ANNOTATION, PREVIOUS_SECRET_END_ANNOTATION},
+        rendered::SecretString,
+    };
     use serde_json::json;
     use time::Duration;
 
@@ -317,7 +305,13 @@ mod tests {
     #[test]
     fn damaged_annotations_keep_no_previous_value() {
         let sha256 = STANDARD.encode([7; 32]);
-        assert!(PreviousHash::parse(Some(&sha256), Some("1970-01-01T00:00:10Z")).is_some());
+        let parse = |sha256: Option<&str>, ends: Option<&str>| {
+            let annotations = [(PREVIOUS_SECRET_ANNOTATION, sha256), (PREVIOUS_SECRET_END_ANNOTATION, ends)];
+            let present =
+                annotations.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())));
+            parse_previous(&present.collect())
+        };
+        assert!(parse(Some(&sha256), Some("1970-01-01T00:00:10Z")).is_some());
         for (sha256, ends) in [
             (None, Some("1970-01-01T00:00:10Z")),
             (Some(sha256.as_str()), None),
@@ -325,7 +319,7 @@ mod tests {
             (Some("AAAA"), Some("1970-01-01T00:00:10Z")),
             (Some("no base64"), Some("1970-01-01T00:00:10Z")),
         ] {
-            assert_eq!(PreviousHash::parse(sha256, ends), None, "{sha256:?} {ends:?}");
+            assert_eq!(parse(sha256, ends), None, "{sha256:?} {ends:?}");
         }
     }
 

@@ -1,8 +1,8 @@
 //! A queue in which namespaces take turns. A namespace that changes thousands of Clients does not delay the changes of
-//! other namespaces.
+//! other namespaces, nor its own deletions of Clients.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     sync::Arc,
 };
 
@@ -27,10 +27,19 @@ pub(crate) struct FairQueue {
 
 #[derive(Default)]
 struct Waiting {
-    by_namespace: HashMap<String, VecDeque<Arc<ClientChange>>>,
+    by_namespace: HashMap<String, NamespaceChanges>,
     /// The namespaces with waiting changes, in the order of their next turns.
     turns: VecDeque<String>,
-    all: HashSet<Arc<ClientChange>>,
+    /// All waiting changes, and whether each is a deletion.
+    all: HashMap<Arc<ClientChange>, bool>,
+}
+
+/// The waiting changes of one namespace. A change that became a deletion is in both lists, and counts once.
+#[derive(Default)]
+struct NamespaceChanges {
+    /// They have priority: a storm of other changes does not keep a deleted Client served.
+    deletions: VecDeque<Arc<ClientChange>>,
+    others: VecDeque<Arc<ClientChange>>,
 }
 
 // === impl FairQueue ===
@@ -38,22 +47,38 @@ struct Waiting {
 impl FairQueue {
     /// Adds a change of a Client, unless an equal change is waiting.
     pub(crate) fn push(&self, change: ClientChange) {
+        self.add(change, false);
+    }
+
+    /// Adds the deletion of a Client. It is handled before the other changes of its namespace.
+    pub(crate) fn push_deletion(&self, change: ClientChange) {
+        self.add(change, true);
+    }
+
+    fn add(&self, change: ClientChange, is_deletion: bool) {
         let change = Arc::new(change);
         let mut waiting = self.waiting.lock();
-        if !waiting.all.insert(Arc::clone(&change)) {
+        let Waiting { by_namespace, turns, all } = &mut *waiting;
+        if all.get(&change).is_some_and(|is_known_deletion| *is_known_deletion || !is_deletion) {
             return;
         }
+        all.insert(Arc::clone(&change), is_deletion);
         let namespace = change.client.namespace().to_owned();
-        let changes = waiting.by_namespace.entry(namespace.clone()).or_default();
-        changes.push_back(change);
-        if changes.len() == 1 {
-            waiting.turns.push_back(namespace);
+        let changes = by_namespace.entry(namespace.clone()).or_default();
+        if changes.is_empty() {
+            turns.push_back(namespace);
+        }
+        if is_deletion {
+            changes.deletions.push_back(change);
+        } else {
+            changes.others.push_back(change);
         }
         drop(waiting);
         self.added.notify_one();
     }
 
-    /// Waits for the next change: the oldest of the namespace that has waited longest for its turn.
+    /// Waits for the next change of the namespace that has waited longest for its turn: the oldest deletion or, without
+    /// deletions, the oldest other change.
     pub(crate) async fn pop(&self) -> ClientChange {
         loop {
             if let Some(change) = self.try_pop() {
@@ -66,16 +91,33 @@ impl FairQueue {
 
     pub(crate) fn try_pop(&self) -> Option<ClientChange> {
         let mut waiting = self.waiting.lock();
-        let namespace = waiting.turns.pop_front()?;
-        let changes = waiting.by_namespace.get_mut(&namespace)?;
-        let change = changes.pop_front()?;
-        if changes.is_empty() {
-            waiting.by_namespace.remove(&namespace);
-        } else {
-            waiting.turns.push_back(namespace);
+        let Waiting { by_namespace, turns, all } = &mut *waiting;
+        loop {
+            let namespace = turns.pop_front()?;
+            let changes = by_namespace.get_mut(&namespace)?;
+            // A change that was also a deletion may have been handled before.
+            let next = std::iter::from_fn(|| changes.pop()).find(|change| all.remove(change).is_some());
+            if changes.is_empty() {
+                by_namespace.remove(&namespace);
+            } else {
+                turns.push_back(namespace);
+            }
+            if let Some(change) = next {
+                return Some(Arc::unwrap_or_clone(change));
+            }
         }
-        waiting.all.remove(&change);
-        Some(Arc::unwrap_or_clone(change))
+    }
+}
+
+// === impl NamespaceChanges ===
+
+impl NamespaceChanges {
+    fn pop(&mut self) -> Option<Arc<ClientChange>> {
+        self.deletions.pop_front().or_else(|| self.others.pop_front())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.deletions.is_empty() && self.others.is_empty()
     }
 }
 
@@ -117,6 +159,21 @@ mod tests {
         assert_eq!(popped(&queue), ["shop/one", "shop/one"]);
         queue.push(change("shop", "one"));
         assert_eq!(popped(&queue), ["shop/one"], "it can wait again");
+    }
+
+    #[test]
+    fn deletions_are_handled_before_the_other_changes_of_a_namespace() {
+        let queue = FairQueue::default();
+        for number in 0..4 {
+            queue.push(change("storm", &number.to_string()));
+        }
+        queue.push(change("calm", "one"));
+        queue.push_deletion(change("storm", "2"));
+        queue.push_deletion(change("storm", "gone"));
+        queue.push(change("storm", "gone"));
+        assert_eq!(popped(&queue), ["storm/2", "calm/one", "storm/gone", "storm/0", "storm/1", "storm/3"]);
+        queue.push_deletion(change("storm", "2"));
+        assert_eq!(popped(&queue), ["storm/2"], "it can wait again");
     }
 
     #[tokio::test]

@@ -10,6 +10,7 @@ use kube::{
 };
 use latchkey_crds::{
     app::App,
+    client::Client,
     provider::Provider,
     types::{AppId, HostName},
 };
@@ -66,6 +67,11 @@ impl std::fmt::Display for NamespacedName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
+}
+
+/// Returns the App that a Client refers to.
+pub(crate) fn app_name(client: &Client) -> NamespacedName {
+    NamespacedName::new(client.app_namespace(), &client.spec.app_ref.name)
 }
 
 /// Returns the references of an App, each with the App's own name. Returns none for an App that cannot be decoded.

@@ -98,7 +98,7 @@ impl From<DeserializeGuard<Client>> for WatchedClient {
     }
 }
 
-/// Removes the metadata of a Client that the operator does not read. Each of them can have hundreds of KiB.
+/// Removes the metadata that the operator does not read. It can have hundreds of KiB for each Client.
 fn strip_client_metadata(metadata: &mut ObjectMeta) {
     let request = metadata.annotations.take().and_then(|mut annotations| annotations.remove(ROTATE_SECRET_ANNOTATION));
     metadata.annotations =

@@ -139,7 +139,7 @@ impl PublishedDocuments {
     }
 
     /// Returns the names of the Secrets that are published for an App.
-    pub(super) fn of_app(&self, namespace: &str, name: &str) -> Vec<String> {
+    pub(crate) fn of_app(&self, namespace: &str, name: &str) -> Vec<String> {
         self.lock().secrets.get(&NamespacedName::new(namespace, name))
     }
 }

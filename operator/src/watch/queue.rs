@@ -2,10 +2,9 @@
 
 use std::{collections::HashSet, convert::Infallible, sync::Arc};
 
-use kube::{Resource, core::DeserializeGuard, runtime::reflector::ObjectRef};
+use kube::{core::DeserializeGuard, runtime::reflector::ObjectRef};
 use latchkey_crds::{
     app::App,
-    client::Client,
     provider::Provider,
     types::{AppId, HostName},
 };
@@ -29,7 +28,7 @@ pub(crate) struct ReconcileQueue {
     /// AppIDs with keys, whose App might no longer exist.
     pub(crate) releases: mpsc::UnboundedSender<AppId>,
     pub(crate) clients: mpsc::UnboundedSender<ObjectRef<WatchedClient>>,
-    /// Changes that the watches report, of Clients and of what they reference.
+    /// Changes of Clients and of the objects that they reference, as the watches report them.
     pub(crate) client_changes: Arc<FairQueue>,
 }
 
@@ -113,7 +112,8 @@ impl ReconcileQueue {
     }
 
     /// Queues the Clients that the reconcile of an App might not queue: the App does not exist, or does not grant
-    /// Clients to the namespace of the Client. Without them, 50,000 Clients would be queued for nothing.
+    /// Clients to the namespace of the Client. The other Clients are not queued here, because there can be 50,000 of
+    /// them.
     fn enqueue_clients_without_outcome(&self, objects: &ClusterState) {
         for client in objects.clients.state() {
             let is_of_existing_app_of_its_namespace =
@@ -133,20 +133,21 @@ impl ReconcileQueue {
         self.enqueue_app(app.object_ref());
     }
 
-    /// Records that a Client has changed.
-    pub(super) fn push_client_change(&self, client: &WatchedClient) {
-        // The App of a Client that cannot be decoded stays as it is: it is served with the last accepted form of the
-        // Client, until a watch event reports that the Client can be decoded again.
-        let name = NamespacedName::from_metadata(client.meta());
-        let app = client.decoded().map_or_else(NamespacedName::default, app_name);
-        self.client_changes.push(ClientChange { client: name, app });
+    /// Records that a Client of this App has changed. `app` is `None` if the App is not known.
+    pub(super) fn push_client_change(&self, client: NamespacedName, app: Option<NamespacedName>) {
+        self.client_changes.push(ClientChange { client, app: app.unwrap_or_default() });
+    }
+
+    /// Records that a Client of this App is deleted. Other changes of its namespace wait.
+    pub(super) fn push_client_deletion(&self, client: NamespacedName, app: Option<NamespacedName>) {
+        self.client_changes.push_deletion(ClientChange { client, app: app.unwrap_or_default() });
     }
 
     /// Records a change of what these Clients reference.
     pub(super) fn push_changes_of_clients_with(&self, objects: &ClusterState, reference: ClientReference<'_>) {
         for name in objects.client_index.get(reference) {
             if let Some(client) = objects.clients.get(&name.object_ref()) {
-                self.push_client_change(&client);
+                self.push_client_change((*name).clone(), objects.client_index.app_of(&client));
             }
         }
     }
@@ -156,7 +157,7 @@ impl ReconcileQueue {
         let clients = objects.client_index.get(reference);
         let app_of = |name: &Arc<NamespacedName>| {
             let client = objects.clients.get(&name.object_ref())?;
-            client.decoded().map(app_name)
+            objects.client_index.app_of(&client)
         };
         let apps: HashSet<_> = clients.iter().filter_map(app_of).collect();
         apps.iter().for_each(|app| self.enqueue_app_named(app));
@@ -199,11 +200,6 @@ impl ReconcileQueue {
             self.enqueue_app(app.object_ref());
         }
     }
-}
-
-/// Returns the App that a Client refers to.
-pub(crate) fn app_name(client: &Client) -> NamespacedName {
-    NamespacedName::new(client.app_namespace(), &client.spec.app_ref.name)
 }
 
 // === impl QueueReceivers ===

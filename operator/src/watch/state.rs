@@ -14,11 +14,10 @@ use parking_lot::{Mutex, MutexGuard};
 use super::{
     client_index::{ClientIndex, ClientReference},
     client_secrets::ClientSecrets,
-    index::{NamespacedName, Reference, ReferenceIndex},
+    index::{NamespacedName, Reference, ReferenceIndex, app_name},
     namespaces::Namespaces,
     objects::WatchedClient,
     published::PublishedDocuments,
-    queue::app_name,
 };
 use crate::{
     app::ownership::{Claim, ClaimValidity},

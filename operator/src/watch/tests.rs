@@ -446,6 +446,24 @@ async fn each_change_of_a_client_concerns_its_app_and_a_status_write_does_not() 
 }
 
 #[tokio::test]
+async fn the_deletion_of_an_undecodable_client_concerns_the_app_that_it_named() {
+    let (objects, writer) = objects_for_clients(Namespaces::watched());
+    let broken = |version: &str| client("grafana", version, &json!({ "displayName": 7 }));
+    assert!(broken("2").decoded().is_none());
+    let events = vec![Event::Apply(broken("2")), Event::Delete(broken("3"))];
+    let changes = client_changes(&objects, writer, vec![client("grafana", "1", &json!({}))], events).await;
+    assert_eq!(changes, ["grafana of identity/platform"], "of no unknown App");
+    let of_app = ClientReference::App { namespace: "identity", name: "platform" };
+    assert!(objects.client_index.get(of_app).is_empty());
+
+    let (objects, writer) = objects_for_clients(Namespaces::watched());
+    client_changes(&objects, writer, vec![client("grafana", "1", &json!({}))], vec![Event::Apply(broken("2"))]).await;
+    let (queue, mut receivers) = ReconcileQueue::new();
+    queue.enqueue_apps_of_clients_with(&objects, ClientReference::GrantedNamespace("monitoring"));
+    assert_eq!(receivers.apps.try_recv().unwrap().name, "platform");
+}
+
+#[tokio::test]
 async fn a_secret_of_a_client_and_the_labels_of_its_namespace_concern_the_client() {
     let (objects, writer) = objects_for_clients(Namespaces::watched());
     client_changes(&objects, writer, vec![client("grafana", "1", &json!({}))], Vec::new()).await;

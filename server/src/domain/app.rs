@@ -53,8 +53,8 @@ impl App {
         let password = PasswordSettings::new(&doc.password)?;
         let webhooks = doc.webhooks.iter().map(Webhook::new).collect::<Result<_, _>>()?;
         let pages = doc.pages.as_ref().map(|pages| Box::new(PagesSettings::new(pages)));
-        // Clients need the pages, on which users log in. Moved out of the document: 50,000 clients twice need much
-        // memory.
+        // Clients need the pages, on which users log in. They are moved out of the document, because two copies of
+        // 50,000 clients would need much memory.
         let rendered = std::mem::take(&mut doc.clients);
         let clients = if pages.is_some() { Clients::new(rendered)? } else { Clients::default() };
         Ok(Self { doc, revision, keys, password, webhooks, pages, clients })
@@ -101,6 +101,13 @@ impl App {
     /// The own host of the App's pages.
     pub fn pages_host(&self) -> Option<&HostName> {
         self.pages.as_ref()?.host.as_ref()
+    }
+
+    /// Whether memberships with this source count: those that administrators added, and those from a provider whose
+    /// groups the App takes over. Providers can be removed, renamed or lose `groups` after they have reported a group.
+    pub fn takes_groups_from(&self, source: &str) -> bool {
+        let mut providers = self.doc.providers.iter();
+        source.is_empty() || providers.any(|provider| provider.name.as_str() == source && provider.groups.is_some())
     }
 
     pub fn webhook(&self, name: &str) -> Option<&Webhook> {

@@ -56,7 +56,7 @@ pub enum EventKind {
     IdentityUnlinked,
     /// A client got an authorization code. The detail names the client.
     ClientAuthorized,
-    /// The user allowed a client the access on the consent page. The detail names the client.
+    /// The user allowed the access of a client on the consent page. The detail names the client.
     ConsentGiven,
     /// The user withdrew the access of a client. The detail names the client.
     ConsentWithdrawn,

@@ -50,7 +50,7 @@ impl AuthenticatedSession {
             if let Some(user) = call.stores.user_of_session(call.app_id(), &session).await? {
                 return Ok(Some(user));
             }
-            // The epoch can have risen between the reads of Redis and Postgres. This session may continue at the new
+            // The epoch can rise between the reads of Redis and Postgres, and this session may continue at the new
             // epoch.
             let live = match session.kind() {
                 None => call.stores.session(call.app_id(), session.user, session.id).await?,

@@ -126,7 +126,7 @@ pub struct PendingLogin {
     pub page: Option<PageLogin>,
 }
 
-/// What a one-time code for the page *continue* is for.
+/// The purpose of a one-time code for the page *continue*.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PageLogin {

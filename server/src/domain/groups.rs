@@ -18,7 +18,7 @@ use super::{
 pub const MAX_GROUPS_PER_APP: u32 = 10_000;
 /// The maximum number of memberships of a user, those from providers included.
 pub const MAX_GROUPS_PER_USER: u32 = 500;
-/// How many users' groups a request writes to Redis at the same time.
+/// The maximum number of users that have their groups written to Redis by one request at the same time.
 const CONCURRENT_WRITES: usize = 16;
 
 /// The name of a group that administrators manage: a letter or digit, then up to 127 characters of
@@ -65,13 +65,13 @@ pub struct Membership {
     pub source: String,
 }
 
-/// The groups of a user, as Redis stores them beside the profile.
+/// The memberships of a user, as Redis stores them beside the profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserGroups {
     /// Rises with every change of the groups. Older groups never replace newer ones.
     pub version: i64,
-    /// Sorted, without duplicates.
-    pub names: Arc<[GroupName]>,
+    /// Sorted by name and source, without duplicates.
+    pub memberships: Arc<[Membership]>,
 }
 
 /// A change of the groups of a user that is stored in Postgres.
@@ -80,7 +80,7 @@ pub struct GroupsChange {
     pub user: UserId,
     /// The groups after the change.
     pub groups: UserGroups,
-    /// The outbox row that propagates the groups if the request does not.
+    /// The outbox row from which the outbox worker propagates the groups if the request fails to.
     pub outbox_row: Uuid,
 }
 
@@ -143,6 +143,16 @@ impl GroupTitle {
     }
 }
 
+/// Returns the names of the user's groups that count in the App now, sorted, without duplicates. The document decides
+/// at each read, so that groups of a removed provider end with it, and not at the user's next login.
+pub(super) async fn user_groups<S: Groups>(call: Call<'_, S>, user: UserId) -> Result<Arc<[GroupName]>, StoreError> {
+    let memberships = call.stores.of_user(call.app_id(), user).await?;
+    let counted = memberships.iter().filter(|membership| call.app.takes_groups_from(&membership.source));
+    let mut names: Vec<GroupName> = counted.map(|membership| membership.name.clone()).collect();
+    names.dedup();
+    Ok(names.into())
+}
+
 /// Makes sure that Redis has the groups of a user who logs in, so that the user's tokens can have them while Postgres
 /// is unavailable. A failure is only logged: the groups are then read when they are needed.
 pub(super) async fn load_groups<S: Groups>(call: Call<'_, S>, user: UserId) {
@@ -189,8 +199,13 @@ async fn store<S: GroupChanges>(stores: &S, app: &AppId, change: &GroupsChange) 
 mod tests {
     use std::sync::Mutex;
 
+    use latchkey_crds::rendered::RenderedProvider;
+
     use super::*;
-    use crate::domain::audit::Event;
+    use crate::{
+        domain::{app::App, audit::Event, client::ClientInfo, clock::Env},
+        fixtures,
+    };
 
     #[test]
     fn a_managed_name_needs_no_encoding_in_a_path() {
@@ -248,11 +263,62 @@ mod tests {
         }
     }
 
+    fn membership(name: &str, source: &str) -> Membership {
+        Membership { name: name.parse().unwrap(), source: source.to_owned() }
+    }
+
+    /// The memberships of every user.
+    struct FakeGroups(Arc<[Membership]>);
+
+    impl Groups for FakeGroups {
+        async fn of_user(&self, _: &AppId, _: UserId) -> Result<Arc<[Membership]>, StoreError> {
+            Ok(Arc::clone(&self.0))
+        }
+    }
+
+    #[tokio::test]
+    async fn groups_count_only_while_the_app_takes_them_over_from_their_provider() {
+        let stores = FakeGroups(Arc::new([
+            membership("dev", "corp"),
+            membership("ops", ""),
+            membership("ops", "corp"),
+            membership("root", "old"),
+        ]));
+        let provider = |name: &str, groups: bool| -> RenderedProvider {
+            let mut provider = serde_json::json!({
+                "name": name,
+                "resource": name,
+                "linkByEmail": true,
+                "settings": { "preset": "oidc", "clientID": "client", "secret": "secret" },
+            });
+            if groups {
+                provider["groups"] = serde_json::json!({ "claim": "groups", "prefix": "" });
+            }
+            serde_json::from_value(provider).unwrap()
+        };
+        let app = |providers| {
+            let mut doc = fixtures::rendered("shop");
+            doc.providers = providers;
+            fixtures::app(doc)
+        };
+        let env = Env::system();
+        let client = ClientInfo { ip: "192.0.2.1".parse().unwrap(), user_agent: None };
+        let names = async |app: &App| -> Vec<String> {
+            let call = Call { stores: &stores, env: &env, app, client: &client };
+            let names = user_groups(call, UserId(Uuid::nil())).await.unwrap();
+            names.iter().map(|name| name.as_str().to_owned()).collect()
+        };
+        assert_eq!(names(&app(vec![provider("corp", true), provider("old", true)])).await, ["dev", "ops", "root"]);
+        assert_eq!(names(&app(vec![provider("corp", true)])).await, ["dev", "ops"], "old was removed");
+        assert_eq!(names(&app(vec![provider("corp", false)])).await, ["ops"], "corp has no groups any more");
+        assert_eq!(names(&app(Vec::new())).await, ["ops"]);
+    }
+
     fn change(number: u128) -> GroupsChange {
-        let names = [format!("team-{number}").parse::<GroupName>().unwrap()];
+        let memberships = Arc::new([membership(&format!("team-{number}"), "")]);
         GroupsChange {
             user: UserId(Uuid::from_u128(number)),
-            groups: UserGroups { version: 1, names: Arc::new(names) },
+            groups: UserGroups { version: 1, memberships },
             outbox_row: Uuid::from_u128(1_000 + number),
         }
     }

@@ -41,7 +41,7 @@ const CLAIMS_CAPACITY: usize = 512;
 /// The keys of an App.
 pub struct AppKeys {
     signing: Vec<TokenSigner>,
-    /// The keys for ID tokens of other algorithms than that of access tokens.
+    /// The keys for ID tokens with other algorithms than that of access tokens.
     id_tokens: Vec<IdTokenKey>,
     hmac: Vec<DerivedHmacKeys>,
     active_signing: usize,
@@ -192,8 +192,8 @@ impl AppKeys {
 // === impl DerivedHmacKeys ===
 
 impl DerivedHmacKeys {
-    /// Authenticates the refresh tokens of clients. Another key than that of the App's own refresh tokens, so that no
-    /// token of one kind is a token of the other kind.
+    /// Authenticates the refresh tokens of clients. The App's own refresh tokens have another key, so a token of one
+    /// kind is never valid as a token of the other kind.
     pub fn client_refresh(&self) -> hmac::Key {
         hmac::Key::new(hmac::HMAC_SHA256, &self.client_refresh[..])
     }
@@ -207,7 +207,7 @@ impl PageKeys {
         hmac::Key::new(hmac::HMAC_SHA256, &self.session_cookies[..])
     }
 
-    /// Seals what pages give to a browser (`domain/pages/seal.rs`).
+    /// Seals the state that pages give to a browser (`domain/pages/seal.rs`).
     pub fn sealed(&self) -> LessSafeKey {
         let key = UnboundKey::new(&AES_256_GCM_SIV, &self.sealed[..]).expect("a key of AES-256 has 32 bytes");
         LessSafeKey::new(key)

@@ -171,7 +171,8 @@ pub fn authorizations(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
 }
 
 /// Returns the rate limit on the requests of a client, which are counted after its authentication. A public client does
-/// not authenticate, so the requests of each client address are counted separately: nobody can use up its limit.
+/// not authenticate, so the requests of each client address are counted separately: no client address can use up the
+/// limit for the others.
 pub fn token_requests(app: &App, openid_client: &OpenIdClient, client: ClientAddress) -> Vec<RateLimitCheck> {
     let limit = ClientLimitName::TokenRequestsPerClientId;
     if openid_client.is_public() {

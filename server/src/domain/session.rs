@@ -15,16 +15,19 @@ use super::user::{Epoch, UserId};
 pub struct SessionId(pub Uuid);
 
 /// The generation of a browser session, which has no refresh token: the largest integer that a Lua number represents
-/// exactly. Every refresh token has a lower generation, so that no comparison finds that a token belongs to a browser
-/// session, on servers of any version. And a lookup recognizes a browser session without reading another field.
+/// exactly. Every refresh token has a lower generation, so no refresh token matches a browser session, on servers of
+/// any version. A lookup also recognizes a browser session without reading another field.
 pub const NO_REFRESH_TOKEN: u64 = (1 << 53) - 1;
 
-/// What a session is for, if it is not a session of the App itself. Sessions of the App have tokens, and no kind.
+/// The kind of a session that is not a session of the App itself. Sessions of the App have no kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SessionKind {
     /// A browser that is logged in to the pages (specification: Browser sessions, Session).
     Browser,
 }
+
+/// What the kind of a client session is called in lists.
+const CLIENT_KIND: &str = "client";
 
 /// How a user authenticated (RFC 8176).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -175,6 +178,15 @@ impl SessionKind {
         match self {
             Self::Browser => "browser",
         }
+    }
+}
+
+// === impl SessionInfo ===
+
+impl SessionInfo {
+    /// The kind as lists show it. `None` for a session of the App.
+    pub fn kind_name(&self) -> Option<&'static str> {
+        if self.client_id.is_some() { Some(CLIENT_KIND) } else { self.kind.map(SessionKind::as_str) }
     }
 }
 

@@ -78,8 +78,8 @@ enum AudienceRef<'a> {
     Several(&'a [String]),
 }
 
-/// The sessions to which a refresh token can belong. The prefix and the key of the HMAC differ, so no token of one kind
-/// is a token of the other kind.
+/// The sessions to which a refresh token can belong. The prefix and the key of the HMAC differ, so a token of one kind
+/// is never valid as a token of the other kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RefreshTokenKind {
     App,
@@ -157,7 +157,7 @@ pub(super) fn jittered_lifetime(seconds: u32, env: &Env) -> i64 {
 }
 
 /// Parses an access token that this App issued for itself, and checks signature, type, issuer, audience and expiry.
-/// Returns `None` if a check fails, and for the token of a client: only calls that name clients accept those.
+/// Returns `None` if a check fails, and for the token of a client.
 pub fn verify_access_token(app: &App, now: OffsetDateTime, token: &str) -> Option<AccessClaims> {
     verify_any_access_token(app, now, token).filter(|claims| !claims.is_of_client(app))
 }
@@ -191,8 +191,8 @@ impl AccessClaims {
     }
 
     /// Whether forward auth admits the token: it has an audience of the App. The token of a client always has the
-    /// issuer as an audience, so that the client can call *userinfo*. There the issuer does not count, even if it is an
-    /// audience of the App.
+    /// issuer as an audience, so that the client can call *userinfo*. In such a token, the issuer does not count, even
+    /// if it is an audience of the App.
     pub fn is_admitted(&self, app: &App) -> bool {
         let issuer = app.doc.issuer.as_str();
         !self.is_of_client(app) || self.has_audience_of(app, |audience| audience != issuer)

@@ -18,7 +18,10 @@ use crate::{
     domain::{
         app::App,
         authentication::{AuthenticatedSession, AuthenticationError},
-        openid::client_session::{SessionUse, find_client_session},
+        openid::{
+            claims::disclosed_profile,
+            client_session::{SessionUse, find_client_session},
+        },
         rights::{Right, Rights},
         session::LiveSession,
     },
@@ -111,7 +114,7 @@ pub async fn authenticate<S: Ports>(
     authenticate_token(state, app, request, bearer_token(app, &request.headers)?).await
 }
 
-/// Like [`authenticate`], for a token that was sent in another place.
+/// Like [`authenticate`], for a token that was not sent in the header.
 pub async fn authenticate_token<S: Ports>(
     state: &State<S>,
     app: &App,
@@ -133,7 +136,7 @@ pub async fn authenticate_again<S: Ports>(
 }
 
 /// The session of the request's token, for forward auth, which also admits tokens of clients with an audience of the
-/// App. Forward auth caches sessions for up to a second.
+/// App. The profile then has only what the scopes of the token disclose. Forward auth caches sessions for up to a second.
 pub async fn forward_auth_session<S: Ports>(
     state: &State<S>,
     app: &App,
@@ -142,11 +145,14 @@ pub async fn forward_auth_session<S: Ports>(
     let token = bearer_token(app, &request.headers)?;
     let call = state.call(app, &request.client);
     let find_session = |token: TokenSession| async move {
-        if !token.is_of_client {
+        let Some(scopes) = token.client_scopes else {
             return call.stores.session(call.app_id(), token.user, token.session).await;
-        }
+        };
         let found = find_client_session(call, token.user, token.session, SessionUse::Counted).await?;
-        Ok(found.map(|(_, found)| LiveSession { session: found.session, profile: found.profile }))
+        Ok(found.map(|(client, found)| LiveSession {
+            session: found.session,
+            profile: disclosed_profile(found.profile, scopes.intersection(client.scopes)),
+        }))
     };
     let authenticated = state.token_cache.authenticate(&state.env, app, token, Instant::now(), find_session).await;
     authenticated.map_err(|error| session_problem(app, error))

@@ -26,7 +26,7 @@ use crate::{
             },
             client::OpenIdClient,
             code::CODE_PREFIX,
-            id_token::NoIdTokenKey,
+            id_token::IdTokenError,
         },
         token::CLIENT_REFRESH_PREFIX,
     },
@@ -36,8 +36,8 @@ use crate::{
 #[doc(hidden)]
 pub mod fuzzing;
 
-/// `Retry-After` while a secret, a ConfigMap or a key of a client is missing. The operator publishes a new document
-/// within seconds after it is there.
+/// `Retry-After` while the Secret, the ConfigMap or a key of a client is missing. The operator publishes a new document
+/// within seconds after the object exists.
 const MISSING_KEY_RETRY: Duration = Duration::from_secs(60);
 /// `Retry-After` until the first key of an algorithm is Active.
 const FIRST_KEY_RETRY: Duration = Duration::from_secs(5);
@@ -51,8 +51,8 @@ enum Basic {
     Malformed,
 }
 
-/// What a request shows, with everything that is decoded from it.
-struct ShownCredentials {
+/// The credentials of a request, with the decoded values.
+struct RequestCredentials {
     basic: Option<Basic>,
     form: ClientForm,
 }
@@ -97,8 +97,8 @@ impl Basic {
     }
 }
 
-/// The text after `Basic`, if the field has this scheme. A field that is not ASCII gives an empty text, which is
-/// malformed.
+/// The text after `Basic`, if the header has this scheme. For a header that is not ASCII, returns an empty text, which
+/// is malformed.
 fn basic_credentials(field: &HeaderValue) -> Option<&str> {
     let scheme = field.as_bytes().get(..5)?;
     if !scheme.eq_ignore_ascii_case(b"basic") {
@@ -157,8 +157,8 @@ pub async fn authenticate<'a, S: Ports>(
         let why = "send one Content-Type: application/x-www-form-urlencoded";
         return Err(Problem::new(ErrorCode::UnsupportedMediaType, why));
     }
-    let shown = ShownCredentials { basic: Basic::from_headers(&request.headers), form: ClientForm(fields) };
-    let presented = shown.presented()?;
+    let sent = RequestCredentials { basic: Basic::from_headers(&request.headers), form: ClientForm(fields) };
+    let presented = sent.presented()?;
     let base = &state.settings.base_url;
     let audiences = audiences(base, app, route);
     let audiences: Vec<&str> = audiences.iter().map(String::as_str).collect();
@@ -172,11 +172,11 @@ pub async fn authenticate<'a, S: Ports>(
     };
     state.client_metrics.count_authentication(presented.credentials.method(), outcome);
     let client = authenticated.map_err(|error| match error {
-        ClientAuthenticationError::InvalidClient => invalid_client(app, shown.basic.is_some()),
+        ClientAuthenticationError::InvalidClient => invalid_client(app, sent.basic.is_some()),
         ClientAuthenticationError::Unresolved(_) => Problem::unavailable(MISSING_KEY_RETRY).with_cause(error),
         ClientAuthenticationError::Common(error) => error.into(),
     })?;
-    Ok((client, shown.form))
+    Ok((client, sent.form))
 }
 
 /// The URLs that an assertion can have as `aud`: the issuer, the token endpoint, and the called URL.
@@ -184,7 +184,7 @@ fn audiences(base: &IssuerUrl, app: &App, route: Route) -> [String; 3] {
     [app.doc.issuer.as_str().to_owned(), Route::Token.url(base, app.id()), route.url(base, app.id())]
 }
 
-/// The one response to a client that did not authenticate (RFC 6749, 5.2). The challenge names the scheme that the
+/// The response to every client that did not authenticate (RFC 6749, 5.2). The challenge names the scheme that the
 /// client used.
 pub fn invalid_client(app: &App, used_basic: bool) -> Problem {
     let challenge = if used_basic {
@@ -195,16 +195,19 @@ pub fn invalid_client(app: &App, used_basic: bool) -> Problem {
     Problem::unauthorized(ErrorCode::InvalidClient, "the client did not authenticate", challenge)
 }
 
-impl From<NoIdTokenKey> for Problem {
-    fn from(error: NoIdTokenKey) -> Self {
-        Self::unavailable(FIRST_KEY_RETRY).with_cause(error)
+impl From<IdTokenError> for Problem {
+    fn from(error: IdTokenError) -> Self {
+        match error {
+            IdTokenError::NoKey(error) => Self::unavailable(FIRST_KEY_RETRY).with_cause(error),
+            IdTokenError::Common(error) => error.into(),
+        }
     }
 }
 
-// === impl ShownCredentials ===
+// === impl RequestCredentials ===
 
-impl ShownCredentials {
-    /// Returns what the request shows. Fails with 400 if it uses two methods, or names two clients.
+impl RequestCredentials {
+    /// Returns the credentials of the request. Fails with 400 if the request uses two methods or names two clients.
     fn presented(&self) -> Result<PresentedClient<'_>, Problem> {
         let form = &self.form;
         let (secret, assertion) = (form.get("client_secret"), form.get("client_assertion"));
@@ -289,8 +292,8 @@ mod tests {
 
     fn presented(authorization: &[&str], form: Value) -> Result<(Option<String>, &'static str), ErrorCode> {
         let Value::Object(form) = form else { panic!("an object") };
-        let shown = ShownCredentials { basic: Basic::from_headers(&headers(authorization)), form: ClientForm(form) };
-        let presented = shown.presented().map_err(|problem| problem.code)?;
+        let sent = RequestCredentials { basic: Basic::from_headers(&headers(authorization)), form: ClientForm(form) };
+        let presented = sent.presented().map_err(|problem| problem.code)?;
         Ok((presented.client_id.map(str::to_owned), presented.credentials.method().as_str()))
     }
 

@@ -31,7 +31,7 @@ pub enum Cors {
     Unlisted,
     Listed(HeaderValue),
     /// The origin of a client's redirect URL, for an endpoint that clients call. Such a page sends its token or code
-    /// itself, so it can send no cookies.
+    /// itself, so it is not allowed to send cookies.
     OfClient(HeaderValue),
 }
 

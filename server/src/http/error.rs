@@ -191,8 +191,9 @@ const OVER_BUDGET_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// `Retry-After` during an outage of a store.
 const STORE_RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// The error that a response reports in its own form: a redirect in the parameters of its URL, a page in its HTML. A
-/// handler puts it into the extensions of the response, so that the pipeline logs and holds the response like an error.
+/// The error of a response that is not JSON: a redirect reports the error in the parameters of its URL, a page in its
+/// HTML. A handler adds this value to the extensions of the response, so that the pipeline logs and delays the response
+/// like an error.
 #[derive(Clone, Debug)]
 pub struct ReportedProblem(pub Arc<Problem>);
 
@@ -250,6 +251,16 @@ impl Problem {
 
     pub fn provider_not_found() -> Self {
         Self::new(ErrorCode::ProviderNotFound, "the App has no provider of this name")
+    }
+
+    /// An error of a request of a browser, and not of an authentication.
+    pub fn client_not_found() -> Self {
+        Self::new(ErrorCode::InvalidClient, "the App has no such client")
+            .with_status(ErrorCode::InvalidRequest.status())
+    }
+
+    pub fn client_redirect_url_not_allowed() -> Self {
+        Self::new(ErrorCode::RedirectUrlNotAllowed, "the redirect URL is not registered for the client")
     }
 
     pub fn app_not_found() -> Self {

@@ -128,7 +128,7 @@ impl HttpMetrics {
             metrics.over_budget.clone(),
         );
         registry.register("pages", "Requests for hosted pages", metrics.pages.clone());
-        registry.register("authorizations", "Answers to authorization requests", metrics.authorizations.clone());
+        registry.register("authorizations", "Responses to authorization requests", metrics.authorizations.clone());
         metrics
     }
 
@@ -150,7 +150,7 @@ impl HttpMetrics {
         self.pages.get_or_create(&PageLabels { page, outcome }).inc();
     }
 
-    /// `outcome` is that of `AuthorizationAnswer`.
+    /// `outcome` is that of `AuthorizationResponseKind`.
     pub fn record_authorization(&self, outcome: &'static str) {
         self.authorizations.get_or_create(&OutcomeLabels { outcome }).inc();
     }

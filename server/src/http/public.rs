@@ -29,7 +29,7 @@ pub(super) struct PublicEndpoints<S> {
     pages: Pages,
 }
 
-/// What is at a path of the public listener.
+/// The target of a path of the public listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PublicRoute {
     Api(Route),
@@ -140,12 +140,13 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
     }
 }
 
-/// Whether the App has this page. Without clients it has no pages for them, except `authorize`, which says why.
+/// Whether the App has this page. Without clients, the App has only one of the pages for clients: `authorize`, which
+/// shows `invalid_client`.
 fn has_page(app: &App, route: PageRoute) -> bool {
     app.pages.is_some() && (app.has_clients() || !route.needs_clients())
 }
 
-/// Hides the paths and methods that only an App with clients has, so that every other App has none of them.
+/// Hides the paths and methods that only an App with clients has from all other Apps.
 fn only_with_clients(found: Lookup<Route>) -> Lookup<Route> {
     /// The methods of *userinfo* without clients.
     const USERINFO: &str = "GET, HEAD, OPTIONS";

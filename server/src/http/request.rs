@@ -182,7 +182,7 @@ impl InboundRequest {
         parse_fields(self.read_sent_body().await?.fields)
     }
 
-    /// Like [`Self::read_json_or_form`], for an endpoint whose fields depend on who sends them.
+    /// Like [`Self::read_json_or_form`], for an endpoint with fields that depend on the caller.
     pub async fn read_sent_body(&mut self) -> Result<SentBody, Problem> {
         let is_form = self.has_form();
         let fields = if is_form {

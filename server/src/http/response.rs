@@ -71,7 +71,7 @@ pub fn private_empty(status: StatusCode) -> Response {
     response
 }
 
-/// A redirect that must not be cached, and whose URL must not leak in a `Referer`.
+/// A redirect that must not be cached. Its URL must not leak in a `Referer`.
 pub fn redirect(status: StatusCode, url: &str) -> Result<Response, Problem> {
     let location = HeaderValue::try_from(url).map_err(|error| Problem::server_error().with_cause(error))?;
     let mut response = private_empty(status);

@@ -445,10 +445,7 @@ fn format_time(time: OffsetDateTime) -> String {
 mod tests {
     use std::{collections::BTreeMap, sync::Mutex};
 
-    use latchkey_crds::{
-        rendered::{SmtpRelay, SmtpTls},
-        types::GroupName,
-    };
+    use latchkey_crds::rendered::{SmtpRelay, SmtpTls};
     use prometheus_client::registry::Registry;
     use time::macros::datetime;
     use uuid::Uuid;
@@ -458,7 +455,7 @@ mod tests {
         domain::{
             audit::Event,
             code::CodeKey,
-            groups::{GroupsChange, ReportedGroups, UserGroups},
+            groups::{GroupsChange, Membership, ReportedGroups, UserGroups},
             password::PasswordHash,
             ports::{ChangedUser, Confirmation, CreateUserOutcome, LoginCandidate, NewUser, PasswordReset},
             session::{LiveSession, NewSession, OpenOutcome, RefreshOutcome, RefreshRules, SessionId, SessionInfo},
@@ -791,7 +788,8 @@ mod tests {
     }
 
     fn groups() -> UserGroups {
-        UserGroups { version: 3, names: Arc::new(["staff".parse::<GroupName>().unwrap()]) }
+        let membership = Membership { name: "staff".parse().unwrap(), source: "corp".to_owned() };
+        UserGroups { version: 3, memberships: Arc::new([membership]) }
     }
 
     /// A deliverer for two Apps: `shop` with its own relay on this loopback port, and `unresolved` without a relay.

@@ -9,7 +9,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 pub(super) static STYLESHEET: LazyLock<Asset> =
     LazyLock::new(|| Asset::new("pages.", ".css", "text/css; charset=utf-8", include_str!("assets/pages.css")));
 
-/// The only script: it sends the response to a Client that wants it in a form.
+/// The only script: it submits the form with the response to a Client (`response_mode=form_post`).
 pub(super) static FORM_SCRIPT: LazyLock<Asset> = LazyLock::new(|| {
     Asset::new("form-post.", ".js", "text/javascript; charset=utf-8", include_str!("assets/form-post.js"))
 });
@@ -19,7 +19,7 @@ pub(super) static FORM_SCRIPT: LazyLock<Asset> = LazyLock::new(|| {
 pub struct Asset {
     /// `{FILE}` in `/assets/{FILE}`.
     pub name: String,
-    /// What `name` begins and ends with. Between them is the hash.
+    /// The parts of `name` before and after the hash.
     prefix: &'static str,
     suffix: &'static str,
     pub content_type: &'static str,

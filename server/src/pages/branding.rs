@@ -1,4 +1,4 @@
-//! What the pages of an App have in common: its name, colors, logo and links.
+//! The name, colors, logo and links that all pages of an App show.
 
 use latchkey_crds::{
     pages::{Language, ThemeMode},
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::domain::{app::App, pages::settings::PagesSettings};
 
-/// What the pages of an App have in common. Templates read it as `app`.
+/// The values that all pages of an App share. Templates read them as `app`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Branding {
     /// The display name of the App.

@@ -1,4 +1,4 @@
-//! Errors on pages: which text an error code and an invalid field have.
+//! Errors on pages: the texts of error codes and invalid fields.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -23,7 +23,7 @@ pub(super) struct ShownError {
     message: String,
 }
 
-/// What is wrong with each field that a form can have.
+/// The error of each field that a form can have.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct FieldErrors {
     name: Option<String>,
@@ -33,7 +33,7 @@ pub(super) struct FieldErrors {
     current_password: Option<String>,
 }
 
-/// The text of an error code. Some codes only programs can get; a page shows them as `invalid_request`.
+/// The text of an error code. Only programs can get some of the codes; a page shows these as `invalid_request`.
 pub(super) const fn error_text(code: ErrorCode) -> &'static str {
     match code {
         ErrorCode::InvalidRequest

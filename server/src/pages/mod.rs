@@ -1,5 +1,5 @@
-//! The hosted pages: what users see of the service. Views, texts, colors and templates become HTML here. These are pure
-//! functions; handlers read requests, call use cases and choose the view.
+//! The hosted pages, which users see. Views, texts, colors and templates become HTML here. These are pure functions;
+//! handlers read requests, call use cases and choose the view.
 
 mod assets;
 mod branding;

@@ -14,7 +14,8 @@ use super::{
     views::View,
 };
 
-/// What every page needs besides its view. It cannot be printed, because logs must not have `csrf` or `tx`.
+/// The values that every page needs in addition to its view. The type has no `Debug`, because logs must not contain
+/// `csrf` or `tx`.
 #[derive(Clone, Copy)]
 pub struct PageContext<'a> {
     pub branding: &'a Branding,
@@ -27,7 +28,8 @@ pub struct PageContext<'a> {
     pub user: Option<&'a str>,
     /// The transaction that forms and links carry.
     pub tx: Option<&'a str>,
-    /// The transaction of the link to a new login, which leads back to this page. `None`: that of the other links.
+    /// The transaction of the link to a new login, which leads back to this page. `None`: the link has the same
+    /// transaction as the other links.
     pub login_tx: Option<&'a str>,
     pub request_id: &'a str,
 }

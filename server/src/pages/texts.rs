@@ -11,6 +11,13 @@ use minijinja::{
     value::{Kwargs, Object, ObjectRepr, from_args},
 };
 
+/// The variable with the name of a Client. Another team chooses it, and it stands within sentences.
+const CLIENT: &str = "client";
+/// Isolate the direction of the text between them (Unicode Standard Annex 9, 2.4): a right-to-left name cannot change
+/// the order of the words around it. Unlike `<bdi>`, they also work in titles and attributes.
+const FIRST_STRONG_ISOLATE: char = '\u{2068}';
+const POP_DIRECTIONAL_ISOLATE: char = '\u{2069}';
+
 /// The texts of an App in one language. Clones share the texts.
 #[derive(Clone, Debug)]
 pub struct PageTexts {
@@ -49,15 +56,17 @@ impl PageTexts {
     fn try_format(&self, id: &str, values: &[(&str, &str)]) -> Result<String, Error> {
         let invalid = |reason: String| Error::new(ErrorKind::InvalidOperation, reason);
         let text = self.find(id).ok_or_else(|| invalid(format!("there is no text {id}")))?;
-        let value = |variable: &str| values.iter().find(|(name, _)| *name == variable).map(|(_, value)| *value);
+        let isolated: Vec<(&str, Cow<'_, str>)> =
+            values.iter().map(|(name, value)| (*name, shown(name, value))).collect();
+        let value = |variable: &str| isolated.iter().find(|(name, _)| *name == variable).map(|(_, value)| &**value);
         if let Some(variable) = text.variables().find(|variable| value(variable).is_none()) {
             return Err(invalid(format!("the text {id} needs the variable {variable}")));
         }
         Ok(text.format(|variable| value(variable).unwrap_or_default()))
     }
 
-    /// The App's own text, or the default text. An own text with variables that the default text does not have can come
-    /// from an operator of another version; it is ignored.
+    /// The App's own text, or the default text. An own text with a variable that the default text does not have is
+    /// ignored. It can come from an operator of another version.
     fn find(&self, id: &str) -> Option<&Text> {
         let default = default_texts(self.language).get(id)?;
         let is_known = |variable: &str| default.variables().any(|known| known == variable);
@@ -82,6 +91,15 @@ impl Object for TextFunction {
         let values: Vec<(&str, Cow<'_, str>)> = values.iter().map(|(name, value)| (*name, as_text(value))).collect();
         let values: Vec<(&str, &str)> = values.iter().map(|(name, value)| (*name, &**value)).collect();
         Ok(self.0.try_format(id, &values)?.into())
+    }
+}
+
+/// The value of a variable, isolated if it is the name of a Client, which contains no isolates itself.
+fn shown<'v>(variable: &str, value: &'v str) -> Cow<'v, str> {
+    if variable == CLIENT {
+        format!("{FIRST_STRONG_ISOLATE}{value}{POP_DIRECTIONAL_ISOLATE}").into()
+    } else {
+        value.into()
     }
 }
 
@@ -136,6 +154,14 @@ mod tests {
         assert_eq!(texts.format("cancel", &[]), "Cancel", "there is no such variable");
         assert!(texts.try_format("no-such-text", &[]).is_err());
         assert!(texts.try_format("link-home", &[]).is_err());
+    }
+
+    #[test]
+    fn the_name_of_a_client_does_not_change_the_direction_of_its_sentence() {
+        let texts = PageTexts::new(Language::En, None);
+        let title = texts.format("consent-title", &[("client", "\u{5d0}\u{5d1}")]);
+        assert_eq!(title, "\u{2068}\u{5d0}\u{5d1}\u{2069} wants to use your account");
+        assert!(!texts.format("link-home", &[("app", "Shop")]).contains('\u{2068}'));
     }
 
     #[test]

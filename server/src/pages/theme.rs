@@ -11,7 +11,8 @@ use crate::domain::pages::settings::Theme;
 const TEXT_CONTRAST: f64 = 4.5;
 /// The lowest contrast of the border of a control, and of an icon (WCAG 2.2, 1.4.11).
 const CONTROL_CONTRAST: f64 = 3.0;
-/// The lowest contrast of text on the page around the card. Below it, the page has the background of the card.
+/// The lowest contrast of text on the page around the card. If no darker color reaches it, the page has the background
+/// of the card.
 const CANVAS_CONTRAST: f64 = 7.0;
 
 const BLACK: Rgb = Rgb([0, 0, 0]);

@@ -1,5 +1,5 @@
-//! What each page shows. A handler fills a view; its template reads the fields as `page`. Views have user data and
-//! codes, so they cannot be printed.
+//! The views: the data that each page shows. A handler fills a view; its template reads the fields as `page`. Views
+//! contain user data and codes, so they have no `Debug`.
 
 use serde::Serialize;
 
@@ -31,7 +31,7 @@ pub trait View: Serialize {
         false
     }
 
-    /// What has just been done.
+    /// The action that has just succeeded.
     fn notice(&self, _: &PageTexts) -> Option<String> {
         None
     }
@@ -138,7 +138,7 @@ pub struct AccountPage<'a> {
     pub notice: Option<AccountNotice<'a>>,
 }
 
-/// What was just done in the account.
+/// The action in the account that has just succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccountNotice<'a> {
     NameSaved,
@@ -198,7 +198,7 @@ pub struct IdentitiesPage<'a> {
 #[derive(Serialize)]
 pub struct SessionsPage<'a> {
     pub sessions: Vec<SessionRow>,
-    /// Whether there is a session besides that of this browser.
+    /// Whether the user has sessions other than that of this browser.
     pub has_others: bool,
     #[serde(skip)]
     pub notice: Option<AccountNotice<'a>>,
@@ -265,8 +265,8 @@ pub struct ScopeRow<'a> {
     text: &'static str,
 }
 
-/// The response to a Client that wants it in a form (OAuth 2.0 Form Post Response Mode). A script of our own sends the
-/// form; without scripts, the user does.
+/// The response to a Client as a form (OAuth 2.0 Form Post Response Mode). A script of the service submits the form;
+/// without scripts, the user does.
 #[derive(Serialize)]
 pub struct FormPostPage<'a> {
     /// The redirect URL.

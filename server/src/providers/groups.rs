@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn more_groups_than_a_user_can_have_are_none() {
+    fn too_many_reported_groups_give_no_groups() {
         let claim = |count: usize| Value::from((0..count).map(|number| format!("g{number}")).collect::<Vec<_>>());
         assert_eq!(names(&claim(500), &settings("corp:", &[])).len(), 500);
         assert!(names(&claim(501), &settings("corp:", &[])).is_empty());

@@ -3,26 +3,26 @@
 
 use std::sync::Arc;
 
-use latchkey_crds::types::{AppId, GroupName};
+use latchkey_crds::types::AppId;
 use uuid::Uuid;
 
 use super::stores::Stores;
 use crate::domain::{
     audit::Event,
-    groups::{GroupsChange, ReportedGroups, UserGroups},
+    groups::{GroupsChange, Membership, ReportedGroups, UserGroups},
     ports::{GroupChanges, Groups, Replication, StoreError},
     user::UserId,
 };
 
 impl Groups for Stores {
-    async fn of_user(&self, app: &AppId, user: UserId) -> Result<Arc<[GroupName]>, StoreError> {
+    async fn of_user(&self, app: &AppId, user: UserId) -> Result<Arc<[Membership]>, StoreError> {
         if let Some(groups) = self.redis.stored_groups(app, user).await? {
-            return Ok(groups.names);
+            return Ok(groups.memberships);
         }
         let Some(groups) = self.postgres.user_groups(app, user).await? else { return Ok(Arc::default()) };
-        // If a change comes between the two calls, Redis keeps the groups with the higher version.
+        // If the groups change between the two calls, Redis keeps the groups with the higher version.
         self.redis.store_groups(app, user, &groups).await?;
-        Ok(groups.names)
+        Ok(groups.memberships)
     }
 }
 

@@ -16,13 +16,18 @@ use crate::{
 const EMAIL: &str = "ada@example.com";
 
 impl TestApp {
-    /// The groups of a user in Redis, beside the profile. `None` if Redis does not have them.
+    /// The names of the groups of a user in Redis, beside the profile. `None` if Redis does not have them.
     pub(crate) async fn groups_in_redis(&self, user: &str) -> Option<Vec<String>> {
         let mut redis = self.stack.redis().connect().await.expect("Redis is reachable");
         let key = format!("lk:{{{}:{user}}}:user", self.id());
         let names: Option<String> =
             redis::cmd("HGET").arg(key).arg("groups").query_async(&mut redis).await.expect("a hash");
-        names.map(|names| names.lines().map(str::to_owned).collect())
+        names.map(|memberships| {
+            let name = |line: &str| line.split('\t').next().unwrap_or_default().to_owned();
+            let mut names: Vec<String> = memberships.lines().map(name).collect();
+            names.dedup();
+            names
+        })
     }
 }
 

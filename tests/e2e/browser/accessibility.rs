@@ -6,7 +6,7 @@ use latchkey_tests::{browser::Browser, page_tour::PageTour, process};
 use serde_json::Value;
 
 const AXE: &str = "tests/axe/node_modules/axe-core/axe.min.js";
-/// The number of rules that apply to every page. A run in which fewer rules pass has not looked at the page.
+/// The number of rules that apply to every page. If fewer rules pass, the run has not checked the page.
 const MIN_PASSED_RULES: u64 = 12;
 /// The width in CSS pixels at which a page must not scroll to the side (WCAG 2.2, success criterion 1.4.10).
 const NARROWEST: u32 = 320;
@@ -37,7 +37,7 @@ async fn violations(browser: &Browser) -> Vec<String> {
     violations
 }
 
-/// Walks through all pages. Returns what is wrong.
+/// Walks through all pages. Returns all violations.
 async fn check_all_pages(language: &str) -> Vec<String> {
     let axe = axe();
     let tour = PageTour::start().await.unwrap();

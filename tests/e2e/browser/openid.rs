@@ -19,8 +19,8 @@ fn form(pages: &PagesTest, client: &Client, callback: &str) -> String {
     format!("<form method=\"post\" action=\"{}\">{}<button>Go</button></form>", pages.url("authorize"), inputs.concat())
 }
 
-/// Logs in at the pages, and then sends the form of the other site. The browser must not log in again, and must send the
-/// response to the other site.
+/// Logs in at the pages, and then sends the form of the other site. The browser must not log in again, and must send
+/// the response to the other site.
 async fn send_form_of_other_site(browser: &Browser, has_scripts: bool) {
     let pages = PagesTest::start().await;
     pages.test_app.register_and_confirm(EMAIL).await;
@@ -43,7 +43,8 @@ async fn send_form_of_other_site(browser: &Browser, has_scripts: bool) {
     let url = browser.wait_for_url("the callback", |url| url.path() == "/callback").await;
     assert_eq!(url.query(), None, "the code is in the form");
     assert_eq!(browser.text_of("#done").await, "done");
-    // The cookies of the pages are as before: the POST, which had none of them, has replaced none.
+    // The cookies of the pages are as before: the browser sent none of them with the POST, and the response replaced
+    // none.
     browser.open(&pages.url("account")).await;
     pages.wait_for_page(browser, "account").await;
     assert_eq!(browser.cookies().await.len(), before);

@@ -20,7 +20,7 @@ use crate::support::claims_of;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A service whose App lists a ServiceAccount. Only the tokens of Argo CD are for the App.
+/// A service with an App that lists a ServiceAccount. Only the tokens of Argo CD have an audience of the App.
 struct Introspection {
     test: OpenIdTest,
     /// `Bearer` and the token of the ServiceAccount.

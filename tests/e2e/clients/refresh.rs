@@ -123,7 +123,7 @@ async fn a_client_that_is_no_longer_served_loses_its_tokens() {
 }
 
 #[tokio::test]
-async fn lost_scopes_drop_out_and_the_loss_of_offline_access_ends_the_refresh() {
+async fn lost_scopes_are_left_out_and_without_offline_access_a_refresh_fails() {
     let test = OpenIdTest::start().await;
     let tokens = test.tokens("openid email offline_access").await;
     let mut client = rendered_client(GRAFANA, Some(SECRET));

@@ -328,7 +328,7 @@ async fn a_client_whose_secret_cannot_be_read_gets_503() {
 }
 
 #[tokio::test]
-async fn an_app_without_clients_answers_as_before() {
+async fn an_app_without_clients_responds_as_before() {
     let test = OpenIdTest::start_with(app(), Vec::new()).await;
     let id = test.test_app.id();
     let client = test.client();

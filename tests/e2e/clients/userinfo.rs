@@ -1,4 +1,4 @@
-//! Userinfo for clients, and that the tokens of clients work nowhere else.
+//! Userinfo for clients. The tokens of clients work on no other endpoint.
 
 use http::{Method, StatusCode};
 use latchkey_tests::passwords::{NEW_PASSWORD, PASSWORD};
@@ -95,7 +95,7 @@ async fn the_token_of_a_client_works_on_no_other_endpoint() {
             response.text
         );
     }
-    // Nothing happened.
+    // The refused calls have changed nothing.
     let login = test.client().login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let account = test.client().with_token(id, login.string("token")).get("user").await.expect(StatusCode::OK);
     assert_eq!((account.string("name"), account.string("email")), (NAME, EMAIL));
@@ -114,6 +114,12 @@ async fn forward_auth_admits_a_client_with_an_audience_of_the_app_until_its_sess
     assert_eq!(admitted.header("x-auth-email"), Some(EMAIL));
     let session = claims_of(tokens.string("access_token"))["sid"].as_str().unwrap().to_owned();
     assert_eq!(admitted.header("x-auth-session-id"), Some(session.as_str()));
+    assert_eq!(admitted.header("x-auth-name"), Some(""), "there is no scope profile");
+    let tokens_with_name = test.tokens("openid profile").await;
+    let named = test.client().with_token(test.test_app.id(), tokens_with_name.string("access_token"));
+    let named = named.get("authorize").await.expect(StatusCode::OK);
+    assert!(!named.header("x-auth-name").unwrap().is_empty());
+    assert_eq!((named.header("x-auth-email"), named.header("x-auth-email-verified")), (Some(""), Some("false")));
     // All other calls still refuse it.
     user.get("user").await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     test.set_clients(Vec::new()).await;

@@ -80,6 +80,48 @@ async fn an_application_without_access_cannot_be_removed() {
 }
 
 #[tokio::test]
+async fn access_of_a_client_that_the_app_lost_is_listed_and_withdrawn_by_uid() {
+    let test = ProviderTest::with_client(|client| client.set("/consent", "Once")).await;
+    let (list, account) = (test.path("account/applications"), test.path("account"));
+    let mut browser = test.logged_in_browser(EMAIL).await;
+    let mut never = test.logged_in_browser(OTHER_EMAIL).await;
+    let scopes = [("scope", "openid offline_access")];
+    let consent = test.authorize(&mut browser, &scopes).await.expect_at(&test.path("consent"));
+    let code = reply(&test.decide(&mut browser, &consent, "allow").await)["code"].clone();
+    test.exchange(&code).await.expect(StatusCode::OK);
+    let mut connection = test.test_app.stack.database.connect().await.expect("the database is reachable");
+    let uid: String =
+        sqlx::query_scalar("SELECT client_uid FROM consents").fetch_one(&mut connection).await.expect("one consent");
+
+    // Another Client has the name now.
+    test.test_app.edit_rendered(|document| document["clients"][0]["uid"] = "another".into()).await;
+    let page = browser.open(&list).await.expect_at(&list);
+    assert_eq!(page.form(&list).value("client"), uid);
+    assert!(page.text().contains(&test.client.client_id()), "{}", page.html);
+    let refused = browser.submit(&page, &list, &[("client", "another")]).await;
+    refused.expect_error(404, "not_found");
+
+    // The App has no Client.
+    test.test_app.edit_rendered(|document| document["clients"] = serde_json::json!([])).await;
+    assert!(browser.open(&account).await.expect_at(&account).links().contains(&list));
+    let sessions = browser.open(&test.path("account/sessions")).await;
+    assert!(sessions.text().contains(&format!("{} · ", test.client.client_id())), "{}", sessions.html);
+    let page = browser.open(&list).await.expect_at(&list);
+    let removed = browser.submit(&page, &list, &[]).await.expect_at(&account);
+    assert!(removed.text().contains("no longer has access"), "{}", removed.html);
+    assert_eq!(test.consent_count().await, 0);
+    let sessions = browser.open(&test.path("account/sessions")).await;
+    assert!(!sessions.text().contains(&test.client.client_id()), "{}", sessions.html);
+    test.wait_for_event(EMAIL, "consent_withdrawn").await;
+
+    // Without entries there is no page.
+    for browser in [&mut browser, &mut never] {
+        assert!(!browser.open(&account).await.expect_at(&account).links().contains(&list));
+        assert_eq!(browser.open(&list).await.status, StatusCode::NOT_FOUND);
+    }
+}
+
+#[tokio::test]
 async fn the_account_leads_there_only_if_the_app_has_clients() {
     let test = ProviderTest::start().await;
     let mut browser = test.logged_in_browser(EMAIL).await;

@@ -104,7 +104,7 @@ async fn a_post_of_another_site_keeps_the_session_of_the_browser() {
     assert!(without_cookies.cookies.is_empty());
     let location = posted.header("location").unwrap().to_owned();
     assert!(reply(&browser.open(&location).await).contains_key("code"));
-    // Anybody can open it, and gets only a login page.
+    // Every browser can open this `tx`, but gets only the login page.
     test.new_browser().open(&location).await.expect_at(&test.path("login"));
     let login = location.replace("/authorize?", "/login?");
     browser.open(&login).await.expect_error(400, "invalid_state");
@@ -162,7 +162,7 @@ async fn a_request_is_checked_again_after_the_login() {
 }
 
 #[tokio::test]
-async fn while_redis_is_away_nobody_gets_a_code() {
+async fn without_redis_nobody_gets_a_code() {
     let test = ProviderTest::of(app(), no_client_change, Stack::builder().proxied()).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     test.test_app.stack.redis_proxy.as_ref().expect("a proxy").refuse().await;
@@ -272,7 +272,7 @@ async fn no_page_can_be_framed_and_no_address_has_a_code() {
         assert_protected(page);
         assert!(!page.address.contains("lka_") && !page.address.contains("code="), "{}", page.address);
     }
-    // The answer to the POST is a redirect that no browser repeats as a POST.
+    // The response to the POST is a redirect that no browser repeats as a POST.
     let done = test.decide(&mut browser, &consent, "allow").await;
     assert_eq!(done.status, StatusCode::SEE_OTHER);
     assert!(reply(&done).contains_key("code"));

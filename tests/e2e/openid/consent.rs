@@ -148,7 +148,7 @@ async fn a_program_on_the_device_needs_the_user_for_each_code() {
         let test = ProviderTest::of_device(callback).await;
         let mut browser = test.logged_in_browser(EMAIL).await;
         let page = test.authorize(&mut browser, &CHALLENGE).await.expect_at(&test.path("consent"));
-        assert!(page.text().contains("just opened Our Program on this device"), "{}", page.html);
+        assert!(page.text().contains("just opened \u{2068}Our Program\u{2069} on this device"), "{}", page.html);
         assert!(reply(&test.decide(&mut browser, &page, "allow").await).contains_key("code"));
         test.authorize(&mut browser, &CHALLENGE).await.expect_at(&test.path("consent"));
         let silent: Vec<(&str, &str)> = CHALLENGE.iter().copied().chain([("prompt", "none")]).collect();
@@ -161,7 +161,7 @@ async fn a_program_on_the_device_needs_the_user_for_each_code() {
 }
 
 #[tokio::test]
-async fn a_prepared_post_does_not_make_a_later_login_an_answer() {
+async fn a_later_login_does_not_count_for_a_prepared_post() {
     let test = ProviderTest::of_device("com.example.program:/done").await;
     test.test_app.register_and_confirm(EMAIL).await;
     // A program prepares the request before the user logs in for another purpose.
@@ -187,6 +187,6 @@ async fn a_login_for_another_purpose_does_not_replace_the_decision() {
     for page in ["authorize", "consent"] {
         browser.open(&test.path(&format!("{page}?tx={tx}"))).await.expect_at(&test.path("consent"));
     }
-    // The login page of the request still answers it.
+    // A login on the login page of the request still counts for the request.
     assert!(reply(&test.log_in_at(&mut browser, &waiting, EMAIL).await).contains_key("code"));
 }

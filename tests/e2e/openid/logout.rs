@@ -103,7 +103,7 @@ async fn a_wrong_request_logs_nobody_out() {
 }
 
 #[tokio::test]
-async fn a_post_of_another_site_asks_or_logs_out_by_its_hint() {
+async fn a_post_of_another_site_logs_out_at_once_only_with_the_hint_of_the_session() {
     let test = ProviderTest::with_client(with_url).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let hint = id_token(&test, &mut browser).await;

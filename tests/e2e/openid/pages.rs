@@ -61,7 +61,7 @@ impl ProviderTest {
         Self::start_with(app, edit(client), CALLBACK, builder).await
     }
 
-    /// A Client without a secret, whose redirect URL a program on the device receives.
+    /// A Client without a secret. A program on the device receives its redirect URL.
     pub(super) async fn of_device(callback: &'static str) -> Self {
         let app = app();
         let client = Client::public("cli", &app, callback).set("/displayName", "Our Program");

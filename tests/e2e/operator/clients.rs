@@ -1,4 +1,4 @@
-//! Clients: which ones an App accepts, their Secrets, and what their statuses report.
+//! Clients: which Clients an App accepts, their Secrets, and their statuses.
 
 use std::time::{Duration, Instant};
 
@@ -330,7 +330,7 @@ async fn a_client_whose_new_spec_is_not_accepted_is_served_as_before() {
 }
 
 #[tokio::test]
-async fn a_secret_of_somebody_else_is_never_touched() {
+async fn a_secret_that_the_client_does_not_own_is_never_changed() {
     let install = TestCluster::shared().await.install().await;
     let _servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;
@@ -363,7 +363,7 @@ async fn a_secret_of_somebody_else_is_never_touched() {
 }
 
 #[tokio::test]
-async fn a_secret_is_repaired_a_changed_value_counts_and_a_deleted_one_is_replaced() {
+async fn a_secret_is_repaired_a_changed_value_is_used_and_a_deleted_one_is_replaced() {
     let install = TestCluster::shared().await.install().await;
     let _servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;
@@ -452,7 +452,7 @@ fn is_update_of(event: &AuditEvent, secret: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_rotation_happens_once_also_if_the_leader_is_killed() {
+async fn a_rotation_happens_once_even_if_the_leader_is_killed() {
     let install = TestCluster::shared().await.install().await;
     let _server = install.start_server().await;
     let operators = [install.start_operator().await, install.start_operator().await];
@@ -477,7 +477,7 @@ async fn a_rotation_happens_once_also_if_the_leader_is_killed() {
         assert_eq!(authentication["sha256"], sha256(&client_secret(&install, "grafana").await));
         leader.start().unwrap();
         wait_until_ready(&install, tenant, "grafana").await;
-        // Another Client is reconciled after everything that the new leader had to do.
+        // When this other Client is reconciled, the new leader has handled the rotation.
         let other = format!("other-{round}");
         apply_client(&install, &app, &other, &json!({})).await;
         wait_until_ready(&install, tenant, &other).await;
@@ -641,7 +641,7 @@ async fn wait_for_other_revision(install: &Installation<'_>, app: &App, before: 
 }
 
 #[tokio::test]
-async fn a_server_that_is_too_old_concerns_the_clients_and_not_the_app() {
+async fn a_server_that_is_too_old_affects_the_clients_and_not_the_app() {
     let install = TestCluster::shared().await.install().await;
     let _server = install.start_server().await;
     let _operator = install.start_operator().await;
@@ -668,7 +668,7 @@ async fn a_server_that_is_too_old_concerns_the_clients_and_not_the_app() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_behind_concerns_only_the_clients_that_have_changed() {
+async fn a_server_that_is_behind_affects_only_the_clients_that_have_changed() {
     let install = TestCluster::shared().await.install().await;
     let _server = install.start_server().await;
     let _operator = install.start_operator().await;

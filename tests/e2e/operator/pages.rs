@@ -58,7 +58,7 @@ async fn wait_until_host_is_held(install: &Installation<'_>, app: &App) {
     assert_eq!(rendered_document(install, app).await["pages"]["host"], HOST);
 }
 
-/// Waits until the App reports that it has not got the host. Its pages are published without the host.
+/// Waits until the App reports that it does not hold the host. Its pages are published without the host.
 async fn wait_for_host_conflict(install: &Installation<'_>, app: &App, namespace: &str) {
     let message = wait_for_condition(
         install,

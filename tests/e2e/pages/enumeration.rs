@@ -55,7 +55,7 @@ async fn pages_do_not_show_whether_an_address_has_an_account() {
     assert_alike(&pages, "login", &[("password", WRONG_PASSWORD)], 401).await;
     assert_alike(&pages, "forgot", &[], 200).await;
     assert_alike(&pages, "reset", &[("code", WRONG_CODE), ("password", PASSWORD)], 400).await;
-    // The last one, because it registers the unknown address.
+    // This form is the last one, because it registers the unknown address.
     assert_alike(&pages, "register", &[("name", NAME), ("password", PASSWORD)], 200).await;
 }
 

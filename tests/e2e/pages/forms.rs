@@ -1,4 +1,4 @@
-//! Forms of other browsers, Apps and sites, and markup in what users enter.
+//! Forms of other browsers, Apps and sites, and markup in the input of users.
 
 use http::StatusCode;
 use latchkey_tests::{

@@ -1,4 +1,4 @@
-//! Pages while a store is away.
+//! Pages while a store is unavailable.
 
 use latchkey_tests::{page_browser::LoadedPage, passwords::PASSWORD, stack::Stack};
 

@@ -224,7 +224,7 @@ async fn a_user_links_and_unlinks_a_provider() {
 }
 
 #[tokio::test]
-async fn the_last_way_to_log_in_stays() {
+async fn the_last_way_to_log_in_cannot_be_unlinked() {
     let social = SocialPages::start().await;
     let mut browser = social.pages.new_browser();
     social.log_in(&mut browser, &grace()).await.expect_at(&social.path("account"));

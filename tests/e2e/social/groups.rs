@@ -123,7 +123,7 @@ async fn only_the_listed_groups_are_taken_over() {
 }
 
 #[tokio::test]
-async fn claims_of_another_form_and_too_many_groups_are_none() {
+async fn malformed_claims_and_too_many_groups_give_no_groups() {
     let social = SocialTest::start_with_groups(settings()).await;
     let names = |count: usize| json!((0..count).map(|number| format!("{number:04}")).collect::<Vec<_>>());
     let staff = grace().with_groups(json!(["staff"]));

@@ -91,7 +91,7 @@ impl Person {
         Self { email: None, verified: false, ..Self::verified(subject, "") }
     }
 
-    /// The person, for whom the provider reports these groups.
+    /// The person. The provider reports these groups of the person.
     pub(crate) fn with_groups(self, groups: Value) -> Self {
         Self { groups: Some(groups), ..self }
     }

@@ -1,5 +1,4 @@
-//! Browser sessions: what opens, keeps and ends them, that no token works for them, and that older servers tolerate
-//! them.
+//! Browser sessions: which calls open, keep and end them. No token works for them, and older servers tolerate them.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -160,7 +159,7 @@ async fn the_same_user_keeps_the_session_and_gets_a_new_login_time_and_method() 
     assert_eq!((before.amr, after.amr), (Amr::Password, Amr::Federated));
     assert_eq!(before.auth_time.unix_timestamp(), first_login.auth_time.unix_timestamp());
     assert_eq!(after.auth_time.unix_timestamp(), second_login.auth_time.unix_timestamp());
-    // A copy of the first cookie does not profit from the second login.
+    // A copy of the first cookie is not valid after the second login.
     assert!(pages.find(&first).await.is_none());
     assert_eq!(pages.fixture.stores.sessions(&pages.fixture.app, user).await.unwrap().len(), 1);
 }
@@ -227,7 +226,7 @@ async fn a_replaced_cookie_neither_ends_nor_renews_the_session() {
     assert_ne!(other.session, stolen.session);
     assert!(pages.find(&stolen).await.is_none());
 
-    // It is no use of the session.
+    // It does not count as a use of the session.
     let idle = Duration::seconds(IDLE_SECONDS.into());
     assert!(!pages.is_live_after(&stolen, idle / 2).await);
     assert!(!pages.is_live_after(&current, idle + Duration::minutes(1)).await);
@@ -281,7 +280,7 @@ async fn a_raised_epoch_ends_browser_sessions_except_the_one_that_made_the_chang
     assert!(pages.find(&ended).await.is_none());
     let found = pages.find(&kept).await.unwrap().session;
     assert_eq!((found.epoch, found.kind()), (Epoch(2), Some(SessionKind::Browser)));
-    // A login whose password was read before the change opens nothing, and leaves the session as it is.
+    // A login that read the password before the change opens nothing, and leaves the session as it is.
     assert!(pages.try_log_in(a_login(user, 1), Some(kept)).await.is_none());
     assert!(pages.try_log_in(a_login(user, 1), None).await.is_none());
     assert_eq!(pages.fixture.stores.sessions(&pages.fixture.app, user).await.unwrap().len(), 1);

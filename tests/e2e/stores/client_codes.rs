@@ -1,5 +1,5 @@
-//! Authorization codes of clients, pushed requests and used assertions: what is stored, for how long, and who is the
-//! first of several at once.
+//! Authorization codes of clients, pushed requests and used assertions: the stored records, their lifetimes, and
+//! concurrent uses.
 
 use std::net::Ipv4Addr;
 
@@ -19,11 +19,11 @@ use latchkey_server::domain::{
     session::{Amr, SessionId},
     user::Epoch,
 };
-use latchkey_tests::redis;
+use latchkey_tests::{eventually, redis};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::{Fixture, a_user_id, an_app, now};
+use super::{Fixture, LIMIT, a_user_id, an_app, now, stores};
 
 fn a_key() -> ClientCodeKey {
     ClientCode::generate(&Env::system()).key()
@@ -127,6 +127,30 @@ async fn an_assertion_is_used_once_per_client_and_app() {
         tasks.spawn(async move { stores.use_assertion(&app, "uid-1", "j-3", end).await.unwrap() });
     }
     assert_eq!(tasks.join_all().await.into_iter().filter(|is_first| *is_first).count(), 1);
+}
+
+#[tokio::test]
+async fn the_use_of_an_assertion_waits_for_a_replica() {
+    let primary = redis::Redis::start(redis::Options::for_tests()).await.unwrap();
+    let options = redis::Options { replica_of: Some(primary.addr()), ..redis::Options::for_tests() };
+    let _replica = redis::Redis::start(options).await.unwrap();
+    let connection = primary.connect().await.unwrap();
+    let info = async |section: &str| -> String {
+        let mut connection = connection.clone();
+        ::redis::cmd("INFO").arg(section).query_async(&mut connection).await.unwrap()
+    };
+    eventually("the replica is online", LIMIT, async || {
+        info("replication").await.contains("state=online").then_some(())
+    })
+    .await;
+    let stores = stores("postgres://nobody@127.0.0.1:1/none", &primary.url());
+    let (app, end) = (an_app(), now().unix_timestamp() + 60);
+    // Repeated, because a store that has just started may have no connection yet that can wait.
+    eventually("the server waits", LIMIT, async || {
+        assert!(stores.use_assertion(&app, "uid-1", &Uuid::from_u128(rand::random()).to_string(), end).await.unwrap());
+        info("commandstats").await.contains("cmdstat_wait:").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! Sessions of OpenID Connect clients: what opens and ends them, how many a user has, and that they are no sessions of
-//! the App.
+//! Sessions of OpenID Connect clients: which calls open and end them, and how many a user can have. They are not
+//! sessions of the App.
 
 use latchkey_server::{
     domain::{

@@ -1,4 +1,4 @@
-//! What users allowed Clients.
+//! The consents of users to Clients.
 
 use latchkey_server::domain::{
     audit::EventKind,
@@ -108,7 +108,7 @@ async fn the_oldest_consents_beyond_the_maximum_are_removed() {
     for number in 0..MAX_CONSENTS {
         assert!(add(&fixture, a_consent(user, &format!("uid-{number}"), "openid", number)).await);
     }
-    // The new one stays, even if the clock of its server is behind.
+    // The new consent stays, even if the clock of its server is behind.
     assert!(add(&fixture, a_consent(user, "new", "openid", -5)).await);
     let listed = stores.consents(app, user).await.unwrap();
     assert_eq!(i64::try_from(listed.len()).unwrap(), MAX_CONSENTS);
@@ -132,7 +132,7 @@ async fn concurrent_consents_lose_no_scope() {
 }
 
 #[tokio::test]
-async fn consents_go_with_their_user() {
+async fn consents_are_deleted_with_their_user() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     assert!(add(&fixture, a_consent(user, "uid-1", "openid", 0)).await);

@@ -6,7 +6,7 @@ use latchkey_crds::types::{GroupName, ProviderName};
 use latchkey_server::{
     domain::{
         audit::EventKind,
-        groups::{GroupTitle, GroupsChange, ManagedGroupName, ReportedGroups, UserGroups},
+        groups::{GroupTitle, GroupsChange, ManagedGroupName, Membership, ReportedGroups, UserGroups},
         mail::EpochChange,
         ports::{
             AccountTransfer, CreateUserOutcome, GroupAdministration, GroupChanges, GroupRemoval, Groups, Identities,
@@ -74,13 +74,16 @@ async fn report(fixture: &Fixture, user: UserId, names: &[&str]) -> Option<Group
     fixture.stores.replace_reported_groups(&fixture.app, reported, event).await.unwrap()
 }
 
-fn texts(groups: &[GroupName]) -> Vec<&str> {
-    groups.iter().map(GroupName::as_str).collect()
+/// The names of the memberships, each once.
+fn texts(memberships: &[Membership]) -> Vec<&str> {
+    let mut names: Vec<&str> = memberships.iter().map(|membership| membership.name.as_str()).collect();
+    names.dedup();
+    names
 }
 
 async fn of_user(fixture: &Fixture, user: UserId) -> Vec<String> {
     let groups = fixture.stores.of_user(&fixture.app, user).await.unwrap();
-    groups.iter().map(|group| group.as_str().to_owned()).collect()
+    groups.iter().map(|group| group.name.as_str().to_owned()).collect()
 }
 
 /// The name and the source of each membership.
@@ -120,7 +123,7 @@ async fn events(fixture: &Fixture) -> Vec<(String, Uuid, Value)> {
     .unwrap()
 }
 
-/// The users whose groups an outbox row propagates. Claims all rows, also those that are not due yet.
+/// The users of the outbox rows that propagate groups. Claims all rows, also those that are not due yet.
 async fn propagated_users(fixture: &Fixture) -> Vec<UserId> {
     fixture.execute("UPDATE outbox SET due_at = now() - interval '1 s', lease_until = NULL").await;
     let rows = fixture.stores.claim(100, 100, Duration::from_secs(60)).await.unwrap();
@@ -131,7 +134,7 @@ async fn propagated_users(fixture: &Fixture) -> Vec<UserId> {
     users.collect()
 }
 
-/// All rows that a change of groups can write, as one number.
+/// The number of all rows that a change of groups can write.
 async fn digest(fixture: &Fixture) -> i64 {
     fixture
         .count(
@@ -193,7 +196,7 @@ async fn a_member_is_added_and_removed_with_one_event_and_one_version_each() {
     let before = fixture.count(version).await;
 
     let added = changed(add(&fixture, "team", user).await);
-    assert_eq!((added.user, added.groups.version, texts(&added.groups.names)), (user, 1, vec!["team"]));
+    assert_eq!((added.user, added.groups.version, texts(&added.groups.memberships)), (user, 1, vec!["team"]));
     assert_eq!(memberships(&fixture, user).await, [("team".to_owned(), String::new())]);
     assert_eq!(propagated_users(&fixture).await, [user]);
     fixture.stores.remove_groups_rows(&fixture.app, &[added.outbox_row]).await.unwrap();
@@ -203,7 +206,7 @@ async fn a_member_is_added_and_removed_with_one_event_and_one_version_each() {
     assert_eq!(digest(&fixture).await, unchanged);
 
     let removed = changed(remove(&fixture, "team", user).await);
-    assert_eq!((removed.groups.version, removed.groups.names.len()), (2, 0));
+    assert_eq!((removed.groups.version, removed.groups.memberships.len()), (2, 0));
     assert_eq!(remove(&fixture, "team", user).await, MemberOutcome::Unchanged);
     let detail = json!({ "group": "team" });
     let expected = [
@@ -358,7 +361,7 @@ async fn a_group_is_deleted_with_its_members_in_batches() {
     let users: BTreeSet<UserId> = batches.iter().flatten().map(|change| change.user).collect();
     assert_eq!(users.len(), 450);
     for change in batches.iter().flatten() {
-        assert_eq!((change.groups.version, texts(&change.groups.names)), (1, vec!["small"]));
+        assert_eq!((change.groups.version, texts(&change.groups.memberships)), (1, vec!["small"]));
     }
     assert_eq!(fixture.count("SELECT count(*) FROM group_members WHERE name = 'big'").await, 0);
     assert_eq!(fixture.count("SELECT count(*) FROM outbox WHERE kind = 'groups'").await, 450);
@@ -370,7 +373,7 @@ async fn a_group_is_deleted_with_its_members_in_batches() {
 }
 
 #[tokio::test]
-async fn no_member_is_added_behind_the_deletion_of_a_group() {
+async fn no_member_is_added_during_the_deletion_of_a_group() {
     for round in 0..5 {
         let fixture = Fixture::new().await;
         create_group(&fixture, "team").await;
@@ -414,7 +417,8 @@ async fn groups_are_read_from_redis_and_older_groups_never_replace_newer_ones() 
     assert_eq!(of_user(&fixture, user).await, ["team"]);
     assert_eq!(stores.current_groups(app, user).await.unwrap(), Some(first.clone()));
 
-    let older = UserGroups { version: 0, names: first.names.iter().cloned().chain(["old".parse().unwrap()]).collect() };
+    let old = Membership { name: "old".parse().unwrap(), source: String::new() };
+    let older = UserGroups { version: 0, memberships: first.memberships.iter().cloned().chain([old]).collect() };
     stores.store_groups(app, user, &older).await.unwrap();
     assert_eq!(of_user(&fixture, user).await, ["team"]);
 
@@ -511,19 +515,23 @@ async fn a_login_replaces_the_groups_of_its_provider_only() {
     create_group(&fixture, "team").await;
     changed(add(&fixture, "team", user).await);
     let first = report(&fixture, user, &["corp:a", "corp:b", "team"]).await.unwrap();
-    assert_eq!(texts(&first.groups.names), ["corp:a", "corp:b", "team"]);
+    assert_eq!(texts(&first.groups.memberships), ["corp:a", "corp:b", "team"]);
+    let sources: Vec<&str> = first.groups.memberships.iter().map(|membership| membership.source.as_str()).collect();
+    assert_eq!(sources, ["corp", "corp", "", "corp"], "a membership keeps its source");
+    fixture.stores.store_groups(&fixture.app, user, &first.groups).await.unwrap();
+    assert_eq!(fixture.stores.of_user(&fixture.app, user).await.unwrap(), first.groups.memberships);
     assert_eq!(first.groups.version, 2, "one version for the whole login");
     let before = digest(&fixture).await;
     assert!(report(&fixture, user, &["team", "corp:b", "corp:a"]).await.is_none());
     assert_eq!(digest(&fixture).await, before, "the same groups write nothing");
 
     let second = report(&fixture, user, &["corp:b", "corp:c"]).await.unwrap();
-    assert_eq!(texts(&second.groups.names), ["corp:b", "corp:c", "team"]);
+    assert_eq!(texts(&second.groups.memberships), ["corp:b", "corp:c", "team"]);
     let expected = [("corp:b", "corp"), ("corp:c", "corp"), ("team", "")];
     let expected = expected.map(|(name, source)| (name.to_owned(), source.to_owned()));
     assert_eq!(memberships(&fixture, user).await, expected);
     let last = report(&fixture, user, &[]).await.unwrap();
-    assert_eq!(texts(&last.groups.names), ["team"]);
+    assert_eq!(texts(&last.groups.memberships), ["team"]);
     assert!(report(&fixture, a_user_id(), &["corp:a"]).await.is_none(), "there is no such user");
 
     let of = |kind: &str, groups: &[&str]| -> Vec<(String, Uuid, Value)> {
@@ -538,21 +546,21 @@ async fn a_login_replaces_the_groups_of_its_provider_only() {
 }
 
 #[tokio::test]
-async fn more_groups_than_a_user_can_have_are_none() {
+async fn too_many_reported_groups_give_no_groups() {
     let fixture = Fixture::new().await;
     let user = create_user(&fixture, "ada@example.com").await;
     let names: Vec<String> = (0..MEMBERSHIPS_LIMIT).map(|number| format!("corp:{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    assert_eq!(report(&fixture, user, &names).await.unwrap().groups.names.len(), MEMBERSHIPS_LIMIT);
+    assert_eq!(report(&fixture, user, &names).await.unwrap().groups.memberships.len(), MEMBERSHIPS_LIMIT);
     let with_another: Vec<&str> = names.iter().copied().chain(["corp:more"]).collect();
-    assert!(report(&fixture, user, &with_another).await.unwrap().groups.names.is_empty());
+    assert!(report(&fixture, user, &with_another).await.unwrap().groups.memberships.is_empty());
     let before = digest(&fixture).await;
     assert!(report(&fixture, user, &with_another).await.is_none());
     assert_eq!(digest(&fixture).await, before);
     create_group(&fixture, "team").await;
     changed(add(&fixture, "team", user).await);
     assert!(report(&fixture, user, &names).await.is_none(), "groups of administrators count, too");
-    assert_eq!(report(&fixture, user, &names[1..]).await.unwrap().groups.names.len(), MEMBERSHIPS_LIMIT);
+    assert_eq!(report(&fixture, user, &names[1..]).await.unwrap().groups.memberships.len(), MEMBERSHIPS_LIMIT);
 }
 
 #[tokio::test]
@@ -574,10 +582,10 @@ async fn concurrent_logins_leave_the_groups_of_one_of_them() {
     }
     tasks.join_all().await;
     let stored = fixture.stores.current_groups(&fixture.app, user).await.unwrap().unwrap();
-    assert_eq!((stored.version, stored.names.len()), (8, 2));
-    let first = stored.names[0].as_str();
-    assert_eq!(stored.names[1].as_str(), format!("{first}x"));
-    assert_eq!(of_user(&fixture, user).await, texts(&stored.names), "Redis has the last change");
+    assert_eq!((stored.version, stored.memberships.len()), (8, 2));
+    let first = stored.memberships[0].name.as_str();
+    assert_eq!(stored.memberships[1].name.as_str(), format!("{first}x"));
+    assert_eq!(of_user(&fixture, user).await, texts(&stored.memberships), "Redis has the last change");
 }
 
 fn an_identity(subject: &str) -> NewIdentity {
@@ -611,7 +619,7 @@ async fn assert_reported_groups_are_gone(fixture: &Fixture, user: UserId) {
 }
 
 #[tokio::test]
-async fn the_groups_of_a_provider_go_with_the_identity() {
+async fn the_groups_of_a_provider_are_removed_with_the_identity() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     create_group(&fixture, "team").await;

@@ -2,12 +2,7 @@
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
-use latchkey_crds::{
-    conditions::Reason,
-    names::{RENDERED_APP_KEY, rendered_app_secret},
-    rendered::RenderedApp,
-    types::AppId,
-};
+use latchkey_crds::{conditions::Reason, types::AppId};
 
 use crate::{
     app::{
@@ -17,11 +12,11 @@ use crate::{
             secret::{self as key_secret, AppIdOwner, KeyLookup, Stored, UnusableReason},
         },
         ownership::{OwnershipDecision, OwnershipFacts},
+        publish::read_published_of_any,
         stop::Stop,
         validate::Rejection,
     },
     context::Context,
-    error::Error,
 };
 
 /// Returns the stored keys of an App that owns its appID. If the App does not own the appID yet and the decision allows
@@ -100,7 +95,7 @@ async fn rebuild(
     policy: &KeyPolicy,
     context: &Context,
 ) -> Result<KeyDocument, Stop> {
-    let Some(document) = read_rendered(secrets, app_id).await? else {
+    let Some(document) = read_published_of_any(secrets, app_id).await? else {
         let message = "the key Secret is missing, and the rendered Secret holds no readable keys; \
                        restore the key Secret from a backup, or delete the rendered Secret to start with \
                        new keys";
@@ -117,10 +112,4 @@ async fn rebuild(
             Err(Rejection::new(Reason::KeysLost, "", message).into())
         }
     }
-}
-
-async fn read_rendered(secrets: &Api<Secret>, app_id: &AppId) -> Result<Option<RenderedApp>, Error> {
-    let secret = secrets.get_opt(&rendered_app_secret(app_id)).await.map_err(Error::api("read the rendered App"))?;
-    let document = secret.and_then(|secret| secret.data?.remove(RENDERED_APP_KEY));
-    Ok(document.and_then(|document| std::str::from_utf8(&document.0).ok()?.parse().ok()))
 }

@@ -20,8 +20,8 @@ pub(crate) struct KeyPolicy {
     pub(crate) access_lifetime_seconds: u32,
     /// The longest lifetime of an ID token, in seconds, for each algorithm that a Client uses.
     pub(crate) id_token_lifetimes: BTreeMap<IdTokenAlgorithm, u32>,
-    /// Whether every serving pod reads the keys for ID tokens. While one does not, its reports prove nothing about
-    /// these keys.
+    /// Whether every serving pod reads the keys for ID tokens. The reports of a pod that does not read these keys say
+    /// nothing about them.
     pub(crate) id_token_keys_are_read: bool,
     /// The longest lifetime of sessions, also of browsers, and of emailed codes, in seconds. A refresh token is valid
     /// until the absolute end of its session at the latest. Nothing moves this absolute end.
@@ -72,7 +72,7 @@ impl KeyPolicy {
     }
 }
 
-/// What the digest of a long value begins with.
+/// The prefix of the digest of a long value.
 const DIGEST_PREFIX: &str = "sha256:";
 
 /// Returns the form in which an annotation's value is stored: unchanged or, if the value is long, its SHA-256. The

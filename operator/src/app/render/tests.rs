@@ -152,7 +152,7 @@ fn servers_that_do_not_know_clients_get_at_most_512_kib() {
     assert!(rendered.bytes.len() <= MAX_APP_SIZE);
     assert_eq!(document(&rendered).clients[0].client_id.as_str(), "identity.c0", "the oldest");
 
-    // Not even the keys fit.
+    // There is no room, not even for the keys.
     let without_clients = render(&app, &first_keys(), Room::APP_ONLY).unwrap().bytes.len();
     grow_by(&mut app, MAX_APP_SIZE - without_clients);
     let rendered = render(&app, &keys(), ROOM_OF_OLDER_SERVERS).unwrap();

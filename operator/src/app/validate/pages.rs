@@ -33,7 +33,7 @@ const HOST_FIELD: &str = "spec.pages.host";
 const LOGO_FIELD: &str = "spec.pages.theme.logoRef";
 const TEXTS_FIELD: &str = "spec.pages.textsRef";
 
-/// Checks what makes the App invalid (specification: Hosted pages, Configuration).
+/// Checks the rules that an accepted App must meet (specification: Hosted pages, Configuration).
 pub(super) fn check(spec: &PagesSpec, settings: &Settings) -> Result<(), Rejection> {
     if !spec.is_enabled() {
         return Ok(());
@@ -65,7 +65,7 @@ pub(super) fn check(spec: &PagesSpec, settings: &Settings) -> Result<(), Rejecti
     }
 }
 
-/// The pages, if they are enabled. What cannot be used is left out and added to `field_errors`.
+/// The pages, if they are enabled. A reference that cannot be used is left out and reported in `field_errors`.
 pub(super) fn pages(facts: &AppFacts, field_errors: &mut Vec<FieldError>) -> Option<RenderedPages> {
     let spec = &facts.app.spec.pages;
     if !spec.is_enabled() {
@@ -185,8 +185,7 @@ fn own_texts(
     }
 }
 
-/// The texts that can be used, and what is wrong with the others. A message names the ConfigMap, the key, the line and
-/// the ID.
+/// The usable texts, and the errors in the others. A message names the ConfigMap, the key, the line and the ID.
 fn check_texts(config_map: &str, values: &ConfigMapValues) -> (BTreeMap<Language, Texts>, Vec<String>) {
     let total: usize = values.text.iter().map(|(key, value)| key.len() + value.len()).sum();
     if total > MAX_TEXTS_BYTES {

@@ -79,7 +79,7 @@ fn a_reference_that_cannot_be_used_does_not_affect_accepted() {
 
 #[test]
 fn an_app_that_is_not_accepted_is_named() {
-    let report = waiting_for_app(&client(json!({})), &app(json!({})));
+    let report = waiting_for_app(&client(json!({})));
     assert_eq!((report.accepted.status, report.accepted.reason), (ConditionStatus::Unknown, Reason::Pending));
     assert!(report.accepted.message.contains("App platform is not accepted"), "{}", report.accepted.message);
 }

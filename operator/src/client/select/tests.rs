@@ -5,7 +5,6 @@ use crate::{
     client::{
         fixtures::{client_with, policy, policy_of, web},
         secret_state::SecretHashes,
-        validate::CreatedSecret,
     },
     error::ErrorKind,
 };

@@ -107,6 +107,10 @@ fn documents_and_keys_are_readable_only_by_their_owner() {
     assert_eq!((mode("to/shop.json"), mode("keys/latchkey-keys-shop.json")), (0o600, 0o600));
     assert_eq!((mode("to"), mode("keys")), (0o700, 0o700));
     assert_eq!(folders.document_files(), ["shop.json"], "nothing is left beside it");
+    let keys = folders.path("keys/latchkey-keys-shop.json");
+    fs::set_permissions(keys, fs::Permissions::from_mode(0o644)).unwrap();
+    folders.run();
+    assert_eq!(mode("keys/latchkey-keys-shop.json"), 0o600, "also of a file that is restored from a backup");
 }
 
 #[test]
@@ -756,7 +760,8 @@ fn the_annotation_rotates_the_secret_of_a_client() {
     folders.run();
     let before = secret_file(&folders, "identity.grafana").unwrap();
     folders.write("client.yaml", client("identity", "grafana", "latchkey.dev/rotate-secret: one", WEB));
-    folders.run();
+    let end = OffsetDateTime::from_unix_timestamp(86_400).unwrap();
+    assert_eq!(folders.run().next_due, Some(end), "the document must be rendered again at the end of the overlap");
     let after = secret_file(&folders, "identity.grafana").unwrap();
     assert_ne!(before["client-secret"], after["client-secret"]);
     let document = folders.document("platform").unwrap();
@@ -839,6 +844,29 @@ fn an_invalid_client_stays_served_as_it_was() {
     folders.remove("client.yaml");
     folders.run();
     assert_eq!(client_ids(&folders), [""; 0]);
+}
+
+#[test]
+fn ended_clients_are_removed_while_the_app_is_broken() {
+    let folders = Folders::new();
+    let granting = "{ pages: { mode: Enabled }, clients: { namespaces: { from: All } } }";
+    folders.write("app.yaml", app("identity", "platform", granting));
+    for (namespace, name) in [("identity", "deleted"), ("identity", "kept"), ("monitoring", "foreign")] {
+        folders.write(&format!("{name}.yaml"), client(namespace, name, "", WEB));
+    }
+    folders.run();
+    let names = || folders.document("platform").unwrap().clients.into_iter().map(|client| client.name);
+    assert_eq!(names().collect::<Vec<_>>(), ["deleted", "foreign", "kept"]);
+
+    // The schema rejects the App, so what it grants is not known.
+    folders.write("app.yaml", app("identity", "platform", "{ unknown: 1 }"));
+    folders.remove("deleted.yaml");
+    assert_eq!(folders.run().rejected.len(), 1);
+    assert_eq!(names().collect::<Vec<_>>(), ["foreign", "kept"]);
+    folders.write("broken.yaml", "{");
+    folders.remove("foreign.yaml");
+    folders.run();
+    assert_eq!(names().collect::<Vec<_>>(), ["foreign", "kept"], "the broken file may have its manifest");
 }
 
 #[test]

@@ -10,8 +10,7 @@ use crate::domain::{
     user::UserId,
 };
 
-/// How long a call removes the members of a group. A group of which members remain after that is removed by the next
-/// call.
+/// How long a call removes the members of a group. If some members remain after that, the client must repeat the call.
 const MAX_REMOVAL: Duration = Duration::seconds(30);
 
 /// Why a call about groups failed.
@@ -140,7 +139,7 @@ mod tests {
         fixtures,
     };
 
-    /// Each read of the time is this much later than the one before.
+    /// Each read of the time advances it by this duration.
     struct SlowClock {
         step_seconds: i64,
         reads: AtomicI64,
@@ -241,13 +240,13 @@ mod tests {
     fn change(user: u128) -> GroupsChange {
         GroupsChange {
             user: UserId(Uuid::from_u128(user)),
-            groups: UserGroups { version: 1, names: std::sync::Arc::default() },
+            groups: UserGroups { version: 1, memberships: std::sync::Arc::default() },
             outbox_row: Uuid::from_u128(user),
         }
     }
 
-    /// Removes a group of which the stores remove these batches. Returns the outcome, the users whose groups are
-    /// written to Redis, and how many batches are left.
+    /// Deletes a group. The stores return these outcomes of the batches. Returns the outcome, the users whose groups
+    /// are written to Redis, and how many batches are left.
     async fn remove(
         step_seconds: i64,
         removals: impl IntoIterator<Item = GroupRemoval>,

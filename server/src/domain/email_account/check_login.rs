@@ -44,7 +44,7 @@ impl<E: Into<CommonError>> From<E> for LoginError {
     }
 }
 
-/// A login whose password was right and whose user can log in. Its session is not open yet.
+/// A login with the right password, of a user who can log in. Its session is not open yet.
 #[must_use = "the limits on wrong passwords still count the login"]
 pub(in crate::domain) struct CheckedLogin {
     account: AccountKey,
@@ -104,7 +104,8 @@ impl CheckedLogin {
         open: impl Future<Output = Result<Option<T>, CommonError>>,
     ) -> Result<T, LoginError> {
         let release = call.stores.release(call.app_id(), self.failure_permit);
-        // Neither depends on the other, and together they take one round trip to Redis.
+        // These calls do not depend on each other. If they run concurrently, they take the time of one round trip to
+        // Redis.
         let ((), opened) = join!(release, open);
         let opened = match opened? {
             Some(opened) => opened,
@@ -117,8 +118,8 @@ impl CheckedLogin {
 }
 
 /// If the password is right, the inner `Ok` has the user. Otherwise the inner `Err` has the user of the email address,
-/// if there is one. An unknown email address costs the same as a known email address, and a user with a foreign hash
-/// the same as a user with a native hash.
+/// if there is one. The check takes the same time for known and unknown email addresses, and for foreign and native
+/// hashes.
 async fn check_password<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &LoginInput,
@@ -142,6 +143,6 @@ async fn renew_hash<S: Users + PasswordHasher>(call: Call<'_, S>, user: &User, p
         Err(overloaded) => Err(overloaded.into()),
     };
     if let Err(error) = renewed {
-        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a password hash is not replaced");
+        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a password hash was not replaced; the next login tries again");
     }
 }

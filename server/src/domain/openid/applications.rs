@@ -19,16 +19,16 @@ use crate::domain::{
 #[derive(Clone, Debug)]
 pub struct Application {
     pub client_uid: String,
-    /// `None` if the App does not have the client, now or any more. Its consent and its sessions stay, and would count
-    /// again if it came back.
+    /// `None` if the App no longer has the client. Its consent and its sessions are kept, and become valid again if the
+    /// client comes back.
     pub client: Option<Arc<OpenIdClient>>,
-    /// The client ID that a session has stored.
+    /// The client ID that is stored in a session.
     stored_client_id: Option<String>,
     /// When the user last allowed the access or, without a stored consent, when the oldest session began.
     pub since: OffsetDateTime,
 }
 
-/// Returns the applications of the user, the newest first, with those whose Client the App does not have.
+/// Returns the applications of the user, the newest first. Includes Clients that the App no longer has.
 pub async fn list_applications<S: Consents + ClientSessions>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,

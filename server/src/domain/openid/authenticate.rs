@@ -14,7 +14,7 @@ use crate::domain::{
     rate_limits,
 };
 
-/// What a request shows to authenticate its client.
+/// The credentials with which a request authenticates its client.
 #[derive(Clone, Copy)]
 pub struct PresentedClient<'a> {
     /// From the parameter `client_id` or from Basic. An assertion also names the client.
@@ -28,7 +28,7 @@ pub enum PresentedCredentials<'a> {
     None,
     /// `client_secret_basic` or `client_secret_post`.
     Secret { secret: &'a str, is_basic: bool },
-    /// A field `Authorization` with Basic that cannot be read.
+    /// A header `Authorization: Basic` that cannot be parsed.
     MalformedBasic,
     /// `client_assertion` with its `client_assertion_type`.
     Assertion { assertion: &'a str, assertion_type: Option<&'a str> },
@@ -88,7 +88,7 @@ pub async fn authenticate_client<'a, S: RateLimits + ClientCodes>(
     if let (Some(client), PresentedCredentials::None) = (client, presented.credentials)
         && client.is_public()
     {
-        // There is nothing to guess, so there is no limit on failures.
+        // A public client has no secret to guess, so there is no limit on failures.
         count_request(call, client, count).await?;
         return Ok(client);
     }

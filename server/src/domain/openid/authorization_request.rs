@@ -87,7 +87,7 @@ pub struct AuthorizationRequest {
     pub hinted_subject: Option<UserId>,
 }
 
-/// Where the response of an authorization request goes.
+/// The redirect URL to which the response of an authorization request is sent, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplyTo {
     pub target: RedirectTarget,
@@ -96,7 +96,7 @@ pub struct ReplyTo {
     pub state: Option<String>,
 }
 
-/// How the response comes to the client (OAuth 2.0 Multiple Response Types, 2.1; OAuth 2.0 Form Post Response Mode).
+/// How the response is sent to the client (OAuth 2.0 Multiple Response Types, 2.1; OAuth 2.0 Form Post Response Mode).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResponseMode {
     #[default]
@@ -114,13 +114,13 @@ pub struct Prompts {
     pub create: bool,
 }
 
-/// Why a request cannot be answered with a code.
+/// Why the response to a request cannot be a code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// Is shown on a page, because there is no URL to which an error could go safely.
+    /// Is shown on a page, because there is no URL to which an error could be sent safely.
     #[error(transparent)]
     Page(#[from] UnsafeRequest),
-    /// Goes to the redirect URL.
+    /// Is sent to the redirect URL.
     #[error("{error}")]
     Reply { error: AuthorizationError, to: Box<ReplyTo> },
 }
@@ -163,7 +163,7 @@ pub enum AuthorizationErrorCode {
     UnmetAuthenticationRequirements,
 }
 
-/// The client that the parameters name. It must be given once, and the App must have it.
+/// The client that `client_id` names. The parameter must occur once, and the App must have the client.
 pub fn find_client<'a>(app: &'a App, parameters: &RequestParameters) -> Result<&'a Arc<OpenIdClient>, UnsafeRequest> {
     let id = parameters.get("client_id").ok().flatten().ok_or(UnsafeRequest::InvalidClient)?;
     app.client(id).ok_or(UnsafeRequest::InvalidClient)
@@ -210,7 +210,8 @@ impl RequestParameters {
         of_authorize.any(|name| self.get(name).is_err())
     }
 
-    /// The `request_uri`, if it is one of the PAR endpoint. Others get an error only after `redirect_uri` was checked.
+    /// The `request_uri`, if it has the prefix of the PAR endpoint. Any other gets an error only after `redirect_uri`
+    /// was checked.
     pub fn pushed_request_uri(&self) -> Option<&str> {
         self.get("request_uri").ok().flatten().filter(|uri| uri.starts_with(REQUEST_URI_PREFIX))
     }
@@ -312,12 +313,12 @@ impl AuthorizationRequest {
         })
     }
 
-    /// Whether the user can be the one that `id_token_hint` and `claims` name.
+    /// Whether `id_token_hint` and `claims` name this user, or no user.
     pub fn allows_subject(&self, user: UserId) -> bool {
         self.hinted_subject.is_none_or(|hinted| hinted == user) && self.claims.allows_subject(&user.to_string())
     }
 
-    /// What the client gets: the scopes, and the scopes of the claims that it asks for one by one.
+    /// The scopes that the client gets: the requested scopes, and the scopes of the single claims that it requests.
     pub fn disclosed_scopes(&self) -> Scopes {
         let claims = self.claims.id_token.scopes().iter().chain(self.claims.userinfo.scopes().iter());
         let claims: Scopes = claims.collect();
@@ -345,7 +346,7 @@ fn bounded(
     }
 }
 
-/// Digits without a sign. More seconds than a `u32` holds are as good as no limit.
+/// Digits without a sign. More seconds than fit into a `u32` are the same as no limit.
 fn parse_max_age(text: &str) -> Result<u32, AuthorizationError> {
     let is_number = text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     if !is_number {
@@ -362,8 +363,7 @@ fn parse_claims(text: &str) -> Result<RequestedClaims, AuthorizationError> {
     RequestedClaims::parse(text).map_err(|_| invalid)
 }
 
-/// Only S256: a plain challenge protects from nothing that a code in a browser's history is exposed to (RFC 9700,
-/// 2.1.1).
+/// Only S256 is supported: a plain challenge in the authorization request reveals the verifier (RFC 9700, 2.1.1).
 fn parse_challenge(
     challenge: Option<&str>,
     method: Option<&str>,

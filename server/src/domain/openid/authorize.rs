@@ -13,6 +13,7 @@ use crate::domain::{
     authentication::AuthenticatedSession,
     call::Call,
     error::CommonError,
+    groups::user_groups,
     pages::{ShownConsent, TransactionLogin},
     ports::{AuditLog, ClientCodes, Consents, Groups, PushedRequests, RateLimits, StoreError},
     rate_limits,
@@ -26,26 +27,26 @@ pub struct AuthorizationAttempt<'a> {
     pub request_uri: Option<&'a str>,
     /// The live session of the browser.
     pub session: Option<&'a AuthenticatedSession>,
-    /// The login that led back with the request. It answers the request while it is the last login of the session.
+    /// The login that led back with the request. It counts for the request while it is the last login of the session.
     pub login: Option<TransactionLogin>,
-    /// What the consent page showed, if the user has allowed it.
+    /// The account and the scopes that the consent page showed, if the user has allowed the access.
     pub allowed: Option<&'a ShownConsent>,
 }
 
-/// What happens next.
+/// The next step of the request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AuthorizationOutcome {
     LoginNeeded,
     ConsentNeeded,
-    /// The error goes to the client.
+    /// The error is sent to the client.
     Refused(AuthorizationError),
     /// A code was issued for this pushed request before.
     RequestUsed,
-    /// The code goes to the client.
+    /// The code is sent to the client.
     Issued(ClientCode),
 }
 
-/// What happens next, before a code is issued.
+/// The next step of the request, before a code is issued.
 #[derive(Clone, Copy, Debug)]
 pub enum AuthorizationStep<'a> {
     LoginNeeded,
@@ -59,7 +60,7 @@ pub enum AuthorizationStep<'a> {
     },
 }
 
-/// Decides whether the user must log in or decide, or the client gets a code.
+/// Decides whether the user must log in, whether the user must give consent, or whether a code can be issued.
 pub async fn decide<'a, S: Groups + Consents>(
     call: Call<'_, S>,
     attempt: AuthorizationAttempt<'a>,
@@ -89,7 +90,7 @@ pub async fn decide<'a, S: Groups + Consents>(
     })
 }
 
-/// Like [`decide`], and issues the code. A code that the limit refuses leaves everything as it was.
+/// Like [`decide`], and issues the code. If the limit refuses the code, nothing changes.
 pub async fn authorize<S>(
     call: Call<'_, S>,
     attempt: AuthorizationAttempt<'_>,
@@ -156,8 +157,7 @@ fn authorization(request: &AuthorizationRequest, session: &AuthenticatedSession)
 }
 
 /// Whether the user must log in although the browser has a session. A login that led back with the request suffices,
-/// except for another user than the request names. `max_age=0` is the same as `prompt=login` (OpenID Connect Core 1.0,
-/// 3.1.2.1).
+/// unless the request names another user. `max_age=0` is the same as `prompt=login` (OpenID Connect Core 1.0, 3.1.2.1).
 fn needs_login(attempt: AuthorizationAttempt<'_>, session: &AuthenticatedSession, now: OffsetDateTime) -> bool {
     let request = attempt.request;
     if !request.allows_subject(session.user_id()) {
@@ -168,8 +168,8 @@ fn needs_login(attempt: AuthorizationAttempt<'_>, session: &AuthenticatedSession
     (request.prompts.login || is_too_old) && !has_just_logged_in(attempt, session)
 }
 
-/// Whether the last login of the session led back with this request. Its time alone proves nothing: the user can have
-/// logged in for another purpose meanwhile.
+/// Whether the last login of the session led back with this request. The time of the login alone does not show this:
+/// the user can have logged in for another purpose in the meantime.
 fn has_just_logged_in(attempt: AuthorizationAttempt<'_>, session: &AuthenticatedSession) -> bool {
     attempt.login.is_some_and(|login| login.is_of(&session.session))
 }
@@ -186,7 +186,7 @@ async fn is_admitted<S: Groups>(
     if request.client.allowed_groups.is_empty() {
         return Ok(true);
     }
-    let groups = call.stores.of_user(call.app_id(), session.user_id()).await?;
+    let groups = user_groups(call, session.user_id()).await?;
     Ok(request.client.allows(&groups))
 }
 

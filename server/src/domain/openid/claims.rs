@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use latchkey_crds::types::GroupName;
+use latchkey_crds::{client::ClientScope, types::GroupName};
 use serde::Serialize;
 
 use super::{
     claims_request::{ClaimSet, UserClaim},
     client::{OpenIdClient, VisibleGroups},
+    scope::Scopes,
 };
 use crate::domain::{
     call::Call,
+    groups::user_groups,
     ports::{Groups, StoreError},
     session::Profile,
     user::UserId,
@@ -34,7 +36,7 @@ pub struct UserClaims<'a> {
     pub groups_omitted: Option<bool>,
 }
 
-/// Reads the groups of the user if the client needs them: for the claim `groups`, or to decide who can sign in.
+/// Reads the groups of the user if the client needs them, for the claim `groups` or for `allow.groups`.
 pub async fn needed_groups<S: Groups>(
     call: Call<'_, S>,
     client: &OpenIdClient,
@@ -44,7 +46,18 @@ pub async fn needed_groups<S: Groups>(
     if client.allowed_groups.is_empty() && !granted.contains(UserClaim::Groups) {
         return Ok(Arc::from([]));
     }
-    call.stores.of_user(call.app_id(), user).await
+    user_groups(call, user).await
+}
+
+/// The part of the profile that these scopes disclose. What is missing is empty.
+pub fn disclosed_profile(profile: Profile, scopes: Scopes) -> Profile {
+    let has_email = scopes.contains(ClientScope::Email);
+    Profile {
+        version: profile.version,
+        email: profile.email.filter(|_| has_email),
+        email_verified: profile.email_verified && has_email,
+        name: if scopes.contains(ClientScope::Profile) { profile.name } else { String::new() },
+    }
 }
 
 // === impl UserClaims ===
@@ -73,7 +86,7 @@ impl<'a> UserClaims<'a> {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{super::scope::Scopes, *};
+    use super::*;
     use crate::fixtures;
 
     fn claims(scopes: &str, profile: &Profile, groups: &[GroupName]) -> Value {
@@ -97,6 +110,20 @@ mod tests {
         assert_eq!(claims("openid email", &profile(false), &groups), json!({ "email_verified": false }));
         assert_eq!(claims("openid groups", &profile(true), &groups), json!({ "groups": ["dev", "ops"] }));
         assert_eq!(claims("openid groups", &profile(true), &[]), json!({ "groups": [] }));
+    }
+
+    #[test]
+    fn a_profile_is_disclosed_by_scope() {
+        let disclosed = |scopes: &str| {
+            let Profile { email, email_verified, name, .. } =
+                disclosed_profile(profile(true), Scopes::parse_known(scopes));
+            (email, email_verified, name)
+        };
+        let email = || Some("ada@example.com".to_owned());
+        assert_eq!(disclosed("openid groups"), (None, false, String::new()));
+        assert_eq!(disclosed("openid email"), (email(), true, String::new()));
+        assert_eq!(disclosed("openid profile"), (None, false, "Ada".to_owned()));
+        assert_eq!(disclosed("openid profile email"), (email(), true, "Ada".to_owned()));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The parameter `claims`: claims that a client asks for one by one (OpenID Connect Core 1.0, 5.5).
+//! The parameter `claims`, with which a client requests single claims (OpenID Connect Core 1.0, 5.5).
 
 use latchkey_crds::client::ClientScope;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use super::{ACR, scope::Scopes};
 /// The maximum length of the parameter, in bytes.
 pub const MAX_CLAIMS_BYTES: usize = 4 * 1024;
 
-/// A claim about the user that can be asked for.
+/// A claim about the user that can be requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserClaim {
     Name,
@@ -23,7 +23,7 @@ pub enum UserClaim {
 #[serde(transparent)]
 pub struct ClaimSet(u8);
 
-/// What the parameter asks for. Only the two sets are stored with a code or a session.
+/// The content of the parameter. Only the two sets are stored with a code or a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestedClaims {
     /// Claims of the ID token.
@@ -35,7 +35,7 @@ pub struct RequestedClaims {
     /// The user must have one of these ids. Empty: any user.
     #[serde(skip)]
     pub subjects: Vec<String>,
-    /// An essential `acr` names only classes that are not ours: the request cannot succeed.
+    /// An essential `acr` has only classes that Latchkey does not support, so the request cannot succeed.
     #[serde(skip)]
     pub is_acr_unmet: bool,
 }
@@ -93,8 +93,7 @@ impl ClaimSet {
         Self(self.0 & !claim.bit())
     }
 
-    /// The claims of the granted scopes, and the claims that were asked for one by one, within the scopes of the
-    /// client.
+    /// The claims of the granted scopes, and the single claims that were requested, within the scopes of the client.
     pub fn released(granted: Scopes, of_client: Scopes, requested: Self) -> Self {
         let is_released = |claim: UserClaim| {
             let scope = claim.scope();
@@ -104,8 +103,8 @@ impl ClaimSet {
         all.filter(|claim| is_released(*claim)).fold(Self::NONE, Self::with)
     }
 
-    /// Removes the claims of scopes that the user granted and that a token does not have: its client asked for fewer
-    /// (RFC 6749, 6).
+    /// Removes the claims of granted scopes that a token does not have, because its client requested fewer scopes (RFC
+    /// 6749, 6).
     #[must_use]
     pub fn narrowed(self, granted: Scopes, of_token: Scopes) -> Self {
         let all = UserClaim::ALL.into_iter().map(|(claim, _)| claim);
@@ -138,7 +137,7 @@ impl ClaimSet {
 // === impl RequestedClaims ===
 
 impl RequestedClaims {
-    /// Reads the parameter. Claims that we do not have are ignored.
+    /// Parses the parameter. Unknown claims are ignored.
     pub fn parse(text: &str) -> Result<Self, InvalidClaims> {
         if text.len() > MAX_CLAIMS_BYTES {
             return Err(InvalidClaims);
@@ -157,9 +156,9 @@ impl RequestedClaims {
         }
         let subjects = id_token.get("sub").into_iter().chain(userinfo.get("sub")).map(requested_values);
         let subjects = subjects.filter(|values| !values.is_empty()).reduce(|one, other| {
-            // Both members name a user: the user must be in both.
+            // If both members name users, only a user in both lists is accepted.
             let both: Vec<String> = one.into_iter().filter(|value| other.contains(value)).collect();
-            // No id of a user is empty, so this matches nobody.
+            // No user has an empty id, so this matches no user.
             if both.is_empty() { vec![String::new()] } else { both }
         });
         let is_acr_unmet = id_token.get("acr").is_some_and(|acr| {
@@ -175,7 +174,7 @@ impl RequestedClaims {
         })
     }
 
-    /// Whether the user can be the one that the request names.
+    /// Whether the request names this user, or no user.
     pub fn allows_subject(&self, user: &str) -> bool {
         self.subjects.is_empty() || self.subjects.iter().any(|subject| subject == user)
     }

@@ -36,7 +36,7 @@ pub struct OpenIdClient {
     pub groups: GroupFilter,
     pub id_token_algorithm: IdTokenAlgorithm,
     pub id_token_lifetime_seconds: u32,
-    /// The audiences of access tokens besides the issuer.
+    /// The audiences of access tokens in addition to the issuer.
     pub audiences: Box<[String]>,
     /// The web origins of the redirect URLs.
     origins: Box<[ClientOrigin]>,

@@ -1,4 +1,4 @@
-//! Client sessions: what a client gets for a code (specification: OpenID provider, Client sessions).
+//! Client sessions: the exchange of a code opens one (specification: OpenID provider, Client sessions).
 
 use time::OffsetDateTime;
 
@@ -10,9 +10,6 @@ use crate::domain::{
     session::{Amr, NO_REFRESH_TOKEN, Profile, Session, SessionId},
     user::{Epoch, UserId},
 };
-
-/// What the kind is called in lists.
-pub const CLIENT_KIND: &str = "client";
 
 /// A client session to open.
 #[derive(Clone, Debug)]
@@ -32,7 +29,7 @@ pub struct NewClientSession {
     pub has_refresh_token: bool,
 }
 
-/// What a client session is for. It never changes.
+/// The grant of a client session. It never changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientGrant {
     pub client_uid: String,
@@ -54,7 +51,7 @@ pub struct ClientSession {
     pub grant: ClientGrant,
 }
 
-/// Whether reading a session counts as a use of it, which starts its idle time again.
+/// Whether reading a session counts as a use, which restarts its idle time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionUse {
     Counted,

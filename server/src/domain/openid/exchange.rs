@@ -10,7 +10,7 @@ use super::{
     client::OpenIdClient,
     client_session::{ClientGrant, ClientSession, NewClientSession},
     code::{Authorization, ClientCode, ClientCodeRecord, ExchangedCode, Redemption, StoredClientCode},
-    id_token::{IdTokenError, NoIdTokenKey, id_token_claims},
+    id_token::{IdTokenError, id_token_claims},
     refresh::remaining_scopes,
     tokens::{ClientTokens, issue_client_tokens},
 };
@@ -27,7 +27,7 @@ use crate::domain::{
 /// A code with what proves that the client may exchange it.
 pub struct ClientExchange<'a> {
     pub code: &'a str,
-    /// Must equal the one of the authorization request.
+    /// Must be equal to the `redirect_uri` of the authorization request.
     pub redirect_uri: &'a str,
     /// The PKCE verifier (RFC 7636).
     pub code_verifier: Option<&'a str>,
@@ -40,7 +40,7 @@ pub enum ClientExchangeError {
     #[error("the code is not valid")]
     InvalidGrant,
     #[error(transparent)]
-    NoKey(#[from] NoIdTokenKey),
+    IdToken(#[from] IdTokenError),
     #[error(transparent)]
     Common(CommonError),
 }
@@ -51,8 +51,8 @@ impl<E: Into<CommonError>> From<E> for ClientExchangeError {
     }
 }
 
-/// Exchanges a code of this client, which has authenticated. Refusals do not use up the code, except a second exchange,
-/// which ends the session of the first one (RFC 6749, 4.1.2).
+/// Exchanges a code of this client, which has authenticated. A refusal does not use up the code. A second exchange is
+/// also refused, and ends the session of the first one (RFC 6749, 4.1.2).
 pub async fn exchange_client_code<S: ClientCodes + ClientSessions + Sessions + Groups + AuditLog>(
     call: Call<'_, S>,
     client: &OpenIdClient,
@@ -105,8 +105,8 @@ pub async fn exchange_client_code<S: ClientCodes + ClientSessions + Sessions + G
     }
 }
 
-/// Whether the verifier belongs to the challenge. Neither can come without the other: a missing verifier, and a
-/// verifier for a request without a challenge (RFC 9700, 4.8.2), are refused.
+/// Whether the verifier matches the challenge. A missing verifier is refused, and so is a verifier without a challenge
+/// (RFC 9700, 4.8.2).
 fn is_verified(challenge: Option<&CodeChallenge>, verifier: Option<&str>) -> bool {
     match (challenge, verifier) {
         (None, None) => true,
@@ -165,11 +165,7 @@ async fn prepare_session<S: Sessions + Groups>(
     };
     let session = ClientSession { session: new.opened(), profile: live.profile, grant: new.grant.clone() };
     let scope = new.grant.scopes;
-    let issued = issue_client_tokens(call.app, call.env, client, &session, scope, nonce.as_deref(), &groups);
-    let issued = issued.map_err(|error| match error {
-        IdTokenError::NoKey(error) => ClientExchangeError::NoKey(error),
-        IdTokenError::Common(error) => ClientExchangeError::Common(error),
-    })?;
+    let issued = issue_client_tokens(call.app, call.env, client, &session, scope, nonce.as_deref(), &groups)?;
     if !has_refresh_token {
         // Nothing but the access token can use the session.
         let lifetime = u32::try_from(issued.expires_in).unwrap_or(u32::MAX);
@@ -187,7 +183,7 @@ async fn end_first_session<S: Sessions + AuditLog>(
     session: SessionId,
 ) -> Result<(), CommonError> {
     if call.stores.end_session(call.app_id(), user, session).await? {
-        warn!(app = %call.app_id(), client = %client.client_id, "a code was exchanged twice: its session ended");
+        warn!(app = %call.app_id(), client = %client.client_id, "an authorization code was exchanged twice; the session of the first exchange was ended");
         let event = call.event(EventKind::ClientCodeReused, user).in_session(session);
         let detail = Detail { ended: Some(session), ..Detail::from_client(&client.client_id) };
         call.stores.record_later(call.app_id(), event.with_detail(detail));
@@ -198,7 +194,7 @@ async fn end_first_session<S: Sessions + AuditLog>(
 /// Ends a session that was opened for a failed exchange. No client got its tokens.
 async fn end_unused_session<S: Sessions>(call: Call<'_, S>, user: UserId, session: SessionId) {
     if let Err(error) = call.stores.end_session(call.app_id(), user, session).await {
-        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a session that no client got stays open");
+        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "the session of a failed exchange was not ended");
     }
 }
 

@@ -1,4 +1,4 @@
-//! ID tokens (OpenID Connect Core 1.0, 2), and hints: ID tokens that come back in `id_token_hint`.
+//! ID tokens (OpenID Connect Core 1.0, 2), and hints: ID tokens that a client sends in `id_token_hint`.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -52,7 +52,8 @@ pub enum IdTokenError {
     Common(#[from] CommonError),
 }
 
-/// What a hint says. Its signature, issuer and type are checked, but not its expiry, because a hint is often old.
+/// The verified content of a hint. The signature, the issuer and the type are checked, but not the expiry, because a
+/// hint is often old.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hint {
     pub sub: UserId,
@@ -68,7 +69,7 @@ pub enum HintError {
     /// It is not an ID token of this App.
     #[error("id_token_hint is not an ID token of this App")]
     Invalid,
-    /// Its key was dropped, or another server has a newer key: nothing is known about the hint.
+    /// The key of the hint was dropped, or only another server has it yet. So the hint cannot be verified.
     #[error("id_token_hint was signed with a key that this server does not have")]
     UnknownKey,
 }
@@ -91,8 +92,8 @@ pub fn has_key(app: &App, client: &OpenIdClient) -> bool {
     app.keys.id_token_signer(client.id_token_algorithm).is_some()
 }
 
-/// Issues an ID token beside an access token. `nonce` is that of the authorization request, and `None` at a refresh
-/// (OpenID Connect Core 1.0, 12.2).
+/// Issues an ID token together with an access token. `nonce` is that of the authorization request, and `None` at a
+/// refresh (OpenID Connect Core 1.0, 12.2).
 pub fn issue_id_token(
     app: &App,
     env: &Env,

@@ -29,8 +29,8 @@ pub enum ClientTokenKind {
     Refresh,
 }
 
-/// Returns the access token of a client that forward auth also admits, for ServiceAccounts. A service that asks only
-/// whether a token is active must not take tokens that were issued for other services.
+/// For ServiceAccounts. Returns the access token of a client only if forward auth also admits it, because a service
+/// that checks only `active` must not accept tokens for other services.
 pub async fn introspect_admitted<'a, S: ClientSessions>(
     call: Call<'a, S>,
     token: &str,
@@ -90,7 +90,7 @@ async fn active_refresh_token<'a, S: ClientSessions>(
     if !found.as_ref().is_some_and(is_active) {
         return Ok(None);
     }
-    // Counts only now, so that no other client, and no replaced token, keeps the session alive.
+    // Only now the read counts as a use, so that no other client and no replaced token extends the session.
     let found = find_client_session(call, token.user, token.session, SessionUse::Counted).await?.filter(is_active);
     Ok(found.map(|(client, session)| {
         let scopes = session.grant.scopes.intersection(client.scopes);
@@ -101,7 +101,7 @@ async fn active_refresh_token<'a, S: ClientSessions>(
 // === impl ActiveClientToken ===
 
 impl ActiveClientToken<'_> {
-    /// The claims about the user that the token stands for, without groups, as in the access token.
+    /// The claims of the token's scopes about the user, without groups, as in the access token.
     pub fn claims(&self) -> ClaimSet {
         ClaimSet::released(self.scopes, self.client.scopes, ClaimSet::NONE).without(UserClaim::Groups)
     }

@@ -1,4 +1,4 @@
-//! A logout that a client asks for (OpenID Connect RP-Initiated Logout 1.0; specification: Authorization, Logout).
+//! A logout that a client requests (OpenID Connect RP-Initiated Logout 1.0; specification: Authorization, Logout).
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::Deserialize;
@@ -61,7 +61,7 @@ impl LogoutRequest {
         let (session, hinted) = match hint.map(|text| (text, id_token::verify_hint(app, text))) {
             None => (None, None),
             Some((_, Ok(Hint { sid, client_id, .. }))) => (Some(sid), Some(client_id)),
-            // Its client only says on whose list the URL must be, as `client_id` does.
+            // The hint only selects the client that must have registered the URL, like `client_id`.
             Some((text, Err(HintError::UnknownKey))) => (None, unverified_audience(text)),
             Some((_, Err(HintError::Invalid))) => {
                 return Err(LogoutRequestError::InvalidRequest("id_token_hint is not an ID token of this App"));

@@ -14,10 +14,10 @@ use crate::domain::{
 
 /// How long a browser can begin with a pushed request.
 pub const PUSHED_REQUEST_SECONDS: i64 = 60;
-/// How long a used request is remembered: twice the life of a `tx`, because a request from another site travels first
-/// in a `tx` that is bound to no browser, and then in one that is.
+/// How long a used request is remembered: twice the lifetime of a `tx`. A request from another site is first in a `tx`
+/// that is not bound to a browser, and then in a `tx` that is bound to one.
 pub const USED_REQUEST_SECONDS: i64 = 2 * 60 * 60;
-/// The begin of every `request_uri` that the PAR endpoint returns (RFC 9126, 2.2).
+/// The prefix of every `request_uri` that the PAR endpoint returns (RFC 9126, 2.2).
 pub const REQUEST_URI_PREFIX: &str = "urn:ietf:params:oauth:request_uri:";
 
 /// The key under which a pushed request is stored: the SHA-256 of its `request_uri`.
@@ -74,7 +74,7 @@ pub async fn push_request<S: PushedRequests>(
     Ok(uri)
 }
 
-/// The pushed request, as a browser carries it on.
+/// The parameters of a pushed request, with `client_id`.
 pub fn carried_request(client: &OpenIdClient, request_uri: &str, pushed: &[(String, String)]) -> CarriedRequest {
     let others = pushed.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     // A client that authenticates with Basic does not repeat its id in the form.
@@ -99,8 +99,8 @@ pub async fn find_request<S: PushedRequests>(
     Ok(found.map(|request| request.parameters))
 }
 
-/// Uses a pushed request up, because a code will be issued for it. Of all calls, only the first returns true: the `tx`
-/// of a browser carries the request for longer than it is stored.
+/// Marks a pushed request as used, because a code will be issued for it. Only the first call returns true. This also
+/// holds after the stored request has expired, because the `tx` of a browser outlives it.
 pub async fn use_request<S: PushedRequests>(
     call: Call<'_, S>,
     client: &OpenIdClient,

@@ -28,14 +28,14 @@ pub enum ClientRefreshError {
     /// client. The error does not say which.
     #[error("the refresh token is not valid")]
     InvalidGrant,
-    /// The client asked for more than the session has.
+    /// The client requested a scope that the session does not have.
     #[error("the requested scope is not a part of the granted scope")]
     InvalidScope,
     /// A server with a newer key made the token. The token may be valid, so the client must try again.
     #[error("the refresh token was made with a newer key than this server has")]
     UnknownKey,
     #[error(transparent)]
-    NoKey(#[from] NoIdTokenKey),
+    IdToken(#[from] IdTokenError),
     #[error(transparent)]
     Common(CommonError),
 }
@@ -51,15 +51,6 @@ impl From<RefreshTokenError> for ClientRefreshError {
         match error {
             RefreshTokenError::Invalid => Self::InvalidGrant,
             RefreshTokenError::UnknownKey => Self::UnknownKey,
-        }
-    }
-}
-
-impl From<IdTokenError> for ClientRefreshError {
-    fn from(error: IdTokenError) -> Self {
-        match error {
-            IdTokenError::NoKey(error) => Self::NoKey(error),
-            IdTokenError::Common(error) => Self::Common(error),
         }
     }
 }
@@ -87,7 +78,7 @@ pub async fn refresh_client<S: ClientSessions + Sessions + Groups + AuditLog>(
         return Err(ClientRefreshError::InvalidGrant);
     }
     if call.app.keys.id_token_signer(client.id_token_algorithm).is_none() {
-        return Err(NoIdTokenKey.into());
+        return Err(IdTokenError::NoKey(NoIdTokenKey).into());
     }
     let LiveSession { session: renewed, profile } = renew(call, client, &token, &session).await?;
     let session = ClientSession { session: renewed, profile, ..session };
@@ -101,8 +92,8 @@ pub(super) fn remaining_scopes(client: &OpenIdClient, granted: Scopes) -> Option
     (is_kept(ClientScope::OpenId) && is_kept(ClientScope::OfflineAccess)).then_some(remaining)
 }
 
-/// The requested scopes. `None` if one of them was not granted. `openid` and `offline_access` stay with the session,
-/// whether they are requested or not.
+/// The requested scopes. `None` if one of them was not granted. The session keeps `openid` and `offline_access` even if
+/// they are not requested.
 fn narrowed_scopes(granted: Scopes, requested: &str) -> Option<Scopes> {
     let is_granted = |name: &str| {
         let scope = Scopes::parse_known(name);
@@ -132,7 +123,7 @@ async fn renew<S: ClientSessions + Sessions + AuditLog>(
             match renewal {
                 RefreshKind::Rotated | RefreshKind::Repeated => {}
                 RefreshKind::Late => {
-                    warn!(app = %call.app_id(), session = %token.session, "a refresh token of a client was used after its grace period: its response was lost, or two programs hold it");
+                    warn!(app = %call.app_id(), session = %token.session, "a refresh token of a client was used after its grace period; the response with the next token was lost, or two programs use the token");
                     call.stores.record_later(call.app_id(), event(EventKind::RefreshLate));
                 }
                 RefreshKind::Adopted => {
@@ -145,7 +136,7 @@ async fn renew<S: ClientSessions + Sessions + AuditLog>(
             Err(RateLimited { limit: LimitName::RefreshesPerSession.into(), window, retry_after }.into())
         }
         RefreshOutcome::ReuseDetected => {
-            warn!(app = %call.app_id(), session = %token.session, "a replaced refresh token of a client was used: its session ended");
+            warn!(app = %call.app_id(), session = %token.session, "a replaced refresh token of a client was used; the session was ended");
             call.stores.record_later(call.app_id(), event(EventKind::RefreshStolen));
             // The session has already ended. This call waits for a replica to acknowledge the end, so that a failover
             // does not restore the session. The future is boxed because it is large and rarely needed.

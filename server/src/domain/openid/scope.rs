@@ -1,4 +1,4 @@
-//! Scopes: what a client asks for (OpenID Connect Core 1.0, 5.4).
+//! The scopes that a client can request (OpenID Connect Core 1.0, 5.4).
 
 use std::fmt;
 

@@ -26,7 +26,7 @@ pub struct ClientTokens {
     pub expires_at: i64,
 }
 
-/// Issues the tokens of a client session for its current generation. `scope`: of the access token.
+/// Issues the tokens of a client session for its current generation. `scope` is the scope of the access token.
 pub(super) fn issue_client_tokens(
     app: &App,
     env: &Env,

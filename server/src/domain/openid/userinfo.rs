@@ -5,13 +5,14 @@ use std::sync::Arc;
 use latchkey_crds::types::GroupName;
 
 use super::{
-    claims::{UserClaims, needed_groups},
+    claims::UserClaims,
     claims_request::{ClaimSet, UserClaim},
     client::OpenIdClient,
     client_session::{ClientSession, SessionUse, find_client_session},
 };
 use crate::domain::{
     call::Call,
+    groups::user_groups,
     ports::{ClientSessions, Groups, StoreError},
     token::AccessClaims,
     user::UserId,
@@ -37,11 +38,7 @@ pub async fn client_userinfo<'a, S: ClientSessions + Groups>(
     let requested = session.grant.claims.userinfo.narrowed(session.grant.scopes, token.scope);
     let granted = ClaimSet::released(token.scope, client.scopes, requested);
     // `allow` decides at the login and at each refresh, so the groups are read only for the claim.
-    let groups = if granted.contains(UserClaim::Groups) {
-        needed_groups(call, client, token.sub, granted).await?
-    } else {
-        Arc::from([])
-    };
+    let groups = if granted.contains(UserClaim::Groups) { user_groups(call, token.sub).await? } else { Arc::from([]) };
     Ok(Some(ClientUserInfo { client, session, groups, granted }))
 }
 

@@ -32,7 +32,7 @@ pub fn is_valid_user_token(app: &App, user: UserId, text: &str) -> bool {
     is_valid(app, &user_content(user), text)
 }
 
-/// Longer than a browser id, so that neither field is ever valid as the other one.
+/// This input is longer than a browser id, so a field `csrf` is never valid as a field `user`, or the other way round.
 fn user_content(user: UserId) -> Vec<u8> {
     [&b"user\n"[..], user.0.as_bytes()].concat()
 }

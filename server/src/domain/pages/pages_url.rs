@@ -1,4 +1,4 @@
-//! The URLs of an App's pages. None is made from the `Host` of a request.
+//! The URLs of an App's pages. They never depend on the `Host` of a request.
 
 use latchkey_crds::types::HostName;
 use url::Url;
@@ -26,7 +26,7 @@ impl PagesUrl {
         format!("{}/{path}", self.0)
     }
 
-    /// What browsers send as `Origin` with a form of the pages (HTML standard, 7.1.1).
+    /// The `Origin` that browsers send with a form of the pages (HTML standard, 7.1.1).
     pub fn origin(&self) -> String {
         self.0.origin().ascii_serialization()
     }

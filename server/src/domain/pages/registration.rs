@@ -51,7 +51,7 @@ impl Registration {
         Self { stored, ..Self::new(email, carried, expires_at) }
     }
 
-    /// A registration whose cookie carries the `tx`, of at most 2,048 characters.
+    /// A registration with a `tx` of at most 2,048 characters in its cookie.
     pub fn new(email: &Email, carried: Option<&str>, expires_at: i64) -> Self {
         Self { address: email.canonical().to_owned(), carried: carried.map(str::to_owned), stored: None, expires_at }
     }
@@ -79,8 +79,8 @@ impl Registration {
         &self.address
     }
 
-    /// The `tx` with which the confirmation continues. Reads Redis if the cookie does not carry it. `None` if there is
-    /// none, and if Redis does not return it: a confirmation that has succeeded must not fail for that.
+    /// The `tx` with which the confirmation continues. Reads Redis if the cookie does not contain the `tx`. `None` if
+    /// there is no `tx`, or if it cannot be read: this must not make a successful confirmation fail.
     pub async fn transaction<S: Flows>(&self, call: Call<'_, S>) -> Option<String> {
         match (&self.carried, &self.stored) {
             (Some(text), _) => Some(text.clone()),
@@ -90,7 +90,7 @@ impl Registration {
     }
 }
 
-/// Stores a `tx` for as long as it is valid. `None` if a limit is reached or Redis is away.
+/// Stores a `tx` for as long as it is valid. `None` if a limit is reached or Redis is unavailable.
 async fn store_transaction<S: Flows>(call: Call<'_, S>, text: &str) -> Option<FlowId> {
     let id = FlowId::generate(call.env);
     let stored = call.stores.store_flow(call.app_id(), &id, text, call.client_address(), TRANSACTION_SECONDS).await;

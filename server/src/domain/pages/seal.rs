@@ -7,11 +7,11 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::domain::{app::App, clock::Env};
 
-/// What a sealed text is for. A text that was sealed for one purpose cannot be opened for another one.
+/// The purpose of a sealed text. A text that was sealed for one purpose cannot be opened for another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SealedPurpose {
     Transaction,
-    /// A transaction that is bound to no browser: the request of a POST from another site.
+    /// A transaction that is not bound to a browser: the request of a POST from another site.
     UnboundTransaction,
     Registration,
     SocialLogin,
@@ -34,7 +34,7 @@ impl SealedPurpose {
     }
 }
 
-/// Seals the content with the App's active key. `bound_to` is what the text must be opened with: for example the
+/// Seals the content with the App's active key. The text can be opened only with the same `bound_to`, for example the
 /// browser.
 pub(super) fn seal(env: &Env, app: &App, purpose: SealedPurpose, bound_to: &str, content: &impl Serialize) -> String {
     let nonce: [u8; NONCE_LEN] = env.random_bytes();

@@ -1,5 +1,5 @@
-//! The email address of a form that was sent, for the next page. It is sealed, so that it is in no URL, and so that no
-//! link of another site can make a page show a text.
+//! The email address of a submitted form, for the next page. It is sealed, so that no URL contains the address, and no
+//! link on another site can make a page show a text.
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::domain::{app::App, clock::Env, email::Email};
 
-/// How long the next page can be opened again.
+/// How long the next page still shows the address.
 const ADDRESS_SECONDS: i64 = 3_600;
 /// The longest sealed address, in characters.
 const MAX_CHARS: usize = 512;

@@ -97,7 +97,7 @@ pub async fn open_browser_session<S: Sessions + Groups + AuditLog>(
         }
     }
     let event = call.event(EventKind::LoggedIn, new.user).in_session(new.id).with_detail(Detail::from_amr(new.amr));
-    // Neither depends on the other.
+    // These calls do not depend on each other.
     join!(call.stores.record(call.app_id(), event), load_groups(call, new.user));
     if let Some(cookie) = other_user {
         end_session_of_other_user(call, &cookie).await?;

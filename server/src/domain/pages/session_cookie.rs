@@ -13,11 +13,11 @@ const MAC_BYTES: usize = 16;
 const BODY_BYTES: usize = 8 + 4 + 16 + 16;
 /// The length of the text: body and HMAC in base64url.
 const CHARS: usize = 80;
-/// How much older than the latest login of its session a cookie can be. Two tabs can log in at the same time, and the
-/// browser keeps only one of the two cookies.
+/// The maximum time by which a cookie can be older than the latest login of its session. Two tabs can log in at the
+/// same time, and the browser keeps only one of the two cookies.
 const MAX_AGE_AT_LOGIN: Duration = Duration::MINUTE;
-/// How old a cookie with an unknown key can be, so that it is worth waiting for the key. Servers get a new key within
-/// seconds of each other. An older cookie is of a former App with this appID.
+/// The maximum age of a cookie with an unknown key that can still become valid. Servers get a new key within seconds of
+/// each other. An older cookie belongs to a former App with this appID.
 const MAX_AGE_WITH_UNKNOWN_KEY: Duration = Duration::minutes(5);
 
 /// The content of a session cookie with a valid HMAC.
@@ -80,8 +80,8 @@ impl SessionCookie {
         Ok(Self { issued_ms, user: UserId(Uuid::from_bytes(user)), session: SessionId(Uuid::from_bytes(session)) })
     }
 
-    /// The time in a cookie of any App, in Unix milliseconds. It is not verified, so it is only good for the order in
-    /// which cookies are cleared. `None` if the text has no such time.
+    /// The time in a cookie of any App, in Unix milliseconds. It is not verified. Use it only for the order in which
+    /// cookies are cleared. `None` if the text has no such time.
     pub fn unverified_issued_ms(text: &str) -> Option<u64> {
         let bytes = decode_bytes(text)?;
         split_array::<8>(&bytes).ok().map(|(time, _)| u64::from_be_bytes(time))

@@ -33,9 +33,10 @@ const MAX_STATE_CHARS: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SocialPurpose {
-    /// The login page: `continue` opens a session.
+    /// The login page started it: `continue` opens a session.
     LogIn,
-    /// The identities page: `continue` links the identity, if this session is live and is the browser's.
+    /// The identities page started it: `continue` links the identity, if this session is live and is the session of the
+    /// browser.
     Link { user: UserId, session: SessionId },
 }
 

@@ -1,4 +1,5 @@
-//! Transactions: where a login leads. A page carries its transaction in the query or a hidden field, as the text `tx`.
+//! Transactions: the targets of logins. A page carries its transaction in the query or a hidden field, as the text
+//! `tx`.
 
 use std::fmt;
 
@@ -24,14 +25,14 @@ use crate::domain::{
 pub const MAX_TRANSACTION_CHARS: usize = 6_000;
 /// How long a transaction is valid.
 pub(super) const TRANSACTION_SECONDS: i64 = 3_600;
-/// Characters that an authorization request leaves free in its `tx` until the consent page adds what it showed: at most
-/// 110 bytes of JSON, which are 147 characters in base64url.
+/// Characters that an authorization request leaves free in its `tx` until the consent page adds the account and the
+/// scopes that it showed: at most 110 bytes of JSON, which are 147 characters in base64url.
 const RESERVED_CHARS: usize = 160;
 /// Characters that an authorization request leaves free in its `tx` until a login leads back with it: at most 74 bytes
 /// of JSON, which are 99 characters in base64url.
 const RESERVED_LOGIN_CHARS: usize = 110;
 
-/// What a browser wants after the login.
+/// The target of a login, and when the browser asked for it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transaction {
     #[serde(rename = "t")]
@@ -59,22 +60,23 @@ pub enum Target {
 pub struct CarriedRequest {
     #[serde(rename = "p")]
     pub parameters: RequestParameters,
-    /// A digest of the client's UID: a new Client of the same name must not get what the user allowed the former one.
+    /// A digest of the client's UID, because a new Client of the same name must not get the access that the user
+    /// allowed the former one.
     #[serde(rename = "c")]
     pub client: String,
     /// The `request_uri`, if the request was pushed.
     #[serde(rename = "u", skip_serializing_if = "Option::is_none", default)]
     pub request_uri: Option<String>,
-    /// What the consent page showed. `None` before.
+    /// The account and the scopes that the consent page showed. `None` before the consent page.
     #[serde(rename = "s", skip_serializing_if = "Option::is_none", default)]
     pub shown: Option<ShownConsent>,
-    /// The last login that led back with this request. `None` for a request that no login has answered.
+    /// The last login that led back with this request. `None` if no login did.
     #[serde(rename = "l", skip_serializing_if = "Option::is_none", default)]
     pub login: Option<TransactionLogin>,
 }
 
-/// The login, or the confirmation of a registration, that led back with a request. Only it shows that the user answered
-/// this request.
+/// The login, or the confirmation of a registration, that led back with a request. Only this shows that the user logged
+/// in for this request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransactionLogin {
     #[serde(rename = "s")]
@@ -83,7 +85,7 @@ pub struct TransactionLogin {
     auth_time_ms: u64,
 }
 
-/// What a consent page showed. A decision counts only for this.
+/// The account and the scopes that a consent page showed. A decision is valid only for these.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShownConsent {
     #[serde(rename = "u")]
@@ -114,7 +116,7 @@ pub struct TransactionTooLong;
 // === impl CarriedRequest ===
 
 impl CarriedRequest {
-    /// A request of this client, at its begin. `request_uri` is set if it was pushed.
+    /// A new request of this client. `request_uri` is set if the request was pushed.
     pub fn new(client: &OpenIdClient, parameters: RequestParameters, request_uri: Option<String>) -> Self {
         Self { parameters, client: client_digest(&client.uid), request_uri, shown: None, login: None }
     }
@@ -187,7 +189,7 @@ impl Transaction {
         Self::open_for(app, SealedPurpose::Transaction, &browser.encode(), text, now)
     }
 
-    /// Opens the `tx` of a POST from another site. The request begins now, and no login has answered it.
+    /// Opens the `tx` of a POST from another site. The request begins now, and carries no login.
     pub fn open_unbound(app: &App, text: &str, now: OffsetDateTime) -> Option<Self> {
         let mut opened = Self::open_for(app, SealedPurpose::UnboundTransaction, "", text, now)?;
         if let Target::Authorize(carried) = &mut opened.target {

@@ -12,8 +12,8 @@ use crate::domain::{
 
 /// Authorization codes of clients, in Redis.
 pub trait ClientCodes: Sync {
-    /// Stores a new code. It is found for twice as long as it can be exchanged, so that a late exchange has the same
-    /// result whatever the clocks say.
+    /// Stores a new code. The code is found for twice as long as it can be exchanged, so that the result of a late
+    /// exchange does not depend on the clocks of the servers.
     fn store_client_code(
         &self,
         app: &AppId,
@@ -28,8 +28,8 @@ pub trait ClientCodes: Sync {
         key: &ClientCodeKey,
     ) -> impl Future<Output = StoreResult<Option<StoredClientCode>>> + Send;
 
-    /// Records that the code was exchanged for this open session, and keeps nothing but `exchanged` of its record. Of
-    /// concurrent calls, only one is the first.
+    /// Records that the code was exchanged for this open session, and replaces the record with `exchanged`. Only one of
+    /// several concurrent calls is the first.
     fn redeem_client_code(
         &self,
         app: &AppId,

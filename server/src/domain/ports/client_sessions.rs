@@ -16,8 +16,8 @@ use crate::domain::{
 /// Sessions of clients, in Redis. A session of a lower epoch than the epoch of its user has ended. So has a session
 /// that ends with a browser session that has ended.
 pub trait ClientSessions: Sync {
-    /// Opens a session unless Redis has a later epoch. A user has at most 100 sessions with a refresh token, 20 of one
-    /// client: if there are more, the least recently used one ends.
+    /// Opens a session unless Redis has a later epoch. A user has at most 100 sessions with a refresh token, and at
+    /// most 20 of them with one client. Beyond a limit, the least recently used session ends.
     fn open_client_session(
         &self,
         app: &AppId,

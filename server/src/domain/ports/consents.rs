@@ -1,4 +1,4 @@
-//! What users allowed Clients, in Postgres.
+//! The consents of users to Clients, in Postgres.
 
 use std::future::Future;
 
@@ -11,7 +11,7 @@ use crate::domain::{audit::Event, openid::scope::Scopes, user::UserId};
 /// The maximum number of consents of a user (specification: Authorization, Consent).
 pub const MAX_CONSENTS: i64 = 200;
 
-/// What a user allowed a Client.
+/// The consent of a user to a Client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredConsent {
     pub client_uid: String,
@@ -20,7 +20,7 @@ pub struct StoredConsent {
     pub at: OffsetDateTime,
 }
 
-/// What a user allows a Client now.
+/// A new consent of a user to a Client.
 #[derive(Clone, Debug)]
 pub struct NewConsent {
     pub user: UserId,

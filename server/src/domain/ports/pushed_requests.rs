@@ -12,8 +12,9 @@ use crate::domain::{
 
 /// Pushed authorization requests, in Redis.
 pub trait PushedRequests: Sync {
-    /// Stores a request. Those of public clients are bounded for each App: a further one evicts the oldest of the
-    /// client address with the most. `from` is the address that pushed it.
+    /// Stores a request. The number of requests of public clients is limited for each App. At the limit, a new request
+    /// replaces the oldest request of the client address with the most requests. `from` is the address that pushed the
+    /// request.
     fn store_pushed_request(
         &self,
         app: &AppId,
@@ -29,8 +30,8 @@ pub trait PushedRequests: Sync {
         key: &PushedRequestKey,
     ) -> impl Future<Output = StoreResult<Option<PushedRequest>>> + Send;
 
-    /// Removes a request, and remembers that it was used. Only the first call returns true, whether or not the request
-    /// was still stored.
+    /// Removes a request, and remembers that it was used. Only the first call returns true, even if the request is no
+    /// longer stored.
     fn use_pushed_request(&self, app: &AppId, key: &PushedRequestKey)
     -> impl Future<Output = StoreResult<bool>> + Send;
 }

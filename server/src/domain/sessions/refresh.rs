@@ -72,7 +72,7 @@ pub async fn refresh<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> 
             return Err(limited.into());
         }
         RefreshOutcome::ReuseDetected => {
-            warn!(app = %call.app_id(), session = %token.session, "a replaced refresh token was used: its session ended");
+            warn!(app = %call.app_id(), session = %token.session, "a replaced refresh token was used; the session was ended");
             let event = call.event(EventKind::RefreshStolen, token.user).in_session(token.session);
             call.stores.record_later(call.app_id(), event);
             // The session has already ended. This call waits for a replica to acknowledge the end, so that a failover
@@ -93,7 +93,7 @@ fn report_renewal<S: AuditLog>(call: Call<'_, S>, token: &RefreshToken, renewal:
     match renewal {
         RefreshKind::Rotated | RefreshKind::Repeated => {}
         RefreshKind::Late => {
-            warn!(app = %call.app_id(), session = %token.session, "a refresh token was used after its grace period: its response was lost, or two clients hold it");
+            warn!(app = %call.app_id(), session = %token.session, "a refresh token was used after its grace period; the response with the next token was lost, or two clients use the token");
             let event = call.event(EventKind::RefreshLate, token.user).in_session(token.session);
             call.stores.record_later(call.app_id(), event);
         }

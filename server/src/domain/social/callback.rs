@@ -136,7 +136,8 @@ struct FlowTarget {
     purpose: Option<SocialPurpose>,
 }
 
-/// Finds the target of a flow again. A redirect URL that is no longer on the list gets nothing, not even an error.
+/// Finds the target of a flow again. Nothing is sent to a redirect URL that is no longer on the list, not even an
+/// error.
 fn find_target<S>(call: Call<'_, S>, flow: &Flow, continue_url: Option<&str>) -> Result<FlowTarget, CallbackError> {
     let page = continue_url.map(RedirectTarget::from_page);
     if let Some(page) = page.filter(|page| flow.target.as_ref() == Some(page.reference())) {

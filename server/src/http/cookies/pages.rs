@@ -121,7 +121,7 @@ impl CookieScheme {
     }
 }
 
-/// Whether the text looks like an appID. So it can be written back into a header unchanged.
+/// Whether the text has the form of an appID, so that it can be written back into a header unchanged.
 fn is_label(text: &str) -> bool {
     (1..=63).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')

@@ -1,5 +1,5 @@
-//! Cookies of which a browser has several at a time, for example one for each tab. The name of a cookie contains the
-//! time at which it was set, so that the oldest can be cleared, and an id.
+//! Cookies of a kind that a browser can have several times, for example one for each tab. The name of a cookie contains
+//! the time at which it was set, so that the oldest can be cleared, and an id.
 
 use http::{HeaderMap, HeaderValue, header::HeaderName};
 use time::OffsetDateTime;
@@ -10,7 +10,7 @@ use crate::domain::flow::FlowId;
 /// The maximum number of such cookies that one browser has of one kind.
 pub(super) const MAX_COOKIES: usize = 4;
 
-/// A kind of such cookies. The name of a cookie consists of both prefixes, the time in Unix milliseconds, a dot, and
+/// One kind of these cookies. The name of a cookie consists of both prefixes, the time in Unix milliseconds, a dot, and
 /// the id.
 #[derive(Clone, Copy, Debug)]
 pub struct TimedCookies {

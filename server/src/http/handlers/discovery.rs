@@ -23,8 +23,8 @@ use crate::{
 pub mod authorization_server;
 pub mod openid_configuration;
 
-/// The metadata of an App. It lists only what is served. Without clients there are no scopes, and there is no
-/// authorization endpoint, because the App is not an OpenID provider.
+/// The metadata of an App. It lists only supported features. Without clients it has no scopes and no authorization
+/// endpoint, because the App is not an OpenID provider.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AuthorizationServerMetadata")]
 pub struct AuthorizationServerMetadata<'a> {
@@ -51,7 +51,8 @@ pub struct AuthorizationServerMetadata<'a> {
     pub provider: Option<ProviderMetadata>,
 }
 
-/// What an OpenID provider adds: an App with clients (OpenID Connect Discovery 1.0, 3; RFC 9126, 5; RFC 9207, 3).
+/// The additional metadata of an OpenID provider, that is, an App with clients (OpenID Connect Discovery 1.0, 3; RFC
+/// 9126, 5; RFC 9207, 3).
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "ProviderMetadata")]
 pub struct ProviderMetadata {

@@ -130,7 +130,7 @@ pub fn operation() -> Operation {
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
-    // A client shows no Bearer. Its credentials can be in the form, so the form is read before it has authenticated.
+    // A client has no Bearer token. Its credentials can be in the form, so the form is read before the authentication.
     if app.has_clients() && Bearer::from_headers(&request.headers) == Bearer::None {
         let body = request.read_sent_body().await?;
         if clients::is_from_client(app, &request.headers, &body.fields) {

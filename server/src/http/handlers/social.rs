@@ -97,7 +97,7 @@ impl From<ProviderLogin> for SessionResponse {
 
 // === errors ===
 
-/// The `error` parameter of a redirect, and the error that its response must carry as [`ReportedProblem`].
+/// The `error` parameter of a redirect, and the error that the response must have as [`ReportedProblem`].
 fn redirect_error(app: &App, error: ProviderLoginError) -> (&'static str, ReportedProblem) {
     let provider_code = match &error {
         ProviderLoginError::ProviderReported(reported) => reported.map(AuthorizationError::as_str),

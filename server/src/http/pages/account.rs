@@ -27,7 +27,7 @@ async fn load_user<S: Ports>(page: &Page<'_, S>, session: &AuthenticatedSession)
     user.map_err(|error| account_problem(page.app, error))
 }
 
-/// The button of a provider, which the App need not have any more.
+/// The button of a provider, even if the App no longer has the provider.
 fn provider_button<'p, S: Ports>(page: &Page<'p, S>, name: &'p ProviderName) -> ProviderButton<'p> {
     let provider = social::find_provider(page.app, name.as_str());
     ProviderButton::new(name, provider.map_or(NO_PRESET, |provider| provider.settings.preset.as_str()))

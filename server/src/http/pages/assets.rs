@@ -11,9 +11,9 @@ use crate::{
 
 const ALLOW: &str = "GET, HEAD";
 const CLEAR_SITE_DATA: HeaderName = HeaderName::from_static("clear-site-data");
-/// The version in the link of the page after a logout. Browsers keep a page that was left in memory, even with
-/// `no-store`, and the back button would show the account again. The header `Clear-Site-Data` ends that, but only once
-/// the next page is shown. So this file has it, not the page.
+/// The version in the link of the page after a logout. Browsers keep visited pages in memory, even with `no-store`, and
+/// the back button would show the account again. The header `Clear-Site-Data` removes these pages, but only when the
+/// next page is already shown. So the response with this file has the header, not the page.
 const AFTER_LOGOUT: &str = "logout";
 
 /// `theme.css`.

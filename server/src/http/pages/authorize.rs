@@ -30,19 +30,19 @@ use crate::{
     pages::views::{FormPostField, FormPostPage},
 };
 
-/// How a request was answered. The response has it as an extension, for the metric.
+/// The outcome of a request, for the metric. It is in the extensions of the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AuthorizationAnswer {
+pub(super) enum AuthorizationResponseKind {
     Issued,
     Login,
     Consent,
-    /// `access_denied` went to the client.
+    /// The client gets `access_denied`.
     Denied,
-    /// Another error went to the client.
+    /// The client gets another error.
     Error,
 }
 
-/// A request that passed its checks, and how it came.
+/// A request that passed its checks, with the login and the consent that it carries.
 pub(super) struct CheckedRequest {
     pub(super) request: AuthorizationRequest,
     pub(super) carried: CarriedRequest,
@@ -66,7 +66,7 @@ pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Probl
     }
 }
 
-/// A POST of another site becomes a GET, so that the browser sends its cookies (`SameSite=Lax`).
+/// Redirects a POST from another site to a GET, so that the browser sends its cookies (`SameSite=Lax`).
 pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<Response, Problem> {
     let carried = read_request(page, form.parameters().clone()).await?;
     let requested_at = page.state.env.now().unix_timestamp();
@@ -101,7 +101,7 @@ async fn read_request<S: Ports>(page: &Page<'_, S>, parameters: RequestParameter
     Ok(par::carried_request(client, request_uri, &pushed))
 }
 
-/// All checks that need no session. A `tx` passes them again, because the client can have changed.
+/// All checks that need no session. A request in a `tx` is checked again, because the client can have changed.
 pub(super) fn check_request<S: Ports>(
     page: &Page<'_, S>,
     carried: CarriedRequest,
@@ -121,7 +121,8 @@ pub(super) fn check_request<S: Ports>(
     Ok(CheckedRequest { request, carried: *carried, requested_at })
 }
 
-/// Leads to the login, to the consent page, or back to the client. `allowed` is what the user has allowed.
+/// Leads to the login, to the consent page, or back to the client. `allowed` is the decision of the user on the consent
+/// page.
 pub(super) async fn proceed<S: Ports>(
     page: &Page<'_, S>,
     checked: &CheckedRequest,
@@ -141,14 +142,16 @@ pub(super) async fn proceed<S: Ports>(
         AuthorizationOutcome::LoginNeeded => {
             let can_register = page.app.doc.sign_up == SignUp::Open;
             let route = if request.prompts.create && can_register { PageRoute::Register } else { PageRoute::Login };
-            lead_on(page, checked, route, AuthorizationAnswer::Login)
+            lead_on(page, checked, route, AuthorizationResponseKind::Login)
         }
-        AuthorizationOutcome::ConsentNeeded => lead_on(page, checked, PageRoute::Consent, AuthorizationAnswer::Consent),
+        AuthorizationOutcome::ConsentNeeded => {
+            lead_on(page, checked, PageRoute::Consent, AuthorizationResponseKind::Consent)
+        }
         AuthorizationOutcome::Refused(error) => reply_error(page, &request.reply, &error),
         AuthorizationOutcome::RequestUsed => Err(unsafe_request_problem(UnsafeRequest::InvalidRequestUri)),
         AuthorizationOutcome::Issued(code) => {
             let parameters = request.reply.success_parameters(page.app, code.expose());
-            reply(page, &request.reply, &parameters, AuthorizationAnswer::Issued)
+            reply(page, &request.reply, &parameters, AuthorizationResponseKind::Issued)
         }
     }
 }
@@ -169,16 +172,16 @@ async fn decide<S: Ports>(
     Ok(authorize(page.call(), attempt).await?)
 }
 
-/// To a page that leads back here with the `tx`.
+/// Redirects to a page that leads back here with the `tx`.
 fn lead_on<S: Ports>(
     page: &Page<'_, S>,
     checked: &CheckedRequest,
     route: PageRoute,
-    answer: AuthorizationAnswer,
+    kind: AuthorizationResponseKind,
 ) -> Result<Response, Problem> {
     let tx = seal(page, checked.without_decision(), checked.requested_at)?;
     let mut response = page.lead_on(&format!("{}{}", route.path(), encode_query([("tx", tx.as_str())])))?;
-    response.extensions_mut().insert(answer);
+    response.extensions_mut().insert(kind);
     Ok(response)
 }
 
@@ -206,11 +209,11 @@ pub(super) fn reply_error<S: Ports>(
     to: &ReplyTo,
     error: &AuthorizationError,
 ) -> Result<Response, Problem> {
-    let answer = match error.code {
-        AuthorizationErrorCode::AccessDenied => AuthorizationAnswer::Denied,
-        _ => AuthorizationAnswer::Error,
+    let kind = match error.code {
+        AuthorizationErrorCode::AccessDenied => AuthorizationResponseKind::Denied,
+        _ => AuthorizationResponseKind::Error,
     };
-    reply(page, to, &to.error_parameters(page.app, error), answer)
+    reply(page, to, &to.error_parameters(page.app, error), kind)
 }
 
 /// The response to the client: a redirect with 303, so that no POST is repeated at the client, or a page with a form.
@@ -218,7 +221,7 @@ fn reply<S: Ports>(
     page: &Page<'_, S>,
     to: &ReplyTo,
     parameters: &[(&'static str, &str)],
-    answer: AuthorizationAnswer,
+    kind: AuthorizationResponseKind,
 ) -> Result<Response, Problem> {
     let mut response = match to.mode {
         ResponseMode::Query => {
@@ -231,7 +234,7 @@ fn reply<S: Ports>(
             page.form_post(&FormPostPage { action: to.target.as_str(), host: &host, fields: fields.collect() })
         }
     };
-    response.extensions_mut().insert(answer);
+    response.extensions_mut().insert(kind);
     Ok(response)
 }
 
@@ -244,25 +247,20 @@ pub(super) fn shown_host(target: &RedirectTarget) -> String {
     }
 }
 
-/// A request that cannot be answered to a client is an error of the request, not of an authentication.
+/// The error for a page. Its status is never 401, because the request does not authenticate the client.
 fn unsafe_request_problem(error: UnsafeRequest) -> Problem {
     match error {
-        UnsafeRequest::InvalidClient => {
-            let code = ErrorCode::InvalidClient;
-            Problem::new(code, "the App has no such client").with_status(ErrorCode::InvalidRequest.status())
-        }
+        UnsafeRequest::InvalidClient => Problem::client_not_found(),
         UnsafeRequest::InvalidRequestUri => {
             Problem::new(ErrorCode::InvalidRequestUri, "the request_uri is unknown, used, expired or of another client")
         }
-        UnsafeRequest::RedirectUrlNotAllowed => {
-            Problem::new(ErrorCode::RedirectUrlNotAllowed, "the redirect URL is not registered for the client")
-        }
+        UnsafeRequest::RedirectUrlNotAllowed => Problem::client_redirect_url_not_allowed(),
     }
 }
 
-// === impl AuthorizationAnswer ===
+// === impl AuthorizationResponseKind ===
 
-impl AuthorizationAnswer {
+impl AuthorizationResponseKind {
     /// The label in the metric.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
@@ -278,7 +276,7 @@ impl AuthorizationAnswer {
 // === impl CheckedRequest ===
 
 impl CheckedRequest {
-    /// The request, for a page before the decision.
+    /// The request, for the `tx` of a page before the decision.
     pub(super) fn without_decision(&self) -> CarriedRequest {
         CarriedRequest { shown: None, ..self.carried.clone() }
     }

@@ -10,7 +10,8 @@ use crate::{
     pages::Branding,
 };
 
-/// The maximum number of stored brandings, about 1 KiB each. If there would be more, all are computed again.
+/// The maximum number of stored brandings, about 1 KiB each. At this number, all are removed and computed again when
+/// they are needed.
 const MAX_BRANDINGS: usize = 10_000;
 
 #[derive(Default)]
@@ -25,7 +26,7 @@ impl Brandings {
         {
             return Arc::clone(branding);
         }
-        // Without the lock, because the colors and the hash of the logo take up to a millisecond.
+        // Computed without the lock, because the colors and the hash of the logo take up to a millisecond.
         let branding = Arc::new(Branding::new(app, settings));
         let mut stored = self.0.lock();
         if stored.len() >= MAX_BRANDINGS {

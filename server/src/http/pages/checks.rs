@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// What the host of a request means for a page.
+/// Whether a page is on the host of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// The page is on this host.
@@ -85,8 +85,8 @@ pub(super) fn check_origin(headers: &HeaderMap, url: &PagesUrl) -> Result<(), Pr
     if is_own { Ok(()) } else { Err(Problem::new(ErrorCode::OriginNotAllowed, "the form is not from this site")) }
 }
 
-/// Whether a request comes from a page of this host, from the user (an address that was typed, or a bookmark), or from
-/// an old browser, which does not say where it comes from.
+/// Whether a request comes from a page of this host, from the user (a typed address or a bookmark), or from an old
+/// browser, which does not send its origin.
 pub(super) fn is_from_here(headers: &HeaderMap) -> bool {
     headers.get_all("sec-fetch-site").iter().all(|site| matches!(site.as_bytes(), b"same-origin" | b"none"))
 }

@@ -23,14 +23,14 @@ use crate::{
     pages::views::{ConfirmNoticePage, ConfirmPage},
 };
 
-/// Never looks at the code.
+/// Shows the page. Never checks or uses the code.
 pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
     let code = page.query("code")?.unwrap_or_default();
     let registrations = registrations(page);
     if let Some((_, newest)) = registrations.first().filter(|_| code.is_empty()) {
         return page.show(&ConfirmNoticePage { email: newest.address() });
     }
-    // Without a registration or a session, the button alone never suffices.
+    // Without a registration or a session, a confirmation needs more than the button.
     let asks_password = registrations.is_empty() && page.session_cookie()?.is_none();
     page.show(&ConfirmPage { code, hides_code: !code.is_empty(), asks_password, login_needed: false })
 }
@@ -58,7 +58,7 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
     };
     let BrowserConfirmed { cookie, password_required, address } = confirmed;
     let own = || cookies.iter().zip(&registrations).filter(|(_, registration)| registration.is_for(&address));
-    // The registrations of this address have ended.
+    // The address is confirmed, so the cookies of its registrations are cleared.
     let cleared = own().map(|(cookie, _)| page.cookies.transactions().clear(cookie)).collect();
     // The registration continues in another tab, if the link in the mail was opened there.
     let registered_tx = match own().next() {
@@ -83,7 +83,7 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
     }
 }
 
-/// The registrations of this browser whose codes have not expired, with their cookies, the newest first.
+/// The registrations of this browser that have not expired, with their cookies, the newest first.
 fn registrations<'p, S: Ports>(page: &Page<'p, S>) -> Vec<(TimedCookie<'p>, Registration)> {
     let Some(browser) = page.sent.browser() else { return Vec::new() };
     let now = page.state.env.now();

@@ -70,7 +70,7 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
     }
 }
 
-/// To another page, with the request.
+/// Redirects to another page, with the request.
 fn lead_to<S: Ports>(
     page: &Page<'_, S>,
     checked: &CheckedRequest,

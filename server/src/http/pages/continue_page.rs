@@ -67,7 +67,7 @@ async fn finish<S: Ports>(
     }
 }
 
-/// Errors go to the page that started the login, which shows them.
+/// Errors lead to the page that started the login, which shows them.
 fn show_error<S: Ports>(
     page: &Page<'_, S>,
     state: &SocialState,

@@ -15,7 +15,7 @@ use crate::{
 pub(super) struct Form {
     /// The fields that are not empty, each once.
     fields: Map<String, Value>,
-    /// The parameters of an authorization request, which has its own rules for repeated ones.
+    /// The parameters of an authorization request, which has its own rules for repeated parameters.
     parameters: RequestParameters,
 }
 
@@ -49,7 +49,7 @@ impl Form {
         self.get(name).unwrap_or_default()
     }
 
-    /// The fields of a call of the JSON API.
+    /// The fields as a call of the JSON API has them.
     pub(super) fn read<T: RequestBody>(&self) -> Result<T, Problem> {
         parse_fields(self.fields.clone())
     }

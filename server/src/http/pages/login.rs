@@ -50,7 +50,7 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
     }
 }
 
-/// Whether the browser is logged in. While Redis is away, the login page is still shown.
+/// Whether the browser is logged in. Returns false while Redis is unavailable, so that the login page is still shown.
 async fn has_session<S: Ports>(page: &Page<'_, S>) -> Result<bool, Problem> {
     let Some(cookie) = page.session_cookie()? else { return Ok(false) };
     match pages::find_session(page.call(), &cookie).await {

@@ -17,11 +17,7 @@ use crate::{
         pages::{Target, Transaction, TransactionTooLong},
         sessions,
     },
-    http::{
-        Ports,
-        error::{ErrorCode, Problem},
-        response::Response,
-    },
+    http::{Ports, error::Problem, response::Response},
     pages::views::{LogoutDonePage, LogoutPage},
 };
 
@@ -54,7 +50,7 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
     finish(page, &request, page.session().await?).await
 }
 
-/// A POST of another site becomes a GET, so that the browser sends its cookies (`SameSite=Lax`).
+/// Redirects a POST from another site to a GET, so that the browser sends its cookies (`SameSite=Lax`).
 fn become_get<S: Ports>(page: &Page<'_, S>, parameters: &RequestParameters) -> Result<Response, Problem> {
     let request = check(page, parameters)?;
     if parameters.is_empty() {
@@ -63,7 +59,7 @@ fn become_get<S: Ports>(page: &Page<'_, S>, parameters: &RequestParameters) -> R
     let seal = |parameters: RequestParameters| {
         Transaction::start(&page.state.env, Target::Logout(parameters)).seal_unbound(&page.state.env, page.app)
     };
-    // Without a hint that is too long, the user is asked.
+    // If the hint is too long for a `tx`, it is left out, and the page asks the user.
     let tx = seal(parameters.clone()).or_else(|TransactionTooLong| seal(request.without_hint(ui_locales(parameters))));
     let tx = tx.map_err(too_long)?;
     page.lead_on(&format!("logout{}", encode_query([("tx", tx.as_str())])))
@@ -83,8 +79,8 @@ fn ask<S: Ports>(
     page.show_with_tx(&LogoutPage, &tx)
 }
 
-/// Ends the session, and leads to the client or to the notice. With the browser session, the client sessions without
-/// `offline_access` end.
+/// Ends the browser session, and with it the client sessions without `offline_access`. Leads to the client or to the
+/// notice.
 async fn finish<S: Ports>(
     page: &Page<'_, S>,
     request: &LogoutRequest,
@@ -111,13 +107,8 @@ fn carried_parameters<'p, S: Ports>(page: &'p Page<'_, S>) -> Option<&'p Request
 fn check<S: Ports>(page: &Page<'_, S>, parameters: &RequestParameters) -> Result<LogoutRequest, Problem> {
     LogoutRequest::check(page.app, parameters).map_err(|error| match error {
         LogoutRequestError::InvalidRequest(why) => Problem::invalid_request(why),
-        LogoutRequestError::InvalidClient => {
-            let code = ErrorCode::InvalidClient;
-            Problem::new(code, "the App has no such client").with_status(ErrorCode::InvalidRequest.status())
-        }
-        LogoutRequestError::RedirectUrlNotAllowed => {
-            Problem::new(ErrorCode::RedirectUrlNotAllowed, "the redirect URL is not registered for the client")
-        }
+        LogoutRequestError::InvalidClient => Problem::client_not_found(),
+        LogoutRequestError::RedirectUrlNotAllowed => Problem::client_redirect_url_not_allowed(),
     })
 }
 

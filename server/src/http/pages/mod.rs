@@ -26,7 +26,7 @@ use http::{Method, StatusCode};
 pub(super) use assets::asset;
 pub(super) use routes::PageRoute;
 
-use self::{authorize::AuthorizationAnswer, brandings::Brandings, checks::Place, form::Form, page::Page};
+use self::{authorize::AuthorizationResponseKind, brandings::Brandings, checks::Place, form::Form, page::Page};
 use super::{Ports, error::Problem, metrics::HttpMetrics, request::InboundRequest, response::Response};
 use crate::{
     config::Apps,
@@ -34,7 +34,7 @@ use crate::{
     state::State,
 };
 
-/// What all requests for pages share.
+/// The state that all requests for pages share.
 pub(super) struct Pages {
     brandings: Brandings,
     metrics: HttpMetrics,
@@ -74,8 +74,15 @@ impl Pages {
         let form = read_form(route, &mut request).await;
         let branding = self.brandings.get(app, settings);
         let mut page = Page::new(state, app, settings, route, &request, url, branding);
+        if route == PageRoute::Applications {
+            match account::applications::exists(&page).boxed().await {
+                Ok(true) => {}
+                Ok(false) => return Err(Problem::not_found()),
+                Err(problem) => return Ok(page.fail(problem)),
+            }
+        }
         let result = match page.check(form) {
-            // A form of an account changes only this account.
+            // The form of an account changes only this account, not that of a user who has logged in since.
             Ok(Some(form)) if page.is_form_of_other_user(&form) => page.redirect("account", Vec::new()),
             Ok(form) => call(&page, form.as_ref()).await,
             Err(problem) => Err(problem),
@@ -110,8 +117,8 @@ async fn read_form(route: PageRoute, request: &mut InboundRequest) -> Result<Opt
 /// The outcome of an authorization request in the metric. `None` for a step that does not end on these two pages: the
 /// redirect of a POST to a GET, and the consent page, which was counted when `authorize` led there.
 fn authorization_outcome(response: &Response, is_error: bool) -> Option<&'static str> {
-    let answer = response.extensions().get::<AuthorizationAnswer>();
-    answer.map(|answer| answer.as_str()).or_else(|| {
+    let kind = response.extensions().get::<AuthorizationResponseKind>();
+    kind.map(|kind| kind.as_str()).or_else(|| {
         is_error.then(|| match response.status() {
             StatusCode::TOO_MANY_REQUESTS => "limited",
             status if status.is_server_error() => "unavailable",

@@ -1,4 +1,4 @@
-//! One request for a page: what the browser sent, and the responses that a page can give.
+//! One request for a page: the values that the browser sent, and the responses that a page can return.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ pub(super) struct Page<'a, S> {
     own_cookies: Vec<Header>,
 }
 
-/// The transaction of a request, which opened.
+/// The opened transaction of a request.
 struct OpenedTransaction {
     text: String,
     transaction: Transaction,
@@ -79,7 +79,7 @@ fn parse_query(query: &str) -> Result<Parameters<'_>, Problem> {
 }
 
 impl<'a, S: Ports> Page<'a, S> {
-    /// Reads what the browser sent. A query that cannot be parsed is empty; [`Self::check`] returns the error.
+    /// Reads the query and the cookies. A query that cannot be parsed is empty; [`Self::check`] returns the error.
     pub(super) fn new(
         state: &'a State<S>,
         app: &'a App,
@@ -133,10 +133,9 @@ impl<'a, S: Ports> Page<'a, S> {
     // === checks ===
 
     /// Checks the method, the body, the origin, `csrf` and `tx`, in this order (specification: Hosted pages, Requests).
-    /// Returns the form of a POST.
-    ///
-    /// A POST from another site, which only asks, has neither `csrf` nor our origin. Its response sets no cookie:
-    /// without its cookies, which the browser did not send, it would look like that of a new browser.
+    /// Returns the form of a POST. A POST from another site, which changes nothing, has neither `csrf` nor our origin.
+    /// Its response sets no cookie: the browser sends no cookies with it, so the request looks like that of a new
+    /// browser.
     pub(super) fn check(&mut self, form: Result<Option<Form>, Problem>) -> Result<Option<Form>, Problem> {
         if !self.route.accepts(&self.request.method) {
             return Err(Problem::method_not_allowed(self.route.allow()));
@@ -173,7 +172,7 @@ impl<'a, S: Ports> Page<'a, S> {
         self.request.method == Method::POST
             && match self.route {
                 PageRoute::Authorize => true,
-                // Only a client can ask for a logout.
+                // Without clients, no other site can ask for a logout.
                 PageRoute::Logout if !self.app.has_clients() => false,
                 PageRoute::Logout => match form {
                     Ok(Some(form)) => form.get("csrf").is_none(),
@@ -185,8 +184,8 @@ impl<'a, S: Ports> Page<'a, S> {
             }
     }
 
-    /// Opens the `tx` of this request. The pages that other sites can ask also accept a `tx` that is bound to no
-    /// browser.
+    /// Opens the `tx` of this request. Pages that accept a POST from another site also accept a `tx` that is not bound
+    /// to a browser.
     fn open_sent_transaction(&self, text: &str) -> Option<OpenedTransaction> {
         self.open_transaction(text).or_else(|| {
             let transaction = Transaction::open_unbound(self.app, text, self.state.env.now());
@@ -198,7 +197,7 @@ impl<'a, S: Ports> Page<'a, S> {
         })
     }
 
-    /// Chooses the language again, if the client asked for some (OpenID Connect Core 1.0, 3.1.2.1).
+    /// Chooses the language again, if the client requested languages (OpenID Connect Core 1.0, 3.1.2.1).
     fn apply_ui_locales(&mut self, form: Option<&Form>) {
         let of_client = match (&self.tx, self.route) {
             (Some(tx), _) => {
@@ -271,7 +270,8 @@ impl<'a, S: Ports> Page<'a, S> {
     pub(super) fn tx_after_login(&self, text: &str, cookie: &SessionCookie) -> Option<String> {
         let OpenedTransaction { text, transaction } = self.open_transaction(text)?;
         let answered = transaction.after_login(cookie);
-        // A server of the previous version left no room for the login. The user then logs in, or decides, once more.
+        // A server of the previous version left no room for the login in its `tx`. The user then must log in or decide
+        // once more.
         Some(answered.seal(&self.state.env, self.app, &self.browser).unwrap_or(text))
     }
 
@@ -287,14 +287,14 @@ impl<'a, S: Ports> Page<'a, S> {
         }
     }
 
-    /// The user whose account a form of this page changes. `None` if the page is not one of the account.
+    /// The user of the account that a form of this page changes. `None` if the page is not one of the account.
     fn form_user(&self) -> Option<UserId> {
         self.route.account_page()?;
         self.session_cookie().ok().flatten().map(|cookie| cookie.user)
     }
 
-    /// Whether the form shows the account of a user, and the browser has since logged in as another one. A server of an
-    /// earlier version does not write the field.
+    /// Whether the form shows the account of one user, but the browser has since logged in as another user. A form
+    /// without the field is accepted, because servers of earlier versions do not write it.
     pub(super) fn is_form_of_other_user(&self, form: &Form) -> bool {
         match (self.form_user(), form.get("user")) {
             (Some(user), Some(text)) => !is_valid_user_token(self.app, user, text),
@@ -302,7 +302,7 @@ impl<'a, S: Ports> Page<'a, S> {
         }
     }
 
-    /// The email address of the form before this page, if the query has it.
+    /// The email address from the previous form, if the query has it.
     pub(super) fn sent_address(&self) -> Result<Option<Email>, Problem> {
         let Some(text) = self.query("address")? else { return Ok(None) };
         let browser = self.sent.browser();
@@ -372,7 +372,8 @@ impl<'a, S: Ports> Page<'a, S> {
         if !is_refusal {
             return Err(problem);
         }
-        // The link to a new login needs a `tx`, with which the login comes back. The form continues without it.
+        // The link to a new login needs a `tx` with which the login leads back. The form itself does not need this
+        // `tx`.
         let login_tx = match problem.code {
             ErrorCode::ReauthenticationRequired if self.tx.is_none() => Some(self.transaction_to_here()?),
             _ => None,
@@ -426,7 +427,7 @@ impl<'a, S: Ports> Page<'a, S> {
         self.redirect(&format!("login{}", encode_query([("tx", tx.as_str())])), ended.into_iter().collect())
     }
 
-    /// 303 to where a login with this `tx` leads: its target, otherwise the account. `cookie` is of the new session.
+    /// 303 to the target of this `tx`, otherwise to the account. `cookie` is that of the new session.
     pub(super) fn logged_in(
         &self,
         tx: Option<&str>,

@@ -18,7 +18,7 @@ use crate::{
     pages::views::ResetPage,
 };
 
-/// Never looks at the code.
+/// Shows the page. Never checks or uses the code.
 pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
     let sent = page.sent_address()?;
     let email = match &sent {

@@ -15,7 +15,7 @@ use crate::http::{
 const PAGE_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'",
 );
-/// The page whose script sends a form to a Client.
+/// The policy of the page with a script that sends a form to a Client.
 const FORM_POST_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'",
 );

@@ -84,9 +84,9 @@ impl PageRoute {
         Self::ALL.iter().find(|route| route.path() == page).map(|route| (app, *route))
     }
 
-    /// Whether only an App with clients has the page.
+    /// Whether only an App with clients has the page. `account/applications` decides by itself.
     pub(in crate::http) const fn needs_clients(self) -> bool {
-        matches!(self, Self::Consent | Self::Applications)
+        matches!(self, Self::Consent)
     }
 
     pub(in crate::http) fn accepts(self, method: &Method) -> bool {

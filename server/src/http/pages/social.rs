@@ -1,4 +1,4 @@
-//! The start of a social login: the redirect to *redirect*, with which the login leaves the pages.
+//! The start of a social login: the response sends the browser from the pages to *redirect*.
 
 use super::{
     PageRoute,

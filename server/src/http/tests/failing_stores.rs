@@ -397,7 +397,7 @@ impl PushedRequests for FailingStores {
 }
 
 impl Groups for FailingStores {
-    async fn of_user(&self, _: &AppId, _: UserId) -> Result<Arc<[GroupName]>, StoreError> {
+    async fn of_user(&self, _: &AppId, _: UserId) -> Result<Arc<[Membership]>, StoreError> {
         self.fail()
     }
 }

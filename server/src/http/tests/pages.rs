@@ -564,7 +564,7 @@ async fn an_own_host_that_is_the_host_of_the_base_url_is_ignored() {
     }
 }
 
-/// A server whose App has two providers, one of which is down.
+/// A server with an App with two providers. One provider is down.
 fn server_with_providers(edit: impl FnOnce(&mut RenderedApp)) -> TestServer {
     TestServer::with_app(FailingStores::Panicking, |app| {
         app.pages = Some(fixtures::pages());

@@ -1,4 +1,4 @@
-//! What users allowed Clients.
+//! The consents of users to Clients.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};
@@ -92,7 +92,7 @@ async fn add(
     notify: bool,
 ) -> Result<bool, sqlx::Error> {
     let mut transaction = connection.begin().await?;
-    // The lock makes concurrent calls for one user run one after the other, so that the user cannot exceed the maximum.
+    // The lock serializes concurrent calls for one user, so that the user cannot exceed the maximum.
     if lock_user(&mut transaction, app, consent.user).await?.is_none() {
         transaction.rollback().await?;
         return Ok(false);

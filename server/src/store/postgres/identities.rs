@@ -48,9 +48,9 @@ async fn insert(
     Ok(inserted.rows_affected() > 0)
 }
 
-/// Removes what the former owner of an account has added, because another person has proved to own its email address:
-/// all identities, the memberships in groups that their Providers reported, and the consents. `event` is the event of
-/// the change: the events of the memberships have its origin. The transaction has locked the user.
+/// Removes the data that the former owner has added to an account, because another person has proved to own its email
+/// address: all identities, the memberships in groups that their Providers reported, and the consents. `event` is the
+/// event of the change: the events of the memberships have its origin. The transaction has locked the user.
 pub(super) async fn delete_of_user(
     connection: &mut PgConnection,
     app: &AppId,

@@ -1,9 +1,9 @@
 //! The OpenID provider, beside Dex and Keycloak in the same run: code exchanges with a session, and refreshes. Also the
 //! latency of `authorize`, the effect of Clients on the App's own refreshes, and the memory of Clients.
 //!
-//! A code exchange is what a program does for a user who is logged in already: an authorization request with the cookies
-//! of the browser, then the exchange of the code. Dex has no session of its own: its authorization request leads over a
-//! connector that logs in everybody, so an exchange has one request more.
+//! A code exchange is what a program does for a user who is logged in already: an authorization request with the
+//! cookies of the browser, then the exchange of the code. Dex has no session of its own: its authorization request
+//! leads over a connector that logs in everybody, so an exchange has one request more.
 
 mod latency;
 mod own_refresh;
@@ -26,7 +26,7 @@ use crate::{
     operator,
 };
 
-/// The URL to which codes go. Nobody opens it.
+/// The redirect URL, to which codes are sent. Nobody opens it.
 const REDIRECT_URL: &str = "https://app.example.com/callback";
 /// Rounds of the comparison with peers. Each round measures all providers, because the speed of the machine can change
 /// between rounds.
@@ -69,7 +69,7 @@ pub(crate) struct OpenIdArgs {
     client_apps: usize,
 }
 
-/// What a user of a provider repeats.
+/// An operation that a user of a provider repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Exchange,
@@ -111,7 +111,7 @@ fn app(prefix: &str) -> App {
     LIMITS.into_iter().fold(App::new(prefix), |app, limit| app.limit(limit, &[(10_000_000, 60)]))
 }
 
-/// A Client whose ID tokens have this algorithm. The App signs the access tokens with ES256.
+/// A Client with this algorithm of ID tokens. The App signs the access tokens with ES256.
 fn client(app: &App, name: &str, algorithm: &str) -> Client {
     Client::web(name, app, REDIRECT_URL)
         .set("/scopes", json!(["openid", "profile", "email", "offline_access"]))

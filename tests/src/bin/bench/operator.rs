@@ -116,8 +116,8 @@ pub(crate) async fn run(options: &OperatorArgs) -> Result<Vec<Bound>> {
     Ok(bounds)
 }
 
-/// Measures what `per_app` Clients of each of `apps` Apps cost the operator and a server. Prints the measurements, and
-/// returns the bounds.
+/// Measures the cost of `per_app` Clients of each of `apps` Apps in the operator and in a server. Prints the
+/// measurements, and returns the bounds.
 pub(crate) async fn measure_client_cost(apps: usize, per_app: usize) -> Result<Vec<Bound>> {
     println!("{apps} Apps with {per_app} Clients each, in a cluster");
     let cluster = TestCluster::start().await?;

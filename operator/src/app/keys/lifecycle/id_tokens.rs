@@ -34,7 +34,7 @@ struct Chain {
     keys: Vec<StoredSigningKey>,
     /// Whether a Client uses the algorithm, and no key for access tokens has it.
     is_needed: bool,
-    /// Whether a requested key was dropped before it became Active, and must still be replaced.
+    /// Whether a key that a rotation requested was dropped before it became Active, and must still be replaced.
     is_requested: bool,
 }
 
@@ -91,8 +91,8 @@ impl IdTokenChains {
         Ok(())
     }
 
-    /// Publishes the next key of each chain for which it is due. If a rotation is requested, no key that exists now is
-    /// used again.
+    /// Publishes the next key of each chain if it is due. After a requested rotation, no chain uses a key that exists
+    /// now.
     pub(super) fn publish_next_keys(
         &mut self,
         last: &mut u32,
@@ -151,8 +151,9 @@ impl Chain {
         self.keys.iter_mut().filter(|key| key.state() == KeyState::Active)
     }
 
-    /// Makes the transitions of a chain that nobody needs, or that has no Active key yet. Its first key becomes Active
-    /// when every serving pod has reported it, because before there is no other key with which a pod could sign.
+    /// Makes the transitions of a chain that no Client needs, or that has no Active key yet. The first key becomes
+    /// Active as soon as every serving pod has reported it: until then, the pods have no key with which they could
+    /// sign.
     fn advance_without_active(
         &mut self,
         last: &mut u32,
@@ -168,7 +169,7 @@ impl Chain {
         }
         keys.retain(|key| {
             let is_over = match key.state() {
-                // Nothing was ever created with a Published key, so it can be dropped.
+                // A Published key has never signed anything, so it can be dropped.
                 KeyState::Published => !self.is_needed,
                 KeyState::Active => false,
                 KeyState::Retired => acknowledged && key.lifecycle().not_after.is_some_and(|end| end <= now),
@@ -176,7 +177,7 @@ impl Chain {
             !is_over && !revoked.iter().any(|id| id == key.id())
         });
         if !self.is_needed {
-            // A server that has not the latest document may still sign with these keys.
+            // A server that does not have the latest document yet may still sign with these keys.
             extend_lifetimes(keys, policy.access_lifetime_seconds);
             for key in self.active_keys() {
                 let unused_since = *key.lifecycle.unused_since.get_or_insert(now);

@@ -1,8 +1,6 @@
 //! Checks an SVG against a list of what is allowed: shapes, text, gradients, filters, styles. There is no entity, no
-//! script, no event handler, no HTML, no animation and no reference to another file.
-//!
-//! The check reads a subset of XML. What it cannot read, it refuses, so a browser never reads anything that the check
-//! has not seen.
+//! script, no event handler, no HTML, no animation and no reference to another file. The check reads a subset of XML
+//! and refuses a file that it cannot read. So a browser never reads anything that was not checked.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -56,17 +54,18 @@ const ELEMENTS: [&str; 44] = [
     "tspan",
     "use",
 ];
-/// Nested elements cost a browser stack.
+/// The maximum depth of nested elements. Browsers process them recursively.
 const MAX_DEPTH: usize = 32;
-/// Each `use` can repeat all others, so their number is the exponent of what a browser draws.
+/// The maximum number of `use` elements. Each can repeat all others, so the number of drawn shapes can grow
+/// exponentially with it.
 const MAX_USES: usize = 16;
-/// The elements whose content is drawn for each reference to them, and can have such references itself. Gradients and
-/// filters have none.
+/// The elements with content that a browser draws again for each reference to them. This content can have such
+/// references itself. The content of gradients and filters cannot.
 const CONTAINERS: [&str; 3] = ["clipPath", "mask", "pattern"];
-/// The maximum number of references from the content of containers to containers. As with `use`, their number is the
-/// exponent of what a browser draws.
+/// The maximum number of references from the content of containers to containers. As with `use`, the number of drawn
+/// shapes can grow exponentially with it.
 const MAX_INNER_REFERENCES: usize = 16;
-/// Names appear in messages.
+/// The maximum length of a name. Messages contain names.
 const MAX_NAME_LENGTH: usize = 64;
 
 const NOT_READABLE: &str = "is not well-formed SVG";
@@ -81,7 +80,7 @@ struct Tag<'a> {
     is_empty: bool,
 }
 
-/// The references between containers. Ids are in lower case, so that more texts than necessary are the same id.
+/// The references between containers. Ids are in lower case, so ids that differ only in case count as the same.
 #[derive(Default)]
 struct References {
     /// The ids of the containers.
@@ -130,7 +129,7 @@ pub(super) fn check(svg: &str) -> Result<(), Refusal> {
         } else {
             let (tag, after) = parse_tag(after).ok_or(NOT_READABLE)?;
             check_tag(&tag)?;
-            // One root, which is in the namespace of SVG.
+            // There must be one root, in the namespace of SVG.
             if open.is_empty() && (has_root || tag.name != "svg" || !tag.attributes.contains(&("xmlns", NAMESPACE))) {
                 return Err(format!("has no root element svg with xmlns=\"{NAMESPACE}\"").into());
             }
@@ -190,7 +189,7 @@ impl References {
         inner.map(count).sum()
     }
 
-    /// An id with other characters can be spelled in several ways, so it counts as that of a container.
+    /// An id with other characters can be spelled in several ways, so it always counts as the id of a container.
     fn count_containers(&self, ids: &[String]) -> usize {
         let is_simple = |id: &str| id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte));
         ids.iter().filter(|id| !is_simple(id.as_str()) || self.containers.contains(id.as_str())).count()

@@ -22,6 +22,7 @@ use crate::{
         client::{ClientAddress, ClientInfo},
         clock::{Clock, Env},
         email::AccountKey,
+        groups::Membership,
         openid::{
             authorization_request::{Delivery, RequestParameters, find_client},
             code::{ClientCodeKey, ClientCodeRecord, ExchangedCode, Redemption, StoredClientCode},
@@ -89,8 +90,9 @@ fn away(store: &'static str) -> StoreError {
 }
 
 impl Groups for FakeStores {
-    async fn of_user(&self, _: &AppId, _: UserId) -> Result<Arc<[GroupName]>, StoreError> {
-        Ok(self.groups.clone().into())
+    async fn of_user(&self, _: &AppId, _: UserId) -> Result<Arc<[Membership]>, StoreError> {
+        let membership = |name: &GroupName| Membership { name: name.clone(), source: String::new() };
+        Ok(self.groups.iter().map(membership).collect())
     }
 }
 

@@ -7,8 +7,7 @@ use serde_json::json;
 use crate::{
     domain::{
         app::App,
-        openid::client_session::CLIENT_KIND,
-        session::{SessionId, SessionInfo, SessionKind},
+        session::{SessionId, SessionInfo},
         sessions,
     },
     http::{
@@ -64,7 +63,7 @@ impl ListedSession {
         Self {
             current: info.id == current,
             id: info.id.to_string(),
-            kind: info.client_id.as_ref().map(|_| CLIENT_KIND).or(info.kind.map(SessionKind::as_str)),
+            kind: info.kind_name(),
             client_id: info.client_id,
             created_at: info.created_at.unix_timestamp(),
             last_used_at: info.last_used_at.unix_timestamp(),
@@ -108,7 +107,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::domain::session::Amr;
+    use crate::domain::session::{Amr, SessionKind};
 
     #[test]
     fn only_a_browser_session_and_a_client_session_have_a_kind() {

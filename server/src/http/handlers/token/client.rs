@@ -131,7 +131,7 @@ async fn exchange<S: Ports>(
                        code_verifier; start again";
             Problem::new(ErrorCode::InvalidGrant, why)
         }
-        ClientExchangeError::NoKey(error) => error.into(),
+        ClientExchangeError::IdToken(error) => error.into(),
         ClientExchangeError::Common(error) => error.into(),
     })
 }
@@ -151,7 +151,7 @@ async fn refresh<S: Ports>(
             Problem::new(ErrorCode::InvalidScope, "scope has a scope that the refresh token does not have")
         }
         ClientRefreshError::UnknownKey => Problem::unavailable(UNKNOWN_KEY_RETRY).with_cause(error),
-        ClientRefreshError::NoKey(error) => error.into(),
+        ClientRefreshError::IdToken(error) => error.into(),
         ClientRefreshError::Common(error) => error.into(),
     })
 }

@@ -17,6 +17,23 @@ use crate::{
     },
 };
 
+/// Whether the App has the page for this browser. An App without clients has it only for a user with entries, which stay
+/// after the last client is removed. For everybody else it is an unknown path, as in an App that never had clients.
+pub(in crate::http::pages) async fn exists<S: Ports>(page: &Page<'_, S>) -> Result<bool, Problem> {
+    if page.app.has_clients() {
+        return Ok(true);
+    }
+    match page.session().await? {
+        Some(session) => has_entries(page, &session).await,
+        None => Ok(false),
+    }
+}
+
+/// Whether the account page has a link to this page.
+pub(super) async fn is_linked<S: Ports>(page: &Page<'_, S>, session: &AuthenticatedSession) -> Result<bool, Problem> {
+    if page.app.has_clients() { Ok(true) } else { has_entries(page, session).await }
+}
+
 pub(in crate::http::pages) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
     let Some(session) = page.session().await? else { return page.log_in_first() };
     let notice = match page.query("notice")? {
@@ -34,7 +51,7 @@ pub(in crate::http::pages) async fn submit<S: Ports>(page: &Page<'_, S>, form: &
     let mut applications = None;
     let removed = match page.app.client(sent) {
         Some(client) => withdraw_access(call, &session, &client.uid, Some(client.as_ref())).await?,
-        // The App does not have the client: the form has its UID.
+        // If the App does not have the client, the form has the UID of the client.
         None => {
             let listed = applications.insert(list(page, &session).await?);
             match listed.iter().find(|application| application.client_uid == sent) {
@@ -43,6 +60,10 @@ pub(in crate::http::pages) async fn submit<S: Ports>(page: &Page<'_, S>, form: &
             }
         }
     };
+    if removed && !page.app.has_clients() {
+        // Without an entry, this page does not exist any more.
+        return page.redirect("account?notice=application_removed", Vec::new());
+    }
     if removed {
         return page.redirect("account/applications?notice=application_removed", Vec::new());
     }
@@ -51,6 +72,10 @@ pub(in crate::http::pages) async fn submit<S: Ports>(page: &Page<'_, S>, form: &
         None => list(page, &session).await?,
     };
     page.refuse(&view(page, &applications), Problem::new(ErrorCode::NotFound, "no such application has access"))
+}
+
+async fn has_entries<S: Ports>(page: &Page<'_, S>, session: &AuthenticatedSession) -> Result<bool, Problem> {
+    Ok(!list(page, session).await?.is_empty())
 }
 
 async fn list<S: Ports>(page: &Page<'_, S>, session: &AuthenticatedSession) -> Result<Vec<Application>, Problem> {

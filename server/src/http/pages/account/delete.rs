@@ -29,7 +29,7 @@ pub(in crate::http::pages) async fn submit<S: Ports>(page: &Page<'_, S>, form: &
             let problem = account_problem(page.app, error);
             let user = load_user(page, &session).await?;
             let mut view = view(page, &session, &user);
-            // A wrong password is asked for again, also after a recent login.
+            // After a wrong password, the page asks for the password again, even if the login is recent.
             view.asks_password |= problem.code == ErrorCode::InvalidCredentials;
             page.refuse(&view, problem)
         }

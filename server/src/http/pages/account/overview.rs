@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use latchkey_crds::types::ProviderName;
 
-use super::{load_user, provider_button};
+use super::{applications, load_user, provider_button};
 use crate::{
     domain::{authentication::AuthenticatedSession, email::Email, email_account, own_account, social, user::User},
     http::{
@@ -20,11 +20,12 @@ use crate::{
     pages::views::{AccountNotice, AccountPage},
 };
 
-/// What the overview shows about the account.
+/// The data of the account for the overview.
 struct Account {
     user: User,
     /// The labels of the linked providers.
     linked: String,
+    has_applications: bool,
 }
 
 pub(in crate::http::pages) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
@@ -35,6 +36,7 @@ pub(in crate::http::pages) async fn show<S: Ports>(page: &Page<'_, S>) -> Result
         Some("email_sent") => account.mailed_address().map(AccountNotice::EmailSent),
         Some("email_confirmed") => Some(AccountNotice::EmailConfirmed),
         Some("password_saved") => Some(AccountNotice::PasswordSaved),
+        Some("application_removed") => Some(AccountNotice::ApplicationRemoved),
         _ => None,
     };
     page.show(&account.view(page, &account.user.name, notice))
@@ -72,13 +74,14 @@ async fn load<S: Ports>(page: &Page<'_, S>, session: &AuthenticatedSession) -> R
     let names: BTreeSet<ProviderName> =
         identities.into_iter().filter_map(|identity| identity.provider.parse().ok()).collect();
     let labels: Vec<&str> = names.iter().map(|name| provider_button(page, name).label).collect();
-    Ok(Account { user, linked: labels.join(", ") })
+    let has_applications = applications::is_linked(page, session).await?;
+    Ok(Account { user, linked: labels.join(", "), has_applications })
 }
 
 // === impl Account ===
 
 impl Account {
-    /// The address to which a confirmation mail goes.
+    /// The address to which a confirmation mail is sent.
     fn mailed_address(&self) -> Option<&str> {
         let unverified = self.user.email.as_ref().filter(|_| !self.user.email_verified);
         self.user.pending_email.as_ref().or(unverified).map(Email::as_str)
@@ -98,7 +101,7 @@ impl Account {
             has_password: self.user.password_hash.is_some(),
             has_providers: !page.app.doc.providers.is_empty(),
             linked_providers: &self.linked,
-            has_applications: page.app.has_clients(),
+            has_applications: self.has_applications,
             notice,
         }
     }

@@ -1,4 +1,4 @@
-//! `account/sessions`: where the user is logged in. Works while Postgres is away.
+//! `account/sessions`: where the user is logged in. Works while Postgres is unavailable.
 
 use crate::{
     domain::{
@@ -52,8 +52,10 @@ async fn view<S: Ports>(page: &Page<'_, S>, session: &AuthenticatedSession) -> R
     let current = session.session.id;
     let device = |info: &SessionInfo| {
         let device = device_label(info.user_agent.as_deref(), &page.texts);
-        match info.client_id.as_deref().and_then(|client| page.app.client(client)) {
-            Some(client) => format!("{} · {device}", client.display_name),
+        match info.client_id.as_deref().map(|client_id| (client_id, page.app.client(client_id))) {
+            Some((_, Some(client))) => format!("{} · {device}", client.display_name),
+            // The App does not have the client now.
+            Some((client_id, None)) => format!("{client_id} · {device}"),
             None => device,
         }
     };

@@ -149,7 +149,7 @@ async fn import_in_transaction(
     let outcomes = owners.plan(users);
     if are_new && !outcomes.iter().all(|outcome| matches!(outcome, ImportOutcome::Created(_))) {
         // Two lines have the same value, or there are too many kinds of hashes. A line that is not inserted cannot
-        // violate an index, so nothing would show that its user exists.
+        // violate an index, so it would not be found that its user already exists.
         return Ok(BatchOutcome::Taken);
     }
     if dry_run {

@@ -6,7 +6,7 @@ use latchkey_crds::types::AppId;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::read::{parse_names, read_groups};
+use super::read::{GroupsRow, read_groups};
 use crate::{
     domain::{
         audit::{Event, EventKind},
@@ -25,9 +25,7 @@ pub(super) struct MembershipRow {
 
 /// The groups of a user after a change, and the outbox row that propagates them.
 pub(super) struct ChangedRow {
-    user_id: Uuid,
-    version: i64,
-    names: Vec<String>,
+    groups: GroupsRow,
     outbox_row: Uuid,
 }
 
@@ -58,7 +56,7 @@ pub(super) async fn record_change(
     let groups = read_groups(connection, app, users).await?;
     let changed = groups.into_iter().filter_map(|groups| {
         let outbox_row = *rows.get(&groups.user_id)?;
-        Some(ChangedRow { user_id: groups.user_id, version: groups.version, names: groups.names, outbox_row })
+        Some(ChangedRow { groups, outbox_row })
     });
     Ok(changed.collect())
 }
@@ -106,8 +104,8 @@ impl TryFrom<ChangedRow> for GroupsChange {
 
     fn try_from(row: ChangedRow) -> Result<Self, CallError> {
         Ok(Self {
-            user: UserId(row.user_id),
-            groups: UserGroups { version: row.version, names: parse_names(&row.names)? },
+            user: UserId(row.groups.user_id),
+            groups: UserGroups::try_from(row.groups)?,
             outbox_row: row.outbox_row,
         })
     }

@@ -41,7 +41,8 @@ impl PostgresStore {
     ) -> Result<GroupPage, StoreError> {
         let mut call = self.begin_administration("groups").await?;
         let (connection, deadline) = call.parts();
-        // Every name is greater than the empty text. One more row than the page has tells whether more rows follow.
+        // Every name is greater than the empty text. The query reads one row more than the page has, to find out
+        // whether another page follows.
         let query = sqlx::query_as!(
             GroupRow,
             "SELECT name, title, created_at FROM groups WHERE app_id = $1 AND name > $2 ORDER BY name LIMIT $3",
@@ -119,7 +120,7 @@ async fn read_members(
     if !exists {
         return Ok(None);
     }
-    // No user has the id nil, so the first page begins after it.
+    // No user has the nil UUID, so the first page begins after it.
     sqlx::query_as!(
         MemberRow,
         "SELECT user_id, source, created_at FROM group_members

@@ -103,7 +103,7 @@ async fn change_in_transaction(
     if lock_users(connection, app, &[user.0]).await?.is_empty() {
         return Ok(Outcome::UserNotFound);
     }
-    // The lock lasts until the commit, so that no member is added behind a deletion of the group.
+    // The lock lasts until the commit, so that no member is added while the group is being deleted.
     let group = sqlx::query_scalar!(
         "SELECT name FROM groups WHERE app_id = $1 AND name = $2 FOR KEY SHARE",
         app.as_str(),

@@ -66,7 +66,7 @@ async fn put_in_transaction(
     title: Option<&str>,
     at: OffsetDateTime,
 ) -> Result<Outcome, sqlx::Error> {
-    // Locks the App's row, so that no group is created behind a deletion of the App's users.
+    // Locks the App's row, so that no group is created while the App's users are being deleted.
     if !apps::is_active(connection, app).await? {
         return Ok(Outcome::AppBeingDeleted);
     }

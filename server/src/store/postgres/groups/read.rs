@@ -1,6 +1,6 @@
 //! Reads the groups of users.
 
-use std::sync::Arc;
+use std::{iter::zip, sync::Arc};
 
 use latchkey_crds::types::{AppId, GroupName};
 use sqlx::PgConnection;
@@ -8,7 +8,11 @@ use tokio::time::timeout_at;
 use uuid::Uuid;
 
 use crate::{
-    domain::{groups::UserGroups, ports::StoreError, user::UserId},
+    domain::{
+        groups::{Membership, UserGroups},
+        ports::StoreError,
+        user::UserId,
+    },
     store::postgres::{CallError, PostgresStore},
 };
 
@@ -16,8 +20,10 @@ use crate::{
 pub(super) struct GroupsRow {
     pub(super) user_id: Uuid,
     pub(super) version: i64,
-    /// Sorted by their bytes, without duplicates.
+    /// The name of each membership, sorted by their bytes. A name is there once for each source.
     pub(super) names: Vec<String>,
+    /// The source of each membership.
+    pub(super) sources: Vec<String>,
 }
 
 impl PostgresStore {
@@ -31,8 +37,7 @@ impl PostgresStore {
         let (connection, deadline) = call.parts();
         let rows = timeout_at(deadline, read_groups(connection, app, &[user.0])).await;
         let Some(row) = call.end_call(rows)?.pop() else { return Ok(None) };
-        let names = parse_names(&row.names).map_err(|error| self.record_error(error))?;
-        Ok(Some(UserGroups { version: row.version, names }))
+        UserGroups::try_from(row).map(Some).map_err(|error| self.record_error(error))
     }
 
     /// Removes outbox rows of changed groups.
@@ -49,7 +54,7 @@ impl PostgresStore {
     }
 }
 
-/// Reads the groups of these users with one statement, so that the version belongs to the names.
+/// Reads the groups of these users with one statement, so that the version belongs to the memberships.
 pub(super) async fn read_groups(
     connection: &mut PgConnection,
     app: &AppId,
@@ -60,10 +65,15 @@ pub(super) async fn read_groups(
         r#"
         SELECT users.id AS user_id, users.groups_version AS version,
             ARRAY (
-                SELECT DISTINCT group_members.name FROM group_members
+                SELECT group_members.name FROM group_members
                 WHERE group_members.app_id = users.app_id AND group_members.user_id = users.id
-                ORDER BY group_members.name
-            ) AS "names!"
+                ORDER BY group_members.name, group_members.source
+            ) AS "names!",
+            ARRAY (
+                SELECT group_members.source FROM group_members
+                WHERE group_members.app_id = users.app_id AND group_members.user_id = users.id
+                ORDER BY group_members.name, group_members.source
+            ) AS "sources!"
         FROM users WHERE users.app_id = $1 AND users.id = ANY ($2)
         "#,
         app.as_str(),
@@ -73,7 +83,17 @@ pub(super) async fn read_groups(
     .await
 }
 
-/// Parses the names of groups.
-pub(super) fn parse_names(names: &[String]) -> Result<Arc<[GroupName]>, CallError> {
-    names.iter().map(|name| name.parse::<GroupName>().map_err(|_| CallError::unexpected_row())).collect()
+// === impl UserGroups ===
+
+impl TryFrom<GroupsRow> for UserGroups {
+    type Error = CallError;
+
+    fn try_from(row: GroupsRow) -> Result<Self, CallError> {
+        let membership = |(name, source): (String, String)| {
+            let name = name.parse::<GroupName>().map_err(|_| CallError::unexpected_row());
+            name.map(|name| Membership { name, source })
+        };
+        let memberships: Result<Arc<[Membership]>, CallError> = zip(row.names, row.sources).map(membership).collect();
+        Ok(Self { version: row.version, memberships: memberships? })
+    }
 }

@@ -98,8 +98,8 @@ async fn remove_in_transaction(
     )
     .fetch_all(&mut *connection)
     .await?;
-    // The lock on the group keeps administrators from adding members until the commit. The order makes Postgres read the
-    // index instead of the table.
+    // The lock on the group prevents administrators from adding members until the commit. With `ORDER BY`, Postgres
+    // reads the index instead of the table.
     let remaining = sqlx::query_scalar!(
         "SELECT user_id FROM group_members WHERE app_id = $1 AND name = $2 ORDER BY user_id, source LIMIT 1",
         app.as_str(),
@@ -112,7 +112,7 @@ async fn remove_in_transaction(
             .execute(&mut *connection)
             .await?;
     }
-    // A user who was locked may have left the group before.
+    // A locked user may have left the group before the lock.
     let mut changed: Vec<_> = removed.iter().map(|row| row.user_id).collect();
     changed.sort_unstable();
     changed.dedup();

@@ -40,7 +40,7 @@ async fn replace(
     reported: &ReportedGroups,
     event: &Event,
 ) -> Result<Option<ChangedRow>, sqlx::Error> {
-    // Nearly all logins report the same groups as the login before. Such a login takes no lock.
+    // Nearly all logins report the same groups as the previous login. Such a login takes no lock.
     let wanted: BTreeSet<&str> = reported.names.iter().map(GroupName::as_str).collect();
     let stored = stored_names(connection, app, reported).await?;
     if stored.iter().map(String::as_str).eq(wanted.iter().copied()) {
@@ -145,7 +145,7 @@ async fn stored_names(
 
 /// Removes the memberships that a Provider reported, because the user's identities at the Provider were removed.
 /// `None`: those of all Providers. The memberships of all Providers are also removed if the user has no identity left:
-/// an identity has the name that its Provider had when it was linked, but a membership has a later name. The
+/// an identity stores the name of its Provider at the time of the link, but a membership can have a later name. The
 /// transaction has locked the user. If `notify` is set, servers are notified when the transaction commits, and one of
 /// them writes the groups to Redis.
 pub(in crate::store::postgres) async fn remove_reported(

@@ -20,7 +20,7 @@ if ARGV[11] ~= '1' then
 end
 
 -- If there are too many sessions, drops expired sessions from the index, then ends the least recently used ones: first
--- those of the client, then those of the user. The new session is never ended here, even if the clock went back.
+-- those of the client, then those of the user. The new session itself is never ended, even if the clock was set back.
 local max_of_user, max_of_client = tonumber(ARGV[8]), tonumber(ARGV[9])
 redis.call('ZADD', KEYS[2], now, id)
 if redis.call('ZCARD', KEYS[2]) > math.min(max_of_user, max_of_client) then

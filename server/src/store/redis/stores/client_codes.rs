@@ -93,7 +93,9 @@ impl ClientCodes for Stores {
         command.arg(assertion_key(app, client_uid, jti)).arg(1).arg("NX");
         // An assertion is accepted for some seconds after its end, which are less than the slack.
         command.arg("EXAT").arg(self.redis.key_expiry(expires_at));
-        match self.redis.send_one(Operation::UseAssertion, command).await? {
+        // After a failover that loses the key, whoever has seen the assertion could use it again.
+        let (stored, _) = self.redis.send_replicated(Operation::UseAssertion, command).await?;
+        match stored {
             Value::Okay => Ok(true),
             Value::Nil => Ok(false),
             _ => Err(self.redis.unexpected_value()),

@@ -1,4 +1,4 @@
-//! The groups of users in Redis: two fields of the user's hash, beside the profile.
+//! The memberships of users in Redis: two fields of the user's hash, beside the profile.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::{
     sessions::user_key,
 };
 use crate::domain::{
-    groups::UserGroups,
+    groups::{Membership, UserGroups},
     ports::{Replication, StoreError},
     user::UserId,
 };
@@ -18,28 +18,39 @@ use crate::domain::{
 /// has read older groups in Postgres must find the newer ones, and not store the older ones. No request lasts this
 /// long.
 const UNUSED_TTL_MILLIS: u64 = 5 * 60 * 1000;
-/// Separates the names. No name contains it, because names consist of printable characters.
+/// Separates the memberships. No name contains it, because names consist of printable characters.
 const SEPARATOR: char = '\n';
+/// Separates the name from the source, if there is a source.
+const SOURCE_SEPARATOR: char = '\t';
 
 /// Parses the fields of the user's hash. `None` if a field is missing or malformed.
-fn parse_groups(version: &str, names: &str) -> Option<UserGroups> {
-    let names: Option<Arc<[GroupName]>> = match names {
+fn parse_groups(version: &str, memberships: &str) -> Option<UserGroups> {
+    let memberships: Option<Arc<[Membership]>> = match memberships {
         "" => Some(Arc::default()),
-        names => names.split(SEPARATOR).map(|name| name.parse::<GroupName>().ok()).collect(),
+        memberships => memberships.split(SEPARATOR).map(parse_membership).collect(),
     };
-    Some(UserGroups { version: version.parse().ok()?, names: names? })
+    Some(UserGroups { version: version.parse().ok()?, memberships: memberships? })
 }
 
-/// Returns the groups as the script expects them: version, names.
+fn parse_membership(line: &str) -> Option<Membership> {
+    let (name, source) = line.split_once(SOURCE_SEPARATOR).unwrap_or((line, ""));
+    Some(Membership { name: name.parse::<GroupName>().ok()?, source: source.to_owned() })
+}
+
+/// Returns the groups as the script expects them: version, memberships.
 fn group_arguments(groups: &UserGroups) -> [String; 2] {
-    let mut names = String::new();
-    for name in groups.names.iter() {
-        if !names.is_empty() {
-            names.push(SEPARATOR);
+    let mut memberships = String::new();
+    for Membership { name, source } in groups.memberships.iter() {
+        if !memberships.is_empty() {
+            memberships.push(SEPARATOR);
         }
-        names.push_str(name.as_str());
+        memberships.push_str(name.as_str());
+        if !source.is_empty() {
+            memberships.push(SOURCE_SEPARATOR);
+            memberships.push_str(source);
+        }
     }
-    [groups.version.to_string(), names]
+    [groups.version.to_string(), memberships]
 }
 
 impl RedisStore {
@@ -53,8 +64,8 @@ impl RedisStore {
         command.arg(user_key(app, user)).arg("groups_version").arg("groups");
         let value = self.send_one(Operation::GetGroups, command).await?;
         let fields: (Option<String>, Option<String>) = self.parse(value)?;
-        let (Some(version), Some(names)) = fields else { return Ok(None) };
-        parse_groups(&version, &names).map(Some).ok_or_else(|| self.unexpected_value())
+        let (Some(version), Some(memberships)) = fields else { return Ok(None) };
+        parse_groups(&version, &memberships).map(Some).ok_or_else(|| self.unexpected_value())
     }
 
     /// Stores the groups of the user, unless the stored ones are newer.
@@ -64,8 +75,8 @@ impl RedisStore {
         user: UserId,
         groups: &UserGroups,
     ) -> Result<Replication, StoreError> {
-        let [version, names] = group_arguments(groups);
-        let arguments = [version, names, UNUSED_TTL_MILLIS.to_string()];
+        let [version, memberships] = group_arguments(groups);
+        let arguments = [version, memberships, UNUSED_TTL_MILLIS.to_string()];
         let command = script_command(&self.scripts().store_groups, &[user_key(app, user)], &arguments);
         self.send_replicated(Operation::StoreGroups, command).await.map(|(_, replication)| replication)
     }
@@ -75,23 +86,27 @@ impl RedisStore {
 mod tests {
     use super::*;
 
-    fn groups(version: i64, names: &[&str]) -> UserGroups {
-        UserGroups { version, names: names.iter().map(|name| name.parse::<GroupName>().unwrap()).collect() }
+    fn groups(version: i64, memberships: &[(&str, &str)]) -> UserGroups {
+        let membership =
+            |(name, source): &(&str, &str)| Membership { name: name.parse().unwrap(), source: (*source).to_owned() };
+        UserGroups { version, memberships: memberships.iter().map(membership).collect() }
     }
 
     #[test]
     fn stored_groups_are_read_as_they_were_written() {
-        for stored in [groups(0, &[]), groups(1, &["staff"]), groups(7, &["a b", "argo:*", "corp:Team, \\ 1"])] {
-            let [version, names] = group_arguments(&stored);
-            assert_eq!(parse_groups(&version, &names), Some(stored));
+        let several = [("a b", ""), ("argo:*", "corp"), ("corp:Team, \\ 1", ""), ("corp:Team, \\ 1", "corp")];
+        for stored in [groups(0, &[]), groups(1, &[("staff", "")]), groups(7, &several)] {
+            let [version, memberships] = group_arguments(&stored);
+            assert_eq!(parse_groups(&version, &memberships), Some(stored));
         }
     }
 
     #[test]
     fn malformed_groups_are_not_read() {
-        for (version, names) in [("", "staff"), ("x", "staff"), ("1", "staff\n"), ("1", "\nstaff"), ("1", "st\u{e4}b")]
-        {
-            assert_eq!(parse_groups(version, names), None, "{version} {names:?}");
+        let malformed = ["staff\n", "\nstaff", "st\u{e4}b", "\tcorp"];
+        let malformed = malformed.map(|memberships| ("1", memberships));
+        for (version, memberships) in [("", "staff"), ("x", "staff")].into_iter().chain(malformed) {
+            assert_eq!(parse_groups(version, memberships), None, "{version} {memberships:?}");
         }
     }
 }

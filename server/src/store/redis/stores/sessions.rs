@@ -60,11 +60,10 @@ pub(super) struct UserKeys {
     pub(super) index: String,
     /// The key prefix of a session; the session's id follows.
     pub(super) session_prefix: String,
-    /// The key of the index of the user's client sessions that have a refresh token. Scripts derive the key prefix of
-    /// the sessions from it.
+    /// The key of the index of the user's client sessions that have a refresh token: the key of a session without its
+    /// id, with `s` instead of the last colon. Scripts derive the key prefix from it (`client_prefix` in
+    /// lib/client_sessions.lua), and so does `for_client_session`.
     pub(super) client_index: String,
-    /// The key prefix of a client session; the session's id follows.
-    client_prefix: String,
 }
 
 /// A row of the reply of list_client_sessions.lua.
@@ -84,13 +83,14 @@ impl UserKeys {
             index: format!("{user}:sessions"),
             session_prefix: format!("{user}:session:"),
             client_index: format!("{user}:client-sessions"),
-            client_prefix: format!("{user}:client-session:"),
         }
     }
 
     /// Returns the keys of user, index of client sessions and client session, in the order that scripts expect.
     pub(super) fn for_client_session(&self, session: SessionId) -> [String; 3] {
-        [self.user.clone(), self.client_index.clone(), format!("{}{session}", self.client_prefix)]
+        let index = &self.client_index;
+        let stem = index.strip_suffix('s').unwrap_or(index);
+        [self.user.clone(), index.clone(), format!("{stem}:{session}")]
     }
 
     /// Returns the keys of user, index and session, in the order that scripts expect.
@@ -162,9 +162,15 @@ pub(super) fn parse_session(user: UserId, id: SessionId, lines: &str) -> Option<
 
 /// Parses a row of the reply of list_sessions.lua.
 fn parse_session_info(row: &[String]) -> Option<SessionInfo> {
-    let [id, created, used, ip, user_agent, amr, kind] = row else { return None };
+    let (common, rest) = row.split_first_chunk::<6>()?;
+    let [kind] = rest else { return None };
+    Some(SessionInfo { kind: parse_kind(kind), ..parse_common_columns(common)? })
+}
+
+/// Parses the columns with which the rows of both lists begin. There is no kind and no client yet.
+fn parse_common_columns([id, created, used, ip, user_agent, amr]: &[String; 6]) -> Option<SessionInfo> {
     Some(SessionInfo {
-        kind: parse_kind(kind),
+        kind: None,
         id: id.parse().ok()?,
         created_at: from_millis(created)?,
         last_used_at: from_millis(used)?,
@@ -177,17 +183,9 @@ fn parse_session_info(row: &[String]) -> Option<SessionInfo> {
 
 /// Parses a row of the reply of list_client_sessions.lua.
 pub(super) fn parse_client_row(row: &[String]) -> Option<ClientSessionRow> {
-    let [id, created, used, ip, user_agent, amr, client_uid, client_id, scopes] = row else { return None };
-    let info = SessionInfo {
-        kind: None,
-        id: id.parse().ok()?,
-        created_at: from_millis(created)?,
-        last_used_at: from_millis(used)?,
-        ip: ip.clone(),
-        user_agent: Some(user_agent.clone()).filter(|agent| !agent.is_empty()),
-        amr: parse_amr(amr)?,
-        client_id: Some(client_id.clone()),
-    };
+    let (common, rest) = row.split_first_chunk::<6>()?;
+    let [client_uid, client_id, scopes] = rest else { return None };
+    let info = SessionInfo { client_id: Some(client_id.clone()), ..parse_common_columns(common)? };
     Some(ClientSessionRow { info, client_uid: client_uid.clone(), scopes: Scopes::parse_known(scopes) })
 }
 
@@ -493,6 +491,15 @@ impl Sessions for Stores {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_key_of_a_client_session_follows_from_the_index() {
+        let user = UserId("00000000-0000-0000-0000-000000000007".parse().unwrap());
+        let session: SessionId = "00000000-0000-0000-0000-000000000009".parse().unwrap();
+        let [_, index, key] = UserKeys::new(&"shop".parse().unwrap(), user).for_client_session(session);
+        let prefix = "lk:{shop:00000000-0000-0000-0000-000000000007}:client-session";
+        assert_eq!((index, key), (format!("{prefix}s"), format!("{prefix}:{session}")));
+    }
 
     #[test]
     fn a_user_agent_is_cut_between_characters() {

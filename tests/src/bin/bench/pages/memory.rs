@@ -32,7 +32,7 @@ struct Memory {
     used: u64,
 }
 
-/// A folder with documents, and what each App is asked for.
+/// A folder with documents, and the path of the request to each App.
 struct Documents {
     folder: PathBuf,
     ids: Vec<String>,

@@ -34,7 +34,7 @@ pub(crate) struct OpenidUsersArgs {
 pub(crate) const SIGNED_IN: &str = "signed in";
 /// A login that failed.
 pub(crate) const FAILED: &str = "failed";
-/// The group whose members reach the application.
+/// The group with access to the application.
 const GROUP: &str = "ops";
 /// Time between two logins.
 const PAUSE: Duration = Duration::from_millis(200);

@@ -39,6 +39,13 @@ pub struct UserSessionsResponse {
 #[schemars(rename = "UserSession")]
 pub struct UserSession {
     pub id: String,
+    /// `browser` for a browser that is logged in to the pages, `client` for an OpenID Connect client. Omitted for a
+    /// session of the App.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    /// The client, if `kind` is `client`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_id: Option<String>,
     /// Unix seconds.
     pub created_at: i64,
     /// Unix seconds; updated by each refresh, and by other uses at most once per minute.
@@ -70,6 +77,8 @@ impl From<SessionInfo> for UserSession {
     fn from(info: SessionInfo) -> Self {
         Self {
             id: info.id.to_string(),
+            kind: info.kind_name(),
+            client_id: info.client_id,
             created_at: info.created_at.unix_timestamp(),
             last_used_at: info.last_used_at.unix_timestamp(),
             ip: info.ip,
@@ -97,4 +106,36 @@ pub async fn handle<S: Ports>(
     let admin = administrator_call(state, app, &request.client, &actor);
     let sessions = administration::user_sessions(admin, user_id(&request)?).await?.ok_or_else(user_not_found)?;
     response::json(&UserSessionsResponse { sessions: sessions.into_iter().map(UserSession::from).collect() })
+}
+
+#[cfg(test)]
+mod tests {
+    use time::OffsetDateTime;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::domain::session::{Amr, SessionId, SessionKind};
+
+    #[test]
+    fn only_a_browser_session_and_a_client_session_have_a_kind() {
+        let listed = |kind, client_id: Option<&str>| -> Value {
+            let info = SessionInfo {
+                kind,
+                id: SessionId(Uuid::from_u128(9)),
+                created_at: OffsetDateTime::UNIX_EPOCH,
+                last_used_at: OffsetDateTime::UNIX_EPOCH,
+                ip: "192.0.2.1".to_owned(),
+                user_agent: None,
+                amr: Amr::Password,
+                client_id: client_id.map(str::to_owned),
+            };
+            serde_json::to_value(UserSession::from(info)).unwrap()
+        };
+        assert_eq!(listed(Some(SessionKind::Browser), None)["kind"], "browser");
+        let of_client = listed(None, Some("monitoring.grafana"));
+        assert_eq!((&of_client["kind"], &of_client["client_id"]), (&"client".into(), &"monitoring.grafana".into()));
+        for name in ["kind", "client_id"] {
+            assert!(listed(None, None).get(name).is_none(), "{name}");
+        }
+    }
 }
