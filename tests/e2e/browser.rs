@@ -4,6 +4,7 @@ mod accessibility;
 mod hostile;
 mod openid;
 mod pages;
+mod passwords;
 
 use std::{net::SocketAddr, sync::Arc};
 

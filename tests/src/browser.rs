@@ -246,6 +246,13 @@ impl Browser {
         value.as_str().map(str::to_owned)
     }
 
+    /// The accessible name of the first element that matches a CSS selector. Screen readers read it. `None` if there is
+    /// no such element.
+    pub async fn accessible_name(&self, css: &str) -> Option<String> {
+        let name = self.element_command(css, Method::GET, "/computedlabel", None).await.ok()?;
+        name.as_str().map(str::to_owned)
+    }
+
     /// Runs a script in the page, as the body of a function, and returns what it returns. Works also in a browser in
     /// which pages cannot run scripts.
     pub async fn run_script(&self, script: &str) -> Value {

@@ -9,9 +9,14 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 pub(super) static STYLESHEET: LazyLock<Asset> =
     LazyLock::new(|| Asset::new("pages.", ".css", "text/css; charset=utf-8", include_str!("assets/pages.css")));
 
-/// The only script: it submits the form with the response to a Client (`response_mode=form_post`).
+/// The script that submits the form with the response to a Client (`response_mode=form_post`).
 pub(super) static FORM_SCRIPT: LazyLock<Asset> = LazyLock::new(|| {
     Asset::new("form-post.", ".js", "text/javascript; charset=utf-8", include_str!("assets/form-post.js"))
+});
+
+/// The script that shows and hides passwords.
+pub(super) static PASSWORD_SCRIPT: LazyLock<Asset> = LazyLock::new(|| {
+    Asset::new("show-password.", ".js", "text/javascript; charset=utf-8", include_str!("assets/show-password.js"))
 });
 
 /// A file below `/assets/`.
@@ -50,7 +55,7 @@ impl Asset {
 
     /// The asset with this name, or the current version of it.
     pub fn find(name: &str) -> Option<FoundAsset> {
-        let all: [&'static Asset; 2] = [&STYLESHEET, &FORM_SCRIPT];
+        let all: [&'static Asset; 3] = [&STYLESHEET, &FORM_SCRIPT, &PASSWORD_SCRIPT];
         all.into_iter()
             .find(|asset| asset.has_version(name))
             .map(|asset| FoundAsset { asset, is_current: asset.name == name })
@@ -73,9 +78,13 @@ mod tests {
     fn an_asset_is_found_by_the_name_of_any_version() {
         assert!(Asset::find(&STYLESHEET.name).unwrap().is_current);
         assert!(!Asset::find("pages.AAAAAAAAAAAA.css").unwrap().is_current);
-        let script = Asset::find(&FORM_SCRIPT.name).unwrap();
-        assert!(script.is_current && script.asset.content_type.starts_with("text/javascript"));
+        for script in [&FORM_SCRIPT, &PASSWORD_SCRIPT] {
+            let found = Asset::find(&script.name).unwrap();
+            assert!(found.is_current && found.asset.name == script.name);
+            assert!(found.asset.content_type.starts_with("text/javascript"));
+        }
         assert!(!Asset::find("form-post.AAAAAAAAAAAA.js").unwrap().is_current);
+        assert!(!Asset::find("show-password.AAAAAAAAAAAA.js").unwrap().is_current);
         for name in [
             "",
             "pages.css",
@@ -84,6 +93,7 @@ mod tests {
             "pages.AAAAAAAAAAAA.js",
             "form-post.AAAAAAAAAAAA.css",
             "form-post.js",
+            "show-password.js",
             "other.AAAAAAAAAAAA.css",
             "../pages.css",
         ] {
@@ -94,5 +104,14 @@ mod tests {
     #[test]
     fn the_stylesheet_needs_no_other_file() {
         assert!(!STYLESHEET.body.contains("url(") && !STYLESHEET.body.contains("@import"));
+    }
+
+    #[test]
+    fn the_script_of_password_fields_is_small_and_reads_no_password() {
+        let script = PASSWORD_SCRIPT.body;
+        assert!(script.len() <= 2_048, "{} bytes", script.len());
+        for word in ["value", "FormData", "fetch", "XMLHttpRequest", "sendBeacon", "Storage", "cookie", "eval"] {
+            assert!(!script.contains(word), "{word}");
+        }
     }
 }

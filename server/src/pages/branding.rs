@@ -7,7 +7,7 @@ use latchkey_crds::{
 use serde::Serialize;
 
 use super::{
-    assets::{FORM_SCRIPT, STYLESHEET, content_hash},
+    assets::{Asset, STYLESHEET, content_hash},
     theme::theme_css,
 };
 use crate::domain::{app::App, pages::settings::PagesSettings};
@@ -21,8 +21,9 @@ pub struct Branding {
     path: String,
     /// The path of the stylesheet.
     stylesheet: String,
-    /// The path of the script that sends the form of a response to a Client.
-    form_script: String,
+    /// The path of the static files, with a slash at the end.
+    #[serde(skip)]
+    assets: String,
     /// The path of `theme.css`, with its hash.
     theme: String,
     /// The path of the logo, with its hash. Without a logo, pages show the name.
@@ -70,7 +71,7 @@ impl Branding {
         Self {
             name: app.doc.display_name.clone(),
             stylesheet: format!("{prefix}assets/{}", STYLESHEET.name),
-            form_script: format!("{prefix}assets/{}", FORM_SCRIPT.name),
+            assets: format!("{prefix}assets/"),
             theme: format!("{path}/theme.css?v={}", content_hash(theme_css(theme).as_bytes())),
             logo: theme.logo.as_ref().map(|logo| format!("{path}/logo?v={}", content_hash(&logo.bytes))),
             browser_colors,
@@ -104,6 +105,11 @@ impl Branding {
     /// The languages of the App.
     pub fn languages(&self) -> &[Language] {
         &self.languages
+    }
+
+    /// The path of a static file.
+    pub(super) fn asset_path(&self, asset: &Asset) -> String {
+        format!("{}{}", self.assets, asset.name)
     }
 
     pub(super) fn minimum_password_length(&self) -> u32 {

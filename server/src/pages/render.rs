@@ -127,6 +127,7 @@ pub fn render<V: View>(view: &V, context: &PageContext<'_>) -> String {
         title => view.title(texts),
         notice => view.notice(texts),
         session_ended => view.session_ended(),
+        script => view.script().map(|script| branding.asset_path(script)),
         error => Value::from(Serde(shown_error)),
         errors => Value::from(Serde(errors)),
         languages => Value::from(Serde(language_links(view, context))),

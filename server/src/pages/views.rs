@@ -4,6 +4,7 @@
 use serde::Serialize;
 
 use super::{
+    assets::{Asset, FORM_SCRIPT, PASSWORD_SCRIPT},
     errors,
     providers::{LinkedProvider, ProviderButton},
     texts::PageTexts,
@@ -29,6 +30,11 @@ pub trait View: Serialize {
     /// browser, so that the back button does not show them.
     fn session_ended(&self) -> bool {
         false
+    }
+
+    /// The script that the page loads. The page also works without it.
+    fn script(&self) -> Option<&'static Asset> {
+        None
     }
 
     /// The action that has just succeeded.
@@ -297,6 +303,11 @@ pub struct ErrorPage {
     pub code: ErrorCode,
 }
 
+/// The script of a page that can have a password field.
+fn password_script(has_password_field: bool) -> Option<&'static Asset> {
+    has_password_field.then(|| &*PASSWORD_SCRIPT)
+}
+
 // === impl LoginPage ===
 
 impl View for LoginPage<'_> {
@@ -309,6 +320,10 @@ impl View for LoginPage<'_> {
 
     fn session_ended(&self) -> bool {
         self.notice == Some(LoginNotice::AccountDeleted)
+    }
+
+    fn script(&self) -> Option<&'static Asset> {
+        password_script(true)
     }
 
     fn notice(&self, texts: &PageTexts) -> Option<String> {
@@ -331,6 +346,10 @@ impl View for RegisterPage<'_> {
     fn title(&self, texts: &PageTexts) -> String {
         texts.format("register-title", &[])
     }
+
+    fn script(&self) -> Option<&'static Asset> {
+        password_script(true)
+    }
 }
 
 // === impl ConfirmNoticePage ===
@@ -352,6 +371,10 @@ impl View for ConfirmPage<'_> {
 
     fn title(&self, texts: &PageTexts) -> String {
         texts.format("confirm-title", &[])
+    }
+
+    fn script(&self) -> Option<&'static Asset> {
+        password_script(self.asks_password && !self.login_needed)
     }
 
     fn query(&self) -> Vec<(&'static str, &str)> {
@@ -399,6 +422,10 @@ impl View for ResetPage<'_> {
 
     fn title(&self, texts: &PageTexts) -> String {
         texts.format("reset-title", &[])
+    }
+
+    fn script(&self) -> Option<&'static Asset> {
+        password_script(true)
     }
 
     fn query(&self) -> Vec<(&'static str, &str)> {
@@ -459,6 +486,10 @@ impl View for PasswordPage<'_> {
         texts.format(if self.has_password { "password-title" } else { "password-title-new" }, &[])
     }
 
+    fn script(&self) -> Option<&'static Asset> {
+        password_script(!self.login_needed)
+    }
+
     fn error_text(&self, code: ErrorCode) -> &'static str {
         password_error_text(code, self.login_needed)
     }
@@ -472,6 +503,10 @@ impl View for EmailPage<'_> {
         texts.format("email-title", &[])
     }
 
+    fn script(&self) -> Option<&'static Asset> {
+        password_script(self.asks_password && !self.login_needed)
+    }
+
     fn error_text(&self, code: ErrorCode) -> &'static str {
         password_error_text(code, self.login_needed)
     }
@@ -483,6 +518,10 @@ impl View for DeletePage {
 
     fn title(&self, texts: &PageTexts) -> String {
         texts.format("delete-title", &[])
+    }
+
+    fn script(&self) -> Option<&'static Asset> {
+        password_script(self.asks_password && !self.login_needed)
     }
 
     fn error_text(&self, code: ErrorCode) -> &'static str {
@@ -624,6 +663,10 @@ impl View for FormPostPage<'_> {
 
     fn title(&self, texts: &PageTexts) -> String {
         texts.format("form-post-title", &[])
+    }
+
+    fn script(&self) -> Option<&'static Asset> {
+        Some(&FORM_SCRIPT)
     }
 }
 

@@ -28,6 +28,8 @@ new-password-label = Neues Passwort
 current-password-label = Aktuelles Passwort
 code-label = Code
 password-hint = Mindestens { $minimum } Zeichen. Mehrere ungewöhnliche Wörter ergeben ein gutes Passwort.
+password-show = Anzeigen
+password-hide = Verbergen
 code-hint = Groß- und Kleinschreibung, Leerzeichen und Bindestriche spielen keine Rolle.
 
 ## Log in

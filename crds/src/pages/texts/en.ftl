@@ -27,6 +27,8 @@ new-password-label = New password
 current-password-label = Current password
 code-label = Code
 password-hint = At least { $minimum } characters. Several unusual words make a good password.
+password-show = Show
+password-hide = Hide
 code-hint = Upper and lower case, spaces and hyphens do not matter.
 
 ## Log in

@@ -1,4 +1,4 @@
-//! The files of pages: colors and logo of an App, and the stylesheet of all Apps.
+//! The files of pages: colors and logo of an App, and the stylesheet and the scripts of all Apps.
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method};

@@ -340,16 +340,12 @@ impl<'a, S: Ports> Page<'a, S> {
 
     /// Like [`Self::show`], with another `tx` in its forms and links.
     pub(super) fn show_with_tx<V: View>(&self, view: &V, tx: &str) -> Result<Response, Problem> {
-        let mut response = responses::html(StatusCode::OK, render(view, &self.context(None, Some(tx))));
-        self.add_cookies(&mut response);
-        Ok(response)
+        Ok(self.render(StatusCode::OK, view, &self.context(None, Some(tx))))
     }
 
     /// The page that sends a response to a client.
     pub(super) fn form_post(&self, view: &FormPostPage<'_>) -> Response {
-        let mut response = responses::form_post(render(view, &self.context(None, None)));
-        self.add_cookies(&mut response);
-        response
+        self.render(StatusCode::OK, view, &self.context(None, None))
     }
 
     /// Like [`Self::show`], with an error that came with a redirect.
@@ -459,7 +455,11 @@ impl<'a, S: Ports> Page<'a, S> {
     ) -> Response {
         let user = self.form_user().map(|user| user_token(self.app, user));
         let context = PageContext { user: user.as_deref(), login_tx, ..self.context(error, self.tx()) };
-        let mut response = responses::html(status, render(view, &context));
+        self.render(status, view, &context)
+    }
+
+    fn render<V: View>(&self, status: StatusCode, view: &V, context: &PageContext<'_>) -> Response {
+        let mut response = responses::html(status, render(view, context), view.script().is_some());
         self.add_cookies(&mut response);
         response
     }

@@ -15,8 +15,8 @@ use crate::http::{
 const PAGE_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'",
 );
-/// The policy of the page with a script that sends a form to a Client.
-const FORM_POST_POLICY: HeaderValue = HeaderValue::from_static(
+/// The policy of a page with a script.
+const SCRIPT_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'",
 );
 /// The logo is data of a tenant. A browser that opens it as a document gives it an origin of its own.
@@ -26,22 +26,16 @@ const LOGO_POLICY: HeaderValue = HeaderValue::from_static(
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 const IMMUTABLE: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
 
-/// A page.
-pub(super) fn html(status: StatusCode, html: String) -> Response {
+/// A page. `has_script`: the page loads a script, which is a file of our own. No other page can run one.
+pub(super) fn html(status: StatusCode, html: String, has_script: bool) -> Response {
     let mut response = Response::new(full_body(html));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
     headers.insert(CACHE_CONTROL, NO_STORE);
     // With `no-referrer`, browsers would send `Origin: null` with our own forms.
-    insert_protection(headers, PAGE_POLICY, HeaderValue::from_static("same-origin"));
-    response
-}
-
-/// The page that sends a response to a Client with a form. Only this page has a script, which is a file of our own.
-pub(super) fn form_post(html: String) -> Response {
-    let mut response = self::html(StatusCode::OK, html);
-    response.headers_mut().insert(CONTENT_SECURITY_POLICY, FORM_POST_POLICY);
+    let policy = if has_script { SCRIPT_POLICY } else { PAGE_POLICY };
+    insert_protection(headers, policy, HeaderValue::from_static("same-origin"));
     response
 }
 

@@ -77,8 +77,11 @@ pub(super) async fn post_form(server: &TestServer, path: &str, headers: &str, bo
 
 #[track_caller]
 pub(super) fn assert_protected(reply: &Reply) {
-    let policy = "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'";
-    assert_eq!(reply.header("content-security-policy"), Some(policy));
+    let script = if reply.body.contains(" type=\"password\"") { "script-src 'self'; " } else { "" };
+    let policy = format!(
+        "default-src 'none'; {script}style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+    );
+    assert_eq!(reply.header("content-security-policy"), Some(policy.as_str()));
     assert_eq!(reply.header("x-frame-options"), Some("DENY"));
     assert_eq!(reply.header("x-content-type-options"), Some("nosniff"));
     assert_eq!(reply.header("cache-control"), Some("no-store"));
@@ -116,6 +119,30 @@ async fn pages_without_a_session_need_no_store() {
     assert!(reply.header("location").unwrap().starts_with("/shop/login?tx="));
     assert_eq!(reply.header("referrer-policy"), Some("no-referrer"));
     assert_protected(&reply);
+}
+
+#[tokio::test]
+async fn only_pages_with_a_password_field_can_run_a_script() {
+    let server = server(FailingStores::Panicking);
+    for (page, has_password_field) in [
+        ("login", true),
+        ("register", true),
+        ("reset", true),
+        // A browser that has not registered must send the password.
+        ("confirm?code=ABCDE-FGHJK", true),
+        ("forgot", false),
+        ("forgot?notice=sent", false),
+        ("logout", false),
+        ("login?tx=forged", false),
+    ] {
+        let reply = server.send_request(get_request(&format!("/shop/{page}"), "")).await;
+        let policy = reply.header("content-security-policy").unwrap();
+        assert_eq!(policy.contains("script-src"), has_password_field, "{page}: {policy}");
+        assert!(!policy.contains("unsafe") && !policy.contains("nonce"), "{page}: {policy}");
+        assert_eq!(reply.body.contains("name=\"password\""), has_password_field, "{page}");
+        assert_eq!(reply.body.matches("<script").count(), usize::from(has_password_field), "{page}");
+        assert_protected(&reply);
+    }
 }
 
 #[tokio::test]
@@ -464,6 +491,7 @@ async fn files_are_cached_forever_only_at_the_url_of_their_content() {
         page.body.split('"').filter(|text| text.starts_with("/shop/") || text.starts_with("/assets/")).collect();
     for (begin, content_type) in [
         ("/assets/pages.", "text/css; charset=utf-8"),
+        ("/assets/show-password.", "text/javascript; charset=utf-8"),
         ("/shop/theme.css?v=", "text/css; charset=utf-8"),
         ("/shop/logo?v=", "image/svg+xml"),
     ] {
@@ -473,8 +501,8 @@ async fn files_are_cached_forever_only_at_the_url_of_their_content() {
         assert_eq!(current.header("cache-control"), Some("public, max-age=31536000, immutable"));
         assert_eq!(current.header("x-content-type-options"), Some("nosniff"));
         assert_eq!(current.header("set-cookie"), None);
-        let other = match link.strip_suffix(".css") {
-            Some(_) => "/assets/pages.AAAAAAAAAAAA.css".to_owned(),
+        let other = match link.strip_prefix("/assets/").and_then(|name| name.rsplit_once('.')) {
+            Some((_, extension)) => format!("{begin}AAAAAAAAAAAA.{extension}"),
             None => format!("{begin}AAAAAAAAAAAA"),
         };
         let other = server.send_request(get_request(&other, "")).await;

@@ -26,7 +26,7 @@ use crate::{
     http::error::{ErrorCode, FieldCode},
     pages::{
         LinkedProvider, ProviderButton, Timestamp,
-        assets::{FORM_SCRIPT, STYLESHEET},
+        assets::{Asset, FORM_SCRIPT, PASSWORD_SCRIPT, STYLESHEET},
         theme_css,
         views::{
             AccountNotice, AccountPage, ActivityPage, ActivityRow, ApplicationRow, ApplicationsPage, ConfirmNoticePage,
@@ -365,11 +365,17 @@ fn own_texts_stay_text() {
 }
 
 #[test]
-fn only_a_response_to_a_client_has_a_script_and_no_page_has_an_inline_style() {
+fn only_responses_to_clients_and_password_fields_have_a_script_and_no_page_has_an_inline_style() {
+    let tag = |script: &Asset| format!("script src=\"/assets/{}\" defer", script.name);
     for_each_page(ORDINARY, |name, _, html| {
-        let script = format!("script src=\"/assets/{}\" defer", FORM_SCRIPT.name);
         let scripts: Vec<&str> = tags(html).into_iter().filter(|tag| tag.starts_with("script")).collect();
-        let expected = if name == FormPostPage::TEMPLATE { vec![script.as_str()] } else { Vec::new() };
+        let expected: Vec<String> = if name == FormPostPage::TEMPLATE {
+            vec![tag(&FORM_SCRIPT)]
+        } else if html.contains(" type=\"password\"") {
+            vec![tag(&PASSWORD_SCRIPT)]
+        } else {
+            Vec::new()
+        };
         assert_eq!(scripts, expected, "{name}");
         for tag in tags(html) {
             assert!(!tag.starts_with("style"), "{name}: {tag}");
@@ -389,7 +395,7 @@ fn ids_are_unique_and_every_field_has_a_label() {
         let ids: Vec<&str> = tags.iter().filter_map(|tag| attribute(tag, "id")).collect();
         let unique: BTreeSet<&str> = ids.iter().copied().collect();
         assert_eq!(ids.len(), unique.len(), "{name}: {ids:?}");
-        for reference in ["for", "aria-describedby", "aria-labelledby"] {
+        for reference in ["for", "aria-controls", "aria-describedby", "aria-labelledby"] {
             for id in tags.iter().filter_map(|tag| attribute(tag, reference)).flat_map(|ids| ids.split(' ')) {
                 assert!(unique.contains(id), "{name}: {reference}={id}");
             }
@@ -424,6 +430,45 @@ fn passwords_are_never_filled_in() {
             assert!(attribute(input, "value").is_none(), "{name}: {input}");
             let token = attribute(input, "autocomplete");
             assert!(matches!(token, Some("current-password" | "new-password")), "{name}: {input}");
+        }
+    });
+}
+
+#[test]
+fn every_password_field_has_a_button_that_is_hidden_without_scripts() {
+    let mut with_fields = BTreeSet::new();
+    for_each_page(ORDINARY, |name, _, html| {
+        let tags = tags(html);
+        let of_type = |wanted: &'static str| tags.iter().filter(move |tag| attribute(tag, "type") == Some(wanted));
+        let fields: Vec<&str> = of_type("password").filter_map(|tag| attribute(tag, "id")).collect();
+        let controlled: Vec<&str> = of_type("button").filter_map(|tag| attribute(tag, "aria-controls")).collect();
+        assert_eq!(fields, controlled, "{name}");
+        assert!(of_type("button").all(|tag| tag.ends_with(" hidden")), "{name}");
+        let texts = if html.contains("<html lang=\"de\"") { ["Anzeigen", "Verbergen"] } else { ["Show", "Hide"] };
+        let texts = format!(" hidden><span>{}</span><span hidden>{}</span></button>\n</div>", texts[0], texts[1]);
+        assert_eq!(count(html, &texts), fields.len(), "{name}: {html}");
+        if !fields.is_empty() {
+            with_fields.insert(name.to_owned());
+        }
+    });
+    let expected = ["account_delete", "account_email", "account_password", "confirm", "login", "register", "reset"];
+    assert!(with_fields.iter().map(String::as_str).eq(expected.map(|name| format!("{name}.html"))), "{with_fields:?}");
+}
+
+/// A shown password is in a text field. Browsers can send what is in a text field to a service that checks the spelling
+/// or completes sentences, and phones can change it.
+#[test]
+fn no_browser_corrects_or_completes_a_password() {
+    for_each_page(ORDINARY, |name, _, html| {
+        for input in tags(html).iter().filter(|tag| attribute(tag, "type") == Some("password")) {
+            for (help, value) in [
+                ("spellcheck", "false"),
+                ("autocapitalize", "none"),
+                ("autocorrect", "off"),
+                ("writingsuggestions", "false"),
+            ] {
+                assert_eq!(attribute(input, help), Some(value), "{name}: {input}");
+            }
         }
     });
 }
@@ -495,12 +540,13 @@ fn a_page_links_to_itself_in_the_other_languages() {
 }
 
 #[test]
-fn a_page_with_its_style_is_at_most_30_kb() {
+fn a_page_with_its_style_and_script_is_at_most_30_kb() {
     let style = STYLESHEET.body.len() + theme_css(&app("The Shop", false).pages.unwrap().theme).len();
+    let files = style + FORM_SCRIPT.body.len().max(PASSWORD_SCRIPT.body.len());
     for_each_page(ORDINARY, |name, _, html| {
         // The list of events grows with the account. It has every kind here.
         if name != "account_activity.html" {
-            assert!(html.len() + style <= 30_000, "{name}: {} bytes", html.len() + style);
+            assert!(html.len() + files <= 30_000, "{name}: {} bytes", html.len() + files);
         }
     });
 }
