@@ -111,7 +111,7 @@ cluster-test: ## Install the chart in a cluster (KUBECONFIG or CLUSTER_TOOLS=fol
 	@PATH=$(TOOLS)/cargo-auditable-$(AUDITABLE_VERSION)/bin:$$PATH scripts/cluster-test
 
 .PHONY: interop
-interop: ## Test with programs of others: OpenID Connect, Standard Webhooks, schemathesis (needs the network)
+interop: ## Test with third-party programs: OpenID Connect, Standard Webhooks, schemathesis (needs the network)
 	@scripts/need cc postgres redis control-plane kubelogin chromium
 	$(BUILD) --bins
 	@tests/interop/openid/build

@@ -31,10 +31,10 @@ pub struct Function<'a> {
 ///
 /// The memory belongs to one thread: use one hasher for each thread. The system provides the memory at the first hash.
 ///
-/// After a hash, the memory contains values that depend on the password, and [`Hasher::release`] or dropping the hasher
-/// removes them. Until then, somebody who reads the memory of this process can check guesses of the last password.
-/// After a hash with at least two passes, such a check takes at least one pass over the memory. After a hash with one
-/// pass, it takes much less.
+/// After a hash, the memory contains values that depend on the password. [`Hasher::release`] or dropping the hasher
+/// removes these values. Until then, somebody who reads the memory of this process can check guesses of the last
+/// password. If the hash had at least two passes, the check of a guess takes at least as long as one pass over the
+/// memory. If it had one pass, the check takes much less time.
 pub struct Hasher {
     kernel: Kernel,
     /// The position of each word in a block of the kernel.

@@ -50,7 +50,7 @@ struct NextReference<'a> {
     run: &'a Run<'a>,
     /// The number of the next block in the run.
     number: usize,
-    /// The index of its reference block, once it is known.
+    /// The index of the reference block of this next block. It is set when it is known.
     index: usize,
 }
 
@@ -82,7 +82,7 @@ impl Kernel {
         Self::supported()[0]
     }
 
-    /// `avx512`, `avx2`, `neon` or `portable`.
+    /// Returns the name: `avx512`, `avx2`, `neon` or `portable`.
     pub const fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]

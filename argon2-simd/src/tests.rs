@@ -7,11 +7,11 @@ use crate::{Algorithm, Function, Hasher, Kernel, Params, Version};
 /// What a kernel does with reference blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Event {
-    /// It starts to fill consecutive blocks.
+    /// The kernel starts to fill consecutive blocks.
     Run,
-    /// It finds the index of a reference block with data-independent addressing.
+    /// The kernel finds the index of a reference block with data-independent addressing.
     Independent(usize),
-    /// It finds the index of a reference block with data-dependent addressing.
+    /// The kernel finds the index of a reference block with data-dependent addressing.
     Dependent(usize),
     Prefetch,
 }
@@ -58,10 +58,11 @@ fn data_independent_addressing_reads_the_same_blocks_for_every_password() {
                 references(&mut hasher, &function(Algorithm::Argon2id), b"other password");
             assert_eq!(independent, other_independent, "{kernel:?}");
             assert_ne!(dependent, other_dependent, "the record contains the references");
-            // A quarter of the blocks of both passes have one reference each, and each address block has two
-            // references.
+            // Addressing is data-independent in the first half of the first pass: for a quarter of the blocks of both
+            // passes. Each of these blocks has one reference, and each address block has two references.
             assert!(independent.len() >= 1000 / 2 - 4 && independent.len() < 1000 / 2 + 40, "{}", independent.len());
-            // The other blocks have one reference each. (The segments have 2,000 / 8 / lanes blocks, rounded down.)
+            // The other blocks, with data-dependent addressing, have one reference each. (The segments have 2,000 / 8 /
+            // lanes blocks, rounded down.)
             assert!(dependent.len() > 3 * 1000 / 2 - 20, "{}", dependent.len());
 
             let (independent, dependent) = references(&mut hasher, &function(Algorithm::Argon2i), b"first password");

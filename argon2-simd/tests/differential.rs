@@ -1,4 +1,4 @@
-//! Random inputs: every kernel has the same results as the crate `argon2`, and as the reference implementation in C.
+//! With random inputs, every kernel has the same results as the crate `argon2` and the reference implementation in C.
 
 use std::{
     io::Write,
@@ -92,8 +92,8 @@ fn every_kernel_agrees_with_the_reference_implementation() {
     }
 }
 
-/// Computes a hash with the program `argon2`, which is built from <https://github.com/P-H-C/phc-winner-argon2>, in
-/// hexadecimal.
+/// Returns a hash in hexadecimal. The program `argon2`, which is built from
+/// <https://github.com/P-H-C/phc-winner-argon2>, computes it.
 fn reference_hash(
     password: &[u8],
     salt: &str,

@@ -295,7 +295,7 @@ pub struct ClientsSpec {
     pub namespaces: ClientNamespaces,
 }
 
-/// ClientNamespaces grants Clients of other namespaces, as in Gateway API.
+/// ClientNamespaces selects the other namespaces whose Clients can refer to the App, in the form of Gateway API.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-validations" = client_namespaces_rules()))]
 pub struct ClientNamespaces {
@@ -379,16 +379,16 @@ impl Client {
         self.metadata.namespace.as_deref().unwrap_or_default() == self.app_namespace()
     }
 
-    /// Returns the name of the Secret that the operator creates, or `None` if the Client has no secret or refers to an
-    /// own Secret.
+    /// Returns the name of the Secret that the operator creates. Returns `None` if the Client authenticates without a
+    /// secret, or names an existing Secret in `secretRef`.
     pub fn created_secret(&self) -> Option<String> {
         let web = self.spec.web().filter(|web| web.has_created_secret())?;
         let name = web.secret.as_ref().and_then(|secret| secret.name.clone());
         Some(name.unwrap_or_else(|| format!("{}-oidc", self.metadata.name.as_deref().unwrap_or_default())))
     }
 
-    /// Returns the name of the Secret with the client secret: created by the operator or not. `None` if the Client has
-    /// no secret.
+    /// Returns the name of the Secret with the client secret: the Secret in `secretRef` or the Secret that the operator
+    /// creates. Returns `None` if the Client authenticates without a secret.
     pub fn secret_name(&self) -> Option<String> {
         let own = self.spec.web().and_then(|web| web.secret_ref.as_ref());
         own.map(|reference| reference.name.clone()).or_else(|| self.created_secret())
@@ -420,7 +420,7 @@ impl ClientSpec {
         }
     }
 
-    /// Returns the references to own Secrets.
+    /// Returns the references to Secrets that the operator does not create: `secretRef` and `previousSecretRef`.
     pub fn secret_refs(&self) -> impl Iterator<Item = &SecretKeyRef> {
         self.web().into_iter().flat_map(|web| web.secret_ref.iter().chain(&web.previous_secret_ref))
     }
@@ -450,7 +450,7 @@ impl WebClient {
 
 impl ClientScope {
     pub const ALL: [Self; 5] = [Self::OpenId, Self::Profile, Self::Email, Self::Groups, Self::OfflineAccess];
-    /// The scopes of a Client that lists none.
+    /// The scopes of a Client without the field `scopes`.
     pub const DEFAULT: [Self; 3] = [Self::OpenId, Self::Profile, Self::Email];
 
     /// Returns the name in manifests and in OAuth.
@@ -470,7 +470,7 @@ impl ClientScope {
 impl IdTokenAlgorithm {
     pub const ALL: [Self; 2] = [Self::RS256, Self::ES256];
 
-    /// Returns the same algorithm as that of a key.
+    /// Converts to the type that signing keys have for their algorithm.
     pub const fn signing_algorithm(self) -> SigningAlgorithm {
         match self {
             Self::RS256 => SigningAlgorithm::RS256,
@@ -478,7 +478,7 @@ impl IdTokenAlgorithm {
         }
     }
 
-    /// Returns the algorithm of a key, or `None` if no Client can use it.
+    /// Returns the algorithm of ID tokens that a key with this algorithm signs, or `None` if ID tokens cannot have it.
     pub const fn of_key(algorithm: SigningAlgorithm) -> Option<Self> {
         match algorithm {
             SigningAlgorithm::RS256 => Some(Self::RS256),
@@ -539,7 +539,7 @@ impl NamespaceSelector {
 }
 
 impl LabelRequirement {
-    /// Whether labels fulfil the requirement. `NotIn` also holds without the label, as in Kubernetes.
+    /// Whether the labels fulfil the requirement. As in Kubernetes, `NotIn` is also fulfilled if the label is missing.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         let value = labels.get(&self.key);
         match self.operator {
@@ -627,8 +627,8 @@ fn web_rules() -> serde_json::Value {
     ])
 }
 
-/// Returns the rule that a reference names an object as the API server does (RFC 1123, 2.1). It is not a pattern of
-/// [`SecretKeyRef`], because stored Apps and Providers with other names must stay writable.
+/// Returns the rule that the name in a reference is a valid name of an object (RFC 1123, 2.1). The rule is not a
+/// pattern of [`SecretKeyRef`], because Apps and Providers that are already stored with other names must stay writable.
 fn object_name_rule(field: &str, kind: &str) -> serde_json::Value {
     json!({
         "rule": format!(
@@ -692,7 +692,7 @@ mod tests {
     }
 
     #[test]
-    fn the_algorithm_of_id_tokens_is_that_of_a_key() {
+    fn id_tokens_can_have_every_algorithm_of_keys_except_eddsa() {
         for algorithm in IdTokenAlgorithm::ALL {
             assert_eq!(json!(algorithm), json!(algorithm.signing_algorithm()));
             assert_eq!(IdTokenAlgorithm::of_key(algorithm.signing_algorithm()), Some(algorithm));
@@ -709,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn the_app_is_in_the_namespace_of_the_client_unless_set() {
+    fn the_app_is_in_the_namespace_of_the_client_unless_its_reference_names_another() {
         let mut spec = web(json!({}));
         let same = client("monitoring", "grafana", spec.clone());
         assert_eq!((same.app_namespace(), same.is_in_app_namespace()), ("monitoring", true));
@@ -719,7 +719,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_creates_a_secret_only_for_a_web_client_without_an_own_one() {
+    fn the_operator_creates_a_secret_only_for_a_web_client_without_secret_ref_and_keys() {
         let secrets = |spec: serde_json::Value| {
             let client = client("monitoring", "grafana", spec);
             (client.created_secret(), client.secret_name())
@@ -745,7 +745,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_covers_no_other_namespace_all_or_those_that_a_selector_matches() {
+    fn a_grant_is_for_no_other_namespace_for_all_or_for_those_that_a_selector_matches() {
         let production = labels(&[("env", "production"), ("team", "a")]);
         assert!(!ClientNamespaces::default().grants(&production));
         assert!(namespaces(json!({ "from": "All" })).grants(&labels(&[])));

@@ -66,15 +66,15 @@ pub enum ConditionType {
 pub enum Reason {
     /// Not checked yet.
     Pending,
-    /// Accepted=True.
+    /// The reason of `Accepted=True`.
     Accepted,
-    /// ResolvedRefs=True.
+    /// The reason of `ResolvedRefs=True`.
     Resolved,
-    /// Programmed=True.
+    /// The reason of `Programmed=True`.
     Programmed,
-    /// Reachable=True.
+    /// The reason of `Reachable=True`.
     Reachable,
-    /// Ready=True.
+    /// The reason of `Ready=True`.
     Ready,
 
     /// A field of the spec is invalid, or a request by annotation cannot be fulfilled.
@@ -152,7 +152,7 @@ pub enum Reason {
     /// The provider's token endpoint cannot be reached.
     TokenEndpointFailed,
 
-    /// Delivering=True.
+    /// The reason of `Delivering=True`.
     Delivering,
     /// The last deliveries to the receiver of a webhook failed.
     ReceiverFails,

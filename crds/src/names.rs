@@ -1,4 +1,4 @@
-//! Names that operator, servers and users share: of objects, keys, annotations and ports.
+//! Names of objects, keys, annotations and ports that the operator, the servers and users share.
 
 use crate::types::AppId;
 

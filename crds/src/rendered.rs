@@ -85,10 +85,10 @@ pub struct RenderedApp {
     /// The name of the App resource.
     pub name: String,
     pub state: AppState,
-    /// See [`DeletedApp::incarnation`].
+    /// Distinguishes the App from an earlier App with the same appID, like [`DeletedApp::incarnation`].
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub incarnation: Option<String>,
-    /// See [`DeletedApp::handover`].
+    /// Increases when the appID changes its owner, like [`DeletedApp::handover`].
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub handover: Option<u32>,
     /// `iss` of the App's tokens: base URL, `/`, appID.
@@ -125,7 +125,7 @@ pub struct RenderedApp {
     /// `None`: the App has no hosted pages. In a `Box`, because most Apps have none.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pages: Option<Box<RenderedPages>>,
-    /// The OpenID Connect clients, the oldest first. Empty unless the App has pages.
+    /// The OpenID Connect clients, the oldest first. Empty if the App has no pages.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub clients: Vec<RenderedClient>,
     pub unverified_retention_days: u32,
@@ -170,8 +170,8 @@ pub enum AppState {
     Serving,
     /// The App is not served, and its users must be deleted.
     Deleted,
-    /// The App was deleted with its users retained. It is not served, and no users are deleted. If it has no users, its
-    /// appID becomes free. Servers that do not know this state reject the document, and the appID stays reserved.
+    /// The App was deleted, and its users were kept. It is not served, and no users are deleted. If it has no users,
+    /// its appID becomes free. Servers that do not know this state reject the document, and the appID stays reserved.
     Released,
 }
 
@@ -187,8 +187,8 @@ pub enum SignUp {
 pub enum EnumerationProtection {
     #[default]
     Strict,
-    // Documents contain `Off`, the former name, because servers of an earlier version read only that. `kubectl` reads
-    // an unquoted `Off` as a boolean, so the name changed. Both names are read.
+    // The former name of this value is `Off`. It changed, because `kubectl` reads an unquoted `Off` as a boolean.
+    // Documents still contain `Off`, because servers of an earlier version read only that name. Both names are read.
     #[serde(rename = "Off", alias = "Disabled")]
     Disabled,
 }
@@ -309,7 +309,7 @@ pub struct RenderedTokens {
     pub refresh_idle_seconds: u32,
     pub session_lifetime_seconds: u32,
     pub refresh_grace_seconds: u32,
-    /// `aud`. Never empty: the default is the appID.
+    /// `aud` of access tokens. Never empty: the default is the appID.
     pub audiences: Vec<String>,
 }
 
@@ -378,8 +378,8 @@ pub enum ClientLimitName {
     /// Codes that are issued to one client address.
     #[serde(rename = "authorizationsPerClientAddress")]
     AuthorizationsPerClientAddress,
-    /// Requests of one client to the token and PAR endpoints, after its authentication. For a public client: from one
-    /// client address.
+    /// Requests of one client to the token and PAR endpoints, counted after the client has authenticated. The requests
+    /// of a public client are counted for each client address.
     #[serde(rename = "tokenRequestsPerClientID")]
     TokenRequestsPerClientId,
     /// Failed authentications of one client from one client address.
@@ -429,7 +429,8 @@ pub struct Administrator {
     pub role: AdministratorRole,
 }
 
-/// A role of format 1. Must not get another variant; see [`RenderedApp::importers`].
+/// A role of format 1. This enum must not get another variant, because servers that know only format 1 reject unknown
+/// roles (see [`RenderedApp::importers`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AdministratorRole {
     UserAdmin,
@@ -537,8 +538,8 @@ pub struct RenderedKeys {
     pub signing: Vec<SigningKey>,
     pub hmac: Vec<HmacKey>,
     /// The keys for ID tokens with other algorithms than `tokens.signingAlgorithm`: for each algorithm at most one
-    /// Active key. Their IDs are unique together with those of `signing`. They are not in `signing`, because servers
-    /// that know only format 3 accept only one Active key there.
+    /// Active key. None of them has the ID of a key in `signing`. They are not in `signing`, because servers that know
+    /// only format 3 accept only one Active key there.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub id_tokens: Vec<SigningKey>,
 }
@@ -567,7 +568,7 @@ pub struct HmacKey {
     pub secret: SecretString,
 }
 
-/// Published → Active → Retired → dropped. One key of each kind is Active.
+/// The states of a key, in their order. After `Retired`, the key is dropped. One key of each kind is Active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KeyState {
     /// The key only verifies, so that all servers know it before it becomes Active.

@@ -19,8 +19,8 @@ pub struct Rule {
     field: Option<&'static str>,
 }
 
-/// The reason of a policy rule. Such a rule forbids insecure values; `latchkey-operator render --allow-insecure`
-/// ignores it.
+/// The `reason` of a policy rule. A policy rule forbids insecure values; `latchkey-operator render --allow-insecure`
+/// ignores such rules.
 pub const POLICY_REASON: &str = "FieldValueForbidden";
 
 /// The root of a resource's schema: description, rules, and the status of a new object.
@@ -41,7 +41,7 @@ impl Rule {
         Self { rule: rule.into(), message, reason: None, field: None }
     }
 
-    /// Creates a policy rule; see [`POLICY_REASON`].
+    /// Creates a rule that forbids insecure values ([`POLICY_REASON`]).
     pub const fn policy(rule: &'static str, message: &'static str) -> Self {
         Self { rule: std::borrow::Cow::Borrowed(rule), message, reason: Some(POLICY_REASON), field: None }
     }
@@ -148,12 +148,12 @@ fn make_structural(schema: &mut Value) {
     if object.get("format").and_then(Value::as_str).is_some_and(|format| format.starts_with("uint")) {
         object.remove("format");
     }
-    // Option<T> for a T that is not a primitive type: `anyOf: [T, null]`.
+    // For an `Option<T>`, if T is not a primitive type, schemars writes `anyOf: [T, null]`.
     if let Some(Value::Array(options)) = object.remove("anyOf") {
         let not_null = options.into_iter().find(|option| option.get("enum") != Some(&json!([null])));
         merge(object, not_null.unwrap_or_default());
     }
-    // Unit variants with descriptions: `oneOf: [{ const }, …]`.
+    // For unit variants with descriptions, schemars writes `oneOf: [{ const }, …]`.
     if let Some(Value::Array(variants)) = object.remove("oneOf") {
         let mut values = Vec::new();
         for variant in variants {

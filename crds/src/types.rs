@@ -402,8 +402,8 @@ pub fn is_loopback(host: &Host<&str>) -> bool {
     }
 }
 
-/// Parses a URL without the corrections of the WHATWG parser. That parser accepts missing slashes, backslashes, white
-/// space and upper case. But the types keep the text as it was written, and it is later compared byte for byte.
+/// Parses a URL, and rejects what the WHATWG parser would correct: missing slashes, backslashes, white space and a
+/// scheme in upper case. The types keep the text as it was written, and URLs are later compared byte for byte.
 fn strict_url(input: &str) -> Result<Url, Invalid> {
     if !input.bytes().all(|b| b.is_ascii_graphic() && b != b'\\') {
         return Err(Invalid("has a character that a URL cannot have; percent-encode it"));
@@ -511,7 +511,8 @@ fn check_email_domain(input: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// The last label of a DNS name is not a number; such a name would be an IP address in a URL (WHATWG URL, 3.5).
+/// The last label must begin with a letter: in a URL, a name with a number as its last label would be an IP address
+/// (WHATWG URL, 3.5).
 fn check_host_name(input: &str) -> Result<(), Invalid> {
     let last = input.rsplit('.').next().unwrap_or_default();
     if check_email_domain(input).is_err() || !last.starts_with(|c: char| c.is_ascii_lowercase()) {
@@ -938,7 +939,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_with_other_schemes_than_http_and_https_are_of_programs() {
+    fn urls_with_schemes_other_than_http_and_https_belong_to_programs() {
         let is_private_use = |url: &str| url.parse::<RedirectUrl>().unwrap().is_private_use();
         assert!(is_private_use("com.example.shop:/done"));
         assert!(is_private_use("https.example:/done"));

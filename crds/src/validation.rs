@@ -28,7 +28,7 @@ pub struct Violation {
     pub field: String,
     /// What is wrong or what to do. Never quotes the value.
     pub reason: String,
-    /// Whether the violated rule is a policy rule; see [`POLICY_REASON`].
+    /// Whether the violated rule is a policy rule, which forbids insecure values ([`POLICY_REASON`]).
     pub is_policy: bool,
 }
 
@@ -313,7 +313,7 @@ fn describe_error(path: &Location, kind: &ValidationErrorKind, value: &Value) ->
     (field, reason)
 }
 
-/// Returns a bound without `.0`: the definition stores every number as a float.
+/// Returns a bound without `.0`, because the definition stores every number as a float.
 fn format_bound(limit: &Value) -> String {
     let text = limit.to_string();
     text.strip_suffix(".0").unwrap_or(&text).to_owned()

@@ -638,7 +638,7 @@ fn texts_are_accepted_at_their_bounds_and_refused_beyond() {
 }
 
 #[test]
-fn a_grant_has_a_selector_exactly_if_it_is_used() {
+fn a_grant_has_a_selector_if_from_is_selector_and_only_then() {
     let app_with = |namespaces: Value| app(json!({ "clients": { "namespaces": namespaces } }));
     let selector = json!({ "matchLabels": { "team": "a" } });
     assert_accepted(&APP, app_with(json!({ "from": "All" })));
@@ -652,7 +652,7 @@ fn a_grant_has_a_selector_exactly_if_it_is_used() {
 }
 
 #[test]
-fn requirements_on_labels_have_values_exactly_with_in_and_not_in() {
+fn a_label_requirement_has_values_with_in_and_not_in_and_only_then() {
     let app_with = |requirement: Value| {
         let selector = json!({ "matchExpressions": [requirement] });
         app(json!({ "clients": { "namespaces": { "from": "Selector", "selector": selector } } }))
@@ -843,7 +843,7 @@ fn a_client_has_either_a_secret_or_keys() {
 }
 
 #[test]
-fn a_client_refers_to_secrets_and_config_maps_by_names_that_exist() {
+fn a_client_refers_to_secrets_and_config_maps_by_valid_names() {
     for (name, is_accepted) in
         [("a", true), ("0.a-b", true), ("a b", false), ("A", false), ("a/b", false), ("..", false)]
     {

@@ -146,7 +146,7 @@ impl SentRequest {
             let (name, values) = draw.pick(&VALUES);
             let value = match (draw.byte(), name) {
                 (0..32, _) => draw.any_text(80),
-                // Around the limits of 254, 256, 2,048 and 4,096 bytes.
+                // Lengths around the limits of 254, 256, 2,048 and 4,096 bytes.
                 (32..64, _) => {
                     "x".repeat(draw.pick(&[253, 254, 255, 256, 257, 2_047, 2_048, 2_049, 4_096, 4_097, 8_000]))
                 }
@@ -157,7 +157,8 @@ impl SentRequest {
                 }
                 _ => draw.pick(values).to_owned(),
             };
-            // One in four is sent in addition to the previous value, the others replace it.
+            // One in four changed values is sent in addition to the previous value. The others replace the previous
+            // value.
             if draw.byte() & 3 != 0 {
                 pairs.retain(|(known, _)| *known != name);
             }
@@ -180,7 +181,7 @@ impl SentRequest {
         }
     }
 
-    /// `user` is the user of valid hints.
+    /// `user` is the user whom valid hints name.
     fn check(&self, user: Option<UserId>) {
         let app = openid_app();
         let parameters = RequestParameters::new(self.0.iter().map(|(name, value)| (name.as_str(), value.as_str())));
@@ -288,7 +289,8 @@ fn urls(client: &str) -> &'static [&'static str] {
     if client == CLI { &CLI_URLS } else { &WEB_URLS }
 }
 
-/// A request that fits into a `tx` is unchanged after the login.
+/// Checks that a request is unchanged after the login if it fits into the parameter `tx`, which carries it through the
+/// login.
 fn check_transaction(parameters: &RequestParameters) {
     let (app, env) = (openid_app(), env_at(NOW));
     let browser = BrowserId::generate(&env);

@@ -94,7 +94,7 @@ fn a_document(draw: &mut Draw<'_>) -> Value {
         };
         for _ in 0..draw.byte() & 3 {
             let name = draw.pick(&["sub", "acr", "name", "email", "email_verified", "groups", "website"]);
-            // The first eight are valid.
+            // The first eight of these requests are valid.
             let count = if draw.flag() { 8 } else { requests.len() };
             let request = requests[draw.below(count)].clone();
             if let Some(members) = document[place].as_object_mut() {
@@ -154,7 +154,7 @@ fn parse(text: &str) -> Option<[Map<String, Value>; 2]> {
     both.iter().flat_map(Map::values).all(is_valid).then_some(both)
 }
 
-/// The requested values. A value that is no text is null, and so differs from every text.
+/// The requested values. A value that is not a text becomes null, so that it differs from every text.
 fn values(request: &Value) -> Vec<Value> {
     let several = request.get("values").and_then(Value::as_array).into_iter().flatten();
     request

@@ -53,9 +53,9 @@ const FRAGMENTS: [&str; 28] = [
     "\u{7f}",
 ];
 
-/// The credentials of a request, with owned values.
+/// The client ID and the credentials that the server has found in a request, with owned values.
 #[derive(Debug, PartialEq, Eq)]
-struct Shown {
+struct FoundClient {
     client_id: Option<String>,
     credentials: Credentials,
 }
@@ -83,10 +83,10 @@ fn client_authentication() {
     });
 }
 
-fn shown(fields: &[HeaderValue], form: &Map<String, Value>) -> Option<Shown> {
+fn find_client(fields: &[HeaderValue], form: &Map<String, Value>) -> Option<FoundClient> {
     let headers: HeaderMap = fields.iter().map(|field| (AUTHORIZATION, field.clone())).collect();
     let bytes: usize = fields.iter().map(HeaderValue::len).sum();
-    let owned = |presented: PresentedClient<'_>| Shown {
+    let owned = |presented: PresentedClient<'_>| FoundClient {
         client_id: presented.client_id.map(str::to_owned),
         credentials: match presented.credentials {
             PresentedCredentials::None => Credentials::None,
@@ -101,23 +101,23 @@ fn shown(fields: &[HeaderValue], form: &Map<String, Value>) -> Option<Shown> {
     harness::assert_bounded(1, 16 * 1024 + 16 * bytes as u64, || with_presented(&headers, form.clone(), owned))
 }
 
-/// One header `Authorization` and no form.
+/// Checks a request with one `Authorization` header and without a form.
 fn check_header(field: &[u8]) {
     let Ok(value) = HeaderValue::from_bytes(field) else { return };
-    let found = shown(std::slice::from_ref(&value), &Map::new()).expect("there is only one method");
+    let found = find_client(std::slice::from_ref(&value), &Map::new()).expect("there is only one method");
     let scheme = field.split(|byte| *byte == b' ').next().unwrap_or_default();
     let is_basic = scheme.eq_ignore_ascii_case(b"basic");
     if !is_basic {
-        assert_eq!(found, Shown { client_id: None, credentials: Credentials::None });
+        assert_eq!(found, FoundClient { client_id: None, credentials: Credentials::None });
         return;
     }
     match (decode(&value), found) {
-        (_, Shown { client_id: None, credentials: Credentials::Malformed }) if decode(&value).is_none() => {}
+        (_, FoundClient { client_id: None, credentials: Credentials::Malformed }) if decode(&value).is_none() => {}
         (
             Some((client_id, secret)),
-            Shown { client_id: Some(found_id), credentials: Credentials::Basic(found_secret) },
+            FoundClient { client_id: Some(found_id), credentials: Credentials::Basic(found_secret) },
         ) => {
-            // The reference replaces bytes that are not UTF-8.
+            // The simple decoder replaces bytes that are not UTF-8.
             assert_eq!((found_id, found_secret), (client_id, secret));
         }
         (expected, found) => {
@@ -141,7 +141,7 @@ fn decode(field: &HeaderValue) -> Option<(String, String)> {
     Some((form_decode(client_id)?, form_decode(secret)?))
 }
 
-/// Only the secret of a client is accepted, at any time.
+/// Checks that a client's secret is accepted at any time, and that no other text is accepted.
 fn check_secret(text: &str) {
     let Some(ClientAuthentication::Secret(secrets)) = openid_app().client(WEB).map(|client| &client.authentication)
     else {
@@ -158,16 +158,16 @@ fn check_round_trip(draw: &mut Draw<'_>) {
     let encode = |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
     let field = format!("Basic {}", STANDARD.encode(format!("{}:{}", encode(&client_id), encode(&secret))));
     let field = HeaderValue::from_str(&field).unwrap();
-    let expected = Shown { client_id: Some(client_id), credentials: Credentials::Basic(secret) };
+    let expected = FoundClient { client_id: Some(client_id), credentials: Credentials::Basic(secret) };
     let other = HeaderValue::from_static("Bearer abc");
     for fields in [vec![field.clone()], vec![other.clone(), field.clone()], vec![field.clone(), other]] {
-        assert_eq!(shown(&fields, &Map::new()).as_ref(), Some(&expected), "{fields:?}");
+        assert_eq!(find_client(&fields, &Map::new()).as_ref(), Some(&expected), "{fields:?}");
     }
-    let twice = Shown { client_id: None, credentials: Credentials::Malformed };
-    assert_eq!(shown(&[field.clone(), field], &Map::new()), Some(twice));
+    let twice = FoundClient { client_id: None, credentials: Credentials::Malformed };
+    assert_eq!(find_client(&[field.clone(), field], &Map::new()), Some(twice));
 }
 
-/// Every combination of methods: two of them are refused, and so is a second client.
+/// Checks every combination of methods. The server refuses a request that uses two methods or names two clients.
 fn check_form(draw: &mut Draw<'_>) {
     let mut form = Map::new();
     let mut add = |name: &str, value: Option<String>| {
@@ -191,18 +191,20 @@ fn check_form(draw: &mut Draw<'_>) {
     let is_of_basic = |credentials: &str| basic.filter(|basic| *basic == credentials);
     let expected = match (secret, assertion) {
         _ if methods > 1 => None,
-        (Some(secret), _) => Some(Shown { client_id, credentials: Credentials::Post(secret) }),
-        (_, Some(assertion)) => Some(Shown { client_id, credentials: Credentials::Assertion { assertion, kind } }),
+        (Some(secret), _) => Some(FoundClient { client_id, credentials: Credentials::Post(secret) }),
+        (_, Some(assertion)) => {
+            Some(FoundClient { client_id, credentials: Credentials::Assertion { assertion, kind } })
+        }
         (None, None) if is_of_basic("Basic").is_some() => {
-            Some(Shown { client_id, credentials: Credentials::Malformed })
+            Some(FoundClient { client_id, credentials: Credentials::Malformed })
         }
         (None, None) if basic.is_some() && client_id.as_deref() == Some("cli") => None,
         (None, None) => Some(match is_of_basic("Basic d2ViOngl").map(|_| "x%").or(basic.map(|_| "x1")) {
             Some(secret) => {
-                Shown { client_id: Some("web".to_owned()), credentials: Credentials::Basic(secret.to_owned()) }
+                FoundClient { client_id: Some("web".to_owned()), credentials: Credentials::Basic(secret.to_owned()) }
             }
-            None => Shown { client_id, credentials: Credentials::None },
+            None => FoundClient { client_id, credentials: Credentials::None },
         }),
     };
-    assert_eq!(shown(&fields, &form), expected, "{fields:?} {form:?}");
+    assert_eq!(find_client(&fields, &form), expected, "{fields:?} {form:?}");
 }

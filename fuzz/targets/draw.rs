@@ -8,8 +8,8 @@ pub(crate) struct Draw<'a>(&'a [u8]);
 /// Maximum length of the result of [`Draw::text`], in bytes.
 const MAX_TEXT_BYTES: usize = 4096;
 
-/// The input as text, and as a sequence of tokens, one for each byte of the input. The tokens are useful because random
-/// bytes rarely form valid syntax.
+/// Returns two texts: the input itself, and a sequence of tokens, one for each byte of the input. The tokens are useful
+/// because random bytes rarely form valid syntax.
 pub(crate) fn texts<'a>(input: &'a [u8], tokens: &[&str]) -> [Cow<'a, str>; 2] {
     let joined_tokens: String = input.iter().map(|byte| tokens[usize::from(*byte) % tokens.len()]).collect();
     [String::from_utf8_lossy(input), Cow::Owned(joined_tokens)]
@@ -55,7 +55,7 @@ impl<'a> Draw<'a> {
         array
     }
 
-    /// Up to 15 tokens. One in 32 is repeated 256 to 2048 times, because deep or long input can break a parser.
+    /// Up to 15 tokens. One token in 32 is repeated 256 to 2048 times, because deep or long input can break a parser.
     pub(crate) fn text(&mut self, tokens: &[&str]) -> String {
         let mut text = String::new();
         for _ in 0..self.byte() & 15 {

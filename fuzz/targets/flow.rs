@@ -102,7 +102,8 @@ fn check_sealed(draw: &mut Draw<'_>) {
         false => (FlowBinding::Unbound, FlowBinding::Browser),
     };
     let flow = Flow {
-        // Contains no control characters, because the server rejects them when a flow starts.
+        // The state of the application contains no control characters, because the server rejects them when a flow
+        // starts.
         app_state: draw.flag().then(|| draw.any_text(512).replace(char::is_control, "\u{10ffff}")),
         code_challenge: draw.flag().then(|| CodeChallenge::parse(&URL_SAFE_NO_PAD.encode(draw.array::<32>())).unwrap()),
         ..Flow::start(&env)

@@ -114,7 +114,7 @@ fn check_text(text: &str) {
     };
     let class = hash.class();
     assert!(class.weight() > 0.0 && class.weight() <= MAX_WEIGHT, "{class}: {}", class.weight());
-    // A scrypt hash with few and large blocks needs more than its N blocks.
+    // The limit is above 128 MiB, because a scrypt hash with few and large blocks needs more memory than its N blocks.
     assert!(class.memory_bytes() <= 130 << 20, "{class}");
     assert!((1..=64).contains(&hash.salt().len()) && (16..=64).contains(&hash.output().len()), "{class}");
     assert_eq!(ParsedHash::parse(&hash.to_text()).as_ref(), Ok(&hash), "a hash has one canonical text");

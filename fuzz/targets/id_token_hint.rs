@@ -68,8 +68,8 @@ fn a_logout_url(draw: &mut Draw<'_>) -> String {
     if draw.flag() { url.to_owned() } else { format!("{url}{}", draw.any_text(8)) }
 }
 
-/// Returns claims, and the hint that an ID token with these claims is; `None` if they are not the claims of an ID
-/// token.
+/// Returns claims, and the hint that the server must find in an ID token with these claims; `None` if the server must
+/// reject the token.
 fn claims(draw: &mut Draw<'_>) -> (Value, Option<Hint>) {
     let [user, session] = [Uuid::from_bytes(draw.array()), Uuid::from_bytes(draw.array())];
     let now = NOW.unix_timestamp();
@@ -115,7 +115,7 @@ fn check_input(draw: &mut Draw<'_>, url: &str) {
     // An access token is no hint, although the App has signed it.
     let access_token = app.keys.signer().sign_access_token(&claims).unwrap();
     assert_eq!(verify_hint(app, &access_token), Err(HintError::Invalid));
-    // The key of somebody else.
+    // Signs the claims with the key of somebody else.
     let of_app = app.keys.signer().id.as_str();
     let header = json!({ "alg": "ES256", "typ": "JWT", "kid": of_app });
     assert_eq!(verify_hint(app, &ES256.sign(&header, &claims)), Err(HintError::Invalid));
@@ -155,7 +155,7 @@ fn check_logout(hint: &str, verified: Option<&Hint>, client_id: Option<&str>, ur
             assert_eq!(request.must_ask(Some(session)), verified.is_none(), "without a hint, the user is asked");
         }
         Err(LogoutRequestError::RedirectUrlNotAllowed) => {
-            // Only the client WEB has such URLs.
+            // Only the client WEB has URLs for the logout.
             let named = client_id.or(verified.map(|hint| hint.client_id.as_str()));
             assert!(!is_registered || named != Some(WEB), "{url} is registered");
         }

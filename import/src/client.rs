@@ -28,7 +28,7 @@ use crate::error::ImportError;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for one attempt, from the connection to the end of the response.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Maximum size of a response, in bytes. A response of 1,000 results in which every field is invalid is smaller.
+/// Maximum size of a response, in bytes. Even a response of 1,000 results in which every field is invalid is smaller.
 const MAX_RESPONSE_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum size of a token file, in bytes. Tokens of ServiceAccounts have one or two kilobytes.
 const MAX_TOKEN_BYTES: usize = 16 * 1024;
@@ -44,7 +44,7 @@ pub(crate) struct Retries {
     pub max_retry_after: Duration,
 }
 
-/// About two minutes in total, longer than a restart of all servers.
+/// The attempts take about two minutes in total, which is longer than a restart of all servers.
 pub(crate) const RETRIES: Retries = Retries {
     attempts: 10,
     first_delay: Duration::from_millis(500),
@@ -158,9 +158,8 @@ impl Client {
         })
     }
 
-    /// Sends an empty batch, to find out whether the caller can import into the App before the input is read. The batch
-    /// is empty, because a server can close the connection after a refusal, and then the response to a large request
-    /// can be lost.
+    /// Finds out whether the caller can import into the App, before the input is read. Sends an empty batch, because a
+    /// server can close the connection after a refusal, and then the response to a large request can be lost.
     pub(crate) fn check(&mut self) -> Result<(), ImportError> {
         self.send(&Bytes::new()).map(|_| ())
     }

@@ -18,7 +18,7 @@ pub(crate) const MAX_LINE: usize = 64 * 1024;
 /// Gets the lines of all users, in their order.
 pub(crate) trait Sink {
     fn line(&mut self, line: &[u8], report: &mut Report, log: &mut dyn Write) -> Result<(), ImportError>;
-    /// Sends what is buffered.
+    /// Sends the lines that are still buffered.
     fn finish(&mut self, report: &mut Report, log: &mut dyn Write) -> Result<(), ImportError>;
 }
 
@@ -29,9 +29,9 @@ pub(crate) struct Context<'a> {
     pub report: &'a mut Report,
     hashes: Converter,
     sink: &'a mut dyn Sink,
-    /// One line for each user that is refused.
+    /// Gets one line for each user that is refused.
     log: &'a mut dyn Write,
-    /// Unix seconds.
+    /// The time of the import, in Unix seconds.
     pub now: i64,
 }
 
@@ -47,7 +47,7 @@ impl<'a> Context<'a> {
         Self { args, mappings, report, hashes: Converter::default(), sink, log, now }
     }
 
-    /// The App's Provider for an alias of the source.
+    /// Returns the App's Provider for a provider that the source calls `alias`, if a mapping names it.
     pub(crate) fn provider(&self, alias: &str) -> Option<&'a str> {
         self.mappings.get(alias).copied()
     }
@@ -59,13 +59,13 @@ impl<'a> Context<'a> {
             return None;
         };
         let (provider, subject) = (provider.to_owned(), subject.to_owned());
-        // Only Microsoft has one authority for each tenant. For other providers, the App knows the authority, so the
-        // line does not contain it.
+        // Only Microsoft has a different authority (issuer) for each tenant. For other providers, the App knows the
+        // authority, so the line does not contain it.
         let authority = authority.filter(|authority| authority.starts_with("https://login.microsoftonline.com/"));
         Some(Identity { provider, subject, authority: authority.map(str::to_owned) })
     }
 
-    /// Returns the hash, or counts it if it cannot be imported.
+    /// Returns the hash. If it cannot be imported, counts it for the report instead.
     pub(crate) fn hash_or_count(&mut self, converted: Converted) -> Option<PasswordHash> {
         converted.map_err(|kind| self.report.unsupported_hashes.add(kind.0, 1)).ok()
     }
@@ -129,8 +129,8 @@ impl<'a> Context<'a> {
         self.sink.line(line, self.report, self.log)
     }
 
-    /// Counts a user as refused because the line in the input is larger than [`MAX_LINE`]. `user` is the `external_id`,
-    /// or the place in the input.
+    /// Counts a user as refused because the line in the input is larger than [`MAX_LINE`]. `user` is the name of the
+    /// user in the log: the `external_id`, or the place of the line in the input.
     pub(crate) fn count_long_line(&mut self, user: &str) -> Result<(), ImportError> {
         self.report.users += 1;
         self.refuse_long_line(user)

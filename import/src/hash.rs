@@ -12,7 +12,7 @@ use base64::{
 };
 use serde::Serialize;
 
-/// A password hash in PHC or MCF form. It can be serialized, but not printed.
+/// A password hash in PHC or MCF form: text such as `$argon2id$…` or `$2a$…`. It can be serialized, but not printed.
 #[derive(Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub(crate) struct PasswordHash(String);
@@ -171,7 +171,7 @@ impl Converter {
             ["", "pbkdf2-sha1" | "pbkdf2-sha256" | "pbkdf2-sha512", parameters, salt, value] => {
                 let [iterations, length] = parse_numbers(parameters, ["i", "l"]).ok_or(unsupported)?;
                 let (salt, value) = decode(salt).zip(decode(value)).ok_or(unsupported)?;
-                // Kratos uses the length of the value, whatever `l` says.
+                // Kratos ignores the parameter `l` and uses the length of the value.
                 let length = if cost == ScryptCost::Value { value.len() as u64 } else { length };
                 let (name, salt, value) = (fields[1], encode(&salt), encode(&value));
                 Ok(PasswordHash(format!("${name}$i={iterations},l={length}${salt}${value}")))

@@ -1,8 +1,8 @@
 //! Joins records of several files by a key, for files that are larger than the memory: an external merge sort.
 //!
-//! Entries are collected in memory up to a limit, sorted, and written to a temporary file, a *run*. The runs are merged
-//! at the end. The temporary files have no name, only this process can open them, and they vanish with it. They contain
-//! what the input contains, including password hashes.
+//! Entries are collected in memory up to a limit, sorted, and written to a temporary file, a *run*. At the end, the
+//! runs are merged. The temporary files have no name, and only this process can open them. When the process ends, the
+//! system removes them. They contain what the input contains, including password hashes.
 
 use std::{
     cmp::Reverse,
@@ -85,7 +85,8 @@ impl Sorter {
         Self { run_bytes, arena: Vec::new(), positions: Vec::new(), levels: Vec::new() }
     }
 
-    /// Adds an entry. Its key is at most [`MAX_KEY`] long, its payload some megabytes ([`crate::json::MAX_RECORD`]).
+    /// Adds an entry. Its key must have at most [`MAX_KEY`] bytes. Its payload has some megabytes at most
+    /// ([`crate::json::MAX_RECORD`]).
     pub(crate) fn push(&mut self, key: &[u8], part: Part, payload: &[u8]) -> io::Result<()> {
         let needed = key.len() + payload.len() + (self.positions.len() + 1) * ENTRY_OVERHEAD;
         if !self.positions.is_empty() && self.arena.len() + needed > self.run_bytes {
@@ -176,7 +177,8 @@ impl Sorted {
         Ok(Some(Entry { key: head.key, part: head.part, payload }))
     }
 
-    /// The head of the next entry. The caller reads its payload and then calls [`Sorted::advance`].
+    /// Removes and returns the head of the next entry. The caller reads the payload of this entry, and then calls
+    /// [`Sorted::advance`].
     fn pop(&mut self) -> io::Result<Option<Head>> {
         Ok(self.heap.pop().map(|Reverse(head)| head))
     }

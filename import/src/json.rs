@@ -1,7 +1,7 @@
 //! Reads records out of JSON documents and lines of any size, one record at a time.
 //!
-//! A record is parsed twice: first as text, which finds its end, and then as a value of its source. So a record with an
-//! unexpected type does not end the import.
+//! A record is parsed twice: first as text, to find its end, and then as the type that its source expects. So a record
+//! of an unexpected type does not end the import.
 
 use std::{
     cell::Cell,
@@ -193,7 +193,7 @@ struct ArrayReader<'a, 'b> {
     document: &'b mut DocumentReader<'a>,
 }
 
-/// Reads a value of any size and depth up to 128, and drops it.
+/// Reads and drops a value of any size, with a depth of at most 128.
 #[derive(Clone, Copy)]
 struct Skip<'a>(&'a Budget);
 

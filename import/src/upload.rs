@@ -21,7 +21,7 @@ const MAX_LINES: usize = 1000;
 const MAX_BATCH_BYTES: usize = 512 * 1024;
 /// How often the progress is logged, in users.
 const PROGRESS_INTERVAL: u64 = 10_000;
-/// The codes for a hash that the server cannot take. Such a user is imported without the hash.
+/// The error codes for a hash that the server does not accept. A user with such a hash is imported without the hash.
 const HASH_CODES: [&str; 3] = ["hash_not_supported", "hash_too_costly", "too_many_hash_kinds"];
 
 pub(crate) struct Uploader {
@@ -38,7 +38,7 @@ struct Batch {
 }
 
 impl Uploader {
-    /// Asks the server whether the caller can import.
+    /// Creates an uploader, after the server has confirmed that the caller can import.
     pub(crate) fn new(mut client: Client) -> Result<Self, ImportError> {
         client.check()?;
         Ok(Self { client, batch: Batch::default() })
@@ -59,7 +59,7 @@ impl Uploader {
         Ok(())
     }
 
-    /// Sends a batch. Returns the lines whose hash was refused, without the hash. `is_repeated`: the lines were sent
+    /// Sends a batch. Returns the lines with a refused hash, without the hash. If `is_repeated`, the lines were sent
     /// before, so their ignored fields are already counted.
     fn send_batch(
         &mut self,
@@ -127,8 +127,9 @@ impl Batch {
     }
 }
 
-/// Returns the line without its hash if the server refused the hash, and counts the hash. The other members keep their
-/// text: numbers that are written again can be longer, and the line must not grow above the limit of the server.
+/// If the server refused the hash of the line, counts the hash and returns the line without it. The other members are
+/// copied as text, because a number that is parsed and written again can be longer, and the line must not grow above
+/// the limit of the server.
 fn without_refused_hash(line: &[u8], result: &LineResult, report: &mut Report) -> Result<Option<Vec<u8>>, ImportError> {
     let is_hash_code = |code: &str| HASH_CODES.iter().find(|known| **known == code).copied();
     let refused = result.fields.iter().filter(|error| error.field == "password_hash");

@@ -20,7 +20,7 @@ use support::{created, listen, run};
 
 const LIMIT_KIB: u64 = 64 * 1024;
 const MIB: u64 = 1024 * 1024;
-/// About the size of a row of a real export.
+/// The bytes that make a row about as large as a row of a real export.
 const PADDING: usize = 600;
 
 /// The largest resident set of this process so far.

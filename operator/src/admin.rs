@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_operator_is_ready_once_every_watch_is_synced() {
+    async fn the_operator_is_ready_after_every_watch_is_synced() {
         let health = Health::new(&["apps", "secrets"]);
         health.set_synced("apps");
         let forbidden =

@@ -1,4 +1,4 @@
-//! The state that all reconciles share, built once.
+//! The state that all reconciles share. It is built when the operator starts.
 
 use std::{sync::Arc, time::Duration};
 

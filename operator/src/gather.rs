@@ -58,7 +58,8 @@ pub(crate) async fn for_provider(context: &Context, provider: &Provider) -> Resu
     Ok(GatheredObjects { secrets: BTreeMap::from([(name, found)]), ..GatheredObjects::default() })
 }
 
-/// Looks up the Secrets and the ConfigMap that a Client references. Keeps only the values of the keys that it names.
+/// Looks up the Secrets and the ConfigMap that a Client references. Keeps only the values of the keys that the Client
+/// names.
 pub(crate) async fn for_client(context: &Context, client: &Client) -> Result<GatheredObjects, Error> {
     let namespace = client.namespace().unwrap_or_default();
     let mut gathered = GatheredObjects::default();

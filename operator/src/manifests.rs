@@ -74,9 +74,9 @@ pub(crate) struct ClientManifest {
 /// The contents of a folder.
 #[derive(Debug, Default)]
 pub(crate) struct Manifests {
-    /// In the order of the file names and, within a file, of the documents.
+    /// All Apps, in the order of the file names and, within a file, of the documents.
     pub(crate) apps: Vec<AppManifest>,
-    /// In the same order.
+    /// All Clients, in the order of the file names and of the documents.
     pub(crate) clients: Vec<ClientManifest>,
     /// The labels of the Namespaces.
     namespace_labels: BTreeMap<String, BTreeMap<String, String>>,
@@ -274,7 +274,8 @@ impl Manifests {
                 self.providers.insert(key, provider);
             }
             "Client" => {
-                // The API server checks this; here, a file is named after the Client.
+                // In a cluster, the API server checks these names. Here they must be valid, because a file is named
+                // after the Client.
                 if ClientId::of_client(&key.0, &key.1).is_err() {
                     return self.reject(location, &label, "metadata", "namespace and name must be names of objects");
                 }

@@ -124,8 +124,8 @@ impl Monitor {
         self.states().expect_revision(app, revision)
     }
 
-    /// Returns the rollout state of an App if it does not matter which of these revisions a pod serves. Triggers
-    /// nothing: see [`Self::expect_revision`].
+    /// Returns the rollout state of an App if it does not matter which of these revisions a pod serves. Unlike
+    /// [`Self::expect_revision`], this triggers no reconcile.
     pub(crate) fn rollout_of_any(&self, app: &AppId, revisions: &[Revision]) -> RolloutState {
         self.states().rollout_of_any(app, revisions)
     }

@@ -24,7 +24,8 @@ use crate::{
 /// Checks each queued Secret, one after the other, until asked to stop.
 pub(crate) async fn run(context: Arc<Context>, mut queue: mpsc::UnboundedReceiver<String>, stop: &CancellationToken) {
     while let Some(Some(secret)) = stop.run_until_cancelled(queue.recv()).await {
-        if let Err(error) = catch_async(check(&context, &secret)).await.unwrap_or_else(|panicked| Err(panicked.into()))
+        if let Err(error) =
+            catch_async(delete_if_orphan(&context, &secret)).await.unwrap_or_else(|panicked| Err(panicked.into()))
         {
             let wait = context.failures.retry_after(&secret, error.kind());
             warn!(secret, error = %ErrorChain(&error), "a rendered App could not be deleted yet");
@@ -39,7 +40,7 @@ pub(crate) async fn run(context: Arc<Context>, mut queue: mpsc::UnboundedReceive
     }
 }
 
-async fn check(context: &Context, secret: &str) -> Result<(), Error> {
+async fn delete_if_orphan(context: &Context, secret: &str) -> Result<(), Error> {
     let Some(published) = context.objects.published.get(secret) else { return Ok(()) };
     let Some(id) = app_id_of_secret(secret) else { return Ok(()) };
     if context.releases.is_asking_servers(&id) {
@@ -142,7 +143,7 @@ mod tests {
             size: DocumentSize::default(),
         };
         context.objects.published.record_write("latchkey-app-shop", published);
-        check(&context, "latchkey-app-shop").await.unwrap();
+        delete_if_orphan(&context, "latchkey-app-shop").await.unwrap();
     }
 
     #[tokio::test]

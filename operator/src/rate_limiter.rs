@@ -14,7 +14,8 @@ const BURST: u32 = 100;
 /// How long a reservation is kept after its turn.
 const RESERVATION_TTL: Duration = Duration::from_secs(60);
 
-/// Gives objects turns, in the order in which they ask. An object that must wait has a reservation.
+/// Gives each object a turn, which is the time at which it can write. The turns are in the order in which the objects
+/// ask. An object that must wait has a reservation.
 pub(crate) struct RateLimiter(Mutex<Reservations>);
 
 struct Reservations {

@@ -44,7 +44,7 @@ pub(crate) const REQUEST_DRAIN_SECONDS: u64 = 120;
 /// The wait before the servers are asked again if they did not respond.
 const UNANSWERED_RETRY: Duration = Duration::from_secs(10 * 60);
 /// How often every reserved appID is checked. Users of an App that is not served disappear only if somebody edits the
-/// database, so this can be rare.
+/// database, so a rare check is enough.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(10 * 60 * 60);
 
 /// Checks each queued appID, and all of them at intervals, until asked to stop.

@@ -163,7 +163,7 @@ fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Creates the context of the controllers. `client` can write as long as this process is the leader.
+/// Creates the context of the controllers. `client` can write only while this process is the leader.
 fn new_context(
     args: RunArgs,
     client: Client,
@@ -200,7 +200,7 @@ async fn run_controllers(context: Arc<Context>, queue: QueueReceivers, health: &
     wait_synced(&context.objects, health).await;
     context.monitor.wait_settled().await;
     info!("every watch is synced, and every server pod has reported what it serves");
-    // The Apps are queued anyway, and each of them reports the outcome of its Clients.
+    // These changes can be dropped: all Apps are queued now, and each of them reports the outcome of its Clients.
     while queue.client_changes.try_pop().is_some() {}
     context.reconcile_queue.enqueue_everything(&context.objects);
     let (apps, providers) = (context.objects.apps.clone(), context.objects.providers.clone());

@@ -51,7 +51,7 @@ use crate::{admin::Health, quota::QuotaLimits};
 pub(crate) const WATCH_SECONDS: u32 = 30;
 /// Objects per page of a list.
 const PAGE_SIZE: u32 = 500;
-/// Rendered Apps or Clients per page of a list: fewer, because each can have half a MiB.
+/// Rendered Apps or Clients per page of a list: fewer than [`PAGE_SIZE`], because each can have hundreds of KiB.
 const DOCUMENT_PAGE_SIZE: u32 = 100;
 /// Secrets of Clients per page of a list. Anybody who can create Secrets in a namespace can create many of this type
 /// with 1 MiB each, and the watch holds a whole page in memory, also as JSON: 16 need less than 50 MiB.

@@ -7,7 +7,7 @@ pub const TARGET: &str = "span";
 /// conventions of OpenTelemetry. The name is a literal. The attribute `otel.name` replaces it with a computed name.
 /// [`record_error`] marks a span as failed.
 ///
-/// Attributes leave the process. They must not have values that must not be logged (docs/logging.md).
+/// Attributes leave the process, so a value that must not be logged cannot be an attribute (docs/logging.md).
 #[macro_export]
 macro_rules! span {
     ($kind:literal, $name:literal $(, $($attributes:tt)*)?) => {

@@ -134,7 +134,7 @@ async fn without_enumeration_protection_a_verified_address_is_reported_as_taken(
 }
 
 #[tokio::test]
-async fn a_closed_app_accepts_no_registrations() {
+async fn an_app_with_closed_sign_up_accepts_no_registrations() {
     let test_app = TestApp::start_with(app().set("/signUp", "Closed")).await;
     let response = test_app.client().register(test_app.id(), NAME, EMAIL, PASSWORD).await;
     response.expect_error(StatusCode::FORBIDDEN, "registration_disabled");
@@ -422,8 +422,8 @@ async fn a_second_verify_soon_after_the_first_is_refused() {
     let test_app = TestApp::start_with(App::new("shop")).await;
     test_app.register(EMAIL).await;
     let signed_in = test_app.client().authenticate(test_app.id(), EMAIL, PASSWORD).await;
-    // After the login, the client address is known to the account. Known addresses have a separate mail limit per
-    // recipient, so the first *verify* succeeds although *register* has just sent a mail.
+    // After the login, the client address is known to the account. Known client addresses have a separate mail limit
+    // per recipient, so the first *verify* succeeds although *register* has just sent a mail.
     signed_in.verify().await.expect(StatusCode::OK);
     let refused = signed_in.verify().await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     assert!(refused.header("ratelimit-policy").unwrap().contains("mailsPerRecipient"), "{:?}", refused.headers);

@@ -257,8 +257,8 @@ fn full_app() -> Value {
     }))
 }
 
-/// Clients that together have every field: one Client has either a Secret of the operator, an own Secret, keys, or no
-/// authentication.
+/// Clients that together have every field. No Client can have every field, because each Client authenticates in one
+/// way: with a secret that the operator creates, with a Secret that the team creates, with keys, or not at all.
 fn full_clients() -> Vec<Value> {
     let urls = json!({
         "redirectURLs": ["https://grafana.example.com/login"],
@@ -578,7 +578,8 @@ async fn minimal_and_full_objects_are_accepted() {
 
 #[test]
 fn the_full_objects_have_every_field() {
-    // Whether any object of the kind has the field: some fields exclude each other.
+    // For each field of a kind, whether any object of the kind has it. No object has all fields, because some exclude
+    // each other.
     let mut fields = BTreeMap::new();
     for full_object in full_objects() {
         let kind = full_object["kind"].as_str().unwrap();
@@ -611,7 +612,7 @@ async fn every_bound_holds() {
 }
 
 #[tokio::test]
-async fn every_rule_refuses_with_its_message() {
+async fn every_validation_rule_refuses_with_its_message() {
     let admission = AdmissionTest::start().await;
     let mut untested = rule_messages();
     // These rules apply only to changes; the tests below test them.

@@ -176,7 +176,7 @@ async fn the_refusal_of_an_unknown_or_wrong_value_names_the_value() {
         ("baseURL=auth.example.com", "/baseURL"),
         // `http` is for development only.
         ("baseURL=http://auth.example.com", "/baseURL"),
-        // Required values.
+        // These values are required.
         ("baseURL=", "/baseURL"),
         ("database.existingSecret=", "/database/existingSecret"),
         ("redis.existingSecret=", "/redis/existingSecret"),
@@ -368,7 +368,7 @@ async fn the_chart_renders_no_secret() {
 }
 
 #[tokio::test]
-async fn an_ingress_routes_the_own_hosts_of_pages_to_the_public_api() {
+async fn an_ingress_routes_the_hosts_of_hosted_pages_to_the_public_api() {
     let plain = render(&["--set", "ingress.enabled=true"]).await.unwrap();
     assert_eq!(objects_of_kind(&plain, "Ingress")[0]["spec"]["rules"].as_array().unwrap().len(), 1);
     let hosts = "ingress.extraHosts[0].host=login.a.example,ingress.extraHosts[0].tlsSecret=login-a,\
@@ -389,7 +389,7 @@ async fn an_ingress_routes_the_own_hosts_of_pages_to_the_public_api() {
 }
 
 #[tokio::test]
-async fn an_http_route_has_the_own_hosts_of_pages_and_other_namespaces_can_route_only_to_the_public_api() {
+async fn an_http_route_has_the_hosts_of_hosted_pages_and_other_namespaces_can_route_only_to_the_public_api() {
     let parent = "httpRoute.enabled=true,httpRoute.parentRefs[0].name=gateway";
     let plain = render(&["--set", parent]).await.unwrap();
     let hostnames = |objects: &[Value]| objects_of_kind(objects, "HTTPRoute")[0]["spec"]["hostnames"].clone();

@@ -44,7 +44,7 @@ struct OpenIdTest {
 enum Auth<'a> {
     Basic(&'a str, &'a str),
     Post(&'a str, &'a str),
-    /// Only the `client_id`.
+    /// Sends only the `client_id`.
     Public(&'a str),
     /// These fields of `Authorization`, and nothing in the form.
     Header(&'a str),
@@ -239,7 +239,7 @@ fn expect_invalid_grant(response: ApiResponse) {
     response.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
 }
 
-/// Asserts the response that every client gets that did not authenticate.
+/// Asserts the response to a failed authentication, which is the same for every client.
 #[track_caller]
 fn expect_invalid_client(response: ApiResponse) -> ApiResponse {
     response.expect_error(StatusCode::UNAUTHORIZED, "invalid_client")

@@ -16,7 +16,7 @@ use crate::support::{TestApp, app};
 const EMAIL: &str = "ada@example.com";
 const NATIVE_PREFIX: &str = "$argon2id$v=19$m=19456,t=2,p=1$";
 
-/// A hash that another implementation computed (tests/foreign-hashes).
+/// A hash that another implementation computed (tests/foreign-hashes), and its class (algorithm and cost).
 #[derive(Deserialize)]
 struct Vector {
     source: String,
@@ -36,7 +36,7 @@ fn unlimited_app() -> App {
         .fold(app(), |app, limit| app.limit(limit, &[(100_000, 60)]))
 }
 
-/// Stores the hash as the password of all users, as an import does.
+/// Stores the hash as the password of all users, and its class as the only class of the App, as an import does.
 async fn import_hash(test_app: &TestApp, hash: &str, class: &str) {
     test_app
         .sql(&format!(

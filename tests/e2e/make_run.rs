@@ -268,7 +268,7 @@ async fn the_printed_address_leads_from_the_registration_to_the_account() {
 }
 
 #[tokio::test]
-async fn the_printed_authorization_url_ends_in_tokens() {
+async fn the_printed_authorization_url_leads_to_tokens() {
     let mut run = MakeRun::new();
     for name in ["shop.yaml", "local.yaml", "demo.yaml"] {
         let example = process::root().join("tests/examples").join(name);

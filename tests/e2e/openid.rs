@@ -1,5 +1,5 @@
-//! The OpenID provider: its pages in a browser without scripts, with real stores and mails, and programs of others that
-//! sign in users (tests/interop/openid/README.md).
+//! The OpenID provider: its pages in a browser without scripts, with real stores and mails, and third-party programs
+//! that sign in users (tests/interop/openid/README.md).
 
 mod applications;
 mod authorize;

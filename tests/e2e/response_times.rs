@@ -109,7 +109,7 @@ enum Verdict {
 /// One comparison. `known` and `unknown` make the request bodies for the known and for the unknown address of a pair.
 struct Comparison<'a> {
     what: &'a str,
-    /// The path below `/v1/{APPID}/`. A hosted page has a slash and its path below `/{APPID}/`.
+    /// The path below `/v1/{APPID}/`. For a hosted page: a slash, and then the path below `/{APPID}/`.
     operation: &'a str,
     /// The access token, if the request needs one.
     token: Option<&'a str>,
@@ -535,7 +535,8 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
     });
 }
 
-/// Compares logins in an App with two classes of foreign hashes. Leaves the App without such classes.
+/// Compares logins in an App with two classes (algorithm and cost) of foreign hashes. Removes these classes from the
+/// App at the end.
 async fn compare_logins_with_foreign_hashes(timing: &mut TimingTest, native: &str, unverified: &str) {
     const HASHES: [(&str, &str); 2] = [
         ("bcrypt$7", "$2b$07$......................AesgC8c2NCv6R248WVftVw.gqvWdlCq"),
@@ -590,7 +591,7 @@ async fn compare_logins_with_foreign_hashes(timing: &mut TimingTest, native: &st
         pause: MAIL_PAUSE,
     });
 
-    // If the App lists no classes, only the logins of users with a foreign hash check a foreign hash.
+    // If the App has no classes, only the logins of users with a foreign hash check a foreign hash.
     timing.sql("DELETE FROM hash_classes").await;
     for (what, address) in [("bcrypt without equal work", &foreign[0]), ("pbkdf2 without equal work", &foreign[1])] {
         timing.expect_difference(Comparison {

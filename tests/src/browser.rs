@@ -253,8 +253,8 @@ impl Browser {
         name.as_str().map(str::to_owned)
     }
 
-    /// Runs a script in the page, as the body of a function, and returns what it returns. Works also in a browser in
-    /// which pages cannot run scripts.
+    /// Runs a script in the page, as the body of a function, and returns the function's result. Works also in a browser
+    /// in which pages cannot run scripts.
     pub async fn run_script(&self, script: &str) -> Value {
         let body = json!({ "script": script, "args": [] });
         self.command(Method::POST, "/execute/sync", Some(&body)).await.expect("the script runs")
@@ -273,7 +273,8 @@ impl Browser {
         result.unwrap_or_else(|error| panic!("{command}: {error:#}"))
     }
 
-    /// Sets the width of the page in CSS pixels, below 600 as on a phone. `None`: the width of the window.
+    /// Sets the width of the page in CSS pixels. A width below 600 shows the page as on a phone. `None`: the page gets
+    /// the width of the window.
     pub async fn set_width(&self, width: Option<u32>) {
         match width {
             None => self.devtools("Emulation.clearDeviceMetricsOverride", json!({})).await,

@@ -26,8 +26,9 @@ use crate::{
     stack::Stack,
 };
 
-/// After each refresh of a stolen session, the thief and the victim wait for the grace period plus this time.
-const TURN_MARGIN: Duration = Duration::from_millis(300);
+/// After each alternating refresh of a stolen session, the thief and the victim wait for the grace period plus this
+/// time.
+const ALTERNATION_MARGIN: Duration = Duration::from_millis(300);
 /// Pause between a 503 response and the retry.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// If a refresh gets no response except 503 for this long, the run fails.
@@ -36,14 +37,14 @@ const REFRESH_LIMIT: Duration = Duration::from_secs(120);
 const SESSIONS_PER_USER: usize = 90;
 /// Maximum number of a thief's refreshes until the session ends: the first five late tokens are accepted, and the sixth
 /// late token ends the session (specification: Sessions and tokens, Reuse detection).
-pub const MAX_TURNS: u32 = 6;
+pub const MAX_THIEF_REFRESHES: u32 = 6;
 
 /// Settings of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     pub sessions: usize,
     /// Number of stolen sessions. In half of them the thief uses an old token once; in the other half the thief and the
-    /// victim refresh in turn.
+    /// victim refresh alternately.
     pub stolen: usize,
     pub duration: Duration,
     /// The App's grace period, in seconds. It must be much longer than a response takes on this machine, because the
@@ -71,14 +72,14 @@ pub struct Report {
     pub kills: u32,
     /// For each honest session that got `invalid_grant`, the round in which that happened.
     pub lost: Vec<String>,
-    /// Sessions in which a thief used an old token.
+    /// Number of sessions in which a thief used an old token.
     pub old_tokens: usize,
     /// Number of these sessions that ended when the thief used the token.
     pub old_tokens_ended: usize,
-    /// Sessions in which the thief and the victim refreshed in turn.
-    pub turns: usize,
-    /// For each of these sessions that ended, the number of the thief's refreshes until then.
-    pub turns_ended: Vec<u32>,
+    /// Number of sessions in which the thief and the victim refreshed alternately.
+    pub alternating: usize,
+    /// For each alternating session that ended: how often the thief had refreshed before the end.
+    pub alternating_ended: Vec<u32>,
 }
 
 #[derive(Default)]
@@ -98,11 +99,11 @@ struct Shared {
     is_over: AtomicBool,
 }
 
-/// How a client ended. `Honest` contains the round in which the session was lost, if it was.
+/// The result of a client. `Honest` contains the round in which the session was lost; `None` if it was not lost.
 enum ClientOutcome {
     Honest(Option<String>),
-    OldToken { ended: bool },
-    TakingTurns { ended_after: Option<u32> },
+    OldTokenThief { ended: bool },
+    AlternatingThief { ended_after: Option<u32> },
 }
 
 /// The outcome of a refresh: the new refresh token, or the error.
@@ -119,8 +120,8 @@ impl Report {
     pub fn is_ok(&self) -> bool {
         self.lost.is_empty()
             && self.old_tokens_ended == self.old_tokens
-            && self.turns_ended.len() == self.turns
-            && self.turns_ended.iter().all(|uses| *uses <= MAX_TURNS)
+            && self.alternating_ended.len() == self.alternating
+            && self.alternating_ended.iter().all(|uses| *uses <= MAX_THIEF_REFRESHES)
     }
 }
 
@@ -138,11 +139,16 @@ impl fmt::Display for Report {
         for lost in self.lost.iter().take(10) {
             writeln!(f, "    {lost}")?;
         }
-        let ended = self.old_tokens_ended + self.turns_ended.len();
-        writeln!(f, "  stolen tokens: {}; sessions ended: {ended}", self.old_tokens + self.turns)?;
+        let ended = self.old_tokens_ended + self.alternating_ended.len();
+        writeln!(f, "  stolen tokens: {}; sessions ended: {ended}", self.old_tokens + self.alternating)?;
         writeln!(f, "    two generations old: {}, ended at the first use: {}", self.old_tokens, self.old_tokens_ended)?;
-        let max_turns = self.turns_ended.iter().max().copied().unwrap_or(0);
-        write!(f, "    used in turn: {}, ended: {}, after at most {max_turns} uses", self.turns, self.turns_ended.len())
+        let max_uses = self.alternating_ended.iter().max().copied().unwrap_or(0);
+        write!(
+            f,
+            "    used in turn: {}, ended: {}, after at most {max_uses} uses",
+            self.alternating,
+            self.alternating_ended.len()
+        )
     }
 }
 
@@ -190,14 +196,14 @@ pub async fn run(options: Options) -> Result<Report> {
         lost: Vec::new(),
         old_tokens,
         old_tokens_ended: 0,
-        turns: options.stolen - old_tokens,
-        turns_ended: Vec::new(),
+        alternating: options.stolen - old_tokens,
+        alternating_ended: Vec::new(),
     };
     for outcome in join_all(clients).await {
         match outcome?? {
             ClientOutcome::Honest(lost) => report.lost.extend(lost),
-            ClientOutcome::OldToken { ended } => report.old_tokens_ended += usize::from(ended),
-            ClientOutcome::TakingTurns { ended_after } => report.turns_ended.extend(ended_after),
+            ClientOutcome::OldTokenThief { ended } => report.old_tokens_ended += usize::from(ended),
+            ClientOutcome::AlternatingThief { ended_after } => report.alternating_ended.extend(ended_after),
         }
     }
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -210,13 +216,13 @@ pub async fn run(options: Options) -> Result<Report> {
 }
 
 /// Starts one client for each token. The first sessions have a thief who uses an old token, the next sessions a thief
-/// who refreshes in turn with the victim, and the remaining sessions are honest.
+/// who alternates with the victim, and the remaining sessions are honest.
 fn spawn_clients(
     shared: &Arc<Shared>,
     tokens: Vec<String>,
     options: Options,
 ) -> Vec<JoinHandle<Result<ClientOutcome>>> {
-    let turn = Duration::from_secs(options.grace_seconds.into()) + TURN_MARGIN;
+    let pause = Duration::from_secs(options.grace_seconds.into()) + ALTERNATION_MARGIN;
     let spawn = |(number, token): (usize, String)| {
         let shared = Arc::clone(shared);
         // The thieves use their old tokens at different times in the first half of the run.
@@ -226,7 +232,7 @@ fn spawn_clients(
             if number < options.stolen / 2 {
                 run_old_token_thief(&shared, token, options.duration.mul_f64(share)).await
             } else if number < options.stolen {
-                run_turn_thief(&shared, token, turn).await
+                run_alternating_thief(&shared, token, pause).await
             } else {
                 run_honest_client(&shared, token).await
             }
@@ -342,34 +348,34 @@ async fn run_old_token_thief(shared: &Shared, mut token: String, wait: Duration)
     }
     let thief = refresh(shared, &previous[0], rng.random_range(0..1000)).await?;
     let victim = refresh(shared, &token, rng.random_range(0..1000)).await?;
-    Ok(ClientOutcome::OldToken {
+    Ok(ClientOutcome::OldTokenThief {
         ended: thief == RefreshOutcome::InvalidGrant && victim == RefreshOutcome::InvalidGrant,
     })
 }
 
-/// The thief and the victim refresh in turn. Between two refreshes, the grace period ends.
-async fn run_turn_thief(shared: &Shared, token: String, turn: Duration) -> Result<ClientOutcome> {
+/// The thief and the victim refresh alternately. After each refresh, both wait until the grace period has ended.
+async fn run_alternating_thief(shared: &Shared, token: String, pause: Duration) -> Result<ClientOutcome> {
     let mut rng = StdRng::from_rng(&mut rand::rng());
     let (mut victim, mut thief) = (token.clone(), token);
     let mut uses = 0;
     // If the session still works after four times the maximum number of refreshes, the theft was not detected.
-    for _ in 0..4 * MAX_TURNS {
+    for _ in 0..4 * MAX_THIEF_REFRESHES {
         match refresh(shared, &victim, rng.random_range(0..1000)).await? {
             RefreshOutcome::Token(next) => victim = next,
-            RefreshOutcome::InvalidGrant => return Ok(ClientOutcome::TakingTurns { ended_after: Some(uses) }),
+            RefreshOutcome::InvalidGrant => return Ok(ClientOutcome::AlternatingThief { ended_after: Some(uses) }),
         }
-        tokio::time::sleep(turn).await;
+        tokio::time::sleep(pause).await;
         uses += 1;
         match refresh(shared, &thief, rng.random_range(0..1000)).await? {
             RefreshOutcome::Token(next) => thief = next,
             RefreshOutcome::InvalidGrant => {
                 let ended = refresh(shared, &victim, rng.random_range(0..1000)).await? == RefreshOutcome::InvalidGrant;
-                return Ok(ClientOutcome::TakingTurns { ended_after: ended.then_some(uses) });
+                return Ok(ClientOutcome::AlternatingThief { ended_after: ended.then_some(uses) });
             }
         }
-        tokio::time::sleep(turn).await;
+        tokio::time::sleep(pause).await;
     }
-    Ok(ClientOutcome::TakingTurns { ended_after: None })
+    Ok(ClientOutcome::AlternatingThief { ended_after: None })
 }
 
 /// Refreshes at one server after the other, until one responds with a status other than 503. Starts at the server with

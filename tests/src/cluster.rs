@@ -232,7 +232,7 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Starts the servers through this command; see [`Program::wrapper`].
+    /// Starts the servers as arguments of this command ([`Program::wrapper`]).
     pub fn server_wrapper(mut self, command: &[String]) -> Self {
         self.server_wrapper = command.to_vec();
         self

@@ -295,13 +295,12 @@ impl ControlPlane {
 
     // --- The audit log
 
-    /// Returns a mark for this moment; see [`ControlPlane::audit_since`].
+    /// Returns a mark for this moment. [`ControlPlane::audit_since`] returns the requests after the mark.
     pub fn audit_mark(&self) -> Mark {
         audit::mark(&self.audit_log())
     }
 
-    /// The requests that the API server received after `mark` and has completed. A watch is included once it has
-    /// started.
+    /// The requests that the API server received after `mark` and has completed. A watch is included if it has started.
     pub fn audit_since(&self, mark: Mark) -> Result<Vec<AuditEvent>> {
         audit::since(&self.audit_log(), mark)
     }

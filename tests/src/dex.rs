@@ -46,7 +46,7 @@ pub struct Options {
     pub clients: Vec<Client>,
     /// Whether Dex shows a consent page after the login, on which users grant access or cancel the login.
     pub requires_consent: bool,
-    /// Whether Dex logs in everybody as one user, without a page. Its path is [`AUTOMATIC_LOGIN_PATH`].
+    /// Whether Dex logs in everybody as one user, without a page. The path of this login is [`AUTOMATIC_LOGIN_PATH`].
     pub automatic_login: bool,
 }
 
@@ -235,7 +235,7 @@ impl Dex {
         self.options.issuer()
     }
 
-    /// Sends SIGTERM, and kills Dex after the limit. Returns whether Dex ended before that.
+    /// Sends SIGTERM, and kills Dex after the limit. Returns whether Dex ended within the limit.
     pub fn stop(&self, limit: Duration) -> bool {
         self.process.stop(Signal::TERM, limit)
     }

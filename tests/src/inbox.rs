@@ -37,8 +37,8 @@ pub(crate) const DEMO_VERIFIER: &str = "the-demo-of-make-run-has-the-same-verifi
 pub(crate) const SIGNED_IN_PATH: &str = "/signed-in";
 /// Maximum of the query parameter `wait`, in seconds.
 const MAX_WAIT_SECONDS: u64 = 300;
-/// Interval of comments in the event stream. They keep the stream open, and a failed write shows that the page was
-/// closed.
+/// Interval of comments in the event stream. The comments keep the stream open, and a failed write shows that the page
+/// was closed.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// Content security policy of a mail's HTML in its frame. It allows inline styles, `data:` images, and links to new
 /// tabs; scripts and everything else are forbidden.
@@ -113,7 +113,7 @@ async fn respond(request: &Request<Incoming>, mails: &Mailbox) -> Response<Body>
     match (request.method(), route) {
         (&Method::GET | &Method::HEAD, Route::Page) => html_page(INBOX_PAGE, "'self'"),
         (&Method::GET | &Method::HEAD, Route::Done) => html_page(DONE_PAGE, "'self'"),
-        // The page calls the provider, which has another port.
+        // The page calls the provider at another port, so the policy of the page allows `http` URLs.
         (&Method::GET | &Method::HEAD, Route::SignedIn) => {
             html_page(&SIGNED_IN_PAGE.replace("{verifier}", DEMO_VERIFIER), "http:")
         }
@@ -165,7 +165,7 @@ fn route(path: &str) -> Option<Route> {
 }
 
 /// Whether the `Host` header is an IP address or `localhost`. With DNS rebinding, a foreign web page can reach the
-/// inbox, but only under the page's own host name.
+/// inbox, but then the `Host` header has the host name of that web page.
 fn is_host_allowed(request: &Request<Incoming>) -> bool {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     host.and_then(|host| host.parse::<Authority>().ok()).is_some_and(|authority| {

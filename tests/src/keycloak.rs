@@ -24,7 +24,7 @@ const COPY_LIMIT: Duration = Duration::from_secs(60);
 const START_LIMIT: Duration = Duration::from_secs(300);
 /// The administrator, who exists only until the process ends.
 const ADMINISTRATOR: &str = "admin";
-/// The memory of the JVM. The default maximum is half of this.
+/// The memory of the JVM. Keycloak's default maximum is half of this maximum.
 const HEAP: &str = "-Xms512m -Xmx1g";
 /// `kc.sh` starts Java as its child. This program makes the kernel kill Java when `kc.sh` is killed.
 const JAVA: &str = "#!/bin/sh\nexec setpriv --pdeathsig KILL -- \"${JAVA_HOME:+$JAVA_HOME/bin/}java\" \"$@\"\n";

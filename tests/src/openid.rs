@@ -1,5 +1,5 @@
-//! Programs of others that sign in users with OpenID Connect at Latchkey, as black boxes. `make test` runs some of
-//! them, `make interop` all (tests/interop/openid/README.md).
+//! Third-party programs that sign in users with OpenID Connect at Latchkey. `make test` runs some of these programs,
+//! and `make interop` runs all of them (tests/interop/openid/README.md).
 
 pub mod application;
 pub mod oidc_client_ts;
@@ -35,8 +35,9 @@ use crate::{
 pub const GROUP: &str = "ops";
 /// The scopes that programs request.
 pub const SCOPES: [&str; 5] = ["openid", "profile", "email", "groups", "offline_access"];
-/// The number of the first signing key that is lent, higher than all numbers of the App's own keys.
-const FIRST_LENT_KEY: usize = 1001;
+/// The number of the first signing key that the test adds to the App. It is higher than all numbers of the App's own
+/// keys.
+const FIRST_ADDED_KEY: usize = 1001;
 const NAMESPACE: &str = "interop";
 const SERVICE_ACCOUNT: &str = "administrator";
 const ADMINISTRATOR_TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
@@ -60,8 +61,9 @@ pub struct OpenIdProvider {
     ca: PathBuf,
     /// The token of an administrator of the App.
     token: String,
-    /// Apps that lend their signing keys, one for each algorithm, because `latchkey-operator render` rotates no keys.
-    lenders: [App; 2],
+    /// One App for each algorithm. To rotate the keys of `app`, the test adds the signing keys of these Apps, because
+    /// `latchkey-operator render` rotates no keys.
+    key_apps: [App; 2],
     rotation: Mutex<Rotation>,
     _proxy: TlsProxy,
 }
@@ -72,7 +74,7 @@ enum Rotation {
     NotBegun,
     /// The next keys are Published.
     Published,
-    /// The next keys are Active, and the others Retired.
+    /// The next keys are Active, and the previous keys are Retired.
     Done,
 }
 
@@ -134,13 +136,13 @@ impl OpenIdProvider {
         fs::write(&ca, &tls.ca)?;
         let (builder, proxy) = Stack::builder().behind_tls(&tls).await?;
         let mut builder = builder.app(&app).args(["--service-account-keys", &keys.display().to_string()]);
-        let lenders = ["ES256", "RS256"].map(|name| App::new("lender").set("/tokens/signingAlgorithm", name));
-        for lender in &lenders {
-            builder = builder.app(lender);
+        let key_apps = ["ES256", "RS256"].map(|name| App::new("keys").set("/tokens/signingAlgorithm", name));
+        for key_app in &key_apps {
+            builder = builder.app(key_app);
         }
         let stack = builder.try_start().await?;
         let token = service_accounts.token(NAMESPACE, SERVICE_ACCOUNT, AUDIENCE, ADMINISTRATOR_TOKEN_LIFETIME)?;
-        Ok(Self { stack, app, ca, token, lenders, rotation: Mutex::new(Rotation::NotBegun), _proxy: proxy })
+        Ok(Self { stack, app, ca, token, key_apps, rotation: Mutex::new(Rotation::NotBegun), _proxy: proxy })
     }
 
     pub fn app(&self) -> &App {
@@ -193,7 +195,8 @@ impl OpenIdProvider {
         self.set_rotation(Rotation::Published).await
     }
 
-    /// Lets the published keys sign, as they do some minutes later in a cluster.
+    /// Makes the published keys Active, so that they sign. In a cluster, they become Active some minutes after their
+    /// publication.
     pub async fn use_next_keys(&self) -> Result<()> {
         self.set_rotation(Rotation::Done).await
     }
@@ -204,7 +207,8 @@ impl OpenIdProvider {
         self.stack.wait_until_served(&self.app).await
     }
 
-    /// Writes the state of the rotation into the rendered document. Has no effect if the document has it already.
+    /// Writes the state of the rotation into the rendered document. Has no effect if the document already has this
+    /// state.
     fn write_next_keys(&self) -> Result<()> {
         let rotation = *process::lock(&self.rotation);
         if rotation == Rotation::NotBegun {
@@ -212,30 +216,30 @@ impl OpenIdProvider {
         }
         let path = self.stack.rendered().join(format!("{}.json", self.app.id()));
         let mut document: Value = serde_json::from_slice(&fs::read(&path)?)?;
-        let mut numbers = FIRST_LENT_KEY..;
+        let mut numbers = FIRST_ADDED_KEY..;
         for pointer in ["/keys/signing", "/keys/idTokens"] {
             // A document without Clients has no keys of ID tokens.
             let Some(keys) = document.pointer_mut(pointer).and_then(Value::as_array_mut) else { continue };
-            keys.retain(|key| !is_lent(key));
-            let mut lent = Vec::new();
+            keys.retain(|key| !is_added(key));
+            let mut added_keys = Vec::new();
             for key in keys.iter_mut() {
-                let mut next = self.lent_key(&key["algorithm"])?;
+                let mut next = self.added_key(&key["algorithm"])?;
                 next["id"] = json!(format!("s{}", numbers.next().context("a number")?));
                 next["state"] = json!(if rotation == Rotation::Done { "Active" } else { "Published" });
-                lent.push(next);
+                added_keys.push(next);
                 if rotation == Rotation::Done {
                     key["state"] = json!("Retired");
                 }
             }
-            keys.append(&mut lent);
+            keys.append(&mut added_keys);
         }
         Ok(fs::write(&path, document.to_string())?)
     }
 
-    /// A signing key of this algorithm that the App does not have.
-    fn lent_key(&self, algorithm: &Value) -> Result<Value> {
-        for lender in &self.lenders {
-            let document = fs::read(self.stack.rendered().join(format!("{}.json", lender.id())))?;
+    /// A signing key of another App for this algorithm.
+    fn added_key(&self, algorithm: &Value) -> Result<Value> {
+        for key_app in &self.key_apps {
+            let document = fs::read(self.stack.rendered().join(format!("{}.json", key_app.id())))?;
             let document: Value = serde_json::from_slice(&document)?;
             let key = &document["keys"]["signing"][0];
             if key["algorithm"] == *algorithm {
@@ -258,13 +262,13 @@ impl OpenIdProvider {
     }
 }
 
-/// Whether a signing key is another App's.
-fn is_lent(key: &Value) -> bool {
+/// Whether the test has added this signing key.
+fn is_added(key: &Value) -> bool {
     let number = key["id"].as_str().and_then(|id| id.strip_prefix('s')?.parse().ok());
-    number.is_some_and(|number: usize| number >= FIRST_LENT_KEY)
+    number.is_some_and(|number: usize| number >= FIRST_ADDED_KEY)
 }
 
-/// Runs a command of a setup until it ends.
+/// Runs a command until it ends. Returns an error with the output if the command fails.
 fn run_command(command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

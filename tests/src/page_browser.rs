@@ -70,7 +70,7 @@ impl PageBrowser {
         self.press(&PageForm { action: form.action, fields: sent }).await
     }
 
-    /// Sends a form as it is, and follows redirects.
+    /// Sends a form with unchanged fields, and follows redirects.
     pub async fn press(&mut self, form: &PageForm) -> LoadedPage {
         let response = self.post(&form.action, &form.fields, &[]).await;
         self.follow(&form.action, response).await
@@ -229,7 +229,7 @@ fn unescape(text: &str) -> String {
         ("&#x27;", "'"),
         ("&#39;", "'"),
         ("&#x2f;", "/"),
-        // The last one, so that nothing is unescaped twice.
+        // `&amp;` is the last one, so that nothing is unescaped twice.
         ("&amp;", "&"),
     ];
     entities.iter().fold(text.to_owned(), |text, (entity, char)| text.replace(entity, char))

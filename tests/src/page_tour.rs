@@ -276,7 +276,7 @@ impl<V: AsyncFnMut(&Browser, &str)> Walk<'_, V> {
         self.see("forgot-error").await?;
         self.browser.fill("#email", &email).await;
         self.press_primary().await;
-        // The form has a button. Only the notice has this link.
+        // The form has a button instead. Only the notice has this link.
         self.browser.text_of("main a.primary").await;
         self.see("forgot-notice").await?;
         self.press_primary().await;
@@ -303,7 +303,7 @@ impl<V: AsyncFnMut(&Browser, &str)> Walk<'_, V> {
         self.see("login-account-deleted").await
     }
 
-    /// Links an account at GitHub without GitHub.
+    /// Links an identity at GitHub to the user directly in the database, because the tour cannot log in at GitHub.
     async fn link_github(&self, email: &str) -> Result<()> {
         let stack = &self.tour.stack;
         let sql = format!(

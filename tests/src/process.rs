@@ -331,7 +331,7 @@ impl Process {
         drop(child.wait());
     }
 
-    /// Sends a signal, and kills the process after the limit. Returns whether the process ended before that.
+    /// Sends a signal, and kills the process after the limit. Returns whether the process ended within the limit.
     pub fn stop(&self, signal: Signal, limit: Duration) -> bool {
         self.signal(signal);
         let ended = self.wait_blocking(limit).is_some();

@@ -54,8 +54,8 @@ struct Shared {
     flow: watch::Sender<Forwarding>,
     /// How often the connections were cut. All open connections are closed when this number changes.
     cuts: watch::Sender<u64>,
-    /// A generation. If it is greater than when a connection was opened, the proxy silently drops the traffic of the
-    /// connection.
+    /// How often [`Proxy::lose`] was called. If this number has changed since a connection was opened, the proxy
+    /// silently drops the traffic of this connection.
     lost: AtomicUsize,
     trap: Mutex<Option<Trap>>,
     triggered: Notify,
@@ -170,7 +170,7 @@ async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
         let mut cuts = shared.cuts.subscribe();
         tokio::spawn(async move {
             tokio::select! {
-                // However the forwarding ends, the drop closes both sides.
+                // Whichever branch ends first, both sides of the connection are dropped and therefore closed.
                 _ = shared.forward(client) => {}
                 _ = cuts.changed() => {}
             }

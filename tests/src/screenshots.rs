@@ -14,7 +14,7 @@ use crate::{
 const WIDTHS: [u32; 2] = [360, 1280];
 
 /// Writes the pictures to `target/screenshots/LANGUAGE/NN-STATE-SCHEME-WIDTH.png`, where `NN` is the place of the page
-/// in the tour. Removes those of an earlier call.
+/// in the tour. Removes the pictures of an earlier call.
 pub async fn write() -> Result<()> {
     let target = process::root().join("target/screenshots");
     if target.exists() {

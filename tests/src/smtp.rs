@@ -313,7 +313,8 @@ impl Shared {
         }
     }
 
-    fn refuses_recipient(&self, recipient: &str) -> Option<String> {
+    /// The reply that rejects this recipient, if the test has set it to be rejected.
+    fn recipient_refusal(&self, recipient: &str) -> Option<String> {
         if let Behavior::RefuseRecipient(refused, code) = &*process::lock(&self.behavior)
             && refused.eq_ignore_ascii_case(recipient)
         {
@@ -513,7 +514,7 @@ impl<'a> Session<'a> {
         if let Some(fault) = self.shared.fault(Step::RcptTo) {
             return fault;
         }
-        if let Some(refusal) = self.shared.refuses_recipient(path) {
+        if let Some(refusal) = self.shared.recipient_refusal(path) {
             return NextAction::Reply(refusal);
         }
         self.to.push(path.to_owned());

@@ -183,7 +183,7 @@ impl Builder {
         self
     }
 
-    /// Starts the servers through this command; see [`Program::wrapper`].
+    /// Starts the servers as arguments of this command ([`Program::wrapper`]).
     pub fn wrapper(mut self, command: &[String]) -> Self {
         self.wrapper = command.to_vec();
         self
@@ -527,7 +527,7 @@ impl ServerProcess {
         }
     }
 
-    /// Starts the server through this command from now on; see [`Program::wrapper`].
+    /// From now on, starts the server as an argument of this command ([`Program::wrapper`]).
     pub(crate) fn wrapper(mut self, command: &[String]) -> Self {
         self.wrapper = command.to_vec();
         self
@@ -542,8 +542,8 @@ impl ServerProcess {
         fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    /// Starts the server, at each start with the same socket addresses. Does not wait until the server is ready: see
-    /// [`ServerProcess::wait_until_ready`].
+    /// Starts the server, at each start with the same socket addresses. Does not wait until the server is ready
+    /// ([`ServerProcess::wait_until_ready`] does).
     pub fn start(&self) -> Result<()> {
         let name = format!("server {}", self.index);
         let mut program =
@@ -577,7 +577,7 @@ impl ServerProcess {
         }
     }
 
-    /// Waits until the server has loaded a document with this revision. Never returns if it does not load it.
+    /// Waits until the server has loaded a document with this revision. If the server never loads it, waits forever.
     async fn wait_for_revision(&self, revision: &str) -> Result<()> {
         let mut stream = ApiClient::new(self.ops).request(http::Method::GET, "revisions").send().await?;
         let mut received = Vec::new();

@@ -39,8 +39,8 @@ enum Step {
 // === impl WebBrowser ===
 
 impl WebBrowser {
-    /// A browser without cookies. `servers` are pairs of an origin, which is that of a TLS proxy, and the server behind
-    /// the proxy. The browser connects to the server.
+    /// A browser without cookies. `servers` are pairs of the origin of a TLS proxy and the server behind this proxy.
+    /// For a URL of the origin, the browser connects to the server directly.
     pub fn new(servers: impl IntoIterator<Item = (String, SocketAddr)>) -> Result<Self> {
         let servers: BTreeMap<String, SocketAddr> = servers.into_iter().collect();
         let mut http =
@@ -70,13 +70,13 @@ impl WebBrowser {
         self.load(Method::POST, address.join(&form.action)?, Some(body), Some(origin)).await
     }
 
-    /// Opens a URL that leads to a login, and logs in. Allows the access if the consent page is shown. Returns the page
-    /// after that, which can be an error page.
+    /// Opens a URL that leads to a login, and logs in. Allows the access if the consent page is shown. Returns the last
+    /// page, which can be an error page.
     pub async fn sign_in(&mut self, url: &str, email: &str, password: &str) -> Result<LoadedPage> {
         let mut page = self.open(url).await?;
         let mut last = None;
         while let Some((step, form)) = next_step(&page) {
-            // A refused form is shown again.
+            // If the service refuses a form, it shows the form again.
             ensure!(last != Some(step), "{step:?} failed at {}: {}", page.address, page.text());
             page = match step {
                 Step::LogIn => self.submit(&page, &form, &[("email", email), ("password", password)]).await?,

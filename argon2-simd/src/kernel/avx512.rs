@@ -1,4 +1,4 @@
-//! Vectors of eight words: both halves of two neighboring columns, in two neighboring rows.
+//! The kernel for AVX-512. A vector has eight words: both halves of two neighboring columns, in two neighboring rows.
 //!
 //! Four vectors contain two rows or two columns. So each vector contains the same quarter of two permutations P. For
 //! two rows, these are elements 0 to 3 and elements 4 to 7. For two columns, these are elements 0, 1, 4, 5 and elements

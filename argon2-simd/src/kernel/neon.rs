@@ -1,4 +1,4 @@
-//! Vectors of two words: the same half of two neighboring columns, in one row.
+//! The kernel for NEON. A vector has two words: the same half of two neighboring columns, in one row.
 //!
 //! A quarter of a row has two vectors, one for each half. Two columns have 16 vectors. The words within these vectors
 //! never move.

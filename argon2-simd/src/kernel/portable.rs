@@ -1,4 +1,4 @@
-//! Plain Rust, for every CPU. The words of a block have their usual order.
+//! The kernel for every CPU, in plain Rust. The words of a block have their usual order.
 
 use super::{NextReference, fill_run};
 use crate::{

@@ -22,7 +22,7 @@ export interface Options extends Transport {
 }
 
 export interface RedirectOptions {
-  /** Where the user returns. It must be in `redirectURLs` of the App. */
+  /** The URL to which the user returns. It must be in `redirectURLs` of the App. */
   redirect_url?: string;
   /** A random value that `finishSocialLogin` compares. */
   state?: string;
@@ -131,7 +131,7 @@ export class Latchkey {
   /** Exchanges a refresh token. The session does this automatically; use this method only for tokens that you store. */
   async refresh(refreshToken: string): Promise<Schemas["TokenResponse"]> {
     const body = { refresh_token: refreshToken };
-    // Only a form of an OpenID Connect client gets another response.
+    // Only a form that an OpenID Connect client sends gets another type of response.
     const response = (await this.request("post", "/v1/{APPID}/token", { body })) as Schemas["TokenResponse"];
     if (typeof response.refresh_token !== "string") {
       throw new ApiError("the response has no tokens", 200, "unexpected_response");
@@ -215,7 +215,7 @@ export class Latchkey {
     return this.authenticatedRequest("delete", "/v1/{APPID}/user/identities/{PROVIDER}", { path });
   }
 
-  /** Logs the user in with a token that the application has from the provider. */
+  /** Logs the user in with a token that the application has got from the provider. */
   async socialLogin(provider: string, body: Schemas["ProviderTokenRequest"]) {
     const path = { PROVIDER: provider };
     const response = await this.request("post", "/{APPID}/{PROVIDER}/login", { path, body });

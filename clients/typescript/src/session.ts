@@ -28,11 +28,11 @@ export interface Clock {
   sleep(milliseconds: number): Promise<void>;
 }
 
-/** What the store holds, as JSON. All times are Unix times in milliseconds. */
+/** The content of the store, as JSON. All times are Unix times in milliseconds. */
 interface Entry extends SessionInfo {
   /** When the application opened the session. */
   openedAt: number;
-  /** The number of refreshes since then; `ENDED` after the end of the session. */
+  /** The number of refreshes since the session was opened; `ENDED` after the end of the session. */
   generation: number;
   accessToken: string;
   refreshToken: string;
@@ -57,7 +57,7 @@ export class Session {
   readonly #minAge: number;
   readonly #listeners = new Set<(session: SessionInfo | null) => void>();
   #held: Entry | null = null;
-  /** The id of the session that listeners know; undefined before the store is read. */
+  /** The id of the session at the last call of `#report`; undefined before the first call. */
   #reported: string | null | undefined;
   /** The refreshes that are under way, by the rejected access token. */
   readonly #refreshing = new Map<string | undefined, Promise<string>>();
@@ -195,7 +195,8 @@ export class Session {
   }
 
   /**
-   * Returns the newer of the held and the stored entry, or null if the session has ended.
+   * Returns the newer of two entries: that in memory (`#held`), and that in the store. Returns null if the session has
+   * ended.
    *
    * Stores and browsers have no lock, so another tab can overwrite a newer entry. A tab that holds a newer entry than
    * the store writes its entry again.

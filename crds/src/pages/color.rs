@@ -2,7 +2,7 @@
 
 use crate::types::Color;
 
-/// The lowest contrast between an accent and its background: that of text (WCAG 2.2, 1.4.3).
+/// The lowest allowed contrast between an accent and its background. WCAG 2.2 (1.4.3) requires it for text.
 pub const MIN_CONTRAST: f64 = 4.5;
 
 /// The color of text: black or white.
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn the_contrast_is_that_of_wcag() {
+    fn the_contrast_is_computed_as_wcag_defines_it() {
         // The first grey is the lightest that is allowed on white, according to the checker of WebAIM.
         for (one, other, expected) in [
             ("#000000", "#ffffff", 21.0),

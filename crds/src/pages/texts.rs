@@ -33,7 +33,7 @@ enum Part {
 /// Texts by their ID.
 pub type Texts = BTreeMap<String, Text>;
 
-/// The usable texts of a file, and the errors in the others.
+/// The usable texts of a file, and the errors in its other texts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ParsedTexts {
     pub texts: Texts,
@@ -44,7 +44,7 @@ pub struct ParsedTexts {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}: {}{reason}", id.as_ref().map(|id| format!("{id}: ")).unwrap_or_default())]
 pub struct TextError {
-    /// The first line of the text, from 1.
+    /// The number of the first line of the text, counted from 1.
     pub line: usize,
     /// `None` if the line does not begin with an ID.
     pub id: Option<String>,
@@ -61,8 +61,8 @@ pub fn default_texts(language: Language) -> &'static Texts {
     }
 }
 
-/// The texts of an App for a language: each must have the ID of a default text, and only the variables of this default
-/// text. Takes time in proportion to the length of the file.
+/// Checks the texts of an App for a language. Each text must have the ID of a default text, and can use only the
+/// variables of this default text. The time is proportional to the length of the file.
 pub fn check(language: Language, file: &str) -> ParsedTexts {
     let defaults = default_texts(language);
     let mut checked = ParsedTexts::default();
@@ -90,7 +90,7 @@ fn parse(file: &str) -> ParsedTexts {
     parsed
 }
 
-/// A text with its ID, or an error with the ID, if there is one.
+/// A text with its ID. If an entry of the file is invalid: its ID, if it has one, and the reason.
 type ParsedEntry = Result<(String, Text), (Option<String>, Cow<'static, str>)>;
 
 fn parse_entries(file: &str) -> impl Iterator<Item = (usize, ParsedEntry)> {
@@ -134,7 +134,7 @@ fn parse_entry(entry: &str) -> ParsedEntry {
 }
 
 fn parse_message(entry: &str) -> Result<Text, Cow<'static, str>> {
-    // Before the parser, because it recurses into nested expressions without a limit.
+    // This check comes before the parser, because the parser recurses into nested expressions without a limit.
     if has_expression(entry) {
         return Err(ONLY_VARIABLES.into());
     }
@@ -165,7 +165,7 @@ fn has_expression(entry: &str) -> bool {
     })
 }
 
-/// Why the text has a variable that the default text does not have. `None` if there is no such variable.
+/// Returns the reason why the text is invalid, if it has a variable that the default text does not have.
 fn unknown_variable(text: &Text, default: &Text) -> Option<Cow<'static, str>> {
     let known: Vec<&str> = default.variables().collect();
     let unknown = text.variables().find(|variable| !known.contains(variable))?;
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_read_as_it_is_written() {
+    fn a_text_is_unchanged_after_it_is_written_and_read() {
         for written in ["Hello", "{ $app }", "A { $a }{ $b } c", "A\nb { $c }", "1 < 2 & $3 (é)"] {
             let text: Text = written.parse().unwrap();
             assert_eq!(text.to_string(), written);
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_line_ends_and_continued_lines_are_those_of_fluent() {
+    fn comments_line_ends_and_continued_lines_are_read_as_in_fluent() {
         for file in [
             "### File\n\n## Group\n\n# One\none = A\n    b\n\n# end\n",
             "\u{feff}one = A\r\n    b\r\n",
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_an_error_with_line_and_id() {
+    fn anything_other_than_plain_text_and_variables_is_an_error_with_line_and_id() {
         for (file, line, id, reason) in [
             ("a = b\n\nc\n", 3, "c", "is not a message"),
             ("a =\n", 1, "a", "is not a message"),

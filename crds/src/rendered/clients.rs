@@ -16,10 +16,11 @@ pub struct RenderedClient {
     /// The namespace and the name of the Client resource, for status reports and logs.
     pub namespace: String,
     pub name: String,
-    /// The identity of the Client: codes, sessions and consents are bound to it. It is the UID of the resource
-    /// (`render`: `<namespace>/<name>`), so a new Client of the same name inherits nothing.
+    /// The identity of the Client: codes, sessions and consents are bound to it. It is the UID of the resource, so a
+    /// new Client of the same name inherits nothing. `latchkey-operator render` knows no UID, and uses
+    /// `<namespace>/<name>`.
     pub uid: String,
-    /// The generation of the resource from which this was rendered.
+    /// The generation of the Client resource from which this client was rendered.
     pub generation: i64,
     pub display_name: String,
     pub authentication: RenderedClientAuthentication,

@@ -74,7 +74,7 @@ struct Federated {
     provider_name: String,
 }
 
-/// The data of a user that both forms of the input contain.
+/// The data of a user that is in both forms of the input, JSON and CSV.
 struct User {
     username: String,
     attributes: BTreeMap<String, String>,

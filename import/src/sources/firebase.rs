@@ -23,12 +23,12 @@ struct Account {
     email_verified: Option<bool>,
     display_name: Option<String>,
     disabled: Option<bool>,
-    /// Milliseconds, as text or number.
+    /// Milliseconds since the Unix epoch, as text or number.
     created_at: Option<Milliseconds>,
     password_hash: Option<String>,
     salt: Option<String>,
     phone_number: Option<String>,
-    /// JSON text.
+    /// A JSON object, as text.
     custom_attributes: Option<String>,
     #[serde(default)]
     provider_user_info: Items<ProviderInfo>,

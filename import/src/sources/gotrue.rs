@@ -176,7 +176,8 @@ fn add_identity(pending: &mut Pending, row: &str, context: &mut Context<'_>) {
         context.report.unmapped_identities.add("an unreadable row", 1);
         return;
     };
-    // These identities add nothing: email address and phone number are columns of the user.
+    // Identities of the providers `email` and `phone` add nothing: email address and phone number are columns of the
+    // user.
     if matches!(identity.provider.as_str(), "email" | "phone") {
         return;
     }

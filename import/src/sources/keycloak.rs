@@ -29,7 +29,7 @@ struct User {
     first_name: Option<String>,
     last_name: Option<String>,
     enabled: Option<bool>,
-    /// Milliseconds.
+    /// Milliseconds since the Unix epoch.
     created_timestamp: Option<i64>,
     #[serde(default)]
     credentials: Items<Credential>,

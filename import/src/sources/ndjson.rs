@@ -42,7 +42,7 @@ pub(super) fn read(inputs: Vec<Input>, context: &mut Context<'_>) -> Result<(), 
 }
 
 fn send(text: &str, mut user: Map<String, Value>, context: &mut Context<'_>) -> Result<(), ImportError> {
-    // The last line of an export.
+    // An export ends with the line `{"end": true, …}`, which is not a user.
     if user.get("end") == Some(&Value::Bool(true)) && !user.contains_key("external_id") {
         return Ok(());
     }

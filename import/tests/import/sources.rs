@@ -21,8 +21,9 @@ fn convert(source: &str, files: &[&str], options: &[&str]) -> (Outcome, Vec<Valu
     (run.outcome, lines, run.out, run.log)
 }
 
-/// Compares with `expected.ndjson` and `expected-report.txt`. `UPDATE_FIXTURES=1` writes both instead.
-fn check(source: &str, files: &[&str], options: &[&str]) -> (Outcome, String) {
+/// Converts the files, and compares the result with `expected.ndjson` and `expected-report.txt`. With
+/// `UPDATE_FIXTURES=1`, writes both files instead.
+fn convert_and_compare(source: &str, files: &[&str], options: &[&str]) -> (Outcome, String) {
     let (outcome, lines, report, log) = convert(source, files, options);
     let lines_file = fixture(&format!("{source}/expected.ndjson"));
     let report_file = fixture(&format!("{source}/expected-report.txt"));
@@ -41,9 +42,9 @@ fn check(source: &str, files: &[&str], options: &[&str]) -> (Outcome, String) {
 const GOOGLE: [&str; 2] = ["--map", "google=google"];
 
 #[test]
-fn keycloak() {
+fn users_of_keycloak_are_converted_from_separate_files_and_from_one() {
     let files = ["keycloak/shop-users-0.json", "keycloak/shop-users-1.json"];
-    let (outcome, log) = check("keycloak", &files, &GOOGLE);
+    let (outcome, log) = convert_and_compare("keycloak", &files, &GOOGLE);
     assert_eq!(outcome, Outcome::SomeRefused);
     assert_eq!(log.lines().count(), 1, "{log}");
     assert!(log.ends_with(": has neither an email address nor a mapped identity\n"), "{log}");
@@ -54,42 +55,48 @@ fn keycloak() {
 }
 
 #[test]
-fn gotrue_in_any_order_of_files() {
+fn users_of_gotrue_are_converted_with_any_order_of_files() {
     let options = ["--map", "google=google", "--map", "azure=microsoft"];
-    let (outcome, _) = check("gotrue", &["gotrue/users.ndjson", "gotrue/identities.ndjson"], &options);
+    let (outcome, _) = convert_and_compare("gotrue", &["gotrue/users.ndjson", "gotrue/identities.ndjson"], &options);
     assert_eq!(outcome, Outcome::SomeRefused);
-    check("gotrue", &["gotrue/identities.ndjson", "gotrue/users.ndjson"], &options);
+    convert_and_compare("gotrue", &["gotrue/identities.ndjson", "gotrue/users.ndjson"], &options);
 }
 
 #[test]
-fn kratos() {
+fn users_of_kratos_are_converted() {
     let files = ["kratos/identities.json", "kratos/identities-page-2.json"];
-    assert_eq!(check("kratos", &files, &GOOGLE).0, Outcome::SomeRefused);
+    assert_eq!(convert_and_compare("kratos", &files, &GOOGLE).0, Outcome::SomeRefused);
 }
 
 #[test]
-fn firebase() {
+fn users_of_firebase_are_converted() {
     let options = ["--map", "google.com=google", "--map", "github.com=github"];
-    assert_eq!(check("firebase", &["firebase/users.json"], &options).0, Outcome::SomeRefused);
+    assert_eq!(convert_and_compare("firebase", &["firebase/users.json"], &options).0, Outcome::SomeRefused);
 }
 
 #[test]
-fn auth0_in_any_order_of_files() {
+fn users_of_auth0_are_converted_with_any_order_of_files() {
     let options = ["--map", "google-oauth2=google", "--map", "company=company", "--metadata"];
-    let (outcome, log) = check("auth0", &["auth0/users.ndjson", "auth0/hashes.ndjson"], &options);
+    let (outcome, log) = convert_and_compare("auth0", &["auth0/users.ndjson", "auth0/hashes.ndjson"], &options);
     assert_eq!((outcome, log.as_str()), (Outcome::Complete, ""));
-    check("auth0", &["auth0/hashes.ndjson", "auth0/users.ndjson"], &options);
+    convert_and_compare("auth0", &["auth0/hashes.ndjson", "auth0/users.ndjson"], &options);
 }
 
 #[test]
-fn cognito_as_json_and_as_csv() {
+fn users_of_cognito_are_converted_from_json_and_csv() {
     let options = ["--map", "Google=google", "--metadata"];
-    assert_eq!(check("cognito", &["cognito/users.json", "cognito/users.csv"], &options).0, Outcome::SomeRefused);
+    assert_eq!(
+        convert_and_compare("cognito", &["cognito/users.json", "cognito/users.csv"], &options).0,
+        Outcome::SomeRefused
+    );
 }
 
 #[test]
-fn ndjson() {
-    assert_eq!(check("ndjson", &["ndjson/users.ndjson"], &["--map", "google=google-2"]).0, Outcome::Complete);
+fn users_of_ndjson_files_are_converted() {
+    assert_eq!(
+        convert_and_compare("ndjson", &["ndjson/users.ndjson"], &["--map", "google=google-2"]).0,
+        Outcome::Complete
+    );
 }
 
 #[test]

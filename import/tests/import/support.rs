@@ -1,4 +1,4 @@
-//! A server that answers like the import endpoint, and imports against it.
+//! A mock server that responds like the import endpoint, and functions that run imports.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -12,7 +12,7 @@ use clap::{Args, Command, FromArgMatches};
 use latchkey_import::{ImportArgs, Outcome};
 use serde_json::{Value, json};
 
-/// A time after the times of all fixtures.
+/// The time of each import, in Unix seconds. It is later than all times in the fixtures.
 pub(crate) const NOW: i64 = 4_000_000_000;
 
 pub(crate) struct Request {
@@ -43,8 +43,8 @@ pub(crate) struct Run {
 }
 
 impl MockServer {
-    /// `reply` gets the number of the request, from 1. The empty request at the start of an import has the number 0,
-    /// and is not kept.
+    /// Starts a server. `reply` gets the number of the request, from 1. The empty request at the start of an import has
+    /// the number 0, and is not recorded.
     pub(crate) fn start(reply: impl Fn(usize, &Request) -> Reply + Send + 'static) -> Self {
         let requests = Arc::new(Mutex::new(Vec::new()));
         let recorded = Arc::clone(&requests);

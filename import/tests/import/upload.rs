@@ -36,7 +36,7 @@ impl Files {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// Imports the input as ndjson. Neither the token nor a hash is ever printed.
+    /// Imports the input as ndjson. Asserts that neither the token nor a hash is printed.
     fn import(&self, server: &MockServer, options: &[&str]) -> Run {
         let (input, token) = (self.path("input"), self.path("token"));
         let mut arguments = vec!["ndjson", &input, "--app", "shop", "--token-file", &token, "--server", &server.url];
@@ -96,7 +96,7 @@ fn a_batch_has_at_most_half_a_mebibyte() {
     assert_eq!(sizes.iter().sum::<usize>(), input.len());
 }
 
-/// The server would refuse the whole batch of such a line with 413.
+/// If a batch contained a line above 64 KiB, the server would refuse the whole batch with 413.
 #[test]
 fn a_line_above_64_kib_is_refused_and_the_others_are_imported() {
     let user = |id: &str, name: usize| {
@@ -197,7 +197,7 @@ fn the_token_is_read_again_after_401() {
 }
 
 #[test]
-fn without_authorization_nothing_is_sent() {
+fn if_the_server_refuses_the_import_no_user_is_sent() {
     for (status, code, expected) in [
         (401, "invalid_client", "does not accept the token"),
         (403, "access_denied", "Importer"),

@@ -1,5 +1,5 @@
 //! Checks an App against the size limit of its document and the quotas of its namespace. An App that would exceed a
-//! quota waits, and is reconciled again once there is room.
+//! quota waits, and is reconciled again as soon as there is room.
 
 use kube::{Resource, ResourceExt};
 use latchkey_crds::{app::App, conditions::Reason, names::rendered_app_secret};
@@ -45,8 +45,8 @@ pub(crate) fn admit_app(
     admitted.map_err(|no_room| record_waiting(&claim, no_room, context).into())
 }
 
-/// Renders a document that is about to be published, and reserves room for it. All counting servers support
-/// `supported_format`. Clients for which there is no room are left out.
+/// Renders a document that is about to be published, and reserves room for it. `supported_format` is the highest format
+/// that all serving pods support. Clients for which there is no room are left out.
 pub(crate) fn admit_document(
     app: &App,
     validated: &ValidatedApp,

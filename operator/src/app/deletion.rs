@@ -22,7 +22,7 @@ use crate::{
         keys::secret::{self as key_secret, AppIdOwner, Stored},
         publish::{self, DocumentOwner, is_published, publish},
         requeue::RETRY_SOON,
-        status::{Outcome, is_same_but_for_times},
+        status::{Outcome, is_same_except_times},
     },
     context::Context,
     error::Error,
@@ -80,8 +80,8 @@ async fn finish(
     context: &Context,
 ) -> Result<Action, Error> {
     // Requests that began while the App was served may still be running. The database rejects their writes now, but
-    // would accept the writes once another App owns the appID. So the appID becomes free only after these requests have
-    // ended.
+    // would accept the writes after another App has become the owner of the appID. So the appID becomes free only after
+    // these requests have ended.
     if let Some(remaining) = context.releases.request_drain_left(app_id, revision, context.request_drain) {
         return Ok(Action::requeue(remaining));
     }
@@ -120,7 +120,7 @@ async fn report_progress(
     let outcome =
         Outcome { app_id: Some(app_id.clone()), revision, deletion_progress: Some(progress), ..Outcome::default() };
     let new = outcome.status(&old, app.metadata.generation.unwrap_or(0), context.now());
-    if !is_same_but_for_times(&old, &new)
+    if !is_same_except_times(&old, &new)
         && context.progress_throttle.try_report(&app.uid().unwrap_or_default(), PROGRESS_INTERVAL)
     {
         write_status(context, app, &new).await?;

@@ -39,7 +39,7 @@ pub(crate) fn release(app: &App, objects: &ClusterState) {
 fn can_take_host(app: &App, validity: ClaimValidity) -> bool {
     match validity {
         ClaimValidity::Pending => true,
-        // Includes Apps that are valid, but do not own their appID or have no usable keys.
+        // `Valid` is not enough: it includes Apps that do not own their appID or have no usable keys.
         ClaimValidity::Valid => app.status.as_ref().is_some_and(|status| {
             status.conditions.iter().any(|condition| {
                 condition.type_ == ConditionType::Accepted.as_str() && condition.status == ConditionStatus::True

@@ -7,12 +7,12 @@ use latchkey_crds::app::{App, AppStatus};
 
 use crate::context::Context;
 
-/// Returns `Ok` if the operator can write for the App now. Otherwise returns the wait until the App's turn.
+/// Returns `Ok` if the operator can write for the App now. Otherwise returns the wait until the rate limiter allows it.
 pub(crate) fn try_acquire(app: &App, old: &AppStatus, context: &Context) -> Result<(), Duration> {
     if has_unreported_edit(app, old) { Ok(()) } else { context.rate_limiter.try_acquire(&object_key(app)) }
 }
 
-/// Drops the App's reserved turn, because there is nothing to write.
+/// Drops the reservation that the App has in the rate limiter, because there is nothing to write.
 pub(crate) fn cancel(app: &App, context: &Context) {
     context.rate_limiter.cancel(&object_key(app));
 }

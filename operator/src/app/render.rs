@@ -17,7 +17,8 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// The bytes of `"clients":[]` and a comma, minus the comma that the last client does not have.
+/// The size of `,"clients":[]` in bytes, minus 1: [`fitting_clients`] counts a comma after each client, but the last
+/// client has none.
 const CLIENTS_FRAME: usize = 12;
 
 /// A rendered document.
@@ -26,7 +27,7 @@ pub(crate) struct Rendered {
     pub(crate) revision: Revision,
     /// The own host of the pages, which is also in an annotation of the Secret.
     pub(crate) pages_host: Option<HostName>,
-    /// The number of clients in the document: these are the first ones. The others did not fit.
+    /// How many clients the document has: the first ones. The others did not fit.
     pub(crate) client_count: usize,
     /// The revision of the document without clients and their keys.
     pub(crate) app_part: Revision,
@@ -37,7 +38,7 @@ pub(crate) struct Rendered {
 pub(crate) struct Room {
     /// The maximum size of the document, in bytes.
     pub(crate) document: usize,
-    /// The maximum size of its clients, in bytes.
+    /// The maximum size of the clients in the document, in bytes.
     pub(crate) clients: usize,
 }
 
@@ -176,8 +177,8 @@ impl Room {
     /// No room for clients.
     pub(crate) const APP_ONLY: Self = Self { document: MAX_APP_SIZE, clients: 0 };
 
-    /// Returns the room of a document, if all counting servers support this format. `clients` is the room that the
-    /// quota leaves for clients, in bytes.
+    /// Returns the room of a document, if `supported_format` is the highest format that all serving pods support.
+    /// `clients` is the room that the quota leaves for clients, in bytes.
     pub(crate) fn new(supported_format: u32, clients: u64) -> Self {
         // Servers that know only earlier formats refuse a larger document.
         let document = if supported_format < CLIENTS_FORMAT { MAX_APP_SIZE } else { MAX_DOCUMENT_SIZE };

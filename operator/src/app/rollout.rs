@@ -46,15 +46,15 @@ struct Rollout<'a> {
     old: &'a AppStatus,
     validated: &'a ValidatedApp,
     policy: KeyPolicy,
-    /// The highest format that all counting servers support.
+    /// The highest format that all serving pods support.
     supported_format: u32,
     context: &'a Context,
     /// Whether this reconcile has published a document.
     has_published: bool,
     /// How many clients the last document has.
     client_count: usize,
-    /// Whether the documents that this reconcile has published differ only in their clients from the document before
-    /// them.
+    /// Whether each document that this reconcile has published differs only in its clients from the document that was
+    /// published before it.
     has_only_other_clients: bool,
 }
 
@@ -169,8 +169,9 @@ impl Rollout<'_> {
             let state = context.monitor.expect_revision(owner.app_id, &rendered.revision);
             return Ok((rendered.revision, state));
         }
-        // The Clients also limit changes of their keys. Those of the App's own keys, after the first document of this
-        // reconcile, do not wait.
+        // Changes of only the Clients, or of the keys for their ID tokens, wait until the Clients can cause a publish.
+        // Other changes wait for the rate limiter, except after the first document of this reconcile: then only the
+        // App's own keys change, and this does not wait.
         let cause = clients.try_publish(context).map_err(Stop::Requeue)?;
         if cause == PublishCause::App && !self.has_published {
             rate_limit::try_acquire(app, old, context).map_err(Stop::Requeue)?;

@@ -48,15 +48,16 @@ pub(crate) struct Outcome {
     pub(crate) field_errors: Vec<FieldError>,
     /// What the servers report about the revision. `None`: the App is not accepted, or its users are being deleted.
     pub(crate) rollout: Option<RolloutState>,
-    /// The revisions that differ from `revision` only in the Clients of the App. A condition that reports one of them
-    /// is not changed.
+    /// The revisions that differ from `revision` only in the Clients of the App. A condition about one of these
+    /// revisions stays as it was while reports are missing.
     pub(crate) revisions_with_app_part: Vec<Revision>,
     /// The progress message, if the users are being deleted.
     pub(crate) deletion_progress: Option<String>,
-    /// The names of the App's webhooks, and what the servers report about them.
+    /// The names of the App's webhooks.
     pub(crate) webhooks: Vec<WebhookName>,
     /// The names of the webhooks with a Secret that cannot be used.
     pub(crate) webhooks_without_keys: Vec<WebhookName>,
+    /// What the servers report about the webhooks.
     pub(crate) webhook_states: WebhookStates,
     /// The message about the servers that do not support the format that the App needs, if there are such servers.
     pub(crate) servers_too_old: Option<String>,
@@ -215,7 +216,7 @@ fn to_desired(type_: ConditionType, condition: &Condition) -> Option<DesiredCond
 }
 
 /// Whether two statuses differ at most in the times of their conditions.
-pub(crate) fn is_same_but_for_times(one: &AppStatus, other: &AppStatus) -> bool {
+pub(crate) fn is_same_except_times(one: &AppStatus, other: &AppStatus) -> bool {
     let without_conditions = |status: &AppStatus| AppStatus { conditions: Vec::new(), ..status.clone() };
     equal_except_times(&one.conditions, &other.conditions) && without_conditions(one) == without_conditions(other)
 }
@@ -259,14 +260,14 @@ mod tests {
         assert_eq!(status.observed_generation, Some(3));
         assert!(status.conditions.iter().all(|condition| condition.observed_generation == Some(3)));
         // The number of servers does not matter: scaling writes nothing.
-        assert!(is_same_but_for_times(&status, &served(RolloutState::Complete { servers: 6 }).status(&status, 3, NOW)));
+        assert!(is_same_except_times(&status, &served(RolloutState::Complete { servers: 6 }).status(&status, 3, NOW)));
     }
 
     #[test]
-    fn programmed_changes_from_true_only_on_evidence() {
+    fn a_missing_report_does_not_change_programmed_from_true() {
         let ready = served(RolloutState::Complete { servers: 2 }).status(&AppStatus::default(), 1, NOW);
         let undecided = served(RolloutState::Undecided { pods: pods() });
-        assert!(is_same_but_for_times(&ready, &undecided.status(&ready, 1, NOW)), "a starting pod is no evidence");
+        assert!(is_same_except_times(&ready, &undecided.status(&ready, 1, NOW)), "a starting pod is no evidence");
         let after = |rollout| programmed_of(&served(rollout), &ready);
         let waiting = (ConditionStatus::False, "WaitingForServers".to_owned());
         assert_eq!(after(RolloutState::Behind { pods: pods() }), waiting);

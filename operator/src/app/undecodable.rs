@@ -11,7 +11,7 @@ use crate::{
     app::{
         admission, finalizer,
         requeue::RESYNC,
-        status::{Outcome, is_same_but_for_times},
+        status::{Outcome, is_same_except_times},
         validate::Rejection,
     },
     client::prune::remove_deleted_clients,
@@ -45,7 +45,7 @@ pub(crate) async fn reconcile(
     let reported = outcome.status(&old, object.metadata.generation.unwrap_or(0), context.now());
     let new =
         AppStatus { conditions: reported.conditions, observed_generation: reported.observed_generation, ..old.clone() };
-    if !is_same_but_for_times(&old, &new) {
+    if !is_same_except_times(&old, &new) {
         write_status(context, guarded, &new).await?;
     }
     Ok(Action::requeue(wait.unwrap_or(RESYNC)))

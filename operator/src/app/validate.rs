@@ -65,8 +65,8 @@ pub(crate) struct ValidatedApp {
     pub(crate) importers: Vec<ServiceAccountRef>,
     pub(crate) webhooks: Vec<RenderedWebhook>,
     pub(crate) pages: Option<RenderedPages>,
-    /// The clients that are served, the oldest first. The validation returns none; see
-    /// [`select`](crate::client::select::select).
+    /// The clients that are served, the oldest first. The validation leaves this list empty:
+    /// [`select`](crate::client::select::select) chooses the clients.
     pub(crate) clients: Vec<RenderedClient>,
     pub(crate) unverified_retention_days: u32,
     pub(crate) audit_retention_days: u32,

@@ -24,10 +24,10 @@ const MAX_TRIGGERED_APPS: usize = 1024;
 /// Handles the changes until asked to stop.
 pub(crate) async fn run(context: Arc<Context>, changes: Arc<FairQueue>, stop: &CancellationToken) {
     let handle_all = async {
-        let mut pace = Pace::new();
+        let mut pacer = ChangePacer::new();
         loop {
             let change = changes.pop().await;
-            pace.wait().await;
+            pacer.wait().await;
             context.reconcile_queue.enqueue_client(change.client.object_ref());
             if !change.app.name().is_empty() {
                 context.app_triggers.trigger(change.app, &context.reconcile_queue);
@@ -37,10 +37,10 @@ pub(crate) async fn run(context: Arc<Context>, changes: Arc<FairQueue>, stop: &C
     stop.run_until_cancelled(handle_all).await;
 }
 
-/// Limits the rate of changes.
-struct Pace {
-    /// The time of the last turn. It may be in the future.
-    last_turn: Instant,
+/// Limits the rate at which changes are handled: each change gets a time slot.
+struct ChangePacer {
+    /// The slot of the last change. It is in the future while changes wait.
+    last_slot: Instant,
 }
 
 /// For each App, the time of the last trigger because of its Clients. It is in the future if the trigger is scheduled.
@@ -55,19 +55,19 @@ enum Trigger {
     Scheduled,
 }
 
-// === impl Pace ===
+// === impl ChangePacer ===
 
-impl Pace {
+impl ChangePacer {
     fn new() -> Self {
-        Self { last_turn: Instant::now() }
+        Self { last_slot: Instant::now() }
     }
 
     async fn wait(&mut self) {
         let (interval, now) = (Duration::from_secs(1) / RATE, Instant::now());
-        // At most `BURST` unused turns are saved.
-        self.last_turn = self.last_turn.max(now.checked_sub(interval * BURST).unwrap_or(now)) + interval;
-        if self.last_turn > now {
-            sleep_until(self.last_turn).await;
+        // After a pause, at most `BURST` unused slots are available.
+        self.last_slot = self.last_slot.max(now.checked_sub(interval * BURST).unwrap_or(now)) + interval;
+        if self.last_slot > now {
+            sleep_until(self.last_slot).await;
         }
     }
 }
@@ -76,7 +76,7 @@ impl Pace {
 
 impl AppTriggers {
     /// Queues an App because of a change of one of its Clients: now or, if the last trigger was less than half a second
-    /// ago, at the end of this time.
+    /// ago, when half a second has passed since then.
     pub(crate) fn trigger(&self, app: NamespacedName, queue: &ReconcileQueue) {
         match self.next(&app) {
             Trigger::Now => queue.enqueue_app_named(&app),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn further_changes_of_an_app_are_queued_once_and_later() {
+    async fn further_changes_of_an_app_cause_only_one_later_reconcile() {
         let (queue, mut receivers) = ReconcileQueue::new();
         let triggers = AppTriggers::default();
         for _ in 0..10 {
@@ -158,15 +158,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn many_changes_are_handled_at_the_rate_and_a_few_without_a_wait() {
         let begun = Instant::now();
-        let mut pace = Pace::new();
+        let mut pacer = ChangePacer::new();
         for _ in 0..5 * RATE {
-            pace.wait().await;
+            pacer.wait().await;
         }
         assert!(begun.elapsed() >= Duration::from_secs(4) && begun.elapsed() <= Duration::from_secs(6));
         tokio::time::advance(Duration::from_secs(60)).await;
         let begun = Instant::now();
         for _ in 0..BURST / 2 {
-            pace.wait().await;
+            pacer.wait().await;
         }
         assert_eq!(begun.elapsed(), Duration::ZERO);
     }

@@ -42,7 +42,7 @@ fn status_events(old: &StatusDigest, new: &ClientStatus) -> Vec<Event> {
     let mut events = Vec::new();
     for (type_, action) in [(ConditionType::Accepted, "Validate"), (ConditionType::ResolvedRefs, "Resolve")] {
         let found = condition(type_).filter(|one| one.status == ConditionStatus::False);
-        if let Some(found) = found.filter(|_| digest.has_other(type_, old)) {
+        if let Some(found) = found.filter(|_| digest.condition_differs(type_, old)) {
             events.push(new_event(EventType::Warning, &found.reason, action, found.message.clone()));
         }
     }

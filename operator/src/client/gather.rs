@@ -38,11 +38,11 @@ const MAX_FOREIGN_CANDIDATES: usize = 2000;
 /// Each of these objects can have 1 MiB. The operator keeps only a hash or a key set of at most 16 KiB.
 const CONCURRENT_READS: usize = 16;
 static READS: Semaphore = Semaphore::const_new(CONCURRENT_READS);
-/// How often the selection is repeated because it includes Clients that were not looked up before. The size of a key
-/// set can change the selection, so it is usually complete after one or two rounds.
+/// How often the selection is made at most. It is repeated if it includes Clients with references that were not read
+/// yet, because the size of a key set can change the selection. Usually one or two rounds are enough.
 const MAX_ROUNDS: usize = 4;
-/// The wait before a selection that was not complete after these rounds is tried again.
-const NEXT_ROUNDS: Duration = Duration::from_secs(10);
+/// If the selection is not complete after [`MAX_ROUNDS`], it is tried again after this wait.
+const INCOMPLETE_RETRY: Duration = Duration::from_secs(10);
 
 /// The Clients of an App.
 #[derive(Default)]
@@ -66,7 +66,7 @@ struct Considered {
 pub(crate) async fn select_for_app(app: &App, app_id: &AppId, context: &Context) -> Result<AppClients, Error> {
     let app_name = NamespacedName::from_metadata(&app.metadata);
     let mut last: Option<Vec<RenderedClient>> = None;
-    if context.objects.client_index.has_clients_without_app() && has_unknown_clients(&app_name, context) {
+    if has_unknown_clients(&app_name, context) && context.objects.client_index.has_clients_without_app() {
         let clients = last_clients(app_id, &app_name, context).await?;
         record_app_of_undecodable(&clients, &app_name, context);
         last = Some(clients);
@@ -98,14 +98,14 @@ pub(crate) async fn select_for_app(app: &App, app_id: &AppId, context: &Context)
             if last.is_none() {
                 last = Some(last_clients(app_id, &app_name, context).await?);
             }
-            leave_out_unread(&mut selected, &unresolved, last.as_deref().unwrap_or_default());
+            leave_out_unread(&policy, &mut selected, &unresolved, last.as_deref().unwrap_or_default());
             unread = unresolved;
             break selected;
         }
         resolve(&mut considered, &unresolved, context).await;
     };
 
-    let next_round = (!unread.is_empty()).then(|| context.now() + NEXT_ROUNDS);
+    let next_round = (!unread.is_empty()).then(|| context.now() + INCOMPLETE_RETRY);
     let dues = [next_due(&considered, context), next_read(&considered, &app_name, context), next_round];
     let next_due = dues.into_iter().flatten().min();
     let mut clients = AppClients { next_due, ..AppClients::default() };
@@ -144,8 +144,8 @@ fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Con
         .into_iter()
         .filter_map(|name| {
             let client = objects.clients.get(&name.object_ref())?;
-            // Only a Client that can be decoded names its App. The index keeps an undecodable Client at the App that it
-            // named before.
+            // A Client that cannot be decoded does not show its App. But the index finds it only if it referred to this
+            // App before.
             let refers = client.decoded().is_none_or(|client| self::app_name(client) == *app_name);
             let is_granted = *grants
                 .entry(name.namespace().to_owned())
@@ -176,7 +176,7 @@ fn consider(app: &App, app_name: &NamespacedName, context: &Context) -> (Vec<Con
     (considered, decisions)
 }
 
-/// Sorts like [`age`], also Clients that cannot be decoded.
+/// Returns the sort key of a Client, like [`age`], but also for a Client that cannot be decoded.
 fn age_of(client: &WatchedClient) -> (k8s_openapi::jiff::Timestamp, String, String) {
     match client.decoded() {
         Some(client) => age(client),
@@ -204,12 +204,13 @@ fn run_selection(
     select(policy, considered.iter().map(|one| &one.candidate), &*context.objects.namespaces, last)
 }
 
-/// Replaces Clients with unread Secrets or ConfigMaps by their form in the last document. Leaves out those that it does
-/// not have.
-fn leave_out_unread(selected: &mut [Selected], unread: &[usize], last: &[RenderedClient]) {
+/// Replaces each Client with an unread Secret or ConfigMap by its form in the last document, without the settings that
+/// the App no longer allows. Leaves it out if the last document does not have it.
+fn leave_out_unread(policy: &ClientPolicy, selected: &mut [Selected], unread: &[usize], last: &[RenderedClient]) {
     for index in unread {
         let rendered = &mut selected[*index].rendered;
-        *rendered = rendered.take().and_then(|now| last.iter().find(|last| last.uid == now.uid).cloned());
+        let last_form = |now: RenderedClient| last.iter().find(|last| last.uid == now.uid).cloned();
+        *rendered = rendered.take().and_then(last_form).and_then(|last| policy.restrict(last));
     }
 }
 
@@ -273,7 +274,7 @@ pub(crate) fn created_secret(client: &Client, context: &Context) -> CreatedSecre
     }
 }
 
-/// Returns when the first of the previous secrets ends.
+/// Returns the first time at which a previous client secret ends.
 fn next_due(considered: &[Considered], context: &Context) -> Option<OffsetDateTime> {
     let now = context.now();
     let ends = considered.iter().filter_map(|one| {
@@ -297,8 +298,8 @@ async fn last_clients(
     Ok(published.map(|document| document.clients).unwrap_or_default())
 }
 
-/// Whether the published document has clients that are not known, as in the first reconcile of the App after the start
-/// of the operator.
+/// Whether the published document has clients that the operator does not know yet, as in the first reconcile of the App
+/// after the start of the operator.
 pub(crate) fn has_unknown_clients(app_name: &NamespacedName, context: &Context) -> bool {
     !context.objects.client_outcomes.knows_document(app_name) && has_published_clients(app_name, context)
 }
@@ -310,9 +311,9 @@ pub(crate) fn has_published_clients(app_name: &NamespacedName, context: &Context
     secrets.iter().any(|secret| published.get(secret).is_some_and(|published| published.size.has_clients()))
 }
 
-/// Records the App of its clients that cannot be decoded since the start of the operator, so that they stay served. A
-/// new Client of the same name has another UID.
-fn record_app_of_undecodable(clients: &[RenderedClient], app_name: &NamespacedName, context: &Context) {
+/// For each of these clients of the App that could not be decoded since the start of the operator, records that it
+/// belongs to the App. So it stays served. A new Client of the same name has another UID.
+pub(super) fn record_app_of_undecodable(clients: &[RenderedClient], app_name: &NamespacedName, context: &Context) {
     for client in clients {
         let name = NamespacedName::new(&client.namespace, &client.name);
         let watched = context.objects.clients.get(&name.object_ref());
@@ -338,7 +339,7 @@ pub(crate) fn report_rejected_app(app: &App, context: &Context) {
         outcomes.record_rejected_app(&app_name);
     }
     let undecided = considered.iter().map(|one| Arc::clone(&one.name)).filter(|name| !known.contains(name));
-    // These have no grant any more.
+    // These Clients have no grant any more.
     let withdrawn = outcomes.names(&app_name).into_iter().filter(|name| !known.contains(name));
     for name in undecided.chain(withdrawn) {
         context.reconcile_queue.enqueue_client(name.object_ref());

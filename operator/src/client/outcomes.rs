@@ -41,11 +41,12 @@ pub(crate) struct ClientOutcomes(Mutex<HashMap<NamespacedName, AppEntry>>);
 struct AppEntry {
     /// The last published revisions, the oldest first.
     revisions: VecDeque<Revision>,
-    /// The number of the first of these revisions. Each later revision has the next number.
+    /// The number of the first entry of `revisions`. Each later entry has the next number.
     first: u64,
     /// The App's own part of the document, and the first revision with this part.
     app_part: Option<(Revision, u64)>,
-    /// The clients in the last published document: their digest, and the first revision with each.
+    /// For each client in the last published document: the digest of its current form, and the number of the first
+    /// revision that contains this form.
     rendered: HashMap<UidDigest, (u64, u64)>,
     last_publish_for_clients: Option<Instant>,
     issuer: Arc<str>,
@@ -66,7 +67,7 @@ pub(crate) struct ClientOutcome {
     pub(crate) issuer: Arc<str>,
     /// Why the Client is not accepted.
     pub(crate) refusal: Option<Box<FieldError>>,
-    /// Why its Secrets or keys cannot be used.
+    /// Why the Secrets or keys of the Client cannot be used.
     pub(crate) unresolved: Option<Box<FieldError>>,
     /// Whether the document contains the Client, as it is now or as it was accepted last.
     pub(crate) is_served: bool,
@@ -86,7 +87,7 @@ pub(crate) enum Programmed {
     },
 }
 
-/// A candidate and its selection, without the rendered client.
+/// The decision about a candidate, like [`Selected`], but without the rendered client.
 pub(crate) struct Decision {
     pub(crate) name: Arc<NamespacedName>,
     pub(crate) uid: String,
@@ -99,7 +100,7 @@ pub(crate) struct Decision {
     pub(crate) left_out: Option<Programmed>,
 }
 
-/// A published document, for the record of its revision.
+/// A published document, as [`ClientOutcomes::record_published`] records it.
 pub(crate) struct PublishedClients<'a> {
     pub(crate) revision: &'a Revision,
     /// The revision that the document would have without Clients. `None`: as in the document that was published before.
@@ -130,7 +131,7 @@ impl ClientOutcomes {
         self.0.lock().contains_key(app)
     }
 
-    /// Records that the App is not accepted, so that its last accepted form is served.
+    /// Records that the App is not accepted. The servers still serve its last accepted form.
     pub(crate) fn record_rejected_app(&self, app: &NamespacedName) {
         self.0.lock().entry(app.clone()).or_default().is_rejected = true;
     }
@@ -152,9 +153,9 @@ impl ClientOutcomes {
     }
 
     /// Returns `Ok` if a document can be published now that differs from the published one only in its Clients.
-    /// Otherwise returns the wait. Documents with another part of the App can always be published.
+    /// Otherwise returns the wait. A document with a changed part of the App itself can always be published.
     ///
-    /// `before` is the published revision, as far as it is known.
+    /// `before` is the published revision, or `None` if it is not known.
     pub(crate) fn try_publish(
         &self,
         app: &NamespacedName,
@@ -162,7 +163,8 @@ impl ClientOutcomes {
         app_part: &Revision,
     ) -> Result<PublishCause, Duration> {
         let mut entries = self.0.lock();
-        // If the App's own part is not known, the published document may be one without Clients.
+        // If the App's own part is not known, the published document may have no Clients. Then `before` is the revision
+        // of this part.
         let known = entries.get(app).and_then(|entry| entry.app_part.as_ref()).map(|(part, _)| part);
         if known.or(before) != Some(app_part) {
             return Ok(PublishCause::App);
@@ -176,9 +178,9 @@ impl ClientOutcomes {
         self.0.lock().entry(app.clone()).or_default().try_publish()
     }
 
-    /// Records a published document. `before` is the revision that was published before, as far as it is known.
-    /// `is_reported` returns whether a serving pod serves a revision. Call it for every document that is published or
-    /// found as published.
+    /// Records a published document. `before` is the revision that was published before, or `None` if it is not known.
+    /// `is_reported` returns whether a serving pod serves a revision. This function must be called for every document
+    /// that is published now or was already published.
     pub(crate) fn record_published(
         &self,
         app: &NamespacedName,
@@ -188,7 +190,7 @@ impl ClientOutcomes {
     ) {
         let mut entries = self.0.lock();
         let entry = entries.entry(app.clone()).or_default();
-        // A document without Clients was published before.
+        // If a document without Clients was published before, its revision is the revision of the App's own part.
         if let Some(app_part) = published.app_part
             && entry.revisions.is_empty()
             && before == Some(app_part)
@@ -470,7 +472,7 @@ mod tests {
     #[test]
     fn the_first_client_does_not_affect_the_app() {
         let outcomes = ClientOutcomes::default();
-        // The document without Clients is that of the App alone.
+        // Revision 101 was published before. It is the document without Clients, so it is equal to the App's own part.
         publish(&outcomes, Some(101), 1, 101, &[client("one", 1)]);
         assert_eq!(outcomes.revisions_of_app(&app()), [revision(101), revision(1)]);
         assert_eq!(decide(&outcomes, &[client("one", 1)]).1, [vec![revision(1)]]);

@@ -19,18 +19,19 @@ use crate::{
         render::Rendered,
     },
     client::{
-        gather::{has_published_clients, select_for_app},
+        gather::{has_published_clients, record_app_of_undecodable, select_for_app},
         outcomes::{Decision, PublishedClients},
+        reconcile::watched_status,
         select::with_authentication,
         status::programmed_state,
     },
     context::Context,
     error::Error,
-    watch::{ClientReference, NamespacedName, app_id_of_secret},
+    watch::{ClientReference, NamespacedName, WatchedClient, app_id_of_secret},
 };
 
 /// Publishes the last accepted document without the clients that have ended since then, and with the current secrets
-/// and keys of the others. Records what this means for the Clients. Returns when this must be repeated.
+/// and keys of the others. Records the resulting decisions about the Clients. Returns when this must be repeated.
 pub(crate) async fn remove_ended_clients(app: &App, context: &Context) -> Result<Option<OffsetDateTime>, Error> {
     let Ok(app_id) = app.app_id() else { return Ok(None) };
     let app_name = NamespacedName::from_metadata(&app.metadata);
@@ -64,8 +65,8 @@ pub(crate) async fn remove_ended_clients(app: &App, context: &Context) -> Result
     Ok(selected.next_due)
 }
 
-/// Publishes the last documents of an App that cannot be decoded without the Clients that no longer exist. Queues the
-/// Clients of the App. Returns the wait until this must be repeated.
+/// For an App that cannot be decoded: publishes its last documents without the Clients that no longer exist. Queues the
+/// Clients that wait for the App. Returns the wait until this must be repeated.
 pub(crate) async fn remove_deleted_clients(
     app_name: &NamespacedName,
     context: &Context,
@@ -82,14 +83,26 @@ pub(crate) async fn remove_deleted_clients(
         if document.state != AppState::Serving || document.app_id != app_id {
             continue;
         }
+        // Later reconciles know the document, and do not look for such Clients in it.
+        record_app_of_undecodable(&document.clients, app_name, context);
         let kept = document.clients.iter().filter(|client| exists(client, context)).cloned().collect();
         repeat = publish_with(&mut document, kept, app_name, context).await?.or(repeat);
     }
     let of_app = ClientReference::App { namespace: app_name.namespace(), name: app_name.name() };
     for name in context.objects.client_index.get(of_app) {
-        context.reconcile_queue.enqueue_client(name.object_ref());
+        let client = context.objects.clients.get(&name.object_ref());
+        if client.is_some_and(|client| waits_for_app(&client, context)) {
+            context.reconcile_queue.enqueue_client(name.object_ref());
+        }
     }
     Ok(repeat)
+}
+
+/// Whether a Client of an App that cannot be decoded has no status for its generation yet. A Client that cannot be
+/// decoded itself does not wait for its App.
+fn waits_for_app(client: &WatchedClient, context: &Context) -> bool {
+    let generation = client.meta().generation.unwrap_or(0);
+    client.decoded().is_some() && !watched_status(client, context).reports(generation)
 }
 
 /// Whether the Client still exists. A new Client of the same name has another UID.
@@ -100,8 +113,8 @@ fn exists(client: &RenderedClient, context: &Context) -> bool {
     })
 }
 
-/// Publishes the document with these clients if it has others, and records its clients. Returns the wait if Clients
-/// cannot cause a publish now.
+/// If the document has other clients than these, replaces its clients and publishes it. Records the clients of the
+/// document. Returns the wait if Clients cannot cause a publish now.
 async fn publish_with(
     document: &mut RenderedApp,
     clients: Vec<RenderedClient>,
@@ -135,8 +148,8 @@ async fn publish_with(
     Ok(None)
 }
 
-/// Returns the decisions about the Clients that these clients of the document, or a refusal, decide. The others are new
-/// or edited, so they wait for the App.
+/// Keeps the decisions about Clients that are refused, or that are served in their current generation. Drops the
+/// decisions about the other Clients: these are new or edited, and wait until the App is accepted.
 fn decisions_with(served: &[RenderedClient], decisions: Vec<Decision>) -> Vec<Decision> {
     let generations: HashMap<_, _> = served.iter().map(|client| (client.uid.as_str(), client.generation)).collect();
     let decide = |decision: Decision| {
@@ -209,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn while_the_app_is_rejected_only_its_served_clients_and_refusals_are_decided() {
+    fn while_the_app_is_rejected_only_unchanged_served_clients_and_refused_clients_are_decided() {
         let served = [client(1, "hash")];
         let other = RenderedClient { uid: "other".to_owned(), ..client(1, "hash") };
         let decided = |client, generation, refusal| {
@@ -249,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_client_has_the_secret_of_now_and_otherwise_its_last_accepted_form() {
+    fn a_kept_client_has_its_current_secret_and_otherwise_its_last_accepted_form() {
         let secret = Some(WebAuthentication::Secret);
         assert_eq!(keep(&client(1, "old"), &client(1, "new"), secret), Some(client(1, "new")));
         let edited = RenderedClient { display_name: "Edited".to_owned(), ..client(2, "new") };

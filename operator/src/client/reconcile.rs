@@ -1,8 +1,8 @@
 //! Reconciles one Client: writes its Secret and its status, as the reconcile of its App has decided.
 //!
 //! The reconcile of the App selects the Clients and publishes them. A change of a Client triggers both reconciles. If
-//! the App has not been reconciled with this generation of the Client yet, there is nothing to do: the App queues the
-//! Client when it has.
+//! the App has not been reconciled with this generation of the Client yet, there is nothing to do: the reconcile of the
+//! App will queue the Client again.
 
 use std::{sync::Arc, time::Duration};
 
@@ -173,7 +173,7 @@ async fn report_undecodable(watched: &WatchedClient, error: &str, context: &Cont
     let generation = object.metadata.generation.unwrap_or(0);
     let conditions = report.status(&digest, generation, context.now()).conditions;
     let new = ClientStatus { observed_generation: Some(generation), conditions, ..old };
-    if !digest.is_same_but_for_times(&StatusDigest::of(&new)) {
+    if !digest.is_same_except_times(&StatusDigest::of(&new)) {
         write(watched, &new, context).await?;
     }
     Ok(Action::await_change())
@@ -186,7 +186,7 @@ async fn report(watched: &WatchedClient, report: &ClientReport, context: &Contex
     let new = report.status(&old, generation, context.now());
     let digest = StatusDigest::of(&new);
     let limiter_key = format!("{}/{}", watched.namespace().unwrap_or_default(), watched.name_any());
-    if old.is_same_but_for_times(&digest) {
+    if old.is_same_except_times(&digest) {
         context.client_rate_limiter.cancel(&limiter_key);
         return Ok(Action::await_change());
     }
@@ -210,7 +210,7 @@ async fn write(watched: &WatchedClient, status: &ClientStatus, context: &Context
 }
 
 /// Returns the latest status of a Client.
-fn watched_status(watched: &WatchedClient, context: &Context) -> StatusDigest {
+pub(super) fn watched_status(watched: &WatchedClient, context: &Context) -> StatusDigest {
     let version = watched.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0);
     let uid = watched.uid().unwrap_or_default();
     context.objects.written_client_statuses.latest(&uid, version, watched.status)

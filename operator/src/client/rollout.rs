@@ -39,23 +39,24 @@ pub(crate) struct Document<'a> {
 pub(crate) struct Published<'a> {
     pub(crate) app: &'a App,
     pub(crate) validated: &'a ValidatedApp,
-    /// The number of the App's clients in the document: these are the first ones.
+    /// How many of the App's clients are in the document: the first ones.
     pub(crate) client_count: usize,
-    /// The highest format that all counting servers support.
+    /// The highest format that all serving pods support.
     pub(crate) supported_format: u32,
 }
 
 /// The rollout of the App's own part of the document.
 pub(crate) struct AppRollout {
     pub(crate) state: RolloutState,
-    /// The revisions that have this part.
+    /// The revisions that have the same part of the App.
     pub(crate) revisions: Vec<Revision>,
 }
 
 // === impl Document ===
 
 impl Document<'_> {
-    /// Returns what causes the publication. An error is the wait until the Clients of the App can cause one.
+    /// Returns what causes the publication. If the Clients of the App cannot cause a publication yet, the error is the
+    /// wait.
     pub(crate) fn try_publish(&self, context: &Context) -> Result<PublishCause, Duration> {
         if !self.concerns_clients(context) {
             return Ok(PublishCause::App);
@@ -87,7 +88,7 @@ impl Document<'_> {
         context.objects.client_outcomes.record_published(&self.app_name(), before, &published, is_reported);
     }
 
-    /// Whether the document has clients or keys for their ID tokens, or one before it had.
+    /// Whether this document or an earlier one has clients, or keys for their ID tokens.
     fn concerns_clients(&self, context: &Context) -> bool {
         self.rendered.revision != self.rendered.app_part || context.objects.client_outcomes.has_app(&self.app_name())
     }
@@ -147,6 +148,9 @@ impl Published<'_> {
         let clients = &self.validated.clients;
         let left_out: HashSet<&str> =
             clients.iter().skip(self.client_count).map(|client| client.uid.as_str()).collect();
+        if left_out.is_empty() {
+            return decisions;
+        }
         let no_room =
             if self.is_quota_reached(context) { NO_ROOM_IN_NAMESPACE.to_owned() } else { no_room_in_document() };
         for decision in decisions.iter_mut().filter(|decision| left_out.contains(decision.uid.as_str())) {

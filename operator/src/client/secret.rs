@@ -1,11 +1,11 @@
 //! The Secret that the operator creates for a Client: read by GET, created by POST, changed by PUT with the
 //! resourceVersion that was read. So if two writers rotate a client secret at the same time, only one of them succeeds.
 //!
-//! Everything that a rotation needs is in this one Secret: the new value, the hash of the previous value with its end,
-//! and the request that was fulfilled. If the operator ends before the write, the next operator repeats the rotation.
-//! If it ends after the write, the next operator sees that the request is fulfilled. In both cases it publishes the
-//! hashes that the Secret has then. A PUT of the first operator that arrives late fails, because the version has
-//! changed.
+//! Everything that a rotation needs is in this one Secret: the new value, the hash of the previous value with the time
+//! at which it ends, and the request that was fulfilled. If the operator ends before the write, the next operator
+//! repeats the rotation. If it ends after the write, the next operator sees that the request is fulfilled. In both
+//! cases the next operator publishes the hashes that the Secret then has. A PUT of the first operator that arrives late
+//! fails, because the version has changed.
 
 use std::collections::BTreeMap;
 
@@ -44,8 +44,8 @@ pub(super) enum SecretOutcome {
     Conflict { is_news: bool },
 }
 
-/// Creates, repairs or rotates the Secret of a Client, if it has one that the operator creates. Without anything to do,
-/// no request is sent.
+/// Creates, repairs or rotates the Secret of a Client, if it has one that the operator creates. If there is nothing to
+/// do, sends no request.
 pub(super) async fn ensure(
     context: &Context,
     client: &Client,
@@ -126,7 +126,7 @@ fn is_settled(known: &KnownSecret, client: &Client, desired: &DesiredSecret<'_>,
                 && state.identifies(desired.issuer, desired.client_id.as_str())
                 && state.has_fulfilled(desired.rotate_request)
         }
-        // The watch reports when it is deleted or gets another owner.
+        // The watch reports when this Secret is deleted or gets another owner.
         KnownSecret::OfType(_) => true,
         // The watch may have reported the deletion of this Secret before the operator knew the Secret, so it is read
         // again.
@@ -134,9 +134,9 @@ fn is_settled(known: &KnownSecret, client: &Client, desired: &DesiredSecret<'_>,
     }
 }
 
-/// Whether the Client has the rotation request that the watch has reported, according to the API server. Another
-/// operator may have fulfilled a later request already. To fulfil the earlier request again would rotate once too
-/// often.
+/// Reads the Client from the API server, and returns whether it still has the rotation request that the watch has
+/// reported. Another operator may have fulfilled a later request already. To fulfil the earlier request again would
+/// rotate once too often.
 async fn is_current(context: &Context, client: &Client) -> Result<bool, Error> {
     let current = undecodable::read::<Client>(context, client).await?;
     // The watch stores long requests as their digests.

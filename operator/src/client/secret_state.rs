@@ -57,7 +57,7 @@ pub(crate) struct DesiredSecret<'a> {
     pub(crate) overlap_seconds: u32,
 }
 
-/// The SHA-256 of each client secret that works now, in base64. At the end of the previous one, the document must be
+/// The SHA-256 of each client secret that works now, in base64. When the previous secret ends, the document must be
 /// rendered again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SecretHashes {
@@ -68,7 +68,8 @@ pub(crate) struct SecretHashes {
 /// The next state of a Client's Secret.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SecretState {
-    /// The contents to store, or `None` if the stored contents stay. The hashes are valid once these are stored.
+    /// The contents to store, or `None` if the stored contents stay. `hashes` is valid only after these contents are
+    /// stored.
     pub(crate) write: Option<SecretContents>,
     pub(crate) hashes: SecretHashes,
 }
@@ -154,14 +155,14 @@ impl SecretState {
 // === impl SecretContents ===
 
 impl SecretContents {
-    /// Sets a value that must be equal to this one.
+    /// Sets the value of a key, if the stored value is another one.
     fn repair(&mut self, key: &str, value: &str) {
         if self.values.get(key).is_none_or(|stored| stored.0 != value.as_bytes()) {
             self.values.insert(key.to_owned(), SecretBytes(value.as_bytes().to_vec()));
         }
     }
 
-    /// Stores which secret worked before. Only one previous secret works at a time.
+    /// Stores the hash and the end of the previous secret. Only one previous secret works at a time.
     fn set_previous(&mut self, previous: Option<&SecretString>, now: OffsetDateTime, overlap_seconds: u32) {
         self.annotations.remove(PREVIOUS_SECRET_ANNOTATION);
         self.annotations.remove(PREVIOUS_SECRET_END_ANNOTATION);
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_valid_changed_value_counts_and_an_invalid_one_is_replaced() {
+    fn a_client_secret_that_somebody_edits_is_used_if_it_is_valid_and_otherwise_replaced() {
         let state = next(Some(&edited("my own secret, 1\n")), None, DAY, NOW, "b");
         assert_eq!((state.write, state.hashes.current), (None, sha256(&SecretString::new("my own secret, 1"))));
         for invalid in ["", "short", "a\u{7f}aaaaaaaaaaaaaaa", "éééééééééééééééé", &"a".repeat(513)] {
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_older_than_the_secret_counts_as_handled() {
+    fn a_rotation_request_that_is_older_than_the_secret_counts_as_fulfilled() {
         let contents = next(None, Some("1"), DAY, NOW, "a").write.unwrap();
         assert_eq!(next(Some(&contents), Some("1"), DAY, NOW, "b").write, None);
         let long = "x".repeat(1000);
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_secret_gets_a_new_value_and_nothing_of_it_works() {
+    fn after_the_secret_is_deleted_only_a_new_value_works() {
         let state = next(None, Some("1"), DAY, NOW, "b");
         assert_eq!(state.hashes, SecretHashes { current: sha256(&secret("b")), previous: None });
     }

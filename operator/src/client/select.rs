@@ -38,7 +38,7 @@ const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 pub(crate) struct Candidate {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// See [`RenderedClient::uid`].
+    /// The identity of the Client ([`RenderedClient::uid`]).
     pub(crate) uid: String,
     /// The Client, or why it cannot be read. Its metadata has the namespace, the name and the UID above.
     pub(crate) client: Result<Arc<Client>, String>,
@@ -52,7 +52,7 @@ pub(crate) struct Selected {
     pub(crate) rendered: Option<RenderedClient>,
     /// Why the Client is not accepted.
     pub(crate) refusal: Option<FieldError>,
-    /// Why its Secrets or keys cannot be used.
+    /// Why the Secrets or keys of the Client cannot be used.
     pub(crate) unresolved: Vec<FieldError>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) trait NamespaceLabels {
     fn labels(&self, namespace: &str) -> Option<BTreeMap<String, String>>;
 }
 
-/// The numbers and bytes that the Clients before the current one use.
+/// How many Clients, and how many bytes, the candidates before the current one use.
 #[derive(Default)]
 struct Usage {
     ids: BTreeSet<ClientId>,
@@ -101,7 +101,7 @@ pub(crate) fn age(client: &Client) -> (Timestamp, String, String) {
     (created, metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
 }
 
-/// Decides about each candidate, in their order. The earlier candidates win: in a cluster the older ones, for `render`
+/// Decides about each candidate, in this order. The earlier candidates win: in a cluster the older ones, for `render`
 /// those in earlier files. `last` are the clients of the published document, which stay as they are if their new spec
 /// is not accepted.
 pub(crate) fn select<'a>(

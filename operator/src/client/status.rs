@@ -86,7 +86,7 @@ impl StatusDigest {
     }
 
     /// Whether two statuses differ at most in the times of their conditions.
-    pub(crate) fn is_same_but_for_times(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_except_times(&self, other: &Self) -> bool {
         self.content == other.content
     }
 
@@ -101,7 +101,7 @@ impl StatusDigest {
     }
 
     /// Whether the status, the reason or the message of a condition differs.
-    pub(crate) fn has_other(&self, type_: ConditionType, other: &Self) -> bool {
+    pub(crate) fn condition_differs(&self, type_: ConditionType, other: &Self) -> bool {
         self.condition(type_).without_time() != other.condition(type_).without_time()
     }
 
@@ -313,7 +313,7 @@ mod tests {
         let digest = StatusDigest::of(&before);
         let later = ready(&digest, NOW + time::Duration::HOUR);
         assert_eq!(later, before);
-        assert!(StatusDigest::of(&later).is_same_but_for_times(&digest));
+        assert!(StatusDigest::of(&later).is_same_except_times(&digest));
         let changes: [fn(&mut ClientStatus); 9] = [
             |status| status.client_id = Some("grafana".to_owned()),
             |status| status.issuer = None,
@@ -328,7 +328,7 @@ mod tests {
         for change in changes {
             let mut changed = before.clone();
             change(&mut changed);
-            assert!(!StatusDigest::of(&changed).is_same_but_for_times(&digest), "{changed:?}");
+            assert!(!StatusDigest::of(&changed).is_same_except_times(&digest), "{changed:?}");
         }
     }
 
@@ -341,12 +341,12 @@ mod tests {
         assert_eq!(times, [0, 0, 3600, 3600]);
         assert_eq!(condition(&waiting, ConditionType::Ready), (ConditionStatus::False, "WaitingForServers"));
         let waiting = StatusDigest::of(&waiting);
-        assert!(waiting.has_other(ConditionType::Programmed, &digest));
-        assert!(!waiting.has_other(ConditionType::Accepted, &digest));
+        assert!(waiting.condition_differs(ConditionType::Programmed, &digest));
+        assert!(!waiting.condition_differs(ConditionType::Accepted, &digest));
     }
 
     #[test]
-    fn programmed_changes_from_true_only_on_evidence() {
+    fn a_missing_report_does_not_change_programmed_from_true() {
         let digest = StatusDigest::of(&ready(&StatusDigest::default(), NOW));
         let undecided = programmed_state(&RolloutState::Undecided { pods: vec!["server-1".to_owned()] });
         assert_eq!(programmed(&undecided, &digest, 1).status, ConditionStatus::True);

@@ -58,7 +58,7 @@ pub(crate) enum Credentials {
 /// The Secret that the operator creates for a Client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CreatedSecret {
-    /// It does not exist yet.
+    /// The Secret does not exist yet.
     Pending,
     /// A Secret of this name exists, and the Client does not own it.
     Conflict,
@@ -83,8 +83,8 @@ impl ClientPolicy {
         }
     }
 
-    /// Whether a client can have this ID. Otherwise an ID token of the client could be taken for an access token of the
-    /// App, whose `aud` has these values.
+    /// Whether a client can have this ID. It must be neither the appID nor one of the App's audiences. Otherwise an ID
+    /// token of the client could be taken for an access token of the App, which has these values in `aud`.
     fn can_have_id(&self, client_id: &ClientId) -> bool {
         let client_id = client_id.as_str();
         client_id != self.app_id.as_str() && self.audiences.iter().all(|audience| audience != client_id)
@@ -300,7 +300,8 @@ fn created_secret(client: &Client, created: &CreatedSecret) -> Result<RenderedCl
     }
 }
 
-/// Resolves an own Secret. If only the previous secret cannot be used, the current one works.
+/// Resolves the Secrets that the Client references itself. If only the previous secret cannot be used, the current one
+/// works.
 fn own_secret(
     current: &Result<String, FieldError>,
     previous: Option<&Result<String, FieldError>>,
@@ -401,7 +402,7 @@ mod tests {
         for id in ["platform", "ops"] {
             assert_refused(&own(json!({ "clientID": id })), "spec.clientID", "is the appID or an audience");
         }
-        // The default can be an audience, too.
+        // The default client ID can be an audience, too.
         let audiences = json!({ "tokens": { "audiences": ["monitoring.grafana"] } });
         let policy = ClientPolicy::of_app(&app(audiences), &"platform".parse().unwrap());
         let error = validate(&foreign(json!({})), &policy).unwrap_err();
@@ -413,13 +414,13 @@ mod tests {
     }
 
     #[test]
-    fn audiences_are_audiences_of_the_app() {
+    fn the_audiences_of_a_client_are_audiences_of_the_app() {
         let client = own(json!({ "tokens": { "audiences": ["ops", "other"] } }));
         assert_refused(&client, "spec.tokens.audiences[1]", "is not an audience of the App");
     }
 
     #[test]
-    fn the_rules_of_the_schema_hold_without_it() {
+    fn the_rules_of_the_schema_are_checked_again() {
         let url = "https://grafana.example.com/login";
         for (fields, field, message) in [
             (json!({ "scopes": ["email"] }), "spec.scopes", "add openid"),
@@ -504,7 +505,7 @@ mod tests {
         }
     }
 
-    /// Returns what a Client with these fields authenticates with if its Secret has these values.
+    /// Returns the credentials of a Client with these fields, if its Secret has these values.
     fn with_secret(fields: &Value, values: &[(&str, &[u8])]) -> Credentials {
         let values = values.iter().map(|(key, value)| ((*key).to_owned(), SecretBytes(value.to_vec())));
         let objects = Objects { secret: Lookup::Found(values.collect()), config_map: Lookup::Missing };
@@ -530,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_have_the_hash_of_an_own_secret() {
+    fn documents_have_the_hash_of_a_referenced_secret() {
         let fields = || web(json!({ "secretRef": { "name": "own", "key": "k" } }));
         let with_value = |value: &[u8]| with_secret(&fields(), &[("k", value)]);
         let (authentication, unresolved) = resolved(fields(), &with_value(b"sixteen letters!\n"));

@@ -1,4 +1,4 @@
-//! Rejects writes once this process may have lost the Lease.
+//! Rejects writes as soon as this process may have lost the Lease.
 
 use std::{
     sync::Arc,

@@ -102,7 +102,7 @@ impl MockLeaseApi {
                 let (status, answer) = match fault {
                     Fault::Hang => std::future::pending().await,
                     Fault::Error => api_error(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", NAME),
-                    Fault::None | Fault::ResponseLost => leases.answer(&head.method, &body),
+                    Fault::None | Fault::ResponseLost => leases.respond(&head.method, &body),
                 };
                 if let Fault::ResponseLost = fault {
                     std::future::pending::<()>().await;
@@ -114,7 +114,7 @@ impl MockLeaseApi {
         Client::new(service, "latchkey")
     }
 
-    fn answer(&self, method: &Method, body: &[u8]) -> (StatusCode, Value) {
+    fn respond(&self, method: &Method, body: &[u8]) -> (StatusCode, Value) {
         let mut state = self.0.lock();
         if *method == Method::GET {
             return state.lease.clone().map_or_else(|| not_found(NAME), |lease| (StatusCode::OK, lease));

@@ -36,7 +36,8 @@ fn split_documents(text: &str) -> Vec<(usize, String)> {
     for (number, line) in text.lines().enumerate() {
         let marker = line.strip_prefix("---").filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t']));
         match (marker, parts.last_mut()) {
-            // Text after the marker belongs to the document; spaces keep its column.
+            // Text after the marker belongs to the new document. Spaces replace the marker, so that the text keeps its
+            // column.
             (Some(rest), _) => parts.push((number, format!("   {rest}\n"))),
             (None, Some((_, part))) => {
                 // Directives (`%…`) and end markers (`...`) are left out, because they do not change the parsed value.

@@ -247,7 +247,7 @@ async fn every_serving_pod_must_report_the_revision() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_several_wanted_revisions_each_pod_can_serve_any() {
+async fn each_pod_can_serve_any_of_several_revisions() {
     let (mock, streams) = MockPods::serving(&[1, 2]).await;
     let any_of = |revisions: &[u8]| {
         let revisions: Vec<_> = revisions.iter().map(|of| revision(*of)).collect();
@@ -763,7 +763,7 @@ async fn pods_that_start_or_stop_serving_change_the_finding() {
     assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::Reachable), vec![]));
     mock.set_pods(&[1, 2, 3], &[]);
     assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::DiscoveryFailed), provider_events()));
-    // A pod without a report makes no difference.
+    // If a pod without a report stops serving, the finding does not change.
     mock.set_pods(&[1, 2], &[3]);
     assert_eq!(mock.drain_events(), []);
     // The pod that cannot reach the provider is removed.

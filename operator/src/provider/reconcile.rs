@@ -16,7 +16,7 @@ use crate::{
     panics::Panicked,
     provider::{
         resolve::resolve,
-        status::{is_same_but_for_times, status},
+        status::{is_same_except_times, status},
         validate::validate,
     },
     status::write::write_status,
@@ -50,7 +50,7 @@ pub(crate) async fn reconcile(
     let old: ProviderStatus = context.written_statuses.latest(meta, watched);
     let finding = context.monitor.finding(&namespace, &name);
     let new = status(&validated, &old, finding, generation, context.now());
-    if is_same_but_for_times(&old, &new) {
+    if is_same_except_times(&old, &new) {
         return Ok(Action::requeue(RESYNC));
     }
     // The result of an edit of the Provider itself does not wait for the rate limiter: somebody may be waiting for it.
@@ -74,7 +74,7 @@ pub(crate) async fn report_panic(
     let old: ProviderStatus = context.written_statuses.latest(&provider.metadata, provider.status.clone());
     let error = FieldError::new(Reason::InternalError, "", panicked.message());
     let new = status(&Err(error), &old, None, generation, context.now());
-    if is_same_but_for_times(&old, &new) {
+    if is_same_except_times(&old, &new) {
         return Ok(());
     }
     write_status(&context, provider, &new).await

@@ -28,7 +28,7 @@ pub(super) fn status(
 }
 
 /// Whether two statuses differ at most in the times of their conditions.
-pub(super) fn is_same_but_for_times(one: &ProviderStatus, other: &ProviderStatus) -> bool {
+pub(super) fn is_same_except_times(one: &ProviderStatus, other: &ProviderStatus) -> bool {
     one.observed_generation == other.observed_generation && equal_except_times(&one.conditions, &other.conditions)
 }
 

@@ -26,7 +26,7 @@ const MAX_SECRET_BYTES: usize = 4 * 1024;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ValidatedProvider {
     pub(crate) settings: ProviderSettings,
-    /// See [`ProviderClient::links_by_email_by_default`].
+    /// The default of `linkByEmail` for this Provider ([`ProviderClient::links_by_email_by_default`]).
     pub(crate) links_by_email: bool,
     /// Why the secret cannot be used; `None` if it can.
     pub(crate) field_error: Option<FieldError>,

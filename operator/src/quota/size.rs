@@ -6,11 +6,12 @@ use serde::Deserialize;
 /// The size of a rendered document, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DocumentSize {
-    /// The bytes of everything except the clients. Clients never prevent the publication of an App.
-    pub(super) total: u64,
+    /// The bytes of everything except the clients.
+    pub(super) without_clients: u64,
     /// The bytes of the keys, which grow by rotation although the author of the App changes nothing.
     pub(super) keys: u64,
-    /// The bytes of the clients, which have a quota of the same size.
+    /// The bytes of the clients. They have a quota of their own, which is as large as the quota of the other bytes. So
+    /// clients never prevent the publication of an App.
     pub(super) clients: u64,
 }
 
@@ -31,7 +32,11 @@ impl DocumentSize {
         let clients = parts.map(|parts| parts.clients).filter(|clients| !clients.is_empty());
         let clients = clients.and_then(|clients| serde_json::to_vec(&clients).ok());
         let clients = clients.map_or(0, |clients| length(&clients));
-        Self { total: length(document).saturating_sub(clients), keys: keys.map_or(0, |keys| length(&keys)), clients }
+        Self {
+            without_clients: length(document).saturating_sub(clients),
+            keys: keys.map_or(0, |keys| length(&keys)),
+            clients,
+        }
     }
 
     /// Whether the document has clients.
@@ -40,7 +45,7 @@ impl DocumentSize {
     }
 
     fn without_keys(self) -> u64 {
-        self.total.saturating_sub(self.keys)
+        self.without_clients.saturating_sub(self.keys)
     }
 
     /// Returns how many bytes this document needs beyond the published one. Returns 0 if only the keys grew, because
@@ -48,8 +53,8 @@ impl DocumentSize {
     pub(super) fn growth(self, published: Option<Self>) -> u64 {
         match published {
             Some(published) if self.without_keys() <= published.without_keys() => 0,
-            Some(published) => self.total.saturating_sub(published.total),
-            None => self.total,
+            Some(published) => self.without_clients.saturating_sub(published.without_clients),
+            None => self.without_clients,
         }
     }
 }

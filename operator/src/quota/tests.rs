@@ -11,7 +11,7 @@ fn id(id: &str) -> AppId {
 }
 
 fn size(total: u64, keys: u64) -> DocumentSize {
-    DocumentSize { total, keys, clients: 0 }
+    DocumentSize { without_clients: total, keys, clients: 0 }
 }
 
 fn secret(id: &str) -> String {
@@ -161,9 +161,9 @@ fn waiting_apps_are_admitted_oldest_first_as_far_as_there_is_room() {
 fn the_keys_of_a_document_are_counted_separately() {
     let document = br#"{"format":1,"more":[1,2],"keys":{"signing":[],"hmac":[]}}"#;
     let size = DocumentSize::of(document);
-    assert_eq!((size.total, size.keys), (57, r#"{"signing":[],"hmac":[]}"#.len() as u64));
+    assert_eq!((size.without_clients, size.keys), (57, r#"{"signing":[],"hmac":[]}"#.len() as u64));
     let deleted = DocumentSize::of(br#"{"format":1,"state":"Deleted"}"#);
-    assert_eq!((deleted.total, deleted.keys), (30, 0));
+    assert_eq!((deleted.without_clients, deleted.keys), (30, 0));
 }
 
 #[test]

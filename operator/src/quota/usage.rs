@@ -19,7 +19,7 @@ pub(crate) struct Amount {
 #[derive(Default)]
 pub(super) struct Namespaces {
     pub(super) app_ids: HashMap<AppId, CountedAppId>,
-    /// By the name of the rendered Secret.
+    /// The documents, by the name of the rendered Secret.
     pub(super) documents: HashMap<String, CountedDocument>,
     pub(super) usage: HashMap<String, Amount>,
     /// The bytes of the clients in the documents of a namespace.
@@ -40,7 +40,8 @@ pub(super) struct CountedDocument {
     /// The bytes that count towards the quota: the published size or the size that is about to be published, whichever
     /// is larger.
     pub(super) counted: u64,
-    /// The same for the bytes of the clients.
+    /// The bytes of the clients that count towards the quota of clients: the published size or the size that is about
+    /// to be published, whichever is larger.
     pub(super) clients: u64,
     pub(super) published: Option<DocumentSize>,
 }
@@ -56,7 +57,12 @@ pub(super) struct WaitingApp {
 impl CountedDocument {
     /// Returns the entry of a published document, without a reservation.
     pub(super) fn published(namespace: &str, size: DocumentSize) -> Self {
-        Self { namespace: namespace.to_owned(), counted: size.total, clients: size.clients, published: Some(size) }
+        Self {
+            namespace: namespace.to_owned(),
+            counted: size.without_clients,
+            clients: size.clients,
+            published: Some(size),
+        }
     }
 }
 
@@ -71,7 +77,7 @@ impl Namespaces {
     pub(super) fn used_without(&self, secret: &str, namespace: &str) -> Amount {
         let mut used = self.used(namespace);
         if let Some(document) = self.document(secret, namespace) {
-            let published = document.published.map_or(0, |published| published.total);
+            let published = document.published.map_or(0, |published| published.without_clients);
             used.bytes = used.bytes.saturating_sub(document.counted.saturating_sub(published));
         }
         used
@@ -85,7 +91,7 @@ impl Namespaces {
     /// Counts a document that is about to be published.
     pub(super) fn reserve(&mut self, secret: &str, namespace: &str, size: DocumentSize) {
         let published = self.document(secret, namespace).and_then(|document| document.published);
-        let counted = size.total.max(published.map_or(0, |published| published.total));
+        let counted = size.without_clients.max(published.map_or(0, |published| published.without_clients));
         let clients = size.clients.max(published.map_or(0, |published| published.clients));
         self.set_document(
             secret,

@@ -75,8 +75,8 @@ pub(super) async fn release(
     };
     let response = context.monitor.wait_released(id, &published.revision, RESPONSE_TIMEOUT).await;
     drop(slot);
-    // Until the last requests of the App have ended, Postgres must reject their writes. Postgres would accept these
-    // writes once another App owns the appID.
+    // Postgres must reject the writes of the App's last requests until these requests have ended. Postgres would accept
+    // these writes after another App has become the owner of the appID.
     if response == ReleaseResponse::Freed && !release.wait_for_requests(&published.revision).await {
         return Ok(ReleaseOutcome::Done);
     }

@@ -79,7 +79,7 @@ pub(super) fn report_left_out(clients: &[RenderedClient], manifests: &Manifests,
 }
 
 /// Whether a client of the last document ends although its App is not accepted: its manifest is gone, or names another
-/// App, or the App has no pages or grants its namespace no Clients any more. `app` is `None` if it cannot be read.
+/// App, or the App has no pages or grants its namespace no Clients any more. `app` is `None` if the App cannot be read.
 pub(super) fn has_ended(client: &RenderedClient, app: Option<&App>, manifests: &Manifests) -> bool {
     let is_of_client =
         |manifest: &&ClientManifest| manifest.namespace == client.namespace && manifest.name == client.name;

@@ -21,9 +21,9 @@ use crate::{
     facts::SecretBytes,
 };
 
-/// What the names of files with keys begin with.
+/// The prefix of the names of files with keys.
 const KEYS_PREFIX: &str = "latchkey-keys-";
-/// What the names of files with the secrets of Clients begin with.
+/// The prefix of the names of files with the secrets of Clients.
 const CLIENT_SECRET_PREFIX: &str = "latchkey-client-";
 
 /// Why a key file cannot be used. Never reveals its contents.
@@ -148,7 +148,7 @@ fn secret_files(folder: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(|path| has_prefix(path, KEYS_PREFIX) || is_client_secret(path)).collect()
 }
 
-/// Makes the files with keys and secrets readable only by their owner. Returns those of which the mode cannot be set.
+/// Makes the files with keys and secrets readable only by their owner. Returns the files for which this failed.
 pub(crate) fn tighten_modes(folder: &Path) -> Vec<(PathBuf, io::Error)> {
     let tighten = |path: PathBuf| {
         let is_private = fs::metadata(&path).map(|metadata| metadata.permissions().mode() & 0o077 == 0);

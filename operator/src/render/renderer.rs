@@ -56,7 +56,7 @@ pub(crate) struct RenderSummary {
     /// References to objects that do not exist. These objects may be defined elsewhere, so such a reference is not an
     /// error.
     pub(crate) unresolved: Vec<String>,
-    /// When the next of the previous client secrets ends, so that the documents must be rendered again.
+    /// When the first previous client secret ends, so that the documents must be rendered again.
     pub(crate) next_due: Option<OffsetDateTime>,
 }
 
@@ -119,7 +119,7 @@ impl Renderer {
         let mut summary = RenderSummary::default();
         if let Some(folder) = self.folder_to_write(self.args.keys.as_deref()) {
             for (file, error) in files::tighten_modes(folder) {
-                let line = format!("{}: others than its owner can read it: {error}; set mode 0600", file.display());
+                let line = format!("{}: its mode cannot be set to 0600: {error}; set it yourself", file.display());
                 summary.unresolved.push(line);
             }
         }

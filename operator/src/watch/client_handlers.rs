@@ -37,7 +37,7 @@ impl Handlers {
             }
             match (before, now) {
                 // A change of only the status is no reason to reconcile, because the operator writes the status itself.
-                (Some(before), Some(now)) if before.is_same_but_for_status(now) => {}
+                (Some(before), Some(now)) if before.is_same_except_status(now) => {}
                 (before, now) => {
                     // The App can differ between the two versions if the Client was deleted and created again.
                     let is_deletion = now.is_none_or(|client| client.meta().deletion_timestamp.is_some());

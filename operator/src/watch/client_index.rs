@@ -52,9 +52,10 @@ pub(crate) struct ClientIndex {
 /// What is known of a Client that cannot be decoded.
 #[derive(Clone, Debug, Default)]
 struct Undecodable {
-    /// The App that the Client named when it could be decoded. `None`: not since the start of the operator.
+    /// The App that the Client named when it could be decoded. `None`: it could not be decoded since the start of the
+    /// operator.
     app: Option<NamespacedName>,
-    /// The references that it had then.
+    /// The references that the Client had when it could be decoded.
     references: ClientReferences,
 }
 

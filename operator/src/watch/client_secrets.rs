@@ -39,9 +39,9 @@ struct Known {
 /// A Secret with the name of a Client's Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KnownSecret {
-    /// It has the type of a Client's Secret. It may belong to another Client.
+    /// The Secret has the type of a Client's Secret. It may belong to another Client.
     OfType(Box<ClientSecretState>),
-    /// It has another type, according to the reconcile of a Client. The watch does not report such Secrets.
+    /// The Secret has another type, according to the reconcile of a Client. The watch does not report such Secrets.
     Foreign,
 }
 
@@ -95,7 +95,7 @@ impl ClientSecrets {
         let is_known_as_newer = match known.secrets.get(name) {
             Some(KnownSecret::OfType(before)) => before.version >= state.version,
             Some(KnownSecret::Foreign) => false,
-            // The watch may have reported its deletion.
+            // The watch may have reported the deletion of this Secret.
             None => known.newest_version > state.version,
         };
         if is_known_as_newer {
@@ -118,8 +118,8 @@ impl ClientSecrets {
         }
     }
 
-    /// Records a deletion that the watch reports, unless the operator wrote the Secret after it. `version` is the
-    /// version of the deletion, if known.
+    /// Records a deletion that the watch reports, unless the operator wrote the Secret after the deletion. `version` is
+    /// the version of the deletion, if known.
     pub(super) fn record_deletion(&self, name: &NamespacedName, version: Option<u64>) {
         let mut known = self.0.lock();
         known.newest_version = known.newest_version.max(version.unwrap_or(0));

@@ -37,7 +37,7 @@ struct Waiting {
 /// The waiting changes of one namespace. A change that became a deletion is in both lists, and counts once.
 #[derive(Default)]
 struct NamespaceChanges {
-    /// They have priority: a storm of other changes does not keep a deleted Client served.
+    /// Deletions have priority, so that many other changes do not keep a deleted Client served.
     deletions: VecDeque<Arc<ClientChange>>,
     others: VecDeque<Arc<ClientChange>>,
 }
@@ -95,7 +95,7 @@ impl FairQueue {
         loop {
             let namespace = turns.pop_front()?;
             let changes = by_namespace.get_mut(&namespace)?;
-            // A change that was also a deletion may have been handled before.
+            // A change that is in both lists may already have been handled as a deletion.
             let next = std::iter::from_fn(|| changes.pop()).find(|change| all.remove(change).is_some());
             if changes.is_empty() {
                 by_namespace.remove(&namespace);

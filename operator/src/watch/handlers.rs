@@ -14,7 +14,7 @@ use super::{
     changes::{WatchEvent, WatchName, follow_watches},
     client_index::ClientReference,
     index::{NamespacedName, references_of_app, references_of_provider},
-    objects::{Metadata, claimed_app_id, claimed_pages_host, is_same_but_for_status},
+    objects::{Metadata, claimed_app_id, claimed_pages_host, is_same_except_status},
     published::{PublishedApp, app_id_of_secret},
     queue::ReconcileQueue,
     state::ClusterState,
@@ -77,7 +77,7 @@ impl Handlers {
                 WatchEvent::Applied(app) => {
                     // A change of only the status is no reason to reconcile, because the operator writes the status
                     // itself.
-                    if before.is_none_or(|before| !is_same_but_for_status(&before, app)) {
+                    if before.is_none_or(|before| !is_same_except_status(&before, app)) {
                         queue.enqueue_app(ObjectRef::from_obj(app));
                     }
                     // The App claims another appID than before, for example because it was deleted and created again
@@ -113,7 +113,7 @@ impl Handlers {
             );
             match &event {
                 WatchEvent::Applied(provider) => {
-                    if before.is_none_or(|before| !is_same_but_for_status(&before, provider)) {
+                    if before.is_none_or(|before| !is_same_except_status(&before, provider)) {
                         queue.enqueue_provider(ObjectRef::from_obj(provider));
                         let namespace = provider.namespace().unwrap_or_default();
                         queue.enqueue_apps_with_provider(&objects, &namespace, &provider.name_any());

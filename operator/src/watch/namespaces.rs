@@ -38,7 +38,7 @@ impl Namespaces {
 }
 
 impl NamespaceLabels for Namespaces {
-    /// The labels of a namespace that the watch has not reported are unknown: its Clients can be reported first.
+    /// If the watch has not reported a namespace yet, its labels are unknown. The watch of Clients can be ahead.
     fn labels(&self, namespace: &str) -> Option<BTreeMap<String, String>> {
         let mut labels = match &self.labels {
             Some(all) => all.lock().get(namespace)?.clone(),

@@ -18,7 +18,7 @@ use crate::{app::keys::policy::digest_if_long, client::status::StatusDigest};
 
 /// The prefix of Latchkey's annotations (`latchkey_crds::names`).
 const ANNOTATION_PREFIX: &str = "latchkey.dev/";
-/// The maximum length of the error of a Client that cannot be decoded, in characters. It can quote the Client.
+/// The maximum length of the error of a Client that cannot be decoded, in characters. The error can quote the Client.
 const MAX_ERROR_LENGTH: usize = 1024;
 
 /// The metadata of a Secret or ConfigMap. Its values are read when they are needed.
@@ -48,7 +48,7 @@ pub(super) fn strip_metadata<K: Resource>(event: watcher::Result<Event<K>>) -> w
 }
 
 /// Whether two versions of an object are equal in everything that a reconcile reads, except the status.
-pub(super) fn is_same_but_for_status<K: Resource>(one: &DeserializeGuard<K>, other: &DeserializeGuard<K>) -> bool {
+pub(super) fn is_same_except_status<K: Resource>(one: &DeserializeGuard<K>, other: &DeserializeGuard<K>) -> bool {
     has_same_metadata(one.meta(), other.meta()) && one.0.is_ok() == other.0.is_ok()
 }
 
@@ -79,7 +79,7 @@ impl WatchedClient {
     }
 
     /// Whether two versions are equal in everything that a reconcile reads, except the status.
-    pub(super) fn is_same_but_for_status(&self, other: &Self) -> bool {
+    pub(super) fn is_same_except_status(&self, other: &Self) -> bool {
         has_same_metadata(self.meta(), other.meta()) && self.client.is_ok() == other.client.is_ok()
     }
 }

@@ -33,7 +33,8 @@ struct PublishedIndex {
     secrets: ReferenceIndex<NamespacedName, String>,
     /// The names of the Secrets, by the own host of the pages.
     pages_hosts: ReferenceIndex<HostName, String>,
-    /// The free hosts that Apps take in their current reconcile, each with the name of the Secret.
+    /// The free hosts that Apps take in their current reconcile, each with the name of the Secret of the App's
+    /// document.
     reserved_hosts: HashMap<HostName, String>,
     /// The newest version that the watch has reported for any Secret.
     newest_version: u64,
@@ -110,8 +111,8 @@ impl PublishedDocuments {
         index.put(secret, app)
     }
 
-    /// Returns whether the document in this Secret can have the host, and reserves a free host for it. A host that
-    /// several documents have belongs to the first of them by name, as at the servers.
+    /// Returns whether the document in this Secret can have the host, and reserves a free host for it. If several
+    /// documents have the host, it belongs to the first of them by name. The servers decide in the same way.
     pub(crate) fn claim_pages_host(&self, host: &HostName, secret: &str, can_take_free_host: bool) -> bool {
         let mut index = self.lock();
         if let Some(holder) = index.pages_hosts.get(host).first() {

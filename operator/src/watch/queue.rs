@@ -138,12 +138,13 @@ impl ReconcileQueue {
         self.client_changes.push(ClientChange { client, app: app.unwrap_or_default() });
     }
 
-    /// Records that a Client of this App is deleted. Other changes of its namespace wait.
+    /// Records that a Client of this App is deleted. The deletion is handled before other changes of the Client's
+    /// namespace.
     pub(super) fn push_client_deletion(&self, client: NamespacedName, app: Option<NamespacedName>) {
         self.client_changes.push_deletion(ClientChange { client, app: app.unwrap_or_default() });
     }
 
-    /// Records a change of what these Clients reference.
+    /// Records a change for each Client that has this reference.
     pub(super) fn push_changes_of_clients_with(&self, objects: &ClusterState, reference: ClientReference<'_>) {
         for name in objects.client_index.get(reference) {
             if let Some(client) = objects.clients.get(&name.object_ref()) {
@@ -152,7 +153,7 @@ impl ReconcileQueue {
         }
     }
 
-    /// Queues the Apps that these Clients refer to, without a delay.
+    /// Queues, without a delay, the Apps of all Clients that have this reference.
     pub(super) fn enqueue_apps_of_clients_with(&self, objects: &ClusterState, reference: ClientReference<'_>) {
         let clients = objects.client_index.get(reference);
         let app_of = |name: &Arc<NamespacedName>| {

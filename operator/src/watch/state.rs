@@ -47,7 +47,7 @@ pub(crate) struct ClusterState {
     pub(super) providers_by_secret: Arc<ReferenceIndex<NamespacedName, NamespacedName>>,
 }
 
-/// For each App, the version of the keys that the last reconcile used. See [`ClusterState::is_reconciled`].
+/// For each App, the version of the keys that the last reconcile used ([`ClusterState::is_reconciled`] compares it).
 #[derive(Default)]
 pub(crate) struct ReconciledKeyVersions(Mutex<HashMap<AppId, String>>);
 

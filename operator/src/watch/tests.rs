@@ -18,7 +18,7 @@ use super::{
     client_index::ClientReference,
     handlers::Handlers,
     namespaces::Namespaces,
-    objects::{Metadata, WatchedClient, is_same_but_for_status, strip_metadata},
+    objects::{Metadata, WatchedClient, is_same_except_status, strip_metadata},
     published::{PublishedApp, PublishedDocuments},
     queue::{QueueReceivers, ReconcileQueue},
     state::ClusterState,
@@ -177,7 +177,7 @@ fn published_with_host(version: &str, host: Option<&str>) -> PublishedApp {
     PublishedApp { pages_host: host.map(|host| host.parse().unwrap()), ..published(version, b"1") }
 }
 
-/// Applies these Apps, and returns what the operator knows then.
+/// Applies these Apps to an empty state, and returns the state.
 async fn objects_with(apps: &[DeserializeGuard<App>]) -> ClusterState {
     let (objects, writer) = objects();
     let applied = apps.iter().cloned().map(Event::InitApply);
@@ -287,7 +287,7 @@ fn labels_and_annotations_of_other_programs_are_not_stored_and_their_change_is_i
         app
     };
     let (one, other) = (edited("1"), edited("2"));
-    assert!(is_same_but_for_status(&one, &other));
+    assert!(is_same_except_status(&one, &other));
     assert_eq!(one.annotations().keys().collect::<Vec<_>>(), ["latchkey.dev/rotate-keys"]);
     assert!(one.labels().is_empty());
 }
@@ -308,7 +308,7 @@ fn of_the_metadata_of_a_client_little_is_stored_and_copies_share_it() {
     assert_eq!(stored.annotations()["latchkey.dev/rotate-secret"], "1");
     let long = watched(&"1".repeat(1000));
     assert!(long.annotations()["latchkey.dev/rotate-secret"].len() < 100);
-    assert!(!long.is_same_but_for_status(&watched(&"2".repeat(1000))), "another request");
+    assert!(!long.is_same_except_status(&watched(&"2".repeat(1000))), "another request");
     let copy = long.clone();
     assert!(std::ptr::eq(copy.decoded().unwrap(), long.decoded().unwrap()));
     let undecodable = json!({

@@ -1,8 +1,8 @@
 //! The administration listener: ServiceAccounts read and change the users of the App that lists them.
 //!
-//! Each call is checked in this order; the number is the status of the error: path and App (404), method (405), token
-//! (401), right (403), calls in flight (429), query and body, existence of the object (404), `If-Match` (412), conflict
-//! (409).
+//! Each call is checked in this order. The number is the status of the error if the check fails: path and App (404),
+//! method (405), token (401), right (403), number of calls in flight (429), query and body, existence of the object
+//! (404), `If-Match` (412), conflict with another object (409).
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub(super) struct AdministrationEndpoints<S> {
 // === impl AdministrationEndpoints ===
 
 impl<S> AdministrationEndpoints<S> {
-    /// `connections`: the number of connections of the listener.
+    /// `connections`: the maximum number of connections of the listener.
     pub(super) fn new(state: Arc<State<S>>, connections: usize) -> Self {
         let openapi = openapi::administration_document().to_string().into();
         Self { state, limits: CallLimits::new(connections), openapi }
@@ -74,7 +74,7 @@ impl<S: Ports> Endpoints for AdministrationEndpoints<S> {
         false
     }
 
-    /// The callers are not browsers.
+    /// No route sends CORS headers, because the callers are not browsers.
     fn has_cors(_: AdministrationRoute) -> bool {
         false
     }

@@ -135,8 +135,9 @@ pub async fn authenticate_again<S: Ports>(
     authenticate(state, app, request).await
 }
 
-/// The session of the request's token, for forward auth, which also admits tokens of clients with an audience of the
-/// App. The profile then has only what the scopes of the token disclose. Forward auth caches sessions for up to a second.
+/// Returns the session of the request's access token, for forward auth. Forward auth also accepts tokens of OpenID
+/// Connect clients, if the audience of the token is one of the App. The profile of such a session has only what the
+/// scopes of the token disclose. Forward auth caches sessions for up to a second.
 pub async fn forward_auth_session<S: Ports>(
     state: &State<S>,
     app: &App,
@@ -195,8 +196,8 @@ pub async fn authenticate_caller<S: Ports>(
     }
 }
 
-/// A 401 with the challenge for a bearer token (RFC 7662, 2.3). If a token was sent, the challenge contains the error
-/// `invalid_token` of RFC 6750, although the error in the body is `invalid_client`.
+/// Returns a 401 with the challenge for a bearer token (RFC 7662, 2.3). If a token was sent, the challenge contains the
+/// error `invalid_token` of RFC 6750, although the error in the body is `invalid_client`.
 fn invalid_client(app: &App, has_token: bool) -> Problem {
     let error = if has_token { Some(ErrorCode::InvalidToken) } else { None };
     Problem::unauthorized(

@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_of_256_clients_that_return_early_are_all_held() {
+    fn refusals_of_256_clients_that_ignore_retry_after_are_all_held() {
         let now = tokio::time::Instant::now();
         let budgets = Budgets::new(256 << 20, 256);
         let hold = |last| budgets.refusals().hold(client(last), now, now, std::time::Duration::from_secs(5));

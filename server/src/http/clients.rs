@@ -1,5 +1,5 @@
-//! Requests of OpenID Connect clients: their form, their authentication, and the errors of both (RFC 6749, 2.3 and
-//! 5.2).
+//! Requests of OpenID Connect clients: the form in the body, the authentication of the client, and the errors of both
+//! (RFC 6749, 2.3 and 5.2).
 
 use std::{borrow::Cow, time::Duration};
 
@@ -42,10 +42,10 @@ const MISSING_KEY_RETRY: Duration = Duration::from_secs(60);
 /// `Retry-After` until the first key of an algorithm is Active.
 const FIRST_KEY_RETRY: Duration = Duration::from_secs(5);
 
-/// The form of a client. A parameter occurs at most once, and an empty one is the same as a missing one.
+/// The form that a client sent. Each parameter occurs at most once. An empty parameter counts as missing.
 pub struct ClientForm(Map<String, Value>);
 
-/// The field `Authorization` with Basic.
+/// The content of `Authorization` with the scheme Basic.
 enum Basic {
     Credentials { client_id: String, secret: String },
     Malformed,
@@ -79,7 +79,8 @@ impl ClientForm {
 // === impl Basic ===
 
 impl Basic {
-    /// `None` if the request has no Basic credentials. Both parts are form-encoded (RFC 6749, 2.3.1).
+    /// Returns `None` if the request has no Basic credentials. The client ID and the secret are form-encoded (RFC 6749,
+    /// 2.3.1).
     fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let mut fields = headers.get_all(AUTHORIZATION).iter().filter_map(basic_credentials);
         let encoded = fields.next()?;
@@ -142,8 +143,8 @@ pub fn has_basic(headers: &HeaderMap) -> bool {
 ///
 /// # Errors
 ///
-/// 415 if the body is no form; 400 for two methods of authentication; 429 after too many failures; 401
-/// `invalid_client`; 503 if the secret of the client cannot be read.
+/// 415 if the body is not a form; 400 if the request uses two methods of authentication; 429 after too many failures;
+/// 401 `invalid_client` if the credentials are wrong; 503 if the secret of the client cannot be read.
 pub async fn authenticate<'a, S: Ports>(
     state: &'a State<S>,
     app: &'a App,
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_uses_one_method() {
+    fn a_request_with_two_authentication_methods_is_refused() {
         let basic = basic("grafana:x");
         let found = |id: &str, method| Ok((Some(id.to_owned()), method));
         assert_eq!(presented(&[&basic], json!({})), found("grafana", "client_secret_basic"));

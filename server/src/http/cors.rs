@@ -21,7 +21,7 @@ const TRUE: HeaderValue = HeaderValue::from_static("true");
 const VARY_PREFLIGHT: HeaderValue =
     HeaderValue::from_static("Origin, Access-Control-Request-Method, Access-Control-Request-Headers");
 
-/// Whether the call comes from an origin on the App's list.
+/// Which CORS headers a response gets. This depends on the origin of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cors {
     /// The path belongs to no App, or its route has no CORS headers.
@@ -30,8 +30,8 @@ pub enum Cors {
     /// except `Vary`.
     Unlisted,
     Listed(HeaderValue),
-    /// The origin of a client's redirect URL, for an endpoint that clients call. Such a page sends its token or code
-    /// itself, so it is not allowed to send cookies.
+    /// The origin of a client's redirect URL, at an endpoint that clients call. A web page of a client sends its token
+    /// or code itself and needs no cookies, so the response does not allow cookies.
     OfClient(HeaderValue),
 }
 
@@ -51,7 +51,7 @@ impl Cors {
         }
     }
 
-    /// Adds `Vary` and, for a listed origin, the CORS headers to a response of an App.
+    /// Adds `Vary` and, if the origin is accepted, the CORS headers to a response of an App.
     pub fn apply(&self, headers: &mut HeaderMap) {
         match self {
             Self::NoApp => return,

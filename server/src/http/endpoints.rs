@@ -57,7 +57,7 @@ macro_rules! declare_functions {
 
 public_endpoints!(declare_functions);
 
-/// The same functions for the administration listener.
+/// The functions that connect the routes of the administration listener to their handlers.
 pub(super) mod administration {
     use std::sync::Arc;
 

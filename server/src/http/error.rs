@@ -253,7 +253,8 @@ impl Problem {
         Self::new(ErrorCode::ProviderNotFound, "the App has no provider of this name")
     }
 
-    /// An error of a request of a browser, and not of an authentication.
+    /// The error if a request of a browser names an unknown client. If a client fails to authenticate, the error is a
+    /// different one.
     pub fn client_not_found() -> Self {
         Self::new(ErrorCode::InvalidClient, "the App has no such client")
             .with_status(ErrorCode::InvalidRequest.status())

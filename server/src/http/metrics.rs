@@ -150,7 +150,7 @@ impl HttpMetrics {
         self.pages.get_or_create(&PageLabels { page, outcome }).inc();
     }
 
-    /// `outcome` is that of `AuthorizationResponseKind`.
+    /// `outcome` is a label of `AuthorizationResponseKind`, or `limited`, `unavailable` or `invalid`.
     pub fn record_authorization(&self, outcome: &'static str) {
         self.authorizations.get_or_create(&OutcomeLabels { outcome }).inc();
     }

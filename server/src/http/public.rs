@@ -46,8 +46,8 @@ impl<S> PublicEndpoints<S> {
         Self { state, openapi, pages: Pages::new(metrics) }
     }
 
-    /// Finds a page. The page itself checks the method, because its error is a page, too. A page that the App does not
-    /// have is like any unknown path.
+    /// Finds a page. The page itself checks the method, because the error for a wrong method is a page, too. If the App
+    /// does not have the page, the path is unknown.
     fn find_page(&self, path: &str) -> Lookup<PublicRoute> {
         if let Some(file) = path.strip_prefix(ASSETS).filter(|_| self.state.apps.has_pages()) {
             return Lookup::Route { route: PublicRoute::Asset, app: None, path_parameters: vec![file.to_owned()] };
@@ -100,7 +100,8 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
     }
 
     /// No web page calls forward auth itself. If the response of forward auth had CORS headers, the ingress would copy
-    /// them into the response that the web page gets. No other site may read the hosted pages.
+    /// them into the response that the web page gets. The hosted pages have no CORS headers, so that no other site can
+    /// read them.
     fn has_cors(route: PublicRoute) -> bool {
         matches!(route, PublicRoute::Api(_)) && !route.is_forward_auth()
     }

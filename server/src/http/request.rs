@@ -146,7 +146,7 @@ macro_rules! request_body {
 }
 pub(crate) use request_body;
 
-/// The schema of an object. A field has a name, a description and a schema, and is required or not.
+/// The schema of an object. Each field is given by its name, its description, its schema, and whether it is required.
 pub fn object_schema<const N: usize>(fields: [(&'static str, &'static str, Schema, bool); N]) -> Schema {
     let required: Vec<_> = fields.iter().filter(|(.., required)| *required).map(|(name, ..)| *name).collect();
     let mut properties = Map::new();
@@ -182,7 +182,7 @@ impl InboundRequest {
         parse_fields(self.read_sent_body().await?.fields)
     }
 
-    /// Like [`Self::read_json_or_form`], for an endpoint with fields that depend on the caller.
+    /// Like [`Self::read_json_or_form`], for an endpoint at which different callers send different fields.
     pub async fn read_sent_body(&mut self) -> Result<SentBody, Problem> {
         let is_form = self.has_form();
         let fields = if is_form {
@@ -194,7 +194,7 @@ impl InboundRequest {
         Ok(SentBody { fields, is_form })
     }
 
-    /// Reads a body that must be a form, if there is one.
+    /// Reads a body that must be a form. Without a body, the form is empty.
     pub async fn read_optional_form(&mut self) -> Result<Map<String, Value>, Problem> {
         if self.body.is_end_stream() && !self.headers.contains_key(CONTENT_TYPE) {
             return Ok(Map::new());
@@ -374,8 +374,8 @@ pub fn require_few_parameters(text: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Parses a form into an object of strings. A parameter must not occur twice (RFC 6749, 3.2). An empty parameter is the
-/// same as a missing parameter.
+/// Parses a form into an object of strings. A parameter must not occur twice (RFC 6749, 3.2). An empty parameter counts
+/// as missing.
 pub fn parse_form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     let not_utf8 = || Problem::invalid_request("the body is not UTF-8");
     // The parser joins raw and decoded bytes, so it could turn a body that is not UTF-8 into valid text.

@@ -74,7 +74,7 @@ struct TrackedBody {
 
 /// Serves until the drain is complete.
 ///
-/// Once the drain has begun, responses ask their clients to use another connection. The listener still accepts
+/// After the drain has begun, responses ask their clients to use another connection. The listener still accepts
 /// connections during the delay, because load balancers learn late that this process is about to end. After the delay,
 /// `serve` stops accepting connections, waits for running requests up to the timeout of the drain, and returns.
 pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {

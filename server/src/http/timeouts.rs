@@ -44,7 +44,7 @@ pub struct Timeouts {
     /// A client that reads nothing of its response for this long is considered gone.
     pub write: Duration,
     /// How long the server still reads after the response to a request that it did not read completely. The client may
-    /// still be sending: a closed socket would answer its bytes with a reset, which can destroy the response on its way
+    /// still be sending. A closed socket would answer these bytes with a reset, and the client could lose the response
     /// (RFC 9112, 9.6).
     pub linger: Duration,
 }

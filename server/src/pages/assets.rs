@@ -31,12 +31,12 @@ pub struct Asset {
     pub body: &'static str,
 }
 
-/// The file for a name.
+/// The file that was found for a name.
 #[derive(Clone, Copy, Debug)]
 pub struct FoundAsset {
     pub asset: &'static Asset,
-    /// False if the name has the hash of another version. A page of an older or newer server can ask for it while
-    /// servers are replaced. The response must not be cached.
+    /// False if the name has the hash of another version of the file. While servers are replaced, a page of an older or
+    /// newer server can request such a name. The response to such a request must not be cached.
     pub is_current: bool,
 }
 
@@ -53,7 +53,7 @@ impl Asset {
         Self { name: format!("{prefix}{}{suffix}", content_hash(body.as_bytes())), prefix, suffix, content_type, body }
     }
 
-    /// The asset with this name, or the current version of it.
+    /// The asset with this name. If the name has the hash of another version, the current version is returned.
     pub fn find(name: &str) -> Option<FoundAsset> {
         let all: [&'static Asset; 3] = [&STYLESHEET, &FORM_SCRIPT, &PASSWORD_SCRIPT];
         all.into_iter()

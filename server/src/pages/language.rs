@@ -5,8 +5,9 @@ use latchkey_crds::pages::Language;
 /// The maximum number of entries of `Accept-Language` that are read. Browsers send fewer than ten.
 const MAX_ENTRIES: usize = 32;
 
-/// The first of the App's languages that the user prefers, otherwise the App's default. `preferences` have language
-/// tags separated by spaces, the most important first: the parameter `lang`, `ui_locales`, the cookie.
+/// Returns the language of the App that the user prefers most, otherwise the App's default. Each item of `preferences`
+/// contains language tags separated by spaces. The most important item is the first: the parameter `lang`, then
+/// `ui_locales`, then the cookie.
 pub fn choose_language(
     languages: &[Language],
     preferences: impl IntoIterator<Item = impl AsRef<str>>,

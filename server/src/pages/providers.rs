@@ -1,5 +1,5 @@
 //! The buttons of providers. The logos are part of the page, so a page with any number of providers needs no further
-//! request. A logo with one color has the color of its text, and so follows light and dark.
+//! request. A logo with only one color has the color of the button's text, so it fits light and dark pages.
 
 use latchkey_crds::types::ProviderName;
 use serde::Serialize;
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_preset_has_a_brand_or_no_brand_on_purpose() {
+    fn every_preset_except_oidc_and_oauth2_has_a_brand() {
         for preset in ProviderClient::MEMBER_NAMES {
             assert_eq!(brand(preset).is_none(), matches!(preset, "oidc" | "oauth2"), "{preset}");
         }

@@ -1,4 +1,4 @@
-//! From a view to HTML.
+//! Renders views as HTML.
 
 use std::sync::LazyLock;
 

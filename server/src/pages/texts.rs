@@ -11,10 +11,12 @@ use minijinja::{
     value::{Kwargs, Object, ObjectRepr, from_args},
 };
 
-/// The variable with the name of a Client. Another team chooses it, and it stands within sentences.
-const CLIENT: &str = "client";
-/// Isolate the direction of the text between them (Unicode Standard Annex 9, 2.4): a right-to-left name cannot change
-/// the order of the words around it. Unlike `<bdi>`, they also work in titles and attributes.
+/// The variables with the name of a Client. Another team chooses this name, and the name stands within sentences. In
+/// the list of devices, the variable `device` begins with the name of a Client.
+const WITH_CLIENT_NAMES: [&str; 2] = ["client", "device"];
+/// These two characters isolate the direction of the text between them (Unicode Standard Annex 9, 2.4): a right-to-left
+/// name cannot change the order of the words around it. Unlike `<bdi>`, the characters also work in titles and
+/// attributes.
 const FIRST_STRONG_ISOLATE: char = '\u{2068}';
 const POP_DIRECTIONAL_ISOLATE: char = '\u{2069}';
 
@@ -48,7 +50,8 @@ impl PageTexts {
         }
     }
 
-    /// A text with the values of its variables. A text that does not exist is empty; the tests use every ID.
+    /// Returns a text with the values of its variables. If the text does not exist, returns an empty text. The tests
+    /// use every ID.
     pub(super) fn format(&self, id: &str, values: &[(&str, &str)]) -> String {
         self.try_format(id, values).unwrap_or_default()
     }
@@ -57,7 +60,7 @@ impl PageTexts {
         let invalid = |reason: String| Error::new(ErrorKind::InvalidOperation, reason);
         let text = self.find(id).ok_or_else(|| invalid(format!("there is no text {id}")))?;
         let isolated: Vec<(&str, Cow<'_, str>)> =
-            values.iter().map(|(name, value)| (*name, shown(name, value))).collect();
+            values.iter().map(|(name, value)| (*name, isolate_client_name(name, value))).collect();
         let value = |variable: &str| isolated.iter().find(|(name, _)| *name == variable).map(|(_, value)| &**value);
         if let Some(variable) = text.variables().find(|variable| value(variable).is_none()) {
             return Err(invalid(format!("the text {id} needs the variable {variable}")));
@@ -66,7 +69,7 @@ impl PageTexts {
     }
 
     /// The App's own text, or the default text. An own text with a variable that the default text does not have is
-    /// ignored. It can come from an operator of another version.
+    /// ignored: such a text can come from an operator of another version.
     fn find(&self, id: &str) -> Option<&Text> {
         let default = default_texts(self.language).get(id)?;
         let is_known = |variable: &str| default.variables().any(|known| known == variable);
@@ -94,9 +97,9 @@ impl Object for TextFunction {
     }
 }
 
-/// The value of a variable, isolated if it is the name of a Client, which contains no isolates itself.
-fn shown<'v>(variable: &str, value: &'v str) -> Cow<'v, str> {
-    if variable == CLIENT {
+/// The value of a variable, isolated if it has the name of a Client, which contains no isolates itself.
+fn isolate_client_name<'v>(variable: &str, value: &'v str) -> Cow<'v, str> {
+    if WITH_CLIENT_NAMES.contains(&variable) {
         format!("{FIRST_STRONG_ISOLATE}{value}{POP_DIRECTIONAL_ISOLATE}").into()
     } else {
         value.into()
@@ -127,7 +130,7 @@ mod tests {
         }
     }
 
-    /// A text that cannot be parsed is left out, so this compares with the lines of the files.
+    /// The parser leaves out texts that it cannot parse, so this test compares its result with the lines of the files.
     #[test]
     fn every_message_of_the_files_can_be_used() {
         for (language, file) in [
@@ -161,6 +164,8 @@ mod tests {
         let texts = PageTexts::new(Language::En, None);
         let title = texts.format("consent-title", &[("client", "\u{5d0}\u{5d1}")]);
         assert_eq!(title, "\u{2068}\u{5d0}\u{5d1}\u{2069} wants to use your account");
+        let label = texts.format("sessions-end-label", &[("device", "\u{5d0}\u{5d1} · Firefox")]);
+        assert_eq!(label, "Log out \u{2068}\u{5d0}\u{5d1} · Firefox\u{2069}");
         assert!(!texts.format("link-home", &[("app", "Shop")]).contains('\u{2068}'));
     }
 

@@ -11,8 +11,8 @@ use crate::domain::pages::settings::Theme;
 const TEXT_CONTRAST: f64 = 4.5;
 /// The lowest contrast of the border of a control, and of an icon (WCAG 2.2, 1.4.11).
 const CONTROL_CONTRAST: f64 = 3.0;
-/// The lowest contrast of text on the page around the card. If no darker color reaches it, the page has the background
-/// of the card.
+/// The lowest contrast of text on the page around the card. If no darker color has this contrast, the page has the
+/// background of the card.
 const CANVAS_CONTRAST: f64 = 7.0;
 
 const BLACK: Rgb = Rgb([0, 0, 0]);
@@ -143,7 +143,7 @@ impl Rgb {
         0.2126 * red + 0.7152 * green + 0.0722 * blue
     }
 
-    /// From 1 to 21.
+    /// The contrast with another color, from 1 to 21, as WCAG 2.2 defines it.
     fn contrast(self, other: Self) -> f64 {
         let (one, other) = (self.luminance(), other.luminance());
         (one.max(other) + 0.05) / (one.min(other) + 0.05)
@@ -160,7 +160,8 @@ impl Rgb {
         Self([red, green, blue])
     }
 
-    /// The first mix with `other`, from `percent` up, that has the contrast on every background.
+    /// Mixes the color with `percent` of `other`, or with more if needed, so that the mix has this contrast on every
+    /// background.
     fn toward(self, other: Self, percent: u16, backgrounds: &[Self], contrast: f64) -> Self {
         (percent..=100)
             .map(|percent| self.mix(other, percent))

@@ -10,13 +10,14 @@ use super::texts::PageTexts;
 #[derive(Clone, Debug, Serialize)]
 pub struct Timestamp {
     text: String,
-    /// The day alone.
+    /// The day without the time of day.
     date: String,
     /// For the attribute `datetime`.
     iso: String,
 }
 
-/// Browsers and what their `User-Agent` contains. The order matters: most contain the names of others too.
+/// Texts in a `User-Agent`, and the browsers that they mean. The order matters, because most browsers also send the
+/// names of other browsers.
 const BROWSERS: [(&str, &str); 9] = [
     ("Edg", "Edge"),
     ("OPR/", "Opera"),
@@ -29,7 +30,7 @@ const BROWSERS: [(&str, &str); 9] = [
     ("curl/", "curl"),
 ];
 
-/// Systems and what the `User-Agent` contains. The order matters: Android contains Linux.
+/// Texts in a `User-Agent`, and the systems that they mean. The order matters, because Android also sends `Linux`.
 const SYSTEMS: [(&str, &str); 8] = [
     ("iPhone", "iPhone"),
     ("iPad", "iPad"),

@@ -37,7 +37,7 @@ pub trait View: Serialize {
         None
     }
 
-    /// The action that has just succeeded.
+    /// The text about the action that has just succeeded.
     fn notice(&self, _: &PageTexts) -> Option<String> {
         None
     }
@@ -90,11 +90,11 @@ pub struct ConfirmNoticePage<'a> {
 pub struct ConfirmPage<'a> {
     /// The code from the link, or what the user entered.
     pub code: &'a str,
-    /// Whether the code is from a link and has not been refused, so that the user need not see it.
+    /// Whether the code is from a link and has not been refused, so the user does not need to see it.
     pub hides_code: bool,
     /// Whether the form asks for the password of the account.
     pub asks_password: bool,
-    /// Whether the user must log in first, because the password does not suffice.
+    /// Whether the user must log in first, because the password is not enough.
     pub login_needed: bool,
 }
 
@@ -108,7 +108,7 @@ pub struct ForgotPage<'a> {
 #[derive(Serialize)]
 pub struct ForgotNoticePage<'a> {
     pub email: &'a str,
-    /// The sealed email address, for links.
+    /// The encrypted email address, for links.
     pub address: &'a str,
 }
 
@@ -116,12 +116,12 @@ pub struct ForgotNoticePage<'a> {
 #[derive(Serialize)]
 pub struct ResetPage<'a> {
     pub email: &'a str,
-    /// The sealed email address, for links. Empty if `email` is not an email address.
+    /// The encrypted email address, for links. Empty if `email` is not an email address.
     #[serde(skip)]
     pub address: String,
     /// The code from the link, or what the user entered.
     pub code: &'a str,
-    /// Whether the code is from a link and has not been refused, so that the user need not see it.
+    /// Whether the code is from a link and has not been refused, so the user does not need to see it.
     pub hides_code: bool,
 }
 
@@ -131,14 +131,14 @@ pub struct AccountPage<'a> {
     pub name: &'a str,
     pub email: Option<&'a str>,
     pub email_verified: bool,
-    /// The address of a change that is not confirmed yet.
+    /// The new email address, if the user has not confirmed it yet.
     pub pending_email: Option<&'a str>,
     pub has_password: bool,
     /// Whether the App has providers.
     pub has_providers: bool,
     /// The labels of the linked providers, such as "Google, GitHub". Can be empty.
     pub linked_providers: &'a str,
-    /// Whether the App has Clients.
+    /// Whether the page has a link to `account/applications`.
     pub has_applications: bool,
     #[serde(skip)]
     pub notice: Option<AccountNotice<'a>>,
@@ -164,7 +164,7 @@ pub enum AccountNotice<'a> {
 /// `account/password`.
 #[derive(Serialize)]
 pub struct PasswordPage<'a> {
-    /// For password managers. Can be empty.
+    /// The email address of the account, for password managers. Can be empty.
     pub email: &'a str,
     pub has_password: bool,
     /// Whether the account lost its password and needs a new one.
@@ -213,7 +213,7 @@ pub struct SessionsPage<'a> {
 #[derive(Serialize)]
 pub struct SessionRow {
     pub id: String,
-    /// See [`super::device_label`].
+    /// A short name of the device, from [`super::device_label`].
     pub device: String,
     pub ip: String,
     pub last_used: Timestamp,
@@ -277,7 +277,7 @@ pub struct ScopeRow<'a> {
 pub struct FormPostPage<'a> {
     /// The redirect URL.
     pub action: &'a str,
-    /// As in [`ConsentPage`].
+    /// The host of the redirect URL, as in [`ConsentPage`].
     pub host: &'a str,
     pub fields: Vec<FormPostField<'a>>,
 }

@@ -10,8 +10,8 @@ use super::{
     preset::{EndpointSource, IssuerSource, find_preset},
 };
 
-/// The authority of an identity at this provider; see
-/// [`Providers::identity_authority`](crate::domain::ports::Providers::identity_authority).
+/// Returns the authority of an identity that an administrator or an import names. `given` is the authority in the
+/// request. Implements [`Providers::identity_authority`](crate::domain::ports::Providers::identity_authority).
 pub fn identity_authority(settings: &ProviderSettings, given: Option<&str>) -> Option<String> {
     let preset = find_preset(&settings.preset)?;
     let is_microsoft =

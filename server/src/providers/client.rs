@@ -37,7 +37,7 @@ pub(super) struct ClaimMapping {
     pub(super) groups: Option<RenderedProviderGroups>,
 }
 
-/// See [`EmailVerificationSource`].
+/// How the provider shows that an email address is verified, from the preset's [`EmailVerificationSource`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum EmailVerification {
     Never,
@@ -121,7 +121,7 @@ impl<'a> ProviderConfig<'a> {
         client == self.settings.client_id || self.settings.additional_client_ids.iter().any(|other| other == client)
     }
 
-    /// The authority of identities that are not read from an ID token; see
+    /// The authority (who issued the subject) of identities that are not read from an ID token:
     /// [`crate::domain::identity::VerifiedIdentity::authority`].
     pub(super) fn authority(&self) -> Result<String, UnusableReason> {
         configured_authority(self.preset, self.settings)

@@ -43,7 +43,7 @@ struct Document {
     #[serde(default)]
     id_token_signing_alg_values_supported: Vec<String>,
     token_endpoint_auth_methods_supported: Option<Vec<String>>,
-    /// RFC 9207, 3.
+    /// Whether the provider sends `iss` in callbacks (RFC 9207, 3).
     #[serde(default)]
     authorization_response_iss_parameter_supported: bool,
 }
@@ -223,7 +223,7 @@ impl Inner {
                 microsoft_issuers(client, &metadata.issuer).ok_or(invalid(InvalidResponse::IssuerMismatch))?
             }
             IssuerSource::Fixed(_) | IssuerSource::Option(_) => {
-                // OpenID Connect Discovery 1.0, 4.3.
+                // The document must name the issuer for which it was fetched (OpenID Connect Discovery 1.0, 4.3).
                 if metadata.issuer != expected_issuer && !aliases.contains(&metadata.issuer.as_str()) {
                     return Err(invalid(InvalidResponse::IssuerMismatch));
                 }
@@ -276,7 +276,7 @@ impl Inner {
         self.keys.get(url, self.fetch_keys(client, url)).await
     }
 
-    /// A newer key set; see [`super::cache::DocumentCache::get_newer`].
+    /// Returns a newer key set than `stale`, under the conditions of [`super::cache::DocumentCache::get_newer`].
     pub(super) async fn newer_keys(
         &self,
         client: &ProviderConfig<'_>,

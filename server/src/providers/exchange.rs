@@ -156,7 +156,7 @@ impl Inner {
             endpoints.userinfo_endpoint.as_deref().filter(|_| client.mapping.has_missing_claims(&statements[0]))
         {
             let profile = self.fetch_profile(client, url, access_token).await?;
-            // OpenID Connect Core 1.0, 5.3.2.
+            // The profile must have the subject of the ID token (OpenID Connect Core 1.0, 5.3.2).
             if profile.sub.as_ref() != Some(&token.subject) {
                 return Err(at(ProviderEndpoint::UserInfo)(InvalidResponse::SubjectMismatch));
             }

@@ -7,16 +7,16 @@ use serde_json::Value;
 
 use crate::domain::groups::MAX_GROUPS_PER_USER;
 
-/// Reads the groups to take over, sorted and without duplicates. `None` if the claim is not an array. The result is
-/// empty if there are more groups than a user can have.
+/// Reads the groups that the App takes over from the claim, sorted and without duplicates. Returns `None` if the claim
+/// is not an array. The result is empty if there are more groups than a user can have.
 ///
-/// Items that are not strings are dropped, and names that are not valid with the prefix. The JSON that contains the
-/// claim is bounded ([`super::RESPONSE_BOUNDS`]), and with it the number of items.
+/// Drops items that are not strings, and names that are not valid after the prefix is added. The number of items is
+/// bounded, because the JSON that contains the claim is bounded ([`super::RESPONSE_BOUNDS`]).
 pub(super) fn read_groups(claim: &Value, groups: &RenderedProviderGroups) -> Option<Vec<GroupName>> {
     let max_groups = MAX_GROUPS_PER_USER as usize;
     let mut names = BTreeSet::new();
     for name in claim.as_array()?.iter().filter_map(Value::as_str) {
-        // Checked first, so that no name longer than a group's is copied or compared with the patterns.
+        // The length is checked first, so that no name that is too long is copied or compared with the patterns.
         if name.is_empty() || groups.prefix.len() + name.len() > GroupName::MAX_LENGTH {
             continue;
         }
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn items_that_are_no_valid_names_are_dropped() {
+    fn items_that_are_not_valid_names_are_dropped() {
         let (longest, too_long) = ("a".repeat(123), "a".repeat(124));
         let claim =
             json!(["é", "", "a\tb", "a\nb", "\u{7f}", 1, null, true, ["x"], { "name": "x" }, longest, too_long, "ok"]);
@@ -79,7 +79,7 @@ mod tests {
         let claim = |count: usize| Value::from((0..count).map(|number| format!("g{number}")).collect::<Vec<_>>());
         assert_eq!(names(&claim(500), &settings("corp:", &[])).len(), 500);
         assert!(names(&claim(501), &settings("corp:", &[])).is_empty());
-        // Only the groups to take over count.
+        // Only groups whose names match the patterns count.
         assert_eq!(names(&claim(2000), &settings("corp:", &["g7", "g1999"])).len(), 2);
     }
 

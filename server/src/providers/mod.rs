@@ -116,7 +116,7 @@ impl SocialProviders {
         self.0.metrics.register(registry);
     }
 
-    /// See [`crate::domain::ports::Providers`].
+    /// Returns what a flow must know before it calls the provider.
     pub fn capabilities(&self, provider: &RenderedProvider) -> ProviderCapabilities {
         preset::find_preset(&provider.settings.preset).map_or(
             ProviderCapabilities { has_nonce: false, uses_form_post: false },
@@ -124,7 +124,7 @@ impl SocialProviders {
         )
     }
 
-    /// See [`crate::domain::ports::Providers`].
+    /// Acquires a permit for an operation of a client, or fails immediately.
     pub fn try_acquire(
         &self,
         operation: ProviderOperation,
@@ -141,7 +141,7 @@ impl SocialProviders {
         })
     }
 
-    /// See [`crate::domain::ports::Providers`].
+    /// Returns the URL of the provider's login page for the browser.
     pub async fn authorization_url(
         &self,
         permit: &Permit,
@@ -155,7 +155,7 @@ impl SocialProviders {
         authorization_url(&client, endpoints, request)
     }
 
-    /// See [`crate::domain::ports::Providers`].
+    /// Validates `iss` of a callback without a code (RFC 9207).
     pub async fn validate_issuer(
         &self,
         permit: &Permit,
@@ -167,7 +167,7 @@ impl SocialProviders {
         self.0.run_operation(&client, validation).await
     }
 
-    /// See [`crate::domain::ports::Providers`].
+    /// Exchanges a code for the identity of the user.
     pub async fn exchange_code(
         &self,
         permit: &Permit,
@@ -179,7 +179,7 @@ impl SocialProviders {
         self.0.run_operation(&client, self.0.exchange_code(&client, grant)).await
     }
 
-    /// See [`crate::domain::ports::Providers`].
+    /// Validates a provider's token, and returns the identity of its owner.
     pub async fn validate_token(
         &self,
         permit: &Permit,

@@ -465,8 +465,8 @@ pub(super) static PRESETS: [Preset; 15] = [
     },
     // https://learn.microsoft.com/linkedin/consumer/integrations/self-serve/sign-in-with-linkedin-v2 (claims, `iss`);
     // https://learn.microsoft.com/linkedin/shared/authentication/token-introspection.
-    // No nonce: the ID token does not contain it. PKCE off: the token endpoint rejects a client that sends a verifier
-    // (`invalid_client`).
+    // Flows have no nonce, because the ID token does not contain it. Flows do not use PKCE, because the token endpoint
+    // rejects a client that sends a verifier (`invalid_client`).
     Preset {
         name: "linkedin",
         endpoints: EndpointSource::Discovered {

@@ -140,8 +140,8 @@ impl ClaimMapping {
             || self.groups.is_some() && statement.groups.is_missing()
     }
 
-    /// The email address and whether it is verified, both from one statement: the first that has both, otherwise the
-    /// first that has an email address.
+    /// The email address and whether it is verified. Both come from one statement: the first statement that has both,
+    /// otherwise the first statement that has an email address.
     fn email(&self, statements: &[&SourceClaims]) -> Option<ProviderEmail> {
         let is_verified = |statement: &SourceClaims| match &self.verified {
             EmailVerification::Never | EmailVerification::AddressList => Some(false),
@@ -170,7 +170,7 @@ impl ClaimMapping {
             ClaimValue::Valid(name) => Some(name.clone()),
             ClaimValue::Missing | ClaimValue::Invalid => None,
         });
-        // The first source that has the claim decides, also if the claim is invalid there.
+        // The first source that has the claim decides, even if the claim is invalid there.
         let groups = statements.iter().find(|statement| !statement.groups.is_missing());
         let groups = match groups.map(|statement| &statement.groups) {
             Some(ClaimValue::Valid(groups)) => groups.clone(),
@@ -180,7 +180,8 @@ impl ClaimMapping {
     }
 }
 
-/// `true` or `"true"` (specification: Social login, Identities); with `accepts_one` also `1` and `"1"`.
+/// Whether the claim is `true` or `"true"` (specification: Social login, Identities). With `accepts_one`, `1` and `"1"`
+/// count as true, too.
 fn is_true(claim: &Value, accepts_one: bool) -> bool {
     match claim {
         Value::Bool(claim) => *claim,

@@ -147,7 +147,7 @@ async fn an_invalid_query_or_body_is_reported_before_a_missing_user() {
     admin.send(stale).await.expect_error(StatusCode::NOT_FOUND, "not_found");
 }
 
-/// The server keeps a response in memory until the client has read it, so the call counts until then.
+/// The server keeps a response in memory until the client has read it, so the call counts as in flight until then.
 #[tokio::test]
 async fn a_call_is_in_flight_until_its_response_is_read() {
     let test = AdministrationTest::start().await;

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{AdministrationTest, Administrator};
 use crate::support::TestApp;
 
-/// The objects that the calls of a test address: a user with a session, an identity at the Provider `github`, and a
+/// The objects to which the calls of a test apply: a user with a session, an identity at the Provider `github`, and a
 /// dead letter.
 pub(super) struct Target {
     pub(super) email: String,
@@ -19,7 +19,7 @@ pub(super) struct Target {
     pub(super) dead_letter: String,
 }
 
-/// Builds a request for a call of [`super::access::CALLS`] that addresses this target.
+/// Builds a request for a call of [`super::access::CALLS`]. The call applies to this target.
 pub(super) fn request(
     admin: &Administrator,
     (method, template): (&str, &str),

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::fault_support::unlimited_app;
 
-/// An App that lists these ServiceAccounts with these roles.
-fn listing(app: App, accounts: &[(&str, &str)]) -> App {
+/// Sets the administrators of an App: these ServiceAccounts in the namespace `shop`, each with its role.
+fn with_roles(app: App, accounts: &[(&str, &str)]) -> App {
     let administrators: Vec<_> = accounts
         .iter()
         .map(|(name, role)| json!({ "serviceAccount": { "namespace": "shop", "name": name }, "role": role }))
@@ -26,7 +26,7 @@ fn listing(app: App, accounts: &[(&str, &str)]) -> App {
 /// A service with an App `shop` that has the administrators of [`AdministrationTest`], and with the App `blog`.
 async fn start_with_blog(accounts: &[(&str, &str)]) -> (AdministrationTest, App) {
     let github = Provider::new("github", "github");
-    let blog = listing(unlimited_app("blog"), accounts).provider(&github);
+    let blog = with_roles(unlimited_app("blog"), accounts).provider(&github);
     let test = AdministrationTest::start_on(Stack::builder().app(&blog), unlimited_app("shop"), &[github]).await;
     (test, blog)
 }
@@ -102,6 +102,6 @@ async fn ids_and_cursors_of_another_app_are_unknown() {
     assert_eq!(test.test_app.administered_checksum(&blog).await, before, "nothing has changed in the other App");
     assert_eq!(target.session_status(&test.test_app, &blog).await, StatusCode::OK);
     assert_eq!(own.session_status(&test.test_app, &shop).await, StatusCode::OK);
-    // The same email address and external id can exist in both Apps.
+    // The call succeeds, because the same email address and external id can exist in both Apps.
     of_shop.create(&external).await;
 }

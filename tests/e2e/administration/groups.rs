@@ -16,7 +16,8 @@ use crate::{
 const EMAIL: &str = "ada@example.com";
 
 impl TestApp {
-    /// The names of the groups of a user in Redis, beside the profile. `None` if Redis does not have them.
+    /// The names of the user's groups in Redis, which are stored with the user's profile. `None` if Redis does not have
+    /// them.
     pub(crate) async fn groups_in_redis(&self, user: &str) -> Option<Vec<String>> {
         let mut redis = self.stack.redis().connect().await.expect("Redis is reachable");
         let key = format!("lk:{{{}:{user}}}:user", self.id());
@@ -53,7 +54,7 @@ async fn groups_are_created_listed_changed_and_deleted() {
     assert_eq!(admin.get("groups").await.expect(StatusCode::OK).body, json!({ "groups": [] }));
     let titled = admin.put("groups/argo:admins", &json!({ "title": " Argo CD " })).await.expect(StatusCode::OK);
     assert_eq!(titled.body, json!({}));
-    // A body is not necessary.
+    // The body of a PUT is optional.
     admin.send(admin.request(Method::PUT, "groups/ops@example.com")).await.expect(StatusCode::OK);
     admin.put("groups/staff", &json!({})).await.expect(StatusCode::OK);
 
@@ -81,7 +82,7 @@ async fn groups_are_created_listed_changed_and_deleted() {
     assert_eq!(last.body.get("next"), None);
     let of_other_call = admin.get(&format!("groups/staff/members?cursor={next}")).await;
     of_other_call.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-    // Without a title, the group loses it.
+    // A PUT without a title removes the title of the group.
     admin.put("groups/argo:admins", &json!({})).await.expect(StatusCode::OK);
     assert_eq!(admin.get("groups?limit=1").await.body["groups"][0]["title"], Value::Null);
 
@@ -92,7 +93,7 @@ async fn groups_are_created_listed_changed_and_deleted() {
 }
 
 #[tokio::test]
-async fn members_are_added_and_removed_once() {
+async fn adding_or_removing_a_member_again_has_no_effect() {
     let test = AdministrationTest::start().await;
     let admin = test.admin();
     admin.put("groups/staff", &json!({})).await.expect(StatusCode::OK);
@@ -129,7 +130,7 @@ async fn members_are_added_and_removed_once() {
 }
 
 #[tokio::test]
-async fn unknown_and_malformed_groups_and_users_are_404() {
+async fn unknown_and_malformed_groups_and_users_get_404() {
     let test = AdministrationTest::start().await;
     let admin = test.admin();
     admin.put("groups/staff", &json!({})).await.expect(StatusCode::OK);
@@ -138,7 +139,7 @@ async fn unknown_and_malformed_groups_and_users_are_404() {
     let too_long = "a".repeat(129);
     for group in ["other", "-a", ".a", "a%20b", "a%2Fb", "%61", "%3Aa", "%C3%A9", "a*", "a,b", too_long.as_str()] {
         for path in [format!("groups/{group}/members/{user}"), format!("groups/{group}")] {
-            // A well-formed group is created by PUT, so it is not sent.
+            // A PUT with the well-formed name `other` would create the group, so this request is not sent.
             if group != "other" || path.ends_with(&user) {
                 admin.put(&path, &json!({})).await.expect_error(StatusCode::NOT_FOUND, "not_found");
             }
@@ -152,7 +153,7 @@ async fn unknown_and_malformed_groups_and_users_are_404() {
         removed.expect_error(StatusCode::NOT_FOUND, "not_found");
         admin.get(&format!("users/{user}/groups")).await.expect_error(StatusCode::NOT_FOUND, "not_found");
     }
-    // The query and the body are checked first.
+    // The query and the body are checked before the group.
     for path in ["groups/staff", "groups/-a"] {
         let unknown = admin.put(path, &json!({ "name": "x" })).await;
         let unknown = unknown.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
@@ -173,7 +174,7 @@ async fn unknown_and_malformed_groups_and_users_are_404() {
     assert_eq!(admin.get("groups").await.body["groups"].as_array().unwrap().len(), 1);
 }
 
-/// A caller can have eight calls in flight.
+/// Sends six calls at a time, because a caller can have at most eight calls in flight.
 #[tokio::test]
 async fn concurrent_calls_do_not_exceed_the_limits() {
     let test = AdministrationTest::start_with(unlimited_app("shop"), &[]).await;
@@ -197,7 +198,7 @@ async fn concurrent_calls_do_not_exceed_the_limits() {
         response.expect_error(StatusCode::CONFLICT, "too_many_groups");
     }
     assert_eq!(test.test_app.query_number("SELECT count(*) FROM groups").await, 10_000);
-    // A change of a title is not limited, and a deleted group makes room.
+    // The title of a group can still be changed. After a group is deleted, another one can be created.
     admin.put("groups/g1", &json!({ "title": "First" })).await.expect(StatusCode::OK);
     admin.delete("groups/g9999").await.expect(StatusCode::OK);
     admin.put("groups/another", &json!({})).await.expect(StatusCode::OK);

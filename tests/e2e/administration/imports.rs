@@ -68,8 +68,8 @@ async fn a_refused_line_does_not_prevent_the_others() {
         json!({ "external_id": "2", "email": "nobody", "created_at": 4_000_000_000_u64 }).to_string(),
         json!({ "external_id": "3", "email": "Taken@example.com", "totp": 1, "groups": [] }).to_string(),
         json!({ "external_id": "crm:taken", "email": "another@example.com", "totp": 2 }).to_string(),
-        // The first of these two lines has the canonical address of line 1, the second has the external id
-        // of line 1.
+        // The first of these two lines has the canonical email address of line 1, the second has the external id of
+        // line 1.
         json!({ "external_id": "4", "email": "USER1@example.com" }).to_string(),
         json!({ "external_id": "crm:1", "email": "user9@example.com" }).to_string(),
         json!({ "external_id": "5", "email": "e@example.com", "identities": vec![json!({}); 100] }).to_string(),

@@ -91,7 +91,7 @@ async fn a_new_address_ends_the_sessions_and_notifies_the_former_address() {
     let body = json!({ "email": EMAIL, "email_verified": true, "password": PASSWORD });
     let path = format!("users/{}", admin.create(&body).await);
     let session = client.authenticate(app, EMAIL, PASSWORD).await;
-    // The same canonical address: the session continues.
+    // The canonical address is the same, so the session continues.
     let respelled = admin.patch(&path, &json!({ "email": "Ada@example.com" })).await.expect(StatusCode::OK);
     assert_eq!((respelled.string("email"), &respelled.body["email_verified"]), ("Ada@example.com", &json!(true)));
     session.get("user").await.expect(StatusCode::OK);

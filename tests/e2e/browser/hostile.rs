@@ -14,7 +14,8 @@ use crate::{
 /// The buttons that send a form. The others change only what the page shows.
 const SENDING: &str = "button:not([type=button])";
 
-/// Opens a page, presses each button, and opens each link of the page and of the page after a button.
+/// Opens a page and presses each of its buttons. Then opens each link of this page, and of the pages to which the
+/// buttons lead.
 async fn scan(browser: &Browser, base_url: &str, url: &str) {
     browser.open(url).await;
     let buttons = browser.count(SENDING).await;

@@ -51,11 +51,11 @@ async fn send_form_of_other_site(browser: &Browser, has_scripts: bool) {
 }
 
 #[tokio::test]
-async fn a_form_of_another_site_keeps_the_login_and_gets_a_form_back() {
+async fn a_request_in_a_form_of_another_site_keeps_the_login_and_the_response_is_a_form() {
     send_form_of_other_site(&Browser::start().await.unwrap(), true).await;
 }
 
 #[tokio::test]
-async fn without_scripts_the_user_presses_the_button() {
+async fn without_scripts_the_user_sends_the_form_of_the_response_with_its_button() {
     send_form_of_other_site(&Browser::start_without_scripts().await.unwrap(), false).await;
 }

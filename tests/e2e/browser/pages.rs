@@ -4,7 +4,7 @@ use latchkey_tests::{browser::Browser, page_tour::PageTour, passwords::PASSWORD,
 
 use crate::pages::{EMAIL, PagesTest, app};
 
-/// The number of states of pages in a walk, at least.
+/// The minimum number of page states that a walk visits.
 const MIN_STOPS: usize = 25;
 
 #[tokio::test]
@@ -33,7 +33,7 @@ async fn two_tabs_log_in_one_after_the_other() {
     pages.log_in_here(&browser, EMAIL, PASSWORD).await;
     pages.wait_for_page(&browser, "account/activity").await;
 
-    // The form of the first tab is older than the session.
+    // The form in the first tab is older than the session that the second tab has opened.
     browser.switch_to(&first).await;
     pages.log_in_here(&browser, EMAIL, PASSWORD).await;
     pages.wait_for_page(&browser, "account/sessions").await;
@@ -80,7 +80,7 @@ async fn the_back_button_shows_no_account_after_the_logout() {
     let text = browser.text().await;
     assert!(!text.contains(EMAIL), "{text}");
 
-    // Also after the account was deleted.
+    // The back button shows no account after the account was deleted, either.
     pages.log_in_here(&browser, EMAIL, PASSWORD).await;
     pages.wait_for_page(&browser, "account").await;
     browser.wait_for_text(EMAIL).await;
@@ -95,7 +95,7 @@ async fn the_back_button_shows_no_account_after_the_logout() {
 }
 
 #[tokio::test]
-async fn cookies_are_for_this_host_https_and_no_script() {
+async fn cookies_are_sent_only_to_this_host_over_https_and_scripts_cannot_read_them() {
     let (builder, _proxy) = Stack::builder().behind_tls(&ServerTls::new().unwrap()).await.unwrap();
     let pages = PagesTest::of(app(), builder).await;
     pages.test_app.register_and_confirm(EMAIL).await;

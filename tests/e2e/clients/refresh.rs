@@ -51,10 +51,11 @@ async fn only_the_client_itself_can_refresh() {
     expect_invalid_client(test.refresh(Auth::Basic(GRAFANA, "wrong"), token).await);
     expect_invalid_client(test.refresh(Auth::Public(GRAFANA), token).await);
     expect_invalid_client(test.refresh(Auth::Nothing, token).await);
-    // In JSON, without a client, as front ends of the App refresh.
+    // The App's own front ends send a refresh as JSON and without a client. The token of a client is refused in such a
+    // request.
     let refused = test.client().refresh(test.test_app.id(), token).await;
     refused.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
-    // The refresh token of the App is not the client's.
+    // The client cannot use a refresh token of the App's own sessions.
     let login = test.client().login(test.test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     expect_invalid_grant(test.refresh(AS_GRAFANA, login.string("refresh_token")).await);
     test.client().refresh(test.test_app.id(), login.string("refresh_token")).await.expect(StatusCode::OK);
@@ -81,7 +82,7 @@ async fn the_scope_of_the_access_token_can_be_narrowed_and_not_widened() {
 }
 
 #[tokio::test]
-async fn offline_access_outlives_a_logout_and_not_the_epoch() {
+async fn a_session_with_offline_access_continues_after_a_logout_and_ends_with_a_new_epoch() {
     let test = OpenIdTest::start().await;
     let mut browser = test.logged_in_browser().await;
     let offline = test.tokens_in(&mut browser, "openid offline_access").await;
@@ -117,13 +118,13 @@ async fn a_client_that_is_no_longer_served_loses_its_tokens() {
     test.set_clients(vec![namesake]).await;
     expect_invalid_grant(test.refresh(AS_GRAFANA, token).await);
     test.userinfo(access_token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    // The same Client again, for example after its namespace was granted again.
+    // Serves the same Client again, as after a new grant for its namespace. The old token is valid again.
     test.set_clients(default_clients()).await;
     test.refresh(AS_GRAFANA, token).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
-async fn lost_scopes_are_left_out_and_without_offline_access_a_refresh_fails() {
+async fn a_refresh_leaves_out_scopes_that_the_client_lost_and_fails_without_offline_access() {
     let test = OpenIdTest::start().await;
     let tokens = test.tokens("openid email offline_access").await;
     let mut client = rendered_client(GRAFANA, Some(SECRET));
@@ -152,7 +153,7 @@ async fn a_user_who_is_no_longer_allowed_cannot_refresh_and_the_token_stays_vali
 }
 
 #[tokio::test]
-async fn new_generations_of_a_client_session_are_limited_as_those_of_the_app() {
+async fn new_generations_of_a_client_session_are_limited_like_those_of_an_app_session() {
     let test = OpenIdTest::start_with(app().limit("refreshesPerSession", &[(2, 600)]), default_clients()).await;
     let mut tokens = test.tokens("openid offline_access").await;
     for _ in 0..2 {

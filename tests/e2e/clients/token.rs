@@ -28,7 +28,7 @@ async fn a_code_is_exchanged_for_tokens_of_the_user() {
     assert_eq!((&access["client_id"], &access["scope"]), (&json!(GRAFANA), &json!("openid profile email groups")));
     assert_eq!((&access["email"], access.get("groups")), (&json!(EMAIL), None));
 
-    // The ID token is verified as a client does it.
+    // Verifies the ID token as a client does.
     let id_token = response.string("id_token");
     let jwks = test.client().get(&format!("{}/.well-known/jwks.json", test.test_app.id())).await;
     let jwks: JwkSet = serde_json::from_value(jwks.body).unwrap();
@@ -141,7 +141,7 @@ async fn of_eight_exchanges_at_once_at_most_one_succeeds_and_its_session_ends() 
 }
 
 #[tokio::test]
-async fn a_code_ends_with_the_browser_session_and_with_the_epoch() {
+async fn a_code_is_invalid_after_the_browser_session_has_ended_or_the_epoch_has_risen() {
     let test = OpenIdTest::start().await;
     let mut browser = test.logged_in_browser().await;
     let code = test.code(&mut browser, GRAFANA, &[("scope", "openid offline_access")]).await;
@@ -170,7 +170,7 @@ async fn a_user_who_is_no_longer_allowed_gets_no_tokens_and_the_code_stays_valid
 }
 
 #[tokio::test]
-async fn a_replaced_secret_works_until_its_end() {
+async fn a_replaced_secret_works_until_it_expires() {
     let with_previous = |expires_at: i64| {
         let mut client = rendered_client(GRAFANA, Some("lks_new"));
         let previous = BASE64_STANDARD.encode(digest(&SHA256, SECRET.as_bytes()));
@@ -188,7 +188,7 @@ async fn a_replaced_secret_works_until_its_end() {
 }
 
 #[tokio::test]
-async fn requests_of_clients_are_counted_without_their_names() {
+async fn metrics_count_the_requests_of_clients_without_naming_a_client() {
     let test = OpenIdTest::start().await;
     test.tokens("openid").await;
     expect_invalid_client(test.exchange(Auth::Basic(GRAFANA, "wrong"), "lka_x", None).await);
@@ -217,7 +217,7 @@ async fn unknown_and_malformed_codes_are_refused() {
 }
 
 #[tokio::test]
-async fn a_client_authenticates_with_its_secret_in_one_place() {
+async fn a_client_sends_its_secret_in_the_form_or_in_the_header_but_not_in_both() {
     let test = OpenIdTest::start().await;
     let mut browser = test.logged_in_browser().await;
     let code = test.code(&mut browser, GRAFANA, &[("scope", "openid")]).await;
@@ -312,7 +312,7 @@ async fn too_many_failures_of_one_client_address_are_refused_also_with_the_right
         let limited = limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
         assert!(limited.header("ratelimit").unwrap().contains("clientFailuresPerClientAddress"));
     }
-    // The limit is per client, and per client address.
+    // The limit counts each pair of OpenID Connect client and client address separately.
     expect_invalid_grant(test.post_as(&client, "token", Auth::Basic(ARGOCD, OTHER_SECRET), &fields).await);
     expect_invalid_grant(test.post("token", AS_GRAFANA, &fields).await);
 }
@@ -328,7 +328,7 @@ async fn a_client_whose_secret_cannot_be_read_gets_503() {
 }
 
 #[tokio::test]
-async fn an_app_without_clients_responds_as_before() {
+async fn an_app_without_clients_has_only_the_endpoints_of_its_own_sessions() {
     let test = OpenIdTest::start_with(app(), Vec::new()).await;
     let id = test.test_app.id();
     let client = test.client();
@@ -337,7 +337,7 @@ async fn an_app_without_clients_responds_as_before() {
     let userinfo = client.post_without_body(&test.endpoint("userinfo")).await;
     let userinfo = userinfo.expect_error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed");
     assert_eq!(userinfo.header("allow"), Some("GET, HEAD, OPTIONS"));
-    // Credentials of clients are ignored, and JSON is accepted.
+    // The token endpoint ignores the credentials of clients.
     let fields = [("grant_type", "refresh_token"), ("refresh_token", "lkrc_x"), ("client_secret", "x")];
     expect_invalid_grant(test.post("token", AS_GRAFANA, &fields).await);
     let metadata = client.get(&format!("{id}/.well-known/openid-configuration")).await.expect(StatusCode::OK);
@@ -407,7 +407,7 @@ async fn pages_of_a_client_can_call_its_endpoints_without_credentials() {
 }
 
 #[tokio::test]
-async fn a_request_can_be_pushed_and_is_checked_first() {
+async fn a_request_can_be_pushed_and_is_checked_when_it_is_pushed() {
     let test = OpenIdTest::start().await;
     let fields = [("redirect_uri", CALLBACK), ("response_type", "code"), ("scope", "openid"), ("state", "s-1")];
     let pushed = test.post("par", AS_GRAFANA, &fields).await.expect(StatusCode::CREATED);

@@ -52,7 +52,7 @@ async fn the_token_can_be_in_a_form_but_not_in_two_places() {
         let refused = test.post("userinfo", Auth::Nothing, &[("access_token", bad)]).await;
         refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     }
-    // The App's own token gets the whole account, as before.
+    // With a token of the App's own sessions, userinfo returns the whole account.
     let login = test.client().login(test.test_app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let own = test.userinfo(login.string("token")).await.expect(StatusCode::OK);
     assert!(own.body["updated_at"].is_i64(), "{}", own.text);
@@ -120,7 +120,7 @@ async fn forward_auth_admits_a_client_with_an_audience_of_the_app_until_its_sess
     let named = named.get("authorize").await.expect(StatusCode::OK);
     assert!(!named.header("x-auth-name").unwrap().is_empty());
     assert_eq!((named.header("x-auth-email"), named.header("x-auth-email-verified")), (Some(""), Some("false")));
-    // All other calls still refuse it.
+    // All other calls still refuse the token.
     user.get("user").await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     test.set_clients(Vec::new()).await;
     user.get("authorize").await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");

@@ -6,7 +6,8 @@ use latchkey_tests::{page_browser::LoadedPage, stack::Stack};
 use super::pages::{EMAIL, OTHER_EMAIL, ProviderTest, app, reply};
 use crate::support::TestApp;
 
-fn removed(test: &ProviderTest, page: LoadedPage) -> LoadedPage {
+/// Asserts that the list of applications reports a removal. Returns the list.
+fn expect_removed(test: &ProviderTest, page: LoadedPage) -> LoadedPage {
     let page = page.expect_at(&test.path("account/applications"));
     assert!(page.text().contains("no longer has access"), "{}", page.html);
     page
@@ -32,7 +33,7 @@ async fn a_user_withdraws_a_consent_and_its_sessions() {
     let page = browser.open(&list).await.expect_at(&list);
     assert!(page.text().contains("Our Grafana"), "{}", page.html);
     assert_eq!(page.form(&list).value("client"), test.client.client_id());
-    let page = removed(&test, browser.submit(&page, &list, &[]).await);
+    let page = expect_removed(&test, browser.submit(&page, &list, &[]).await);
     assert!(page.forms().is_empty(), "{}", page.html);
     test.refresh(&refresh).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
     assert_eq!(test.consent_count().await, 1, "that of the other user");
@@ -54,7 +55,7 @@ async fn a_session_without_a_consent_is_listed_if_it_outlives_the_logout() {
     let sessions = browser.open(&test.path("account/sessions")).await;
     assert!(sessions.text().contains("Our Grafana · "), "{}", sessions.html);
     let page = browser.open(&list).await.expect_at(&list);
-    removed(&test, browser.submit(&page, &list, &[]).await);
+    expect_removed(&test, browser.submit(&page, &list, &[]).await);
     let refused = test.refresh(tokens.string("refresh_token")).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
     test.wait_for_event(EMAIL, "consent_withdrawn").await;
@@ -73,14 +74,14 @@ async fn an_application_without_access_cannot_be_removed() {
         refused.expect_error(404, "not_found");
     }
     assert_eq!(test.consent_count().await, 1);
-    // The page needs a login, and leads back.
+    // Without a session, the list leads to the login page, and the login leads back to the list.
     let mut stranger = test.new_browser();
     let login = stranger.open(&list).await.expect_at(&test.path("login"));
     test.log_in_at(&mut stranger, &login, EMAIL).await.expect_at(&list);
 }
 
 #[tokio::test]
-async fn access_of_a_client_that_the_app_lost_is_listed_and_withdrawn_by_uid() {
+async fn access_of_a_client_that_the_app_no_longer_has_is_listed_and_withdrawn_by_uid() {
     let test = ProviderTest::with_client(|client| client.set("/consent", "Once")).await;
     let (list, account) = (test.path("account/applications"), test.path("account"));
     let mut browser = test.logged_in_browser(EMAIL).await;
@@ -93,7 +94,7 @@ async fn access_of_a_client_that_the_app_lost_is_listed_and_withdrawn_by_uid() {
     let uid: String =
         sqlx::query_scalar("SELECT client_uid FROM consents").fetch_one(&mut connection).await.expect("one consent");
 
-    // Another Client has the name now.
+    // Another Client now has the name of the first Client.
     test.test_app.edit_rendered(|document| document["clients"][0]["uid"] = "another".into()).await;
     let page = browser.open(&list).await.expect_at(&list);
     assert_eq!(page.form(&list).value("client"), uid);
@@ -101,7 +102,7 @@ async fn access_of_a_client_that_the_app_lost_is_listed_and_withdrawn_by_uid() {
     let refused = browser.submit(&page, &list, &[("client", "another")]).await;
     refused.expect_error(404, "not_found");
 
-    // The App has no Client.
+    // The App now has no Client.
     test.test_app.edit_rendered(|document| document["clients"] = serde_json::json!([])).await;
     assert!(browser.open(&account).await.expect_at(&account).links().contains(&list));
     let sessions = browser.open(&test.path("account/sessions")).await;
@@ -114,7 +115,7 @@ async fn access_of_a_client_that_the_app_lost_is_listed_and_withdrawn_by_uid() {
     assert!(!sessions.text().contains(&test.client.client_id()), "{}", sessions.html);
     test.wait_for_event(EMAIL, "consent_withdrawn").await;
 
-    // Without entries there is no page.
+    // If the App has no Client and the list has no entries, there is no page.
     for browser in [&mut browser, &mut never] {
         assert!(!browser.open(&account).await.expect_at(&account).links().contains(&list));
         assert_eq!(browser.open(&list).await.status, StatusCode::NOT_FOUND);
@@ -122,7 +123,7 @@ async fn access_of_a_client_that_the_app_lost_is_listed_and_withdrawn_by_uid() {
 }
 
 #[tokio::test]
-async fn the_account_leads_there_only_if_the_app_has_clients() {
+async fn the_account_page_links_to_the_applications_only_if_the_app_has_clients() {
     let test = ProviderTest::start().await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let list = test.path("account/applications");

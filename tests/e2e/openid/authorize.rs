@@ -6,11 +6,11 @@ use serde_json::json;
 
 use super::pages::{CALLBACK, EMAIL, OTHER_EMAIL, ProviderTest, app, reply};
 
-fn no_client_change(client: Client) -> Client {
+fn unchanged(client: Client) -> Client {
     client
 }
 
-/// The path and query of the nth mail's link to `confirm`.
+/// The path and query of the link to `confirm` in the first mail to this address.
 async fn confirm_link(test: &ProviderTest, email: &str) -> String {
     let mail = test.test_app.mail(email, 1).await;
     let begin = format!("{}{}?", test.test_app.stack.base_url(), test.path("confirm"));
@@ -51,7 +51,7 @@ async fn a_registration_continues_to_the_client_in_the_tab_of_the_mail() {
         let page = test.authorize(&mut browser, &[("prompt", "create"), ("state", &state)]).await;
         let page = page.expect_at(&test.path("register"));
         test.register_at(&mut browser, &page, email).await.expect_at(&test.path("confirm"));
-        // The link in the mail has no `tx`.
+        // The link in the mail has no `tx`, the parameter with the authorization request.
         let confirm = browser.open(&confirm_link(&test, email).await).await.expect_at(&test.path("confirm"));
         let answer = reply(&browser.submit(&confirm, &test.path("confirm"), &[]).await);
         assert_eq!(answer["state"], state);
@@ -83,7 +83,7 @@ async fn a_request_for_another_user_needs_that_user() {
     assert!(reply(&test.authorize(&mut browser, &[("id_token_hint", &hint)]).await).contains_key("code"));
     let mut other = test.logged_in_browser(OTHER_EMAIL).await;
     let login = test.authorize(&mut other, &[("id_token_hint", &hint)]).await.expect_at(&test.path("login"));
-    // The wrong user stays wrong.
+    // A login of the wrong user leads to the login page again.
     let login = test.log_in_at(&mut other, &login, OTHER_EMAIL).await.expect_at(&test.path("login"));
     assert!(reply(&test.log_in_at(&mut other, &login, EMAIL).await).contains_key("code"));
     let silent = reply(&test.authorize(&mut other, &[("id_token_hint", "x"), ("prompt", "none")]).await);
@@ -94,7 +94,7 @@ async fn a_request_for_another_user_needs_that_user() {
 async fn a_post_of_another_site_keeps_the_session_of_the_browser() {
     let test = ProviderTest::start().await;
     let mut browser = test.logged_in_browser(EMAIL).await;
-    // Browsers send no cookie with `SameSite=Lax` with the POST.
+    // Browsers do not send cookies with `SameSite=Lax` in a POST of another site.
     let mut without_cookies = browser.clone();
     without_cookies.cookies.clear();
     let origin = [("origin", "https://grafana.example.com")];
@@ -104,7 +104,7 @@ async fn a_post_of_another_site_keeps_the_session_of_the_browser() {
     assert!(without_cookies.cookies.is_empty());
     let location = posted.header("location").unwrap().to_owned();
     assert!(reply(&browser.open(&location).await).contains_key("code"));
-    // Every browser can open this `tx`, but gets only the login page.
+    // Every browser can open this URL, but a browser without a session gets only the login page.
     test.new_browser().open(&location).await.expect_at(&test.path("login"));
     let login = location.replace("/authorize?", "/login?");
     browser.open(&login).await.expect_error(400, "invalid_state");
@@ -129,7 +129,7 @@ async fn a_form_post_response_has_the_code_only_in_its_form() {
 #[tokio::test]
 async fn codes_are_limited_for_each_client_address() {
     let limited = app().limit("authorizationsPerClientAddress", &[(2, 600)]);
-    let test = ProviderTest::of(limited, no_client_change, Stack::builder()).await;
+    let test = ProviderTest::of(limited, unchanged, Stack::builder()).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     for _ in 0..2 {
         test.code(&mut browser, &[]).await;
@@ -140,7 +140,7 @@ async fn codes_are_limited_for_each_client_address() {
 }
 
 #[tokio::test]
-async fn only_admitted_users_get_a_code() {
+async fn only_users_whom_the_client_allows_get_a_code() {
     let restricted = |client: Client| client.set("/allow/groups", json!(["operations"]));
     let test = ProviderTest::with_client(restricted).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
@@ -163,7 +163,7 @@ async fn a_request_is_checked_again_after_the_login() {
 
 #[tokio::test]
 async fn without_redis_nobody_gets_a_code() {
-    let test = ProviderTest::of(app(), no_client_change, Stack::builder().proxied()).await;
+    let test = ProviderTest::of(app(), unchanged, Stack::builder().proxied()).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     test.test_app.stack.redis_proxy.as_ref().expect("a proxy").refuse().await;
     let page = test.authorize(&mut browser, &[]).await.expect_error(503, "temporarily_unavailable");
@@ -173,8 +173,8 @@ async fn without_redis_nobody_gets_a_code() {
 }
 
 #[tokio::test]
-async fn without_postgres_codes_are_issued_unless_consent_is_stored() {
-    let test = ProviderTest::of(app(), no_client_change, Stack::builder().proxied()).await;
+async fn without_postgres_only_clients_that_need_no_stored_consent_get_codes() {
+    let test = ProviderTest::of(app(), unchanged, Stack::builder().proxied()).await;
     let once = Client::web("once", &test.test_app.app, CALLBACK).set("/consent", "Once");
     test.apply(&once).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
@@ -211,7 +211,7 @@ async fn a_code_works_only_for_its_client_and_redirect_url() {
     let other = Client::web("other", &test.test_app.app, CALLBACK);
     test.apply(&other).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
-    // Injected into another client: both have the same redirect URL.
+    // An attacker injects a code of another client. Both clients have the same redirect URL.
     let other_id = other.client_id();
     let injected = test.code(&mut browser, &[("client_id", &other_id)]).await;
     test.exchange(&injected).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
@@ -247,7 +247,7 @@ async fn pkce_cannot_be_removed_or_added() {
 }
 
 #[tokio::test]
-async fn every_response_names_its_issuer() {
+async fn every_authorization_response_names_the_issuer() {
     let test = ProviderTest::start().await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     for changes in

@@ -5,10 +5,12 @@ use latchkey_tests::builders::Client;
 
 use super::pages::{EMAIL, OTHER_EMAIL, ProviderTest, reply};
 
+/// Makes a Client ask for consent once for the same scopes.
 fn once(client: Client) -> Client {
     client.set("/consent", "Once")
 }
 
+/// Makes a Client ask for consent in every authorization.
 fn always(client: Client) -> Client {
     client.set("/consent", "Always")
 }
@@ -98,7 +100,7 @@ async fn a_decision_counts_only_for_the_account_that_the_page_showed() {
     test.test_app.register_and_confirm(OTHER_EMAIL).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let page = test.authorize(&mut browser, &[]).await.expect_at(&test.path("consent"));
-    // Another user logs in in another tab.
+    // In another tab, the first user logs out and another user logs in.
     let question = browser.open(&test.path("logout")).await;
     browser.submit(&question, &test.path("logout"), &[]).await.expect_at(&test.path("logout"));
     let login = browser.open(&test.path("login")).await;
@@ -130,7 +132,7 @@ async fn a_form_of_another_browser_allows_nothing() {
     let mut victim = test.logged_in_browser(EMAIL).await;
     let refused = victim.post(&test.path("consent"), &fields, &[]).await;
     assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{}", refused.text);
-    // With the victim's own form, but from another site.
+    // The victim's own form is refused, too, if another site sends it.
     let page = test.authorize(&mut victim, &[]).await.expect_at(&test.path("consent"));
     let mut fields = page.form(&test.path("consent")).fields;
     fields.push(("decision".to_owned(), "allow".to_owned()));
@@ -181,7 +183,7 @@ async fn a_login_for_another_purpose_does_not_replace_the_decision() {
     let mut browser = test.new_browser();
     let waiting = test.authorize(&mut browser, &CHALLENGE).await.expect_at(&test.path("login"));
     let tx = waiting.form(&test.path("login")).value("tx").to_owned();
-    // In another tab.
+    // The user logs in to the account page in another tab.
     let login = browser.open(&test.path("login")).await;
     test.log_in_at(&mut browser, &login, EMAIL).await.expect_at(&test.path("account"));
     for page in ["authorize", "consent"] {

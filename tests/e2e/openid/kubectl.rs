@@ -46,7 +46,7 @@ struct Home {
 // === impl KubectlTest ===
 
 impl KubectlTest {
-    /// `client` makes the Client with its redirect URL.
+    /// `make_client` returns the Client. It gets the provider and the redirect URL.
     async fn start(make_client: impl FnOnce(&OpenIdProvider, &str) -> Client) -> Self {
         let provider = OpenIdProvider::start().await.unwrap();
         let port = process::free_port();

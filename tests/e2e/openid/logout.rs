@@ -8,11 +8,11 @@ use super::pages::{EMAIL, ProviderTest};
 
 const BYE: &str = "https://grafana.example.com/bye";
 
-fn with_url(client: Client) -> Client {
+fn with_logout_url(client: Client) -> Client {
     client.set_own("postLogoutRedirectURLs", json!([BYE]))
 }
 
-fn logout(test: &ProviderTest, sent: &[(&str, &str)]) -> String {
+fn logout_path(test: &ProviderTest, sent: &[(&str, &str)]) -> String {
     let query = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(sent).finish();
     test.path(&format!("logout?{query}"))
 }
@@ -29,10 +29,10 @@ async fn id_token(test: &ProviderTest, browser: &mut PageBrowser) -> String {
 
 #[tokio::test]
 async fn a_hint_of_the_session_logs_out_at_once() {
-    let test = ProviderTest::with_client(with_url).await;
+    let test = ProviderTest::with_client(with_logout_url).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let hint = id_token(&test, &mut browser).await;
-    let path = logout(&test, &[("id_token_hint", &hint), ("post_logout_redirect_uri", BYE), ("state", "a b")]);
+    let path = logout_path(&test, &[("id_token_hint", &hint), ("post_logout_redirect_uri", BYE), ("state", "a b")]);
     // A link scanner that sends HEAD logs nobody out.
     let client = test.test_app.client();
     let cookies: Vec<String> = browser.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -44,13 +44,13 @@ async fn a_hint_of_the_session_logs_out_at_once() {
     assert_eq!(done.external, Some(format!("{BYE}?state=a%20b")));
     assert!(!browser.cookies.keys().any(|name| name.starts_with("latchkey-session.")), "{:?}", browser.cookies);
     assert!(!is_logged_in(&test, &mut browser).await);
-    // Again, without a session: at once, too.
+    // A second logout, without a session, redirects at once, too.
     assert_eq!(browser.open(&path).await.external, Some(format!("{BYE}?state=a%20b")));
 }
 
 #[tokio::test]
 async fn without_a_hint_of_the_session_the_user_is_asked() {
-    let test = ProviderTest::with_client(with_url).await;
+    let test = ProviderTest::with_client(with_logout_url).await;
     let mut other = test.logged_in_browser(EMAIL).await;
     let old_hint = id_token(&test, &mut other).await;
     let mut browser = test.new_browser();
@@ -61,7 +61,7 @@ async fn without_a_hint_of_the_session_the_user_is_asked() {
         &[("client_id", client_id.as_str()), ("post_logout_redirect_uri", BYE), ("state", "s")][..],
         &[("id_token_hint", old_hint.as_str()), ("post_logout_redirect_uri", BYE), ("state", "s")],
     ] {
-        let question = browser.open(&logout(&test, sent)).await.expect_at(&test.path("logout"));
+        let question = browser.open(&logout_path(&test, sent)).await.expect_at(&test.path("logout"));
         assert!(!question.html.contains(&old_hint));
         assert!(is_logged_in(&test, &mut browser).await, "the page only asks");
         let mut leaving = browser.clone();
@@ -71,7 +71,7 @@ async fn without_a_hint_of_the_session_the_user_is_asked() {
         assert_eq!(german.form(&test.path("logout")).fields.len(), 2, "csrf and tx");
     }
     let sent = [("client_id", client_id.as_str()), ("post_logout_redirect_uri", BYE)];
-    let question = browser.open(&logout(&test, &sent)).await;
+    let question = browser.open(&logout_path(&test, &sent)).await;
     let done = browser.submit(&question, &test.path("logout"), &[]).await;
     assert_eq!(done.external.as_deref(), Some(BYE));
     assert!(!is_logged_in(&test, &mut browser).await);
@@ -80,7 +80,7 @@ async fn without_a_hint_of_the_session_the_user_is_asked() {
 
 #[tokio::test]
 async fn a_wrong_request_logs_nobody_out() {
-    let test = ProviderTest::with_client(with_url).await;
+    let test = ProviderTest::with_client(with_logout_url).await;
     let other = Client::web("other", &test.test_app.app, "https://other.example.com/callback");
     test.apply(&other).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
@@ -97,14 +97,14 @@ async fn a_wrong_request_logs_nobody_out() {
         (&[("client_id", client_id), ("client_id", client_id)], "invalid_request"),
     ];
     for (sent, code) in cases {
-        browser.open(&logout(&test, sent)).await.expect_error(400, code);
+        browser.open(&logout_path(&test, sent)).await.expect_error(400, code);
         assert!(is_logged_in(&test, &mut browser).await, "{code}");
     }
 }
 
 #[tokio::test]
 async fn a_post_of_another_site_logs_out_at_once_only_with_the_hint_of_the_session() {
-    let test = ProviderTest::with_client(with_url).await;
+    let test = ProviderTest::with_client(with_logout_url).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let hint = id_token(&test, &mut browser).await;
     let post = async |browser: &PageBrowser, sent: &[(&str, &str)]| {
@@ -139,8 +139,8 @@ async fn the_logout_page_works_without_parameters() {
 }
 
 #[tokio::test]
-async fn access_while_the_user_is_away_outlives_the_logout() {
-    let test = ProviderTest::with_client(with_url).await;
+async fn offline_access_continues_after_the_logout() {
+    let test = ProviderTest::with_client(with_logout_url).await;
     let mut browser = test.logged_in_browser(EMAIL).await;
     let code = test.code(&mut browser, &[("scope", "openid offline_access")]).await;
     let tokens = test.exchange(&code).await.expect(StatusCode::OK);

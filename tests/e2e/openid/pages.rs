@@ -49,7 +49,7 @@ impl ProviderTest {
         Self::with_client(|client| client).await
     }
 
-    /// A Client with a secret, with changes.
+    /// Starts a service with a Client that has a secret. `edit` changes the Client first.
     pub(super) async fn with_client(edit: impl FnOnce(Client) -> Client) -> Self {
         Self::of(app(), edit, Stack::builder()).await
     }
@@ -61,7 +61,8 @@ impl ProviderTest {
         Self::start_with(app, edit(client), CALLBACK, builder).await
     }
 
-    /// A Client without a secret. A program on the device receives its redirect URL.
+    /// Starts a service with a Client without a secret. A program on the user's device receives the requests to its
+    /// redirect URL.
     pub(super) async fn of_device(callback: &'static str) -> Self {
         let app = app();
         let client = Client::public("cli", &app, callback).set("/displayName", "Our Program");
@@ -93,7 +94,8 @@ impl ProviderTest {
         PageBrowser::new(self.test_app.client())
     }
 
-    /// The parameters of a request. Added ones replace others, and empty ones are left out.
+    /// The parameters of an authorization request. `changes` adds parameters, and replaces those of the same name.
+    /// Parameters with an empty value are left out.
     pub(super) fn parameters(&self, changes: &[(&str, &str)]) -> Vec<(String, String)> {
         let client_id = self.client.client_id();
         let mut sent: Vec<(String, String)> = [
@@ -179,7 +181,7 @@ impl ProviderTest {
         kinds.map(|event| event["kind"].as_str().expect("a kind").to_owned()).collect()
     }
 
-    /// Waits for an event of an account, which is written after the response.
+    /// Waits for an event of an account, because the server writes the event only after the response.
     pub(super) async fn wait_for_event(&self, email: &str, kind: &str) {
         let found = || async { self.events(email).await.iter().any(|found| found == kind).then_some(()) };
         latchkey_tests::eventually(kind, crate::support::LIVE_LIMIT, found).await;

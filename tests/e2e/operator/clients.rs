@@ -242,7 +242,7 @@ async fn an_app_accepts_clients_of_the_namespaces_that_it_grants() {
 
 /// Only an operator that watches all namespaces can read their labels.
 #[tokio::test]
-async fn the_labels_of_a_namespace_grant_and_withdraw() {
+async fn labels_of_a_namespace_grant_and_withdraw_access_to_an_app() {
     let cluster = TestCluster::start().await.unwrap();
     let install = cluster.builder().watch_all_namespaces().tenants(2).install().await;
     let _servers = install.start_servers(1).await;
@@ -657,7 +657,7 @@ async fn a_server_that_is_too_old_affects_the_clients_and_not_the_app() {
     let message = wait_for_condition(&install, grafana, type_, status, "ServersTooOld").await;
     assert!(message.contains("format 4") && message.contains(scripted.pod().name()), "{message}");
     let with_client = wait_for_other_revision(&install, &app, &first).await;
-    // The old server still serves the document without the Client: the App is the same in both.
+    // The old server still serves the document without the Client: the App's part is the same in both documents.
     install.wait_for_condition(&app, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
     scripted.set_script(RevisionScript::serving(3, app.id(), &with_client));
     wait_for_condition(&install, grafana, type_, status, "ServersTooOld").await;

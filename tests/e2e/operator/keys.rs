@@ -50,7 +50,7 @@ struct TestInstall {
     app: App,
 }
 
-/// Logs in at the servers in turn, and refreshes one session, until [`LoginLoad::stop_and_check`] is called.
+/// Logs in at one server after another, and refreshes one session, until [`LoginLoad::stop_and_check`] is called.
 struct LoginLoad {
     stop: Arc<AtomicBool>,
     task: JoinHandle<(usize, Vec<String>)>,

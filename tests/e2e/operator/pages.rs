@@ -108,7 +108,7 @@ async fn logo_and_texts_follow_their_config_maps() {
     let wait_for = async |reason: &str| {
         let type_ = ConditionType::ResolvedRefs;
         let message = install.wait_for_condition(&app, type_, ConditionStatus::False, reason).await;
-        // The rest is published.
+        // The rest of the document is published.
         install.wait_for_condition(&app, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
         message
     };
@@ -122,7 +122,7 @@ async fn logo_and_texts_follow_their_config_maps() {
     let broken = format!("{id} = Willkommen\nno-such-text = x\n");
     let hostile = config_map(&install, "brand", "data", json!({ "logo": HOSTILE_SVG }));
     let texts = |file: &str| config_map(&install, "texts", "data", json!({ "de.ftl": file }));
-    // The texts first: the message about the logo then also contains the errors of the texts.
+    // Applies the texts before the logo, so that the message about the logo also contains the errors of the texts.
     install.apply_all(&[texts(&broken), hostile]).await.unwrap();
     let message = wait_for("LogoInvalid").await;
     assert!(message.contains("brand/logo: has the event handler onload"), "{message}");
@@ -170,7 +170,7 @@ async fn pages_without_enough_contrast_are_not_accepted() {
 }
 
 #[tokio::test]
-async fn of_two_apps_that_race_for_a_host_one_has_it_and_the_other_gets_it_next() {
+async fn if_two_apps_race_for_a_host_one_gets_it_and_the_other_gets_it_after_the_first_is_deleted() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let _server = install.start_server().await;
     let _operator = install.start_operator().await;

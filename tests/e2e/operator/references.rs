@@ -167,7 +167,7 @@ async fn check_report_and_correction(install: &Installation<'_>, servers: &[Serv
 }
 
 #[tokio::test]
-async fn an_unresolved_provider_is_reported_and_used_once_corrected() {
+async fn an_unresolved_provider_is_reported_and_is_used_after_its_correction() {
     let install = TestCluster::shared().await.builder().tenants(2).install().await;
     let servers = install.start_servers(1).await;
     let _operator = install.start_operator().await;
@@ -276,7 +276,7 @@ async fn an_expensive_template_is_reported_and_the_operator_continues() {
         names.contains(&bomb.name)
     });
     assert_eq!(bombs.len(), 6);
-    // An App gets three bombs, because the ConfigMap of an App can have only 256 KiB.
+    // Each App gets three of the expensive templates (bombs), because the ConfigMap of an App can have only 256 KiB.
     for (app, bombs) in apps.iter().zip(bombs.chunks(3)) {
         let app = with_bombs(app, bombs);
         install.apply(&app).await.unwrap();

@@ -73,7 +73,8 @@ async fn a_user_ends_other_sessions() {
     let (mut second, mut third) = (pages.new_browser(), pages.new_browser());
     pages.log_in(&mut second, EMAIL, PASSWORD).await;
     let listed = pages.open(&mut browser, "account/sessions").await.expect_at(&pages.path("account/sessions"));
-    // One is that of the API call that confirmed the address, the other is that of the second browser.
+    // The list has buttons for two other sessions: one that the API call *confirm* has opened, and one of the second
+    // browser.
     let buttons = |page: &latchkey_tests::page_browser::LoadedPage| {
         let forms = page.forms().into_iter().filter(|form| form.fields.iter().any(|(name, _)| name == "session"));
         forms.collect::<Vec<_>>()
@@ -124,7 +125,7 @@ async fn a_form_changes_only_the_account_that_it_shows() {
     let first_tab = pages.open(&mut browser, "account").await;
     let delete = pages.open(&mut browser, "account/delete").await;
     pages.test_app.register_and_confirm("grace@example.com").await;
-    // The second tab.
+    // In a second tab, the user logs out and another user logs in.
     pages.fill_in(&mut browser, "logout", &[]).await;
     pages.log_in(&mut browser, "grace@example.com", PASSWORD).await.expect_at(&pages.path("account"));
     let account = browser.submit(&first_tab, &pages.path("account"), &[("name", "Eve")]).await;
@@ -133,13 +134,13 @@ async fn a_form_changes_only_the_account_that_it_shows() {
     let kept = browser.submit(&delete, &pages.path("account/delete"), &[("password", PASSWORD)]).await;
     kept.expect_at(&pages.path("account"));
     assert_eq!(pages.test_app.query_number("SELECT count(*) FROM users").await, 2);
-    // The form of the own account still works.
+    // A form of the logged-in user's own account still works.
     let saved = pages.fill_in(&mut browser, "account", &[("name", "Grace Hopper")]).await;
     assert!(saved.text().contains("Your name is saved"), "{}", saved.html);
 }
 
 #[tokio::test]
-async fn another_user_in_the_same_browser_ends_the_session_of_the_former() {
+async fn a_login_of_another_user_in_the_same_browser_ends_the_session_of_the_first_user() {
     let pages = PagesTest::start().await;
     let mut browser = pages.logged_in_browser(EMAIL).await;
     let mut former = browser.clone();

@@ -63,14 +63,14 @@ async fn another_browser_must_send_the_password() {
 }
 
 #[tokio::test]
-async fn a_confirmation_ends_the_registration_of_its_address_only() {
+async fn a_confirmation_removes_only_the_registration_cookie_of_its_address() {
     let pages = PagesTest::start().await;
     let mut browser = pages.new_browser();
     pages.register(&mut browser, EMAIL, PASSWORD).await;
     pages.register(&mut browser, "eve@example.com", PASSWORD).await;
     let count = |browser: &PageBrowser| browser.cookies.keys().filter(|name| name.starts_with("latchkey-tx.")).count();
     assert_eq!(count(&browser), 2);
-    // The session suffices, so the cookie is not needed.
+    // With a session of the account, the confirmation does not need the cookie of the registration.
     pages.log_in(&mut browser, EMAIL, PASSWORD).await.expect_at(&pages.path("account"));
     let page = browser.open(&pages.mailed_link(EMAIL, 1, "confirm").await).await;
     browser.submit(&page, &pages.path("confirm"), &[]).await.expect_at(&pages.path("account"));

@@ -11,7 +11,7 @@ use crate::support::{NAME, WRONG_CODE};
 
 const UNKNOWN: &str = "eve@example.com";
 
-/// The text without sealed addresses, which are different each time.
+/// The text without sealed (encrypted) addresses, which are different each time.
 fn without_sealed(text: &str) -> String {
     let is_sealed = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_');
     let mut parts = text.split("address=");

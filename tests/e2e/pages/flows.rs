@@ -73,7 +73,7 @@ async fn a_registration_continues_to_the_page_that_needs_it() {
     let register = browser.open(&register).await;
     let fields = [("name", NAME), ("email", EMAIL), ("password", PASSWORD)];
     browser.submit(&register, &pages.path("register"), &fields).await.expect_at(&pages.path("confirm"));
-    // The link in the mail has no `tx`.
+    // The link in the mail has no `tx`, the parameter with the page to return to.
     let confirm = browser.open(&pages.mailed_link(EMAIL, 1, "confirm").await).await;
     browser.submit(&confirm, &pages.path("confirm"), &[]).await.expect_at(&pages.path("account/activity"));
 }

@@ -80,7 +80,8 @@ async fn a_forged_session_cookie_is_no_session() {
         bytes[at] = if bytes[at] == b'A' { b'B' } else { b'A' };
         browser.cookies.insert(name.clone(), String::from_utf8(bytes).unwrap());
         let response = browser.get(&pages.path("account/sessions")).await;
-        // A changed number can be that of a newer key.
+        // The cookie contains the number of its key. The response is 503 if the changed number can be that of a newer
+        // key, which this server does not have yet.
         assert!(matches!(response.status.as_u16(), 303 | 503), "{at}: {}", response.text);
         browser.cookies.insert(name.clone(), cookie.clone());
     }
@@ -108,7 +109,7 @@ async fn markup_in_names_and_texts_is_shown_as_text() {
 }
 
 #[tokio::test]
-async fn pages_appear_and_disappear_with_the_mode() {
+async fn pages_appear_and_disappear_when_their_mode_changes() {
     let disabled = crate::fault_support::unlimited_app("pages");
     let mut pages = PagesTest { test_app: TestApp::start_with(disabled.clone()).await };
     let client = pages.test_app.client();

@@ -109,7 +109,7 @@ async fn a_social_login_leads_back_to_the_page_that_needs_it() {
 }
 
 #[tokio::test]
-async fn the_return_needs_the_browser_that_began_and_works_once() {
+async fn a_social_login_ends_only_in_the_browser_that_began_it_and_only_once() {
     let social = SocialPages::start().await;
     let mut browser = social.pages.new_browser();
     let authorization = social.begin(&mut browser).await;
@@ -155,7 +155,7 @@ async fn the_token_endpoint_refuses_the_code_of_a_page() {
 }
 
 #[tokio::test]
-async fn redirect_accepts_the_page_only_from_a_page() {
+async fn redirect_accepts_the_url_of_a_page_only_if_a_page_began_the_login() {
     let social = SocialPages::start().await;
     let mut browser = social.pages.new_browser();
     let login = social.pages.open(&mut browser, "login").await;
@@ -207,7 +207,7 @@ async fn a_user_links_and_unlinks_a_provider() {
     let linked = browser.open(&social.callback(&authorization, &grace())).await;
     let linked = linked.expect_at(&social.path("account/identities"));
     assert!(linked.text().contains("local is linked"), "{}", linked.html);
-    // A link can have any notice, but only a true one is shown.
+    // A link can name any notice, but the page shows only a notice that is true.
     for forged in ["linked&provider=evil", "unlinked&provider=evil", "unlinked&provider=local"] {
         let page = social.pages.open(&mut browser, &format!("account/identities?notice={forged}")).await;
         assert!(!page.html.contains("role=\"status\""), "{forged}: {}", page.html);
@@ -233,7 +233,7 @@ async fn the_last_way_to_log_in_cannot_be_unlinked() {
 }
 
 #[tokio::test]
-async fn linking_needs_the_session_that_began() {
+async fn linking_needs_the_session_in_which_it_began() {
     let social = SocialPages::start().await;
     let mut browser = social.pages.logged_in_browser(EMAIL).await;
     let started = authorization(&social.press(&mut browser, "link").await);

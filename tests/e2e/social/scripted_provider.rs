@@ -91,7 +91,7 @@ impl Person {
         Self { email: None, verified: false, ..Self::verified(subject, "") }
     }
 
-    /// The person. The provider reports these groups of the person.
+    /// Sets the groups that the provider reports for this person.
     pub(crate) fn with_groups(self, groups: Value) -> Self {
         Self { groups: Some(groups), ..self }
     }

@@ -29,6 +29,7 @@ use uuid::Uuid;
 
 use super::{Fixture, LIMIT, a_mail, a_new_user, an_app, an_event, now};
 
+/// A claim of a namespace to own the App's appID. `incarnation` identifies the App's keys.
 fn a_claim(fixture: &Fixture, namespace: &str) -> OwnershipClaim {
     OwnershipClaim {
         app: fixture.app.clone(),
@@ -113,8 +114,7 @@ async fn other_keys_than_those_of_the_users_are_rejected_until_new_keys_are_requ
     assert_eq!(claim_app(&fixture, &first_keys).await, ClaimOutcome::Held);
     register_user(&fixture, 0).await.unwrap();
     assert_eq!(claim_app(&fixture, &other_keys).await, ClaimOutcome::KeysLost);
-    // A rendered document of an older operator has no incarnation (the value that identifies the App's keys), and is
-    // accepted with any keys.
+    // A rendered document of an older operator has no `incarnation`, and is accepted with any keys.
     assert_eq!(
         claim_app(&fixture, &OwnershipClaim { incarnation: None, ..first_keys.clone() }).await,
         ClaimOutcome::Held

@@ -219,14 +219,14 @@ async fn a_replaced_cookie_neither_ends_nor_renews_the_session() {
     let current = pages.log_in(ada, Some(stolen)).await;
     assert_eq!(current.session, stolen.session);
 
-    // It does not end the session, and does not become valid again.
+    // A login with the replaced cookie does not end the session, and does not make the cookie valid again.
     pages.log_in(eve, Some(stolen)).await;
     assert!(pages.find(&current).await.is_some());
     let other = pages.log_in(ada, Some(stolen)).await;
     assert_ne!(other.session, stolen.session);
     assert!(pages.find(&stolen).await.is_none());
 
-    // It does not count as a use of the session.
+    // A request with the replaced cookie does not count as a use of the session.
     let idle = Duration::seconds(IDLE_SECONDS.into());
     assert!(!pages.is_live_after(&stolen, idle / 2).await);
     assert!(!pages.is_live_after(&current, idle + Duration::minutes(1)).await);
@@ -350,7 +350,7 @@ async fn neither_an_access_token_nor_a_refresh_token_works_for_a_browser_session
     assert!(matches!(refreshed, Err(RefreshError::InvalidGrant)));
     assert!(pages.find(&cookie).await.is_some(), "nothing has changed");
 
-    // No generation that a refresh token can have is one of a browser session.
+    // No refresh token can have the generation of a browser session.
     for generation in [1, 2, NO_REFRESH_TOKEN - 2] {
         let cookie = pages.log_in(a_user_id(), None).await;
         let token = RefreshToken { user: cookie.user, session: cookie.session, generation };

@@ -145,7 +145,8 @@ async fn the_use_of_an_assertion_waits_for_a_replica() {
     .await;
     let stores = stores("postgres://nobody@127.0.0.1:1/none", &primary.url());
     let (app, end) = (an_app(), now().unix_timestamp() + 60);
-    // Repeated, because a store that has just started may have no connection yet that can wait.
+    // The call is repeated, because right after their start, the stores may have no connection yet on which they can
+    // wait for a replica.
     eventually("the server waits", LIMIT, async || {
         assert!(stores.use_assertion(&app, "uid-1", &Uuid::from_u128(rand::random()).to_string(), end).await.unwrap());
         info("commandstats").await.contains("cmdstat_wait:").then_some(())

@@ -36,7 +36,7 @@ fn a_profile() -> Profile {
     Profile { version: 1, email: Some("ada@example.com".to_owned()), email_verified: true, name: "Ada".to_owned() }
 }
 
-/// Opens a browser session, which idles for `IDLE_SECONDS`.
+/// Opens a browser session, which ends after `IDLE_SECONDS` without a use.
 async fn open_browser(fixture: &Fixture, user: UserId, epoch: i64) -> SessionId {
     let session = NewSession {
         kind: Some(SessionKind::Browser),
@@ -320,7 +320,7 @@ async fn the_sessions_of_one_client_can_be_ended() {
 }
 
 #[tokio::test]
-async fn a_lookup_that_does_not_count_changes_nothing() {
+async fn a_lookup_that_does_not_count_as_a_use_does_not_prolong_the_session() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
     let browser = open_browser(&fixture, user, 1).await;

@@ -53,7 +53,7 @@ async fn a_later_consent_adds_its_scopes() {
     let listed: Vec<_> = listed.iter().map(|consent| (consent.client_uid.as_str(), consent.at - ALLOWED_AT)).collect();
     assert_eq!(listed, [("uid-2", Duration::minutes(9)), ("uid-1", Duration::minutes(5))]);
     assert_eq!(fixture.count("SELECT count(*) FROM audit_events WHERE kind = 'consent_given'").await, 3);
-    // Another user, Client and App have none.
+    // Another user, another Client and another App have no consent.
     let other = create_user(&fixture, "eve@example.com").await;
     assert!(stores.consented_scopes(app, other, "uid-1").await.unwrap().is_empty());
     assert!(stores.consented_scopes(app, user, "uid-3").await.unwrap().is_empty());

@@ -446,7 +446,7 @@ async fn a_slow_reader_does_not_bring_back_former_groups_of_a_user_without_a_ses
     stores.store_groups(app, user, &removed.groups).await.unwrap();
     stores.store_groups(app, user, &read).await.unwrap();
     assert!(of_user(&fixture, user).await.is_empty());
-    // A session that is opened later keeps them.
+    // A session that is opened later does not bring back the former groups, either.
     open_session(&fixture, user).await;
     assert!(of_user(&fixture, user).await.is_empty());
     changed(add(&fixture, "team", user).await);
@@ -642,7 +642,8 @@ async fn the_groups_of_a_provider_are_removed_with_the_identity() {
     stores.remove_identities(app, loses, "corp", event).await.unwrap();
     assert_reported_groups_are_gone(&fixture, loses).await;
 
-    // The address of the account is not verified, so it is given to the user of a provider that has verified it.
+    // The email address of the account is not verified. So the account is given to the provider's user for whom the
+    // provider has verified the address.
     let transfer = AccountTransfer {
         user: transferred,
         epoch: Epoch(1),

@@ -282,8 +282,8 @@ impl Episode {
         self.stores = Stores { redis, ..self.fixture.stores.clone() };
     }
 
-    /// A user and a thief with a copy of the token refresh in turn, each every 26 hours.
-    async fn take_turns(&mut self, at: usize) {
+    /// A user and a thief with a copy of the token refresh alternately, each of them every 26 hours.
+    async fn alternate_with_thief(&mut self, at: usize) {
         let mut thief = self.holders[at].clone();
         for _ in 0..self.rng.random_range(1..=16) {
             self.advance_clock(13 * 3600);
@@ -333,7 +333,7 @@ impl Episode {
                 let pause = *PAUSES.choose(&mut self.rng).unwrap();
                 self.advance_clock(pause);
             }
-            82..84 => self.take_turns(at).await,
+            82..84 => self.alternate_with_thief(at).await,
             84..86 => {
                 self.record_step(format!("log out {}", holder.session));
                 let real = self.stores.end_session(&self.fixture.app, self.user, holder.session).await.unwrap();

@@ -129,7 +129,7 @@ async fn an_app_does_not_see_the_events_of_another_app() {
     assert_eq!(acknowledged.integer("acknowledged"), 0);
     let acknowledged = of_shop.post("webhooks/sync/acknowledge", &ids).await.expect(StatusCode::OK);
     assert_eq!(acknowledged.integer("acknowledged"), 1, "the other App has not acknowledged it");
-    // An event of the other App goes to its own receiver.
+    // An event of the other App goes to the receiver of that App.
     test.test_app
         .client()
         .register(blog.id(), "Ada", EMAIL, latchkey_tests::passwords::PASSWORD)

@@ -113,7 +113,7 @@ async fn a_waiting_call_returns_soon_after_an_event() {
 }
 
 #[tokio::test]
-async fn waiting_calls_count_only_for_their_caller() {
+async fn waiting_calls_count_only_towards_the_limit_of_their_caller() {
     // An App has at most 32 calls in flight, and a caller at most 8.
     let names: Vec<_> = (0..5).map(|number| format!("sync{number}")).collect();
     let app = names.iter().fold(app(), |app, name| app.webhook(&Webhook::pull(name, "shop", name, CREATED)));
@@ -156,7 +156,7 @@ async fn waiting_calls_count_only_for_their_caller() {
 #[tokio::test]
 async fn a_waiting_call_ends_when_its_webhook_gets_another_consumer() {
     let of = |account: &str| Webhook::pull("sync", "shop", account, CREATED);
-    // Another webhook keeps the old consumer known to the App.
+    // A second webhook lists the old consumer, so that the App still knows this consumer after the change.
     let app = app().webhook(&of("fetches")).webhook(&Webhook::pull("other", "shop", "fetches", &["user.deleted"]));
     let mut test = AdministrationTest::start_with(app, &[]).await;
     let consumer = test.administrator("fetches");

@@ -15,7 +15,7 @@ use crate::administration::AdministrationTest;
 
 /// The first retry comes 5 s ±20 % after the failure.
 const SHORTEST_FIRST_RETRY: Duration = Duration::from_secs(4);
-/// Latest time of the first retry: far less than the delay of the second retry, which is a minute.
+/// Maximum time until the first retry: far less than the delay of the second retry, which is a minute.
 const LONGEST_FIRST_RETRY: Duration = Duration::from_secs(30);
 /// The server gives up a receiver that hangs after 10 s. On a loaded machine, the request arrives later.
 const SHORTEST_HANG: Duration = Duration::from_secs(8);

@@ -1,5 +1,5 @@
-// The web application around a library in JavaScript: its paths, the logins that have begun, and the session. It is for
-// one user at a time, in the memory of one process.
+// The web application around a library in JavaScript: its paths, the logins that have begun, and the session. It serves
+// one user at a time, and keeps its data in the memory of one process.
 
 import { createServer } from "node:http";
 

@@ -79,7 +79,7 @@ class Account:
 
 
 class Accounts:
-    # `None`: the next call needs a new account.
+    # The account of the next calls. `None`: the next call needs a new account.
     current = None
     # Whether a call since the last check may have ended the session or changed the password.
     is_doubtful = False
@@ -336,7 +336,7 @@ def before_call(context, case, kwargs):
     # A call that waits for events would take up to 20 s.
     if operation == "fetch-events" and "wait" in case.query:
         case.query["wait"] = "0"
-    # Comes after the supplied values, which can need another account.
+    # This must come after `supply_values`, which can create another account.
     if case.headers.get("Authorization") in Accounts.issued:
         case.headers.update(current_account().authorization())
 

@@ -27,7 +27,7 @@ import time
 
 # Limit for the start of a receiver and for a response.
 LIMIT = 20
-# The libraries accept timestamps of the last five minutes. The rest is for the checks themselves.
+# The libraries accept timestamps of the last five minutes. One minute of these is left for the checks themselves.
 MAX_AGE = 4 * 60
 # A timestamp that the libraries refuse.
 TOO_OLD = 6 * 60
@@ -161,7 +161,7 @@ def tampered(body):
 
 
 def check_recorded(request):
-    """Compares the signatures with our own. Yields what is wrong."""
+    """Compares the signatures with signatures that this script computes. Yields what is wrong."""
     expected = [sign(key, request.id, request.timestamp, request.body) for key in request.keys]
     if request.signatures != expected:
         yield f"{request.id}: the signatures are not those of `current` and `previous`, in this order, with a space between"
@@ -173,7 +173,7 @@ def check_recorded(request):
 
 
 def cases(request, all_keys):
-    """Requests to send to the receiver with each key: name, key, headers, body, whether it must be accepted."""
+    """Requests to send: a name, the key of the receiver, headers, body, and whether the receiver must accept it."""
     headers, body = request.headers, request.body
     for key in request.keys:
         position = "current" if key == request.keys[0] else "previous"

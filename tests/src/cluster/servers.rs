@@ -149,12 +149,12 @@ impl ServerInPod {
         &self.pod.uid
     }
 
-    /// See [`ServerPod::set_endpoint`].
+    /// Writes the endpoint and the status of the server's Pod ([`ServerPod::set_endpoint`]).
     pub async fn set_endpoint(&self, endpoint: Endpoint) -> Result<()> {
         self.pod.set_endpoint(endpoint).await
     }
 
-    /// See [`ServerPod::remove_endpoint`].
+    /// Removes the endpoint of the server's Pod. The Pod and the process stay.
     pub async fn remove_endpoint(&self) -> Result<()> {
         self.pod.remove_endpoint().await
     }

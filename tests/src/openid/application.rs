@@ -80,7 +80,7 @@ pub struct Application {
 pub struct SignedIn {
     pub claims: Map<String, Value>,
     pub access_token: String,
-    /// `None` if the program does not show it.
+    /// `None` if the program does not show the ID token.
     pub id_token: Option<String>,
 }
 
@@ -220,7 +220,7 @@ impl Application {
     /// Refreshes the tokens. Returns who is signed in then.
     pub async fn refresh(&self, browser: &mut WebBrowser, before: &SignedIn) -> Result<SignedIn> {
         match self.peer {
-            // It refreshes at the first request after `--cookie-refresh`.
+            // oauth2-proxy refreshes at the first request after the time in `--cookie-refresh`.
             Peer::Oauth2Proxy => loop {
                 tokio::time::sleep(Duration::from_millis(500)).await;
                 let now = self.signed_in(browser).await?;
@@ -257,7 +257,7 @@ impl Application {
     pub async fn sign_out(&self, browser: &mut WebBrowser) -> Result<()> {
         let url = match self.peer {
             Peer::Oauth2Proxy => {
-                // It cannot send an `id_token_hint`, so the provider asks.
+                // oauth2-proxy cannot send an `id_token_hint`, so the provider asks the user before the logout.
                 let target = self.url("/signed-out");
                 let logout = [("client_id", &self.client_id), ("post_logout_redirect_uri", &target)];
                 let logout = Url::parse_with_params(&format!("{}/logout", self.issuer), logout)?;
@@ -334,7 +334,8 @@ impl Application {
         let upstream = self.upstream.as_ref().context("an application behind the proxy")?;
         let issuer: Url = self.issuer.parse()?;
         let provider = format!("{}:{}", issuer.host_str().context("a host")?, issuer.port().context("a port")?);
-        // Only members of the group reach the application. Cookies without `Secure`, because the test uses no TLS here.
+        // Only members of the group reach the application. Cookies are without `Secure`, because oauth2-proxy listens
+        // without TLS.
         Ok(Program::new("oauth2-proxy", tools::oauth2_proxy()?, log)
             .args(["--provider", "oidc", "--oidc-issuer-url", &self.issuer])
             .path_arg("--provider-ca-file", &self.ca)
@@ -354,7 +355,7 @@ impl Application {
         let program = process::find_program(["/usr/sbin/apache2", "apache2"])
             .context("Apache is not installed: run tests/interop/openid/build mod-auth-openidc")?;
         let upstream = self.upstream.as_ref().context("an application behind the proxy")?;
-        // Apache writes the sessions as another user.
+        // Apache runs as another user, who must be able to write the sessions.
         let sessions = self.dir.join("sessions");
         fs::create_dir_all(&sessions)?;
         fs::set_permissions(&sessions, Permissions::from_mode(0o777))?;
@@ -367,7 +368,7 @@ impl Application {
             .env("CA", &self.ca.display().to_string()))
     }
 
-    /// Java reads its own format of certificates.
+    /// Writes the CA into a key store first, because Java reads certificates only from a key store.
     fn spring(&self, log: PathBuf) -> Result<Program> {
         let java = process::find_program(["java", "/usr/bin/java"]).context("Java is not installed")?;
         let store = self.dir.join("ca.p12");

@@ -21,7 +21,7 @@ pub const NAME: &str = "oidc-client-ts";
 const SCOPES: &str = "openid profile email groups";
 const LIBRARY: &str = "node_modules/oidc-client-ts/dist/browser/oidc-client-ts.min.js";
 
-/// What the page shows when a function can be called.
+/// What the page shows when the test can call its functions.
 const LOADED: &str = "the program is loaded";
 
 /// The site of the application. It ends when this value is dropped.
@@ -30,7 +30,8 @@ struct Site {
     task: JoinHandle<()>,
 }
 
-/// Runs the scenario: sign in, refresh, a rotated key, and log out. A public client has no secret.
+/// Runs the scenario: sign in, refresh, rotate the keys, and log out. No secret is rotated, because a public client has
+/// none.
 pub async fn run(provider: &OpenIdProvider) -> Result<()> {
     let user = provider.create_user("ada@example.com", &[GROUP]).await?;
     let addr = process::free_addr();
@@ -63,7 +64,8 @@ pub async fn run(provider: &OpenIdProvider) -> Result<()> {
         ensure!(kid(&rotated)? != kid(&refreshed)?, "the {token} has the old key");
     }
 
-    // A second login needs no password, but the consent: another program could listen at the address.
+    // A second login needs no password. But the user must consent again, because another program could listen at the
+    // redirect URL.
     site.begin(&browser).await;
     browser.click("button[value=allow]").await;
     browser.wait_for_text(LOADED).await;

@@ -65,7 +65,7 @@ pub async fn run(provider: &OpenIdProvider, peer: Peer) -> Result<()> {
     log_out(provider, &application, &mut browser).await.context("log out")
 }
 
-/// Checks who is signed in.
+/// Checks that this user is signed in, with the right claims.
 fn check(signed_in: &SignedIn, user: &User) -> Result<()> {
     let claims = &signed_in.claims;
     let text = |name: &str| claims.get(name).and_then(|value| value.as_str());
@@ -112,7 +112,7 @@ async fn rotate_keys(
     Ok(())
 }
 
-/// With a wrong secret, nobody is signed in at the program.
+/// Checks that the program signs in nobody if it has a wrong secret.
 async fn refuse_wrong_secret(provider: &OpenIdProvider, application: &mut Application, user: &User) -> Result<()> {
     application.start("lks_wrong-wrong-wrong-wrong-wrong-wrong-wrong-wrong").await?;
     let signed_in = application.sign_in(&mut provider.browser()?, &user.email, PASSWORD).await;
@@ -120,11 +120,11 @@ async fn refuse_wrong_secret(provider: &OpenIdProvider, application: &mut Applic
     Ok(())
 }
 
-/// The logout ends the session at the program and at the provider.
+/// Logs out. Checks that this ends the session at the program and the session at the provider.
 async fn log_out(provider: &OpenIdProvider, application: &Application, browser: &mut WebBrowser) -> Result<()> {
     let base_url = provider.stack().base_url();
     ensure!(browser.has_cookie(base_url, SESSION_COOKIE), "no session at the provider");
-    // A second login at the same program asks for nothing.
+    // The provider asks nothing at a second login at the same program.
     let again = application.begin(browser).await?;
     ensure!(!again.address.starts_with(base_url), "the provider asks at {}", again.address);
     application.sign_out(browser).await?;

@@ -1,7 +1,7 @@
 /**
  * A SharedWorker that runs the tabs in rounds. At the start of a round every access token expires. In a round, no tab
- * sends its first refresh before every tab has read the store, so all send the same refresh token. A held answer
- * arrives two rounds later.
+ * sends its first refresh before every tab has read the store, so all send the same refresh token. An answer that is
+ * held back arrives two rounds later.
  */
 
 export type FromTab =

@@ -229,7 +229,7 @@ test("eight clients with one store refresh with lost answers, and keep the sessi
   assert.ok(counts.lost > ROUNDS);
 });
 
-test("a session that has ended at the server ends here", async () => {
+test("a session that has ended at the server also ends in the client", async () => {
   const email = "ended@example.com";
   let now = Date.now();
   const latchkey = client({ clock: { now: () => now, sleep: () => Promise.reject(new Error("no refresh is repeated")) } });

@@ -38,7 +38,7 @@ export type Fate = "answer" | "lose" | "unreachable" | Response | ((handle: () =
 
 /** A server with one session, which follows the rules of docs/specification/sessions.md. */
 export class FakeServer {
-  /** What happens to each of the next refreshes. The server answers all later refreshes. */
+  /** What happens to each of the next refreshes. After these, the server answers every refresh. */
   fates: Fate[] = [];
   /** The refresh tokens that the server received. */
   received: string[] = [];

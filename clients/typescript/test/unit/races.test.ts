@@ -20,7 +20,7 @@ function randomFrom(seed: number): () => number {
 
 interface View {
   value: string | null;
-  /** The number of own writes that are not confirmed. */
+  /** The number of this tab's writes that have not been reported to the other tabs yet. */
   pending: number;
   lastWrite: number;
   changed: Set<() => void>;
@@ -28,7 +28,7 @@ interface View {
 
 /**
  * localStorage of a browser with one process for each tab: a tab sees its own writes immediately, and the writes of
- * other tabs later. While a write of a tab is on its way, the tab ignores the writes of others.
+ * other tabs later. Until a write of a tab is reported to the other tabs, the tab ignores their writes.
  */
 class DelayedStorage {
   value: string | null = null;
@@ -118,7 +118,7 @@ test("tabs that race, lose answers and get them late keep the session", async (t
       const client = server.client({ store: storage.view() });
       client.session.onChange(() => {});
       while (clock.now() < end) {
-        // Every tab wakes up for the expiry, as pages with a timer do, or at another time.
+        // A tab wakes up when the access token expires, as pages with a timer do, or at a random time.
         const lifetime = LIFETIME * 1000;
         await clock.sleep(random() < 0.7 ? lifetime - (clock.now() % lifetime) : random() * lifetime);
         server.fates = Array.from({ length: TABS * 4 }, fate);

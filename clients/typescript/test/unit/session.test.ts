@@ -218,7 +218,7 @@ test("a refresh during a logout does not log in again", async () => {
   assert.equal(await server.client({ store }).session.current(), null);
 });
 
-test("a logout without a connection is effective here, and is reported", async () => {
+test("a logout without a connection takes effect in the tabs, and its failure is reported", async () => {
   const offline = server.client({ store, fetch: () => Promise.reject(new TypeError("fetch failed")) });
   await assert.rejects(offline.logout(), ConnectionError);
   assert.equal(await tab.session.current(), null);

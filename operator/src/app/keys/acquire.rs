@@ -43,8 +43,8 @@ pub(crate) async fn acquire(
     Ok(stored)
 }
 
-/// Creates the key Secret, or makes the App its owner. Returns `None` if another writer was faster; the facts must then
-/// be read and decided again.
+/// Creates the key Secret, or makes the App its owner. Returns `None` if another writer was faster. Then the facts must
+/// be read again, and the decision must be made again.
 async fn take_app_id(
     decision: OwnershipDecision,
     keys: KeyLookup,

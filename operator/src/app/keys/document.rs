@@ -194,7 +194,7 @@ impl KeyDocument {
         let mut changed = self.clone();
         let is_active = |stored: &StoredSigningKey| stored.key.state == KeyState::Active;
         let signing = self.signing.iter().find(|stored| is_active(stored)).map(|stored| stored.key.algorithm);
-        // Access tokens are signed with this algorithm already, and so are ID tokens.
+        // If access tokens have an algorithm, their key also signs the ID tokens with this algorithm.
         let needs_key = |algorithm: IdTokenAlgorithm| {
             algorithms.contains(&algorithm) && signing != Some(algorithm.signing_algorithm())
         };
@@ -440,7 +440,7 @@ mod tests {
         let without = changed(&with_rs256, &[]).unwrap();
         assert_eq!(show(&without), ["s2 RS256 Retired"]);
         assert_eq!(show(&changed(&without, &[rs256]).unwrap()), ["s2 RS256 Retired", "s3 RS256 Active"]);
-        // The numbers of all signing keys continue.
+        // The new key gets the next number after those of all signing keys, including the keys for ID tokens.
         let eddsa = with_rs256.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
         assert_eq!(eddsa.signing.last().unwrap().key.id, "s3");
         assert_eq!(show(&changed(&eddsa, &[rs256, es256]).unwrap()), ["s2 RS256 Active", "s4 ES256 Active"]);

@@ -75,8 +75,8 @@ impl KeyPolicy {
 /// The prefix of the digest of a long value.
 const DIGEST_PREFIX: &str = "sha256:";
 
-/// Returns the form in which an annotation's value is stored: unchanged or, if the value is long, its SHA-256. The
-/// stored form of a stored form is the same.
+/// Returns the form in which an annotation's value is stored: unchanged or, if the value is long, its SHA-256. A value
+/// that is already in the stored form stays unchanged.
 pub(crate) fn digest_if_long(value: &str) -> String {
     let is_digest = |hex: &str| hex.len() == 64 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     if value.len() <= 64 || value.strip_prefix(DIGEST_PREFIX).is_some_and(is_digest) {

@@ -36,7 +36,7 @@ pub(super) struct KeyTiming {
 
 /// A stored key of either kind.
 pub(super) trait StoredKey: Sized {
-    /// The first character of the ids of these keys.
+    /// The first character of the ids of all keys of this kind.
     const LETTER: char;
 
     fn id(&self) -> &str;

@@ -81,7 +81,7 @@ fn only_an_app_in_the_namespace_of_a_deleted_owner_can_inherit_the_app_id() {
     let others = vec![claim("other", "older", 1, ClaimValidity::Valid)];
     let facts = OwnershipFacts { other_claims: others, ..deleted(stored("shop", "before", "shop")) };
     assert_eq!(facts.decide(), OwnershipDecision::Inherit);
-    // Nothing proves that the owner is deleted.
+    // If nothing proves that the owner is deleted, the appID is not inherited.
     let facts = OwnershipFacts { owner_state: OwnerState::Exists, ..deleted(stored("shop", "before", "shop")) };
     assert_eq!(facts.decide(), OwnershipDecision::OwnedByOther);
 }
@@ -200,7 +200,7 @@ async fn gathered(script: &MockApi) -> Result<OwnershipFacts, KeySecretError> {
 }
 
 #[tokio::test]
-async fn in_steady_state_one_get_of_the_keys_identifies_the_owner() {
+async fn if_this_app_owns_the_app_id_one_get_of_the_keys_is_enough() {
     let script = MockApi::default().expect(Method::GET, KEYS, secret_of("shop", "store"));
     assert_eq!(gathered(&script).await.unwrap().owner_state, OwnerState::Exists);
 }

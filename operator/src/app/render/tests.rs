@@ -129,7 +129,7 @@ fn an_app_without_its_clients_has_at_most_512_kib() {
 
 #[test]
 fn the_newest_clients_that_do_not_fit_are_left_out() {
-    // The size of an RSA key differs by some bytes.
+    // The same keys are used for all documents, because the sizes of two RSA keys can differ by some bytes.
     let (mut app, keys) = (app(json!({})), keys());
     app.clients = clients(10);
     let all = render(&app, &keys, ROOM).unwrap().bytes.len();
@@ -137,7 +137,7 @@ fn the_newest_clients_that_do_not_fit_are_left_out() {
     assert_eq!(render(&app, &keys, exact).unwrap().client_count, 10);
     let rendered = render(&app, &keys, Room { document: all - 1, ..ROOM }).unwrap();
     assert_eq!((rendered.client_count, document(&rendered).clients), (9, app.clients[..9].to_vec()));
-    // The quota of the namespace leaves room for three of them.
+    // The quota of the namespace leaves room for three clients.
     let three = Room { clients: 3 * (size(&app.clients[0]) + 1), ..ROOM };
     assert_eq!(render(&app, &keys, three).unwrap().client_count, 3);
 }
@@ -152,7 +152,8 @@ fn servers_that_do_not_know_clients_get_at_most_512_kib() {
     assert!(rendered.bytes.len() <= MAX_APP_SIZE);
     assert_eq!(document(&rendered).clients[0].client_id.as_str(), "identity.c0", "the oldest");
 
-    // There is no room, not even for the keys.
+    // The App itself fills the document, so there is no room for clients, and not even for the keys for their ID
+    // tokens.
     let without_clients = render(&app, &first_keys(), Room::APP_ONLY).unwrap().bytes.len();
     grow_by(&mut app, MAX_APP_SIZE - without_clients);
     let rendered = render(&app, &keys(), ROOM_OF_OLDER_SERVERS).unwrap();

@@ -160,7 +160,7 @@ mod tests {
         let waiting = condition(&sync, &AppStatus::default());
         assert_eq!((waiting.status, waiting.reason), (ConditionStatus::Unknown, Reason::Pending));
         assert_eq!(waiting.message, "events wait: the Secret of webhook crm cannot be used (ResolvedRefs)");
-        // The previous condition does not remain either.
+        // A previous condition with the status `True` does not remain either.
         let delivered = of_new_app(&["sync"], &sync);
         assert_eq!(condition(&[], &status_with(&delivered, 1)), waiting);
         let fails = condition(&[("sync", WebhookState::ConsumerBehind)], &AppStatus::default());

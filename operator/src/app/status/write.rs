@@ -13,7 +13,7 @@ use crate::{
     app::{
         admission, events, rate_limit,
         requeue::RESYNC,
-        status::{Outcome, Reconciled, is_same_but_for_times},
+        status::{Outcome, Reconciled, is_same_except_times},
         validate::Rejection,
     },
     context::Context,
@@ -34,7 +34,7 @@ pub(crate) async fn write_outcome(
         admission::stop_waiting(app, context);
     }
     let new = new_status(app, old, &outcome, context);
-    if is_same_but_for_times(old, &new) {
+    if is_same_except_times(old, &new) {
         rate_limit::cancel(app, context);
         return Ok(Action::requeue(requeue));
     }

@@ -1,5 +1,5 @@
-//! Checks the logo of the pages: its type by its content, and that an SVG neither runs anything nor refers to other
-//! files.
+//! Checks the logo of the pages. The content of the file determines its type. An SVG must neither run anything nor
+//! refer to other files.
 
 use std::borrow::Cow;
 
@@ -46,7 +46,7 @@ mod tests {
             assert_eq!(media_type(other), Err("is neither PNG nor WebP nor SVG".into()));
         }
         assert!(media_type(b"<!doctype html><script>alert(1)</script>").is_err());
-        // UTF-16 would be read differently here and in a browser.
+        // This check and a browser would read text in UTF-16 differently.
         let utf_16: Vec<u8> = SVG.encode_utf16().flat_map(u16::to_le_bytes).collect();
         assert!(media_type(&utf_16).is_err());
     }

@@ -21,8 +21,9 @@ use crate::{
 };
 
 const DEFAULT_LANGUAGES: &[Language] = &[Language::En];
-/// The default accent and background.
+/// The default accent and background of the light theme.
 const LIGHT: [&str; 2] = ["#1a56db", "#ffffff"];
+/// The default accent and background of the dark theme.
 const DARK: [&str; 2] = ["#8ab4f8", "#121212"];
 /// The maximum size of a ConfigMap with texts, in bytes of keys and values.
 const MAX_TEXTS_BYTES: usize = 64 * 1024;
@@ -48,7 +49,7 @@ pub(super) fn check(spec: &PagesSpec, settings: &Settings) -> Result<(), Rejecti
     for (name, colors) in [("light", light(&spec.theme)), ("dark", dark(&spec.theme))] {
         let contrast = colors.accent.contrast(&colors.background);
         if contrast < MIN_CONTRAST {
-            // Rounded down, so that the message never contains the contrast that is needed.
+            // The contrast is rounded down. Otherwise the message could show 4.5 for a contrast that is too low.
             let contrast = (contrast * 100.0).floor() / 100.0;
             let message = format!(
                 "has a contrast of {contrast:.2}:1 to the background; set a color with {MIN_CONTRAST}:1 or more (WCAG 2.2)"
@@ -88,7 +89,7 @@ pub(super) fn pages(facts: &AppFacts, field_errors: &mut Vec<FieldError>) -> Opt
         texts: own_texts(facts, languages, field_errors),
         links: spec.links.clone(),
         session: RenderedPagesSession {
-            // The default must not exceed the App's lifetime.
+            // The default must not exceed the session lifetime that the App sets.
             idle_seconds: number_or_default(spec.session.idle_seconds, 43_200).min(lifetime_seconds),
             lifetime_seconds,
         },

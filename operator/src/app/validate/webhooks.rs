@@ -20,7 +20,7 @@ use crate::{
 /// What a signing key of Standard Webhooks begins with.
 const KEY_PREFIX: &str = "whsec_";
 
-/// Repeats the rules of the schema.
+/// Checks the rules of the schema again.
 pub(super) fn check(spec: &AppSpec, settings: &Settings) -> Result<(), Rejection> {
     for (index, webhook) in spec.webhooks.iter().enumerate() {
         if spec.webhooks[..index].iter().any(|earlier| earlier.name == webhook.name) {

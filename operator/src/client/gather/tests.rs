@@ -13,7 +13,8 @@ use super::*;
 use crate::{
     app::mock_api::{MockApi, context},
     client::{
-        fixtures::{app, client_with, record_document, rendered_secret},
+        fixtures::{app, client_with, policy, record_document, rendered_secret},
+        prune::remove_deleted_clients,
         render::render,
     },
 };
@@ -62,7 +63,7 @@ fn client(name: &str, fields: Value) -> Value {
     serde_json::to_value(client_with("identity", name, fields)).unwrap()
 }
 
-/// A Client of which this operator cannot read the spec.
+/// A Client with a spec that this operator cannot decode.
 fn undecodable(name: &str) -> Value {
     let mut client = client(name, json!({}));
     client["spec"]["appRef"] = json!(7);
@@ -75,7 +76,7 @@ fn rendered(name: &str) -> RenderedClient {
     render(&client, client.client_id().unwrap(), RenderedClientAuthentication::Unresolved)
 }
 
-/// Responds with a published document that has these clients, this many times.
+/// Returns a mock API server that responds `times` times with a published document of these clients.
 fn with_document(times: usize, names: &'static [&'static str]) -> MockApi {
     (0..times).fold(MockApi::default(), |script, _| {
         script.expect(Method::GET, RENDERED, move |_| {
@@ -98,6 +99,18 @@ async fn after_a_start_an_undecodable_client_is_found_in_the_document_by_its_uid
     assert_eq!(cluster.select().await, ["grafana"]);
     cluster.delete("grafana");
     assert_eq!(cluster.select().await, [""; 0]);
+    script.finish();
+}
+
+#[tokio::test]
+async fn after_a_start_an_undecodable_client_stays_served_even_if_its_app_could_not_be_decoded_at_first() {
+    let script = with_document(2, &["grafana"]);
+    let mut cluster = TestCluster::new(&script);
+    cluster.add(undecodable("grafana"));
+    record_document(&cluster.context, vec![rendered("grafana")]);
+    let app = NamespacedName::new("identity", "platform");
+    assert_eq!(remove_deleted_clients(&app, &cluster.context).await.unwrap(), None);
+    assert_eq!(cluster.select().await, ["grafana"]);
     script.finish();
 }
 
@@ -131,7 +144,10 @@ fn an_unread_client_stays_as_it_is_served_or_is_left_out() {
     };
     let mut all = [selected("read"), selected("served"), selected("new")];
     let before = all[0].clone();
-    leave_out_unread(&mut all, &[1, 2], &[rendered("read"), rendered("served")]);
+    let mut served = rendered("served");
+    served.tokens.audiences = vec!["ops".to_owned(), "of-the-app-before".to_owned()];
+    leave_out_unread(&policy(), &mut all, &[1, 2], &[rendered("read"), served.clone()]);
     assert_eq!(all[0], before);
-    assert_eq!((&all[1].rendered, &all[2].rendered), (&Some(rendered("served")), &None));
+    served.tokens.audiences = vec!["ops".to_owned()];
+    assert_eq!((&all[1].rendered, &all[2].rendered), (&Some(served), &None));
 }

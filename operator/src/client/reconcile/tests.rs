@@ -95,7 +95,7 @@ fn an_app_whose_users_are_deleted_has_no_clients() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_statuses_of_clients_use_no_turns_of_apps() {
+async fn writes_of_client_statuses_do_not_delay_writes_for_apps() {
     let script = MockApi::default();
     let context = context(script.client()).0;
     tokio::time::advance(Duration::from_secs(60)).await;

@@ -61,7 +61,7 @@ fn select_first(policy: &ClientPolicy, candidates: &[Candidate]) -> Vec<Selected
     select_after(policy, candidates, &[])
 }
 
-/// Selects one Client, of which the document has the version with `before`.
+/// Selects one Client. The published document has the Client with the fields `before`.
 fn select_edited(policy: &ClientPolicy, before: Value, now: Candidate) -> Selected {
     let last = served(&select_first(policy, &[candidate(&now.namespace, &now.name, before)]));
     assert_eq!(last.len(), 1);
@@ -162,7 +162,7 @@ fn a_client_that_cannot_be_read_stays_served_as_it_was() {
 }
 
 #[test]
-fn a_client_that_stays_served_has_the_secret_of_now() {
+fn a_client_that_stays_served_has_its_current_secret() {
     let invalid = |credentials: Credentials| {
         let client = own("a", json!({ "scopes": ["email"] }));
         select_edited(&policy(), json!({}), Candidate { credentials, ..client }).rendered.unwrap().authentication
@@ -195,7 +195,7 @@ fn a_client_keeps_its_last_secret_while_the_api_server_does_not_respond() {
     };
     let hash = RenderedClientAuthentication::Secret { sha256: "hash".to_owned(), previous: None };
     assert_eq!(unread(ErrorKind::Unavailable, 1), (None, 0, hash));
-    // A reference that was edited since then, or that can never be read, is not served with another secret.
+    // If the reference was edited since then, or can never be read, the client is not served with its last secret.
     let unresolved = (None, 1, RenderedClientAuthentication::Unresolved);
     assert_eq!(unread(ErrorKind::Unavailable, 2), unresolved);
     assert_eq!(unread(ErrorKind::Forbidden, 1), unresolved);
@@ -221,7 +221,7 @@ fn what_an_app_no_longer_allows_is_not_kept() {
 }
 
 #[test]
-fn the_oldest_client_has_the_client_id() {
+fn of_clients_with_one_client_id_the_oldest_is_accepted() {
     let with_id = || json!({ "clientID": "grafana" });
     let selected = select_first(&policy(), &[own("a", with_id()), own("b", with_id())]);
     assert_eq!(reasons(&selected), [None, Some(Reason::ClientIDConflict)]);
@@ -230,7 +230,7 @@ fn the_oldest_client_has_the_client_id() {
     invalid["scopes"] = json!(["email"]);
     let selected = select_first(&policy(), &[own("a", invalid), own("b", with_id())]);
     assert_eq!(reasons(&selected), [Some(Reason::InvalidSpec), None]);
-    // As it was accepted last, it still holds it.
+    // A Client that stays served as it was accepted last still holds the ID.
     let last = served(&select_first(&policy(), &[own("a", with_id())]));
     let mut invalid = with_id();
     invalid["scopes"] = json!(["email"]);
@@ -281,7 +281,7 @@ fn a_namespace_other_than_the_apps_has_at_most_50() {
 }
 
 #[test]
-fn other_namespaces_have_at_most_half() {
+fn other_namespaces_have_at_most_half_of_the_clients() {
     let candidates: Vec<_> = ["a", "b", "c"].into_iter().flat_map(|namespace| many(namespace, 40)).collect();
     assert_eq!(accepted(&candidates, Reason::TooManyClients), 100);
     // The App's own namespace still has its half.
@@ -339,7 +339,7 @@ fn the_message_to_another_namespace_does_not_reveal_whether_the_app_exists() {
     let without_app = refusal_without_app(&foreign);
     let not_granted = select_first(&policy(), &[candidate("monitoring", "a", json!({}))]).remove(0).refusal;
     assert_eq!(Some(without_app), not_granted);
-    // Not even by an invalid spec.
+    // An invalid spec of the Client does not reveal it either.
     let invalid = candidate("monitoring", "a", json!({ "clientID": "platform" }));
     assert_eq!(reasons(&select_first(&policy(), &[invalid])), [Some(Reason::NotGranted)]);
     let own = refusal_without_app(&client_with("identity", "a", json!({})));

@@ -327,7 +327,7 @@ fn secrets_are_read_from_data_and_string_data_and_never_printed() {
 }
 
 #[test]
-fn check_writes_nothing() {
+fn the_flag_check_writes_nothing() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     folders.write("bad.yaml", app("shop", "bad", "{ signUp: Maybe }"));
@@ -337,7 +337,7 @@ fn check_writes_nothing() {
 }
 
 #[test]
-fn check_needs_only_the_manifests() {
+fn the_flag_check_needs_only_the_manifests() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     let from = folders.path("from");
@@ -649,7 +649,8 @@ fn of_two_apps_with_one_pages_host_the_first_by_file_and_place_has_it() {
     let pages = "{ pages: { mode: Enabled, host: login.example.com } }";
     folders.write("b.yaml", app("b", "first", pages));
     folders.write("a.yaml", format!("{}---\n{}", app("a", "two", pages), app("a", "three", pages)));
-    // Neither has the host: its pages are disabled; its appID belongs to another App.
+    // Neither of these two Apps gets the host: the pages of the first are disabled, and the appID of the second (`off`)
+    // belongs to the first.
     let disabled = "{ pages: { mode: Disabled, host: login.example.com } }";
     folders.write("0.yaml", format!("{}---\n{}", app("a", "off", disabled), app("c", "off", pages)));
     let summary = folders.run();
@@ -745,7 +746,7 @@ fn clients_are_rendered_with_the_hash_of_a_secret_in_a_file() {
     let expected = RenderedClientAuthentication::Secret { sha256: hash, previous: None };
     assert_eq!(document.clients[0].authentication, expected);
     assert!(!String::from_utf8(document.to_bytes()).unwrap().contains(secret), "documents have only hashes");
-    // The default algorithm of ID tokens is not that of access tokens.
+    // By default, ID tokens have another algorithm than access tokens, so they get a key of their own.
     let id_tokens: Vec<_> = document.keys.id_tokens.iter().map(|key| (key.algorithm, key.state)).collect();
     assert_eq!(id_tokens, [(SigningAlgorithm::RS256, KeyState::Active)]);
 
@@ -791,7 +792,7 @@ fn a_broken_secret_file_is_not_overwritten() {
 }
 
 #[test]
-fn namespaces_need_a_label_for_their_clients() {
+fn a_grant_by_label_needs_a_manifest_of_the_namespace() {
     let folders = Folders::new();
     folders.write("app.yaml", app("identity", "platform", PLATFORM));
     folders.write("client.yaml", client("monitoring", "grafana", "", WEB));
@@ -832,7 +833,7 @@ fn an_invalid_client_stays_served_as_it_was() {
     folders.write("app.yaml", app("identity", "platform", PLATFORM));
     folders.write("client.yaml", client("identity", "grafana", "", &format!("displayName: Old, {WEB}")));
     folders.run();
-    // Invalid by the schema, by the rules of its App, and a file that cannot be read.
+    // The new spec is invalid by the schema, or by the rules of the App. After that, the whole file cannot be read.
     for spec in ["displayName: New, web: {}", &format!("displayName: New, clientID: platform, {WEB}")] {
         folders.write("client.yaml", client("identity", "grafana", "", spec));
         assert_eq!(folders.run().rejected.len(), 1, "{spec}");
@@ -879,7 +880,7 @@ fn a_client_of_an_app_that_is_defined_elsewhere_is_unresolved() {
 }
 
 #[test]
-fn a_check_of_clients_writes_nothing() {
+fn the_flag_check_writes_no_secrets_of_clients() {
     let folders = Folders::new();
     folders.write("app.yaml", app("identity", "platform", PLATFORM));
     folders.write("client.yaml", client("identity", "grafana", "", WEB));

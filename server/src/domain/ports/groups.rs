@@ -16,8 +16,8 @@ use crate::domain::{
 /// The groups of users, in Redis.
 pub trait Groups: Sync {
     /// Returns the user's memberships by name and source, also those that do not count now
-    /// ([`user_groups`](crate::domain::groups)). Redis has them beside the profile, so that no call needs Postgres. Only
-    /// if Redis has no groups of the user, reads them from Postgres and stores them in Redis.
+    /// ([`user_groups`](crate::domain::groups)). Redis has them beside the profile, so that no call needs Postgres.
+    /// Only if Redis has no groups of the user, reads them from Postgres and stores them in Redis.
     fn of_user(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Arc<[Membership]>>> + Send;
 }
 

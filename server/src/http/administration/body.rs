@@ -30,8 +30,8 @@ const MAX_PROBLEMS: usize = 20;
 /// Maximum length of the subject of an identity, in bytes, as in the table `identities`.
 const MAX_SUBJECT_BYTES: usize = 512;
 
-/// Takes the fields of an object one by one, and records every invalid field under its full name, for example
-/// `identities[0].provider`.
+/// The parser of a JSON object. It takes (parses and removes) the fields one by one, and records every invalid field
+/// under its full name, for example `identities[0].provider`.
 pub struct StrictBody {
     object: Map<String, Value>,
     prefix: String,
@@ -88,8 +88,8 @@ impl StrictBody {
         })
     }
 
-    /// Takes a field that `null` clears. Returns `Some(None)` if the field is `null`, and `None` if it is missing or
-    /// invalid.
+    /// Takes a field that a client can clear by sending `null`. Returns `Some(None)` if the field is `null`, and `None`
+    /// if the field is missing or invalid.
     pub fn clearable<T>(&mut self, name: &str, take: impl FnOnce(&mut Self, &str) -> Option<T>) -> Option<Option<T>> {
         if self.object.get(name) == Some(&Value::Null) {
             self.object.remove(name);
@@ -168,7 +168,8 @@ impl StrictBody {
         metadata.ok()
     }
 
-    /// Takes a password hash, native or foreign, in PHC or MCF form. The error does not contain the hash.
+    /// Takes a password hash of this or another service, in the PHC string format or the older Modular Crypt Format
+    /// (MCF). The error does not contain the hash.
     fn password_hash(&mut self) -> Option<PasswordHash> {
         self.text("password_hash", |text| match ParsedHash::parse(text) {
             Ok(_) => Ok(PasswordHash::new(text)),
@@ -204,7 +205,8 @@ impl StrictBody {
         parsed
     }
 
-    /// Records that a required field is missing, unless it is already recorded as invalid.
+    /// Records a required field as missing if `is_present` is false. A field that is already recorded as invalid is not
+    /// recorded again.
     pub fn require(&mut self, name: &str, is_present: bool) {
         let field = format!("{}{name}", self.prefix);
         if !is_present
@@ -300,7 +302,7 @@ impl StrictBody {
         fields
     }
 
-    /// The names of the fields that were not taken.
+    /// The names of the fields that were not taken. These fields are unknown.
     pub fn unknown_fields(&self) -> impl Iterator<Item = &str> {
         self.object.keys().map(String::as_str)
     }

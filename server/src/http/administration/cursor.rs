@@ -1,4 +1,5 @@
-//! Cursors: where the next page begins. A cursor is valid only for the same App, call and filters.
+//! Cursors: where the next page begins. A cursor is valid only for the App, the call and the filters of the page that
+//! returned it.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};

@@ -95,7 +95,8 @@ impl CallLimits {
     ) -> Result<CallPermit, Problem> {
         let (namespace, name) = (caller.namespace().to_owned(), caller.name().to_owned());
         let mut limits = vec![(Key::Caller { namespace, name }, MAX_PER_CALLER)];
-        // Calls that wait for events do not count against the limit of the App, which its administrators share.
+        // Calls that wait for events do not count against the limit of the App. Otherwise such calls could block the
+        // administrators of the App.
         if route == AdministrationRoute::FetchEvents {
             limits.push((Key::Fetches, self.max_fetches));
         } else {
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_consumer_does_not_count_against_its_app() {
+    fn a_call_that_waits_for_events_does_not_count_against_its_app() {
         let limits = CallLimits::new(80);
         let consumers = (0..4).map(|number| format!("consumer-{number}"));
         let fetch = |name: &str| admit(&limits, "shop", name, AdministrationRoute::FetchEvents);

@@ -38,7 +38,7 @@ impl<'a> Query<'a> {
     pub fn parse(uri: &'a Uri, known: &[&'static str]) -> Result<Self, Problem> {
         let parameters = Parameters::parse(uri.query().unwrap_or_default())?;
         if let Some(unknown) = parameters.names().find(|name| !known.contains(name)) {
-            // A name that is not a short word is not repeated in the error.
+            // The error repeats the name only if it is a short word.
             let is_short_word = unknown.len() <= 32 && unknown.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
             let named = if is_short_word { format!("{unknown} is") } else { "a query parameter is".to_owned() };
             let known = known.join(", ");

@@ -5,7 +5,7 @@ use super::{CookieScheme, timed::TimedCookies};
 // === impl CookieScheme ===
 
 impl CookieScheme {
-    /// The cookies of social logins that began at *redirect*. A browser has at most four of them at a time
+    /// The cookies of social logins that began at the endpoint *redirect*. A browser has at most four of them at a time
     /// (specification: Social login, Redirect). Over `https`, they have `SameSite=None`, because some providers send
     /// the user back by a POST from their own site.
     pub const fn flows(self) -> TimedCookies {

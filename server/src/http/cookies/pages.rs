@@ -1,5 +1,6 @@
-//! The cookies of pages: the browser session of each App, the browser, transactions and the language (specification:
-//! Browser sessions, Cookies).
+//! The cookies of the hosted pages: one for the browser session of each App, one for the browser itself, one for each
+//! transaction (a login or registration that has begun), and one for the language (specification: Browser sessions,
+//! Cookies).
 
 use std::cmp::Reverse;
 
@@ -26,7 +27,8 @@ const TRANSACTION_PREFIX: &str = "latchkey-tx.";
 const MAX_LANGUAGE_BYTES: usize = 35;
 const LANGUAGE_SECONDS: u32 = 365 * 24 * 60 * 60;
 
-/// The cookies of pages that a browser sent. Only the browser cookie is checked. Never printed.
+/// The cookies of pages that a browser sent. Only the browser cookie is parsed; the server has not verified any of
+/// them. Never printed.
 pub struct SentPageCookies<'a> {
     sessions: Vec<SentSession<'a>>,
     browser: Option<BrowserId>,
@@ -55,8 +57,8 @@ impl CookieScheme {
         TimedCookies { host_prefix: self.host_prefix(), name_prefix: TRANSACTION_PREFIX, attributes: self.attributes() }
     }
 
-    /// Reads the cookies of a request for a page. If a name occurs twice, the first session cookie counts, and the
-    /// first browser and language cookies with a well-formed value.
+    /// Reads the cookies of a request for a page. If a session cookie occurs twice, the first one counts. If the
+    /// browser cookie or the language cookie occurs twice, the first one with a well-formed value counts.
     pub fn sent_to_pages(self, headers: &HeaderMap) -> SentPageCookies<'_> {
         let mut sent =
             SentPageCookies { sessions: Vec::new(), browser: None, language: None, transactions: Vec::new() };
@@ -77,8 +79,9 @@ impl CookieScheme {
         sent
     }
 
-    /// The headers that store the session cookie of an App, and clear the oldest cookies of other Apps beyond the
-    /// maximum. The browser keeps the cookie until it closes.
+    /// The headers that store the session cookie of an App. If the browser then has more session cookies than the
+    /// maximum, the headers also clear the oldest cookies of other Apps. The browser keeps the cookie until the browser
+    /// closes.
     pub fn set_session(
         self,
         sent: &SentPageCookies<'_>,
@@ -154,8 +157,8 @@ impl<'a> SentPageCookies<'a> {
         &self.transactions
     }
 
-    /// The newest transaction cookies, at most as many as pages set. A client can send more, but each of them costs an
-    /// attempt to open it.
+    /// The newest transaction cookies, at most [`MAX_COOKIES`], because pages never set more. A client can send more,
+    /// but each cookie costs the server an attempt to decrypt it.
     pub fn newest_transactions(&self) -> impl Iterator<Item = TimedCookie<'a>> {
         let mut newest = self.transactions.clone();
         newest.sort_by_key(|cookie| Reverse(cookie.set_at_ms()));
@@ -291,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_cookies_with_one_name_the_first_counts() {
+    fn if_a_cookie_is_sent_twice_the_first_one_counts() {
         let browser = BrowserId::generate(&Env::system());
         let text = format!(
             "__Host-latchkey-session.shop=a; __Host-latchkey-session.shop=b; __Host-latchkey-browser=x; \
@@ -305,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_newest_four_transaction_cookies_are_opened() {
+    fn only_the_newest_four_transaction_cookies_are_used() {
         let cookies = CookieScheme::Secure;
         let stored: Vec<_> = [3, 0, 5, 2, 4, 1]
             .into_iter()

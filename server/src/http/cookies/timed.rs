@@ -1,5 +1,5 @@
-//! Cookies of a kind that a browser can have several times, for example one for each tab. The name of a cookie contains
-//! the time at which it was set, so that the oldest can be cleared, and an id.
+//! Cookies of which a browser can have several, for example one for each tab. The name of a cookie contains an id and
+//! the time at which the cookie was set. With this time, the oldest cookie can be found and cleared.
 
 use http::{HeaderMap, HeaderValue, header::HeaderName};
 use time::OffsetDateTime;
@@ -7,11 +7,11 @@ use time::OffsetDateTime;
 use super::{name_value_pairs, set_cookie};
 use crate::domain::flow::FlowId;
 
-/// The maximum number of such cookies that one browser has of one kind.
+/// The maximum number of cookies of one kind in one browser.
 pub(super) const MAX_COOKIES: usize = 4;
 
-/// One kind of these cookies. The name of a cookie consists of both prefixes, the time in Unix milliseconds, a dot, and
-/// the id.
+/// One kind of cookies. The name of a cookie consists of both prefixes, the time in Unix milliseconds, a dot, and the
+/// id.
 #[derive(Clone, Copy, Debug)]
 pub struct TimedCookies {
     pub(super) host_prefix: &'static str,
@@ -43,7 +43,8 @@ impl TimedCookies {
         Some(TimedCookie { name, set_at_ms, id, value })
     }
 
-    /// The headers that store a cookie in the browser, and clear the oldest cookies beyond the maximum.
+    /// The headers that store a cookie in the browser. If the browser then has more cookies than the maximum, the
+    /// headers also clear the oldest ones.
     pub fn add(
         self,
         sent: &[TimedCookie<'_>],

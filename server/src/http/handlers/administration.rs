@@ -272,7 +272,7 @@ fn user_not_found() -> Problem {
 ///
 /// # Errors
 ///
-/// 412 if the header has several tags, a weak tag or another text: none of them is the version of a user.
+/// 412 if the header has several tags, a weak tag or a text that is not a version.
 fn if_match(headers: &HeaderMap) -> Result<Option<Version>, Problem> {
     let mut fields = headers.get_all(IF_MATCH).iter();
     let text = match (fields.next(), fields.next()) {
@@ -316,7 +316,7 @@ fn change_problem(error: ChangeUserError) -> Problem {
     }
 }
 
-/// The error of a conflict. It names the other user.
+/// Returns the error for a conflict. If the conflict is with another user, the error contains the id of that user.
 fn conflict_problem(conflict: UserConflict) -> Problem {
     let (code, why, user) = match conflict {
         UserConflict::ExternalIdTaken(user) => {

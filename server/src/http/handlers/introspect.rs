@@ -67,7 +67,7 @@ pub struct IntrospectedToken<'a> {
     /// Only if the email address is verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub email: Option<&'a str>,
-    /// For the token of a client, this claim and the name need their scopes.
+    /// For the token of a client, `email_verified` and `name` are present only if the token has the scopes for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub email_verified: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -156,7 +156,7 @@ async fn handle_client<S: Ports>(
     let count = RequestCount::NotCounted;
     let (client, form) = clients::authenticate(state, app, request, body, Route::Introspect, count).await?;
     if client.is_public() {
-        // Anybody could introspect with the `client_id` of a public client.
+        // A public client has no secret, so anybody could introspect with its `client_id`.
         return Err(clients::invalid_client(app, false));
     }
     let token = form.require("token")?;

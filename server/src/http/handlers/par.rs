@@ -116,7 +116,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     Ok(response)
 }
 
-/// The error for a request that *authorize* would refuse, with the same code.
+/// Returns the error for a request that *authorize* would refuse. The code is the same as at *authorize*.
 fn request_problem(error: RequestError) -> Problem {
     match error {
         RequestError::Page(error @ UnsafeRequest::RedirectUrlNotAllowed) => {

@@ -53,7 +53,8 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     let RevokeRequest { token: RawText(token) } = parse_fields(body.fields)?;
     let verify = || verify_any_access_token(app, state.env.now(), &token);
     if app.has_clients() && verify().is_some_and(|claims| claims.is_of_client(app)) {
-        // Otherwise anybody who finds the token could end the session of the client.
+        // Only the client itself can revoke its token. Otherwise anybody who finds the token could end the session of
+        // the client.
         return Err(clients::invalid_client(app, false));
     }
     sessions::revoke(state.call(app, &request.client), &token).await?;

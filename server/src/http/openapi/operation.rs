@@ -25,7 +25,7 @@ pub struct Operation {
     request: Option<Content>,
     /// `None` if the response has no body.
     response: Option<Content>,
-    /// The status of the response without an error.
+    /// The status of a successful response.
     success: StatusCode,
     /// Headers that only this response has, in addition to the headers of every response.
     response_headers: &'static [&'static str],
@@ -294,17 +294,17 @@ impl Parameter {
         Self { name, description, schema, is_required: false, example: None }
     }
 
-    /// Any text.
+    /// A parameter that can be any text.
     pub fn text(name: &'static str, description: &'static str) -> Self {
         Self::new(name, description, json_schema!({ "type": "string" }))
     }
 
-    /// `true` or `false`, by default `false`.
+    /// A parameter that is `true` or `false`. The default is `false`.
     pub fn flag(name: &'static str, description: &'static str) -> Self {
         Self::new(name, description, json_schema!({ "type": "boolean", "default": false }))
     }
 
-    /// The call fails without this parameter.
+    /// Makes the parameter required: without it, the call fails.
     pub fn required(self) -> Self {
         Self { is_required: true, ..self }
     }
@@ -353,7 +353,7 @@ impl Content {
         Self { media_types: &[JSON, FORM], ..Self::json::<T>(example) }
     }
 
-    /// The form has this schema instead of that of the JSON.
+    /// Gives the form its own schema. Otherwise, a form has the schema of the JSON body.
     pub fn with_form<T: JsonSchema>(self) -> Self {
         Self { form_schema: Some(SchemaGenerator::subschema_for::<T>), ..self }
     }

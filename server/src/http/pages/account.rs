@@ -18,10 +18,10 @@ use crate::{
     pages::ProviderButton,
 };
 
-/// The preset of a provider that the App no longer has. It selects the ordinary colors and logo.
+/// The preset for a provider that the App no longer has. With this preset, the button has the neutral colors and logo.
 const NO_PRESET: &str = "oauth2";
 
-/// The user of the session, from Postgres.
+/// Loads the user of the session from Postgres.
 async fn load_user<S: Ports>(page: &Page<'_, S>, session: &AuthenticatedSession) -> Result<User, Problem> {
     let user = own_account::load_user(page.call(), session).await;
     user.map_err(|error| account_problem(page.app, error))

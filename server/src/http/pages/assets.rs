@@ -11,9 +11,10 @@ use crate::{
 
 const ALLOW: &str = "GET, HEAD";
 const CLEAR_SITE_DATA: HeaderName = HeaderName::from_static("clear-site-data");
-/// The version in the link of the page after a logout. Browsers keep visited pages in memory, even with `no-store`, and
-/// the back button would show the account again. The header `Clear-Site-Data` removes these pages, but only when the
-/// next page is already shown. So the response with this file has the header, not the page.
+/// The value of `v` in the link to `theme.css` on the page after a logout. Browsers keep visited pages in memory, even
+/// with `no-store`, and the back button would show the account again. The header `Clear-Site-Data` removes these pages,
+/// but only when the next page is already shown. Therefore the response with `theme.css` has this header, and the page
+/// after the logout does not.
 const AFTER_LOGOUT: &str = "logout";
 
 /// `theme.css`.
@@ -35,7 +36,7 @@ pub(super) fn logo<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
     Ok(responses::logo(logo.media_type.as_str(), Bytes::copy_from_slice(&logo.bytes), is_current))
 }
 
-/// `/assets/{FILE}`. The error is JSON, because the file belongs to no App.
+/// `/assets/{FILE}`. An error is JSON and not a page, because the file belongs to no App.
 pub(in crate::http) fn asset(request: &InboundRequest) -> Result<Response, Problem> {
     let FoundAsset { asset, is_current } = Asset::find(request.path_parameter(0)).ok_or_else(Problem::not_found)?;
     if !matches!(request.method, Method::GET | Method::HEAD) {

@@ -1,5 +1,6 @@
 //! `authorize`: the authorization endpoint (OpenID Connect Core 1.0, 3.1.2). It has no form of its own: it leads to the
-//! login, to the consent page, or back to the client.
+//! login, to the consent page, or back to the client. The parameter `tx` carries the request from page to page: it is
+//! the encrypted transaction (specification: Browser sessions, Transactions).
 
 use latchkey_crds::rendered::SignUp;
 use url::Url;
@@ -42,11 +43,11 @@ pub(super) enum AuthorizationResponseKind {
     Error,
 }
 
-/// A request that passed its checks, with the login and the consent that it carries.
+/// A request that passed its checks, with the login and the consent that its `tx` carries.
 pub(super) struct CheckedRequest {
     pub(super) request: AuthorizationRequest,
     pub(super) carried: CarriedRequest,
-    /// Unix seconds.
+    /// When the browser sent the request, in Unix seconds.
     pub(super) requested_at: i64,
 }
 
@@ -58,7 +59,8 @@ pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Probl
             (carried, page.state.env.now().unix_timestamp())
         }
     };
-    // Only a decision on the consent page counts.
+    // The `tx` can contain what the consent page showed. It is dropped here, because only the form of the consent page
+    // contains a decision of the user.
     let carried = CarriedRequest { shown: None, ..carried };
     match check_request(page, carried, requested_at) {
         Ok(checked) => proceed(page, &checked, None).await,
@@ -77,7 +79,7 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
     let transaction = Transaction { target: Target::Authorize(Box::new(checked.carried)), issued_at: requested_at };
     let tx = transaction.seal_unbound(&page.state.env, page.app);
     let tx = tx.map_err(|error| Problem::server_error().with_cause(error))?;
-    page.lead_on(&format!("authorize{}", encode_query([("tx", tx.as_str())])))
+    page.redirect_to_next(&format!("authorize{}", encode_query([("tx", tx.as_str())])))
 }
 
 /// The authorization request in the `tx`, and when the browser sent it, in Unix seconds.
@@ -90,7 +92,7 @@ pub(super) fn carried_request<S: Ports>(page: &Page<'_, S>) -> Result<(CarriedRe
     }
 }
 
-/// Checks the client. The parameters of a pushed request replace all others.
+/// Checks the client, and returns its request. The parameters of a pushed request replace all others.
 async fn read_request<S: Ports>(page: &Page<'_, S>, parameters: RequestParameters) -> Result<CarriedRequest, Problem> {
     let client = find_client(page.app, &parameters).map_err(unsafe_request_problem)?;
     let Some(request_uri) = parameters.pushed_request_uri() else {
@@ -101,7 +103,7 @@ async fn read_request<S: Ports>(page: &Page<'_, S>, parameters: RequestParameter
     Ok(par::carried_request(client, request_uri, &pushed))
 }
 
-/// All checks that need no session. A request in a `tx` is checked again, because the client can have changed.
+/// Runs all checks that need no session. A request in a `tx` is checked again, because the client can have changed.
 pub(super) fn check_request<S: Ports>(
     page: &Page<'_, S>,
     carried: CarriedRequest,
@@ -121,8 +123,8 @@ pub(super) fn check_request<S: Ports>(
     Ok(CheckedRequest { request, carried: *carried, requested_at })
 }
 
-/// Leads to the login, to the consent page, or back to the client. `allowed` is the decision of the user on the consent
-/// page.
+/// Sends the browser to the login, to the consent page, or back to the client. `allowed` is set if the user has allowed
+/// the access on the consent page.
 pub(super) async fn proceed<S: Ports>(
     page: &Page<'_, S>,
     checked: &CheckedRequest,
@@ -142,10 +144,10 @@ pub(super) async fn proceed<S: Ports>(
         AuthorizationOutcome::LoginNeeded => {
             let can_register = page.app.doc.sign_up == SignUp::Open;
             let route = if request.prompts.create && can_register { PageRoute::Register } else { PageRoute::Login };
-            lead_on(page, checked, route, AuthorizationResponseKind::Login)
+            redirect_to_page(page, checked, route, AuthorizationResponseKind::Login)
         }
         AuthorizationOutcome::ConsentNeeded => {
-            lead_on(page, checked, PageRoute::Consent, AuthorizationResponseKind::Consent)
+            redirect_to_page(page, checked, PageRoute::Consent, AuthorizationResponseKind::Consent)
         }
         AuthorizationOutcome::Refused(error) => reply_error(page, &request.reply, &error),
         AuthorizationOutcome::RequestUsed => Err(unsafe_request_problem(UnsafeRequest::InvalidRequestUri)),
@@ -173,19 +175,19 @@ async fn decide<S: Ports>(
 }
 
 /// Redirects to a page that leads back here with the `tx`.
-fn lead_on<S: Ports>(
+fn redirect_to_page<S: Ports>(
     page: &Page<'_, S>,
     checked: &CheckedRequest,
     route: PageRoute,
     kind: AuthorizationResponseKind,
 ) -> Result<Response, Problem> {
     let tx = seal(page, checked.without_decision(), checked.requested_at)?;
-    let mut response = page.lead_on(&format!("{}{}", route.path(), encode_query([("tx", tx.as_str())])))?;
+    let mut response = page.redirect_to_next(&format!("{}{}", route.path(), encode_query([("tx", tx.as_str())])))?;
     response.extensions_mut().insert(kind);
     Ok(response)
 }
 
-/// The `tx` of a request, for this browser.
+/// Encrypts a request into a `tx` that is valid only in this browser.
 pub(super) fn seal<S: Ports>(
     page: &Page<'_, S>,
     carried: CarriedRequest,
@@ -216,7 +218,8 @@ pub(super) fn reply_error<S: Ports>(
     reply(page, to, &to.error_parameters(page.app, error), kind)
 }
 
-/// The response to the client: a redirect with 303, so that no POST is repeated at the client, or a page with a form.
+/// Sends the response to the client by a redirect, or by a page with a form. The redirect has the status 303, so that
+/// the browser does not repeat a POST at the client.
 fn reply<S: Ports>(
     page: &Page<'_, S>,
     to: &ReplyTo,
@@ -276,7 +279,7 @@ impl AuthorizationResponseKind {
 // === impl CheckedRequest ===
 
 impl CheckedRequest {
-    /// The request, for the `tx` of a page before the decision.
+    /// Returns the request without a decision, for the `tx` of a page that comes before the decision of the user.
     pub(super) fn without_decision(&self) -> CarriedRequest {
         CarriedRequest { shown: None, ..self.carried.clone() }
     }

@@ -10,8 +10,8 @@ use crate::{
     pages::Branding,
 };
 
-/// The maximum number of stored brandings, about 1 KiB each. At this number, all are removed and computed again when
-/// they are needed.
+/// The maximum number of stored brandings, about 1 KiB each. When this number is reached, all brandings are removed,
+/// and each is computed again when it is needed.
 const MAX_BRANDINGS: usize = 10_000;
 
 #[derive(Default)]

@@ -19,40 +19,40 @@ use crate::{
 
 /// Whether a page is on the host of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum PageLocation {
     /// The page is on this host.
-    Here,
+    ThisHost,
     /// The page is on the App's own host, at this URL.
-    Elsewhere(String),
+    OwnHost(String),
     NotFound,
 }
 
 /// Finds out whether the page is on the host of the request (specification: Hosted pages, Own host).
 ///
-/// An own host that is the host of the base URL is ignored: otherwise one App would hide the pages of all others. The
-/// operator refuses it, but the base URL can change later.
-pub(super) fn find_place(
+/// If the own host of an App is also the host of the base URL, it is ignored. Otherwise this App would hide the pages
+/// of all other Apps. The operator refuses such an own host, but the base URL can change later.
+pub(super) fn locate_page(
     apps: &Apps,
     app: &App,
     url: &PagesUrl,
     base_url: &IssuerUrl,
     request: &InboundRequest,
-) -> Place {
+) -> PageLocation {
     let base_url = Url::parse(base_url.as_str()).ok();
     let is_own = |host: &str| base_url.as_ref().and_then(Url::host_str) != Some(host);
     let holder = requested_host(request).filter(|host| is_own(host)).and_then(|host| apps.get_by_pages_host(&host));
     match holder {
-        Some(holder) if holder.id() == app.id() => Place::Here,
-        Some(_) => Place::NotFound,
-        None if apps.held_pages_host(app).is_none_or(|host| !is_own(host.as_str())) => Place::Here,
+        Some(holder) if holder.id() == app.id() => PageLocation::ThisHost,
+        Some(_) => PageLocation::NotFound,
+        None if apps.held_pages_host(app).is_none_or(|host| !is_own(host.as_str())) => PageLocation::ThisHost,
         None if matches!(request.method, Method::GET | Method::HEAD) => {
-            // The path of a page begins with the appID, which `url` has already.
+            // The path of a page begins with the appID, which `url` already contains.
             let path = request.uri.path().trim_start_matches('/');
             let path = path.split_once('/').map_or("", |(_, path)| path);
             let query = request.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
-            Place::Elsewhere(url.page(&format!("{path}{query}")))
+            PageLocation::OwnHost(url.page(&format!("{path}{query}")))
         }
-        None => Place::NotFound,
+        None => PageLocation::NotFound,
     }
 }
 
@@ -73,8 +73,8 @@ fn host_of(authority: &Authority) -> Option<String> {
     (!has_user && (has_port || authority.as_str() == host)).then(|| host.to_ascii_lowercase())
 }
 
-/// Checks that a form comes from a page of this App. Old browsers send neither header with a form; then only `csrf`
-/// protects it.
+/// Checks that a form comes from a page of this App. Old browsers send neither `Origin` nor `Sec-Fetch-Site` with a
+/// form. In that case, only the field `csrf` protects the form.
 pub(super) fn check_origin(headers: &HeaderMap, url: &PagesUrl) -> Result<(), Problem> {
     let mut origins = headers.get_all(ORIGIN).iter();
     let is_own = match (origins.next(), origins.next()) {
@@ -87,7 +87,7 @@ pub(super) fn check_origin(headers: &HeaderMap, url: &PagesUrl) -> Result<(), Pr
 
 /// Whether a request comes from a page of this host, from the user (a typed address or a bookmark), or from an old
 /// browser, which does not send its origin.
-pub(super) fn is_from_here(headers: &HeaderMap) -> bool {
+pub(super) fn is_from_own_pages_or_user(headers: &HeaderMap) -> bool {
     headers.get_all("sec-fetch-site").iter().all(|site| matches!(site.as_bytes(), b"same-origin" | b"none"))
 }
 
@@ -99,7 +99,7 @@ mod tests {
     use crate::fixtures;
 
     #[test]
-    fn a_form_must_come_from_the_pages_if_the_browser_says_where_it_comes_from() {
+    fn a_form_of_another_site_is_refused_if_the_browser_names_the_site() {
         let url = PagesUrl::new(&fixtures::app(fixtures::rendered("shop")), None);
         let is_accepted = |fields: &[(&'static str, &'static str)]| {
             let headers: HeaderMap = fields

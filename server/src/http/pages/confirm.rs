@@ -1,4 +1,4 @@
-//! `confirm`: the notice after a registration, and the page behind the link in the mail.
+//! `confirm`: the notice after a registration, and the page that the link in the mail opens.
 
 use super::{
     form::Form,
@@ -30,7 +30,8 @@ pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Probl
     if let Some((_, newest)) = registrations.first().filter(|_| code.is_empty()) {
         return page.show(&ConfirmNoticePage { email: newest.address() });
     }
-    // Without a registration or a session, a confirmation needs more than the button.
+    // If this browser has neither a registration nor a session, the button is not enough: the page also asks for the
+    // password.
     let asks_password = registrations.is_empty() && page.session_cookie()?.is_none();
     page.show(&ConfirmPage { code, hides_code: !code.is_empty(), asks_password, login_needed: false })
 }
@@ -60,13 +61,13 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
     let own = || cookies.iter().zip(&registrations).filter(|(_, registration)| registration.is_for(&address));
     // The address is confirmed, so the cookies of its registrations are cleared.
     let cleared = own().map(|(cookie, _)| page.cookies.transactions().clear(cookie)).collect();
-    // The registration continues in another tab, if the link in the mail was opened there.
+    // If the link in the mail was opened in another tab, the registration continues in that tab.
     let registered_tx = match own().next() {
         Some((_, registration)) => registration.transaction(page.call()).await,
         None => None,
     };
     let tx = page.tx().or(registered_tx.as_deref().filter(|tx| page.target_of(tx).is_some()));
-    // A confirmation that opened a session is a login.
+    // If the confirmation opened a session, it was a login, and the `tx` then carries this login.
     let tx = match &cookie {
         Some(cookie) => tx.and_then(|tx| page.tx_after_login(tx, cookie)),
         None => tx.map(str::to_owned),
@@ -91,7 +92,8 @@ fn registrations<'p, S: Ports>(page: &Page<'p, S>) -> Vec<(TimedCookie<'p>, Regi
     page.sent.newest_transactions().filter_map(open).collect()
 }
 
-/// The form again. The code stays hidden unless it was refused.
+/// Shows the form again, with the error. If the code was refused, the form shows the code; otherwise the code stays
+/// hidden.
 fn refuse<S: Ports>(
     page: &Page<'_, S>,
     form: &Form,

@@ -35,7 +35,7 @@ pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Probl
         allowed: None,
     };
     let AuthorizationStep::ConsentNeeded(session) = decide(page.call(), attempt).await? else {
-        return lead_to(page, &checked, PageRoute::Authorize, None);
+        return redirect_with_request(page, &checked, PageRoute::Authorize, None);
     };
     let shown = CarriedRequest { shown: Some(shown_consent(request, session)), ..checked.carried.clone() };
     let tx = seal(page, shown, requested_at)?;
@@ -65,13 +65,13 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
             let denied = AuthorizationErrorCode::AccessDenied.because("the user did not allow the access");
             reply_error(page, &checked.request.reply, &denied)
         }
-        Some("switch") => lead_to(page, &checked, PageRoute::Login, Some("other_account")),
+        Some("switch") => redirect_with_request(page, &checked, PageRoute::Login, Some("other_account")),
         Some(_) | None => Err(Problem::invalid_request("decision must be allow, deny or switch")),
     }
 }
 
-/// Redirects to another page, with the request.
-fn lead_to<S: Ports>(
+/// Redirects to another page. The `tx` in the URL carries the request.
+fn redirect_with_request<S: Ports>(
     page: &Page<'_, S>,
     checked: &CheckedRequest,
     route: PageRoute,
@@ -80,5 +80,5 @@ fn lead_to<S: Ports>(
     let tx = seal(page, checked.without_decision(), checked.requested_at)?;
     let notice = notice.map(|notice| ("notice", notice));
     let query = encode_query([("tx", tx.as_str())].into_iter().chain(notice));
-    page.lead_on(&format!("{}{query}", route.path()))
+    page.redirect_to_next(&format!("{}{query}", route.path()))
 }

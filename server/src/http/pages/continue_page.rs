@@ -67,7 +67,7 @@ async fn finish<S: Ports>(
     }
 }
 
-/// Errors lead to the page that started the login, which shows them.
+/// Redirects to the page that started the login. That page shows the error.
 fn show_error<S: Ports>(
     page: &Page<'_, S>,
     state: &SocialState,

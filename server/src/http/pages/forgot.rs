@@ -24,7 +24,7 @@ pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Probl
     }
 }
 
-/// The response is the same for every address, also if a limit on mails is reached.
+/// The response is the same for every address, even if a limit on mails is reached.
 pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<Response, Problem> {
     let ForgotPasswordRequest { email } = match form.read() {
         Ok(request) => request,

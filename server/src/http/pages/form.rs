@@ -49,7 +49,7 @@ impl Form {
         self.get(name).unwrap_or_default()
     }
 
-    /// The fields as a call of the JSON API has them.
+    /// Parses the fields as the body of a call of the JSON API.
     pub(super) fn read<T: RequestBody>(&self) -> Result<T, Problem> {
         parse_fields(self.fields.clone())
     }

@@ -19,8 +19,10 @@ use crate::{
 };
 
 pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Problem> {
-    // Otherwise any site could start a login of the user, and so replace the cookies of logins that have begun.
-    if let Some(provider) = page.query("provider")?.filter(|_| checks::is_from_here(&page.request.headers)) {
+    // Another site cannot start a social login. Otherwise any site could start logins, and thereby clear the cookies of
+    // logins that have already begun.
+    if let Some(provider) = page.query("provider")?.filter(|_| checks::is_from_own_pages_or_user(&page.request.headers))
+    {
         return social::start(page, provider, SocialPurpose::LogIn, page.tx()).await;
     }
     let notice = page.query("notice")?.and_then(parse_notice);
@@ -65,7 +67,8 @@ fn view<'v, S: Ports>(page: &'v Page<'_, S>, email: &'v str, notice: Option<Logi
     LoginPage { email, providers: page.providers(), registration_open, notice }
 }
 
-/// The account of a user who is logged in already. The notice of a new password is shown there.
+/// The path of the account page, for a user who is logged in already. The account page also shows the notice of a new
+/// password.
 fn account_with_notice(notice: Option<LoginNotice>) -> &'static str {
     match notice {
         Some(LoginNotice::PasswordReset) => "account?notice=password_saved",

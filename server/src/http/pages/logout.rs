@@ -1,5 +1,5 @@
-//! `logout`: asks, then ends the browser session. A client can send the browser here (OpenID Connect RP-Initiated
-//! Logout 1.0). Without clients, the page ignores all parameters.
+//! `logout`: asks the user, then ends the browser session. A client can send the browser here (OpenID Connect
+//! RP-Initiated Logout 1.0). If the App has no clients, the page ignores all parameters.
 
 use http::Method;
 
@@ -40,9 +40,9 @@ pub(super) async fn show<S: Ports>(page: &Page<'_, S>) -> Result<Response, Probl
 }
 
 pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<Response, Problem> {
-    // Without clients, the checks before have refused a form without `csrf`.
+    // If the App has no clients, `Page::check` has already refused a form without `csrf`.
     if form.get("csrf").is_none() {
-        return become_get(page, form.parameters());
+        return redirect_to_get(page, form.parameters());
     }
     let none = RequestParameters::default();
     let carried = carried_parameters(page).filter(|_| page.app.has_clients());
@@ -51,18 +51,18 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
 }
 
 /// Redirects a POST from another site to a GET, so that the browser sends its cookies (`SameSite=Lax`).
-fn become_get<S: Ports>(page: &Page<'_, S>, parameters: &RequestParameters) -> Result<Response, Problem> {
+fn redirect_to_get<S: Ports>(page: &Page<'_, S>, parameters: &RequestParameters) -> Result<Response, Problem> {
     let request = check(page, parameters)?;
     if parameters.is_empty() {
-        return page.lead_on("logout");
+        return page.redirect_to_next("logout");
     }
     let seal = |parameters: RequestParameters| {
         Transaction::start(&page.state.env, Target::Logout(parameters)).seal_unbound(&page.state.env, page.app)
     };
-    // If the hint is too long for a `tx`, it is left out, and the page asks the user.
+    // If `id_token_hint` is too long for a `tx`, it is left out, and the page asks the user.
     let tx = seal(parameters.clone()).or_else(|TransactionTooLong| seal(request.without_hint(ui_locales(parameters))));
     let tx = tx.map_err(too_long)?;
-    page.lead_on(&format!("logout{}", encode_query([("tx", tx.as_str())])))
+    page.redirect_to_next(&format!("logout{}", encode_query([("tx", tx.as_str())])))
 }
 
 fn ask<S: Ports>(
@@ -79,8 +79,8 @@ fn ask<S: Ports>(
     page.show_with_tx(&LogoutPage, &tx)
 }
 
-/// Ends the browser session, and with it the client sessions without `offline_access`. Leads to the client or to the
-/// notice.
+/// Ends the browser session, and with it the client sessions without `offline_access`. Then redirects to the client or
+/// to the notice.
 async fn finish<S: Ports>(
     page: &Page<'_, S>,
     request: &LogoutRequest,
@@ -96,7 +96,7 @@ async fn finish<S: Ports>(
     }
 }
 
-/// The parameters in the `tx`. `None` if the `tx` is not that of a logout.
+/// The parameters in the `tx`. `None` if there is no `tx`, or if it does not belong to a logout.
 fn carried_parameters<'p, S: Ports>(page: &'p Page<'_, S>) -> Option<&'p RequestParameters> {
     match &page.transaction()?.target {
         Target::Logout(parameters) => Some(parameters),

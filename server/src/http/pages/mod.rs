@@ -1,5 +1,5 @@
-//! The hosted pages over HTTP (specification: Hosted pages): one file for each page. Every request passes the same
-//! checks, and every response has the same protection.
+//! The hosted pages over HTTP (specification: Hosted pages): one file for each page. All requests pass the same checks,
+//! and all responses have the same security headers.
 
 mod account;
 mod assets;
@@ -26,7 +26,7 @@ use http::{Method, StatusCode};
 pub(super) use assets::asset;
 pub(super) use routes::PageRoute;
 
-use self::{authorize::AuthorizationResponseKind, brandings::Brandings, checks::Place, form::Form, page::Page};
+use self::{authorize::AuthorizationResponseKind, brandings::Brandings, checks::PageLocation, form::Form, page::Page};
 use super::{Ports, error::Problem, metrics::HttpMetrics, request::InboundRequest, response::Response};
 use crate::{
     config::Apps,
@@ -56,7 +56,8 @@ impl Pages {
         Self { brandings: Brandings::default(), metrics }
     }
 
-    /// Handles a request for a page. An error is JSON only if the page does not exist on this host.
+    /// Handles a request for a page. If the page does not exist on this host, the error is JSON. Every other error is a
+    /// page.
     pub(super) async fn handle<S: Ports>(
         &self,
         state: &State<S>,
@@ -66,10 +67,10 @@ impl Pages {
     ) -> Result<Response, Problem> {
         let settings = app.pages.as_deref().ok_or_else(Problem::not_found)?;
         let url = pages_url(&state.apps, app);
-        match checks::find_place(&state.apps, app, &url, &state.settings.base_url, &request) {
-            Place::Here => {}
-            Place::Elsewhere(url) => return responses::redirect(StatusCode::FOUND, &url),
-            Place::NotFound => return Err(Problem::not_found()),
+        match checks::locate_page(&state.apps, app, &url, &state.settings.base_url, &request) {
+            PageLocation::ThisHost => {}
+            PageLocation::OwnHost(url) => return responses::redirect(StatusCode::FOUND, &url),
+            PageLocation::NotFound => return Err(Problem::not_found()),
         }
         let form = read_form(route, &mut request).await;
         let branding = self.brandings.get(app, settings);
@@ -82,7 +83,7 @@ impl Pages {
             }
         }
         let result = match page.check(form) {
-            // The form of an account changes only this account, not that of a user who has logged in since.
+            // If another user has logged in since the form was shown, the form changes nothing.
             Ok(Some(form)) if page.is_form_of_other_user(&form) => page.redirect("account", Vec::new()),
             Ok(form) => call(&page, form.as_ref()).await,
             Err(problem) => Err(problem),
@@ -114,8 +115,9 @@ async fn read_form(route: PageRoute, request: &mut InboundRequest) -> Result<Opt
     form.map(Some)
 }
 
-/// The outcome of an authorization request in the metric. `None` for a step that does not end on these two pages: the
-/// redirect of a POST to a GET, and the consent page, which was counted when `authorize` led there.
+/// The outcome of an authorization request in the metric, from a response of the page `authorize` or `consent`. `None`
+/// if the response is not counted: the redirect of a POST to a GET, and the consent page itself, which was counted when
+/// `authorize` redirected to it.
 fn authorization_outcome(response: &Response, is_error: bool) -> Option<&'static str> {
     let kind = response.extensions().get::<AuthorizationResponseKind>();
     kind.map(|kind| kind.as_str()).or_else(|| {
@@ -141,7 +143,7 @@ fn outcome(status: StatusCode, is_error: bool) -> &'static str {
 }
 
 /// Calls the page. Each future is boxed separately: otherwise the future of every request would be as large as the
-/// largest.
+/// future of the largest page.
 fn call<'p, S: Ports>(page: &'p Page<'_, S>, form: Option<&'p Form>) -> BoxFuture<'p, Result<Response, Problem>> {
     match (page.route, form) {
         (PageRoute::Login, None) => login::show(page).boxed(),

@@ -39,7 +39,7 @@ use crate::{
 /// A header of a response.
 pub(super) type Header = (HeaderName, HeaderValue);
 
-/// A request for a page. The response functions add the browser's cookies.
+/// A request for a page. Its response functions add `own_cookies` to the response.
 pub(super) struct Page<'a, S> {
     pub(super) state: &'a State<S>,
     pub(super) app: &'a App,
@@ -57,11 +57,11 @@ pub(super) struct Page<'a, S> {
     query_problem: Option<Problem>,
     csrf: String,
     tx: Option<OpenedTransaction>,
-    /// The cookies of every response.
+    /// The cookies that every response to this request sets.
     own_cookies: Vec<Header>,
 }
 
-/// The opened transaction of a request.
+/// The transaction of a request, encrypted (`text`, the `tx`) and decrypted.
 struct OpenedTransaction {
     text: String,
     transaction: Transaction,
@@ -79,7 +79,8 @@ fn parse_query(query: &str) -> Result<Parameters<'_>, Problem> {
 }
 
 impl<'a, S: Ports> Page<'a, S> {
-    /// Reads the query and the cookies. A query that cannot be parsed is empty; [`Self::check`] returns the error.
+    /// Reads the query and the cookies. A query that cannot be parsed counts as empty, and [`Self::check`] returns the
+    /// error.
     pub(super) fn new(
         state: &'a State<S>,
         app: &'a App,
@@ -133,9 +134,9 @@ impl<'a, S: Ports> Page<'a, S> {
     // === checks ===
 
     /// Checks the method, the body, the origin, `csrf` and `tx`, in this order (specification: Hosted pages, Requests).
-    /// Returns the form of a POST. A POST from another site, which changes nothing, has neither `csrf` nor our origin.
-    /// Its response sets no cookie: the browser sends no cookies with it, so the request looks like that of a new
-    /// browser.
+    /// Returns the form of a POST. Two pages also accept a POST from another site. Such a POST changes nothing, and has
+    /// neither `csrf` nor our origin. The browser sends no cookies with such a POST, so it looks like a request of a
+    /// new browser. Therefore the response sets no cookies.
     pub(super) fn check(&mut self, form: Result<Option<Form>, Problem>) -> Result<Option<Form>, Problem> {
         if !self.route.accepts(&self.request.method) {
             return Err(Problem::method_not_allowed(self.route.allow()));
@@ -177,15 +178,15 @@ impl<'a, S: Ports> Page<'a, S> {
                 PageRoute::Logout => match form {
                     Ok(Some(form)) => form.get("csrf").is_none(),
                     Ok(None) => false,
-                    // The form is refused.
+                    // The caller refuses the malformed form.
                     Err(_) => true,
                 },
                 _ => false,
             }
     }
 
-    /// Opens the `tx` of this request. Pages that accept a POST from another site also accept a `tx` that is not bound
-    /// to a browser.
+    /// Decrypts the `tx` of this request. Pages that accept a POST from another site also accept a `tx` that is not
+    /// bound to a browser.
     fn open_sent_transaction(&self, text: &str) -> Option<OpenedTransaction> {
         self.open_transaction(text).or_else(|| {
             let transaction = Transaction::open_unbound(self.app, text, self.state.env.now());
@@ -228,8 +229,7 @@ impl<'a, S: Ports> Page<'a, S> {
         self.state.call(self.app, &self.request.client)
     }
 
-    /// A parameter of the query, which can occur only once. An empty parameter is the same as a missing parameter, as
-    /// in a form.
+    /// A parameter of the query, which can occur only once. An empty parameter counts as missing, as in a form.
     pub(super) fn query(&self, name: &'static str) -> Result<Option<&str>, Problem> {
         Ok(self.query.get_once(name)?.filter(|value| !value.is_empty()))
     }
@@ -239,7 +239,7 @@ impl<'a, S: Ports> Page<'a, S> {
         self.query.pairs()
     }
 
-    /// The opened `tx` of the request.
+    /// The decrypted `tx` of the request.
     pub(super) fn transaction(&self) -> Option<&Transaction> {
         self.tx.as_ref().map(|tx| &tx.transaction)
     }
@@ -265,17 +265,17 @@ impl<'a, S: Ports> Page<'a, S> {
         self.open_transaction(text).map(|tx| tx.path())
     }
 
-    /// The `tx` with which a login leads back: it carries the login. `cookie` is that of the new session. `None` if the
-    /// `tx` has expired.
+    /// Adds a login to a `tx`, and returns the new `tx`, for the redirect after the login. `cookie` is the cookie of
+    /// the new session. Returns `None` if the `tx` has expired.
     pub(super) fn tx_after_login(&self, text: &str, cookie: &SessionCookie) -> Option<String> {
         let OpenedTransaction { text, transaction } = self.open_transaction(text)?;
         let answered = transaction.after_login(cookie);
-        // A server of the previous version left no room for the login in its `tx`. The user then must log in or decide
-        // once more.
+        // If a server of the previous version made the `tx`, the login may not fit into it. The `tx` then stays without
+        // the login, and the user must log in or decide once more.
         Some(answered.seal(&self.state.env, self.app, &self.browser).unwrap_or(text))
     }
 
-    /// The valid session cookie of the request. Its session can have ended.
+    /// The session cookie of the request, if the cookie is valid. Its session may have ended nevertheless.
     pub(super) fn session_cookie(&self) -> Result<Option<SessionCookie>, Problem> {
         let Some(text) = self.sent.session(self.app.id()) else { return Ok(None) };
         match SessionCookie::decode(self.app, text, self.state.env.now()) {
@@ -287,14 +287,14 @@ impl<'a, S: Ports> Page<'a, S> {
         }
     }
 
-    /// The user of the account that a form of this page changes. `None` if the page is not one of the account.
+    /// The user that a form of this page changes. `None` if the page is not an account page.
     fn form_user(&self) -> Option<UserId> {
         self.route.account_page()?;
         self.session_cookie().ok().flatten().map(|cookie| cookie.user)
     }
 
     /// Whether the form shows the account of one user, but the browser has since logged in as another user. A form
-    /// without the field is accepted, because servers of earlier versions do not write it.
+    /// without the field `user` is accepted, because servers of earlier versions do not write this field.
     pub(super) fn is_form_of_other_user(&self, form: &Form) -> bool {
         match (self.form_user(), form.get("user")) {
             (Some(user), Some(text)) => !is_valid_user_token(self.app, user, text),
@@ -309,7 +309,7 @@ impl<'a, S: Ports> Page<'a, S> {
         Ok(browser.and_then(|browser| open_address(self.app, browser, text, self.state.env.now())))
     }
 
-    /// The parameter `address` of the next page.
+    /// Encrypts the email address for the parameter `address` of the next page.
     pub(super) fn seal_address(&self, email: &Email) -> String {
         seal_address(&self.state.env, self.app, &self.browser, email)
     }
@@ -338,7 +338,7 @@ impl<'a, S: Ports> Page<'a, S> {
         Ok(self.html(StatusCode::OK, view, None, None))
     }
 
-    /// Like [`Self::show`], with another `tx` in its forms and links.
+    /// Like [`Self::show`], with another `tx` in the forms and links of the page.
     pub(super) fn show_with_tx<V: View>(&self, view: &V, tx: &str) -> Result<Response, Problem> {
         Ok(self.render(StatusCode::OK, view, &self.context(None, Some(tx))))
     }
@@ -348,19 +348,19 @@ impl<'a, S: Ports> Page<'a, S> {
         self.render(StatusCode::OK, view, &self.context(None, None))
     }
 
-    /// Like [`Self::show`], with an error that came with a redirect.
+    /// Like [`Self::show`], with an error that the redirect to this page reported.
     pub(super) fn show_error<V: View>(&self, view: &V, code: ErrorCode) -> Result<Response, Problem> {
         Ok(self.html(StatusCode::OK, view, Some(&PageError::new(code)), None))
     }
 
-    /// Like [`Self::show`], for a page that asks for a new login and then continues here.
+    /// Like [`Self::show`], for a page that asks the user to log in again. The login leads back to this page.
     pub(super) fn show_before_login<V: View>(&self, view: &V) -> Result<Response, Problem> {
         let tx = self.transaction_to_here()?;
         Ok(self.html(StatusCode::OK, view, None, Some(&tx)))
     }
 
-    /// The form again, with the error. An outage, a limit and the end of the session are no refusals of the form: they
-    /// get an error page, or the login page.
+    /// Shows the form again, with the error. After an outage, a reached limit or the end of the session, returns the
+    /// error instead: the browser then gets an error page or the login page.
     pub(super) fn refuse<V: View>(&self, view: &V, problem: Problem) -> Result<Response, Problem> {
         let is_refusal = problem.refusal_retry_after.is_none()
             && !problem.status.is_server_error()
@@ -396,8 +396,8 @@ impl<'a, S: Ports> Page<'a, S> {
         self.redirect_to(&format!("{}/{path}", self.branding.path()), cookies)
     }
 
-    /// Leads a GET on to another page with 302, and a POST with 303. `path` is as in [`Self::redirect`].
-    pub(super) fn lead_on(&self, path: &str) -> Result<Response, Problem> {
+    /// Redirects a GET to another page with 302, and a POST with 303. `path` is as in [`Self::redirect`].
+    pub(super) fn redirect_to_next(&self, path: &str) -> Result<Response, Problem> {
         let status = if self.request.method == Method::POST { StatusCode::SEE_OTHER } else { StatusCode::FOUND };
         self.redirect_with(status, &format!("{}/{path}", self.branding.path()), Vec::new())
     }
@@ -423,7 +423,7 @@ impl<'a, S: Ports> Page<'a, S> {
         self.redirect(&format!("login{}", encode_query([("tx", tx.as_str())])), ended.into_iter().collect())
     }
 
-    /// 303 to the target of this `tx`, otherwise to the account. `cookie` is that of the new session.
+    /// 303 to the target of `tx` or, without a valid `tx`, to the account. `cookie` is the cookie of the new session.
     pub(super) fn logged_in(
         &self,
         tx: Option<&str>,
@@ -434,7 +434,7 @@ impl<'a, S: Ports> Page<'a, S> {
         self.logged_in_at(target.as_deref().unwrap_or(AccountPage::Overview.path()), cookie, cookies)
     }
 
-    /// 303 to a page after a login. `path` is as in [`Self::redirect`].
+    /// 303 to a page after a login, with the cookie of the new session. `path` is as in [`Self::redirect`].
     pub(super) fn logged_in_at(
         &self,
         path: &str,
@@ -445,7 +445,7 @@ impl<'a, S: Ports> Page<'a, S> {
         self.redirect(path, cookies)
     }
 
-    /// `login_tx` is as in [`PageContext`].
+    /// `login_tx`: the `tx` in the link to a new login, if it differs from the `tx` of the request.
     fn html<V: View>(
         &self,
         status: StatusCode,
@@ -483,7 +483,8 @@ impl<'a, S: Ports> Page<'a, S> {
         }
     }
 
-    /// A `tx` that leads to this page, or to the account if this page has no address of its own.
+    /// A `tx` with which a login leads back to this page. If this page is not an account page, the login leads to the
+    /// account.
     fn transaction_to_here(&self) -> Result<String, Problem> {
         let page = self.route.account_page().unwrap_or(AccountPage::Overview);
         let transaction = Transaction::start(&self.state.env, Target::Account(page));
@@ -506,7 +507,7 @@ impl OpenedTransaction {
     }
 }
 
-/// The parameters that a client sent.
+/// The parameters that a client sent. `None` if no client started the transaction.
 fn request_parameters(transaction: &Transaction) -> Option<&RequestParameters> {
     match &transaction.target {
         Target::Account(_) => None,

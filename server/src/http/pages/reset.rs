@@ -43,7 +43,8 @@ pub(super) async fn submit<S: Ports>(page: &Page<'_, S>, form: &Form) -> Result<
     page.redirect(&format!("login{query}"), Vec::new())
 }
 
-/// The form again. The code stays hidden unless it is missing or was refused.
+/// Shows the form again, with the error. If the code is missing or was refused, the form shows the field of the code;
+/// otherwise the code stays hidden.
 fn refuse<S: Ports>(page: &Page<'_, S>, form: &Form, problem: Problem) -> Result<Response, Problem> {
     let code = form.text("code");
     let hides_code = !code.is_empty() && problem.code != ErrorCode::InvalidCode;

@@ -11,7 +11,7 @@ use crate::http::{
     response::{self, Response, full_body},
 };
 
-/// No `form-action`: browsers apply it to the redirect after a POST, too.
+/// The policy has no `form-action`, because browsers would apply it to the redirect after a POST, too.
 const PAGE_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'",
 );
@@ -19,7 +19,8 @@ const PAGE_POLICY: HeaderValue = HeaderValue::from_static(
 const SCRIPT_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'",
 );
-/// The logo is data of a tenant. A browser that opens it as a document gives it an origin of its own.
+/// The logo is content of a tenant. Because of `sandbox`, a browser that opens the logo as a document gives it an
+/// origin of its own.
 const LOGO_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'; sandbox",
 );

@@ -43,7 +43,7 @@ macro_rules! page_routes {
                 }
             }
 
-            /// Whether the page has a form.
+            /// Whether the page accepts POST.
             const fn accepts_post(self) -> bool {
                 match self {
                     $(Self::$route => $accepts_post,)+
@@ -78,13 +78,14 @@ page_routes! {
 // === impl PageRoute ===
 
 impl PageRoute {
-    /// The appID and the page of a path. There may be no App with this appID.
+    /// Returns the appID and the page that a path names. There may be no App with this appID.
     pub(in crate::http) fn find(path: &str) -> Option<(&str, Self)> {
         let (app, page) = path.strip_prefix('/')?.split_once('/')?;
         Self::ALL.iter().find(|route| route.path() == page).map(|route| (app, *route))
     }
 
-    /// Whether only an App with clients has the page. `account/applications` decides by itself.
+    /// Whether only an App with clients has the page. Returns false for `account/applications`, which checks this
+    /// itself.
     pub(in crate::http) const fn needs_clients(self) -> bool {
         matches!(self, Self::Consent)
     }
@@ -109,7 +110,7 @@ impl PageRoute {
         }
     }
 
-    /// The page that a login leads back to. `None` if the page needs no session.
+    /// The account page to which a login leads back. `None` if the page needs no session.
     pub(in crate::http) const fn account_page(self) -> Option<AccountPage> {
         Some(match self {
             Self::Account => AccountPage::Overview,

@@ -13,8 +13,8 @@ use crate::{
     http::{Ports, error::Problem, handlers::social::too_many_flows_problem, response::Response},
 };
 
-/// Seals the verifier and `tx` in a cookie, and sends the browser to *redirect*, which is on the host of the
-/// installation.
+/// Stores the PKCE verifier and the `tx` in an encrypted cookie, and sends the browser to *redirect*, which is on the
+/// host of the base URL.
 pub(super) async fn start<S: Ports>(
     page: &Page<'_, S>,
     provider: &str,

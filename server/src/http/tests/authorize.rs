@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{
     FailingStores, Reply, TestServer, get_request,
-    pages::{Opened, assert_page_error, assert_protected, hidden_field, post_form},
+    pages::{TestBrowser, assert_page_error, assert_protected, hidden_field, post_form},
 };
 use crate::{
     domain::{pages::SessionCookie, session::SessionId, user::UserId},
@@ -32,7 +32,7 @@ fn server() -> TestServer {
     server_with(FailingStores::Panicking, |_| {})
 }
 
-/// The query of a request, with changed, added or (empty) removed parameters.
+/// The query of a valid request after `changes`. A change with an empty value removes the parameter.
 fn query(changes: &[(&str, &str)]) -> String {
     let mut sent = vec![
         ("client_id", "grafana"),
@@ -79,7 +79,7 @@ fn tx_for(reply: &Reply, status: u16, page: &str) -> String {
 }
 
 #[tokio::test]
-async fn without_a_client_the_page_is_an_error() {
+async fn in_an_app_without_clients_the_page_shows_invalid_client() {
     let without = TestServer::with_app(FailingStores::Panicking, |app| app.pages = Some(fixtures::pages()));
     for path in ["authorize".to_owned(), format!("authorize?{}", query(&[]))] {
         let reply = without.send_request(get_request(&format!("/shop/{path}"), "")).await;
@@ -89,7 +89,7 @@ async fn without_a_client_the_page_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_request_without_a_known_client_and_redirect_url_is_shown_on_a_page() {
+async fn an_unknown_client_or_redirect_url_is_an_error_on_a_page() {
     let server = server();
     for (changes, code) in [
         ([("client_id", "")], "invalid_client"),
@@ -111,7 +111,7 @@ async fn a_request_without_a_known_client_and_redirect_url_is_shown_on_a_page() 
 }
 
 #[tokio::test]
-async fn other_errors_go_to_the_client_with_state_and_issuer() {
+async fn all_other_errors_are_sent_to_the_client_with_state_and_issuer() {
     let server = server();
     for (changes, code) in [
         ([("request", "x")], "request_not_supported"),
@@ -159,7 +159,7 @@ async fn a_form_post_response_is_a_page_with_one_script() {
 #[tokio::test]
 async fn without_a_session_a_request_leads_to_the_login_or_the_registration() {
     let server = server();
-    let browser = Opened::by(&server).await;
+    let browser = TestBrowser::open_page(&server).await;
     let path = format!("/shop/authorize?{}", query(&[("login_hint", "ada@example.com"), ("ui_locales", "fr de")]));
     let reply = server.send_request(get_request(&path, &browser.cookie)).await;
     let tx = tx_for(&reply, 302, "login");
@@ -209,7 +209,7 @@ async fn a_post_of_another_site_becomes_a_get_and_sets_no_cookie() {
         assert_eq!(posted.header("set-cookie"), None);
         let path = format!("/shop/authorize?tx={tx}");
         // In any browser, also in one without cookies.
-        for cookie in [String::new(), Opened::by(&server).await.cookie] {
+        for cookie in [String::new(), TestBrowser::open_page(&server).await.cookie] {
             tx_for(&server.send_request(get_request(&path, &cookie)).await, 302, "login");
         }
     }
@@ -226,9 +226,9 @@ async fn a_post_of_another_site_becomes_a_get_and_sets_no_cookie() {
 }
 
 #[tokio::test]
-async fn an_unbound_transaction_holds_only_on_its_page() {
+async fn a_transaction_that_is_bound_to_no_browser_is_valid_only_on_its_page() {
     let server = server();
-    let browser = Opened::by(&server).await;
+    let browser = TestBrowser::open_page(&server).await;
     let authorization = tx_for(&post_form(&server, "/shop/authorize", "", &query(&[])).await, 303, "authorize");
     let logout = encode(&[("client_id", "grafana"), ("state", "x")]);
     let logout = tx_for(&post_form(&server, "/shop/logout", "", &logout).await, 303, "logout");
@@ -250,7 +250,7 @@ async fn an_unbound_transaction_holds_only_on_its_page() {
     let account = tx_for(&account, 303, "login");
     let bound = format!("/shop/authorize?{}", query(&[]));
     let bound = tx_for(&server.send_request(get_request(&bound, &browser.cookie)).await, 302, "login");
-    let other = Opened::by(&server).await;
+    let other = TestBrowser::open_page(&server).await;
     for (tx, cookie) in [(&account, &browser.cookie), (&bound, &other.cookie)] {
         for page in ["authorize", "consent"] {
             let reply = server.send_request(get_request(&format!("/shop/{page}?tx={tx}"), cookie)).await;
@@ -260,13 +260,13 @@ async fn an_unbound_transaction_holds_only_on_its_page() {
 }
 
 #[tokio::test]
-async fn the_consent_page_needs_a_request_and_its_own_form() {
+async fn the_consent_page_needs_a_request_and_accepts_only_its_own_form() {
     let server = server();
-    let browser = Opened::by(&server).await;
+    let browser = TestBrowser::open_page(&server).await;
     assert_page_error(&server.send_request(get_request("/shop/consent", &browser.cookie)).await, 400, "invalid_state");
     let request = format!("/shop/authorize?{}", query(&[]));
     let tx = tx_for(&server.send_request(get_request(&request, &browser.cookie)).await, 302, "login");
-    // Without a session the page leads back, and the login follows.
+    // Without a session, the consent page redirects to `authorize`, which then redirects to the login.
     let reply = server.send_request(get_request(&format!("/shop/consent?tx={tx}"), &browser.cookie)).await;
     tx_for(&reply, 302, "authorize");
 
@@ -298,7 +298,7 @@ fn session_cookie(server: &TestServer) -> String {
 }
 
 #[tokio::test]
-async fn an_outage_is_a_page_and_a_silent_request_gets_an_error() {
+async fn an_outage_is_an_error_page_but_with_prompt_none_the_client_gets_the_error() {
     for (stores, status, code) in
         [(FailingStores::Unavailable, 503, "temporarily_unavailable"), (FailingStores::Broken, 500, "server_error")]
     {
@@ -360,7 +360,7 @@ async fn a_logout_for_a_client_checks_its_parameters() {
 #[tokio::test]
 async fn a_transaction_is_checked_again_when_the_client_has_changed() {
     let server = server();
-    let browser = Opened::by(&server).await;
+    let browser = TestBrowser::open_page(&server).await;
     let request = format!("/shop/authorize?{}", query(&[]));
     let tx = tx_for(&server.send_request(get_request(&request, &browser.cookie)).await, 302, "login");
     let mut doc = fixtures::rendered("shop");
@@ -382,9 +382,9 @@ async fn a_transaction_is_checked_again_when_the_client_has_changed() {
 }
 
 #[tokio::test]
-async fn a_new_client_of_the_same_name_does_not_inherit_a_transaction() {
+async fn a_new_client_does_not_inherit_a_transaction_of_an_old_client_with_its_name() {
     let server = server();
-    let browser = Opened::by(&server).await;
+    let browser = TestBrowser::open_page(&server).await;
     let request = format!("/shop/authorize?{}", query(&[]));
     let tx = tx_for(&server.send_request(get_request(&request, &browser.cookie)).await, 302, "login");
     let mut doc = fixtures::rendered("shop");
@@ -399,7 +399,7 @@ async fn a_new_client_of_the_same_name_does_not_inherit_a_transaction() {
 }
 
 #[tokio::test]
-async fn answers_are_counted() {
+async fn authorization_responses_are_counted() {
     let server = server();
     for change in [("nonce", "n"), ("prompt", "none"), ("client_id", "x"), ("scope", "email")] {
         authorize(&server, &[change]).await;

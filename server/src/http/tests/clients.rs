@@ -99,7 +99,7 @@ async fn an_app_without_clients_has_no_endpoints_for_clients() {
 }
 
 #[tokio::test]
-async fn the_token_of_userinfo_is_in_one_place() {
+async fn userinfo_accepts_a_token_in_the_header_or_in_the_form_but_not_in_both() {
     let server = server(FailingStores::Panicking);
     let bearer = "Authorization: Bearer a.b.c\r\n";
     post_form(&server, "userinfo", bearer, "access_token=a.b.c").await.assert_refused(400, "invalid_request");

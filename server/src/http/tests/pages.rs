@@ -48,13 +48,13 @@ fn server(stores: FailingStores) -> TestServer {
 }
 
 /// The cookie and the field `csrf` of a browser that has opened a page.
-pub(super) struct Opened {
+pub(super) struct TestBrowser {
     pub(super) cookie: String,
     pub(super) csrf: String,
 }
 
-impl Opened {
-    pub(super) async fn by(server: &TestServer) -> Self {
+impl TestBrowser {
+    pub(super) async fn open_page(server: &TestServer) -> Self {
         let reply = server.send_request(get_request("/shop/login", "")).await;
         let cookie = reply.header("set-cookie").unwrap().split(';').next().unwrap();
         Self { cookie: format!("Cookie: {cookie}\r\n"), csrf: hidden_field(&reply.body, "csrf").to_owned() }
@@ -148,7 +148,7 @@ async fn only_pages_with_a_password_field_can_run_a_script() {
 #[tokio::test]
 async fn without_pages_every_path_is_unknown() {
     let server = TestServer::new(FailingStores::Panicking);
-    // The time of the response differs.
+    // The header `Date` can differ between the two responses.
     let headers = |reply: &Reply| {
         let headers = reply.headers.clone().into_iter().filter(|(name, _)| name != "date");
         headers.collect::<Vec<_>>()
@@ -167,7 +167,7 @@ async fn without_pages_every_path_is_unknown() {
             }
         }
     }
-    // The stylesheet belongs to no App, but without any App with pages there is none.
+    // The stylesheet belongs to no App, but it exists only if some App has pages.
     let stylesheet = get_request("/assets/pages.AAAAAAAAAAAA.css", "X-Request-Id: 1\r\n");
     assert_eq!(server.send_request(stylesheet.clone()).await.body, unknown.body);
     assert_eq!(with_pages.send_request(stylesheet).await.status, 200);
@@ -194,9 +194,9 @@ async fn a_wrong_method_gets_a_page_with_the_allowed_methods() {
 }
 
 #[tokio::test]
-async fn a_form_needs_its_browser_and_its_origin() {
+async fn a_form_needs_the_cookie_of_its_browser_and_our_origin() {
     let server = server(FailingStores::Panicking);
-    let (own, other) = (Opened::by(&server).await, Opened::by(&server).await);
+    let (own, other) = (TestBrowser::open_page(&server).await, TestBrowser::open_page(&server).await);
     for page in PAGES.into_iter().filter(|page| *page != "account/activity") {
         let path = format!("/shop/{page}");
         let post = async |headers: String, csrf: &str| {
@@ -234,9 +234,9 @@ async fn without_clients_there_are_no_pages_for_them() {
 }
 
 #[tokio::test]
-async fn without_clients_nobody_else_can_ask_for_a_logout() {
+async fn without_clients_another_site_cannot_ask_for_a_logout() {
     let server = TestServer::with_app(FailingStores::Panicking, |app| app.pages = Some(fixtures::pages()));
-    let opened = Opened::by(&server).await;
+    let opened = TestBrowser::open_page(&server).await;
     let asked = "client_id=grafana&post_logout_redirect_uri=https%3A%2F%2Fevil.example&state=a&ui_locales=de";
     let path = format!("/shop/logout?{asked}&state=b");
     let shown = server.send_request(get_request(&path, &opened.cookie)).await;
@@ -254,8 +254,8 @@ async fn without_clients_nobody_else_can_ask_for_a_logout() {
 #[tokio::test]
 async fn a_form_of_another_site_does_not_replace_the_browser_cookie() {
     let server = server(FailingStores::Panicking);
-    let opened = Opened::by(&server).await;
-    // Browsers send no cookie with it.
+    let opened = TestBrowser::open_page(&server).await;
+    // Browsers send no cookie with the form of another site.
     for page in PAGES.into_iter().chain(["continue"]) {
         let path = format!("/shop/{page}");
         let reply = post_form(&server, &path, "Origin: https://evil.example\r\n", FORM).await;
@@ -268,7 +268,7 @@ async fn a_form_of_another_site_does_not_replace_the_browser_cookie() {
 #[tokio::test]
 async fn a_cookie_of_a_neighbouring_host_that_is_not_ascii_does_no_harm() {
     let server = server(FailingStores::Panicking);
-    let opened = Opened::by(&server).await;
+    let opened = TestBrowser::open_page(&server).await;
     let cookies = opened.cookie.replacen("Cookie: ", "Cookie: n=J\u{f6}rg; ", 1);
     let reply = server.send_request(get_request("/shop/login", &cookies)).await;
     assert_eq!((reply.status, reply.header("set-cookie")), (200, None));
@@ -285,7 +285,7 @@ fn session_cookie(app: &App, user: u128, age: Duration) -> String {
 #[tokio::test]
 async fn an_old_cookie_of_an_unknown_key_is_no_session() {
     let server = server(FailingStores::Panicking);
-    // The App was deleted and created again, so its keys begin with 1 again.
+    // The App was deleted and created again, so the numbers of its keys begin with 1 again.
     let mut former = fixtures::rendered("shop");
     former.keys.hmac = vec![fixtures::hmac_key("h2", 2, KeyState::Active)];
     let former = fixtures::app(former);
@@ -308,7 +308,7 @@ async fn an_old_cookie_of_an_unknown_key_is_no_session() {
 #[tokio::test]
 async fn a_form_of_the_account_of_another_user_changes_nothing() {
     let server = server(FailingStores::Panicking);
-    let opened = Opened::by(&server).await;
+    let opened = TestBrowser::open_page(&server).await;
     let app = server.state.apps.get("shop").unwrap();
     // Ada's form is open in one tab. In another tab, Eve has logged in.
     let headers = opened.cookie.replace("\r\n", &format!("; {}\r\n{ORIGIN}", session_cookie(&app, 8, Duration::ZERO)));
@@ -318,7 +318,7 @@ async fn a_form_of_the_account_of_another_user_changes_nothing() {
         let reply = post_form(&server, &format!("/shop/{page}"), &headers, &body).await;
         assert_eq!((reply.status, reply.header("location")), (303, Some("/shop/account")), "{page}");
     }
-    // Without a session, the form leads to the login as every other one.
+    // Without a session, this form leads to the login, like every other form.
     let body = format!("{FORM}&csrf={}&user={field}", opened.csrf);
     let reply = post_form(&server, "/shop/account/delete", &format!("{}{ORIGIN}", opened.cookie), &body).await;
     assert!(reply.header("location").unwrap().starts_with("/shop/login?tx="), "{}", reply.body);
@@ -327,7 +327,7 @@ async fn a_form_of_the_account_of_another_user_changes_nothing() {
 #[tokio::test]
 async fn a_notice_names_only_an_address_that_the_browser_has_sent() {
     let server = server(FailingStores::Panicking);
-    let (own, other) = (Opened::by(&server).await, Opened::by(&server).await);
+    let (own, other) = (TestBrowser::open_page(&server).await, TestBrowser::open_page(&server).await);
     let app = server.state.apps.get("shop").unwrap();
     let cookie = own.cookie.trim_end().rsplit_once('=').unwrap().1;
     let (browser, email) = (BrowserId::parse(cookie).unwrap(), Email::parse("Ada@example.com").unwrap());
@@ -351,9 +351,9 @@ async fn a_notice_names_only_an_address_that_the_browser_has_sent() {
 }
 
 #[tokio::test]
-async fn an_empty_transaction_is_a_missing_transaction() {
+async fn an_empty_tx_counts_as_missing() {
     let server = server(FailingStores::Panicking);
-    let opened = Opened::by(&server).await;
+    let opened = TestBrowser::open_page(&server).await;
     let shown = server.send_request(get_request("/shop/login?tx=", &opened.cookie)).await;
     assert_eq!(shown.status, 200, "{}", shown.body);
     let body = format!("email=x&tx=&csrf={}", opened.csrf);
@@ -364,7 +364,7 @@ async fn an_empty_transaction_is_a_missing_transaction() {
 #[tokio::test]
 async fn a_form_without_a_session_changes_nothing() {
     let server = server(FailingStores::Panicking);
-    let opened = Opened::by(&server).await;
+    let opened = TestBrowser::open_page(&server).await;
     let body = format!("{FORM}&csrf={}&name=Eve&action=end_others", opened.csrf);
     for page in PAGES.into_iter().filter(|page| page.starts_with("account") && !page.ends_with("activity")) {
         let headers = format!("{}{ORIGIN}", opened.cookie);
@@ -377,7 +377,7 @@ async fn a_form_without_a_session_changes_nothing() {
 #[tokio::test]
 async fn a_form_is_bounded_and_names_each_field_once() {
     let server = server(FailingStores::Panicking);
-    let opened = Opened::by(&server).await;
+    let opened = TestBrowser::open_page(&server).await;
     let headers = format!("{}{ORIGIN}", opened.cookie);
     let fields = format!("{FORM}&csrf={}", opened.csrf);
     for repeated in ["email=x", "%65mail=x", "csrf=x", "tx=x&tx=x"] {
@@ -397,7 +397,7 @@ async fn a_form_is_bounded_and_names_each_field_once() {
 #[tokio::test]
 async fn an_invalid_field_is_marked_and_a_password_is_not_filled_in() {
     let server = server(FailingStores::Panicking);
-    let opened = Opened::by(&server).await;
+    let opened = TestBrowser::open_page(&server).await;
     let headers = format!("{}{ORIGIN}", opened.cookie);
     let body = format!("email=%22%3E%3Cscript%3E&password=p4ssw0rd-in-clear&csrf={}", opened.csrf);
     let reply = post_form(&server, "/shop/login", &headers, &body).await;
@@ -415,7 +415,7 @@ async fn an_outage_and_a_limit_are_error_pages() {
         (FailingStores::Broken, 500, "server_error"),
     ] {
         let server = server(stores);
-        let opened = Opened::by(&server).await;
+        let opened = TestBrowser::open_page(&server).await;
         let headers = format!("{}{ORIGIN}X-Request-Id: request-7\r\n", opened.cookie);
         let reply = post_form(&server, "/shop/login", &headers, &format!("{FORM}&csrf={}", opened.csrf)).await;
         assert_page_error(&reply, status, code);
@@ -425,9 +425,9 @@ async fn an_outage_and_a_limit_are_error_pages() {
 }
 
 #[tokio::test]
-async fn no_hostile_transaction_opens() {
+async fn a_hostile_transaction_is_refused() {
     let server = server(FailingStores::Panicking);
-    let (own, other) = (Opened::by(&server).await, Opened::by(&server).await);
+    let (own, other) = (TestBrowser::open_page(&server).await, TestBrowser::open_page(&server).await);
     let first = server.send_request(get_request("/shop/account", &own.cookie)).await;
     let tx = first.header("location").unwrap().split_once("tx=").unwrap().1.to_owned();
     let good = server.send_request(get_request(&format!("/shop/login?tx={tx}"), &own.cookie)).await;
@@ -517,7 +517,7 @@ async fn files_are_cached_forever_only_at_the_url_of_their_content() {
     }
     let reply = server.send_request(get_request("/assets/pages.AAAAAAAAAAAA.css", "").replacen("GET", "POST", 1)).await;
     reply.assert_refused(405, "method_not_allowed");
-    // Browsers then forget the pages of the account.
+    // This response makes browsers forget the pages of the account.
     let after_logout = server.send_request(get_request("/shop/theme.css?v=logout", "")).await;
     assert_eq!((after_logout.status, after_logout.header("cache-control")), (200, Some("no-store")));
     assert_eq!(after_logout.header("clear-site-data"), Some("\"cache\""));
@@ -613,7 +613,7 @@ fn provider(name: &str) -> RenderedProvider {
 
 /// Starts a login with a provider. Returns the path of *redirect*, and the cookies that the browser then has.
 async fn start_login(server: &TestServer, provider: &str) -> (String, String) {
-    let opened = Opened::by(server).await;
+    let opened = TestBrowser::open_page(server).await;
     let started = server.send_request(get_request(&format!("/shop/login?provider={provider}"), &opened.cookie)).await;
     assert_eq!(started.status, 303, "{}", started.body);
     let cookie = started.header("set-cookie").unwrap().split(';').next().unwrap();
@@ -634,7 +634,7 @@ async fn a_social_login_that_cannot_start_returns_to_the_login_page() {
     assert_eq!((login.status, login.header("location")), (303, Some("/shop/login?error=temporarily_unavailable")));
     assert!(login.header("set-cookie").unwrap().contains("=; Max-Age=0;"), "the login has ended");
 
-    // Any other caller gets JSON: without a state that a page sealed, and for an application.
+    // All other calls get JSON: a call with a `state` that no page has encrypted, and a call of an application.
     let (url, _) = redirect.split_once("&state=").unwrap();
     let refused = server.send_request(get_request(&format!("{url}&state=x"), "")).await;
     refused.assert_refused(400, "redirect_url_not_allowed");
@@ -643,7 +643,7 @@ async fn a_social_login_that_cannot_start_returns_to_the_login_page() {
 }
 
 #[tokio::test]
-async fn redirect_accepts_the_page_only_from_a_page_even_if_the_list_has_it() {
+async fn redirect_accepts_the_url_of_a_page_only_from_the_pages_even_if_the_app_lists_it() {
     let url = "https://auth.example.com/shop/continue";
     let server = server_with_providers(|app| app.redirect_urls = vec![url.parse().unwrap()]);
     let (redirect, _) = start_login(&server, "corp").await;
@@ -665,7 +665,7 @@ async fn redirect_accepts_the_page_only_from_a_page_even_if_the_list_has_it() {
 #[tokio::test]
 async fn another_site_cannot_start_a_social_login() {
     let server = server_with_providers(|_| {});
-    let opened = Opened::by(&server).await;
+    let opened = TestBrowser::open_page(&server).await;
     for (site, status) in [("cross-site", 200), ("same-site", 200), ("same-origin", 303), ("none", 303)] {
         let headers = format!("{}Sec-Fetch-Site: {site}\r\n", opened.cookie);
         let reply = server.send_request(get_request("/shop/login?provider=corp", &headers)).await;
@@ -750,7 +750,7 @@ async fn a_closed_registration_has_no_page_and_no_link() {
 #[tokio::test]
 async fn requests_for_pages_are_counted_by_page_and_outcome() {
     let server = server(FailingStores::Unavailable);
-    let opened = Opened::by(&server).await;
+    let opened = TestBrowser::open_page(&server).await;
     let headers = format!("{}{ORIGIN}", opened.cookie);
     let csrf = &opened.csrf;
     post_form(&server, "/shop/login", &headers, &format!("{FORM}&csrf={csrf}")).await;

@@ -110,7 +110,7 @@ async fn a_well_formed_request_id_is_kept() {
 }
 
 #[tokio::test]
-async fn cors_follows_the_apps_list() {
+async fn cors_headers_depend_on_the_allowed_origins_of_the_app() {
     let server = TestServer::new(FailingStores::Unavailable);
     let preflight = |origin: &str, path: &str| {
         format!(

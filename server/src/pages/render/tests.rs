@@ -107,7 +107,7 @@ fn context<'a>(branding: &'a Branding, texts: &'a PageTexts) -> PageContext<'a> 
     PageContext { branding, texts, error: None, csrf: "c", user: None, tx: None, login_tx: None, request_id: "r" }
 }
 
-/// Every view, in each of its forms. `text` is every value that a user, a provider or a Client chooses.
+/// Every view, in each of its variants. `text` is used for every value that a user, a provider or a Client chooses.
 fn views<'a>(text: &'a str, names: &'a [ProviderName], language: Language) -> Vec<Box<dyn AnyView + 'a>> {
     let at = || Timestamp::new(datetime!(2026-11-23 13:38 UTC), language);
     let button = |index: usize| ProviderButton::new(&names[index], ["google", "apple", "oidc"][index]);
@@ -134,7 +134,7 @@ fn views<'a>(text: &'a str, names: &'a [ProviderName], language: Language) -> Ve
             scopes: vec![ScopeRow::new("openid")],
         }),
         Box::new(FormPostPage {
-            // The type of redirect URLs accepts no markup.
+            // A redirect URL cannot contain markup, because its type accepts none.
             action: "https://shop.example.com/callback?a=b&c=d",
             host: text,
             fields: vec![FormPostField { name: "code", value: text }, FormPostField { name: "state", value: text }],
@@ -320,14 +320,14 @@ fn a_page_has_its_language_title_and_error() {
 }
 
 #[test]
-fn hostile_values_stay_text() {
+fn hostile_values_never_become_markup() {
     let mut ordinary = Vec::new();
     for_each_page(ORDINARY, |name, _, html| ordinary.push((name.to_owned(), html.to_owned())));
     let mut ordinary = ordinary.into_iter();
     for_each_page(HOSTILE, |name, _, html| {
         let (ordinary_name, ordinary) = ordinary.next().unwrap();
         assert_eq!(name, ordinary_name);
-        // The same markup: no value adds a tag or an attribute, or ends one.
+        // The markup is the same as with ordinary values: no value adds a tag or an attribute, or ends one.
         for part in ["<", ">", "\"", "'", "<script", "<!--"] {
             assert_eq!(count(html, part), count(&ordinary, part), "{name}: {part}: {html}");
         }
@@ -344,7 +344,7 @@ fn hostile_values_stay_text() {
 }
 
 #[test]
-fn own_texts_stay_text() {
+fn own_texts_never_become_markup() {
     let hostile = |(id, text): (&String, &Text)| (id.clone(), format!("{HOSTILE}{text}").parse().unwrap());
     let (branding, names) = (branding("The Shop", false), provider_names());
     let refused = invalid_fields(FieldCode::Invalid);
@@ -477,7 +477,7 @@ fn no_browser_corrects_or_completes_a_password() {
 fn every_form_that_posts_carries_csrf_and_tx() {
     for_each_page(ORDINARY, |name, _, html| {
         if name == FormPostPage::TEMPLATE {
-            // The form goes to the client, which must get neither.
+            // This form goes to the client, which must get neither `csrf` nor `tx`.
             assert!(!html.contains("csrf") && !html.contains("\"tx\""), "{html}");
             return;
         }
@@ -490,7 +490,7 @@ fn every_form_that_posts_carries_csrf_and_tx() {
 }
 
 #[test]
-fn the_transaction_of_a_new_login_is_only_in_the_link_to_it() {
+fn the_transaction_of_a_new_login_is_only_in_the_link_to_the_login() {
     let branding = branding("The Shop", false);
     let texts = PageTexts::new(Language::En, None);
     let context = PageContext { login_tx: Some("LOGIN"), ..context(&branding, &texts) };

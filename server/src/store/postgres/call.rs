@@ -58,7 +58,7 @@ impl PostgresStore {
         let Ok(Ok(permit)) = timeout_at(deadline, permits.acquire_owned()).await else {
             return Err(self.record_error_in(&span, CallError::pool_timeout()));
         };
-        // The wait for the permit can have used most of the time.
+        // The wait for the permit may have used most of the time until the deadline.
         match timeout_at(deadline, self.begin_call_until(deadline, span.clone(), Some(permit))).await {
             Ok(call) => call,
             Err(_) => Err(self.record_error_in(&span, CallError::pool_timeout())),

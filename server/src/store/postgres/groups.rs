@@ -1,5 +1,5 @@
-//! Groups and their members. `groups` has the groups that administrators manage; `group_members` has the memberships,
-//! also those from providers.
+//! Groups and their members. The table `groups` has the groups that administrators manage. The table `group_members`
+//! has the memberships, including those from providers.
 //!
 //! Every change of memberships locks the users first, in the order of their ids, and then the group. `groups_version`
 //! of a user rises with every change of the user's memberships, and an outbox row propagates the groups to Redis.

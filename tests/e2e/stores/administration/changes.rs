@@ -372,7 +372,7 @@ async fn ending_all_sessions_raises_the_epoch() {
 }
 
 #[tokio::test]
-async fn a_mail_of_a_kind_is_queued_only_if_none_waits() {
+async fn a_mail_is_queued_only_if_no_mail_of_the_same_kind_waits() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     let unverified = NewAdministeredUser { email_verified: false, ..a_new_user("ada@example.com") };

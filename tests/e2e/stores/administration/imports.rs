@@ -25,7 +25,7 @@ use super::{
 };
 use crate::stores::{LIMIT, an_email, assert_unavailable, faults};
 
-/// A hash of a kind with cost 10.
+/// A bcrypt hash with cost 10.
 const BCRYPT: &str = "$2b$10$......................AesgC8c2NCv6R248WVftVw.gqvWdlCq";
 
 /// Returns the user in line `number` of an import.
@@ -381,8 +381,8 @@ async fn a_batch_that_ends_in_the_middle_creates_nobody() {
     assert_eq!(events(&fixture).await.len(), 1);
 }
 
-/// The required rate is half the rate of plain INSERTs with 1,000 rows. The load of the machine can slow down either,
-/// so the test uses the best of ten rounds.
+/// The required rate is half the rate of plain INSERTs with 1,000 rows. The load of the machine can slow down imports
+/// or INSERTs, so the test uses the best of ten rounds.
 #[tokio::test]
 async fn an_import_has_at_least_half_the_rate_of_bare_inserts() {
     let fixture = Fixture::new().await;

@@ -36,16 +36,16 @@ const EXECUTIONS: usize = 8;
 const MAX_ROWS: f64 = 2.0 * LIMIT as f64;
 /// The number of dead letters that one call retries.
 const RETRIED: u32 = 100;
-/// Maximum number of rows that a node of the plan of a retry can read or return. A retry looks for each id in each
-/// webhook of the App, at most eight.
+/// Maximum number of rows that a node of the plan of a retry can read or return. An App has at most eight webhooks, and
+/// a retry looks for each id in each of them.
 const MAX_RETRY_ROWS: f64 = 20.0 * RETRIED as f64;
-/// Maximum number of rows that a node of the plan of a batch of the deletion of a group can read or return. A batch has
-/// 200 users.
+/// The members of a deleted group are removed in batches of 200 users. This is the maximum number of rows that a node
+/// of the plan of one batch can read or return.
 const MAX_REMOVAL_ROWS: f64 = 2.0 * 200.0;
 
-/// Users of `big`: 100,000, of which the last ones are disabled, contested and unverified. In `skewed`, all 20,000
-/// users are disabled, which misleads the estimates of the planner. The eight webhooks of `big` have 100,000 dead
-/// letters.
+/// Inserts two Apps. `big` has 100,000 users, of which the last ones are unverified, contested or disabled. In
+/// `skewed`, all 20,000 users are disabled, which misleads the estimates of the planner. The eight webhooks of `big`
+/// have 100,000 dead letters.
 const ROWS: &str = "
     INSERT INTO users
         (app_id, id, email, email_canonical, email_verified_at, name, disabled_at, contested, external_id, created_at,

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/oauth2"
 )
 
-// login is a login that has begun.
+// login is what the application remembers of a login that has begun.
 type login struct {
 	nonce, verifier string
 }

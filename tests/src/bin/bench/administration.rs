@@ -27,10 +27,10 @@ use serde_json::json;
 use self::{administrator::Administrator, memory::PeakMemory};
 use crate::{logins, measurements::Bound};
 
-/// The ServiceAccount that calls the administration API.
+/// The namespace and the name of the ServiceAccount that calls the administration API.
 const NAMESPACE: &str = "shop";
 const SERVICE_ACCOUNT: &str = "bench";
-/// Longer than the benchmark takes.
+/// The lifetime of the ServiceAccount's token. The benchmark ends before the token expires.
 const TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
 /// The name of the webhook of [`Apps::mails`].
 const DEAD_WEBHOOK: &str = "dead";
@@ -52,15 +52,15 @@ struct Apps {
     ordinary: App,
     /// The App into which users are imported. Its own users log in, too.
     imported: App,
-    /// All users have bcrypt hashes.
+    /// An App in which all users have bcrypt hashes.
     storm: App,
-    /// Users request mails. A webhook of the App has a receiver that refuses connections.
+    /// An App whose users request mails. The receiver of its webhook refuses connections.
     mails: App,
-    /// A webhook of the App has a receiver that accepts all events.
+    /// An App with a webhook. The receiver of the webhook accepts all events.
     webhooks: App,
     few_users: App,
     many_users: App,
-    /// One user has a scrypt hash.
+    /// An App in which one user has a scrypt hash.
     scrypt: App,
 }
 

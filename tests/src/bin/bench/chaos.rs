@@ -25,7 +25,7 @@ pub(crate) async fn run(options: &ChaosArgs) -> Result<Vec<Bound>> {
         chaos::Options { sessions: 1_000, stolen: 100, duration, grace_seconds: 1, servers: 3, kills: 2 };
     let report = chaos::run(chaos_options).await?;
     println!("{report}\n");
-    let max_turns = report.turns_ended.iter().max().copied().unwrap_or(0);
+    let max_uses = report.alternating_ended.iter().max().copied().unwrap_or(0);
     Ok(vec![
         Bound::new(format!("no honest session is lost: {} were", report.lost.len()), report.lost.is_empty()),
         Bound::new(
@@ -37,12 +37,12 @@ pub(crate) async fn run(options: &ChaosArgs) -> Result<Vec<Bound>> {
         ),
         Bound::new(
             format!(
-                "a session used by thief and victim in turn ends within {} uses: {} of {}, after at most {max_turns}",
-                chaos::MAX_TURNS,
-                report.turns_ended.len(),
-                report.turns
+                "a session used by thief and victim in turn ends within {} uses: {} of {}, after at most {max_uses}",
+                chaos::MAX_THIEF_REFRESHES,
+                report.alternating_ended.len(),
+                report.alternating
             ),
-            report.turns_ended.len() == report.turns && max_turns <= chaos::MAX_TURNS,
+            report.alternating_ended.len() == report.alternating && max_uses <= chaos::MAX_THIEF_REFRESHES,
         ),
     ])
 }

@@ -46,7 +46,8 @@ const IN_FLIGHT: [u32; 5] = [1, 8, 64, 256, 1024];
 const MEMORY_IN_FLIGHT: u32 = 256;
 /// Maximum memory of the server with any number of concurrent logins: half of the memory limit in the chart.
 const MAX_MEMORY_MIB: f64 = 128.0;
-/// Number of users, who log in in turn. So each user opens fewer sessions than the 100 that a user can have.
+/// Number of users. They log in one after another, so that each user opens fewer sessions than the 100 that a user can
+/// have.
 pub(crate) const USERS: u32 = 2000;
 /// The number of logins so far. Its remainder modulo [`USERS`] is the number of the user who logs in next.
 static NEXT_USER: AtomicU32 = AtomicU32::new(0);
@@ -56,10 +57,10 @@ const IMPATIENT_CLIENTS: u32 = 1024;
 const PATIENT_CLIENTS: u32 = 64;
 /// Minimum rate of admitted logins with impatient clients, relative to the rate with patient clients.
 const MIN_ADMITTED_RATIO: f64 = 0.85;
-/// Minimum rate of logins from 8 in flight on, relative to the bare loop with the server's kernel.
+/// Minimum rate of logins with 8 or more logins in flight, relative to the bare loop with the server's kernel.
 const MIN_KERNEL_SHARE: f64 = 0.85;
-/// Minimum rate of logins from 8 in flight on, relative to the bare loop with the crate `argon2`, on a CPU with
-/// AVX-512.
+/// Minimum rate of logins with 8 or more logins in flight, relative to the bare loop with the crate `argon2`, on a CPU
+/// with AVX-512.
 const MIN_CRATE_RATIO: f64 = 2.0;
 
 /// What clients do after a refusal.

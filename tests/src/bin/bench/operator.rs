@@ -307,7 +307,7 @@ impl<'a> BenchCluster<'a> {
         Ok((ClientMeasurements { count, edit_times, operator_bytes, server_bytes }, writes))
     }
 
-    /// Edits Clients of [`FEW_APPS`] Apps in turn.
+    /// Edits Clients of [`FEW_APPS`] Apps, one App after another.
     async fn measure_client_edits(&self, per_app: usize, times: &mut Histogram<u64>) -> Result<()> {
         let mut streams = RevisionStreams::connect(&self.servers).await?;
         let step = (self.app_set.len() / FEW_APPS).max(1);
@@ -372,7 +372,7 @@ impl<'a> BenchCluster<'a> {
         server.remove().await
     }
 
-    /// Edits [`FEW_APPS`] Apps in turn. These Apps are spread evenly over the list of all Apps.
+    /// Edits [`FEW_APPS`] Apps, one after another. These Apps are spread evenly over the list of all Apps.
     async fn measure_edits(&self, times: &mut Histogram<u64>) -> Result<()> {
         let mut streams = RevisionStreams::connect(&self.servers).await?;
         let step = (self.app_set.len() / FEW_APPS).max(1);

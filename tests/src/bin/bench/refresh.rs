@@ -121,7 +121,7 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
     )])
 }
 
-/// Logs in the user `ada@example.com` of an App. Each number is another client.
+/// Logs in the user `ada@example.com` of an App. Each `number` has its own client address.
 pub(crate) async fn log_in(server: SocketAddr, app: &str, number: u32) -> Result<Client> {
     let [.., high, low] = number.to_be_bytes();
     let from: IpAddr = Ipv4Addr::new(127, 101, high, low + 1).into();

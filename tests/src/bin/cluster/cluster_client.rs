@@ -73,7 +73,7 @@ where
     if !output.status.success() {
         bail!("{} {}: {stdout}{}", program.display(), args.join(" "), String::from_utf8_lossy(&output.stderr));
     }
-    // If the command failed, its own error says more than this one.
+    // This error is reported only if the command succeeded: the error of a failed command says more.
     written.with_context(|| format!("{} did not read its input", program.display()))?;
     Ok(stdout)
 }

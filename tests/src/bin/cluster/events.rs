@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 /// The fields of a webhook event that the causing pod knows in advance.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 pub(crate) struct Event {
-    /// appID.
+    /// The appID of the event's App.
     pub(crate) app: String,
-    /// For example `user.created`.
+    /// The type of the event, for example `user.created`.
     #[serde(rename = "type")]
     pub(crate) event_type: String,
     /// `None` if the event is about many users.

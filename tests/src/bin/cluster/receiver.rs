@@ -46,7 +46,8 @@ fn log_line(keys: &[String], accepted: &mut HashMap<String, Value>, received: &R
         return Ok(format!("{INVALID}{event_type} {id} is signed with another key"));
     }
     let mut body = received.body.clone();
-    // The profile is read for each delivery, so only the rest of the body is the same for each.
+    // Each delivery contains the user's current profile, so only the rest of the body is the same in all deliveries of
+    // an event.
     if let Some(data) = body.get_mut("data").and_then(Value::as_object_mut) {
         data.remove("user");
     }

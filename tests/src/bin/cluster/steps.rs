@@ -520,8 +520,8 @@ impl ClusterTest<'_> {
         self.assert_no_failures(&format!("{from}new settings, all pods replaced")).await
     }
 
-    /// The `resourceVersion` of each rendered document, by the name of its Secret. Fails if a document has another
-    /// format than 1.
+    /// The `resourceVersion` of each rendered document, by the name of its Secret. Fails if the format of a document is
+    /// not 1.
     async fn rendered_versions(&self) -> Result<BTreeMap<String, String>> {
         let secrets =
             self.cluster.list("v1", "Secret", INSTALL_NAMESPACE, &format!("type={RENDERED_APP_TYPE}")).await?;

@@ -21,9 +21,9 @@ use super::{
     record_acknowledgement,
 };
 
-/// How long a key that no Client needs stays Active, so that a Client can use it again. Without this, a Client could
-/// cause a new key each time its algorithm changes. A chain then has at most a few Retired keys of this kind, because
-/// ID tokens expire within a day.
+/// How long a key that no Client needs stays Active, so that a Client can use it again. Without this period, a Client
+/// could cause a new key each time its algorithm changes. With this period, a chain has at most a few keys that were
+/// Retired because no Client needed them: ID tokens expire within a day.
 pub(super) const REUSE_PERIOD: Duration = Duration::DAY;
 
 /// The keys for ID tokens, by algorithm.

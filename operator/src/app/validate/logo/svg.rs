@@ -57,15 +57,15 @@ const ELEMENTS: [&str; 44] = [
 /// The maximum depth of nested elements. Browsers process them recursively.
 const MAX_DEPTH: usize = 32;
 /// The maximum number of `use` elements. Each can repeat all others, so the number of drawn shapes can grow
-/// exponentially with it.
+/// exponentially with the number of `use` elements.
 const MAX_USES: usize = 16;
-/// The elements with content that a browser draws again for each reference to them. This content can have such
-/// references itself. The content of gradients and filters cannot.
+/// The elements with content that a browser draws again for each reference to the element. This content can refer to
+/// such elements, too. The content of gradients and filters cannot.
 const CONTAINERS: [&str; 3] = ["clipPath", "mask", "pattern"];
-/// The maximum number of references from the content of containers to containers. As with `use`, the number of drawn
-/// shapes can grow exponentially with it.
+/// The maximum number of references from the content of containers to containers. The number of drawn shapes can grow
+/// exponentially with the number of these references.
 const MAX_INNER_REFERENCES: usize = 16;
-/// The maximum length of a name. Messages contain names.
+/// The maximum length of a name, in bytes. There is a maximum, because error messages contain names.
 const MAX_NAME_LENGTH: usize = 64;
 
 const NOT_READABLE: &str = "is not well-formed SVG";
@@ -159,7 +159,7 @@ pub(super) fn check(svg: &str) -> Result<(), Refusal> {
 // === impl References ===
 
 impl References {
-    /// `open` are the elements around the tag.
+    /// Records an element and its references. `open` are the elements around the tag.
     fn add_element(&mut self, tag: &Tag<'_>, open: &[&str]) {
         let is_container = CONTAINERS.contains(&tag.name);
         let is_inner = is_container || open.iter().any(|name| CONTAINERS.contains(name));
@@ -189,7 +189,7 @@ impl References {
         inner.map(count).sum()
     }
 
-    /// An id with other characters can be spelled in several ways, so it always counts as the id of a container.
+    /// Counts the ids of containers. An id with special characters can be written in several ways, so it always counts.
     fn count_containers(&self, ids: &[String]) -> usize {
         let is_simple = |id: &str| id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte));
         ids.iter().filter(|id| !is_simple(id.as_str()) || self.containers.contains(id.as_str())).count()
@@ -221,7 +221,8 @@ fn referenced_ids(text: &str) -> Vec<String> {
     text.split("url(").skip(1).map(id).collect()
 }
 
-/// The text after the XML declaration, which can be missing. Another encoding would let a browser read other text.
+/// Returns the text after the XML declaration, which can be missing. Refuses encodings other than UTF-8: with another
+/// encoding, a browser would read another text than this check.
 fn skip_declaration(svg: &str) -> Result<&str, Refusal> {
     let Some(rest) = svg.strip_prefix("<?xml ") else { return Ok(svg) };
     let (declaration, rest) = rest.split_once("?>").ok_or(NOT_READABLE)?;
@@ -249,7 +250,7 @@ fn check_text(text: &str, element: Option<&str>) -> Result<(), Refusal> {
 }
 
 fn parse_tag(text: &str) -> Option<(Tag<'_>, &str)> {
-    let (name, mut rest) = take_name(text)?;
+    let (name, mut rest) = split_name(text)?;
     let mut attributes = Vec::new();
     loop {
         let trimmed = rest.trim_start_matches(WHITE_SPACE);
@@ -262,7 +263,7 @@ fn parse_tag(text: &str) -> Option<(Tag<'_>, &str)> {
         if trimmed.len() == rest.len() {
             return None;
         }
-        let (attribute, after) = take_name(trimmed)?;
+        let (attribute, after) = split_name(trimmed)?;
         let value = after.trim_start_matches(WHITE_SPACE).strip_prefix('=')?.trim_start_matches(WHITE_SPACE);
         let quote = value.chars().next().filter(|quote| matches!(quote, '"' | '\''))?;
         let (value, after) = value[1..].split_once(quote)?;
@@ -274,7 +275,7 @@ fn parse_tag(text: &str) -> Option<(Tag<'_>, &str)> {
     }
 }
 
-fn take_name(text: &str) -> Option<(&str, &str)> {
+fn split_name(text: &str) -> Option<(&str, &str)> {
     let is_other = |c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':'));
     let length = text.find(is_other).unwrap_or(text.len());
     (1..=MAX_NAME_LENGTH).contains(&length).then(|| text.split_at(length))
@@ -494,7 +495,8 @@ mod tests {
         for (name, attribute) in
             [("mask", "mask"), ("pattern", "fill"), ("clipPath", "clip-path"), ("mask", "style"), ("pattern", "filter")]
         {
-            // The last one refers to nothing.
+            // The references of the last level lead to nothing, so they do not count: 9 levels have 8 times 2
+            // references.
             assert!(is_bounded(nested(9, 2, name, attribute)), "{name}");
             assert!(!is_bounded(nested(10, 2, name, attribute)), "{name}");
             assert!(!is_bounded(nested(3, 9, name, attribute)), "{name}");

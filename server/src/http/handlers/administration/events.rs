@@ -163,7 +163,7 @@ pub async fn handle<S: Ports>(
     })
 }
 
-/// Returns the position in a cursor. `at`: Unix nanoseconds.
+/// Returns the row position that a cursor contains: the id of the row, and its time in Unix nanoseconds (`at`).
 pub(super) fn position_at(at: i128, id: Uuid) -> Result<RowPosition, Problem> {
     let at = OffsetDateTime::from_unix_timestamp_nanos(at).ok().filter(|_| at >= 0);
     let at = at.ok_or_else(|| Problem::invalid_request("cursor is not a cursor of this call with these filters"))?;

@@ -20,8 +20,8 @@ pub mod remove;
 ///
 /// 404 if it is not the name of a group.
 fn group_name(request: &InboundRequest) -> Result<ManagedGroupName, Problem> {
-    // Many clients encode these two characters in a path, although they need not (RFC 3986, 3.3). No other character of
-    // a name is ever encoded.
+    // Many clients encode `:` and `@` in a path, although this is not necessary (RFC 3986, 3.3). No client encodes any
+    // other character of a name.
     let text = request.path_parameter(0).replace("%3A", ":").replace("%3a", ":").replace("%40", "@");
     ManagedGroupName::parse(&text).ok_or_else(group_not_found)
 }

@@ -37,13 +37,13 @@ use crate::{
 
 pub const RIGHT: Right = Right::Import;
 
-/// Maximum number of lines, blank lines included.
+/// Maximum number of lines in a batch, blank lines included.
 pub const MAX_LINES: usize = 1000;
 /// Maximum size of a body in bytes.
 pub const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum size of a line in bytes.
 pub const MAX_LINE_BYTES: usize = 64 * 1024;
-/// Maximum number of unknown field names that are counted by name. Others are counted as `…`.
+/// Maximum number of unknown field names that are counted separately. All further names are counted together as `…`.
 const MAX_IGNORED_NAMES: usize = 100;
 const MAX_SOURCE_BYTES: usize = 32;
 
@@ -168,7 +168,9 @@ pub async fn handle<S: Ports>(
         places: Vec::new(),
         ignored_fields: BTreeMap::new(),
     };
-    request.read_lines(MAX_BATCH_BYTES, MAX_LINE_BYTES, MAX_LINES, |number, line| batch.read(number, line)).await?;
+    request
+        .read_lines(MAX_BATCH_BYTES, MAX_LINE_BYTES, MAX_LINES, |number, line| batch.read_line(number, line))
+        .await?;
     let Batch { users, mut results, places, ignored_fields, .. } = batch;
     let refused = results.len() - places.len();
     let actor = actor(caller);
@@ -189,7 +191,7 @@ pub async fn handle<S: Ports>(
 
 impl<S: Ports> Batch<'_, S> {
     /// Parses a line that is not blank.
-    fn read(&mut self, number: usize, line: &[u8]) {
+    fn read_line(&mut self, number: usize, line: &[u8]) {
         let Ok(Value::Object(object)) = json::parse(line, METADATA_BOUNDS) else {
             let problem = FieldProblem {
                 field: "".into(),

@@ -16,7 +16,7 @@ pub mod events;
 ///
 /// # Errors
 ///
-/// 404 if the App has no such pull webhook; 403 if another ServiceAccount pulls it.
+/// 404 if the App has no pull webhook of this name; 403 if the webhook names another ServiceAccount.
 pub fn authorize(app: &App, caller: &Caller, request: &InboundRequest) -> Result<(), Problem> {
     let webhook = app.webhook(request.path_parameter(0));
     let webhook = webhook.filter(|webhook| matches!(webhook.delivery, Delivery::Pull(_)));

@@ -92,7 +92,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     }
 }
 
-/// Returns the error for a code that is not accepted. It is the same for every reason.
+/// Returns the error for a code that is not accepted. The error is the same, whatever the reason.
 pub fn invalid_code() -> Problem {
     Problem::new(ErrorCode::InvalidCode, "the code is wrong, used or expired")
 }

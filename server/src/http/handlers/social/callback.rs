@@ -98,7 +98,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
     finish_flow(state, app, provider, &request, &parameters, None).await
 }
 
-/// Finishes the flow of the `state` parameter.
+/// Finishes the flow that the parameter `state` names.
 pub(super) async fn finish_flow<S: Ports>(
     state: &State<S>,
     app: &App,

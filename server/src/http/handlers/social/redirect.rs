@@ -182,7 +182,7 @@ fn has_unlisted_origin(headers: &HeaderMap, app: &App) -> bool {
     headers.contains_key(ORIGIN) && !matches!(Cors::from_request(headers, app, false), Cors::Listed(_))
 }
 
-/// A login that a page started returns to the page, which shows the error.
+/// Returns a redirect to the page that started the login. The page shows the error.
 fn redirect_error(page: &RedirectTarget, app_state: Option<&str>, problem: Problem) -> Result<Response, Problem> {
     let state = app_state.map(|state| ("state", state));
     let parameters = [("error", problem.code.as_str())].into_iter().chain(state);

@@ -17,8 +17,9 @@ use crate::{
     },
 };
 
-/// Whether the App has the page for this browser. An App without clients has it only for a user with entries, which stay
-/// after the last client is removed. For everybody else it is an unknown path, as in an App that never had clients.
+/// Whether this page exists for this browser. In an App without clients, the page exists only for a user who has
+/// entries, because entries stay after the last client is removed. For everybody else, its path is unknown, as in an
+/// App that never had clients.
 pub(in crate::http::pages) async fn exists<S: Ports>(page: &Page<'_, S>) -> Result<bool, Problem> {
     if page.app.has_clients() {
         return Ok(true);
@@ -51,7 +52,7 @@ pub(in crate::http::pages) async fn submit<S: Ports>(page: &Page<'_, S>, form: &
     let mut applications = None;
     let removed = match page.app.client(sent) {
         Some(client) => withdraw_access(call, &session, &client.uid, Some(client.as_ref())).await?,
-        // If the App does not have the client, the form has the UID of the client.
+        // If the App no longer has the client, the form contains the UID of the client.
         None => {
             let listed = applications.insert(list(page, &session).await?);
             match listed.iter().find(|application| application.client_uid == sent) {
@@ -61,7 +62,7 @@ pub(in crate::http::pages) async fn submit<S: Ports>(page: &Page<'_, S>, form: &
         }
     };
     if removed && !page.app.has_clients() {
-        // Without an entry, this page does not exist any more.
+        // After the last entry is removed, this page no longer exists.
         return page.redirect("account?notice=application_removed", Vec::new());
     }
     if removed {

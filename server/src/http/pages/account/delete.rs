@@ -36,7 +36,7 @@ pub(in crate::http::pages) async fn submit<S: Ports>(page: &Page<'_, S>, form: &
     }
 }
 
-/// A recent login is enough, as for the call of the JSON API.
+/// If the login is recent, the page does not ask for the password, and the JSON API does not require it either.
 fn view<S: Ports>(page: &Page<'_, S>, session: &AuthenticatedSession, user: &User) -> DeletePage {
     let is_recent = session.is_recent(&page.state.env);
     let has_password = user.password_hash.is_some();

@@ -39,7 +39,7 @@ pub(in crate::http::pages) async fn show<S: Ports>(page: &Page<'_, S>) -> Result
         let code = ErrorCode::from_name(error).unwrap_or(ErrorCode::ProviderError);
         return page.show_error(&view, code);
     }
-    // The notice is shown only if it is true, because any link can have it.
+    // Any link can contain the parameter `notice`, so the page shows the notice only if it is true.
     view.notice = match (page.query("notice")?, &named) {
         (Some("linked"), Some(name)) if is_linked(&linked, name.as_str()) => {
             Some(AccountNotice::Linked(provider_button(page, name).label))

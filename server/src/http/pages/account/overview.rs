@@ -81,7 +81,8 @@ async fn load<S: Ports>(page: &Page<'_, S>, session: &AuthenticatedSession) -> R
 // === impl Account ===
 
 impl Account {
-    /// The address to which a confirmation mail is sent.
+    /// The unconfirmed address, to which the user can request a confirmation mail. `None` if every address is
+    /// confirmed.
     fn mailed_address(&self) -> Option<&str> {
         let unverified = self.user.email.as_ref().filter(|_| !self.user.email_verified);
         self.user.pending_email.as_ref().or(unverified).map(Email::as_str)

@@ -54,7 +54,7 @@ async fn view<S: Ports>(page: &Page<'_, S>, session: &AuthenticatedSession) -> R
         let device = device_label(info.user_agent.as_deref(), &page.texts);
         match info.client_id.as_deref().map(|client_id| (client_id, page.app.client(client_id))) {
             Some((_, Some(client))) => format!("{} · {device}", client.display_name),
-            // The App does not have the client now.
+            // The App no longer has the client, so its display name is unknown.
             Some((client_id, None)) => format!("{client_id} · {device}"),
             None => device,
         }

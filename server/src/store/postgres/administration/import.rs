@@ -60,8 +60,8 @@ struct Owners {
     emails: HashMap<String, UserId>,
     /// Owners by authority and subject.
     identities: HashMap<(String, String), UserId>,
-    /// The classes of the App's foreign hashes with their weights. Unlike the values above, a class has no owner: each
-    /// user can have a hash of each class.
+    /// The classes (kind and cost) of the App's foreign hashes, with their weights. Unlike the values above, a class
+    /// has no owner, because many users can have hashes of the same class.
     hash_classes: HashMap<String, f64>,
 }
 
@@ -148,8 +148,9 @@ async fn import_in_transaction(
     }
     let outcomes = owners.plan(users);
     if are_new && !outcomes.iter().all(|outcome| matches!(outcome, ImportOutcome::Created(_))) {
-        // Two lines have the same value, or there are too many kinds of hashes. A line that is not inserted cannot
-        // violate an index, so it would not be found that its user already exists.
+        // Some lines cannot be created: two lines have the same value, or there are too many kinds of hashes. This
+        // attempt would not insert these lines. Therefore no index would show whether their users already exist, and
+        // the next attempt looks up the owners.
         return Ok(BatchOutcome::Taken);
     }
     if dry_run {
@@ -314,7 +315,8 @@ impl Owners {
         ImportOutcome::Created(user.id)
     }
 
-    /// Returns false if the App has no room for the class; see [`add_hash_class`].
+    /// Adds a class, unless it is there already. Returns false if the App has no room for the class, by the rule of
+    /// [`add_hash_class`].
     fn add_class(&mut self, class: HashClass) -> bool {
         let name = class.to_string();
         if self.hash_classes.contains_key(&name) {

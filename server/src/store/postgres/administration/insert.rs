@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::domain::{password::PasswordHash, ports::NewAdministeredUser, user::Name};
 
-/// Users by column, for UNNEST.
+/// The columns of several users, one array for each column, for UNNEST.
 #[derive(Default)]
 struct UserColumns {
     ids: Vec<Uuid>,
@@ -27,7 +27,7 @@ struct UserColumns {
     creation_times: Vec<OffsetDateTime>,
 }
 
-/// Identities by column, for UNNEST.
+/// The columns of several identities, one array for each column, for UNNEST.
 #[derive(Default)]
 struct IdentityColumns {
     users: Vec<Uuid>,

@@ -159,7 +159,7 @@ async fn read_page(
             .await
         }
         UserFilter::EmailPrefix(prefix) => {
-            // Only keys from here on are read: the prefix itself or, after the first page, the key of the last user.
+            // The page begins after this key: the prefix itself or, after the first page, the key of the last user.
             let from = after.map_or(prefix.as_str(), |after| after.key.as_str());
             admin_user_query!(
                 [r#"FROM users

@@ -44,7 +44,7 @@ impl AppRow {
             AppRowState::Active | AppRowState::Deleting if self.has_lost_keys(claim) => {
                 ClaimDecision::Decided(ClaimOutcome::KeysLost)
             }
-            // The deletion was cancelled.
+            // The App is served again, so its deletion was cancelled.
             AppRowState::Deleting => ClaimDecision::Write,
             AppRowState::Active if is_new_incarnation || i64::from(claim.handover) > self.handover => {
                 ClaimDecision::Write
@@ -77,7 +77,7 @@ impl PostgresStore {
                 rows
             } else {
                 write_claims(connection, &writes).await?;
-                // A separate statement: it sees what another server wrote in the meantime.
+                // This is a separate statement, so that it sees what another server wrote in the meantime.
                 app_rows(connection, claims).await?
             };
             let outcome = |claim| match decision(&rows, claim) {

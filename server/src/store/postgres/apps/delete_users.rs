@@ -42,7 +42,7 @@ impl AppRow {
         let is_same_incarnation = self.incarnation == claim.incarnation;
         match self.state() {
             AppRowState::Deleted if is_same_incarnation || claim.incarnation.is_none() => Some(DeleteOutcome::Done),
-            // The row is of an earlier App with this appID. This App was never served.
+            // The row belongs to an earlier App with this appID. The App of the claim was never served.
             AppRowState::Deleted => None,
             AppRowState::Active | AppRowState::Deleting if !self.is_owned_by(claim) => {
                 Some(DeleteOutcome::OtherNamespace)
@@ -204,7 +204,7 @@ pub(super) async fn delete_batch(
     .execute(&mut *connection)
     .await?;
     let webhook_events = webhooks::delete_of_app(connection, app, max_rows).await?;
-    // At most a few rows.
+    // An App has at most a few rows in this table.
     sqlx::query!("DELETE FROM hash_classes WHERE app_id = $1", app.as_str()).execute(&mut *connection).await?;
     let deleted = users.rows_affected() + groups.rows_affected() + mails.rows_affected() + events.rows_affected();
     Ok(deleted + webhook_events > 0)

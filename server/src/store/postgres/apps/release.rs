@@ -40,7 +40,7 @@ impl AppRow {
             AppRowState::Deleted if self.incarnation.is_none() || self.incarnation == claim.incarnation => {
                 Some(ReleaseOutcome::Freed)
             }
-            // The row is of an earlier App with this appID. This App was never served.
+            // The row belongs to an earlier App with this appID. The App of the claim was never served.
             AppRowState::Deleted => None,
             AppRowState::Active | AppRowState::Deleting if self.namespace != claim.namespace => {
                 Some(ReleaseOutcome::OtherNamespace)
@@ -99,7 +99,7 @@ async fn release_in_transaction(
         transaction.rollback().await?;
         return Ok(known_outcome);
     }
-    // A separate statement: it sees everything that was committed before the lock was granted.
+    // This is a separate statement, so that it sees everything that was committed before the lock was granted.
     let remaining = sqlx::query!(
         r#"
         SELECT (SELECT count(*) FROM users WHERE app_id = $1) AS "users!",

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
 
-/// Rows that count an App's refusals in a quarter of an hour, by column.
+/// Rows that count an App's refusals in a quarter of an hour: one array for each column.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RefusalColumns {
     pub(crate) ids: Vec<Uuid>,

@@ -53,7 +53,7 @@ enum Job {
     Flush(oneshot::Sender<()>),
 }
 
-/// Events by column, for UNNEST.
+/// The columns of several events, one array for each column, for UNNEST.
 #[derive(Default)]
 struct EventBatch {
     apps: Vec<String>,

@@ -92,7 +92,7 @@ async fn put_in_transaction(
         return Ok(Outcome::Written);
     }
     // Only one call at a time counts the groups of an App. The statement after the lock sees what other calls have
-    // committed, also this group.
+    // committed. Another call may also have created this group.
     sqlx::query!("SELECT pg_advisory_xact_lock(hashtextextended('latchkey_groups ' || $1, 0))", app.as_str())
         .execute(&mut *connection)
         .await?;

@@ -19,7 +19,8 @@ use crate::{
 };
 
 impl PostgresStore {
-    /// See [`crate::domain::ports::GroupChanges`].
+    /// Replaces the memberships that a Provider reported. Returns `None` if nothing changed, or if the user does not
+    /// exist.
     pub(in crate::store) async fn replace_reported_groups(
         &self,
         app: &AppId,
@@ -143,11 +144,11 @@ async fn stored_names(
     .await
 }
 
-/// Removes the memberships that a Provider reported, because the user's identities at the Provider were removed.
-/// `None`: those of all Providers. The memberships of all Providers are also removed if the user has no identity left:
-/// an identity stores the name of its Provider at the time of the link, but a membership can have a later name. The
-/// transaction has locked the user. If `notify` is set, servers are notified when the transaction commits, and one of
-/// them writes the groups to Redis.
+/// Removes the memberships that a Provider reported, because the user's identities at the Provider were removed. If
+/// `provider` is `None`, or if the user has no identity left, removes the memberships that all Providers reported. The
+/// second condition is necessary because an identity stores the name of its Provider at the time of the link, but a
+/// membership can have a later name. The transaction has locked the user. If `notify` is set, servers are notified when
+/// the transaction commits, and one of them writes the groups to Redis.
 pub(in crate::store::postgres) async fn remove_reported(
     connection: &mut PgConnection,
     app: &AppId,

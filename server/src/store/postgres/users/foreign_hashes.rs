@@ -1,4 +1,5 @@
-//! Foreign password hashes: stores a hash with its class, removes expired hashes, and removes classes that no user has.
+//! Foreign password hashes: stores a hash with its class (kind and cost), removes expired hashes, and removes classes
+//! that no user has.
 
 use std::sync::Arc;
 

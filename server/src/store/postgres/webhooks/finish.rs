@@ -40,7 +40,7 @@ async fn finish(
     outcome: EventOutcome,
 ) -> Result<bool, sqlx::Error> {
     let mut transaction = connection.begin().await?;
-    // The state is changed before the event: claims and the deletion of an App lock in this order.
+    // The state is changed before the event, because claims and the deletion of an App lock the rows in this order.
     match &outcome {
         EventOutcome::Sent => change_state(&mut transaction, claimed, false, None).await?,
         EventOutcome::Failed { .. } | EventOutcome::GivenUp { .. } => {

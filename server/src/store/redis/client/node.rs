@@ -18,8 +18,8 @@ use super::{
 };
 use crate::domain::ports::Replication;
 
-/// How many calls can wait for a replica at the same time. A further call waits for its turn, at most
-/// `REPLICA_TIMEOUT`. If its turn does not come, the call does not wait for a replica.
+/// How many calls can wait for a replica at the same time. A further call first waits until one of these calls has
+/// finished, at most `REPLICA_TIMEOUT`. If none finishes in this time, the further call does not wait for a replica.
 const MAX_WAITERS: usize = 8;
 /// The maximum wait for a replica (specification: Sessions and tokens, Revocation).
 const REPLICA_TIMEOUT: Duration = Duration::from_millis(100);

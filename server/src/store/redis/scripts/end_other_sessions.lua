@@ -1,4 +1,4 @@
--- Ends every session of a user except one, with all listed client sessions. Returns the ids of the ended sessions.
+-- Ends every session of a user except one, and all client sessions in the index. Returns the ids of the ended sessions.
 -- KEYS: the user's session index, the user's index of client sessions. ARGV: id of the session to keep, key prefix of
 -- the user's sessions.
 local ended = {}

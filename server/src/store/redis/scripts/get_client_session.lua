@@ -13,7 +13,8 @@ if s[15] == '1' and not find_live(now, KEYS[1], KEYS[4], ARGV[3] .. s[14], s[14]
   redis.call('ZREM', KEYS[2], ARGV[2])
   return false
 end
--- A session that is not listed ends with its access token, so no use extends it.
+-- A session without the field `listed` is not in the index, because it has no refresh token. Such a session ends with
+-- its access token, so a use does not extend it.
 if ARGV[4] == '1' and s[16] == '1' then
   note_use(now, KEYS[2], KEYS[3], ARGV[2], s)
 end

@@ -1,6 +1,6 @@
 -- Records that a code was exchanged for a session. Returns '' for the first exchange, the session of the first exchange
--- for each later one, or nil if the code is not stored. KEYS: the code. ARGV: session id, how long an exchanged code is
--- kept (s), the record that replaces that of the code.
+-- for each later exchange, or nil if the code is not stored. KEYS: the code. ARGV: session id, how long an exchanged
+-- code is kept (s), the record that replaces the record of the code.
 if redis.call('HEXISTS', KEYS[1], 'code') == 0 then
   return false
 end

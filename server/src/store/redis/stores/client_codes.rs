@@ -41,7 +41,7 @@ impl ClientCodes for Stores {
         let key = code_key(app, key);
         let mut commands = Pipeline::new();
         commands.cmd("HSET").arg(&key).arg("code").arg(json);
-        // 60 s, and as much slack: together 120 s.
+        // The code is valid for 60 s. The slack is another 60 s, so the key lives for 120 s.
         commands.cmd("EXPIREAT").arg(&key).arg(redis.key_expiry(record.expires_at));
         redis.send(Operation::StoreClientCode, &commands).await.map(drop)
     }

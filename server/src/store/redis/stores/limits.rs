@@ -47,8 +47,8 @@ fn parse_reply(
     })
 }
 
-/// Of two limits that are reached, the one that must be waited for longer.
-fn later(one: Option<RateLimited>, other: RateLimited) -> RateLimited {
+/// Of two limits that are reached, returns the limit with the longer wait.
+fn longer_wait(one: Option<RateLimited>, other: RateLimited) -> RateLimited {
     one.filter(|one| one.retry_after >= other.retry_after).unwrap_or(other)
 }
 
@@ -71,7 +71,7 @@ impl RateLimits for Stores {
         for (check, value) in checks.into_iter().zip(values) {
             match parse_reply(redis, &check, value)? {
                 Ok(at) => permit.0.push((check, at)),
-                Err(reached) => limited = Some(later(limited, reached)),
+                Err(reached) => limited = Some(longer_wait(limited, reached)),
             }
         }
         match limited {
@@ -97,7 +97,7 @@ impl RateLimits for Stores {
         let mut limited: Option<RateLimited> = None;
         for (check, value) in checks.iter().zip(values) {
             if let Err(reached) = parse_reply(redis, check, value)? {
-                limited = Some(later(limited, reached));
+                limited = Some(longer_wait(limited, reached));
             }
         }
         limited.map_or(Ok(()), |limited| Err(limited.into()))

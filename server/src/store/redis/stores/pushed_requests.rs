@@ -1,5 +1,5 @@
-//! Pushed authorization requests: one key per request. Anybody can push requests of a public client, so those are
-//! bounded for each App as unbound flows are.
+//! Pushed authorization requests: one key per request. Anybody can push requests of a public client. Therefore the
+//! number of these requests is bounded for each App, in the same way as the number of unbound flows.
 
 use latchkey_crds::types::AppId;
 use redis::{Pipeline, Value};

@@ -167,7 +167,8 @@ fn parse_session_info(row: &[String]) -> Option<SessionInfo> {
     Some(SessionInfo { kind: parse_kind(kind), ..parse_common_columns(common)? })
 }
 
-/// Parses the columns with which the rows of both lists begin. There is no kind and no client yet.
+/// Parses the first columns, which the rows of list_sessions.lua and list_client_sessions.lua have in common. The
+/// caller adds the kind or the client.
 fn parse_common_columns([id, created, used, ip, user_agent, amr]: &[String; 6]) -> Option<SessionInfo> {
     Some(SessionInfo {
         kind: None,
@@ -220,8 +221,9 @@ fn profile_arguments(profile: &Profile) -> [String; 4] {
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// A live session of this kind. The kind is known from the session's generation, so that the script does not have
-    /// to read another field. `latest_auth_time_ms` is as in [`Sessions::browser_session`].
+    /// Returns a live session of this kind. The session's generation shows its kind, so that the script does not have
+    /// to read another field. A session with an `auth_time` after `latest_auth_time_ms` is not returned, and its use is
+    /// not recorded.
     async fn live_session(
         &self,
         app: &AppId,

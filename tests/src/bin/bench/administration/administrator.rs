@@ -69,7 +69,8 @@ impl Administrator {
         self.send(Method::PATCH, path, "application/json", body.to_string().into()).await
     }
 
-    /// Sends the lines of [`Batch::lines`]. Returns an error unless all `users` are created.
+    /// Imports `lines`, the body that [`Batch::lines`] returns. Returns an error if the number of created users is not
+    /// `users`.
     pub(super) async fn import(&mut self, app: &str, lines: Bytes, users: usize) -> Result<()> {
         let path = format!("/v1/{app}/imports?source=bench");
         let body = self.send(Method::POST, &path, "application/x-ndjson", lines).await?;
@@ -100,7 +101,7 @@ impl Administrator {
 // === impl Batch ===
 
 impl Batch {
-    /// New users. `hash` returns the password hash of each.
+    /// A batch of new users. `hash` is called once for each user, and returns the password hash of this user.
     pub(super) fn new(users: usize, hash: impl Fn() -> String) -> Self {
         let batch: u64 = rand::random();
         let column = |value: &dyn Fn(usize) -> String| -> Vec<String> { (0..users).map(value).collect() };

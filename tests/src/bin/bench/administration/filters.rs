@@ -22,8 +22,8 @@ const MAX_P99_RATIO: f64 = 2.0;
 /// The provider of all identities.
 const PROVIDER: &str = "idp";
 
-/// Users with the numbers from 1. Every tenth is disabled. In both Apps, each prefix of [`Filter::query`] has more
-/// users than a page, so that both Apps return pages of the same size.
+/// Inserts users with the numbers from 1 to `$2`. Every tenth user is disabled. In both Apps, more users match a prefix
+/// of [`Filter::query`] than fit on a page, so that both Apps return pages of the same size.
 const INSERT_USERS: &str = "
     INSERT INTO users
         (app_id, id, email, email_canonical, email_verified_at, name, disabled_at, external_id, created_by, created_at,
@@ -32,6 +32,7 @@ const INSERT_USERS: &str = "
         'u' || n || '@example.com', now(), 'Name ' || n % 1000, CASE WHEN n % 10 = 0 THEN now() END, 'crm:' || n,
         'import', now(), now()
     FROM generate_series(1, $2::int) AS n";
+/// Links an identity to each user of an App.
 const INSERT_IDENTITIES: &str = "
     INSERT INTO identities (app_id, authority, subject, user_id, provider, linked_at)
     SELECT app_id, 'https://idp.example', external_id, id, $2, now() FROM users WHERE app_id = $1";
@@ -107,7 +108,7 @@ pub(super) async fn run(service: &Service) -> Result<Vec<Bound>> {
 
 /// Fills the Apps, and completes the work that Postgres would otherwise do while the calls are measured.
 async fn fill(connection: &mut PgConnection, apps: [(&str, u32); 2]) -> Result<()> {
-    // Without the check of the foreign key, a million identities take much less time.
+    // Switches off the check of foreign keys, so that a million identities are inserted much faster.
     sqlx::raw_sql("SET session_replication_role = replica").execute(&mut *connection).await?;
     for (app, users) in apps {
         sqlx::query(INSERT_USERS).bind(app).bind(i32::try_from(users)?).execute(&mut *connection).await?;
@@ -139,8 +140,9 @@ impl Filter {
     /// The query of a call, with a random value, in an App with this number of users.
     fn query(self, users: u32) -> String {
         let number = rand::random_range(1..=users);
-        // With two digits, a prefix has at least 110 users in both Apps: for example `u42`, `u420` to `u429`, and
-        // `u4200` to `u4299`; or ten users for each of the eleven names `Name 42` and `Name 420` to `Name 429`.
+        // A prefix with a number of two digits matches at least 110 users in both Apps: for example `u42`, `u420` to
+        // `u429`, and `u4200` to `u4299`; or ten users for each of the eleven names `Name 42` and `Name 420` to `Name
+        // 429`.
         let digits = rand::random_range(10..100);
         match self {
             Self::Email => format!("email=u{number}%40example.com"),

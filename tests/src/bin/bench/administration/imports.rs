@@ -20,14 +20,14 @@ use super::{
 };
 use crate::measurements::{Bound, format_millis, histogram, p99_ratio};
 
-/// Users of a batch: the maximum of an import.
+/// Number of users in a batch: the maximum of one import.
 const BATCH: usize = 1000;
 /// Number of batches that are imported, and also of batches that are inserted. Imports and INSERTs alternate.
 const BATCHES: u32 = 200;
 const WARM_UP_BATCHES: u32 = 5;
 /// The cost of the bcrypt hashes.
 const BCRYPT_COST: u32 = 10;
-/// The class of these hashes.
+/// The class (algorithm and cost) of the bcrypt hashes, as the server stores it.
 const HASH_CLASS: &str = "bcrypt$10";
 /// The appID of the users that are inserted. No App has it.
 const INSERTED_APP: &str = "bare-inserts";
@@ -46,7 +46,7 @@ const ROUND_TIME: Duration = Duration::from_secs(8);
 const MAX_P99_RATIO: f64 = 2.0;
 
 /// Inserts a batch without looking for conflicts, in the same table and with the same values as an import. So imports
-/// and INSERTs update the same indexes at the same size.
+/// and INSERTs update the same indexes, which have the same size for both.
 const INSERT: &str = "
     INSERT INTO users
         (app_id, id, external_id, email, email_canonical, email_verified_at, name, disabled_at, password_hash, metadata,

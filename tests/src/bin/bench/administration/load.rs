@@ -71,8 +71,9 @@ impl Schedule {
         let mut latency = histogram();
         let mut connection = connect(server, from).await?;
         while self.next < self.end {
-            // The latency of a login that waited for the previous one counts from its scheduled time. Otherwise it
-            // counts from the end of the timer, because the timer is exact only to a millisecond.
+            // If a login is late because it waited for the previous login, its latency is measured from its scheduled
+            // time. Otherwise the latency is measured from the end of the timer, because the timer is exact only to a
+            // millisecond.
             let is_late = Instant::now() > self.next;
             if !is_late {
                 tokio::time::sleep_until(self.next.into()).await;

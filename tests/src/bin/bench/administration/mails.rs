@@ -21,14 +21,14 @@ const ROUNDS: u32 = 3;
 /// Number of mails in one round without the events, and again with them.
 const MAILS: u32 = 400;
 const WARM_UP_MAILS: u32 = 50;
-/// Limit for one mail. It takes a few milliseconds, or a second if a notification is lost.
+/// Time limit for one mail. A mail takes a few milliseconds, or a second if a notification is lost.
 const MAIL_LIMIT: Duration = Duration::from_secs(30);
 /// How long the first attempt to send an event can take.
 const FIRST_ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 /// Upper limit of the p99 with the events, relative to the p99 without them.
 const MAX_P99_RATIO: f64 = 1.5;
 
-/// Events that are due. The server claims them like events that it has written itself.
+/// Inserts events that are due. The server claims them like events that it has written itself.
 const INSERT_EVENTS: &str = "
     INSERT INTO webhook_events (app_id, webhook, id, kind, at, user_id, version)
     SELECT $1, $2, gen_random_uuid(), 'user_deleted', now(), gen_random_uuid(), 1 FROM generate_series(1, $3::int)";
@@ -109,7 +109,8 @@ async fn add_events(connection: &mut PgConnection, app: &str) -> Result<()> {
     bail!("the server sent no event within {FIRST_ATTEMPT_LIMIT:?}")
 }
 
-/// Removes the events and returns how often the server tried to send one. Returns an error if it did not try.
+/// Removes the events and returns how often the server tried to send one of them. Returns an error if the server never
+/// tried.
 async fn remove_events(connection: &mut PgConnection) -> Result<i64> {
     let (waiting, attempts): (i64, i64) = sqlx::query_as(
         "SELECT count(*) FILTER (WHERE dead_at IS NULL), coalesce(sum(attempts), 0)::bigint FROM webhook_events",

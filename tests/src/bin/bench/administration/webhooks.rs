@@ -17,16 +17,16 @@ use crate::measurements::{Bound, format_millis, histogram, micros_of};
 const USERS: u32 = 200;
 /// The pause before a change is random, so that changes come at any time between two polls of the server's queue.
 const MAX_PAUSE_MS: u64 = 100;
-/// Upper limit of the median.
+/// Upper limit of the median of the delays.
 const MAX_P50: Duration = Duration::from_millis(250);
-/// Upper limit of the p99.
+/// Upper limit of the p99 of the delays.
 const MAX_P99: Duration = Duration::from_secs(1);
 
 /// Measures the delays of registrations and of changes of names.
 pub(super) async fn run(service: &Service) -> Result<[Bound; 2]> {
     let (app, client) = (service.apps.webhooks.id(), service.stack.client());
     let mut administrator = service.administrator().await?;
-    // The time of each response, by the type of the event and the id of the user.
+    // When the response to each change arrived, by the type of the change's event and the id of the user.
     let mut responses: HashMap<(String, String), Instant> = HashMap::new();
     for number in 0..USERS {
         pause().await;

@@ -131,7 +131,7 @@ impl<'a> OperatorAttack<'a> {
         Ok((outcome, bounds))
     }
 
-    /// The bound that the server's memory has grown by at most `max` bytes since before the attack.
+    /// The bound on the growth of the server's memory since the start of the attack: at most `max` bytes.
     pub(super) fn growth_bound(&self, max: u64) -> Bound {
         let growth = anonymous_memory(&self.server).saturating_sub(self.memory_before);
         Bound::new(

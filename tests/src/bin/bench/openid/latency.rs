@@ -12,7 +12,7 @@ use crate::{
     measurements::{Bound, format_millis, histogram, micros_of, p99_ratio},
 };
 
-/// A request is sent at each tick: in turn an authorization request and a read.
+/// Interval between two requests. Authorization requests and reads alternate.
 const TICK: Duration = Duration::from_millis(10);
 const DURATION: Duration = Duration::from_secs(30);
 /// Maximum p99 of `authorize`, relative to the p99 of a read of the JWKS document.

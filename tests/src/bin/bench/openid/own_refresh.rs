@@ -13,10 +13,11 @@ use crate::{
     refresh::{self, Client},
 };
 
-/// Rounds. Their order alternates, so that a drift of the machine's speed affects both Apps.
+/// Number of rounds. The order of the two Apps alternates from round to round, so that a drift of the machine's speed
+/// affects both Apps.
 const ROUNDS: u32 = 10;
 const ROUND_TIME: Duration = Duration::from_millis(1500);
-/// Minimum rate of refreshes of an App with pages and Clients, relative to an App without both.
+/// Minimum rate of refreshes of an App with pages and Clients, relative to an App that has neither.
 const MIN_RATIO: f64 = 0.95;
 
 /// The sessions of an App.
@@ -58,7 +59,7 @@ pub(super) async fn compare(server: SocketAddr, with_clients: &str, without: &st
 // === impl Sessions ===
 
 impl<'a> Sessions<'a> {
-    /// Opens sessions by clients with numbers from `first` on.
+    /// Opens one session for each of [`IN_FLIGHT`] clients. `first` is the number of the first client.
     async fn open(server: SocketAddr, app: &'a str, first: u32) -> Result<Self> {
         let mut clients = Vec::new();
         for number in first..first + IN_FLIGHT {

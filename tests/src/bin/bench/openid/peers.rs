@@ -33,8 +33,8 @@ use crate::{
 const NAME: &str = "bench";
 /// The scopes of exchanges.
 const SCOPE: &str = "openid profile email";
-/// The scopes of sessions that are refreshed, at Latchkey. A `web` Client gets no refresh token without
-/// `offline_access`. Keycloak returns one for every session.
+/// The scopes at Latchkey of sessions that are refreshed. A `web` Client gets no refresh token without
+/// `offline_access`. Keycloak returns a refresh token for every session.
 const REFRESH_SCOPE: &str = "openid profile email offline_access";
 
 /// A provider with logged-in users, and its measurements.
@@ -43,11 +43,11 @@ pub(super) struct Contestant {
     users: Vec<ProviderUser>,
     pub(super) exchanges: Throughput,
     pub(super) refreshes: Throughput,
-    /// The process of a peer, which ends with this value.
+    /// The process of a peer. It ends when this value is dropped.
     _process: Option<Box<dyn Send>>,
 }
 
-/// Another provider, or why it is missing.
+/// A provider with which Latchkey is compared, or the reason why this provider is missing.
 pub(super) enum Peer {
     Ready(Box<Contestant>),
     Missing(String),

@@ -81,7 +81,7 @@ impl Provider {
 // === impl ProviderUser ===
 
 impl ProviderUser {
-    /// `scope` has the scopes of repeated exchanges.
+    /// `scope` contains the scopes that the user's repeated exchanges request.
     pub(super) fn new(
         provider: &Arc<Provider>,
         from: IpAddr,

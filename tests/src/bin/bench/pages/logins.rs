@@ -17,7 +17,8 @@ use crate::{
     measurements::Bound,
 };
 
-/// Rounds. Their order alternates, so that a drift of the machine's speed affects both kinds of logins.
+/// Number of rounds. The order of the two kinds of logins alternates from round to round, so that a drift of the
+/// machine's speed affects both kinds.
 const ROUNDS: u32 = 6;
 const ROUND_TIME: Duration = Duration::from_secs(4);
 /// Number of concurrent logins.
@@ -32,7 +33,7 @@ enum LoginKind {
 }
 
 pub(super) async fn compare(server: SocketAddr, app: &str) -> Result<Bound> {
-    // Warms up both.
+    // Warms up both kinds of logins.
     for kind in [LoginKind::Json, LoginKind::Page] {
         run_round(server, app, kind, Duration::from_secs(1)).await?;
     }

@@ -20,7 +20,7 @@ use crate::{
 
 /// Maximum additional memory of a server for the pages of all Apps.
 const MAX_GROWTH_MIB: f64 = 10.0;
-/// Starts of a server with each folder. The median counts.
+/// How often a server is started with each folder. The result is the median over these starts.
 const ROUNDS: usize = 3;
 /// How long a server is left alone before its memory is read. Longer than the interval at which it polls the folder.
 const SETTLE_TIME: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ struct Memory {
 struct Documents {
     folder: PathBuf,
     ids: Vec<String>,
-    /// The path below that of the App.
+    /// The path of the request, relative to the path of the App.
     page: &'static str,
     memory: Vec<Memory>,
 }
@@ -77,7 +77,7 @@ impl Documents {
         let base = stack.base_url();
         ensure!(document["appID"] == app.id(), "a document has its appID");
         ensure!(document["issuer"] == format!("{base}/{}", app.id()), "a document has its issuer");
-        // The same length for all Apps, so that only pages make a difference.
+        // All ids have the same length, so that only the pages can make a difference.
         let ids: Vec<String> = (0..count).map(|number| format!("{}-{number:06}", &app.id()[..5])).collect();
         let folder = process::fresh_dir("documents");
         for id in &ids {

@@ -24,7 +24,7 @@ const MIN_RATIO: f64 = 0.5;
 
 pub(super) async fn compare(server: SocketAddr, app: &str) -> Result<Bound> {
     let (page_path, jwks_path) = (format!("/{app}/login"), format!("/{app}/.well-known/jwks.json"));
-    // A browser that has opened the page before.
+    // Opens the page once, because the measured browser has the cookies of an earlier visit.
     let mut connection = connect(server, client_address(0)).await?;
     let first = exchange(&mut connection, get(server, &page_path, "")?).await?;
     ensure!(first.status == StatusCode::OK, "the login page returned {}", first.status);

@@ -30,9 +30,9 @@ pub(crate) struct OpenidUsersArgs {
     front: IpAddr,
 }
 
-/// A login at the application.
+/// The line that the pod prints for a successful login.
 pub(crate) const SIGNED_IN: &str = "signed in";
-/// A login that failed.
+/// The beginning of the line that the pod prints for a failed login.
 pub(crate) const FAILED: &str = "failed";
 /// The group with access to the application.
 const GROUP: &str = "ops";

@@ -87,7 +87,7 @@ impl ClusterTest<'_> {
         ensure!(condition_status(&app, "Delivering").is_empty(), "{}", app["status"]);
         self.assert_no_failures("administrators and webhooks added to the App and removed").await?;
         self.delete_app_with_users(&import_app).await?;
-        // Since the check above, no event has arrived late or a second time.
+        // Checks again, because an event could have arrived late or a second time since the check above.
         self.check_received_events(&expected).await?;
         self.cluster.delete("v1", "Pod", Some(TOOLS_NAMESPACE), "receiver").await?;
         self.assert_no_failures("another App created, filled with imported users, and deleted with them").await

@@ -19,14 +19,14 @@ use crate::{
 const APP_ID: &str = "cluster-test-openid";
 /// The name of the Client and of the Deployment.
 const NAME: &str = "oauth2-proxy";
-/// The name of the operator's Secret.
+/// The name of the Secret that the operator creates for the Client.
 const SECRET: &str = "oauth2-proxy-oidc";
 const APPLICATION: &str = "https://behind.example.com/";
 const ADMINISTRATOR: &str = "openid-administrator";
 const USERS_POD: &str = "openid-users";
-/// The number of logins before, between and after the changes.
+/// The number of logins to wait for: before the secret is rotated, before oauth2-proxy restarts, and after that.
 const LOGINS: usize = 10;
-/// Limit for this number of logins.
+/// Time limit for [`LOGINS`] logins.
 const LOGINS_LIMIT: Duration = Duration::from_secs(120);
 const ROTATE_SECRET_ANNOTATION: &str = "latchkey.dev/rotate-secret";
 
@@ -122,7 +122,7 @@ impl ClusterTest<'_> {
         .await
     }
 
-    /// The secret in the operator's Secret, in base64.
+    /// The client secret in the Secret [`SECRET`], in base64.
     async fn client_secret(&self) -> Result<Value> {
         let secret = self.cluster.get("v1", "Secret", Some(TOOLS_NAMESPACE), SECRET).await?;
         ensure!(secret["type"] == "latchkey.dev/client", "the Secret is {}", secret["type"]);
@@ -131,7 +131,7 @@ impl ClusterTest<'_> {
         Ok(value)
     }
 
-    /// Waits for some more logins. Returns the log of the users.
+    /// Waits until the log of the pod has [`LOGINS`] more logins than `before`. Returns the log.
     async fn wait_for_logins(&self, before: usize) -> Result<String> {
         retry_until_ok("more logins", LOGINS_LIMIT, || async {
             let log = self.cluster.pods(TOOLS_NAMESPACE).logs(USERS_POD, &LogParams::default()).await?;
@@ -142,7 +142,7 @@ impl ClusterTest<'_> {
     }
 }
 
-/// The number of logins in the log of the users.
+/// The number of logins in the log of the pod [`USERS_POD`], including failed logins.
 fn count(log: &str) -> usize {
     log.lines().filter(|line| *line == SIGNED_IN || line.starts_with(FAILED)).count()
 }

@@ -73,13 +73,13 @@ struct LineIdentity<'a> {
     authority: &'a str,
 }
 
-/// The users that are still to be sent.
+/// An export that is being sent.
 struct Export<S> {
     state: Arc<State<S>>,
     app: AppId,
     with_hashes: bool,
     page: VecDeque<AdminUser>,
-    /// The last user of the page. `None` after the last page.
+    /// The last user of the page that was read. `None` after the last page.
     last: Option<UserId>,
     sent: u64,
 }
@@ -161,8 +161,8 @@ impl<S: Ports> Export<S> {
         Ok(())
     }
 
-    /// Returns the lines of a page, and the rest of the export. Returns `None` after a failure: the client notices that
-    /// the last line is missing.
+    /// Returns the lines of a page, and the rest of the export. Returns `None` after a failure. The client notices the
+    /// failure because the last line is missing.
     async fn next_chunk(mut self) -> Option<(Bytes, Option<Self>)> {
         let mut chunk = Vec::new();
         for user in std::mem::take(&mut self.page) {

@@ -75,7 +75,7 @@ pub async fn handle<S: Ports>(
     response::empty_object()
 }
 
-/// Parses a title. `None` if the text is empty.
+/// Parses a title. Returns `None` if the text is empty.
 fn parse_title(text: &str) -> Result<Option<GroupTitle>, InvalidField> {
     match GroupTitle::parse(text) {
         Ok(title) => Ok(Some(title)),

@@ -35,7 +35,8 @@ use crate::{
 
 pub const RIGHT: Right = Right::Read;
 
-/// The parameters that are filters. At most one can be given; `provider` and `authority` belong to `subject`.
+/// The parameters that are filters. A call can have at most one of them. `provider` and `authority` are not in this
+/// list, because they belong to the filter `subject`.
 const FILTERS: [&str; 6] = ["email", "external_id", "subject", "state", "email_prefix", "name_prefix"];
 /// Maximum length of a prefix, in bytes: longer than any email address and any name of 200 characters.
 const MAX_PREFIX_BYTES: usize = 800;

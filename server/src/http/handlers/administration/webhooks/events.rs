@@ -101,7 +101,7 @@ pub async fn handle<S: Ports>(
     let key = webhook_key(app, &request)?;
     let deadline = Instant::now() + Duration::from_secs(wait.into());
     let payload = format!("{}/{}", key.app, key.webhook);
-    // Subscribes before the first look, so that no event is missed between the look and the wait.
+    // Subscribes before the first query, so that no event is missed between the query and the wait.
     let mut notifications = state.stores.subscribe_to_new_events();
     loop {
         // During the wait, the App can be removed, and the webhook can get another consumer.
@@ -130,8 +130,8 @@ async fn wait_for_event(notifications: &mut Receiver<String>, webhook: &str) {
     loop {
         match notifications.recv().await {
             Ok(notified) if notified == webhook => return,
-            // After missed notifications, the call waits for the next poll. Otherwise all waiting calls would look for
-            // events at the same time.
+            // If notifications were missed, the call waits for the next poll. Otherwise all waiting calls would look
+            // for events at the same time.
             Ok(_) | Err(RecvError::Lagged(_)) => {}
             // No more notifications come, so the call only polls.
             Err(RecvError::Closed) => std::future::pending().await,

@@ -1,5 +1,6 @@
--- Functions for client sessions. A client session has its own key, because older servers must not take it for a session
--- of the App. The index of client sessions has only those with a refresh token.
+-- Functions for client sessions. The keys of client sessions have a different form, because older servers must not take
+-- a client session for a session of the App. The index of client sessions contains only client sessions with a refresh
+-- token.
 
 -- The key prefix of the sessions in an index: `…:client-sessions` becomes `…:client-session:`.
 local function client_prefix(index)
@@ -7,7 +8,7 @@ local function client_prefix(index)
 end
 
 -- Deletes the sessions of an index for which `ends(fields)` is true, and index entries without a session. `fields` are
--- those named in `...`. Returns the ids of the deleted sessions.
+-- the session's fields that are named in `...`. Returns the ids of the deleted sessions.
 local function end_clients(index, ends, ...)
   local prefix, ended = client_prefix(index), {}
   for _, id in ipairs(redis.call('ZRANGE', index, 0, -1)) do

@@ -129,7 +129,7 @@ impl ClusterTest<'_> {
             Ok(())
         })
         .await?;
-        // Only the keys of the App under load are left.
+        // Fails if more than one key Secret is left: that of the App under load.
         self.key_secret_data().await?;
         println!(
             "ok     an App with deletionPolicy Delete is deleted with its users ({:.0} s)",

@@ -77,7 +77,7 @@ pub async fn handle<S: Ports>(
 ) -> Result<Response, Problem> {
     let query = Query::parse(&request.uri, &["limit", "cursor"])?;
     let limit = query.limit()?;
-    // The group is part of the filters of a cursor. A malformed name has no cursors, and gets 404 below.
+    // A cursor is valid only for its group. If the name of the group is malformed, the response is the 404 below.
     let cursor = Cursor::new(app.id(), "group-members", &request.path_parameter(0));
     let after = cursor.position::<(Uuid, Option<ProviderName>)>(&query)?.map(|(user, provider)| MemberPosition {
         user: UserId(user),
