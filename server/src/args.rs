@@ -11,7 +11,10 @@ use latchkey_telemetry::LogArgs;
 use url::Url;
 use uuid::Uuid;
 
-use crate::memory;
+use crate::{
+    domain::foreign_hash::{Argon2Class, MAX_WEIGHT},
+    memory,
+};
 
 /// The login API of Latchkey.
 #[derive(Debug, Parser)]
@@ -147,6 +150,22 @@ pub struct ServeArgs {
     /// supports.
     #[arg(long, env = "LATCHKEY_HASHING_KERNEL", value_parser = parse_kernel)]
     pub hashing_kernel: Option<Kernel>,
+    /// Memory of a password hash in MiB, 19 to 128: the parameter m of Argon2id. Each hashing thread needs this much.
+    #[arg(
+        long,
+        env = "LATCHKEY_HASHING_MEMORY_MIB",
+        default_value_t = 19,
+        value_parser = clap::value_parser!(u32).range(19..=128)
+    )]
+    pub hashing_memory_mib: u32,
+    /// Iterations of a password hash, 2 to 16: the parameter t of Argon2id.
+    #[arg(
+        long,
+        env = "LATCHKEY_HASHING_ITERATIONS",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(2..=16)
+    )]
+    pub hashing_iterations: u32,
     /// Private networks that SMTP relays and providers of Apps can be in, comma-separated.
     #[arg(long, env = "LATCHKEY_PRIVATE_CIDRS", value_delimiter = ',')]
     pub private_cidrs: Vec<IpNet>,
@@ -171,6 +190,25 @@ pub struct ServeArgs {
     /// this server.
     #[arg(long, env = "LATCHKEY_DRAIN_SECONDS", default_value = "5", value_parser = parse_seconds)]
     pub drain_seconds: Duration,
+}
+
+// === impl ServeArgs ===
+
+impl ServeArgs {
+    /// Returns the parameters of new password hashes.
+    ///
+    /// # Errors
+    ///
+    /// The hashes would cost more than the servers can check.
+    pub fn native_hashes(&self) -> Result<Argon2Class, String> {
+        let (memory, iterations) = (self.hashing_memory_mib, self.hashing_iterations);
+        Argon2Class::native(memory, iterations).ok_or_else(|| {
+            format!(
+                "--hashing-memory-mib={memory} and --hashing-iterations={iterations} cost more than {MAX_WEIGHT} times \
+                 the default"
+            )
+        })
+    }
 }
 
 fn parse_host_address(text: &str) -> Result<(String, SocketAddr), String> {
@@ -204,5 +242,30 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn password_hashes_can_cost_more_than_the_default_but_not_less() {
+        let parse = |args: &[&str]| {
+            let args = ["latchkey-server"].iter().chain(args);
+            Arguments::try_parse_from(args).map(|arguments| arguments.serve.native_hashes())
+        };
+        assert_eq!(parse(&[]).unwrap(), Ok(Argon2Class::DEFAULT_NATIVE));
+        let stronger = Argon2Class::native(64, 3).unwrap();
+        assert_eq!(parse(&["--hashing-memory-mib=64", "--hashing-iterations=3"]).unwrap(), Ok(stronger));
+        for refused in [
+            "--hashing-memory-mib=18",
+            "--hashing-memory-mib=129",
+            "--hashing-memory-mib=64Mi",
+            "--hashing-iterations=1",
+            "--hashing-iterations=17",
+        ] {
+            let error = parse(&[refused]).unwrap_err().to_string();
+            assert!(error.contains(refused.split('=').next().unwrap()), "{error}");
+        }
+        assert_eq!(
+            parse(&["--hashing-memory-mib=128", "--hashing-iterations=16"]).unwrap(),
+            Err("--hashing-memory-mib=128 and --hashing-iterations=16 cost more than 32 times the default".to_owned())
+        );
     }
 }

@@ -9,7 +9,11 @@ use tracing::{info, warn};
 
 use crate::{
     config::Apps,
-    domain::{app::App, ports::StoreError},
+    domain::{
+        app::App,
+        foreign_hash::HashClass,
+        ports::{PasswordHasher, StoreError},
+    },
     store::{
         Stores,
         postgres::{ForeignHashExpiry, OwnershipClaim},
@@ -26,7 +30,8 @@ const MAX_REMOVE_TIME: Duration = Duration::from_secs(60);
 pub async fn apply_retention(stores: &Stores, apps: &Apps, now: OffsetDateTime) -> Result<u64, StoreError> {
     let begun = Instant::now();
     let apps = apps.all();
-    let mut queue: VecDeque<ForeignHashExpiry> = apps.iter().filter_map(|app| expiry(app, now)).collect();
+    let native = stores.hashing.native_class();
+    let mut queue: VecDeque<ForeignHashExpiry> = apps.iter().filter_map(|app| expiry(app, native, now)).collect();
     let mut removed = 0;
     while let Some(expiry) = queue.pop_front() {
         match stores.postgres.remove_expired_foreign_hashes(&expiry, HASHES_PER_TRANSACTION).await {
@@ -57,12 +62,13 @@ pub async fn apply_retention(stores: &Stores, apps: &Apps, now: OffsetDateTime) 
 }
 
 /// Returns which hashes of the App have expired. `None` if the App keeps its foreign hashes.
-fn expiry(app: &App, now: OffsetDateTime) -> Option<ForeignHashExpiry> {
+fn expiry(app: &App, native: HashClass, now: OffsetDateTime) -> Option<ForeignHashExpiry> {
     let retention = app.password.foreign_hash_retention?;
     let claim = OwnershipClaim::from(&app.doc);
     Some(ForeignHashExpiry {
         claim,
         imported_before: now.saturating_sub(retention),
+        native,
         now,
         webhooks: Arc::clone(&app.webhooks),
     })

@@ -34,7 +34,7 @@ use self::{
 use crate::domain::{
     app::App,
     client::ClientAddress,
-    foreign_hash::HashClass,
+    foreign_hash::{Argon2Class, HashClass, ParsedHash},
     password::{Overloaded, Password, PasswordHash},
     ports::PasswordHasher,
 };
@@ -65,6 +65,25 @@ pub struct HashingOptions {
     pub idle_timeout: Duration,
     /// The implementation of argon2.
     pub kernel: Kernel,
+    /// The parameters of new hashes.
+    pub native: Argon2Class,
+}
+
+/// Why the threads do not fit into the memory limit. All numbers are in MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{threads} hashing threads need {per_thread} MiB each, {needed} MiB together, but of the memory limit of {limit} \
+     MiB only {available} MiB are for hashing; raise the limit to {required} MiB, or choose less memory for each hash"
+)]
+pub struct HashingMemoryError {
+    threads: u64,
+    per_thread: u64,
+    needed: u64,
+    limit: u64,
+    /// The memory that the limit leaves for hashing.
+    available: u64,
+    /// The smallest limit that is enough.
+    required: u64,
 }
 
 impl Default for HashingOptions {
@@ -77,6 +96,7 @@ impl Default for HashingOptions {
             deadline: Duration::from_secs(2),
             idle_timeout: Duration::from_secs(10),
             kernel: Kernel::fastest(),
+            native: Argon2Class::DEFAULT_NATIVE,
         }
     }
 }
@@ -84,12 +104,17 @@ impl Default for HashingOptions {
 /// The minimum number of slots per thread: very slow hashing must not make the queue so short that single users get no
 /// slot.
 const MIN_SLOTS_PER_THREAD: usize = 16;
+/// The memory of a server without hashing, connections and requests, in MiB (docs/operations.md).
+const BASE_MEMORY_MIB: u64 = 40;
+/// The memory of a hashing thread besides the blocks of a hash, in MiB.
+const THREAD_MEMORY_MIB: u64 = 1;
 /// How long it takes to send a response on a busy machine.
 const SEND_TIME: Duration = Duration::from_millis(50);
 /// How long a request waits for its job after `Shared::start_timeout` if the job has started by then. A job needs far
 /// less.
 const RUN_TIMEOUT: Duration = Duration::from_secs(1);
-/// Like `RUN_TIMEOUT`, for a job with checks of foreign hashes, which can weigh as much as 33 native hashes.
+/// Like `RUN_TIMEOUT`, for a job with checks of foreign hashes, which can weigh as much as a native hash and 32 hashes
+/// with the default parameters.
 const FOREIGN_RUN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The share of the newest measurement in the moving average of the time per weight. Foreign checks are rare, so this
 /// share is greater than the share for native jobs.
@@ -135,7 +160,8 @@ type Owner = JobOwner<String, AppId, ClientAddress>;
 
 struct Job {
     work: Work,
-    /// The weight (CPU time, in native hashes) of a job with foreign checks. `None` for all other jobs.
+    /// The weight (CPU time, in hashes with the default parameters) of a job with foreign checks. `None` for all other
+    /// jobs.
     weight: Option<f64>,
     /// The expected time when the job was queued.
     expected: Duration,
@@ -204,6 +230,32 @@ impl HashingOptions {
         let fitting = self.full_queue_wait.as_nanos() / average_duration.as_nanos().max(1);
         let per_thread = usize::try_from(fitting).unwrap_or(usize::MAX).max(MIN_SLOTS_PER_THREAD);
         per_thread.min(self.max_slots_per_thread).saturating_mul(self.threads.get())
+    }
+
+    /// The class of new hashes.
+    const fn native_class(&self) -> HashClass {
+        HashClass::Argon2(self.native)
+    }
+
+    /// Checks that the memory of all threads fits into a memory limit in bytes. Connections and requests use up to
+    /// three eighths of the limit (specification: Limits, Connections and memory). The memory of the default parameters
+    /// is accepted with every limit.
+    ///
+    /// # Errors
+    ///
+    /// The threads need more than the limit leaves for them.
+    pub fn check_memory(&self, limit: u64) -> Result<(), HashingMemoryError> {
+        const MIB: u64 = 1 << 20;
+        let threads = u64::try_from(self.threads.get()).unwrap_or(u64::MAX);
+        let per_thread = self.native_class().memory_bytes() / MIB + THREAD_MEMORY_MIB;
+        let needed = threads.saturating_mul(per_thread);
+        let limit = limit / MIB;
+        let available = (limit.saturating_mul(5) / 8).saturating_sub(BASE_MEMORY_MIB);
+        if needed <= available || self.native.memory_kib() <= Argon2Class::DEFAULT_NATIVE.memory_kib() {
+            return Ok(());
+        }
+        let required = needed.saturating_add(BASE_MEMORY_MIB).saturating_mul(8).div_ceil(5);
+        Err(HashingMemoryError { threads, per_thread, needed, limit, available, required })
     }
 
     /// Returns how many heavy jobs can run at a time.
@@ -287,7 +339,7 @@ impl HashingPool {
         let mut salt = [0; 16];
         SystemRandom::new().fill(&mut salt).expect("the system's random number generator works");
         let started = Instant::now();
-        let dummy_hash = Argon2Engine::new(options.kernel).hash(&Password::new(""), &salt);
+        let dummy_hash = Argon2Engine::new(options.kernel, options.native).hash(&Password::new(""), &salt);
         let average_duration = started.elapsed();
         // The first call of `score` loads the dictionaries. No request should wait for that.
         strength::score("password", &[]);
@@ -297,7 +349,7 @@ impl HashingPool {
                 jobs: FairQueue::new(options.capacity(average_duration)),
                 is_closed: false,
                 average_duration,
-                average_per_weight: average_duration,
+                average_per_weight: average_duration.div_f64(options.native_class().weight()),
                 waiting_time: Duration::ZERO,
                 running_heavy: 0,
                 running_large: 0,
@@ -305,7 +357,7 @@ impl HashingPool {
             changed: Condvar::new(),
             metrics: HashingMetrics::register(registry.sub_registry_with_prefix("hashing")),
             dummy_hash,
-            dummy_hashes: DummyHashes::new(),
+            dummy_hashes: DummyHashes::new(options.native_class()),
         });
         for number in 0..options.threads.get() {
             let shared = Arc::clone(&shared);
@@ -441,7 +493,7 @@ impl Shared {
 
     /// Runs the main loop of a hashing thread.
     fn run_worker(&self) {
-        let mut engine = Argon2Engine::new(self.options.kernel);
+        let mut engine = Argon2Engine::new(self.options.kernel, self.options.native);
         while let Some(ScheduledJob { job, kind, charge }) = self.next_job(&mut engine) {
             let started = Instant::now();
             let weight = job.weight;
@@ -493,7 +545,7 @@ impl Shared {
             // The panic hook has logged the location. The payload is not logged, because it could contain a password.
             self.metrics.panics.inc();
             latchkey_telemetry::record_error(&span, "panic");
-            *engine = Argon2Engine::new(self.options.kernel);
+            *engine = Argon2Engine::new(self.options.kernel, self.options.native);
             JobResult::Overloaded(self.overloaded())
         });
         // The span ends here, before the reply. Therefore it ends before its parent span.
@@ -559,6 +611,10 @@ impl Shared {
 // === impl PasswordHasher ===
 
 impl PasswordHasher for HashingPool {
+    fn native_class(&self) -> HashClass {
+        self.pool.shared.options.native_class()
+    }
+
     fn check_capacity(&self, app: &App, client: ClientAddress) -> Result<(), Overloaded> {
         self.pool.shared.check_capacity(&owner(app, client))
     }
@@ -577,11 +633,12 @@ impl PasswordHasher for HashingPool {
         password: &Password,
         hash: Option<&PasswordHash>,
     ) -> Result<bool, Overloaded> {
-        let foreign = hash.and_then(PasswordHash::parse).filter(|hash| hash.foreign_class().is_some());
+        let native = self.native_class();
+        let foreign = hash.and_then(PasswordHash::parse).filter(|hash| hash.class() != native);
         let work = match foreign {
             Some(hash) => {
                 let firebase = app.password.firebase_scrypt.clone();
-                Work::Checks(Checks::of_hash(password.clone(), hash, firebase))
+                Work::Checks(Checks::of_hash(password.clone(), hash, native, firebase))
             }
             None => Work::Verify(password.clone(), hash.cloned()),
         };
@@ -597,8 +654,8 @@ impl PasswordHasher for HashingPool {
         classes: &[HashClass],
     ) -> Result<bool, Overloaded> {
         let own = hash.and_then(PasswordHash::parse);
-        let is_foreign = own.as_ref().is_some_and(|hash| hash.foreign_class().is_some());
-        if classes.is_empty() && !is_foreign {
+        let native = self.native_class();
+        if classes.iter().chain(&own.as_ref().map(ParsedHash::class)).all(|class| *class == native) {
             return self.verify(app, client, password, hash).await;
         }
         let (dummies, firebase) = (&self.pool.shared.dummy_hashes, app.password.firebase_scrypt.clone());
@@ -835,6 +892,69 @@ mod tests {
         assert_eq!(options.capacity(Duration::ZERO), 2 * 256);
     }
 
+    #[test]
+    fn the_threads_must_fit_into_the_memory_limit() {
+        const LIMIT: u64 = 256 << 20;
+        let check = |threads, memory_mib, iterations, limit| {
+            let native = Argon2Class::native(memory_mib, iterations).unwrap();
+            let threads = NonZeroUsize::new(threads).unwrap();
+            HashingOptions { threads, native, ..HashingOptions::default() }.check_memory(limit)
+        };
+        assert_eq!(check(2, 59, 2, LIMIT), Ok(()), "40 + 2 * 60 MiB are five eighths of the limit");
+        let error = check(2, 64, 3, LIMIT).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "2 hashing threads need 65 MiB each, 130 MiB together, but of the memory limit of 256 MiB only 120 MiB are \
+             for hashing; raise the limit to 272 MiB, or choose less memory for each hash"
+        );
+        assert_eq!(check(2, 64, 3, 272 << 20), Ok(()));
+        check(2, 64, 3, 271 << 20).unwrap_err();
+        check(2, 60, 2, LIMIT).unwrap_err();
+        check(4, 32, 2, 64 << 20).unwrap_err();
+        assert_eq!(check(16, 19, 16, 64 << 20), Ok(()), "as with the default parameters");
+    }
+
+    #[tokio::test]
+    async fn a_pool_with_stronger_parameters_makes_and_checks_hashes_with_them() {
+        let app = crate::fixtures::app(crate::fixtures::rendered("shop"));
+        let native = Argon2Class::native(20, 3).unwrap();
+        let options = HashingOptions {
+            threads: NonZeroUsize::MIN,
+            native,
+            deadline: Duration::from_secs(60),
+            idle_timeout: Duration::MAX,
+            ..HashingOptions::default()
+        };
+        let mut registry = Registry::default();
+        let hashing = HashingPool::start(options, &mut registry);
+        let weaker = start_pool(1, 64, Duration::from_secs(60));
+        let password = Password::new("abc");
+        let new = hashing.hash(&app, client(1), &password).await.unwrap();
+        assert!(new.expose().starts_with("$argon2id$v=19$m=20480,t=3,p=1$"));
+        assert!(hashing.pool.shared.dummy_hash.is_native(hashing.native_class()), "unknown addresses cost the same");
+        let old = weaker.hash(&app, client(1), &password).await.unwrap();
+        let classes = [HashClass::DEFAULT_NATIVE, hashing.native_class()];
+        for pool in [&hashing, &weaker] {
+            for classes in [&[][..], &classes[..]] {
+                for (hash, password, expected) in [
+                    (Some(&new), "abc", true),
+                    (Some(&old), "abc", true),
+                    (Some(&new), "abd", false),
+                    (None, "abc", false),
+                ] {
+                    let password = Password::new(password);
+                    let is_match = pool.verify_login(&app, client(1), &password, hash, classes).await;
+                    assert_eq!(is_match, Ok(expected), "{hash:?} {password:?} {classes:?}");
+                    let is_match = pool.verify(&app, client(1), &password, hash).await;
+                    assert_eq!(is_match, Ok(expected), "{hash:?} {password:?}");
+                }
+            }
+        }
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("hashing_memory_bytes 20971520\n"), "{text}");
+    }
+
     #[tokio::test]
     async fn an_idle_thread_returns_its_memory() {
         let options = HashingOptions {
@@ -972,7 +1092,8 @@ mod tests {
                     let class = ["bcrypt$12".parse().unwrap()];
                     // More jobs than can run before the end of the test.
                     for _ in 0..1000 {
-                        let checks = Checks::of_login(Password::new("x"), None, &class, &DummyHashes::new(), None);
+                        let dummies = DummyHashes::new(HashClass::DEFAULT_NATIVE);
+                        let checks = Checks::of_login(Password::new("x"), None, &class, &dummies, None);
                         let owner = owner("storm", client(100 + number));
                         assert_eq!(hashing.run_check(&owner, Work::Checks(checks)).await, Ok(false));
                     }

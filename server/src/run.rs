@@ -129,6 +129,10 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     if !serve.provider_hosts.is_empty() && !serve.allow_insecure {
         bail!("--provider-host is for tests; it requires --allow-insecure");
     }
+    let memory = serve.memory_limit.unwrap_or_else(memory::limit);
+    let native = serve.native_hashes().map_err(anyhow::Error::msg)?;
+    let hashing_options = HashingOptions { native, ..HashingOptions::default() };
+    hashing_options.check_memory(memory).context("--hashing-memory-mib")?;
     let source = DocumentSource::from_args(&serve).await?;
     let callers = callers(serve.service_account_keys.as_deref(), &source)?;
     let settings = settings(&serve)?;
@@ -159,8 +163,9 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     redis.register_audit_metrics(audit_registry);
     let retention_metrics = RetentionMetrics::register(&mut registry);
     let kernel = serve.hashing_kernel.unwrap_or_else(Kernel::fastest);
-    info!(kernel = kernel.name(), "password hashing starts");
-    let hashing = HashingPool::start(HashingOptions { kernel, ..HashingOptions::default() }, &mut registry);
+    let (memory_mib, iterations) = (serve.hashing_memory_mib, serve.hashing_iterations);
+    info!(kernel = kernel.name(), memory_mib, iterations, "password hashing starts");
+    let hashing = HashingPool::start(HashingOptions { kernel, ..hashing_options }, &mut registry);
     let reach = OutboundPolicy { private_cidrs: serve.private_cidrs.clone(), allow_insecure: serve.allow_insecure };
     let hosts = serve.provider_hosts.iter().cloned().collect();
     let proxy = OutboundProxy::from_env()?;
@@ -177,7 +182,6 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     let sender = EventSender::new(Arc::clone(&apps), Arc::new(Env::system()), webhook_reach.0, webhook_reach.1);
     let webhook_worker = WebhookWorker::new(stores.clone(), sender, Arc::new(Env::system()), webhook_metrics.clone());
     let http_metrics = HttpMetrics::register(&mut registry);
-    let memory = serve.memory_limit.unwrap_or_else(memory::limit);
     let budgets = Budgets::new(memory, serve.connections_per_client);
     HttpMetrics::register_budgets(&mut registry, &budgets);
 

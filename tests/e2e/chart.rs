@@ -159,6 +159,10 @@ async fn the_refusal_of_an_unknown_or_wrong_value_names_the_value() {
         ("networkPolicy.egress.smtp.ports[0]=25", "smtp"),
         ("server.replicas=many", "/server/replicas"),
         ("server.connectionsPerClient=1000000", "/server/connectionsPerClient"),
+        ("server.passwordHashing.memoryMiB=18", "/server/passwordHashing/memoryMiB"),
+        ("server.passwordHashing.memoryMiB=129", "/server/passwordHashing/memoryMiB"),
+        ("server.passwordHashing.iterations=1", "/server/passwordHashing/iterations"),
+        ("server.passwordHashing.parallelism=2", "parallelism"),
         ("server.image.digest=sha256:abc", "/server/image/digest"),
         ("service.type=ExternalName", "/service/type"),
         ("trustedProxies[0]=proxy.example.com", "/trustedProxies/0"),
@@ -188,6 +192,23 @@ async fn the_refusal_of_an_unknown_or_wrong_value_names_the_value() {
     let with_maximum = render(&["--set", "server.connectionsPerClient=10000"]).await.unwrap();
     assert!(deployment(&with_maximum, "server").to_string().contains("--connections-per-client=10000\""));
     render(&["--set", "baseURL=http://auth.example.com", "--set", "server.allowInsecure=true"]).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_servers_get_the_parameters_of_password_hashes() {
+    for (values, expected) in [
+        (&[][..], ["--hashing-memory-mib=19", "--hashing-iterations=2"]),
+        (
+            &["--set", "server.passwordHashing.memoryMiB=64", "--set", "server.passwordHashing.iterations=3"][..],
+            ["--hashing-memory-mib=64", "--hashing-iterations=3"],
+        ),
+    ] {
+        let objects = render(values).await.unwrap();
+        let args = deployment(&objects, "server")["spec"]["template"]["spec"]["containers"][0]["args"].clone();
+        for arg in expected {
+            assert!(args.as_array().unwrap().contains(&json!(arg)), "{arg} in {args}");
+        }
+    }
 }
 
 /// Collects the paths of all values, and asserts that the schema has exactly these values. A list or a free-form map is

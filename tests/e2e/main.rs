@@ -31,6 +31,7 @@ mod faults;
 mod foreign_hashes;
 mod forward_auth;
 mod harness;
+mod hashing_parameters;
 mod input;
 mod introspect;
 mod limits;

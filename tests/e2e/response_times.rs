@@ -535,8 +535,8 @@ async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
     });
 }
 
-/// Compares logins in an App with two classes (algorithm and cost) of foreign hashes. Removes these classes from the
-/// App at the end.
+/// Compares logins in an App with two classes (algorithm and cost) of foreign hashes, and with a hash that a server with
+/// other parameters made. Leaves the App without such hashes.
 async fn compare_logins_with_foreign_hashes(timing: &mut TimingTest, native: &str, unverified: &str) {
     const HASHES: [(&str, &str); 2] = [
         ("bcrypt$7", "$2b$07$......................AesgC8c2NCv6R248WVftVw.gqvWdlCq"),
@@ -557,6 +557,9 @@ async fn compare_logins_with_foreign_hashes(timing: &mut TimingTest, native: &st
     }
     let without_password = timing.create_account(true).await;
     timing.sql(&format!("UPDATE users SET password_hash = NULL WHERE email = '{without_password}'")).await;
+    let other_parameters = timing.create_account(true).await;
+    let hash = "$argon2id$v=19$m=19456,t=3,p=1$AAECAwQFBgcICQoLDA0ODw$AAECAwQFBgcICQoLDA0ODw";
+    timing.sql(&format!("UPDATE users SET password_hash = '{hash}' WHERE email = '{other_parameters}'")).await;
 
     let login = |email: &str, password: &str| json!({ "email": email, "password": password });
     let unknown = || Box::new(move || login(&TimingTest::new_address(), WRONG_PASSWORD)) as Box<dyn FnMut() -> Value>;
@@ -565,6 +568,7 @@ async fn compare_logins_with_foreign_hashes(timing: &mut TimingTest, native: &st
         ("foreign classes, bcrypt", foreign[0].as_str(), WRONG_PASSWORD),
         ("foreign classes, pbkdf2", foreign[1].as_str(), WRONG_PASSWORD),
         ("foreign classes, no password", without_password.as_str(), WRONG_PASSWORD),
+        ("foreign classes, other parameters", other_parameters.as_str(), WRONG_PASSWORD),
         ("foreign classes, unverified with the right password", unverified, PASSWORD),
     ] {
         timing.expect_alike(Comparison {
@@ -591,6 +595,7 @@ async fn compare_logins_with_foreign_hashes(timing: &mut TimingTest, native: &st
         pause: MAIL_PAUSE,
     });
 
+    timing.sql(&format!("UPDATE users SET password_hash = NULL WHERE email = '{other_parameters}'")).await;
     // If the App has no classes, only the logins of users with a foreign hash check a foreign hash.
     timing.sql("DELETE FROM hash_classes").await;
     for (what, address) in [("bcrypt without equal work", &foreign[0]), ("pbkdf2 without equal work", &foreign[1])] {

@@ -385,18 +385,29 @@ impl Stack {
     /// Starts one more server with the same stores. It serves the documents in another folder, for example older ones.
     /// It ends when the returned value is dropped.
     pub async fn start_server_with_documents(&self, folder: &Path) -> Result<ServerProcess> {
+        self.start_further_server(&[("--config-dir", folder.display().to_string())], &[]).await
+    }
+
+    /// Starts one more server with the same stores and documents, and with further arguments. It ends when the returned
+    /// value is dropped.
+    pub async fn start_server_with_args(&self, further: &[&str]) -> Result<ServerProcess> {
+        self.start_further_server(&[], further).await
+    }
+
+    async fn start_further_server(&self, changed: &[(&str, String)], further: &[&str]) -> Result<ServerProcess> {
         let first = self.server();
         let (public, admin, ops) = (process::free_addr(), process::free_addr(), process::free_addr());
         let mut args = first.args.clone();
-        for (flag, value) in [
+        let addresses = [
             ("--public-addr", public.to_string()),
             ("--admin-addr", admin.to_string()),
             ("--ops-addr", ops.to_string()),
-            ("--config-dir", folder.display().to_string()),
-        ] {
+        ];
+        for (flag, value) in addresses.iter().chain(changed) {
             let at = args.iter().position(|arg| arg == flag).with_context(|| format!("servers have no {flag}"))?;
-            args[at + 1] = value;
+            args[at + 1].clone_from(value);
         }
+        args.extend(further.iter().map(|arg| (*arg).to_owned()));
         let server = ServerProcess {
             public,
             admin,

@@ -1129,7 +1129,7 @@ export interface components {
             client_id?: string;
             /** @description Only if the email address is verified. */
             email?: string | null;
-            /** @description For the token of a client, this claim and the name need their scopes. */
+            /** @description For the token of a client, `email_verified` and `name` are present only if the token has the scopes for them. */
             email_verified?: boolean | null;
             /**
              * Format: int64

@@ -64,12 +64,8 @@ pub enum HashError {
 // === impl HashClass ===
 
 impl HashClass {
-    /// The class of the hashes that this service makes. It is not a foreign class.
-    pub const NATIVE: Self = Self::Argon2(Argon2Class::NATIVE);
-
-    pub fn is_native(self) -> bool {
-        self == Self::NATIVE
-    }
+    /// The class of the hashes that servers make with the default parameters.
+    pub const DEFAULT_NATIVE: Self = Self::Argon2(Argon2Class::DEFAULT_NATIVE);
 
     /// Returns the name of the function as it appears in the text of a hash: `argon2id`, `pbkdf2-sha1`, …. For `$2…`,
     /// returns `bcrypt`.
@@ -83,8 +79,9 @@ impl HashClass {
         }
     }
 
-    /// Returns the CPU time of a check, divided by that of a native check: greater than 0, at most [`MAX_WEIGHT`]. The
-    /// numbers are from the table in the specification.
+    /// Returns the CPU time of a check, divided by that of a hash with the default parameters: greater than 0, at most
+    /// [`MAX_WEIGHT`]. The numbers are from the table in the specification. They do not depend on the parameters that
+    /// the installation has chosen, so that these do not change which hashes can be imported.
     pub fn weight(self) -> f64 {
         match self {
             Self::Argon2(class) => class.weight(),
@@ -220,9 +217,9 @@ impl ParsedHash {
         self.class
     }
 
-    /// Returns the class of a foreign hash. `None` for a native hash.
-    pub fn foreign_class(&self) -> Option<HashClass> {
-        (!self.class.is_native()).then_some(self.class)
+    /// Returns the class of a foreign hash. `None` for a hash of the class `native`, which the servers make.
+    pub fn foreign_class(&self, native: HashClass) -> Option<HashClass> {
+        (self.class != native).then_some(self.class)
     }
 
     pub fn salt(&self) -> &[u8] {
@@ -290,7 +287,7 @@ mod tests {
             ("$firebase-scrypt$ln=14,r=8$S$H", "firebase-scrypt$ln=14,r=8", "firebase-scrypt", 4.0),
         ] {
             let hash = parse(text).unwrap();
-            assert_eq!(hash.foreign_class().unwrap().to_string(), class);
+            assert_eq!(hash.foreign_class(HashClass::DEFAULT_NATIVE).unwrap().to_string(), class);
             assert_eq!(hash.class(), class.parse().unwrap());
             assert_eq!(hash.class().algorithm(), algorithm);
             assert!((hash.class().weight() - weight).abs() < 1e-9, "{text}: {}", hash.class().weight());
@@ -306,7 +303,11 @@ mod tests {
 
     #[test]
     fn a_hash_with_our_own_parameters_is_native() {
-        assert_eq!(parse("$argon2id$v=19$m=19456,t=2,p=1$S$H").unwrap().foreign_class(), None);
+        let foreign_class = |text, native| parse(text).unwrap().foreign_class(native);
+        let (default, stronger) = (HashClass::DEFAULT_NATIVE, class("argon2id$v=19$m=20480,t=3,p=1"));
+        assert_eq!(foreign_class("$argon2id$v=19$m=19456,t=2,p=1$S$H", default), None);
+        assert_eq!(foreign_class("$argon2id$v=19$m=20480,t=3,p=1$S$H", stronger), None);
+        assert_eq!(foreign_class("$argon2id$v=19$m=19456,t=2,p=1$S$H", stronger), Some(default));
         for foreign in [
             "$argon2id$v=16$m=19456,t=2,p=1$S$H",
             "$argon2id$m=19456,t=2,p=1$S$H",
@@ -314,9 +315,9 @@ mod tests {
             "$argon2id$v=19$m=19456,t=2,p=2$S$H",
             "$argon2id$v=19$m=19457,t=2,p=1$S$H",
         ] {
-            assert!(parse(foreign).unwrap().foreign_class().is_some(), "{foreign}");
+            assert!(foreign_class(foreign, default).is_some(), "{foreign}");
         }
-        assert!((HashClass::NATIVE.weight() - 1.0).abs() < f64::EPSILON);
+        assert!((HashClass::DEFAULT_NATIVE.weight() - 1.0).abs() < f64::EPSILON);
     }
 
     #[test]
@@ -448,7 +449,7 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_class_follows_from_its_function_and_parameters() {
-        assert_eq!(HashClass::NATIVE.memory_bytes(), 19 << 20);
+        assert_eq!(HashClass::DEFAULT_NATIVE.memory_bytes(), 19 << 20);
         assert_eq!(class("scrypt$ln=17,r=8,p=1").memory_bytes(), (128 << 20) + 2 * 1024);
         assert_eq!(class("bcrypt$10").memory_bytes(), 4168);
         assert_eq!(class("pbkdf2-sha1$i=1,b=1").memory_bytes(), 0);

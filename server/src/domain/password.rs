@@ -125,14 +125,15 @@ impl PasswordHash {
         ParsedHash::parse(self.expose()).ok()
     }
 
-    /// Returns the class of a foreign hash. `None` for a native hash, and for a text that is no hash.
-    pub fn foreign_class(&self) -> Option<HashClass> {
-        self.parse()?.foreign_class()
+    /// Returns the class of a foreign hash. `None` for a hash of the class `native`, which the servers make, and for a
+    /// text that is no hash.
+    pub fn foreign_class(&self, native: HashClass) -> Option<HashClass> {
+        self.parse()?.foreign_class(native)
     }
 
-    /// Whether the hash has the function and the parameters of new hashes.
-    pub fn is_native(&self) -> bool {
-        self.parse().is_some_and(|hash| hash.class().is_native())
+    /// Whether the hash has the function and the parameters of new hashes, whose class is `native`.
+    pub fn is_native(&self, native: HashClass) -> bool {
+        self.parse().is_some_and(|hash| hash.class() == native)
     }
 }
 

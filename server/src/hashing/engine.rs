@@ -11,13 +11,12 @@ use crate::domain::{
     password::{Password, PasswordHash},
 };
 
-/// The memory that is kept between hashes, in bytes: as much as a native hash needs. Checks that need more run one at a
-/// time, and then release their memory.
-pub(super) const MEMORY_BYTES: usize = Params::DEFAULT.block_count() * 1024;
-
-/// Computes password hashes for one thread. Keeps the memory of Argon2.
+/// Computes password hashes for one thread. Keeps as much memory as a native hash needs. Checks that need more run one
+/// at a time, and then release their memory.
 pub(super) struct Argon2Engine {
     hasher: Hasher,
+    /// The parameters of new hashes.
+    native: Argon2Class,
     /// When the engine computed the last hash. `None` if it keeps no memory.
     last_hash: Option<Instant>,
 }
@@ -25,8 +24,8 @@ pub(super) struct Argon2Engine {
 // === impl Argon2Engine ===
 
 impl Argon2Engine {
-    pub(super) fn new(kernel: Kernel) -> Self {
-        Self { hasher: Hasher::with_kernel(kernel), last_hash: None }
+    pub(super) fn new(kernel: Kernel, native: Argon2Class) -> Self {
+        Self { hasher: Hasher::with_kernel(kernel), native, last_hash: None }
     }
 
     /// The memory that the engine keeps, in bytes. The memory contains values that depend on the last password.
@@ -48,8 +47,8 @@ impl Argon2Engine {
     /// Computes a native hash of the password.
     pub(super) fn hash(&mut self, password: &Password, salt: &[u8; 16]) -> PasswordHash {
         let mut output = [0; Params::DEFAULT_OUTPUT_LEN];
-        self.argon2(Argon2Class::NATIVE, password.expose(), salt, &mut output);
-        PasswordHash::new(HashClass::NATIVE.hash(salt, &output).to_text().as_str())
+        self.argon2(self.native, password.expose(), salt, &mut output);
+        PasswordHash::new(HashClass::Argon2(self.native).hash(salt, &output).to_text().as_str())
     }
 
     /// Whether the password matches the hash. A hash that is malformed, or costs more than the ceilings of foreign
@@ -63,7 +62,8 @@ impl Argon2Engine {
         hash.parse().is_some_and(|hash| self.verify_parsed(password, &hash, firebase))
     }
 
-    /// Like `verify`, for a parsed hash. The work depends on the class of the hash, not on the outcome.
+    /// Like `verify`, for a parsed hash. The work depends on the class of the hash and on the password, not on the
+    /// outcome.
     pub(super) fn verify_parsed(
         &mut self,
         password: &Password,
@@ -73,10 +73,23 @@ impl Argon2Engine {
         let HashClass::Argon2(class) = hash.class() else {
             return foreign::verify(password.expose_as_sent(), hash, firebase);
         };
-        let text = if hash.class().is_native() { password.expose() } else { password.expose_as_sent() };
-        let mut output = zeroize::Zeroizing::new(vec![0; hash.output().len()]);
-        self.argon2(class, text, hash.salt(), &mut output);
-        verify_slices_are_equal(&output, hash.output()).is_ok()
+        // Servers hash passwords in NFC, other services hash them as they are sent. If a server can have made the hash
+        // with other parameters, it is not known which of the two applies.
+        let texts = [password.expose(), password.expose_as_sent()];
+        let texts = if class == self.native || texts[0] == texts[1] {
+            &texts[..1]
+        } else if class.can_be_native() {
+            &texts[..]
+        } else {
+            &texts[1..]
+        };
+        let mut is_match = false;
+        for text in texts {
+            let mut output = zeroize::Zeroizing::new(vec![0; hash.output().len()]);
+            self.argon2(class, text, hash.salt(), &mut output);
+            is_match |= verify_slices_are_equal(&output, hash.output()).is_ok();
+        }
+        is_match
     }
 
     fn argon2(&mut self, class: Argon2Class, password: &str, salt: &[u8], output: &mut [u8]) {
@@ -96,7 +109,7 @@ impl Argon2Engine {
             secret: b"",
         };
         // A check that needs more memory uses a separate hasher, so that the memory for native hashes stays as it is.
-        let is_large = params.block_count() * 1024 > MEMORY_BYTES;
+        let is_large = class.memory_kib() > self.native.memory_kib();
         let hashed = if is_large {
             Hasher::with_kernel(self.hasher.kernel()).hash(&function, password.as_bytes(), salt, output)
         } else {
@@ -118,7 +131,11 @@ mod tests {
     use super::*;
 
     fn engine() -> Argon2Engine {
-        Argon2Engine::new(Kernel::fastest())
+        engine_with(Argon2Class::DEFAULT_NATIVE)
+    }
+
+    fn engine_with(native: Argon2Class) -> Argon2Engine {
+        Argon2Engine::new(Kernel::fastest(), native)
     }
 
     fn verify(engine: &mut Argon2Engine, password: &str, hash: &PasswordHash) -> bool {
@@ -138,9 +155,10 @@ mod tests {
     #[test]
     fn a_hash_with_other_parameters_is_not_native() {
         let hash = engine().hash(&Password::new("x"), &[7; 16]);
-        assert!(hash.is_native());
+        let native = HashClass::DEFAULT_NATIVE;
+        assert!(hash.is_native(native));
         for (from, to) in [("t=2", "t=1"), ("m=19456", "m=8192"), ("argon2id", "argon2i"), ("v=19", "v=16")] {
-            assert!(!PasswordHash::new(hash.expose().replace(from, to)).is_native(), "{to}");
+            assert!(!PasswordHash::new(hash.expose().replace(from, to)).is_native(native), "{to}");
         }
     }
 
@@ -168,7 +186,7 @@ mod tests {
         use argon2::{Argon2, PasswordHasher};
         let hash = Argon2::default().hash_password_with_salt(b"correct horse", &[9; 16]).unwrap().to_string();
         for kernel in Kernel::supported() {
-            let mut engine = Argon2Engine::new(kernel);
+            let mut engine = Argon2Engine::new(kernel, Argon2Class::DEFAULT_NATIVE);
             assert!(verify(&mut engine, "correct horse", &PasswordHash::new(hash.as_str())), "{kernel:?}");
             assert!(!verify(&mut engine, "incorrect horse", &PasswordHash::new(hash.as_str())), "{kernel:?}");
         }
@@ -178,10 +196,55 @@ mod tests {
     fn a_check_with_more_memory_does_not_change_the_kept_memory() {
         let mut engine = engine();
         let hash = engine.hash(&Password::new("x"), &[7; 16]);
-        assert_eq!(engine.hasher.memory_bytes(), MEMORY_BYTES);
+        assert_eq!(engine.memory_bytes(), 19 << 20);
         let larger = PasswordHash::new(hash.expose().replace("m=19456", "m=32768"));
         assert!(!verify(&mut engine, "x", &larger));
-        assert_eq!(engine.hasher.memory_bytes(), MEMORY_BYTES);
+        assert_eq!(engine.memory_bytes(), 19 << 20);
         assert!(verify(&mut engine, "x", &hash));
+    }
+
+    #[test]
+    fn engines_with_other_parameters_check_each_others_hashes() {
+        use argon2::{Algorithm, Argon2, Params, PasswordVerifier, Version, password_hash::phc};
+        let stronger = [(20, 2), (19, 3)].map(|(memory, iterations)| Argon2Class::native(memory, iterations).unwrap());
+        let mut default = engine();
+        let old = default.hash(&Password::new("correct horse"), &[7; 16]);
+        for (class, prefix, memory) in [
+            (stronger[0], "$argon2id$v=19$m=20480,t=2,p=1$", 20 << 20),
+            (stronger[1], "$argon2id$v=19$m=19456,t=3,p=1$", 19 << 20),
+        ] {
+            let mut engine = engine_with(class);
+            let new = engine.hash(&Password::new("correct horse"), &[7; 16]);
+            assert!(new.expose().starts_with(prefix), "{prefix}");
+            assert_eq!(engine.memory_bytes(), memory, "the memory follows from the parameters");
+            assert!(new.is_native(HashClass::Argon2(class)) && !old.is_native(HashClass::Argon2(class)));
+            let params = Params::new(class.memory_kib(), class.passes(), 1, None).unwrap();
+            let reference = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
+            let phc = phc::PasswordHash::new(new.expose()).unwrap();
+            assert!(reference.verify_password(b"correct horse", &phc).is_ok(), "{prefix}");
+            for hash in [&old, &new] {
+                for engine in [&mut engine, &mut default] {
+                    assert!(verify(engine, "correct horse", hash), "{prefix}");
+                    assert!(!verify(engine, "incorrect horse", hash), "{prefix}");
+                }
+            }
+            assert_eq!(engine.memory_bytes(), memory, "a check with less memory does not change the kept memory");
+            assert_eq!(default.memory_bytes(), 19 << 20, "nor does a check with more");
+        }
+    }
+
+    #[test]
+    fn a_password_matches_a_hash_with_earlier_parameters_whatever_form_the_client_sends() {
+        let mut engine = engine_with(Argon2Class::native(19, 3).unwrap());
+        let old = self::engine().hash(&Password::new("e\u{301}"), &[7; 16]);
+        assert!(verify(&mut engine, "e\u{301}", &old), "a server made it, of the password in NFC");
+        assert!(verify(&mut engine, "é", &old));
+        // Another service made it, of the password as it was sent.
+        let mut output = [0; 32];
+        engine.argon2(Argon2Class::DEFAULT_NATIVE, "e\u{301}", &[7; 16], &mut output);
+        let foreign = HashClass::DEFAULT_NATIVE.hash(&[7; 16], &output).to_text();
+        let foreign = PasswordHash::new(foreign.as_str());
+        assert!(verify(&mut engine, "e\u{301}", &foreign));
+        assert!(!verify(&mut engine, "é", &foreign));
     }
 }

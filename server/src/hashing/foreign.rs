@@ -96,7 +96,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        domain::password::{Password, PasswordHash},
+        domain::{
+            foreign_hash::Argon2Class,
+            password::{Password, PasswordHash},
+        },
         hashing::engine::Argon2Engine,
     };
 
@@ -132,7 +135,7 @@ mod tests {
     }
 
     fn engine() -> Argon2Engine {
-        Argon2Engine::new(Kernel::fastest())
+        Argon2Engine::new(Kernel::fastest(), Argon2Class::DEFAULT_NATIVE)
     }
 
     #[test]

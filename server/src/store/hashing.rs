@@ -10,6 +10,10 @@ use crate::domain::{
 };
 
 impl PasswordHasher for Stores {
+    fn native_class(&self) -> HashClass {
+        self.hashing.native_class()
+    }
+
     fn check_capacity(&self, app: &App, client: ClientAddress) -> Result<(), Overloaded> {
         self.hashing.check_capacity(app, client)
     }

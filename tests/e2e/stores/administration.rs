@@ -39,6 +39,7 @@ fn a_new_user(email: &str) -> NewAdministeredUser {
         name: Some(Name::parse("Ada Lovelace").unwrap()),
         disabled: false,
         password_hash: Some(PasswordHash::new("$argon2id$first")),
+        foreign_class: None,
         metadata: None,
         identities: Vec::new(),
         created_by: CreatedBy::Administrator,

@@ -22,6 +22,9 @@ const BCRYPT_13: &str = "$2b$13$......................AesgC8c2NCv6R248WVftVw.gqv
 const PBKDF2: &str = "$pbkdf2-sha1$i=1,l=20$c2FsdA$DGDID5YfDnHzqbUkr2ASBi/gN6Y";
 const NATIVE: &str = "$argon2id$v=19$m=19456,t=2,p=1$AAECAwQFBgcICQoLDA0ODw$AAECAwQFBgcICQoLDA0ODw";
 
+/// The class of `NATIVE`, which a login reads from the hashes themselves.
+const NATIVE_CLASS: &str = "argon2id$v=19$m=19456,t=2,p=1";
+
 async fn create_user(fixture: &Fixture, email: &str) -> NewUser {
     let user = a_new_user(email);
     fixture.stores.create_user(&fixture.app, user.clone(), None).await.unwrap();
@@ -155,7 +158,7 @@ async fn an_hour_after_the_last_import_the_sweep_removes_classes_that_no_user_ha
         .await
         .unwrap();
     assert_eq!(sweep().await, 1);
-    assert_eq!(classes(&fixture).await, [""; 0]);
+    assert_eq!(classes(&fixture).await, [NATIVE_CLASS]);
 }
 
 #[tokio::test]
@@ -204,15 +207,17 @@ async fn expired_foreign_hashes_are_removed_with_an_event() {
     };
     let other_owner = OwnershipClaim { namespace: "thief".to_owned(), ..claim.clone() };
     fixture.stores.postgres.claim_apps(std::slice::from_ref(&claim)).await.unwrap();
-    let remove = async |claim: &OwnershipClaim, days, max| {
+    let remove_with = async |native: &str, claim: &OwnershipClaim, days, max| {
         let expiry = ForeignHashExpiry {
             claim: claim.clone(),
             imported_before: now - time::Duration::days(days),
+            native: native.parse().unwrap(),
             now,
             webhooks: Arc::default(),
         };
         fixture.stores.postgres.remove_expired_foreign_hashes(&expiry, max).await.unwrap()
     };
+    let remove = async |claim: &OwnershipClaim, days, max| remove_with(NATIVE_CLASS, claim, days, max).await;
     assert_eq!(remove(&claim, 30, 10).await, 0, "not older than the retention");
     assert_eq!(remove(&other_owner, 29, 10).await, 0, "the App belongs to another namespace");
     let version = |id: UserId| format!("SELECT version FROM users WHERE id = '{id}'");
@@ -230,4 +235,41 @@ async fn expired_foreign_hashes_are_removed_with_an_event() {
     let events = "SELECT count(*) FROM audit_events WHERE kind = 'password_removed' AND detail IS NULL AND ip IS NULL";
     assert_eq!(fixture.count(events).await, 2);
     assert_eq!(fixture.count(&format!("{events} AND user_id = '{}'", users[0])).await, 1);
+
+    // An imported hash has the parameters that the installation has chosen since then.
+    let stronger = NATIVE.replace("t=2", "t=3");
+    set_hash(&fixture, users[0], &stronger).await;
+    let class = "argon2id$v=19$m=19456,t=3,p=1";
+    fixture.execute("UPDATE users SET foreign_hash = NULL, foreign_hash_at = NULL WHERE email LIKE 'replaced@%'").await;
+    assert_eq!(remove_with(class, &claim, 29, 10).await, 0, "the hash is native now");
+    assert_eq!(remove_with(NATIVE_CLASS, &claim, 29, 10).await, 1);
+}
+
+#[tokio::test]
+async fn a_login_reads_the_parameters_of_the_hashes_that_servers_made() {
+    let fixture = Fixture::new().await;
+    let hash = |parameters: &str| NATIVE.replace("m=19456,t=2,p=1", parameters);
+    let new = ["m=19456,t=2,p=1", "m=19456,t=2,p=1", "m=65536,t=3,p=1", "m=20480,t=2,p=1", "m=65536,t=3,p=1"];
+    for (number, parameters) in new.into_iter().enumerate() {
+        let user = NewUser {
+            password_hash: PasswordHash::new(hash(parameters)),
+            ..a_new_user(&format!("u{number}@example.com"))
+        };
+        fixture.stores.create_user(&fixture.app, user, None).await.unwrap();
+    }
+    let imported = create_user(&fixture, "imported@example.com").await;
+    set_hash(&fixture, imported.id, &hash("m=30720,t=2,p=1")).await;
+    let class = |parameters: &str| format!("argon2id$v=19${parameters}");
+    let expected = ["m=19456,t=2,p=1", "m=20480,t=2,p=1", "m=30720,t=2,p=1", "m=65536,t=3,p=1"].map(class);
+    assert_eq!(classes(&fixture).await, expected, "each once, with the class of the import");
+    let other = fixture.stores.login_candidate(&an_app(), &an_email("u0@example.com")).await.unwrap();
+    assert!(other.hash_classes.is_empty(), "of another App");
+
+    // As logins do after a change to m=65536,t=3,p=1.
+    fixture
+        .execute(&format!("UPDATE users SET password_hash = '{}' WHERE email LIKE 'u%'", hash("m=65536,t=3,p=1")))
+        .await;
+    assert_eq!(classes(&fixture).await, ["m=30720,t=2,p=1", "m=65536,t=3,p=1"].map(class));
+    fixture.execute("UPDATE users SET password_hash = NULL WHERE email LIKE 'u%'").await;
+    assert_eq!(classes(&fixture).await, ["m=30720,t=2,p=1"].map(class), "users without a password have no class");
 }

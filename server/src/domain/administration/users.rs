@@ -98,6 +98,8 @@ pub async fn create_user<S: UserAdministration + PasswordHasher>(
             Some(hash.map_err(CommonError::from)?)
         }
     };
+    let native = call.stores.native_class();
+    let foreign_class = password_hash.as_ref().and_then(|hash| hash.foreign_class(native));
     let user = NewAdministeredUser {
         id: UserId(call.env.new_uuid()),
         external_id: input.external_id,
@@ -106,6 +108,7 @@ pub async fn create_user<S: UserAdministration + PasswordHasher>(
         name: input.name,
         disabled: input.disabled,
         password_hash,
+        foreign_class,
         metadata: input.metadata,
         identities: input.identities,
         created_by: CreatedBy::Administrator,

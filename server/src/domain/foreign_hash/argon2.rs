@@ -3,15 +3,15 @@
 use std::fmt::Display;
 
 use super::{
-    HashError,
+    HashError, MAX_WEIGHT,
     text::{self, Secret},
 };
 
 const MAX_MEMORY_KIB: u32 = 131_072;
 const MAX_PASSES: u32 = 16;
 const MAX_LANES: u32 = 16;
-/// The blocks that a native hash fills: m = 19,456 KiB in t = 2 passes.
-const NATIVE_BLOCKS: f64 = 38_912.0;
+/// The blocks that a hash with the default parameters fills: m = 19,456 KiB in t = 2 passes.
+const DEFAULT_BLOCKS: f64 = 38_912.0;
 /// The shortest salt, in bytes (RFC 9106, 3.1, and the reference implementation).
 const MIN_SALT_BYTES: usize = 8;
 
@@ -83,9 +83,31 @@ impl Argon2Version {
 // === impl Argon2Class ===
 
 impl Argon2Class {
-    /// The parameters of new hashes: the minimum that the OWASP Password Storage Cheat Sheet recommends.
-    pub const NATIVE: Self =
+    /// The default parameters of new hashes: the minimum that the OWASP Password Storage Cheat Sheet recommends.
+    pub const DEFAULT_NATIVE: Self =
         Self { variant: Argon2Variant::Argon2id, version: Argon2Version::V19, memory_kib: 19_456, passes: 2, lanes: 1 };
+
+    /// Returns the parameters of new hashes with other costs. `None` if they are weaker than the default, above a
+    /// ceiling, or of a weight greater than [`MAX_WEIGHT`].
+    pub fn native(memory_mib: u32, iterations: u32) -> Option<Self> {
+        let memory_kib = memory_mib.checked_mul(1024)?;
+        let class = Self { memory_kib, passes: iterations, ..Self::DEFAULT_NATIVE };
+        let is_allowed = class.can_be_native()
+            && memory_kib <= MAX_MEMORY_KIB
+            && iterations <= MAX_PASSES
+            && class.weight() <= MAX_WEIGHT;
+        is_allowed.then_some(class)
+    }
+
+    /// Whether an installation can choose these parameters for new hashes. A hash with such parameters can be of a
+    /// server that has, or had, other parameters than this server.
+    pub fn can_be_native(self) -> bool {
+        let Self { variant, version, memory_kib, passes, lanes } = Self::DEFAULT_NATIVE;
+        (self.variant, self.version, self.lanes) == (variant, version, lanes)
+            && self.memory_kib >= memory_kib
+            && self.memory_kib.is_multiple_of(1024)
+            && self.passes >= passes
+    }
 
     pub(super) fn from_params(variant: Argon2Variant, version: Argon2Version, params: &str) -> Result<Self, HashError> {
         let [memory_kib, passes, lanes] = text::params(params, ["m", "t", "p"])?;
@@ -124,10 +146,48 @@ impl Argon2Class {
     }
 
     pub(super) fn weight(self) -> f64 {
-        f64::from(self.memory_kib) * f64::from(self.passes) / NATIVE_BLOCKS
+        f64::from(self.memory_kib) * f64::from(self.passes) / DEFAULT_BLOCKS
     }
 
     pub(super) const fn memory_bytes(self) -> u64 {
         self.memory_kib as u64 * 1024
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_hashes_have_at_least_the_default_costs_and_at_most_the_maximum_weight() {
+        assert_eq!(Argon2Class::native(19, 2), Some(Argon2Class::DEFAULT_NATIVE));
+        for (memory_mib, iterations) in [(19, 3), (20, 2), (64, 3), (128, 9), (76, 16)] {
+            let class = Argon2Class::native(memory_mib, iterations).unwrap();
+            assert_eq!((class.memory_kib(), class.passes(), class.lanes()), (memory_mib * 1024, iterations, 1));
+            assert!(class.can_be_native());
+        }
+        for (memory_mib, iterations) in
+            [(18, 2), (18, 16), (46, 1), (64, 0), (129, 2), (19, 17), (128, 10), (77, 16), (u32::MAX, 2)]
+        {
+            assert_eq!(Argon2Class::native(memory_mib, iterations), None, "{memory_mib} MiB, {iterations} iterations");
+        }
+    }
+
+    #[test]
+    fn a_hash_that_no_installation_makes_cannot_be_native() {
+        let class = |variant, version, params| Argon2Class::from_params(variant, version, params).unwrap();
+        let (id, v19) = (Argon2Variant::Argon2id, Argon2Version::V19);
+        assert!(class(id, v19, "m=19456,t=2,p=1").can_be_native());
+        assert!(class(id, v19, "m=65536,t=3,p=1").can_be_native());
+        for other in [
+            class(Argon2Variant::Argon2i, v19, "m=65536,t=3,p=1"),
+            class(id, Argon2Version::V16, "m=65536,t=3,p=1"),
+            class(id, v19, "m=65536,t=3,p=4"),
+            class(id, v19, "m=47104,t=1,p=1"),
+            class(id, v19, "m=18432,t=3,p=1"),
+            class(id, v19, "m=65537,t=3,p=1"),
+        ] {
+            assert!(!other.can_be_native(), "{other:?}");
+        }
     }
 }

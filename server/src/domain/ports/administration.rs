@@ -11,6 +11,7 @@ use crate::domain::{
     administration::{AdminUser, AuditRow, CreatedBy, DeadLetterRow, ExternalId, Metadata, UserState, Version},
     audit::Event,
     email::Email,
+    foreign_hash::HashClass,
     mail::{EpochChange, MailKind},
     password::PasswordHash,
     user::{Name, UserId},
@@ -80,8 +81,10 @@ pub struct NewAdministeredUser {
     pub email_verified: bool,
     pub name: Option<Name>,
     pub disabled: bool,
-    /// Native or foreign. The class of a foreign hash is added to the foreign classes of the App.
+    /// Native or foreign.
     pub password_hash: Option<PasswordHash>,
+    /// The class of a foreign hash. It is added to the foreign classes of the App.
+    pub foreign_class: Option<HashClass>,
     pub metadata: Option<Metadata>,
     pub identities: Vec<NewAdministeredIdentity>,
     pub created_by: CreatedBy,

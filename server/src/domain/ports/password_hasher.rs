@@ -12,6 +12,10 @@ use crate::domain::{
 /// Password hashing with a bounded queue, which is fair to namespaces, to the Apps of a namespace, and to the client
 /// addresses of an App.
 pub trait PasswordHasher: Sync {
+    /// The class of new hashes, which the parameters of the installation determine. Hashes of other classes are
+    /// replaced at the next login.
+    fn native_class(&self) -> HashClass;
+
     /// Fails if the queue has no slot for this client now. Must be called before the rate limits are acquired, so
     /// that a flood of logins costs only this check.
     fn check_capacity(&self, app: &App, client: ClientAddress) -> Result<(), Overloaded>;
@@ -33,9 +37,9 @@ pub trait PasswordHasher: Sync {
         hash: Option<&PasswordHash>,
     ) -> impl Future<Output = Result<bool, Overloaded>> + Send;
 
-    /// Whether the password of a login matches the hash. `classes` are the foreign classes of the App. If there are
-    /// any, every call does the same work: one native check and one check of each class. The check of `hash` replaces
-    /// the check of its class.
+    /// Whether the password of a login matches the hash. `classes` are the classes of the hashes of the App. If there
+    /// are any that are not native, every call does the same work: one native check and one check of each of these
+    /// classes. The check of `hash` replaces the check of its class.
     fn verify_login(
         &self,
         app: &App,

@@ -20,7 +20,8 @@ use crate::domain::{
 #[derive(Clone, Debug)]
 pub struct LoginCandidate {
     pub user: Option<User>,
-    /// The foreign classes of the App.
+    /// The classes of the hashes of the App: of its foreign hashes, and of the hashes that servers made with the
+    /// current or earlier parameters.
     pub hash_classes: Vec<HashClass>,
 }
 

@@ -15,9 +15,7 @@ pub async fn list_sessions<S: Sessions>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
 ) -> Result<Vec<SessionInfo>, StoreError> {
-    let mut listed = call.stores.sessions(call.app_id(), signed_in.user_id()).await?;
-    listed.retain(|info| info.client_id.as_ref().is_none_or(|client| call.app.client(client).is_some()));
-    Ok(listed)
+    call.stores.sessions(call.app_id(), signed_in.user_id()).await
 }
 
 /// Ends a session of the user. Returns false if the user has no such live session.

@@ -610,6 +610,9 @@ impl RateLimits for FailingStores {
 }
 
 impl PasswordHasher for FailingStores {
+    fn native_class(&self) -> HashClass {
+        HashClass::DEFAULT_NATIVE
+    }
     fn check_capacity(&self, _: &App, _: ClientAddress) -> Result<(), Overloaded> {
         Ok(())
     }

@@ -16,7 +16,7 @@ static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 
 /// The newest migration that this server's statements need. A newer schema works too, because migrations only expand
 /// the schema.
-pub const REQUIRED_SCHEMA: i64 = 20_261_124_000_201;
+pub const REQUIRED_SCHEMA: i64 = 20_261_124_000_300;
 
 /// The number of months for which `migrate` creates partitions of `audit_events` in advance. If the servers' role
 /// cannot create later partitions, the rows of later months go to the default partition.

@@ -161,9 +161,10 @@ async fn an_existing_user_is_unchanged_although_a_new_user_of_the_line_would_be_
         fixture.app
     );
     fixture.execute(&full).await;
-    let with_new_kind = NewAdministeredUser { password_hash: Some(PasswordHash::new(BCRYPT)), ..a_line(1) };
+    let (password_hash, foreign_class) = (Some(PasswordHash::new(BCRYPT)), Some("bcrypt$10".parse().unwrap()));
+    let with_new_kind = NewAdministeredUser { password_hash, foreign_class, ..a_line(1) };
     assert_eq!(import(&fixture, vec![with_new_kind.clone()]).await, unchanged(&first[1..]));
-    let other = NewAdministeredUser { password_hash: with_new_kind.password_hash, ..a_line(2) };
+    let other = NewAdministeredUser { password_hash: with_new_kind.password_hash, foreign_class, ..a_line(2) };
     assert_eq!(import(&fixture, vec![other]).await, [ImportOutcome::Conflict(UserConflict::TooManyHashKinds)]);
 }
 

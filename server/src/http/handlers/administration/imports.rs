@@ -228,6 +228,8 @@ impl<S: Ports> Batch<'_, S> {
             self.results.push(ImportResult::refused(number, problems));
             return;
         }
+        let native = self.stores.native_class();
+        let foreign_class = password_hash.as_ref().and_then(|hash| hash.foreign_class(native));
         self.places.push(self.results.len());
         self.results.push(ImportResult::refused(number, Vec::new()));
         self.users.push(NewAdministeredUser {
@@ -238,6 +240,7 @@ impl<S: Ports> Batch<'_, S> {
             name,
             disabled,
             password_hash,
+            foreign_class,
             metadata,
             identities,
             created_by: CreatedBy::Import,

@@ -14,7 +14,6 @@ use crate::{
         administration::AdminUser,
         audit::Event,
         mail::{Mail, MailKind},
-        password::PasswordHash,
         ports::{NewAdministeredUser, StoreError, UserConflict},
     },
     store::postgres::{
@@ -75,7 +74,7 @@ async fn create(
         transaction.rollback().await?;
         return Ok(CreateOutcome::AppBeingDeleted);
     }
-    if let Some(class) = user.password_hash.as_ref().and_then(PasswordHash::foreign_class)
+    if let Some(class) = user.foreign_class
         && !add_hash_class(&mut transaction, app, class).await?
     {
         transaction.rollback().await?;

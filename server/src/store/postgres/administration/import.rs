@@ -19,7 +19,6 @@ use crate::{
     domain::{
         audit::Event,
         foreign_hash::{HashClass, MAX_CLASSES, MAX_WEIGHT},
-        password::PasswordHash,
         ports::{ImportOutcome, NewAdministeredUser, StoreError, UserConflict},
         user::UserId,
     },
@@ -143,7 +142,7 @@ async fn import_in_transaction(
         return Ok(BatchOutcome::OtherImport);
     }
     let mut owners = if are_new { Owners::default() } else { find_owners(connection, app, users).await? };
-    if users.iter().any(|user| foreign_class(user).is_some()) {
+    if users.iter().any(|user| user.foreign_class.is_some()) {
         owners.hash_classes = hash_classes(connection, app).await?;
     }
     let outcomes = owners.plan(users);
@@ -165,7 +164,7 @@ async fn import_in_transaction(
     if created.is_empty() {
         return Ok(BatchOutcome::Done(outcomes));
     }
-    let classes: BTreeSet<HashClass> = created.iter().filter_map(|user| foreign_class(user)).collect();
+    let classes: BTreeSet<HashClass> = created.iter().filter_map(|user| user.foreign_class).collect();
     for class in classes {
         // Another request has added a class in the meantime.
         if !add_hash_class(connection, app, class).await? {
@@ -271,10 +270,6 @@ async fn hash_classes(connection: &mut PgConnection, app: &AppId) -> Result<Hash
     Ok(rows.into_iter().map(|row| (row.class, row.weight)).collect())
 }
 
-fn foreign_class(user: &NewAdministeredUser) -> Option<HashClass> {
-    user.password_hash.as_ref().and_then(PasswordHash::foreign_class)
-}
-
 fn external_id(user: &NewAdministeredUser) -> Option<&str> {
     user.external_id.as_ref().map(|external_id| external_id.as_str())
 }
@@ -304,7 +299,7 @@ impl Owners {
         if let Some(owner) = keys.iter().find_map(|key| self.identities.get(key)) {
             return ImportOutcome::Conflict(UserConflict::IdentityTaken(*owner));
         }
-        if let Some(class) = foreign_class(user)
+        if let Some(class) = user.foreign_class
             && !self.add_class(class)
         {
             return ImportOutcome::Conflict(UserConflict::TooManyHashKinds);

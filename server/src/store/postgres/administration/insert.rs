@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{password::PasswordHash, ports::NewAdministeredUser, user::Name};
+use crate::domain::{ports::NewAdministeredUser, user::Name};
 
 /// The columns of several users, one array for each column, for UNNEST.
 #[derive(Default)]
@@ -136,8 +136,7 @@ impl UserColumns {
         self.names.push(user.name.as_ref().map_or("", Name::as_str).to_owned());
         self.are_disabled.push(user.disabled);
         self.password_hashes.push(user.password_hash.as_ref().map(|hash| hash.expose().to_owned()));
-        let class = user.password_hash.as_ref().and_then(PasswordHash::foreign_class);
-        self.hash_classes.push(class.map(|class| class.to_string()));
+        self.hash_classes.push(user.foreign_class.map(|class| class.to_string()));
         self.metadata.push(user.metadata.as_ref().map(|metadata| metadata.as_json().get().to_owned()));
         self.created_by.push(user.created_by.as_str().to_owned());
         self.creation_times.push(user.created_at);

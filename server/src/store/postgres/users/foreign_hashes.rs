@@ -41,13 +41,16 @@ pub struct ForeignHashExpiry {
     pub claim: OwnershipClaim,
     /// Hashes that were imported before this time have expired.
     pub imported_before: OffsetDateTime,
+    /// The class of new hashes. Hashes of this class are not removed.
+    pub native: HashClass,
     pub now: OffsetDateTime,
     /// The webhooks of the App.
     pub webhooks: Arc<[Webhook]>,
 }
 
 impl PostgresStore {
-    /// Stores the hash as the password of the user, and adds its class to the App if the hash is foreign.
+    /// Stores the hash as the password of the user, and adds its class to the App if the hash is foreign: if it has
+    /// other parameters than the default ones of new hashes.
     pub async fn set_foreign_hash(
         &self,
         app: &AppId,
@@ -132,7 +135,7 @@ async fn set_foreign_hash(
     hash: &PasswordHash,
     at: OffsetDateTime,
 ) -> Result<SetForeignHashOutcome, sqlx::Error> {
-    let class = hash.foreign_class();
+    let class = hash.foreign_class(HashClass::DEFAULT_NATIVE);
     let mut transaction = connection.begin().await?;
     if let Some(class) = class
         && !add_hash_class(&mut transaction, app, class).await?
@@ -167,7 +170,7 @@ async fn remove_expired(
     max_hashes: u32,
     notify: bool,
 ) -> Result<u64, sqlx::Error> {
-    let ForeignHashExpiry { claim, imported_before, now, .. } = expiry;
+    let ForeignHashExpiry { claim, imported_before, native, now, .. } = expiry;
     let mut transaction = connection.begin().await?;
     let removed = sqlx::query!(
         r#"
@@ -180,8 +183,9 @@ async fn remove_expired(
             SELECT users.id FROM users JOIN owner ON users.app_id = owner.app_id
             WHERE users.app_id = $1 AND users.foreign_hash IS NOT NULL AND users.foreign_hash_at < $2
                 AND users.foreign_hash = ANY (ARRAY (SELECT class FROM hash_classes WHERE hash_classes.app_id = $1))
-                -- A server of an earlier version replaces the hash, but not its class.
-                AND users.password_hash NOT LIKE '$argon2id$v=19$m=19456,t=2,p=1$%'
+                -- The hash can be native: a server of an earlier version replaces the hash, but not its class, and
+                -- the parameters of new hashes can have changed since the import.
+                AND NOT starts_with(users.password_hash, $7)
             LIMIT $4
             FOR UPDATE OF users SKIP LOCKED
         )
@@ -201,6 +205,7 @@ async fn remove_expired(
         i64::from(max_hashes),
         claim.namespace,
         claim.incarnation.as_deref(),
+        format!("${native}$"),
     )
     .fetch_all(&mut *transaction)
     .await?;

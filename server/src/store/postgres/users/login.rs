@@ -1,4 +1,4 @@
-//! Reads what a login needs, with one statement: the user, and the foreign hash classes of the App.
+//! Reads what a login needs, with one statement: the user, and the classes of the hashes of the App.
 
 use latchkey_crds::types::AppId;
 use time::OffsetDateTime;
@@ -38,10 +38,32 @@ impl PostgresStore {
     pub(super) async fn login_candidate(&self, app: &AppId, email: &Email) -> Result<LoginCandidate, StoreError> {
         let mut call = self.begin_call("user_by_email").await?;
         let (connection, deadline) = call.parts();
+        // The classes are those of the foreign hashes, and those of the hashes that servers made: these have no row in
+        // `hash_classes`. Only the parameters of the installation, and its earlier ones, occur among the hashes that
+        // servers made. Each step of the recursion finds the next parameters of the App with one read of the index
+        // `users_hash_parameters`, however many users there are.
         let query = sqlx::query_as!(
             LoginRow,
             r#"
-            SELECT ARRAY (SELECT class FROM hash_classes WHERE hash_classes.app_id = $1) AS "hash_classes!",
+            SELECT ARRAY (
+                    WITH RECURSIVE native AS (
+                        (
+                            SELECT split_part(password_hash, '$', 4) AS parameters FROM users
+                            WHERE app_id = $1 AND foreign_hash IS NULL AND password_hash LIKE '$argon2id$v=19$m=%'
+                            ORDER BY split_part(password_hash, '$', 4) LIMIT 1
+                        )
+                        UNION ALL
+                        SELECT (
+                            SELECT split_part(password_hash, '$', 4) FROM users
+                            WHERE app_id = $1 AND foreign_hash IS NULL AND password_hash LIKE '$argon2id$v=19$m=%'
+                                AND split_part(password_hash, '$', 4) > native.parameters
+                            ORDER BY split_part(password_hash, '$', 4) LIMIT 1
+                        ) FROM native WHERE native.parameters IS NOT NULL
+                    )
+                    SELECT class FROM hash_classes WHERE hash_classes.app_id = $1
+                    UNION
+                    SELECT 'argon2id$v=19$' || parameters FROM native WHERE parameters IS NOT NULL
+                ) AS "hash_classes!",
                 users.id AS "id?", email, email_verified_at, pending_email, name AS "name?", password_hash,
                 password_session, contested AS "contested?", epoch AS "epoch?", version AS "version?", disabled_at,
                 created_at AS "created_at?", updated_at AS "updated_at?"
