@@ -246,7 +246,8 @@ mod tests {
         let good = signer.sign(&claims());
         assert_eq!(validated(&key_set(&[&signer], Some(ISSUER)), &good).as_deref(), Ok("shop/backoffice"));
         assert_eq!(validated(&key_set(&[&signer], None), &good).as_deref(), Ok("shop/backoffice"));
-        // An audience as a string, several audiences, and the limits of `nbf` and `exp`.
+        // These claims are valid, too: an audience as a string, several audiences, the latest `nbf` and the earliest
+        // `exp`.
         for (claim, value) in [
             ("aud", json!("latchkey")),
             ("aud", json!(["https://kubernetes.default.svc", "latchkey"])),

@@ -18,8 +18,8 @@ use url::Url;
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// Requests each URL until it responds with a success status. After `within`, counted from the first request to the
-/// first URL, no request is retried.
+/// Requests each URL until it responds with a success status. The time `within` begins with the first request to the
+/// first URL. After this time, no request is retried.
 pub(crate) async fn check(urls: &[Url], within: Duration) -> Result<()> {
     let end = Instant::now() + within;
     for url in urls {

@@ -67,8 +67,8 @@ struct ServedApps {
     count: usize,
     /// How many of the Apps have pages.
     with_pages: usize,
-    /// The Apps by the own host of their pages. If several documents have the same host, the App with the smallest
-    /// appID has the host.
+    /// The Apps by the own host of their pages. If several Apps have the same host, the host belongs to the App with
+    /// the smallest appID.
     pages_hosts: Arc<HashMap<HostName, BTreeSet<AppId>>>,
 }
 
@@ -267,7 +267,7 @@ impl ServedApps {
         removed
     }
 
-    /// Copies the index only if the host of the App has changed, which is rare.
+    /// Updates `pages_hosts` for this App. Copies the map only if the host has changed, which is rare.
     fn replace_pages_host(&mut self, id: &AppId, before: Option<HostName>, now: Option<HostName>) {
         if before == now {
             return;
@@ -953,7 +953,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_documents_with_one_host_the_smaller_app_id_counts() {
+    fn a_host_of_two_apps_belongs_to_the_app_with_the_smaller_id() {
         for order in [["alpha", "beta"], ["beta", "alpha"]] {
             let apps = Apps::default();
             let found = || apps.get_by_pages_host("login.example.com").unwrap().id().to_string();
@@ -1207,8 +1207,8 @@ mod tests {
             apps
         };
         let (few, many) = (filled(100), filled(10_000));
-        // The test compares the minimum of several interleaved rounds: other load on the machine disturbs only some
-        // rounds.
+        // The two sets of Apps are measured in turn, several times, and the shortest times are compared: other load on
+        // the machine disturbs only some rounds.
         let round = |apps: &Apps| {
             let started = std::time::Instant::now();
             for number in 0..200 {

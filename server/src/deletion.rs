@@ -80,7 +80,7 @@ async fn release_app_id(apps: &Apps, stores: &Stores, released: &PendingDeletion
     if progress.done {
         info!(app = %claim.app, "the App was deleted and had no users; its appID is free");
     }
-    // For `run`, `Contended` means that nothing is left to do in this round.
+    // After `Contended`, the loop in `run` goes on with the next App.
     Ok(DeleteOutcome::Contended)
 }
 

@@ -106,7 +106,7 @@ pub(crate) fn pages() -> Box<RenderedPages> {
     })
 }
 
-/// An RSA key. It is generated once, because that takes long.
+/// An RSA key. It is generated only once, because generating an RSA key takes long.
 static RSA_KEY: LazyLock<SigningKey> = LazyLock::new(|| signing_key("s2", SigningAlgorithm::RS256, KeyState::Active));
 
 /// Builds an App that is an OpenID provider: with pages, a key for RS256, and these clients.

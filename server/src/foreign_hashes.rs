@@ -1,5 +1,5 @@
 //! Removes foreign password hashes at the end of the retention of their App, unless a login has replaced them. Also
-//! removes classes of hashes that no user has.
+//! removes the classes (hash function and cost) of which no user has a hash.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 

@@ -60,8 +60,8 @@ pub struct HashingOptions {
     /// refused, so that the client gets 503 within this time. A job with checks of foreign (imported) hashes is not
     /// native: it must start within this time, but can end later.
     pub deadline: Duration,
-    /// How long a thread keeps its memory after a hash. After this time, it returns the memory to the system, and with
-    /// the memory all values that depend on the password (docs/decisions/0033-argon2-simd.md).
+    /// How long a thread keeps its memory after a hash. After this time, the thread returns the memory, with all values
+    /// in it that depend on the password, to the system (docs/decisions/0033-argon2-simd.md).
     pub idle_timeout: Duration,
     /// The implementation of argon2.
     pub kernel: Kernel,
@@ -111,13 +111,13 @@ const THREAD_MEMORY_MIB: u64 = 1;
 /// How long it takes to send a response on a busy machine.
 const SEND_TIME: Duration = Duration::from_millis(50);
 /// How long a request waits for its job after `Shared::start_timeout` if the job has started by then. A job needs far
-/// less.
+/// less time.
 const RUN_TIMEOUT: Duration = Duration::from_secs(1);
-/// Like `RUN_TIMEOUT`, for a job with checks of foreign hashes, which can weigh as much as a native hash and 32 hashes
-/// with the default parameters.
+/// Like `RUN_TIMEOUT`, for a job with checks of foreign hashes. Such a job can need as much CPU time as a native hash and
+/// 32 hashes with the default parameters.
 const FOREIGN_RUN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The share of the newest measurement in the moving average of the time per weight. Foreign checks are rare, so this
-/// share is greater than the share for native jobs.
+/// The share of the newest measurement in `QueueState::average_per_weight`, a moving average. Foreign checks are rare,
+/// so this share is greater than the share for native jobs.
 const FOREIGN_AVERAGE_SHARE: f64 = 0.2;
 
 /// A handle to the hashing threads. When the last handle is dropped, the threads finish the queued jobs and end.
@@ -149,7 +149,7 @@ struct QueueState {
     average_duration: Duration,
     /// A moving average of the time that a job with foreign checks takes, divided by its weight.
     average_per_weight: Duration,
-    /// The expected time of all waiting jobs.
+    /// The time that all waiting jobs together are expected to take.
     waiting_time: Duration,
     /// The numbers of running jobs with `is_heavy` and `is_large` in their [`JobKind`].
     running_heavy: usize,
@@ -160,10 +160,10 @@ type Owner = JobOwner<String, AppId, ClientAddress>;
 
 struct Job {
     work: Work,
-    /// The weight (CPU time, in hashes with the default parameters) of a job with foreign checks. `None` for all other
-    /// jobs.
+    /// The weight of a job with foreign checks: its CPU time, divided by that of a hash with the default parameters.
+    /// `None` for all other jobs.
     weight: Option<f64>,
-    /// The expected time when the job was queued.
+    /// The time that the job was expected to take when it was queued.
     expected: Duration,
     queued_at: Instant,
     /// Set by the thread that takes the job, or by the waiting request when it is too late to start the job. Whoever
@@ -177,8 +177,8 @@ enum Work {
     Hash(Password),
     /// The password, and the stored hash if there is one.
     Verify(Password, Option<PasswordHash>),
-    /// Several password checks in one job: a login in an App with foreign hashes runs one native check and one per
-    /// class. Or the check of one foreign hash.
+    /// One or more password checks. A login in an App with foreign hashes runs one native check and one check for each
+    /// class of hashes. For a user who is already logged in, the job has only the check of the user's foreign hash.
     Checks(Checks),
     /// The password, the words that an attacker would try first, and the minimum score.
     Strength(Password, Vec<String>, u8),
@@ -442,8 +442,8 @@ impl Shared {
                 self.changed.notify_one();
             }
             PushOutcome::Displaced(job) => {
-                // An idle thread may be able to run the new job: the thread is idle although the queue is full, if all
-                // other queued jobs must wait for running jobs to end.
+                // If all other queued jobs must wait for running jobs to end, a thread can be idle although the queue
+                // is full. This thread may be able to run the new job.
                 self.changed.notify_one();
                 self.count_refusal("displaced");
                 // The receiver may have been dropped.
@@ -480,8 +480,8 @@ impl Shared {
         Overloaded { retry_after: Duration::from_secs_f64(seconds) }
     }
 
-    /// Returns how long a job can wait for its start. The result of a native job, and every refusal, is still sent by
-    /// the deadline.
+    /// Returns how long a job can wait for its start. With this limit, the result of a native job and every refusal are
+    /// sent by the deadline.
     fn start_timeout(&self, weight: Option<f64>) -> Duration {
         let run_time = if weight.is_some() { Duration::ZERO } else { self.state.lock().average_duration };
         self.options.deadline.saturating_sub(run_time + SEND_TIME)
@@ -502,7 +502,8 @@ impl Shared {
             self.metrics.memory.inc_by(engine.memory_bytes() - memory_before);
             let took = started.elapsed();
             let mut state = self.state.lock();
-            // The charge is corrected before the reply, so that it is right when the client's next job arrives.
+            // The time that the job's owner is charged for is corrected before the reply, so that it is right when the
+            // owner's next job arrives.
             state.jobs.correct_charge(&charge, took);
             state.count_ended(kind);
             if outcome.has_run {
@@ -512,8 +513,8 @@ impl Shared {
             }
             drop(state);
             if kind != JobKind::default() {
-                // Other threads may wait although jobs of this kind are queued: the limit of the kind was reached until
-                // now.
+                // Other threads may be idle although jobs of this kind are queued, because the limit of this kind was
+                // reached until now.
                 self.changed.notify_all();
             }
             // The receiver may have been dropped.
@@ -733,8 +734,8 @@ mod tests {
         let options = HashingOptions {
             threads: NonZeroUsize::new(threads).unwrap(),
             max_slots_per_thread: slots,
-            // So long that it never limits the queue. With a shorter time, other load on the machine would slow the
-            // hashes down and make the queue shorter.
+            // This time is so long that it never limits the queue. With a shorter time, other load on the machine would
+            // slow the hashes down and make the queue shorter.
             full_queue_wait: Duration::from_secs(3600),
             deadline,
             ..HashingOptions::default()
@@ -778,8 +779,8 @@ mod tests {
 
     #[tokio::test]
     async fn another_app_is_served_during_a_flood() {
-        // Apps share time, not turns. Under other load, a hash can take as long as several others, so the test leaves a
-        // margin.
+        // Each App gets an equal share of the time, not of the number of jobs. On a busy machine, one hash can take as
+        // long as several others, so the test leaves a margin.
         const STORM: u8 = 40;
         const QUIET: u8 = 5;
         let hashing = start_pool(1, 64, Duration::from_secs(60));
@@ -985,7 +986,7 @@ mod tests {
     }
 
     /// Waits until the condition holds.
-    async fn until(condition: impl Fn() -> bool) {
+    async fn wait_until(condition: impl Fn() -> bool) {
         let reached = timeout(Duration::from_secs(60), async {
             while !condition() {
                 tokio::task::yield_now().await;
@@ -1017,8 +1018,10 @@ mod tests {
         let hashing = start_pool(threads, 64, Duration::from_secs(60));
         let metrics = &hashing.pool.shared.metrics;
         let jobs = submit_waiting(&hashing, kind, JOBS);
-        until(|| metrics.running.get() + metrics.waiting.get() == i64::from(JOBS) && metrics.running.get() == limit)
-            .await;
+        wait_until(|| {
+            metrics.running.get() + metrics.waiting.get() == i64::from(JOBS) && metrics.running.get() == limit
+        })
+        .await;
         if threads > 1 {
             // A native job of another App overtakes the waiting jobs.
             let hash = hashing.submit_and_wait(&owner("b", client(200)), Work::Hash(Password::new("x"))).await;
@@ -1032,7 +1035,7 @@ mod tests {
         for job in jobs {
             assert!(job.await.unwrap(), "each job starts as soon as the limit allows it");
         }
-        until(|| metrics.running.get() == 0 && metrics.waiting.get() == 0).await;
+        wait_until(|| metrics.running.get() == 0 && metrics.waiting.get() == 0).await;
     }
 
     #[tokio::test]
@@ -1090,7 +1093,7 @@ mod tests {
                 let hashing = hashing.clone();
                 tokio::spawn(async move {
                     let class = ["bcrypt$12".parse().unwrap()];
-                    // More jobs than can run before the end of the test.
+                    // These are more jobs than can run before the end of the test.
                     for _ in 0..1000 {
                         let dummies = DummyHashes::new(HashClass::DEFAULT_NATIVE);
                         let checks = Checks::of_login(Password::new("x"), None, &class, &dummies, None);
@@ -1100,7 +1103,7 @@ mod tests {
                 })
             })
             .collect();
-        until(|| hashing.pool.shared.metrics.waiting.get() >= 7).await;
+        wait_until(|| hashing.pool.shared.metrics.waiting.get() >= 7).await;
         let stormy = time_native_jobs(&hashing).await;
         for job in storm {
             job.abort();

@@ -23,7 +23,7 @@ struct Labels {
     outcome: &'static str,
 }
 
-/// The lines of a batch by outcome.
+/// The number of lines of a batch for each outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct ImportedLines {
     pub created: usize,

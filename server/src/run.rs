@@ -198,7 +198,7 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     );
     let reports = Arc::new(ProviderReports::default());
     let drain = Drain::new(serve.drain_seconds, FINISH_TIMEOUT);
-    // The operations listener stays up until the drain is over.
+    // The operations listener ends last: after the other listeners and the workers have finished.
     let ops_drain = Drain::new(Duration::ZERO, Duration::from_secs(1));
     let ops_service = http::ops_service(
         Arc::clone(&state),

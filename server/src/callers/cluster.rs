@@ -20,7 +20,8 @@ use super::keys::{KeySet, KeySetError};
 /// How long keys are used without another fetch. Tokens that were signed with a removed key are rejected after at most
 /// this time. If the API server is unavailable, however, the cached keys stay in use.
 const CACHE_TTL: Duration = Duration::from_secs(300);
-/// Anybody can invent key ids, so unknown key ids cause at most one fetch in this time.
+/// The minimum time between two fetches because of unknown key ids. Without it, anybody could cause many fetches with
+/// invented key ids.
 const UNKNOWN_KEY_INTERVAL: Duration = Duration::from_secs(60);
 /// Delay after a failed fetch if there are cached keys.
 const RETRY_DELAY: Duration = Duration::from_secs(30);
@@ -102,8 +103,8 @@ impl ClusterKeys {
         Self { source: Box::new(source), cached: ArcSwapOption::empty(), limiter: Mutex::default() }
     }
 
-    /// Returns the keys to verify a token with this key id. If they do not contain the id, the cluster has no such key.
-    /// Returns `None` if the keys cannot be fetched; the token may then be valid.
+    /// Returns the keys to verify a token with this key id. If the returned keys do not contain the id, the cluster has
+    /// no such key. Returns `None` if the keys cannot be fetched: then the token may be valid.
     pub async fn keys(&self, id: &str, now: Instant) -> Option<Arc<KeySet>> {
         if let Some(cached) = &*self.cached.load()
             && cached.is_fresh(now)
@@ -129,8 +130,8 @@ impl ClusterKeys {
         {
             return Some(keys);
         }
-        // If the last fetch succeeded, it was at most `UNKNOWN_KEY_INTERVAL` ago. In this case, the cluster is assumed
-        // to have only the cached keys.
+        // If the last fetch succeeded, the cached keys are at most `UNKNOWN_KEY_INTERVAL` old. In this case, the
+        // cluster is assumed to have no other keys.
         cached
             .filter(|cached| cached.keys.contains(id) || limiter.last_failure.is_none())
             .map(|cached| Arc::clone(&cached.keys))
@@ -220,7 +221,7 @@ mod tests {
 
     #[derive(Clone, Default)]
     struct FakeApiServer {
-        /// The ids of the keys that it serves. `None` if it is unavailable.
+        /// The ids of the keys that the API server returns. `None` if the API server is unavailable.
         key_ids: Arc<StdMutex<Option<Vec<&'static str>>>>,
         fetches: Arc<AtomicUsize>,
     }

@@ -10,8 +10,8 @@ use std::{
 use latchkey_crds::{rendered::Revision, types::AppId};
 use tracing::warn;
 
-/// The name of the file that marks the cached documents as a complete set. The file is missing if the first list was
-/// interrupted.
+/// The name of the file that marks the cached documents as a complete set. The file is missing if the first list of the
+/// documents was interrupted.
 const COMPLETE_MARKER: &str = "complete";
 const EXTENSION: &str = "app";
 
@@ -128,7 +128,7 @@ fn read_document(path: &Path) -> io::Result<Vec<u8>> {
 /// Replaces a file atomically.
 fn write_atomically(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let new = path.with_extension("new");
-    // A file that an earlier process left behind can have other permissions.
+    // A file that an earlier process left behind is removed, because it can have other permissions.
     if let Err(error) = fs::remove_file(&new)
         && error.kind() != io::ErrorKind::NotFound
     {

@@ -24,13 +24,13 @@ use tracing::{debug, info, warn};
 use super::{Apps, RejectError};
 use crate::domain::clock::Env;
 
-/// Documents per page. Each has at most 512 KiB, together 12.5 MiB; with base64 in JSON and the decoded bytes, reading
-/// a page needs 30 MiB.
+/// The number of documents per page. A document has at most 512 KiB, so a page has at most 12.5 MiB. With base64 in
+/// JSON and the decoded bytes, reading a page needs 30 MiB.
 const PAGE_SIZE: u32 = 25;
 /// Seconds after which the API server ends a watch. A watch that is silent for longer has lost its connection.
 const WATCH_SECONDS: u32 = 30;
-/// `read` is longer than a working watch can be silent. If a watch is silently dropped, the documents are current again
-/// within 40 s, including a retry delay and a new connection.
+/// The timeouts outside tests. `read` is longer than the time for which a working watch can be silent. If a watch is
+/// silently dropped, the documents are current again within 40 s, including a retry delay and a new connection.
 const TIMEOUTS: Timeouts = Timeouts { read: Duration::from_secs(33), list: Duration::from_secs(20) };
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -79,7 +79,7 @@ enum ListWatchError {
 struct SecretWatcher<T> {
     api: Api<Secret>,
     apps: Arc<Apps>,
-    /// See [`watch`].
+    /// Called with `Ok` when the full set was read, and with the reason after each failure.
     on_result: T,
     env: Env,
     timeouts: Timeouts,
@@ -87,8 +87,9 @@ struct SecretWatcher<T> {
     last_failure: Option<(Instant, ListWatchError)>,
 }
 
-/// Watches until the returned value is dropped. A separate thread does this, so that thousands of documents delay no
-/// request. `on_result` is called with `Ok` when the full set was read, and with the reason after each failure.
+/// Watches the Secrets until the returned value is dropped. A separate thread does this, so that thousands of documents
+/// delay no request. `on_result` is called with `Ok` when the full set was read, and with the reason after each
+/// failure.
 pub fn watch<T>(config: kube::Config, namespace: &str, apps: Arc<Apps>, on_result: T) -> Result<WatchGuard, WatchError>
 where
     T: FnMut(Result<(), String>) + Send + 'static,
@@ -114,7 +115,7 @@ fn api(mut config: kube::Config, namespace: &str, timeouts: Timeouts) -> Result<
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.write_timeout = Some(WRITE_TIMEOUT);
     config.read_timeout = Some(timeouts.read);
-    // Without this, the read timeout would include the time for which a connection was idle.
+    // Without this setting, the read timeout would include the time for which a connection was idle.
     config.reset_reader_on_write = true;
     Ok(Api::namespaced(Client::try_from(config)?, namespace))
 }
@@ -132,7 +133,7 @@ impl<T: FnMut(Result<(), String>)> SecretWatcher<T> {
         }
     }
 
-    /// Lists, then watches, until a new list is needed.
+    /// Lists the Secrets, then watches them until a new list is needed.
     async fn list_and_watch(&mut self) {
         let config = watcher::Config::default()
             .fields(&format!("type={RENDERED_APP_TYPE}"))
@@ -225,8 +226,8 @@ impl<T: FnMut(Result<(), String>)> SecretWatcher<T> {
     }
 }
 
-/// Exponential backoff. Half of the delay is random, so that servers that lost the API server together do not return
-/// together.
+/// Exponential backoff. Half of the delay is random, so that servers that lost their connections at the same time do
+/// not reconnect at the same time.
 fn backoff_delay(failures: u32, unit: f64) -> Duration {
     MIN_BACKOFF.saturating_mul(1 << failures.min(16)).min(MAX_BACKOFF).mul_f64(0.5 + 0.5 * unit.clamp(0.0, 1.0))
 }

@@ -8,8 +8,8 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// The entries of freed texts are not removed while there are fewer entries than this, because these need at most 64
-/// KiB of memory.
+/// The minimum number of entries for a sweep. With fewer entries, the entries of freed texts are not removed, because
+/// they need at most 64 KiB of memory.
 const MIN_SWEEP_ENTRIES: usize = 1024;
 
 /// The texts of all documents. A text is freed when the last document that contains it is dropped.

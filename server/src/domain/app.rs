@@ -53,8 +53,8 @@ impl App {
         let password = PasswordSettings::new(&doc.password)?;
         let webhooks = doc.webhooks.iter().map(Webhook::new).collect::<Result<_, _>>()?;
         let pages = doc.pages.as_ref().map(|pages| Box::new(PagesSettings::new(pages)));
-        // Clients need the pages, on which users log in. They are moved out of the document, because two copies of
-        // 50,000 clients would need much memory.
+        // Clients need the pages, on which users log in. The clients are moved out of the document, because two copies
+        // of 50,000 clients would need much memory.
         let rendered = std::mem::take(&mut doc.clients);
         let clients = if pages.is_some() { Clients::new(rendered)? } else { Clients::default() };
         Ok(Self { doc, revision, keys, password, webhooks, pages, clients })

@@ -42,7 +42,7 @@ pub enum EventKind {
     AddressChangeRequested,
     AddressChanged,
     Renamed,
-    /// A session was ended from the list of sessions, or by the revocation of one of its tokens. The detail names the
+    /// A session was ended through the list of sessions, or because one of its tokens was revoked. The detail names the
     /// ended session.
     SessionEnded,
     /// The user ended all sessions except the session of the request, or an administrator ended all sessions.
@@ -116,7 +116,8 @@ pub struct Event {
     pub ip: Option<IpAddr>,
     pub at: OffsetDateTime,
     pub detail: Detail,
-    /// The webhooks of the App. The transaction that writes the event also queues it for each webhook that reports it.
+    /// The webhooks of the App. The transaction that writes the event also queues the event for each webhook that
+    /// reports events of its kind.
     pub webhooks: Arc<[Webhook]>,
 }
 
@@ -135,7 +136,7 @@ pub struct Detail {
     /// The `client_id` of the Client.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<ClientId>,
-    /// The session that was ended from the list of sessions or by the revocation of one of its tokens.
+    /// The session that was ended through the list of sessions, or because one of its tokens was revoked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<SessionId>,
     /// The number of sessions that were ended together.

@@ -50,8 +50,8 @@ impl AuthenticatedSession {
             if let Some(user) = call.stores.user_of_session(call.app_id(), &session).await? {
                 return Ok(Some(user));
             }
-            // The epoch can rise between the reads of Redis and Postgres, and this session may continue at the new
-            // epoch.
+            // A change of the user between the reads of Redis and Postgres can raise the user's epoch, which ends most
+            // sessions. This session may continue at the new epoch.
             let live = match session.kind() {
                 None => call.stores.session(call.app_id(), session.user, session.id).await?,
                 Some(SessionKind::Browser) => {

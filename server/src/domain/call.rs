@@ -23,7 +23,7 @@ pub struct Call<'a, S> {
 
 // === impl Call ===
 
-// Not derived, because a derived `Copy` would require `S: Copy`.
+// `Clone` and `Copy` are not derived, because a derived `Copy` would require `S: Copy`.
 impl<S> Clone for Call<'_, S> {
     fn clone(&self) -> Self {
         *self

@@ -14,8 +14,8 @@ use super::{
     user::{Epoch, UserId},
 };
 
-/// Ten symbols are 50 random bits. With the default limit of ten wrong codes per minute and client, nobody can guess a
-/// code (specification: Sessions and tokens, Codes).
+/// The number of symbols of a code. Ten symbols are 50 random bits. With the default limit of ten wrong codes per
+/// minute and client, nobody can guess a code (specification: Sessions and tokens, Codes).
 const CODE_SYMBOLS: usize = 10;
 /// Crockford's alphabet: no I, L, O or U.
 const ALPHABET: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";

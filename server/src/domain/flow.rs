@@ -35,8 +35,8 @@ const LOGIN_CODE_PREFIX: &str = "lkc_";
 #[derive(Clone, PartialEq, Eq)]
 pub struct FlowState(String);
 
-/// Identifies a flow where its state must not appear: in cookie names and Redis keys. Also identifies the cookies in
-/// which pages keep a transaction.
+/// The id of a flow, for cookie names and Redis keys. The state of the flow must not appear there. Also identifies the
+/// cookies in which pages keep a transaction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct FlowId(String);
@@ -53,10 +53,10 @@ pub enum FlowBinding {
 /// What *redirect* stores for *callback*.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
-    /// RFC 7636, 4.1.
+    /// The PKCE verifier (RFC 7636, 4.1).
     #[serde(rename = "v")]
     pub code_verifier: String,
-    /// OpenID Connect Core, 3.1.2.1.
+    /// The nonce that the ID token of the provider must repeat (OpenID Connect Core, 3.1.2.1).
     #[serde(rename = "n")]
     pub nonce: String,
     /// The redirect URL to which *callback* sends the browser. `None` if the App has no redirect URLs: *callback* then

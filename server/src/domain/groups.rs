@@ -18,7 +18,7 @@ use super::{
 pub const MAX_GROUPS_PER_APP: u32 = 10_000;
 /// The maximum number of memberships of a user, those from providers included.
 pub const MAX_GROUPS_PER_USER: u32 = 500;
-/// The maximum number of users that have their groups written to Redis by one request at the same time.
+/// The maximum number of users for whom one request writes the groups to Redis at the same time.
 const CONCURRENT_WRITES: usize = 16;
 
 /// The name of a group that administrators manage: a letter or digit, then up to 127 characters of
@@ -61,7 +61,7 @@ pub struct GroupMember {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
     pub name: GroupName,
-    /// See [`GroupMember::source`].
+    /// The name of the Provider that reported the membership. Empty: an administrator added the user.
     pub source: String,
 }
 
@@ -80,7 +80,8 @@ pub struct GroupsChange {
     pub user: UserId,
     /// The groups after the change.
     pub groups: UserGroups,
-    /// The outbox row from which the outbox worker propagates the groups if the request fails to.
+    /// The outbox row. If the request cannot write the groups to Redis, the outbox worker does so later because of this
+    /// row.
     pub outbox_row: Uuid,
 }
 
@@ -143,8 +144,9 @@ impl GroupTitle {
     }
 }
 
-/// Returns the names of the user's groups that count in the App now, sorted, without duplicates. The document decides
-/// at each read, so that groups of a removed provider end with it, and not at the user's next login.
+/// Returns the names of the user's groups that count in the App now, sorted, without duplicates. Each read applies the
+/// App's current document. So the groups from a provider stop counting when the provider is removed from the App, not
+/// only at the user's next login.
 pub(super) async fn user_groups<S: Groups>(call: Call<'_, S>, user: UserId) -> Result<Arc<[GroupName]>, StoreError> {
     let memberships = call.stores.of_user(call.app_id(), user).await?;
     let counted = memberships.iter().filter(|membership| call.app.takes_groups_from(&membership.source));

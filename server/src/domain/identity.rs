@@ -28,8 +28,9 @@ pub struct VerifiedIdentity {
     pub email: Option<ProviderEmail>,
     /// `None` if the provider sends no name, or one that Latchkey does not accept.
     pub name: Option<Name>,
-    /// The groups that the App takes over from the provider, with their prefix; sorted, without duplicates. Empty if
-    /// the App takes over none, or if there are more than a user can have.
+    /// The groups that the App takes over from the provider, each name with the prefix that the App sets for the
+    /// provider; sorted, without duplicates. Empty if the App takes over none, or if there are more than a user can
+    /// have.
     pub groups: Vec<GroupName>,
 }
 
@@ -57,7 +58,7 @@ pub struct AuthorizationRequest<'a> {
     /// Latchkey's callback URL for this App and Provider.
     pub redirect_uri: &'a str,
     pub state: &'a str,
-    /// S256 (RFC 7636, 4.2).
+    /// A challenge of method S256 (RFC 7636, 4.2).
     pub code_challenge: &'a str,
     /// Set if the provider's capabilities include a nonce.
     pub nonce: Option<&'a str>,

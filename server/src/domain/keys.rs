@@ -219,7 +219,8 @@ impl PageKeys {
     }
 }
 
-/// The HMAC over the appID and `body`. The newline separates the two, because an appID contains none.
+/// The HMAC over the appID, a newline and `body`. An appID contains no newline, so the first newline always ends the
+/// appID.
 pub(super) fn mac_for_app(key: &hmac::Key, app: &AppId, body: &[u8]) -> hmac::Tag {
     let mut context = hmac::Context::with_key(key);
     context.update(app.as_str().as_bytes());

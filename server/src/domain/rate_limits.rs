@@ -112,8 +112,8 @@ pub fn logins(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
 }
 
 /// Returns the rate limits on wrong passwords, for every call that checks a password. They are acquired before hashing,
-/// and released if the password was right or was not checked. `is_known`: see
-/// [`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client).
+/// and released if the password was right or was not checked. `is_known`: whether the client address is known to the
+/// account ([`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client)).
 pub fn login_failures(app: &App, client: ClientAddress, account: &AccountKey, is_known: bool) -> Vec<RateLimitCheck> {
     let mut failures = per_client(app, LimitName::LoginFailuresPerClient, client, &format!(" {}", account.as_str()));
     failures.extend(per_client(app, LimitName::LoginFailuresPerClientOverall, client, ""));
@@ -145,9 +145,9 @@ pub fn administrator_mails(app: &App, account: &AccountKey, kind: MailKind) -> V
     vec![RateLimitCheck { limit: limit.into(), subject, windows: app.windows(limit) }]
 }
 
-/// Returns the rate limits for a mail to an email address. `is_known`: see
-/// [`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client). Mails that are requested from a
-/// known client address are counted separately, so that a stranger cannot use up the owner's limit.
+/// Returns the rate limits for a mail to an email address. `is_known`: whether the client address is known to the
+/// account ([`RateLimits::is_known_client`](crate::domain::ports::RateLimits::is_known_client)). Mails that are
+/// requested from a known client address are counted separately, so that a stranger cannot use up the owner's limit.
 pub fn mails(
     app: &App,
     client: ClientAddress,

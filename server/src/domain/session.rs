@@ -16,7 +16,7 @@ pub struct SessionId(pub Uuid);
 
 /// The generation of a browser session, which has no refresh token: the largest integer that a Lua number represents
 /// exactly. Every refresh token has a lower generation, so no refresh token matches a browser session, on servers of
-/// any version. A lookup also recognizes a browser session without reading another field.
+/// any version. A lookup recognizes a browser session by this value alone.
 pub const NO_REFRESH_TOKEN: u64 = (1 << 53) - 1;
 
 /// The kind of a session that is not a session of the App itself. Sessions of the App have no kind.
@@ -26,7 +26,7 @@ pub enum SessionKind {
     Browser,
 }
 
-/// What the kind of a client session is called in lists.
+/// The kind of a client session, as lists show it.
 const CLIENT_KIND: &str = "client";
 
 /// How a user authenticated (RFC 8176).
@@ -77,7 +77,8 @@ pub struct Session {
 /// The claims about a user. Redis stores them together with the sessions, so that a refresh does not need Postgres.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
-    /// See [`User::version`](super::user::User::version). An older profile never replaces a newer one.
+    /// The version of the user ([`User::version`](super::user::User::version)). An older profile never replaces a newer
+    /// one.
     pub version: i64,
     pub email: Option<String>,
     pub email_verified: bool,

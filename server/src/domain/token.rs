@@ -70,7 +70,7 @@ struct IssuedClaims<'a> {
     amr: [&'static str; 1],
 }
 
-/// [`Audiences`] by reference.
+/// Like [`Audiences`], but with borrowed texts.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum AudienceRef<'a> {
@@ -173,7 +173,8 @@ pub fn verify_any_access_token(app: &App, now: OffsetDateTime, token: &str) -> O
     let mut validation = Validation::new(key.algorithm);
     validation.set_issuer(&[app.doc.issuer.as_str()]);
     validation.set_required_spec_claims(&["iss", "aud", "sub", "exp"]);
-    // The audience depends on who has the token. The expiry is checked with the clock that was passed in.
+    // Both are checked below: the accepted audience depends on whether the token is of a client, and the expiry is
+    // compared with the time that was passed in.
     validation.validate_aud = false;
     validation.validate_exp = false;
     let claims = jsonwebtoken::decode::<AccessClaims>(token, &key.decoding, &validation).ok()?.claims;
@@ -289,7 +290,8 @@ impl RefreshToken {
         aws_lc_rs::constant_time::verify_slices_are_equal(&expected.as_ref()[..MAC_BYTES], tag)
             .map_err(|_| RefreshTokenError::Invalid)?;
         let generation = u64::from_be_bytes(body[36..].try_into().map_err(|_| RefreshTokenError::Invalid)?);
-        // A session accepts the token of its generation and, within limits, the token before it.
+        // A session accepts the token of its own generation and, within limits, the token of the generation before.
+        // Therefore no token can have the generation of a browser session or the one before.
         if generation >= NO_REFRESH_TOKEN - 1 {
             return Err(RefreshTokenError::Invalid);
         }

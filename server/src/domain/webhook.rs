@@ -388,7 +388,7 @@ mod tests {
         let url = "https://crm.example.com/hook";
         let consumer = json!({ "namespace": "jobs", "name": "sync" });
         let pull = json!({ "name": "sync", "events": ["user.created"], "delivery": { "pull": consumer } });
-        // If these change, an update resumes webhooks that receivers have stopped.
+        // If these fingerprints change, an update of the server resumes webhooks that receivers have stopped.
         for (webhook, fingerprint) in [
             (
                 push_webhook_with(url, &["user.created"], false, &[KEY]),

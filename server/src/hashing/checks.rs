@@ -12,7 +12,7 @@ use crate::domain::{
     password::Password,
 };
 
-/// Jobs that take more CPU time than this number of native hashes are heavy. Heavy jobs together use at most half of
+/// A job that needs more CPU time than this number of native hashes is heavy. Heavy jobs together use at most half of
 /// the threads.
 const HEAVY_HASHES: f64 = 2.0;
 
@@ -31,7 +31,7 @@ struct Check {
     is_own: bool,
 }
 
-/// Makes hashes that no password matches, one for each class.
+/// Makes hashes that no password matches, one for each class (hash function and cost).
 pub(super) struct DummyHashes {
     /// The class of new hashes.
     native: HashClass,

@@ -18,8 +18,8 @@ use crate::domain::foreign_hash::{
 /// bcrypt uses this many bytes of a password, including the zero byte at its end.
 const MAX_BCRYPT_BYTES: usize = 72;
 
-/// Whether the password matches the hash. Compares in constant time. Without `firebase`, a Firebase hash takes the same
-/// work, and the result is false.
+/// Whether the password matches the hash. Compares in constant time. Without the values of the Firebase project
+/// (`firebase`), the check of a Firebase hash does the same work, and the result is false.
 ///
 /// # Panics
 ///
@@ -147,7 +147,7 @@ mod tests {
             assert_eq!(hash.class().to_string(), vector.class, "{}", vector.source);
             assert!(vector.verify(&mut engine, &vector.password), "{} {}", vector.source, vector.hash);
             let changed = format!("{}x", vector.password);
-            // bcrypt uses the first 72 bytes.
+            // bcrypt uses only the first 72 bytes of a password.
             let is_cut = matches!(hash.class(), HashClass::Bcrypt(_)) && vector.password.len() >= MAX_BCRYPT_BYTES;
             assert_eq!(vector.verify(&mut engine, &changed), is_cut, "{} {}", vector.source, vector.hash);
             *count.entry(hash.class().algorithm()).or_default() += 1;

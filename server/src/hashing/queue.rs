@@ -38,8 +38,8 @@ struct KindCounts([usize; 4]);
 /// Queues that take turns according to the time that their jobs used (start-time fair queueing; Goyal, Vin and Cheng,
 /// 1996).
 struct FairScheduler<K, V> {
-    /// The virtual time: when the queue of the last turn was due. It advances with the time that jobs use, not with a
-    /// clock.
+    /// The virtual time: the time at which the queue that had the last turn was due. It advances with the time that
+    /// jobs use, not with a clock.
     virtual_time: Duration,
     next_sequence: u64,
     /// The queues that have jobs, in the order in which they are due. Queues that are due at the same time are in order
@@ -88,7 +88,7 @@ struct ClientLoad {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PushOutcome<T> {
     Queued,
-    /// The new job is queued and has displaced this other job: see [`FairQueue::displaced_owner`].
+    /// The new job is queued, and this job of another owner ([`FairQueue::displaced_owner`]) was removed for it.
     Displaced(T),
     /// There is no slot. Either the queue is full and no other owner has more jobs, or the queue is at least half full
     /// and the client address already has two waiting jobs.
@@ -104,7 +104,8 @@ pub(super) struct ScheduledJob<N, A, C, T> {
     pub(super) charge: Charge<N, A, C>,
 }
 
-/// The expected time of a job, which was charged to the owner of the job. It is corrected when the job has ended.
+/// The time that a job is expected to take, which was charged to the owner of the job. When the job has ended, the
+/// charge is corrected.
 #[derive(Debug)]
 pub(super) struct Charge<N, A, C> {
     owner: JobOwner<N, A, C>,
@@ -116,9 +117,9 @@ const MAX_CLIENT_SLOTS_WHEN_CROWDED: usize = 2;
 /// How many turns a namespace gets for one turn of a client that waits in many Apps. A user logs in to one App at a
 /// time, so such a client is a program, which must not get as many turns as a namespace.
 const TURNS_PER_MULTI_APP_TURN: u32 = 4;
-/// How far a queue can be behind the virtual time. A queue whose jobs could not start gets this much time in a row
-/// before others take turns again: enough for a few heavy jobs, and well below the 2 s after which a waiting job is
-/// refused.
+/// How far a queue can be behind the virtual time. A queue whose jobs could not start gets at most this much time in a
+/// row before other queues take turns again: enough for a few heavy jobs, and well below the 2 s after which a waiting
+/// job is refused.
 const MAX_CREDIT: Duration = Duration::from_millis(500);
 /// The maximum number of clients' queues per slot, including queues that only record used time. A queue takes about 150
 /// bytes.
@@ -218,7 +219,7 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
         Some((kind, expected, (key, taken)))
     }
 
-    /// Removes a job out of turn, without a charge.
+    /// Removes a job before the turn of its queue. The queue is not charged for the job.
     fn remove_out_of_turn<T>(
         &mut self,
         key: &K,
@@ -283,7 +284,7 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         self.length
     }
 
-    /// Changes the number of slots. If more jobs wait than there are slots, they keep their places.
+    /// Changes the number of slots. If more jobs wait than there are slots, all of them stay in the queue.
     pub(super) fn set_capacity(&mut self, capacity: usize) {
         self.capacity = capacity;
     }
@@ -375,7 +376,7 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         Some(job)
     }
 
-    /// The waiting jobs of the owner's client in the owner's App.
+    /// The number of waiting jobs of the owner's client in the owner's App.
     fn waiting_in_app(&self, owner: &JobOwner<N, A, C>) -> usize {
         let apps = self.namespaces.queues.get(&owner.namespace);
         let clients = apps.and_then(|apps| apps.content.queues.get(&owner.app));
@@ -471,14 +472,14 @@ mod tests {
 
         /// Removes the next job, which runs as long as expected.
         fn next(&mut self) -> Option<u32> {
-            self.pop(StartableKinds::ALL, |_| JOB).map(|turn| turn.job)
+            self.pop(StartableKinds::ALL, |_| JOB).map(|next| next.job)
         }
 
         /// Removes the next job, which runs for `took`.
-        fn next_taking(&mut self, took: Duration) -> Option<u32> {
-            let turn = self.pop(StartableKinds::ALL, |_| JOB)?;
-            self.correct_charge(&turn.charge, took);
-            Some(turn.job)
+        fn next_that_takes(&mut self, took: Duration) -> Option<u32> {
+            let next = self.pop(StartableKinds::ALL, |_| JOB)?;
+            self.correct_charge(&next.charge, took);
+            Some(next.job)
         }
     }
 
@@ -526,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_has_two_slots_once_the_queue_is_half_full() {
+    fn a_client_gets_at_most_two_slots_while_the_queue_is_half_full() {
         let mut queue = Queue::new(8);
         for item in 0..4 {
             assert_eq!(queue.add(only_app_owner("a", 1), item), PushOutcome::Queued);
@@ -577,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_waits_several_times_in_one_app_does_not_delay_its_app() {
+    fn several_waiting_jobs_of_one_client_in_an_app_do_not_delay_the_app() {
         let mut queue = Queue::new(128);
         for item in 0..20 {
             queue.add(only_app_owner("office", 1), item);
@@ -590,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_charged_for_the_time_that_its_job_took() {
+    fn an_app_is_charged_for_the_time_that_its_job_took() {
         let mut queue = Queue::new(100);
         let (slow, quick) = (JOB * 10, JOB);
         for number in 0..20 {
@@ -599,10 +600,10 @@ mod tests {
         }
         let mut used = [Duration::ZERO; 2];
         for _ in 0..22 {
-            let turn = queue.pop(StartableKinds::ALL, |_| JOB).unwrap();
-            let (owner, took) = if turn.job < 100 { (0, slow) } else { (1, quick) };
+            let next = queue.pop(StartableKinds::ALL, |_| JOB).unwrap();
+            let (owner, took) = if next.job < 100 { (0, slow) } else { (1, quick) };
             used[owner] += took;
-            queue.correct_charge(&turn.charge, took);
+            queue.correct_charge(&next.charge, took);
         }
         assert!(used[0].abs_diff(used[1]) <= slow, "{used:?}");
     }
@@ -615,16 +616,19 @@ mod tests {
         for number in 0..30 {
             queue.add(only_app_owner("busy", 2), 100 + number);
         }
-        assert_eq!(queue.next_taking(JOB * 10), Some(0));
+        assert_eq!(queue.next_that_takes(JOB * 10), Some(0));
         queue.add(only_app_owner("slow", 1), 1);
-        let order: Vec<_> = (0..11).map_while(|_| queue.next_taking(JOB)).collect();
-        let turn = order.iter().position(|item| *item == 1);
-        assert!(turn.is_some_and(|turn| turn >= 9), "the second job waits as long as the first job took: {order:?}");
+        let order: Vec<_> = (0..11).map_while(|_| queue.next_that_takes(JOB)).collect();
+        let position = order.iter().position(|item| *item == 1);
+        assert!(
+            position.is_some_and(|position| position >= 9),
+            "the second job waits as long as the first job took: {order:?}"
+        );
         // A queue that starts late gets one turn, not the turns that it missed.
         queue.add(only_app_owner("late", 3), 200);
         queue.add(only_app_owner("late", 3), 201);
         queue.add(only_app_owner("late", 3), 202);
-        let order: Vec<_> = (0..6).map_while(|_| queue.next_taking(JOB)).collect();
+        let order: Vec<_> = (0..6).map_while(|_| queue.next_that_takes(JOB)).collect();
         let is_late: Vec<_> = order.iter().map(|item| *item >= 200).collect();
         assert!(!is_late.windows(2).any(|pair| pair == [true, true]), "{order:?}");
     }
@@ -635,8 +639,8 @@ mod tests {
         for client in 0..10_000 {
             let owner = JobOwner { namespace: 0, app: client % 100, client };
             assert_eq!(queue.push(&owner, LIGHT, JOB, client), PushOutcome::Queued);
-            let turn = queue.pop(StartableKinds::ALL, |_| JOB).unwrap();
-            queue.correct_charge(&turn.charge, JOB);
+            let next = queue.pop(StartableKinds::ALL, |_| JOB).unwrap();
+            queue.correct_charge(&next.charge, JOB);
             let kept: usize =
                 queue.namespaces.queues[&0].content.queues.values().map(|app| app.content.queues.len()).sum();
             assert_eq!(kept, queue.client_queues);
@@ -678,7 +682,7 @@ mod tests {
             assert!(queue.len() <= 6);
             refused += u32::from(!has_slot);
             if step % 4 == 3 {
-                queue.next_taking(JOB * (step % 3));
+                queue.next_that_takes(JOB * (step % 3));
             }
         }
         assert!(refused > 200 && refused < 1800, "{refused}");
@@ -706,7 +710,7 @@ mod tests {
         queue.push(&only_app_owner("imported", 2), LARGE, JOB, 2);
         queue.push(&only_app_owner("imported", 3), LIGHT, JOB, 3);
         queue.push(&only_app_owner("native", 4), LIGHT, JOB, 4);
-        let mut pop = |heavy, large| queue.pop(StartableKinds { heavy, large }, |_| JOB).map(|turn| turn.job);
+        let mut pop = |heavy, large| queue.pop(StartableKinds { heavy, large }, |_| JOB).map(|next| next.job);
         assert_eq!(pop(false, false), Some(3), "the App's own light job");
         assert_eq!(pop(false, false), Some(4));
         assert_eq!(pop(false, false), None, "the remaining jobs wait");
@@ -729,7 +733,7 @@ mod tests {
         let mut before = Duration::ZERO;
         for _ in 0..200 {
             let startable = StartableKinds { heavy: false, large: true };
-            assert!(queue.pop(startable, |_| JOB).is_some_and(|turn| turn.job >= 1000));
+            assert!(queue.pop(startable, |_| JOB).is_some_and(|next| next.job >= 1000));
             assert!(queue.namespaces.virtual_time >= before);
             before = queue.namespaces.virtual_time;
         }
@@ -750,7 +754,7 @@ mod tests {
         for (item, kind) in [(1, both), (2, HEAVY), (3, LIGHT), (4, both)] {
             queue.push(&client, kind, JOB, item);
         }
-        let mut pop = |heavy, large| queue.pop(StartableKinds { heavy, large }, |_| JOB).map(|turn| turn.job);
+        let mut pop = |heavy, large| queue.pop(StartableKinds { heavy, large }, |_| JOB).map(|next| next.job);
         assert_eq!(pop(true, false), Some(2));
         assert_eq!(pop(false, true), Some(3));
         assert_eq!(pop(false, true), None, "a heavy and large job starts only if both kinds can start");
@@ -764,7 +768,7 @@ mod tests {
             queue.push(&only_app_owner("storm", client), HEAVY, JOB, client.into());
         }
         assert!(matches!(queue.push(&only_app_owner("quiet", 4), LIGHT, JOB, 4), PushOutcome::Displaced(_)));
-        let mut pop = |heavy| queue.pop(StartableKinds { heavy, large: true }, |_| JOB).map(|turn| turn.job);
+        let mut pop = |heavy| queue.pop(StartableKinds { heavy, large: true }, |_| JOB).map(|next| next.job);
         assert_eq!(pop(false), Some(4));
         assert_eq!(pop(false), None);
         assert!(pop(true).is_some() && pop(true).is_some());
@@ -778,10 +782,10 @@ mod tests {
             queue.push(&only_app_owner("heavy", 1), HEAVY, JOB * 10, number);
             queue.push(&only_app_owner("light", 2), LIGHT, JOB, 100 + number);
         }
-        // The jobs still run: nothing corrects their charges.
+        // The jobs are still running, so their expected times are not corrected yet.
         let expected = |job: &u32| if *job < 100 { JOB * 10 } else { JOB };
         let order: Vec<_> =
-            (0..22).map_while(|_| queue.pop(StartableKinds::ALL, expected).map(|turn| turn.job)).collect();
+            (0..22).map_while(|_| queue.pop(StartableKinds::ALL, expected).map(|next| next.job)).collect();
         let heavy = order.iter().filter(|item| **item < 100).count();
         assert_eq!(heavy, 2, "ten light jobs for each heavy one: {order:?}");
     }

@@ -5,20 +5,21 @@ use zxcvbn::{Entropy, zxcvbn};
 use crate::domain::password::MAX_PASSWORD_CHARS;
 
 /// The most characters that zxcvbn scores at once. Its time grows with the square of the length. For a keyboard
-/// pattern, zxcvbn also computes 4^turns, because a key has 4 neighbours on average. A pattern of 32 characters has at
-/// most 31 turns: 4^31 fits in 64 bits, 4^32 does not.
+/// pattern, zxcvbn also computes 4^turns, where turns is the number of changes of direction, because a key has 4
+/// neighbours on average. A pattern of 32 characters has at most 31 turns: 4^31 fits in 64 bits, 4^32 does not.
 const MAX_SCORED_CHARS: usize = 32;
-/// The most keypad keys in a row. A keypad key has 5 neighbours on average, and 28 keys have at most 27 turns: 5^27
-/// fits in 64 bits, 5^28 does not.
+/// The most keypad keys in a row. A keypad key has 5 neighbours on average, and a run of 28 keys has at most 27 changes
+/// of direction: 5^27 fits in 64 bits, 5^28 does not.
 const MAX_KEYPAD_RUN: usize = 28;
 /// The keys of the two keypads of zxcvbn.
 const KEYPAD: &str = "0123456789*+-./=";
 /// The maximum number of guess words. Further guess words are ignored. An ordinary email address and name give fewer
 /// than 15.
 const MAX_GUESSES: usize = 24;
-/// The maximum of this product: the number of readings times the square of the length. zxcvbn searches its dictionaries
-/// once per reading of the l33t symbols, and the time of a search grows with the square of the length. Digits have at
-/// most 8 readings, so a part of the maximum length that has only digits is within the limit.
+/// The maximum of this product: the number of readings times the square of the length. A reading is one way to replace
+/// the l33t symbols by letters. zxcvbn searches its dictionaries once per reading, and the time of a search grows with
+/// the square of the length. Digits have at most 8 readings, so a part of the maximum length that has only digits is
+/// within the limit.
 const MAX_SEARCH_COST: usize = 8 * MAX_SCORED_CHARS * MAX_SCORED_CHARS;
 /// Minimum length, in characters, of the guess words and repetitions that are removed from a long password before it is
 /// split.
@@ -134,7 +135,8 @@ fn fold_lookalikes(char: char) -> char {
     }
 }
 
-/// Keeps one copy of each repetition, starting with the shortest period.
+/// Keeps only one copy of each text that is repeated directly after itself. Looks for the shortest repeated texts
+/// first.
 fn without_repeats(mut chars: Vec<char>) -> Vec<char> {
     let drop_copies = |kept: &mut Vec<char>, run: usize, period: usize| {
         if run >= period && run + period >= MIN_REMOVED_CHARS {
@@ -145,7 +147,8 @@ fn without_repeats(mut chars: Vec<char>) -> Vec<char> {
     let mut period = 1;
     while period * 2 <= chars.len() {
         let mut kept = Vec::with_capacity(chars.len());
-        // The number of consecutive characters up to here that equal the character one period earlier.
+        // The number of characters in a row, up to the current one, that are equal to the character one period before
+        // them.
         let mut run = 0;
         for (at, char) in chars.iter().enumerate() {
             if at >= period && chars[at - period] == *char {
@@ -305,7 +308,7 @@ mod tests {
         }
     }
 
-    /// The score of zxcvbn without our limits.
+    /// The score of zxcvbn without the limits of this module.
     fn plain_score(password: &str, guesses: &[String]) -> u8 {
         let guesses: Vec<&str> = guesses.iter().map(String::as_str).collect();
         u8::from(zxcvbn(password, &guesses).score())

@@ -13,9 +13,9 @@ const DELAYS: [Duration; 7] = [
     Duration::from_secs(60 * 60),
 ];
 
-/// The first six delays take 51 minutes, and the other 47 take an hour each: two days in total. The limit is a number
-/// of attempts, not of days, so that a mail does not become a dead letter because of time in which no attempt was
-/// possible.
+/// The maximum number of attempts. The first six delays take 51 minutes, and the other 47 take an hour each: two days
+/// in total. The limit is a number of attempts, not of days, so that a mail does not become a dead letter because of
+/// time in which no attempt was possible.
 pub(super) const MAX_ATTEMPTS: u32 = 54;
 
 /// The delay after a failure. `attempts` is the number of failures before this one. `None` after the last attempt.

@@ -8,6 +8,6 @@ use crate::domain::ports::{ClaimedRow, DeliveryOutcome};
 pub(super) trait Deliverer: Send + Sync + 'static {
     fn deliver(&self, claimed: &ClaimedRow) -> impl Future<Output = DeliveryOutcome> + Send;
 
-    /// Closes connections that were idle for too long. The worker calls this in each turn of its loop.
+    /// Closes connections that were idle for too long. The worker calls this in each iteration of its loop.
     fn close_idle(&self) {}
 }

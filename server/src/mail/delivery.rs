@@ -890,7 +890,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_mail_that_cannot_be_attempted_waits_and_is_not_counted() {
-        // Nothing listens on port 9, but no delivery connects to it.
+        // Nothing listens on port 9. These deliveries never connect to it.
         let delivery = deliverer(FakeStores { user: Some(user()), codes: None, replication: None }, 9);
         let now = delivery.env.now();
         for app in ["shop", "unresolved", "not-served"] {

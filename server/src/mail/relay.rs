@@ -38,7 +38,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection can be idle before it is closed. Relays also close idle connections: Postfix after 300 s,
 /// other relays after 30 s.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(20);
-/// Many relays accept a hundred mails per connection, and some relays accept fewer.
+/// The maximum number of mails that are sent over one connection. Many relays accept a hundred, and some accept fewer.
 const MAX_MAILS_PER_CONNECTION: u32 = 50;
 /// The maximum number of idle connections per relay and App. It is also the maximum number of mails of an App that are
 /// sent at the same time.

@@ -42,7 +42,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// Timeout of a name lookup if there is a proxy. A cluster with a proxy can have a DNS server that knows only the names
 /// of the cluster, and that is slow to report that a name is unknown.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
-/// `User-Agent`. GitHub and Discord reject calls without it.
+/// The value of the header `User-Agent`. GitHub and Discord reject calls without this header.
 const USER_AGENT_VALUE: &str = concat!("Latchkey/", env!("CARGO_PKG_VERSION"));
 
 pub(crate) type FullBody = Full<Bytes>;
@@ -94,7 +94,7 @@ impl OutboundClient {
         url.starts_with("https://") || (self.connector.reach.allow_insecure && url.starts_with("http://"))
     }
 
-    /// Sends one request. The caller bounds the time, and checks the URL with [`Self::allows_url`].
+    /// Sends one request. The caller limits the time of the call, and checks the URL with [`Self::allows_url`].
     pub(crate) async fn request(
         &self,
         mut request: Request<FullBody>,

@@ -34,7 +34,8 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_DISCARDED_BYTES: usize = 64 * 1024;
 /// How long the body of a response is read.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
-/// Few idle connections are kept, and only briefly, because an installation can have many receivers.
+/// The limits of idle connections. Few connections are kept, and only briefly, because an installation can have many
+/// receivers.
 const POOL: PoolLimits = PoolLimits { max_idle_per_host: 1, idle_timeout: Duration::from_secs(5) };
 /// The delay before the server retries an event whose webhook it currently does not know or cannot sign for.
 const UNKNOWN_WEBHOOK_DELAY: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
-//! The hourly sweep of the queue: events of removed webhooks, old events, and the oldest events of queues that are too
-//! long.
+//! The hourly sweep of the queues of webhooks. Removes the events of removed webhooks, old events, and the oldest
+//! events of queues that are too long.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -30,8 +30,8 @@ enum Sweep {
 
 /// Removes events of removed webhooks, old dead letters, and events that consumers did not fetch; gives up old
 /// deliveries. Returns how many events were removed. Events of an App without a document stay until the App's users are
-/// deleted. The server that deletes the users also deletes the events, unless its version is so early that it does not
-/// know webhook events. This sweep deletes the events that such a server left. The webhooks take turns.
+/// deleted. The server that deletes the users also deletes the events, unless its version is too old to know webhook
+/// events. This sweep deletes the events that a server of such a version has left. The webhooks take turns.
 pub async fn remove_old_events(stores: &Stores, apps: &Apps, metrics: &WebhookMetrics) -> Result<u64, StoreError> {
     let postgres = &stores.postgres;
     let end = Instant::now() + MAX_DELETE_TIME;

@@ -239,8 +239,8 @@ fn log_panic(ended: Result<(), tokio::task::JoinError>) {
 
 impl InFlight {
     /// Returns how many more events of the namespace can be sent if `free` more can be sent in total. A namespace gets
-    /// at most half of all deliveries, and no more than remain free for others, so that another namespace always finds
-    /// a place.
+    /// at most half of all deliveries, and at most as many as it leaves free for other namespaces, so that other
+    /// namespaces can always send an event.
     fn room(&self, namespace: &str, free: usize) -> usize {
         let own = self.0.lock().get(namespace).copied().unwrap_or(0);
         MAX_IN_FLIGHT_PER_NAMESPACE.min((free + own) / 2).saturating_sub(own)
@@ -421,7 +421,7 @@ mod tests {
         }
     }
 
-    struct Running {
+    struct RunningWorker {
         queue: Arc<FakeQueue>,
         sender: Arc<FakeSender>,
         started: mpsc::UnboundedReceiver<String>,
@@ -430,7 +430,7 @@ mod tests {
         worker: tokio::task::JoinHandle<()>,
     }
 
-    fn run(due: Vec<ClaimedEvent>) -> Running {
+    fn run(due: Vec<ClaimedEvent>) -> RunningWorker {
         let (started_sender, started) = mpsc::unbounded_channel();
         let (finished_sender, finished) = mpsc::unbounded_channel();
         let queue = Arc::new(FakeQueue {
@@ -454,10 +454,10 @@ mod tests {
             let shutdown = shutdown.clone();
             async move { worker.schedule(&shutdown).await }
         });
-        Running { queue, sender, started, finished, shutdown, worker }
+        RunningWorker { queue, sender, started, finished, shutdown, worker }
     }
 
-    impl Running {
+    impl RunningWorker {
         async fn wait_for_started(&mut self, count: usize) -> Vec<String> {
             let mut started = Vec::new();
             while started.len() < count {

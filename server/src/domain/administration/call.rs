@@ -17,7 +17,7 @@ pub struct AdministratorCall<'a, S> {
 
 // === impl AdministratorCall ===
 
-// Not derived, because a derived `Copy` would require `S: Copy`.
+// `Clone` and `Copy` are not derived, because a derived `Copy` would require `S: Copy`.
 impl<S> Clone for AdministratorCall<'_, S> {
     fn clone(&self) -> Self {
         *self

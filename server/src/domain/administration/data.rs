@@ -1,4 +1,4 @@
-//! Imports, exports and identities.
+//! Imports and exports users, and removes their identities.
 
 use time::Duration;
 

@@ -11,7 +11,7 @@ use crate::domain::{
 };
 
 /// How long a call removes the members of a group. If some members remain after that, the client must repeat the call.
-const MAX_REMOVAL: Duration = Duration::seconds(30);
+const MAX_REMOVAL_TIME: Duration = Duration::seconds(30);
 
 /// Why a call about groups failed.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +68,7 @@ pub async fn remove_group<S: GroupAdministration + GroupChanges>(
             GroupRemoval::NotFound if has_removed => return Ok(()),
             GroupRemoval::NotFound => return Err(GroupError::GroupNotFound),
         }
-        if admin.call.env.now() - started > MAX_REMOVAL {
+        if admin.call.env.now() - started > MAX_REMOVAL_TIME {
             return Err(StoreError::Unavailable { store: "Postgres", source: Box::new(MembersLeft) }.into());
         }
     }
@@ -152,7 +152,8 @@ mod tests {
         }
     }
 
-    /// Stores that remove a group with these outcomes, and record the users whose groups are written to Redis.
+    /// Stores in memory. Each removal of a batch returns the next outcome of `removals`. `propagated` records the users
+    /// whose groups are written to Redis.
     #[derive(Default)]
     struct FakeStores {
         removals: Mutex<VecDeque<GroupRemoval>>,
@@ -245,8 +246,8 @@ mod tests {
         }
     }
 
-    /// Deletes a group. The stores return these outcomes of the batches. Returns the outcome, the users whose groups
-    /// are written to Redis, and how many batches are left.
+    /// Deletes a group from stores that return `removals`, one for each batch. Returns the outcome, the users whose
+    /// groups were written to Redis, and how many of `removals` were not used.
     async fn remove(
         step_seconds: i64,
         removals: impl IntoIterator<Item = GroupRemoval>,

@@ -31,7 +31,7 @@ use super::{
     user::{Epoch, UserId},
 };
 
-/// The ServiceAccount that makes a call. Events name it.
+/// The ServiceAccount that makes a call. Events name this ServiceAccount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Actor {
     pub namespace: String,

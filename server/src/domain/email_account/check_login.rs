@@ -1,4 +1,4 @@
-//! Checks an email address and a password, with the limits of a login. *login* and the login page share it.
+//! Checks an email address and a password, with the limits of a login. *login* and the login page share this check.
 
 use std::future::Future;
 
@@ -80,8 +80,8 @@ pub(in crate::domain) async fn check_login<S: Users + RateLimits + PasswordHashe
     };
     let unverified = call.app.doc.require_verified_email && !user.email_verified;
     if unverified && !user.disabled && call.app.doc.enumeration_protection == EnumerationProtection::Strict {
-        // A client can call *register* and then *login*. Any other response would then reveal whether the email address
-        // was known. For the same reason the permit of the limits on wrong passwords is not released.
+        // A client can call *register* and then *login*. Any other response to *login* would reveal whether the email
+        // address was known before. For the same reason, the permit of the limits on wrong passwords is not released.
         count_refusal(RefusalKind::Login, Some(&user));
         return Err(LoginError::InvalidCredentials);
     }
@@ -97,7 +97,8 @@ pub(in crate::domain) async fn check_login<S: Users + RateLimits + PasswordHashe
 // === impl CheckedLogin ===
 
 impl CheckedLogin {
-    /// Waits for `open`, which opens the session. `open` returns `None` if the epoch has risen since the user was read.
+    /// Waits for `open`, which opens the session. `open` returns `None` if the user's epoch has risen since the user
+    /// was read.
     pub(in crate::domain) async fn open_session<S: RateLimits, T>(
         self,
         call: Call<'_, S>,

@@ -46,7 +46,7 @@ impl<E: Into<CommonError>> From<E> for ConfirmError {
 /// A confirmation that is applied, before the client gets its session.
 pub(in crate::domain) struct AppliedConfirmation {
     pub(in crate::domain) user: User,
-    /// The session that continues, at the raised epoch.
+    /// The session that continues. It has the user's new epoch, which the confirmation has raised.
     pub(in crate::domain) kept_session: Option<Session>,
     /// The id of the session to open if no session continues. Only this session can set a password without the old one,
     /// if the account was contested.
@@ -80,8 +80,8 @@ async fn confirm_with_tokens<S: Users + OwnAccounts + Outbox + RateLimits + Code
         apply_confirmation(call, &key, &record, bearer_session).await?;
     let tokens = match kept_session {
         Some(session) => token::issue_tokens(call.app, call.env, &user.profile(), &session)?,
-        // No session is opened if the epoch has risen again. The code is consumed, so the client gets the error for a
-        // consumed code.
+        // No session is opened if another change has raised the user's epoch again. The code is consumed, so the client
+        // gets the error for a consumed code.
         None => {
             let opened = open_session_with_id(call, &user, new_session, Amr::Code).await?;
             opened.ok_or(ConfirmError::InvalidCode)?

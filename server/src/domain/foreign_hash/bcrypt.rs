@@ -13,18 +13,18 @@ use super::{
 
 const MIN_COST: u32 = 4;
 const MAX_COST: u32 = 13;
-/// A check of this cost takes as long as a native hash.
+/// The cost with weight 1: a check of this cost takes as long as a native hash.
 const COST_OF_WEIGHT_1: u32 = 8;
-/// The state of Blowfish: 18 subkeys and four tables of 256 words.
+/// The memory of a check: the state of Blowfish, which has 18 subkeys and four tables of 256 words.
 pub(super) const MEMORY_BYTES: u64 = (18 + 4 * 256) * 4;
-/// bcrypt computes 24 bytes and drops the last one.
+/// The length of the output: bcrypt computes 24 bytes and drops the last one.
 pub(super) const OUTPUT_BYTES: usize = 23;
 const SALT_BYTES: usize = 16;
 const SALT_CHARS: usize = 22;
 
 const BASE64: GeneralPurpose = GeneralPurpose::new(&alphabet::BCRYPT, NO_PAD);
-/// The 22 characters of a salt have 4 bits more than its 16 bytes. Some services wrote random bits there. All
-/// implementations ignore them.
+/// The 22 characters of a salt have 4 bits more than its 16 bytes. Some services wrote random values into these 4 bits.
+/// All implementations ignore them.
 const SALT_BASE64: GeneralPurpose =
     GeneralPurpose::new(&alphabet::BCRYPT, NO_PAD.with_decode_allow_trailing_bits(true));
 
@@ -53,7 +53,7 @@ pub(super) fn print_tail(salt: &[u8], output: &[u8]) -> Zeroizing<String> {
 // === impl BcryptClass ===
 
 impl BcryptClass {
-    /// Parses the cost in a hash. It always has two digits.
+    /// Parses the cost in a hash, which always has two digits.
     pub(super) fn from_two_digits(text: &str) -> Result<Self, HashError> {
         if text.len() != 2 {
             return Err(HashError::NotSupported);

@@ -43,7 +43,8 @@ struct ClientAccessClaims<'a> {
     user: UserClaims<'a>,
 }
 
-/// Issues an access token with these scopes. It never contains groups: services other than the client read it.
+/// Issues an access token with these scopes. The token never contains groups, because other services than the client
+/// also read it.
 pub fn issue_access_token(
     app: &App,
     env: &Env,

@@ -15,12 +15,12 @@ use crate::domain::{
     ports::{AuditLog, ClientSessions, Consents, StoreError},
 };
 
-/// A client with a consent or with a session that outlives the logout.
+/// A client with a consent, or with a session that continues after the user logs out.
 #[derive(Clone, Debug)]
 pub struct Application {
     pub client_uid: String,
-    /// `None` if the App no longer has the client. Its consent and its sessions are kept, and become valid again if the
-    /// client comes back.
+    /// `None` if the App no longer has the client. The consent and the sessions of the client are kept, and become
+    /// valid again if the App has the client again.
     pub client: Option<Arc<OpenIdClient>>,
     /// The client ID that is stored in a session.
     stored_client_id: Option<String>,
@@ -38,11 +38,12 @@ pub async fn list_applications<S: Consents + ClientSessions>(
     let offline = sessions.into_iter().filter(|session| session.scopes.contains(ClientScope::OfflineAccess));
     let consents = consents.into_iter().map(|consent| (consent.client_uid, consent.at));
     let sessions = offline.map(|session| (session.client_uid, session.client_id, session.created_at));
-    Ok(join(call.app, consents, sessions))
+    Ok(join_by_client(call.app, consents, sessions))
 }
 
-/// Joins consents and sessions, each with the UID of its client and its begin. A session also has the client ID.
-fn join(
+/// Joins the consents and sessions of each client. `consents`: the UID of the client, and when the user consented.
+/// `sessions`: the UID of the client, the client ID, and when the session began.
+fn join_by_client(
     app: &App,
     consents: impl Iterator<Item = (String, OffsetDateTime)>,
     sessions: impl Iterator<Item = (String, String, OffsetDateTime)>,
@@ -84,8 +85,8 @@ impl Application {
 }
 
 /// Removes the consent, and ends the sessions of the user for the client with this UID. `client` is set if the App has
-/// the client. Returns false if there was nothing. If Redis fails after the consent was removed, a repeated call ends
-/// the sessions.
+/// the client. Returns false if there was neither a consent nor a session. If Redis fails after the consent was
+/// removed, a repeated call ends the sessions.
 pub async fn withdraw_access<S: Consents + ClientSessions + AuditLog>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
@@ -120,10 +121,10 @@ mod tests {
         let consents = [entry("a", 9), entry("gone", 8)];
         let session = |id: &str, day| (format!("uid-{id}"), format!("old-{id}"), at(day));
         let sessions = [session("a", 2), session("b", 5), session("b", 3), session("b", 4), session("away", 1)];
-        let applications = join(&app, consents.into_iter(), sessions.into_iter());
+        let applications = join_by_client(&app, consents.into_iter(), sessions.into_iter());
         let listed: Vec<_> = applications.iter().map(|found| (found.id(), found.name(), found.since)).collect();
         let away = [("uid-gone", "uid-gone", at(8)), ("uid-away", "old-away", at(1))];
         assert_eq!(listed, [("a", "a", at(9)), away[0], ("b", "b", at(3)), away[1]]);
-        assert!(join(&app, [].into_iter(), [].into_iter()).is_empty());
+        assert!(join_by_client(&app, [].into_iter(), [].into_iter()).is_empty());
     }
 }

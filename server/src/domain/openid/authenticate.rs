@@ -34,7 +34,7 @@ pub enum PresentedCredentials<'a> {
     Assertion { assertion: &'a str, assertion_type: Option<&'a str> },
 }
 
-/// The labels of the metric.
+/// How a client authenticates. Discovery documents list the methods, and a metric has them as a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AuthenticationMethod {
     ClientSecretBasic,
@@ -71,8 +71,8 @@ impl<E: Into<CommonError>> From<E> for ClientAuthenticationError {
 /// Authenticates the client of a request. `audiences` are the URLs that an assertion can name as `aud`.
 ///
 /// Failures are limited per client and client address. The limit is checked before the secret, but only a failure
-/// counts: otherwise concurrent requests of a busy client would reach the limit with the right secret. So a burst of
-/// attempts can exceed the limit by the number of those that are checked at the same time.
+/// counts: otherwise concurrent requests of a busy client would reach the limit with the right secret. Therefore
+/// attempts that are checked at the same time can together exceed the limit.
 pub async fn authenticate_client<'a, S: RateLimits + ClientCodes>(
     call: Call<'a, S>,
     presented: PresentedClient<'_>,
@@ -101,15 +101,15 @@ pub async fn authenticate_client<'a, S: RateLimits + ClientCodes>(
         },
         None => Err(ClientAuthenticationError::InvalidClient),
     };
-    // After other errors, nothing was checked.
+    // Only this error means that the client or its credentials were wrong. Other errors do not count as failures.
     if matches!(authenticated, Err(ClientAuthenticationError::InvalidClient)) {
         call.stores.acquire(call.app_id(), failures).await?;
     }
     authenticated
 }
 
-/// Counts the request, then uses the assertion up. A request that the limit refuses can be repeated with the same
-/// assertion, and one with a used assertion does not count.
+/// Counts the request, then marks the assertion as used. If the limit refuses the request, the client can repeat it
+/// with the same assertion. If the assertion was used before, the request does not count.
 async fn count_and_use<S: RateLimits + ClientCodes>(
     call: Call<'_, S>,
     client: &OpenIdClient,
@@ -159,7 +159,7 @@ fn verify(
             ClientAuthentication::PrivateKeyJwt(keys),
             PresentedCredentials::Assertion { assertion, assertion_type: Some(ASSERTION_TYPE) },
         ) => verify_assertion(keys, client.client_id.as_str(), audiences, now, assertion).map(Some),
-        // Another method, or none.
+        // The request uses another method than that of the client, or none.
         (
             ClientAuthentication::None | ClientAuthentication::Secret(_) | ClientAuthentication::PrivateKeyJwt(_),
             PresentedCredentials::None
@@ -230,7 +230,7 @@ mod tests {
 
     const ISSUER: &str = "https://auth.example.com/shop";
 
-    /// Rate limits that count in memory and never end, and used assertions.
+    /// Rate limits with windows that never end, and the used assertions, both in memory.
     #[derive(Default)]
     struct FakeStores {
         /// The counted uses that were not released: the limit and its subject.
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn invented_clients_share_one_count() {
+    fn failures_of_unknown_clients_are_counted_together() {
         let (stores, app) = (FakeStores::default(), app(&Signer::new()));
         for unknown in ["", "a", "uid-web", "WEB"] {
             assert_eq!(authenticate(&stores, &app, secret(unknown, CLIENT_SECRET)), Err("invalid_client"));
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn each_client_has_one_kind_of_method() {
+    fn a_client_cannot_use_the_authentication_method_of_another_client() {
         let signer = Signer::new();
         let (stores, app, env) = (FakeStores::default(), app(&signer), Env::system());
         let none = |client_id| PresentedClient { client_id, credentials: PresentedCredentials::None };
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn an_assertion_names_its_client_and_is_used_once() {
+    fn an_assertion_names_its_client_and_can_be_used_only_once() {
         let signer = Signer::new();
         let (stores, app, env) = (FakeStores::default(), app(&signer), Env::system());
         let authenticate_with = |client_id, assertion: &str, assertion_type| {
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_without_a_readable_secret_is_no_failure() {
+    fn a_request_of_a_client_without_a_readable_secret_does_not_count_as_a_failure() {
         let (stores, app) = (FakeStores::default(), app(&Signer::new()));
         assert_eq!(authenticate(&stores, &app, secret("lost", CLIENT_SECRET)), Err("unresolved"));
         assert!(counted(&stores).is_empty());

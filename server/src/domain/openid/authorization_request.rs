@@ -79,7 +79,7 @@ pub struct AuthorizationRequest {
     pub nonce: Option<String>,
     pub code_challenge: Option<CodeChallenge>,
     pub prompts: Prompts,
-    /// The longest time since the login, in seconds.
+    /// The maximum time since the login, in seconds. After this time, the user must log in again.
     pub max_age: Option<u32>,
     pub login_hint: Option<String>,
     pub claims: RequestedClaims,
@@ -114,18 +114,18 @@ pub struct Prompts {
     pub create: bool,
 }
 
-/// Why the response to a request cannot be a code.
+/// Why the response to an authorization request is an error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// Is shown on a page, because there is no URL to which an error could be sent safely.
+    /// The error is shown on a page, because there is no URL to which it could be sent safely.
     #[error(transparent)]
     Page(#[from] UnsafeRequest),
-    /// Is sent to the redirect URL.
+    /// The error is sent to the redirect URL.
     #[error("{error}")]
     Reply { error: AuthorizationError, to: Box<ReplyTo> },
 }
 
-/// A request without a client or a redirect URL that can be trusted.
+/// Why the client or the redirect URL of a request cannot be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnsafeRequest {
     #[error("client_id is missing, repeated or unknown")]
@@ -159,7 +159,7 @@ pub enum AuthorizationErrorCode {
     RequestNotSupported,
     RequestUriNotSupported,
     RegistrationNotSupported,
-    /// OpenID Connect Core Error Code unmet_authentication_requirements 1.0.
+    /// Defined in "OpenID Connect Core Error Code unmet_authentication_requirements 1.0".
     UnmetAuthenticationRequirements,
 }
 
@@ -210,8 +210,8 @@ impl RequestParameters {
         of_authorize.any(|name| self.get(name).is_err())
     }
 
-    /// The `request_uri`, if it has the prefix of the PAR endpoint. Any other gets an error only after `redirect_uri`
-    /// was checked.
+    /// The `request_uri`, if it has the prefix of the PAR endpoint. A `request_uri` with another prefix is refused
+    /// later, after the check of `redirect_uri`.
     pub fn pushed_request_uri(&self) -> Option<&str> {
         self.get("request_uri").ok().flatten().filter(|uri| uri.starts_with(REQUEST_URI_PREFIX))
     }
@@ -220,8 +220,8 @@ impl RequestParameters {
 // === impl AuthorizationRequest ===
 
 impl AuthorizationRequest {
-    /// Checks a request of this client. `client_id` and `request_uri` are checked before: see [`find_client`] and
-    /// [`RequestParameters::pushed_request_uri`].
+    /// Checks a request of this client. Before this call, the caller checks `client_id` with [`find_client`], and
+    /// `request_uri` with [`RequestParameters::pushed_request_uri`].
     pub fn check(
         app: &App,
         client: &Arc<OpenIdClient>,
@@ -288,8 +288,9 @@ impl AuthorizationRequest {
         if once("state")?.is_some_and(|state| !is_valid_state(state)) {
             return Err(AuthorizationError::invalid("state is longer than 2,048 bytes"));
         }
-        let nonce = bounded(once("nonce")?, MAX_NONCE_BYTES, "nonce is longer than 256 bytes")?;
-        let login_hint = bounded(once("login_hint")?, MAX_LOGIN_HINT_BYTES, "login_hint is longer than 254 bytes")?;
+        let nonce = validate_length(once("nonce")?, MAX_NONCE_BYTES, "nonce is longer than 256 bytes")?;
+        let login_hint =
+            validate_length(once("login_hint")?, MAX_LOGIN_HINT_BYTES, "login_hint is longer than 254 bytes")?;
         let prompts = Prompts::parse(once("prompt")?.unwrap_or_default())?;
         let max_age = once("max_age")?.map(parse_max_age).transpose()?;
         let claims = claims.transpose()?.unwrap_or_default();
@@ -335,7 +336,7 @@ fn is_valid_state(state: &str) -> bool {
     state.len() <= MAX_STATE_BYTES
 }
 
-fn bounded(
+fn validate_length(
     value: Option<&str>,
     max_bytes: usize,
     description: &'static str,
@@ -346,7 +347,7 @@ fn bounded(
     }
 }
 
-/// Digits without a sign. More seconds than fit into a `u32` are the same as no limit.
+/// Parses a number of seconds without a sign. A number that does not fit into a `u32` has the same effect as no limit.
 fn parse_max_age(text: &str) -> Result<u32, AuthorizationError> {
     let is_number = text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     if !is_number {
@@ -383,7 +384,8 @@ fn parse_challenge(
     }
 }
 
-/// The subject of the hint. `None` if its key is unknown, so that nothing in it can be trusted.
+/// Returns the user that the hint names. `None` if the key of the hint is unknown: then nothing in the hint can be
+/// trusted.
 fn check_hint(app: &App, client: &OpenIdClient, text: &str) -> Result<Option<UserId>, AuthorizationError> {
     match id_token::verify_hint(app, text) {
         Ok(hint) if hint.client_id == client.client_id.as_str() => Ok(Some(hint.sub)),
@@ -497,7 +499,7 @@ impl AuthorizationErrorCode {
         }
     }
 
-    /// An error with this code.
+    /// Builds an error with this code and this description.
     pub const fn because(self, description: &'static str) -> AuthorizationError {
         AuthorizationError { code: self, description }
     }

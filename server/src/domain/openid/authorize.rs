@@ -27,7 +27,8 @@ pub struct AuthorizationAttempt<'a> {
     pub request_uri: Option<&'a str>,
     /// The live session of the browser.
     pub session: Option<&'a AuthenticatedSession>,
-    /// The login that led back with the request. It counts for the request while it is the last login of the session.
+    /// The login that the user made for this request (see [`TransactionLogin`]). It counts only while it is the last
+    /// login of the session.
     pub login: Option<TransactionLogin>,
     /// The account and the scopes that the consent page showed, if the user has allowed the access.
     pub allowed: Option<&'a ShownConsent>,
@@ -53,7 +54,7 @@ pub enum AuthorizationStep<'a> {
     /// The user of this session must decide.
     ConsentNeeded(&'a AuthenticatedSession),
     Refused(AuthorizationError),
-    /// A code can be issued in this session. If `given` is set, the user has just allowed it.
+    /// A code can be issued in this session. `given`: whether the user has just given consent.
     Ready {
         session: &'a AuthenticatedSession,
         given: bool,
@@ -90,7 +91,8 @@ pub async fn decide<'a, S: Groups + Consents>(
     })
 }
 
-/// Like [`decide`], and issues the code. If the limit refuses the code, nothing changes.
+/// Like [`decide`], but also issues the code if the decision allows it. If the rate limit on codes is reached, nothing
+/// changes.
 pub async fn authorize<S>(
     call: Call<'_, S>,
     attempt: AuthorizationAttempt<'_>,
@@ -127,7 +129,7 @@ where
     if given && !record_consent(call, request, session).await? {
         return Ok(AuthorizationOutcome::LoginNeeded);
     }
-    // Before the code: two concurrent requests must not both get one.
+    // The pushed request is used up before the code is stored, so that two concurrent requests never both get a code.
     if let Some(request_uri) = attempt.request_uri
         && !use_request(call, &request.client, request_uri).await?
     {
@@ -156,8 +158,9 @@ fn authorization(request: &AuthorizationRequest, session: &AuthenticatedSession)
     }
 }
 
-/// Whether the user must log in although the browser has a session. A login that led back with the request suffices,
-/// unless the request names another user. `max_age=0` is the same as `prompt=login` (OpenID Connect Core 1.0, 3.1.2.1).
+/// Whether the user must log in although the browser has a session. A login that the user made for this request is
+/// enough, unless the request names another user. `max_age=0` is the same as `prompt=login` (OpenID Connect Core 1.0,
+/// 3.1.2.1).
 fn needs_login(attempt: AuthorizationAttempt<'_>, session: &AuthenticatedSession, now: OffsetDateTime) -> bool {
     let request = attempt.request;
     if !request.allows_subject(session.user_id()) {
@@ -168,8 +171,8 @@ fn needs_login(attempt: AuthorizationAttempt<'_>, session: &AuthenticatedSession
     (request.prompts.login || is_too_old) && !has_just_logged_in(attempt, session)
 }
 
-/// Whether the last login of the session led back with this request. The time of the login alone does not show this:
-/// the user can have logged in for another purpose in the meantime.
+/// Whether the user made the last login of the session for this request. The time of the login alone does not show
+/// this: the user can have logged in for another purpose in the meantime.
 fn has_just_logged_in(attempt: AuthorizationAttempt<'_>, session: &AuthenticatedSession) -> bool {
     attempt.login.is_some_and(|login| login.is_of(&session.session))
 }

@@ -31,7 +31,7 @@ pub struct UserClaims<'a> {
     /// The names of the user's groups that the client sees; empty if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub groups: Option<Vec<&'a str>>,
-    /// `true` if the user has more groups than the client accepts. There is no `groups` then.
+    /// `true` if the user has more groups than the client accepts. Then there is no claim `groups`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub groups_omitted: Option<bool>,
 }
@@ -49,7 +49,7 @@ pub async fn needed_groups<S: Groups>(
     user_groups(call, user).await
 }
 
-/// The part of the profile that these scopes disclose. What is missing is empty.
+/// The part of the profile that these scopes disclose. The other fields are empty.
 pub fn disclosed_profile(profile: Profile, scopes: Scopes) -> Profile {
     let has_email = scopes.contains(ClientScope::Email);
     Profile {

@@ -93,7 +93,8 @@ impl ClaimSet {
         Self(self.0 & !claim.bit())
     }
 
-    /// The claims of the granted scopes, and the single claims that were requested, within the scopes of the client.
+    /// The claims of the granted scopes, and the single claims that were requested. Leaves out claims for which the
+    /// client does not have the scope.
     pub fn released(granted: Scopes, of_client: Scopes, requested: Self) -> Self {
         let is_released = |claim: UserClaim| {
             let scope = claim.scope();
@@ -156,7 +157,7 @@ impl RequestedClaims {
         }
         let subjects = id_token.get("sub").into_iter().chain(userinfo.get("sub")).map(requested_values);
         let subjects = subjects.filter(|values| !values.is_empty()).reduce(|one, other| {
-            // If both members name users, only a user in both lists is accepted.
+            // If both `id_token` and `userinfo` name users, only a user in both lists is accepted.
             let both: Vec<String> = one.into_iter().filter(|value| other.contains(value)).collect();
             // No user has an empty id, so this matches no user.
             if both.is_empty() { vec![String::new()] } else { both }
@@ -180,7 +181,7 @@ impl RequestedClaims {
     }
 }
 
-/// Checks one member: null, or an object with `essential`, `value` and `values` (5.5.1).
+/// Checks the request for one claim: it must be null, or an object with `essential`, `value` and `values` (5.5.1).
 fn check_request(request: &Value) -> Result<(), InvalidClaims> {
     let members = match request {
         Value::Null => return Ok(()),
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_are_collected_for_each_place() {
+    fn claims_are_collected_separately_for_the_id_token_and_for_userinfo() {
         let text = r#"{"id_token": {"email": null, "groups": {"essential": true}, "website": null},
             "userinfo": {"name": {"value": "Ada"}, "email_verified": null}, "later": 1}"#;
         let claims = parse(text);
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_required_subject_must_be_in_both_places() {
+    fn if_id_token_and_userinfo_both_name_users_only_a_user_in_both_is_accepted() {
         let one = parse(r#"{"id_token": {"sub": {"value": "a"}}}"#);
         assert!(one.allows_subject("a") && !one.allows_subject("b"));
         let several = parse(r#"{"id_token": {"sub": {"values": ["a", "b"]}}, "userinfo": {"sub": {"value": "b"}}}"#);
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_essential_acr_of_others_is_unmet() {
+    fn an_acr_is_unmet_only_if_it_is_essential_and_no_value_is_supported() {
         let acr = |request: &str| parse(&format!(r#"{{"id_token": {{"acr": {request}}}}}"#)).is_acr_unmet;
         assert!(acr(r#"{"essential": true, "value": "urn:other"}"#));
         assert!(acr(r#"{"essential": true, "values": ["urn:other", "urn:latchkey:aal:2"]}"#));

@@ -31,7 +31,7 @@ pub struct OpenIdClient {
     pub pushed_authorization_required: bool,
     pub scopes: Scopes,
     pub consent: Consent,
-    /// Only members of one of these groups can sign in. Empty admits every user.
+    /// Only members of one of these groups can sign in. If the list is empty, every user can.
     pub allowed_groups: Box<[GroupName]>,
     pub groups: GroupFilter,
     pub id_token_algorithm: IdTokenAlgorithm,
@@ -65,13 +65,13 @@ type SecretDigest = [u8; 32];
 /// A replaced secret that still works.
 struct PreviousDigest {
     digest: SecretDigest,
-    /// Unix seconds. `None`: while the document has it.
+    /// When the secret stops working, in Unix seconds. `None`: when the document no longer contains it.
     expires_at: Option<i64>,
 }
 
 /// Which groups of a user a client sees.
 pub struct GroupFilter {
-    /// Empty shows every group.
+    /// If the list is empty, the client sees every group.
     only: Box<[GroupPattern]>,
     max: usize,
 }
@@ -80,7 +80,7 @@ pub struct GroupFilter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VisibleGroups<'a> {
     Listed(Vec<&'a str>),
-    /// There are more than the client accepts.
+    /// The user has more groups than the client accepts.
     TooMany,
 }
 
@@ -195,7 +195,7 @@ impl OpenIdClient {
     }
 }
 
-/// Contains no secret, no key and no URL.
+/// The output contains no secret, no key and no URL.
 impl fmt::Debug for OpenIdClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OpenIdClient")
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_the_redirect_urls_have_cors() {
+    fn web_pages_with_the_origin_of_a_redirect_url_can_call_the_endpoints() {
         let client = client(|client| {
             let urls =
                 ["https://Shop.example.com:443/cb?x", "http://127.0.0.1/cb", "http://[::1]:8000/", "com.example:/x"];

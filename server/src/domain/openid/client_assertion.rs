@@ -21,7 +21,7 @@ const MAX_ASSERTION_BYTES: usize = 8 * 1024;
 const MAX_KEYS: usize = 8;
 /// The maximum length of `jti`, in bytes.
 const MAX_JTI_BYTES: usize = 256;
-/// How far ahead an assertion can end, in seconds. Until its end, its `jti` is stored.
+/// The longest time from now until an assertion expires, in seconds. Its `jti` is stored until then.
 const MAX_LIFETIME: f64 = 300.0;
 /// Tolerated clock difference, in seconds.
 const LEEWAY: f64 = 10.0;
@@ -33,7 +33,7 @@ pub struct AssertionKey {
     decoding: DecodingKey,
 }
 
-/// A verified assertion that was not used before, as far as its content says.
+/// A verified assertion. Its content does not show whether it was used before: the caller checks `jti` for that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedAssertion {
     pub jti: String,

@@ -25,18 +25,18 @@ pub struct NewClientSession {
     pub user_agent: Option<String>,
     pub ends_at: OffsetDateTime,
     pub idle_seconds: u32,
-    /// Without a refresh token, the session is in no list.
+    /// A session without a refresh token appears in no list.
     pub has_refresh_token: bool,
 }
 
-/// The grant of a client session. It never changes.
+/// What the user has granted to the client of a session. It never changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientGrant {
     pub client_uid: String,
     pub client_id: String,
     pub scopes: Scopes,
     pub claims: RequestedClaims,
-    /// The browser session in which the user granted it.
+    /// The browser session in which the user gave the grant.
     pub browser_session: SessionId,
     /// Whether the session ends with the browser session.
     pub ends_with_browser: bool,
@@ -83,7 +83,8 @@ pub async fn find_client_session<'a, S: ClientSessions>(
 // === impl ClientGrant ===
 
 impl ClientGrant {
-    /// The client of the App with this UID. `None` if the client was deleted, or its namespace is no longer granted.
+    /// The client of the App with this UID. `None` if the client was deleted, or if the App no longer accepts clients
+    /// from its namespace.
     pub fn client<'a>(&self, app: &'a App) -> Option<&'a OpenIdClient> {
         let client = app.client(&self.client_id)?;
         (*client.uid == *self.client_uid).then_some(&**client)

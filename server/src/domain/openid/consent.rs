@@ -14,14 +14,14 @@ use crate::domain::{
 /// Why the user must decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConsentReason {
-    /// The client asks for it, or it is the App's rule for the client.
+    /// The request asks for consent, or the setting of the client requires it.
     Consent,
     /// Any program on the device could have started the request (RFC 8252, 8.6).
     Interaction,
 }
 
-/// Whether the user must decide, and why. A login that led back with the request shows that the user is there; it
-/// replaces the decision only for a program on the device.
+/// Whether the user must decide, and why. A login that the user made for this request shows that the user is present.
+/// Such a login replaces the decision only for a program on the device.
 pub(super) async fn consent_reason<S: Consents>(
     call: Call<'_, S>,
     request: &AuthorizationRequest,
@@ -62,8 +62,8 @@ pub(super) fn is_allowed(
     shown.is_some_and(|shown| shown.user == session.user_id() && request.disclosed_scopes().is_subset_of(shown.scopes))
 }
 
-/// Records that the user has allowed the access. Only for a Client with `consent: Once` it is stored, so that the
-/// others do not need Postgres. Returns false if the user does not exist any more.
+/// Records that the user has allowed the access. The consent is stored only for a Client with `consent: Once`, so that
+/// requests of other Clients do not need Postgres. Returns false if the user does not exist any more.
 pub(super) async fn record_consent<S: Consents + AuditLog>(
     call: Call<'_, S>,
     request: &AuthorizationRequest,

@@ -24,7 +24,7 @@ use crate::domain::{
     user::UserId,
 };
 
-/// A code with what proves that the client may exchange it.
+/// A code, and the values that prove that the client can exchange it.
 pub struct ClientExchange<'a> {
     pub code: &'a str,
     /// Must be equal to the `redirect_uri` of the authorization request.
@@ -167,7 +167,7 @@ async fn prepare_session<S: Sessions + Groups>(
     let scope = new.grant.scopes;
     let issued = issue_client_tokens(call.app, call.env, client, &session, scope, nonce.as_deref(), &groups)?;
     if !has_refresh_token {
-        // Nothing but the access token can use the session.
+        // Without a refresh token, only the access token uses the session, so the session ends when that token expires.
         let lifetime = u32::try_from(issued.expires_in).unwrap_or(u32::MAX);
         new.idle_seconds = lifetime;
         new.ends_at = call.env.now() + Duration::seconds(i64::from(lifetime));
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verifier_and_a_challenge_only_come_together() {
+    fn a_verifier_and_a_challenge_are_accepted_only_together() {
         let verifier = "v".repeat(43);
         let challenge = CodeChallenge::of(&verifier);
         assert!(is_verified(None, None));

@@ -69,7 +69,7 @@ pub enum HintError {
     /// It is not an ID token of this App.
     #[error("id_token_hint is not an ID token of this App")]
     Invalid,
-    /// The key of the hint was dropped, or only another server has it yet. So the hint cannot be verified.
+    /// The hint cannot be verified: its key was dropped, or has not reached this server yet.
     #[error("id_token_hint was signed with a key that this server does not have")]
     UnknownKey,
 }
@@ -123,7 +123,8 @@ pub fn issue_id_token(
     signer.sign_id_token(&claims).map_err(|error| IdTokenError::Common(error.into()))
 }
 
-/// The left half of the SHA-256, which is the hash function of RS256 and ES256 (OpenID Connect Core 1.0, 3.1.3.6).
+/// The left half of the SHA-256 of the access token (OpenID Connect Core 1.0, 3.1.3.6). SHA-256 is the hash function of
+/// both RS256 and ES256.
 fn access_token_hash(access_token: &str) -> String {
     let hash = digest(&SHA256, access_token.as_bytes());
     URL_SAFE_NO_PAD.encode(&hash.as_ref()[..hash.as_ref().len() / 2])

@@ -13,7 +13,7 @@ use crate::domain::{
     token::{AccessClaims, CLIENT_REFRESH_PREFIX, RefreshToken, RefreshTokenError, verify_any_access_token},
 };
 
-/// A valid token of a client that was not replaced, its live session and its client.
+/// A valid token of a client, its live session and its client. No newer token has replaced it.
 #[derive(Clone, Debug)]
 pub struct ActiveClientToken<'a> {
     pub client: &'a OpenIdClient,
@@ -90,7 +90,7 @@ async fn active_refresh_token<'a, S: ClientSessions>(
     if !found.as_ref().is_some_and(is_active) {
         return Ok(None);
     }
-    // Only now the read counts as a use, so that no other client and no replaced token extends the session.
+    // Only this second read counts as a use, so that no other client and no replaced token extends the session.
     let found = find_client_session(call, token.user, token.session, SessionUse::Counted).await?.filter(is_active);
     Ok(found.map(|(client, session)| {
         let scopes = session.grant.scopes.intersection(client.scopes);
@@ -101,7 +101,8 @@ async fn active_refresh_token<'a, S: ClientSessions>(
 // === impl ActiveClientToken ===
 
 impl ActiveClientToken<'_> {
-    /// The claims of the token's scopes about the user, without groups, as in the access token.
+    /// The claims about the user for the scopes of the token, without groups, because the access token has no groups
+    /// either.
     pub fn claims(&self) -> ClaimSet {
         ClaimSet::released(self.scopes, self.client.scopes, ClaimSet::NONE).without(UserClaim::Groups)
     }
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_own_current_refresh_token_counts_as_a_use() {
+    fn only_the_clients_own_current_refresh_token_counts_as_a_use() {
         let app = fixtures::provider(["grafana", "other"].map(fixtures::client).into());
         let (stores, env) = (FakeSessions::default(), Env::system());
         let info = ClientInfo { ip: [192, 0, 2, 1].into(), user_agent: None };

@@ -20,7 +20,7 @@ const LOGOUT_PARAMETERS: [&str; 5] = ["client_id", "id_token_hint", "post_logout
 /// A checked request.
 #[derive(Clone)]
 pub struct LogoutRequest {
-    /// The client that the parameters name. The App need not have it.
+    /// The client that the parameters name. It can be a client that the App does not have.
     client_id: Option<String>,
     /// The browser session that the hint names, if the hint was signed with a key that the App has.
     session: Option<SessionId>,
@@ -61,7 +61,7 @@ impl LogoutRequest {
         let (session, hinted) = match hint.map(|text| (text, id_token::verify_hint(app, text))) {
             None => (None, None),
             Some((_, Ok(Hint { sid, client_id, .. }))) => (Some(sid), Some(client_id)),
-            // The hint only selects the client that must have registered the URL, like `client_id`.
+            // Like `client_id`, the hint only selects the client that must have registered the URL.
             Some((text, Err(HintError::UnknownKey))) => (None, unverified_audience(text)),
             Some((_, Err(HintError::Invalid))) => {
                 return Err(LogoutRequestError::InvalidRequest("id_token_hint is not an ID token of this App"));
@@ -94,7 +94,8 @@ impl LogoutRequest {
         session.is_some_and(|session| self.session != Some(session))
     }
 
-    /// The request without its hint, for the form that asks the user: the answer replaces the hint.
+    /// The request without its hint, for the form that asks the user. The answer of the user has the same effect as the
+    /// hint.
     pub fn without_hint(&self, ui_locales: Option<&str>) -> RequestParameters {
         let url = self.target.as_ref().map(RedirectTarget::as_str);
         let all = [
@@ -255,7 +256,7 @@ mod tests {
             let refused = check(&app, sent).err();
             assert!(matches!(refused, Some(LogoutRequestError::InvalidRequest(_))), "{sent:?}");
         }
-        // A parameter of `authorize` can be there twice.
+        // A parameter of `authorize` can occur twice, because `logout` ignores it.
         assert!(check(&app, &[("nonce", "a"), ("nonce", "b")]).is_ok());
     }
 }

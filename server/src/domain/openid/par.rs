@@ -1,4 +1,5 @@
-//! Pushed authorization requests (RFC 9126): the client sends the parameters of a request before the browser comes.
+//! Pushed authorization requests (RFC 9126): the client sends the parameters of a request to the server before the
+//! browser opens `authorize`.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -12,10 +13,11 @@ use crate::domain::{
     ports::PushedRequests,
 };
 
-/// How long a browser can begin with a pushed request.
+/// How long after the push a browser can start with the request.
 pub const PUSHED_REQUEST_SECONDS: i64 = 60;
-/// How long a used request is remembered: twice the lifetime of a `tx`. A request from another site is first in a `tx`
-/// that is not bound to a browser, and then in a `tx` that is bound to one.
+/// How long a used request is remembered: twice the lifetime of a `tx`, the text in which the pages carry a request. A
+/// request from another site is first in a `tx` that is not bound to a browser, and then in a `tx` that is bound to
+/// one.
 pub const USED_REQUEST_SECONDS: i64 = 2 * 60 * 60;
 /// The prefix of every `request_uri` that the PAR endpoint returns (RFC 9126, 2.2).
 pub const REQUEST_URI_PREFIX: &str = "urn:ietf:params:oauth:request_uri:";
@@ -74,7 +76,7 @@ pub async fn push_request<S: PushedRequests>(
     Ok(uri)
 }
 
-/// The parameters of a pushed request, with `client_id`.
+/// Builds the request with which the browser continues: the pushed parameters, and `client_id`.
 pub fn carried_request(client: &OpenIdClient, request_uri: &str, pushed: &[(String, String)]) -> CarriedRequest {
     let others = pushed.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     // A client that authenticates with Basic does not repeat its id in the form.
@@ -83,8 +85,8 @@ pub fn carried_request(client: &OpenIdClient, request_uri: &str, pushed: &[(Stri
     CarriedRequest::new(client, parameters, Some(request_uri.to_owned()))
 }
 
-/// Finds the parameters of a pushed request. Returns `None` if it is unknown, has expired, or belongs to another
-/// client. A request is found again until [`use_request`] removes it, so that a browser can reload the page.
+/// Finds the parameters of a pushed request. Returns `None` if the request is unknown, has expired, or belongs to
+/// another client. A request is found again until [`use_request`] removes it, so that a browser can reload the page.
 pub async fn find_request<S: PushedRequests>(
     call: Call<'_, S>,
     client: &OpenIdClient,
@@ -99,8 +101,8 @@ pub async fn find_request<S: PushedRequests>(
     Ok(found.map(|request| request.parameters))
 }
 
-/// Marks a pushed request as used, because a code will be issued for it. Only the first call returns true. This also
-/// holds after the stored request has expired, because the `tx` of a browser outlives it.
+/// Marks a pushed request as used, because a code will be issued for it. Only the first call returns true, even if the
+/// stored request has expired before a later call: the `tx` of a browser is valid for longer.
 pub async fn use_request<S: PushedRequests>(
     call: Call<'_, S>,
     client: &OpenIdClient,
@@ -125,7 +127,7 @@ impl PushedRequestKey {
         &self.digest
     }
 
-    /// Whether anybody can have pushed the request.
+    /// Whether the client is public: then anybody can have pushed the request.
     pub const fn is_public(&self) -> bool {
         self.is_public
     }

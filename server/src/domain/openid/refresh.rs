@@ -1,5 +1,5 @@
-//! Refreshes the tokens of a client, by the same counter as a refresh of the App's own sessions (specification:
-//! Sessions and tokens, Refresh).
+//! Refreshes the tokens of a client. The generations of refresh tokens work as in the App's own sessions
+//! (specification: Sessions and tokens, Refresh).
 
 use latchkey_crds::{client::ClientScope, rendered::LimitName};
 use tracing::warn;
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_that_the_client_lost_drop_out_and_some_end_the_session() {
+    fn scopes_that_the_client_lost_are_removed_and_without_some_of_them_the_session_ends() {
         let client_with = |scopes: &[ClientScope]| {
             let client =
                 latchkey_crds::rendered::RenderedClient { scopes: scopes.to_vec(), ..fixtures::client("grafana") };

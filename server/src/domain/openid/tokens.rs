@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn single_claims_are_in_the_id_token_within_the_scopes_of_the_client() {
+    fn single_requested_claims_are_in_the_id_token_if_the_client_has_their_scopes() {
         let requested = ClaimSet::NONE.with(UserClaim::Name).with(UserClaim::Email);
         let mut session = session("openid");
         session.grant.claims = RequestedClaims { id_token: requested, ..RequestedClaims::default() };

@@ -37,7 +37,7 @@ pub async fn client_userinfo<'a, S: ClientSessions + Groups>(
     let Some((client, session)) = found else { return Ok(None) };
     let requested = session.grant.claims.userinfo.narrowed(session.grant.scopes, token.scope);
     let granted = ClaimSet::released(token.scope, client.scopes, requested);
-    // `allow` decides at the login and at each refresh, so the groups are read only for the claim.
+    // `allow` is checked at the login and at each refresh, so here the groups are read only for the claim `groups`.
     let groups = if granted.contains(UserClaim::Groups) { user_groups(call, token.sub).await? } else { Arc::from([]) };
     Ok(Some(ClientUserInfo { client, session, groups, granted }))
 }

@@ -95,7 +95,8 @@ pub async fn request_address_change<S: Users + OwnAccounts + RateLimits + Passwo
         // No mail was queued.
         release_mail_limit(call, mail_permit).await;
         requested?;
-        // The epoch has risen since the user was read: start again with the new state.
+        // Another change has raised the user's epoch since the user was read. The loop reads the user and checks
+        // everything again.
     }
 }
 

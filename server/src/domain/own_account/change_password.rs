@@ -87,7 +87,8 @@ pub async fn change_password<S: OwnAccounts + RateLimits + PasswordHasher + Sess
             propagate_epoch(call, &user, Some(session)).await;
             return Ok(());
         }
-        // The epoch has risen since the user was read: start again with the new state.
+        // Another change has raised the user's epoch since the user was read. The loop reads the user and checks
+        // everything again.
     }
 }
 

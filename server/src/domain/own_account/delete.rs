@@ -38,6 +38,7 @@ pub async fn delete_account<S: OwnAccounts + RateLimits + PasswordHasher + Sessi
             propagate_epoch_change(call, &EpochChange { user: user.id, epoch, kept_session: None }, None).await;
             return Ok(());
         }
-        // The epoch has risen since the user was read: start again with the new state.
+        // Another change has raised the user's epoch since the user was read. The loop reads the user and checks
+        // everything again.
     }
 }

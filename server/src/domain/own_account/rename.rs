@@ -28,7 +28,7 @@ pub async fn rename_user<S: OwnAccounts + Sessions + RateLimits>(
             propagate_profile(call, &user, outbox_row).await;
             return Ok(user);
         }
-        // The epoch has risen since the user was read: start again with the new state.
+        // Another change has raised the user's epoch since the user was read. The loop reads the user again.
     }
 }
 

@@ -28,7 +28,7 @@ pub struct BrowserConfirmInput<'a> {
     pub session: Option<AuthenticatedSession>,
     /// The valid registration cookies of the browser.
     pub registrations: &'a [Registration],
-    /// As in [`open_browser_session`].
+    /// The valid session cookie of the request, for [`open_browser_session`].
     pub previous: Option<SessionCookie>,
 }
 
@@ -66,7 +66,7 @@ impl<E: Into<CommonError>> From<E> for BrowserConfirmError {
 }
 
 /// Confirms an email address, and opens a browser session unless the browser has one of this account. Wrong codes count
-/// towards the same limit as at *confirm*, and wrong passwords towards those of a login.
+/// towards the same limit as at *confirm*, and wrong passwords count towards the limits of a login.
 pub async fn confirm_in_browser<S>(
     call: Call<'_, S>,
     input: BrowserConfirmInput<'_>,
@@ -76,14 +76,14 @@ where
     S: Users + OwnAccounts + Outbox + RateLimits + PasswordHasher + Codes + Sessions + Groups + AuditLog,
 {
     let permit = call.stores.acquire(call.app_id(), rate_limits::codes(call.app, call.client_address())).await?;
-    let outcome = prove_and_confirm(call, input, times).await;
+    let outcome = verify_and_confirm(call, input, times).await;
     if !matches!(outcome, Err(BrowserConfirmError::InvalidCode)) {
         call.stores.release(call.app_id(), permit).await;
     }
     outcome
 }
 
-async fn prove_and_confirm<S>(
+async fn verify_and_confirm<S>(
     call: Call<'_, S>,
     input: BrowserConfirmInput<'_>,
     times: BrowserSessionTimes,
@@ -92,7 +92,7 @@ where
     S: Users + OwnAccounts + Outbox + RateLimits + PasswordHasher + Codes + Sessions + Groups + AuditLog,
 {
     let (key, record) = find_confirmation_code(call, input.code).await.map_err(confirm_error)?;
-    let kept_session = prove(call, &record, &input).await?;
+    let kept_session = verify_user_at_browser(call, &record, &input).await?;
     let applied = apply_confirmation(call, &key, &record, kept_session).await.map_err(confirm_error)?;
     let AppliedConfirmation { user, kept_session, new_session, was_contested } = applied;
     let cookie = match kept_session {
@@ -101,7 +101,8 @@ where
             let login =
                 BrowserLogin { session: Some(new_session), ..BrowserLogin::new(&user, Amr::Code, call.env.now()) };
             let opened = open_browser_session(call, login, input.previous, times).await?;
-            // The epoch has risen again, and the code is consumed.
+            // If another change has raised the user's epoch again, no session is opened. The code is consumed, so the
+            // error is that of a used code.
             Some(opened.ok_or(BrowserConfirmError::InvalidCode)?)
         }
     };
@@ -111,7 +112,7 @@ where
 
 /// Checks that the user of the code is at this browser. Returns the session of the browser if it is the user's. Does
 /// not consume the code.
-async fn prove<S>(
+async fn verify_user_at_browser<S>(
     call: Call<'_, S>,
     record: &CodeRecord,
     input: &BrowserConfirmInput<'_>,
@@ -149,7 +150,7 @@ fn confirm_error(error: ConfirmError) -> BrowserConfirmError {
     }
 }
 
-/// The check of a password returns only the last two errors.
+/// Converts the error of a password check, which returns only the last two of these errors.
 fn password_error(error: OwnAccountError) -> BrowserConfirmError {
     match error {
         OwnAccountError::InvalidToken

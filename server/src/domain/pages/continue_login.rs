@@ -35,8 +35,8 @@ impl<E: Into<CommonError>> From<E> for ContinueError {
     }
 }
 
-/// Opens the browser session of a social login. Returns the cookie to set. `previous` is as in
-/// [`open_browser_session`].
+/// Opens the browser session of a social login. Returns the cookie to set. `previous`: the valid session cookie of the
+/// request, as in [`open_browser_session`].
 pub async fn continue_login<S: Flows + Sessions + Groups + AuditLog>(
     call: Call<'_, S>,
     code: &str,
@@ -60,7 +60,7 @@ pub async fn continue_login<S: Flows + Sessions + Groups + AuditLog>(
         session: None,
     };
     let opened = open_browser_session(Call { client: &client, ..call }, login, previous, times).await?;
-    // The epoch has risen since the login, for example because the password was reset.
+    // The user's epoch has risen since the login, for example because the password was reset.
     opened.ok_or(ContinueError::InvalidCode)
 }
 

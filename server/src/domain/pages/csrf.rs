@@ -1,5 +1,6 @@
-//! The field `csrf`, which each form has: a page of another site cannot read it, so it cannot send the form. And the
-//! field `user` of the forms of the account, so that a form changes only the account that it shows.
+//! The field `csrf`, which each form has: a page of another site cannot read this field, so that page cannot send the
+//! form. Also the field `user` in the forms of the account: because of it, a form changes only the account that it
+//! shows.
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -87,7 +88,7 @@ mod tests {
         assert!(is_valid_user_token(&app, ada, &token) && !is_valid_user_token(&app, eve, &token));
         let other = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
         assert!(!is_valid_user_token(&other, ada, &token));
-        // A browser chooses its own cookie, so it could have the bytes of a user id.
+        // A browser can send any value in its cookie, also the bytes of a user id.
         let browser = BrowserId::parse(&URL_SAFE_NO_PAD.encode(ada.0.as_bytes())).unwrap();
         assert!(!is_valid_csrf_token(&app, &browser, &token));
         assert!(!is_valid_user_token(&app, ada, &csrf_token(&app, &browser)));

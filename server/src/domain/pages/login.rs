@@ -12,7 +12,7 @@ use crate::domain::{
 };
 
 /// Checks the password with the same limits as *login*, and opens a browser session. Returns the cookie to set.
-/// `previous` is as in [`open_browser_session`].
+/// `previous`: the valid session cookie of the request, as in [`open_browser_session`].
 pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + Groups + AuditLog>(
     call: Call<'_, S>,
     request: LoginInput,

@@ -5,7 +5,8 @@ use url::Url;
 
 use crate::domain::app::App;
 
-/// The URL below which the pages of an App are: its issuer, with its own host if it holds one.
+/// The URL under which the pages of an App are: the App's issuer. If the App holds an own host, this host replaces the
+/// host of the issuer.
 #[derive(Clone, Debug)]
 pub struct PagesUrl(Url);
 

@@ -13,8 +13,9 @@ use super::{
 };
 use crate::domain::{app::App, call::Call, clock::Env, email::Email, flow::FlowId, ports::Flows};
 
-/// The longest `tx` that the cookie carries, in characters. With the longest email address, the cookie is then shorter
-/// than `MAX_COOKIE_CHARS`. Four such cookies fit into the header block of a request, which has at most 32 KiB.
+/// The longest `tx` (the text of a transaction) that the cookie carries, in characters. With the longest email address,
+/// the cookie is then shorter than `MAX_COOKIE_CHARS`. Four such cookies fit into the header block of a request, which
+/// has at most 32 KiB.
 const MAX_CARRIED_CHARS: usize = 2_048;
 /// The longest value of the cookie, in characters. Browsers accept 4,096 bytes for name, value and attributes together
 /// (RFC 6265, 6.1).
@@ -29,7 +30,7 @@ pub struct Registration {
     /// The `tx` of the registration page, if it is in the cookie.
     #[serde(rename = "t", skip_serializing_if = "Option::is_none", default)]
     carried: Option<String>,
-    /// The id of the `tx` in Redis, if the cookie would be too long with it.
+    /// The id of the `tx` in Redis, if the `tx` itself is too long for the cookie.
     #[serde(rename = "f", skip_serializing_if = "Option::is_none", default)]
     stored: Option<FlowId>,
     /// Unix seconds.
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registration_cookie_is_for_one_address_browser_and_lifetime() {
+    fn a_registration_cookie_is_valid_for_one_address_in_one_browser_until_it_expires() {
         let env = Env::system();
         let app = fixtures::app(fixtures::rendered("shop"));
         let browser = BrowserId::generate(&env);

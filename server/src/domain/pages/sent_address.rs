@@ -1,5 +1,5 @@
-//! The email address of a submitted form, for the next page. It is sealed, so that no URL contains the address, and no
-//! link on another site can make a page show a text.
+//! The email address of a submitted form, for the next page. The address is sealed, so that no URL contains it in clear
+//! text, and a link on another site cannot make a page show a text of its choice.
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;

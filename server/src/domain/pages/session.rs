@@ -47,7 +47,7 @@ impl BrowserLogin {
 }
 
 /// Opens the browser session of a login, loads the groups of the user, and records the event. Returns the cookie to
-/// set, or `None` if the epoch has risen since the user was read.
+/// set, or `None` if the user's epoch has risen since the user was read, for example by a reset of the password.
 ///
 /// `previous` is the valid session cookie of the request. It has an effect only if [`find_session`] accepts it. If its
 /// session belongs to the user, the session keeps its id. If it belongs to another user, it ends after the new session

@@ -87,9 +87,9 @@ impl SessionCookie {
         split_array::<8>(&bytes).ok().map(|(time, _)| u64::from_be_bytes(time))
     }
 
-    /// The latest time of the login of the session, in Unix milliseconds, with which this cookie is accepted. A session
-    /// keeps its id at another login of the same user, which replaces the cookie. So a stolen older cookie must not
-    /// continue to work.
+    /// This cookie is accepted only if the last login of its session was not later than this time, in Unix
+    /// milliseconds. Another login of the same user keeps the session and replaces the cookie. After that, a stolen
+    /// older cookie must not continue to work.
     pub(super) fn latest_auth_time_ms(&self) -> u64 {
         self.issued_ms.saturating_add(millis(MAX_AGE_AT_LOGIN))
     }
@@ -195,7 +195,8 @@ mod tests {
         for recent in [-Duration::minutes(5), Duration::ZERO, Duration::minutes(5)] {
             assert_eq!(at(NOW + recent), SessionCookieError::UnknownKey, "{recent}");
         }
-        // The App was deleted and created again, with keys that begin with 1.
+        // At any other time, the cookie counts as one of a deleted App with this appID: the new App numbers its keys
+        // from 1 again.
         for other in [-Duration::HOUR, Duration::minutes(5) + Duration::MILLISECOND, Duration::DAY] {
             assert_eq!(at(NOW + other), SessionCookieError::Invalid, "{other}");
         }

@@ -10,12 +10,12 @@ use latchkey_crds::{
 
 use super::session::BrowserSessionTimes;
 
-/// The pages of an App that has them enabled.
+/// The settings of the hosted pages of an App. An App without hosted pages has none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PagesSettings {
     /// The own host, if the App holds it. `None`: the pages are only on the host of the installation.
     pub host: Option<HostName>,
-    /// At least one. The first is the default.
+    /// At least one language. The first one is the default.
     pub languages: Vec<Language>,
     pub theme: Theme,
     pub links: PageLinks,

@@ -22,11 +22,11 @@ use crate::domain::{
 
 /// How long the browser can stay at the provider: as long as the flow lives.
 pub const SOCIAL_LOGIN_SECONDS: i64 = FLOW_SECONDS;
-/// The longest `tx` in the cookie, in characters. A longer one is stored in Redis.
+/// The longest `tx` (the text of a transaction) in the cookie, in characters. A longer `tx` is stored in Redis.
 const MAX_COOKIE_TRANSACTION_CHARS: usize = 1_024;
 /// The longest value of the cookie, in characters.
 const MAX_COOKIE_CHARS: usize = 3_500;
-/// The longest sealed state, in characters: *redirect* accepts no longer `state`.
+/// The longest sealed state, in characters: *redirect* rejects a longer `state`.
 const MAX_STATE_CHARS: usize = 512;
 
 /// Why a page started a social login.
@@ -88,14 +88,14 @@ pub struct StartedSocialLogin {
     pub state: String,
 }
 
-/// A social login that returned to its browser. Never printed.
+/// A social login from which its browser has returned. Never printed.
 pub struct SocialLogin {
     pub code_verifier: String,
     /// The `tx` of the login page.
     pub transaction: Option<String>,
 }
 
-/// Starts a social login. `transaction` is the `tx` of the login page, which the caller has opened. A long one is
+/// Starts a social login. `transaction` is the `tx` of the login page, which the caller has opened. A long `tx` is
 /// stored in Redis, within the limits on unbound flows.
 pub async fn start_social_login<S: Flows>(
     call: Call<'_, S>,
@@ -122,9 +122,10 @@ pub async fn start_social_login<S: Flows>(
     Ok(StartedSocialLogin { cookie, cookie_value, code_challenge, state })
 }
 
-/// Opens the cookie of a social login that returned. `state` is the opened `state` of the request, and `cookie_value`
-/// is the value of the cookie with the id `state.cookie`. Returns `None` if the cookie is forged or has expired, or
-/// belongs to another App, browser or login, or if Redis no longer has its `tx`. A `tx` in Redis can be read only once.
+/// Opens the cookie of a social login from which the browser has returned to `continue`. `state` is the opened `state`
+/// of the request, and `cookie_value` is the value of the cookie with the id `state.cookie`. Returns `None` if the
+/// cookie is forged or has expired, or belongs to another App, browser or login, or if Redis no longer has its `tx`. A
+/// `tx` in Redis can be read only once.
 pub async fn finish_social_login<S: Flows>(
     call: Call<'_, S>,
     browser: &BrowserId,

@@ -28,8 +28,8 @@ pub(super) const TRANSACTION_SECONDS: i64 = 3_600;
 /// Characters that an authorization request leaves free in its `tx` until the consent page adds the account and the
 /// scopes that it showed: at most 110 bytes of JSON, which are 147 characters in base64url.
 const RESERVED_CHARS: usize = 160;
-/// Characters that an authorization request leaves free in its `tx` until a login leads back with it: at most 74 bytes
-/// of JSON, which are 99 characters in base64url.
+/// Characters that an authorization request leaves free in its `tx` until the login for this request is added: at most
+/// 74 bytes of JSON, which are 99 characters in base64url.
 const RESERVED_LOGIN_CHARS: usize = 110;
 
 /// The target of a login, and when the browser asked for it.
@@ -50,7 +50,7 @@ pub enum Target {
     /// The page `authorize`.
     #[serde(rename = "authorize")]
     Authorize(Box<CarriedRequest>),
-    /// The page `logout`, for a Client. No login leads there.
+    /// The page `logout`, for a Client. A login never leads to this page.
     #[serde(rename = "logout")]
     Logout(RequestParameters),
 }
@@ -60,8 +60,8 @@ pub enum Target {
 pub struct CarriedRequest {
     #[serde(rename = "p")]
     pub parameters: RequestParameters,
-    /// A digest of the client's UID, because a new Client of the same name must not get the access that the user
-    /// allowed the former one.
+    /// A digest of the client's UID. Because of it, a new Client does not get the access that the user allowed to a
+    /// deleted Client of the same name.
     #[serde(rename = "c")]
     pub client: String,
     /// The `request_uri`, if the request was pushed.
@@ -70,13 +70,13 @@ pub struct CarriedRequest {
     /// The account and the scopes that the consent page showed. `None` before the consent page.
     #[serde(rename = "s", skip_serializing_if = "Option::is_none", default)]
     pub shown: Option<ShownConsent>,
-    /// The last login that led back with this request. `None` if no login did.
+    /// The last login that the user made for this request. `None` if there is none.
     #[serde(rename = "l", skip_serializing_if = "Option::is_none", default)]
     pub login: Option<TransactionLogin>,
 }
 
-/// The login, or the confirmation of a registration, that led back with a request. Only this shows that the user logged
-/// in for this request.
+/// The login, or the confirmation of a registration, that the user made for a request: the request sent the browser to
+/// the login page, and after the login the browser returned to the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransactionLogin {
     #[serde(rename = "s")]
@@ -121,7 +121,7 @@ impl CarriedRequest {
         Self { parameters, client: client_digest(&client.uid), request_uri, shown: None, login: None }
     }
 
-    /// Whether the request began with this client.
+    /// Whether the request was made for this client, and not for an earlier client with the same name.
     pub fn is_of(&self, client: &OpenIdClient) -> bool {
         self.client == client_digest(&client.uid)
     }
@@ -139,7 +139,7 @@ impl Transaction {
         Self { target, issued_at: env.now().unix_timestamp() }
     }
 
-    /// The transaction with which a login leads back. `cookie` is that of the new session.
+    /// The transaction with which the browser returns from a login. `cookie` is that of the new session.
     #[must_use]
     pub fn after_login(mut self, cookie: &SessionCookie) -> Self {
         if let Target::Authorize(carried) = &mut self.target {
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_login_that_led_back_answers_a_request() {
+    fn only_the_login_for_a_request_counts_for_the_request() {
         let env = Env::system();
         let app = fixtures::app(fixtures::rendered("shop"));
         let cookie = SessionCookie {
@@ -343,14 +343,14 @@ mod tests {
             amr: crate::domain::session::Amr::Password,
             auth_time,
         };
-        let answered = Transaction::start(&env, Target::Authorize(Box::new(request(3)))).after_login(&cookie);
-        let Target::Authorize(carried) = &answered.target else { unreachable!("it was made above") };
+        let with_login = Transaction::start(&env, Target::Authorize(Box::new(request(3)))).after_login(&cookie);
+        let Target::Authorize(carried) = &with_login.target else { unreachable!("it was made above") };
         let login = carried.login.unwrap();
         assert!(login.is_of(&session));
         assert!(!login.is_of(&Session { auth_time: auth_time + Duration::milliseconds(1), ..session.clone() }));
         assert!(!login.is_of(&Session { id: SessionId(uuid::Uuid::from_u128(10)), ..session }));
-        // A transaction that anybody can have made carries no login.
-        let unbound = answered.seal_unbound(&env, &app).unwrap();
+        // An unbound transaction, which anybody can have made, carries no login.
+        let unbound = with_login.seal_unbound(&env, &app).unwrap();
         let Target::Authorize(carried) = Transaction::open_unbound(&app, &unbound, env.now()).unwrap().target else {
             unreachable!("it was made above")
         };

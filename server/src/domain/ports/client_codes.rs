@@ -28,8 +28,8 @@ pub trait ClientCodes: Sync {
         key: &ClientCodeKey,
     ) -> impl Future<Output = StoreResult<Option<StoredClientCode>>> + Send;
 
-    /// Records that the code was exchanged for this open session, and replaces the record with `exchanged`. Only one of
-    /// several concurrent calls is the first.
+    /// Records that the code was exchanged for this open session, and replaces the record with `exchanged`. Of
+    /// concurrent calls, only one gets the outcome [`Redemption::First`].
     fn redeem_client_code(
         &self,
         app: &AppId,

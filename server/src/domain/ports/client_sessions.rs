@@ -13,8 +13,8 @@ use crate::domain::{
     user::UserId,
 };
 
-/// Sessions of clients, in Redis. A session of a lower epoch than the epoch of its user has ended. So has a session
-/// that ends with a browser session that has ended.
+/// Sessions of clients, in Redis. A session of a lower epoch than the epoch of its user has ended. A session that ends
+/// with its browser session has also ended if the browser session has ended.
 pub trait ClientSessions: Sync {
     /// Opens a session unless Redis has a later epoch. A user has at most 100 sessions with a refresh token, and at
     /// most 20 of them with one client. Beyond a limit, the least recently used session ends.

@@ -16,8 +16,8 @@ use crate::domain::{
 /// The groups of users, in Redis.
 pub trait Groups: Sync {
     /// Returns the user's memberships by name and source, also those that do not count now
-    /// ([`user_groups`](crate::domain::groups)). Redis has them beside the profile, so that no call needs Postgres.
-    /// Only if Redis has no groups of the user, reads them from Postgres and stores them in Redis.
+    /// ([`user_groups`](crate::domain::groups)). Redis stores them beside the profile, so that most calls do not need
+    /// Postgres. If Redis has no groups of the user, the call reads them from Postgres and stores them in Redis.
     fn of_user(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Arc<[Membership]>>> + Send;
 }
 
@@ -98,7 +98,7 @@ pub enum GroupRemoval {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberOutcome {
     Changed(GroupsChange),
-    /// The user already is a member, or is not a member; nothing was written.
+    /// Nothing was written: the user to add already is a member, or the user to remove is not a member.
     Unchanged,
     GroupNotFound,
     UserNotFound,
@@ -154,7 +154,8 @@ pub trait GroupAdministration: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<MemberOutcome>> + Send;
 
-    /// Removes the user from the group, whoever has added the membership. `event`: as in `add_member`.
+    /// Removes the user from the group, whoever has added the membership. `event`: the origin of the event; the store
+    /// sets the group.
     fn remove_member(
         &self,
         app: &AppId,

@@ -39,7 +39,7 @@ pub struct NewFederatedUser {
     pub event: Event,
 }
 
-/// Links an identity to a user. The link applies only if the user is enabled and has this epoch.
+/// Links an identity to a user. The link applies only if the user is enabled and still has this epoch.
 #[derive(Clone, Debug)]
 pub struct LinkRequest {
     pub user: UserId,
@@ -52,7 +52,7 @@ pub struct LinkRequest {
 }
 
 /// Gives an account with an unverified email address to the user of a provider that has verified this address. The
-/// transfer applies only if the account is enabled and has this epoch, and has not verified the email address.
+/// transfer applies only if the account is enabled, still has this epoch, and has not verified the email address.
 #[derive(Clone, Debug)]
 pub struct AccountTransfer {
     pub user: UserId,

@@ -36,7 +36,7 @@ pub struct Renamed {
     pub outbox_row: Uuid,
 }
 
-/// A logged-in user's change of the password. It also sets a first password.
+/// A logged-in user's change of the password. Also used to set the first password.
 #[derive(Clone, Debug)]
 pub struct PasswordChange {
     pub user: UserId,
@@ -64,7 +64,7 @@ pub struct AddressChangeRequest {
 #[derive(Clone, Debug)]
 pub struct AddressChange {
     pub user: UserId,
-    /// The epoch of the code. The change applies only if the user has this epoch.
+    /// The user's epoch when the code was made. The change applies only if the user still has this epoch.
     pub epoch: Epoch,
     /// The canonical email address to which the code was sent. The change applies only if this address is the pending
     /// one.

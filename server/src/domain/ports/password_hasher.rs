@@ -37,9 +37,9 @@ pub trait PasswordHasher: Sync {
         hash: Option<&PasswordHash>,
     ) -> impl Future<Output = Result<bool, Overloaded>> + Send;
 
-    /// Whether the password of a login matches the hash. `classes` are the classes of the hashes of the App. If there
-    /// are any that are not native, every call does the same work: one native check and one check of each of these
-    /// classes. The check of `hash` replaces the check of its class.
+    /// Whether the password of a login matches the hash. `classes` are the classes (hash functions with their costs) of
+    /// the hashes of the App. If there are any that are not native, every call does the same work: one native check and
+    /// one check of each of these classes. The check of `hash` replaces the check of its class.
     fn verify_login(
         &self,
         app: &App,

@@ -26,7 +26,7 @@ pub enum AcquireError {
 
 /// Rate limits, in Redis, so that they apply to all servers together.
 pub trait RateLimits: Sync {
-    /// Counts one use in every window of every check, or nothing at all.
+    /// Counts one use in every window of every check. If one of the windows is full, counts nothing.
     fn acquire(
         &self,
         app: &AppId,

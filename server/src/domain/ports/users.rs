@@ -47,7 +47,7 @@ pub enum CreateUserOutcome {
 #[derive(Clone, Debug)]
 pub struct Confirmation {
     pub user: UserId,
-    /// The epoch of the code. The change applies only if the user has this epoch.
+    /// The user's epoch when the code was made. The change applies only if the user still has this epoch.
     pub epoch: Epoch,
     /// The canonical email address to which the code was sent. The change applies only if the user has this email
     /// address.
@@ -75,9 +75,10 @@ pub struct ChangedUser {
 #[derive(Clone, Debug)]
 pub struct PasswordReset {
     pub user: UserId,
-    /// See [`Confirmation::epoch`].
+    /// The user's epoch when the code was made. The change applies only if the user still has this epoch.
     pub epoch: Epoch,
-    /// See [`Confirmation::address`].
+    /// The canonical email address to which the code was sent. The change applies only if the user has this email
+    /// address.
     pub address: String,
     pub password_hash: PasswordHash,
     pub at: OffsetDateTime,
@@ -91,7 +92,7 @@ pub trait Users: Sync {
     /// Finds the user by the canonical email address. A pending email address matches no user.
     fn user_by_email(&self, app: &AppId, email: &Email) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// Like `user_by_email`, but also returns the foreign classes of the App, in one round trip.
+    /// Like `user_by_email`, but also returns the classes of the foreign hashes in the App, in one round trip.
     fn login_candidate(&self, app: &AppId, email: &Email) -> impl Future<Output = StoreResult<LoginCandidate>> + Send;
 
     /// Creates the user and queues the mail. Writes nothing if another account has the email address. Of concurrent

@@ -12,8 +12,8 @@ use crate::domain::{
     user::User,
 };
 
-/// Opens a session at the epoch of `user` and records the event. Returns `None` if the epoch has risen since the user
-/// was read.
+/// Opens a session at the epoch of `user` and records the event. Returns `None` if the user's epoch has risen since the
+/// user was read, for example by a reset of the password.
 pub(in crate::domain) async fn open_session<S: Sessions + AuditLog>(
     call: Call<'_, S>,
     user: &User,

@@ -84,7 +84,7 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
     // The session is opened before the exchange is recorded, so that a second exchange finds a session that it can end.
     let tokens = match open_prepared_session(Call { client: &client, ..call }, &new).await? {
         Some(tokens) => tokens,
-        // The epoch has risen since the login, for example because the password was reset.
+        // The user's epoch has risen since the login, for example because the password was reset.
         None => return Err(CodeExchangeError::InvalidGrant),
     };
     match call.stores.redeem_login(call.app_id(), &key, new.id).await {

@@ -60,7 +60,7 @@ pub async fn link_identity<S: Users + Identities + RateLimits + Providers>(
     link_verified_identity(call, signed_in, &user, new_identity(provider, &verified, call.env.now())).await
 }
 
-/// Links the identity that *callback* kept for a page to a logged-in user.
+/// Links an identity to a logged-in user. *callback* has verified and stored the identity for a hosted page.
 pub(in crate::domain) async fn link_kept_identity<S: Users + Identities>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,

@@ -72,7 +72,7 @@ impl<S: Users + Identities + GroupChanges + RateLimits + Outbox + Sessions + Aud
                 remember_client(self.call, &user).await;
                 return Ok(ProviderLogin { user, tokens });
             }
-            // The epoch has risen since the user was read: start again.
+            // The user's epoch has risen since the user was read: start again.
         }
         Err(contention_error().into())
     }
@@ -150,7 +150,7 @@ impl<S: Users + Identities + GroupChanges + RateLimits + Outbox + Sessions + Aud
         let mut mail_permit = None;
         let mut mail = None;
         if let Some(address) = &pending {
-            // The mail is chosen before the limit is acquired. If the choice fails, nothing was counted.
+            // The mail is chosen before the limit is acquired. If the choice fails, the limit has counted nothing.
             let pending_mail = self.mail_to_pending_address(address, id, now).await?;
             mail_permit = acquire_mail_limit(self.call, address, MailPurpose::Confirm).await?;
             mail = mail_permit.is_some().then_some(pending_mail);
@@ -208,7 +208,7 @@ impl<S: Users + Identities + GroupChanges + RateLimits + Outbox + Sessions + Aud
         })
     }
 
-    /// The identity, as it is kept until the page links it.
+    /// Converts the identity to the form that is stored until the page *continue* links it.
     pub(super) fn identity_to_link(&self, verified: &VerifiedIdentity) -> IdentityToLink {
         IdentityToLink {
             provider: self.provider.name.clone(),

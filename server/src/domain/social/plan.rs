@@ -17,8 +17,8 @@ pub(super) enum Plan {
     Create { email: Option<Email>, pending: Option<Email> },
 }
 
-/// Decides what to do for a new identity, or why the login fails. `find_user` finds the user of an email address. It is
-/// called at most once.
+/// Decides what to do for a new identity, or why the login fails. `find_user` finds the user of an email address, and
+/// is called at most once.
 pub(super) async fn plan_new_identity<'a, F>(
     app: &App,
     provider: &RenderedProvider,

@@ -10,7 +10,7 @@ pub fn find_provider<'a>(app: &'a App, name: &str) -> Option<&'a RenderedProvide
     app.doc.providers.iter().find(|provider| provider.name.as_str() == name)
 }
 
-/// Returns our callback URL for an App and a Provider, as registered at the provider.
+/// Returns Latchkey's callback URL for an App and a Provider, as registered at the provider.
 pub(super) fn callback_url(app: &App, provider: &RenderedProvider) -> String {
     format!("{}/{}/callback", app.doc.issuer, provider.name)
 }

@@ -26,7 +26,8 @@ pub struct StartFlowInput<'a> {
     pub login_hint: Option<&'a str>,
     pub code_challenge: Option<&'a str>,
     pub binding: FlowBinding,
-    /// Whether the browser itself comes to *redirect*. A page never requests the address as JSON.
+    /// Whether the browser itself opens *redirect*. Otherwise a script requests the authorization URL as JSON, which
+    /// hosted pages never do.
     pub is_navigation: bool,
     /// The URL of the page *continue*. `None` if the App has no pages.
     pub continue_url: Option<&'a str>,
@@ -141,7 +142,8 @@ pub async fn start_flow<S: Flows + Providers>(
     Ok(StartedFlow { url, state, sealed, seconds: FLOW_SECONDS })
 }
 
-/// The page *continue*, if a page started the flow: with a challenge, and with a state that a page sealed.
+/// Returns the page *continue* if a page started the flow. Such a request has a challenge, and a state that a page
+/// sealed.
 pub fn page_target<S>(call: Call<'_, S>, request: &StartFlowInput<'_>) -> Option<RedirectTarget> {
     let page = request.continue_url.filter(|url| request.is_navigation && request.redirect_url == Some(*url))?;
     request.code_challenge?;
@@ -149,7 +151,8 @@ pub fn page_target<S>(call: Call<'_, S>, request: &StartFlowInput<'_>) -> Option
     Some(RedirectTarget::from_page(page))
 }
 
-/// The page *continue* is accepted only from a page, even if the App's list contains it.
+/// Chooses the redirect URL. The page *continue* is accepted only if a page started the flow, even if the App's list
+/// contains it.
 fn choose_target<S>(
     call: Call<'_, S>,
     request: &StartFlowInput<'_>,

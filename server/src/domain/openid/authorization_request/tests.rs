@@ -1,4 +1,4 @@
-//! Every check of an authorization request, and hostile values.
+//! Tests of every check of an authorization request, also with hostile values.
 
 use latchkey_crds::rendered::{RenderedClient, RenderedClientAuthentication};
 
@@ -54,9 +54,9 @@ fn accepted(changes: &[(&str, &str)]) -> AuthorizationRequest {
     check(changes).unwrap_or_else(|error| panic!("{changes:?}: {error}"))
 }
 
-/// The code of the error that goes to the redirect URL.
+/// Returns the code of the error. Fails unless the error is sent to the redirect URL.
 #[track_caller]
-fn replied<T>(result: Result<T, RequestError>) -> &'static str {
+fn redirected_error_code<T>(result: Result<T, RequestError>) -> &'static str {
     match result.err().expect("the request is refused") {
         RequestError::Reply { error, to } => {
             assert_eq!(to.target.as_str(), CALLBACK);
@@ -67,8 +67,9 @@ fn replied<T>(result: Result<T, RequestError>) -> &'static str {
     }
 }
 
+/// Returns the error. Fails unless the error is shown on a page.
 #[track_caller]
-fn shown<T>(result: Result<T, RequestError>) -> UnsafeRequest {
+fn error_on_page<T>(result: Result<T, RequestError>) -> UnsafeRequest {
     match result.err().expect("the request is refused") {
         RequestError::Page(page) => page,
         RequestError::Reply { error, .. } => panic!("{error}"),
@@ -110,35 +111,35 @@ fn a_client_has_only_its_own_scopes_and_claims() {
 }
 
 #[test]
-fn a_missing_repeated_or_unknown_client_is_shown_on_a_page() {
+fn the_error_for_a_missing_repeated_or_unknown_client_is_shown_on_a_page() {
     for id in ["", "Grafana", "grafana ", "grafan", "grafana.example", "shop", "uid-grafana", "grafana\0"] {
-        assert_eq!(shown(check(&[("client_id", id)])), UnsafeRequest::InvalidClient, "{id}");
+        assert_eq!(error_on_page(check(&[("client_id", id)])), UnsafeRequest::InvalidClient, "{id}");
     }
     let twice = check_at(&app(|_| {}), &repeated("client_id", "grafana"));
-    assert_eq!(shown(twice), UnsafeRequest::InvalidClient);
+    assert_eq!(error_on_page(twice), UnsafeRequest::InvalidClient);
 }
 
 #[test]
-fn a_missing_or_repeated_redirect_url_is_shown_on_a_page() {
-    assert_eq!(shown(check(&[("redirect_uri", "")])), UnsafeRequest::RedirectUrlNotAllowed);
+fn the_error_for_a_missing_or_repeated_redirect_url_is_shown_on_a_page() {
+    assert_eq!(error_on_page(check(&[("redirect_uri", "")])), UnsafeRequest::RedirectUrlNotAllowed);
     let twice = check_at(&app(|_| {}), &repeated("redirect_uri", CALLBACK));
-    assert_eq!(shown(twice), UnsafeRequest::RedirectUrlNotAllowed);
-    // Also if everything else is wrong: no other error can go to a URL that is not known.
+    assert_eq!(error_on_page(twice), UnsafeRequest::RedirectUrlNotAllowed);
+    // The result is the same if other parameters are also wrong, because no error can be sent to an unregistered URL.
     let all_wrong = check(&[("redirect_uri", "https://evil.example"), ("response_type", "token"), ("prompt", "x")]);
-    assert_eq!(shown(all_wrong), UnsafeRequest::RedirectUrlNotAllowed);
+    assert_eq!(error_on_page(all_wrong), UnsafeRequest::RedirectUrlNotAllowed);
 }
 
-/// Redirect URLs that are like registered ones, but others (RFC 9700, 4.1).
+/// Redirect URLs that are similar to the registered URL, but not equal to it (RFC 9700, 4.1).
 fn hostile_redirect_urls() -> Vec<String> {
     let registered = CALLBACK;
     let mut hostile: Vec<String> = Vec::new();
-    // Every prefix and every changed character.
+    // Every prefix of the URL, and the URL with each of its characters changed.
     hostile.extend((1..registered.len()).map(|end| registered[..end].to_owned()));
     for at in 0..registered.len() {
         let other = if registered.as_bytes()[at] == b'x' { "y" } else { "x" };
         hostile.push(format!("{}{other}{}", &registered[..at], &registered[at + 1..]));
     }
-    // Everything that can be put before, after and into it.
+    // Texts that are put before, after and into the registered URL.
     for added in [
         "/",
         "//",
@@ -268,7 +269,7 @@ fn no_hostile_redirect_url_is_accepted() {
     assert!(hostile.len() >= 200, "{}", hostile.len());
     for url in &hostile {
         let result = check_at(&app, &parameters(&[("redirect_uri", url)]));
-        assert_eq!(shown(result), UnsafeRequest::RedirectUrlNotAllowed, "{url}");
+        assert_eq!(error_on_page(result), UnsafeRequest::RedirectUrlNotAllowed, "{url}");
     }
     for good in [CALLBACK, "http://127.0.0.1/cli", "http://127.0.0.1:51004/cli"] {
         let request = check_at(&app, &parameters(&[("redirect_uri", good)])).unwrap_or_else(|error| panic!("{error}"));
@@ -277,7 +278,7 @@ fn no_hostile_redirect_url_is_accepted() {
 }
 
 #[test]
-fn errors_after_the_redirect_url_go_to_the_client() {
+fn errors_found_after_the_check_of_the_redirect_url_go_to_the_client() {
     let cases: &[(&[(&str, &str)], &str)] = &[
         (&[("request", "eyJ.e30.x")], "request_not_supported"),
         (&[("request_uri", "https://evil.example/request")], "request_uri_not_supported"),
@@ -316,11 +317,11 @@ fn errors_after_the_redirect_url_go_to_the_client() {
         (&[("id_token_hint", "eyJhbGciOiJub25lIn0.e30.")], "invalid_request"),
     ];
     for (changes, code) in cases {
-        assert_eq!(replied(check(changes)), *code, "{changes:?}");
+        assert_eq!(redirected_error_code(check(changes)), *code, "{changes:?}");
     }
     for text in ["nonce", "state", "login_hint", "claims"] {
         let long = format!("{{\"x\": \"{}\"}}", "x".repeat(MAX_CLAIMS_BYTES));
-        assert_eq!(replied(check(&[(text, &long)])), "invalid_request", "{text}");
+        assert_eq!(redirected_error_code(check(&[(text, &long)])), "invalid_request", "{text}");
     }
 }
 
@@ -331,7 +332,7 @@ fn the_longest_values_are_accepted() {
     let request = accepted(&[("state", &state), ("nonce", &nonce), ("login_hint", &hint)]);
     assert_eq!(request.reply.state, Some(state.clone()));
     for (name, value) in [("state", state), ("nonce", nonce), ("login_hint", hint)] {
-        assert_eq!(replied(check(&[(name, &format!("{value}x"))])), "invalid_request", "{name}");
+        assert_eq!(redirected_error_code(check(&[(name, &format!("{value}x"))])), "invalid_request", "{name}");
     }
     assert_eq!(accepted(&[("max_age", "0")]).max_age, Some(0));
     assert_eq!(accepted(&[("max_age", "99999999999")]).max_age, Some(u32::MAX));
@@ -343,7 +344,7 @@ fn a_repeated_parameter_is_refused_and_a_repeated_state_is_not_sent_back() {
     for (name, value) in parameters(&[("max_age", "1"), ("prompt", "login"), ("ui_locales", "de")]).iter() {
         if !matches!(name, "client_id" | "redirect_uri") {
             let again = RequestParameters::new(parameters(&[(name, value)]).iter().chain([(name, value)]));
-            assert_eq!(replied(check_at(&app, &again)), "invalid_request", "{name}");
+            assert_eq!(redirected_error_code(check_at(&app, &again)), "invalid_request", "{name}");
         }
     }
     let Err(RequestError::Reply { to, .. }) = check_at(&app, &repeated("state", "other")) else {
@@ -380,29 +381,29 @@ fn errors_come_back_in_the_response_mode_with_the_state_and_the_issuer() {
 fn a_client_can_require_pkce_and_pushed_requests() {
     let no_challenge = parameters(&[("code_challenge", ""), ("code_challenge_method", "")]);
     let required = app(|client| client.pkce_required = true);
-    assert_eq!(replied(check_at(&required, &no_challenge)), "invalid_request");
+    assert_eq!(redirected_error_code(check_at(&required, &no_challenge)), "invalid_request");
     assert!(check_at(&required, &parameters(&[])).is_ok());
     let public = app(|client| client.authentication = RenderedClientAuthentication::None);
-    assert_eq!(replied(check_at(&public, &no_challenge)), "invalid_request");
+    assert_eq!(redirected_error_code(check_at(&public, &no_challenge)), "invalid_request");
 
     let pushed = app(|client| client.pushed_authorization_required = true);
     let sent = parameters(&[]);
-    assert_eq!(replied(check_at(&pushed, &sent)), "invalid_request");
+    assert_eq!(redirected_error_code(check_at(&pushed, &sent)), "invalid_request");
     let client = find_client(&pushed, &sent).unwrap();
     assert!(AuthorizationRequest::check(&pushed, client, &sent, Delivery::Pushed).is_ok());
 }
 
 #[test]
-fn a_client_that_cannot_get_tokens_is_told_to_try_again() {
+fn a_client_that_cannot_get_tokens_now_must_try_again_later() {
     let unresolved = app(|client| client.authentication = RenderedClientAuthentication::Unresolved);
-    assert_eq!(replied(check_at(&unresolved, &parameters(&[]))), "temporarily_unavailable");
+    assert_eq!(redirected_error_code(check_at(&unresolved, &parameters(&[]))), "temporarily_unavailable");
     let mut doc = fixtures::rendered("shop");
     doc.pages = Some(fixtures::pages());
     let mut client = fixtures::client("grafana");
     client.tokens.id_token_algorithm = latchkey_crds::client::IdTokenAlgorithm::RS256;
     doc.clients = vec![client];
     let without_key = fixtures::app(doc);
-    assert_eq!(replied(check_at(&without_key, &parameters(&[]))), "temporarily_unavailable");
+    assert_eq!(redirected_error_code(check_at(&without_key, &parameters(&[]))), "temporarily_unavailable");
 }
 
 #[test]
@@ -421,7 +422,7 @@ fn only_a_request_uri_of_the_par_endpoint_is_pushed() {
 }
 
 #[test]
-fn a_request_can_name_its_user() {
+fn a_request_can_name_the_user_who_must_log_in() {
     let user = UserId(uuid::Uuid::from_u128(7));
     let other = UserId(uuid::Uuid::from_u128(8));
     let claims = format!(r#"{{"id_token": {{"sub": {{"value": "{user}"}}}}}}"#);

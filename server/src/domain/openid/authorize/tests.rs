@@ -1,4 +1,4 @@
-//! Every rule of the decision, with stores in memory.
+//! Tests of every rule of the decision, with stores in memory.
 
 use std::{
     net::Ipv4Addr,
@@ -61,18 +61,18 @@ struct FakeStores {
     used_requests: Mutex<usize>,
     acquired: Mutex<i32>,
     is_limited: bool,
-    is_postgres_away: bool,
-    is_redis_away: bool,
+    is_postgres_unavailable: bool,
+    is_redis_unavailable: bool,
     is_user_deleted: bool,
 }
 
 impl FakeStores {
     fn postgres(&self) -> Result<(), StoreError> {
-        if self.is_postgres_away { Err(away("postgres")) } else { Ok(()) }
+        if self.is_postgres_unavailable { Err(unavailable("postgres")) } else { Ok(()) }
     }
 
     fn redis(&self) -> Result<(), StoreError> {
-        if self.is_redis_away { Err(away("redis")) } else { Ok(()) }
+        if self.is_redis_unavailable { Err(unavailable("redis")) } else { Ok(()) }
     }
 
     fn record_event(&self, event: &Event) {
@@ -80,12 +80,12 @@ impl FakeStores {
         self.events.lock().unwrap().push((event.kind, client));
     }
 
-    fn kinds(&self) -> Vec<EventKind> {
+    fn event_kinds(&self) -> Vec<EventKind> {
         self.events.lock().unwrap().iter().map(|(kind, _)| *kind).collect()
     }
 }
 
-fn away(store: &'static str) -> StoreError {
+fn unavailable(store: &'static str) -> StoreError {
     StoreError::Unavailable { store, source: "gone".into() }
 }
 
@@ -228,7 +228,7 @@ struct Scenario {
     session: Option<AuthenticatedSession>,
     login: Option<TransactionLogin>,
     parameters: Vec<(&'static str, String)>,
-    /// The user allowed what the page showed.
+    /// Whether the user has allowed what the consent page showed.
     allows: bool,
     request_uri: Option<&'static str>,
 }
@@ -280,13 +280,13 @@ impl Scenario {
         self
     }
 
-    fn logged_in_before(mut self, seconds: i64) -> Self {
+    fn logged_in_seconds_ago(mut self, seconds: i64) -> Self {
         self.session = Some(session_of(USER, seconds));
         self
     }
 
-    /// The last login led back with the request.
-    fn answered(mut self) -> Self {
+    /// The user made the last login for this request.
+    fn logged_in_for_request(mut self) -> Self {
         let session = &self.session.as_ref().unwrap().session;
         let issued_ms = u64::try_from(session.auth_time.unix_timestamp_nanos() / 1_000_000).unwrap();
         let cookie = SessionCookie { issued_ms, user: session.user, session: session.id };
@@ -342,12 +342,12 @@ impl Scenario {
         assert_eq!(*self.stores.acquired.lock().unwrap(), 1);
     }
 
-    async fn assert_login(&self) {
+    async fn assert_login_needed(&self) {
         assert_eq!(self.outcome().await, AuthorizationOutcome::LoginNeeded);
         self.assert_no_code();
     }
 
-    async fn assert_consent(&self) {
+    async fn assert_consent_needed(&self) {
         assert_eq!(self.outcome().await, AuthorizationOutcome::ConsentNeeded);
         self.assert_no_code();
     }
@@ -373,32 +373,32 @@ async fn a_pushed_request_is_used_up_by_the_code() {
     let scenario = Scenario { request_uri: Some("urn:ietf:params:oauth:request_uri:x"), ..Scenario::plain() };
     scenario.assert_issued().await;
     assert_eq!(*scenario.stores.used_requests.lock().unwrap(), 1);
-    // Another browser, or the same one with the button Back, still has the request in its `tx`.
+    // Another browser, or the same browser after the button Back, sends the request again in its `tx` parameter.
     assert_eq!(scenario.outcome().await, AuthorizationOutcome::RequestUsed);
     assert_eq!(scenario.stores.codes.lock().unwrap().len(), 1);
     assert_eq!(*scenario.stores.acquired.lock().unwrap(), 1, "only the code counts");
     let waiting = Scenario { session: None, request_uri: scenario.request_uri, ..Scenario::plain() };
-    waiting.assert_login().await;
+    waiting.assert_login_needed().await;
     assert_eq!(*waiting.stores.used_requests.lock().unwrap(), 0);
 }
 
 #[tokio::test]
-async fn without_a_session_the_user_logs_in() {
-    let away = |scenario: Scenario| Scenario { session: None, ..scenario };
-    away(Scenario::plain()).assert_login().await;
-    let silent = away(Scenario::plain().with("prompt", "none"));
+async fn without_a_session_the_user_must_log_in() {
+    let logged_out = |scenario: Scenario| Scenario { session: None, ..scenario };
+    logged_out(Scenario::plain()).assert_login_needed().await;
+    let silent = logged_out(Scenario::plain().with("prompt", "none"));
     assert_eq!(silent.error().await, "login_required");
     silent.assert_no_code();
 }
 
 #[tokio::test]
-async fn prompt_login_needs_a_login_that_led_back_with_the_request() {
+async fn prompt_login_needs_a_login_for_this_request() {
     for login_before in [3600, 60, 0, -5] {
-        let scenario = || Scenario::plain().with("prompt", "login").logged_in_before(login_before);
-        scenario().assert_login().await;
-        scenario().answered().assert_issued().await;
-        // The user has logged in once more, for another purpose.
-        scenario().answered().logged_in_before(login_before - 1).assert_login().await;
+        let scenario = || Scenario::plain().with("prompt", "login").logged_in_seconds_ago(login_before);
+        scenario().assert_login_needed().await;
+        scenario().logged_in_for_request().assert_issued().await;
+        // After that, the user has logged in again for another purpose.
+        scenario().logged_in_for_request().logged_in_seconds_ago(login_before - 1).assert_login_needed().await;
     }
     Scenario::plain().with("prompt", "create").assert_issued().await;
 }
@@ -406,22 +406,22 @@ async fn prompt_login_needs_a_login_that_led_back_with_the_request() {
 #[tokio::test]
 async fn an_old_login_is_repeated_if_max_age_asks_for_it() {
     Scenario::plain().with("max_age", "3600").assert_issued().await;
-    Scenario::plain().with("max_age", "3599").assert_login().await;
+    Scenario::plain().with("max_age", "3599").assert_login_needed().await;
     for login_before in [1, 0, -5] {
-        let scenario = || Scenario::plain().with("max_age", "0").logged_in_before(login_before);
-        scenario().assert_login().await;
-        scenario().answered().assert_issued().await;
+        let scenario = || Scenario::plain().with("max_age", "0").logged_in_seconds_ago(login_before);
+        scenario().assert_login_needed().await;
+        scenario().logged_in_for_request().assert_issued().await;
     }
     let silent = Scenario::plain().with("max_age", "10").with("prompt", "none");
     assert_eq!(silent.error().await, "login_required");
 }
 
 #[tokio::test]
-async fn another_user_than_the_request_names_logs_in() {
+async fn the_user_must_log_in_again_if_the_request_names_another_user() {
     let claims = |user: UserId| format!(r#"{{"id_token": {{"sub": {{"value": "{user}"}}}}}}"#);
     Scenario::plain().with("claims", &claims(USER)).assert_issued().await;
-    // Also after a login: the wrong user stays wrong.
-    Scenario::plain().with("claims", &claims(OTHER_USER)).answered().assert_login().await;
+    // A login for this request does not help if another user than the named one has logged in.
+    Scenario::plain().with("claims", &claims(OTHER_USER)).logged_in_for_request().assert_login_needed().await;
     let silent = Scenario::plain().with("claims", &claims(OTHER_USER)).with("prompt", "none");
     assert_eq!(silent.error().await, "login_required");
 }
@@ -454,19 +454,19 @@ async fn a_required_email_address_must_be_verified() {
 }
 
 #[tokio::test]
-async fn the_user_decides_if_the_client_or_the_app_asks_for_it() {
+async fn the_user_must_give_consent_if_the_client_setting_or_the_request_requires_it() {
     let always = || Scenario::new(|client| client.consent = Consent::Always);
     for scenario in [
         always(),
         Scenario::plain().with("prompt", "consent"),
         Scenario::plain().with("prompt", "select_account"),
-        Scenario::plain().with("prompt", "login select_account").answered(),
+        Scenario::plain().with("prompt", "login select_account").logged_in_for_request(),
         Scenario::new(|client| client.consent = Consent::Once),
     ] {
-        scenario.assert_consent().await;
+        scenario.assert_consent_needed().await;
         let allowing = scenario.allowing();
         allowing.assert_issued().await;
-        assert_eq!(allowing.stores.kinds(), [EventKind::ConsentGiven, EventKind::ClientAuthorized]);
+        assert_eq!(allowing.stores.event_kinds(), [EventKind::ConsentGiven, EventKind::ClientAuthorized]);
     }
     assert_eq!(always().with("prompt", "none").error().await, "consent_required");
     Scenario::plain().with("prompt", "none").assert_issued().await;
@@ -482,22 +482,22 @@ async fn a_stored_consent_suffices_for_its_scopes() {
     once("openid email").assert_issued().await;
     once("openid email groups").with("prompt", "none").assert_issued().await;
     for missing in ["", "openid", "openid profile groups offline_access"] {
-        once(missing).assert_consent().await;
+        once(missing).assert_consent_needed().await;
         assert_eq!(once(missing).with("prompt", "none").error().await, "consent_required");
     }
-    // A claim that is asked for alone counts like its scope.
+    // A request for a single claim needs the same consent as a request for the scope of the claim.
     let claims = r#"{"userinfo": {"groups": null}}"#;
-    once("openid email").with("claims", claims).assert_consent().await;
-    once("openid email").with("prompt", "consent").assert_consent().await;
+    once("openid email").with("claims", claims).assert_consent_needed().await;
+    once("openid email").with("prompt", "consent").assert_consent_needed().await;
 }
 
 #[tokio::test]
-async fn only_a_consent_that_is_asked_once_is_stored() {
+async fn a_consent_is_stored_only_for_a_client_with_consent_once() {
     let once = Scenario::new(|client| client.consent = Consent::Once).allowing();
     once.assert_issued().await;
     assert_eq!(once.stores.consent.lock().unwrap().to_string(), "openid email");
     let mut always = Scenario::new(|client| client.consent = Consent::Always).allowing();
-    always.stores.is_postgres_away = true;
+    always.stores.is_postgres_unavailable = true;
     always.assert_issued().await;
     assert!(always.stores.consent.lock().unwrap().is_empty());
 }
@@ -513,11 +513,11 @@ async fn a_program_on_the_device_needs_the_user_for_each_code() {
         scenario.with("redirect_uri", url).with("code_challenge", challenge).with("code_challenge_method", "S256")
     };
     for url in ["com.example.app:/done", "http://127.0.0.1/done"] {
-        native(url).assert_consent().await;
+        native(url).assert_consent_needed().await;
         assert_eq!(native(url).with("prompt", "none").error().await, "interaction_required");
-        native(url).logged_in_before(0).assert_consent().await;
-        native(url).answered().assert_issued().await;
-        native(url).answered().logged_in_before(0).assert_consent().await;
+        native(url).logged_in_seconds_ago(0).assert_consent_needed().await;
+        native(url).logged_in_for_request().assert_issued().await;
+        native(url).logged_in_for_request().logged_in_seconds_ago(0).assert_consent_needed().await;
         native(url).allowing().assert_issued().await;
     }
     native("com.example.app:/done").with("redirect_uri", "https://app.example.com/cb").assert_issued().await;
@@ -526,7 +526,7 @@ async fn a_program_on_the_device_needs_the_user_for_each_code() {
 }
 
 #[tokio::test]
-async fn a_decision_counts_only_for_what_the_page_showed() {
+async fn a_consent_is_valid_only_for_the_account_and_the_scopes_that_the_page_showed() {
     let scenario = Scenario::new(|client| client.consent = Consent::Always);
     let parameters = RequestParameters::new(scenario.parameters.iter().map(|(name, value)| (*name, value)));
     let client = find_client(&scenario.app, &parameters).unwrap();
@@ -542,7 +542,7 @@ async fn a_decision_counts_only_for_what_the_page_showed() {
 }
 
 #[tokio::test]
-async fn a_limit_refuses_the_code_and_stores_nothing() {
+async fn if_the_limit_is_reached_no_code_and_no_consent_is_stored() {
     let mut scenario = Scenario::new(|client| client.consent = Consent::Once).allowing();
     scenario.stores.is_limited = true;
     assert!(matches!(scenario.run().await, Err(CommonError::RateLimited(_))));
@@ -551,18 +551,18 @@ async fn a_limit_refuses_the_code_and_stores_nothing() {
 }
 
 #[tokio::test]
-async fn an_outage_issues_no_code() {
-    let mut redis_away = Scenario::plain();
-    redis_away.stores.is_redis_away = true;
-    assert!(matches!(redis_away.run().await, Err(CommonError::Store(_))));
-    redis_away.assert_no_code();
+async fn no_code_is_issued_while_a_store_that_the_request_needs_is_unavailable() {
+    let mut without_redis = Scenario::plain();
+    without_redis.stores.is_redis_unavailable = true;
+    assert!(matches!(without_redis.run().await, Err(CommonError::Store(_))));
+    without_redis.assert_no_code();
 
     let mut once = Scenario::new(|client| client.consent = Consent::Once);
-    once.stores.is_postgres_away = true;
+    once.stores.is_postgres_unavailable = true;
     assert!(matches!(once.run().await, Err(CommonError::Store(_))));
     once.assert_no_code();
     let mut never = Scenario::plain();
-    never.stores.is_postgres_away = true;
+    never.stores.is_postgres_unavailable = true;
     never.assert_issued().await;
 }
 
@@ -570,5 +570,5 @@ async fn an_outage_issues_no_code() {
 async fn a_deleted_user_gets_no_code() {
     let mut scenario = Scenario::new(|client| client.consent = Consent::Once).allowing();
     scenario.stores.is_user_deleted = true;
-    scenario.assert_login().await;
+    scenario.assert_login_needed().await;
 }
