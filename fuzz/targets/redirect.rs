@@ -10,7 +10,7 @@ use crate::{
     harness,
 };
 
-const FRAGMENTS: [&str; 40] = [
+const URL_PIECES: [&str; 40] = [
     "https://",
     "http://",
     "com.example.shop:",
@@ -56,7 +56,7 @@ const FRAGMENTS: [&str; 40] = [
 #[test]
 fn redirect() {
     harness::run("redirect", 8_000, |input| {
-        for text in texts(input, &FRAGMENTS) {
+        for text in texts(input, &URL_PIECES) {
             check_entry(&text);
         }
         let mut draw = Draw::new(input);
@@ -70,13 +70,13 @@ fn redirect() {
                 "",
                 "com.example.shop:",
             ]);
-            list.extend(format!("{prefix}{}", draw.text(&FRAGMENTS)).parse());
+            list.extend(format!("{prefix}{}", draw.text(&URL_PIECES)).parse());
         }
         for _ in 0..4 {
             let requested = match list.get(draw.below(4)) {
                 // A variation of an entry, because unrelated URLs would never be accepted.
-                Some(entry) => vary_entry(draw.byte(), entry.as_str(), draw.pick(&FRAGMENTS), draw.below(80)),
-                None => draw.text(&FRAGMENTS),
+                Some(entry) => vary_entry(draw.byte(), entry.as_str(), draw.pick(&URL_PIECES), draw.below(80)),
+                None => draw.text(&URL_PIECES),
             };
             check_input(&list, &requested, &mut draw);
         }

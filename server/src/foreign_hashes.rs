@@ -30,7 +30,7 @@ const MAX_REMOVE_TIME: Duration = Duration::from_secs(60);
 pub async fn apply_retention(stores: &Stores, apps: &Apps, now: OffsetDateTime) -> Result<u64, StoreError> {
     let begun = Instant::now();
     let apps = apps.all();
-    let native = stores.hashing.native_class();
+    let native = stores.hashing.class_of_new_hashes();
     let mut queue: VecDeque<ForeignHashExpiry> = apps.iter().filter_map(|app| expiry(app, native, now)).collect();
     let mut removed = 0;
     while let Some(expiry) = queue.pop_front() {

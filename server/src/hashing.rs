@@ -233,7 +233,7 @@ impl HashingOptions {
     }
 
     /// The class of new hashes.
-    const fn native_class(&self) -> HashClass {
+    const fn class_of_new_hashes(&self) -> HashClass {
         HashClass::Argon2(self.native)
     }
 
@@ -247,7 +247,7 @@ impl HashingOptions {
     pub fn check_memory(&self, limit: u64) -> Result<(), HashingMemoryError> {
         const MIB: u64 = 1 << 20;
         let threads = u64::try_from(self.threads.get()).unwrap_or(u64::MAX);
-        let per_thread = self.native_class().memory_bytes() / MIB + THREAD_MEMORY_MIB;
+        let per_thread = self.class_of_new_hashes().memory_bytes() / MIB + THREAD_MEMORY_MIB;
         let needed = threads.saturating_mul(per_thread);
         let limit = limit / MIB;
         let available = (limit.saturating_mul(5) / 8).saturating_sub(BASE_MEMORY_MIB);
@@ -349,7 +349,7 @@ impl HashingPool {
                 jobs: FairQueue::new(options.capacity(average_duration)),
                 is_closed: false,
                 average_duration,
-                average_per_weight: average_duration.div_f64(options.native_class().weight()),
+                average_per_weight: average_duration.div_f64(options.class_of_new_hashes().weight()),
                 waiting_time: Duration::ZERO,
                 running_heavy: 0,
                 running_large: 0,
@@ -357,7 +357,7 @@ impl HashingPool {
             changed: Condvar::new(),
             metrics: HashingMetrics::register(registry.sub_registry_with_prefix("hashing")),
             dummy_hash,
-            dummy_hashes: DummyHashes::new(options.native_class()),
+            dummy_hashes: DummyHashes::new(options.class_of_new_hashes()),
         });
         for number in 0..options.threads.get() {
             let shared = Arc::clone(&shared);
@@ -612,8 +612,8 @@ impl Shared {
 // === impl PasswordHasher ===
 
 impl PasswordHasher for HashingPool {
-    fn native_class(&self) -> HashClass {
-        self.pool.shared.options.native_class()
+    fn class_of_new_hashes(&self) -> HashClass {
+        self.pool.shared.options.class_of_new_hashes()
     }
 
     fn check_capacity(&self, app: &App, client: ClientAddress) -> Result<(), Overloaded> {
@@ -634,7 +634,7 @@ impl PasswordHasher for HashingPool {
         password: &Password,
         hash: Option<&PasswordHash>,
     ) -> Result<bool, Overloaded> {
-        let native = self.native_class();
+        let native = self.class_of_new_hashes();
         let foreign = hash.and_then(PasswordHash::parse).filter(|hash| hash.class() != native);
         let work = match foreign {
             Some(hash) => {
@@ -655,7 +655,7 @@ impl PasswordHasher for HashingPool {
         classes: &[HashClass],
     ) -> Result<bool, Overloaded> {
         let own = hash.and_then(PasswordHash::parse);
-        let native = self.native_class();
+        let native = self.class_of_new_hashes();
         if classes.iter().chain(&own.as_ref().map(ParsedHash::class)).all(|class| *class == native) {
             return self.verify(app, client, password, hash).await;
         }
@@ -932,9 +932,12 @@ mod tests {
         let password = Password::new("abc");
         let new = hashing.hash(&app, client(1), &password).await.unwrap();
         assert!(new.expose().starts_with("$argon2id$v=19$m=20480,t=3,p=1$"));
-        assert!(hashing.pool.shared.dummy_hash.is_native(hashing.native_class()), "unknown addresses cost the same");
+        assert!(
+            hashing.pool.shared.dummy_hash.is_native(hashing.class_of_new_hashes()),
+            "unknown addresses cost the same"
+        );
         let old = weaker.hash(&app, client(1), &password).await.unwrap();
-        let classes = [HashClass::DEFAULT_NATIVE, hashing.native_class()];
+        let classes = [HashClass::DEFAULT_NATIVE, hashing.class_of_new_hashes()];
         for pool in [&hashing, &weaker] {
             for classes in [&[][..], &classes[..]] {
                 for (hash, password, expected) in [

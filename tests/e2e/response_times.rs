@@ -300,7 +300,7 @@ impl TimingTest {
         reply
     }
 
-    /// The fields as a form of the browser.
+    /// The fields and the browser's CSRF token, as the body of a form.
     fn form(&self, fields: &Value) -> String {
         let fields = fields.as_object().into_iter().flatten();
         let pairs = fields.map(|(name, value)| (name.as_str(), value.as_str().unwrap_or_default()));

@@ -95,7 +95,7 @@ impl Recorder {
         self.stack.apply(&self.app)?;
         for _ in 0..ATTEMPTS {
             let seen = self.receiver.events().len();
-            let user = json!({ "email": self.next_address() });
+            let user = json!({ "email": self.next_email() });
             self.administer(Method::POST, "users", Some(&user)).await?;
             let events = self.receiver.wait_for(seen + 1).await;
             let event = &events[seen];
@@ -111,7 +111,7 @@ impl Recorder {
     async fn act(&mut self) -> Result<Vec<ReceivedEvent>> {
         let seen = self.receiver.events().len();
         let (app, client) = (self.app.id().to_owned(), self.stack.client());
-        let (registered, created, imported) = (self.next_address(), self.next_address(), self.next_address());
+        let (registered, created, imported) = (self.next_email(), self.next_email(), self.next_email());
         client.register(&app, "Ada Lovelace", &registered, PASSWORD).await.expect(StatusCode::OK);
         let user = json!({
             "email": created, "email_verified": true, "name": "Ada Löwe 🦁", "password": PASSWORD,
@@ -131,7 +131,7 @@ impl Recorder {
         Ok(events)
     }
 
-    fn next_address(&mut self) -> String {
+    fn next_email(&mut self) -> String {
         self.users += 1;
         format!("user-{}@example.com", self.users)
     }

@@ -10,7 +10,7 @@ use crate::{
     json::{self, Line},
 };
 
-/// The id of a user. The other members are not kept.
+/// Only the external ID of a user, for the report about a line that is refused.
 #[derive(Deserialize)]
 struct Identified {
     external_id: Option<String>,

@@ -346,7 +346,8 @@ pub(crate) fn report_rejected_app(app: &App, context: &Context) {
     }
 }
 
-/// Forgets the Clients of an App whose users are being deleted, and queues them: the App is not served any more.
+/// Queues the Clients of an App whose users are being deleted, and forgets their outcomes: the App is not served any
+/// more.
 pub(crate) fn report_deleted_app(app: &App, context: &Context) {
     let app_name = NamespacedName::from_metadata(&app.metadata);
     let outcomes = &context.objects.client_outcomes;

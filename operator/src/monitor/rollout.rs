@@ -17,7 +17,7 @@ pub(crate) enum RolloutState {
     KeysLost { pod: String },
     /// Pods that sent nothing for 15 s while serving.
     Silent { pods: Vec<String> },
-    /// Serving pods that report another revision, or none.
+    /// Serving pods whose last report has another revision of the App, or does not have the App.
     Behind { pods: Vec<String> },
     /// Serving pods that have not reported yet. `pods` is empty if no revision is published, or if no pod is serving at
     /// the moment.

@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// The Clients of an App in one run.
+/// What is needed to render the Clients of an App in one run of `render`.
 pub(super) struct ClientRun<'a> {
     pub(super) args: &'a RenderArgs,
     pub(super) manifests: &'a Manifests,

@@ -52,9 +52,10 @@ impl App {
         let keys = AppKeys::new(&doc)?;
         let password = PasswordSettings::new(&doc.password)?;
         let webhooks = doc.webhooks.iter().map(Webhook::new).collect::<Result<_, _>>()?;
-        let pages = doc.pages.as_ref().map(|pages| Box::new(PagesSettings::new(pages)));
-        // Clients need the pages, on which users log in. The clients are moved out of the document, because two copies
-        // of 50,000 clients would need much memory.
+        // The pages and the clients are moved out of the document, because two copies of them for 10,000 Apps would need
+        // much memory.
+        let pages = doc.pages.take().map(|pages| Box::new(PagesSettings::new(*pages)));
+        // Clients need the pages, on which users log in.
         let rendered = std::mem::take(&mut doc.clients);
         let clients = if pages.is_some() { Clients::new(rendered)? } else { Clients::default() };
         Ok(Self { doc, revision, keys, password, webhooks, pages, clients })

@@ -123,13 +123,13 @@ pub struct PendingLogin {
     pub expires_at: i64,
     /// Set if the code is for the page *continue*. *token* refuses such a code.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub page: Option<PageLogin>,
+    pub page: Option<ContinuePurpose>,
 }
 
 /// The purpose of a one-time code for the page *continue*.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PageLogin {
+pub enum ContinuePurpose {
     /// To open a browser session.
     LogIn,
     /// To link this identity to the user of the login, who is logged in already.

@@ -19,7 +19,7 @@ pub struct SessionId(pub Uuid);
 /// any version. A lookup recognizes a browser session by this value alone.
 pub const NO_REFRESH_TOKEN: u64 = (1 << 53) - 1;
 
-/// The kind of a session that is not a session of the App itself. Sessions of the App have no kind.
+/// The kind of a session in the store. Sessions of the App and of clients have no kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SessionKind {
     /// A browser that is logged in to the pages (specification: Browser sessions, Session).

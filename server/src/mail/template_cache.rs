@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::templates::AppTemplates;
 
-/// The maximum size of all template sources in the cache, in bytes: four ConfigMaps of the maximum size. A compiled
+/// The maximum size of all template sources in the cache, in bytes: that of four ConfigMaps of 256 KiB. A compiled
 /// template needs up to ten times the size of its source.
 const MAX_SOURCE_BYTES: usize = 1024 * 1024;
 /// The maximum number of compiled sets in the cache. Each set also contains the compiled layout, about 20 KiB.

@@ -4,6 +4,7 @@ use latchkey_crds::{
     pages::{Language, ThemeMode},
     types::Color,
 };
+use minijinja::{Value, value::Serde};
 use serde::Serialize;
 
 use super::{
@@ -34,6 +35,9 @@ pub struct Branding {
     minimum_password_length: u32,
     #[serde(skip)]
     languages: Vec<Language>,
+    /// The other fields as a value of templates.
+    #[serde(skip)]
+    value: Value,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -68,7 +72,7 @@ impl Branding {
                 color(&theme.dark.background, Some("(prefers-color-scheme: dark)")),
             ],
         };
-        Self {
+        let mut branding = Self {
             name: app.doc.display_name.clone(),
             stylesheet: format!("{prefix}assets/{}", STYLESHEET.name),
             assets: format!("{prefix}assets/"),
@@ -84,7 +88,15 @@ impl Branding {
             minimum_password_length: app.doc.password.minimum_length,
             languages: pages.languages.clone(),
             path: path.to_owned(),
-        }
+            value: Value::UNDEFINED,
+        };
+        branding.value = Value::from(Serde(&branding));
+        branding
+    }
+
+    /// The value `app` of templates.
+    pub(super) fn value(&self) -> Value {
+        self.value.clone()
     }
 
     /// The path of the App, without a slash at the end.

@@ -102,11 +102,29 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
     environment.set_formatter(write_value);
-    for (name, source) in TEMPLATES {
+    for (name, source) in &*EXPANDED {
         environment.add_template(name, source).expect("the tests parse every template");
     }
     environment
 });
+
+/// The templates, with the sources of those that they include by name.
+static EXPANDED: LazyLock<Vec<(&str, String)>> =
+    LazyLock::new(|| TEMPLATES.iter().map(|(name, source)| (*name, expand(source))).collect());
+
+/// Replaces each `{% include "NAME" %}` by the source of this template. MiniJinja would render it as a template of its
+/// own, which takes longer. An include whose name is a variable stays.
+fn expand(source: &str) -> String {
+    let (before, included) = match source.split_once("{% include \"") {
+        Some((before, rest)) => (before, rest.split_once("\" %}").expect("the tests expand every template")),
+        None => return source.to_owned(),
+    };
+    let (name, after) = included;
+    let (_, template) = TEMPLATES.iter().find(|(other, _)| *other == name).expect("the tests expand every template");
+    let template = expand(template);
+    // As for a template that is included, the last line break does not count.
+    format!("{before}{}{}", template.strip_suffix('\n').unwrap_or(&template), expand(after))
+}
 
 /// The HTML of a page.
 pub fn render<V: View>(view: &V, context: &PageContext<'_>) -> String {
@@ -122,7 +140,7 @@ pub fn render<V: View>(view: &V, context: &PageContext<'_>) -> String {
         t => Value::from_object(TextFunction(texts.clone())),
         lang => texts.language().as_str(),
         dir => texts.direction(),
-        app => Value::from(Serde(branding)),
+        app => branding.value(),
         page => Value::from(Serde(view)),
         title => view.title(texts),
         notice => view.notice(texts),

@@ -10,8 +10,8 @@ use crate::domain::{
 };
 
 impl PasswordHasher for Stores {
-    fn native_class(&self) -> HashClass {
-        self.hashing.native_class()
+    fn class_of_new_hashes(&self) -> HashClass {
+        self.hashing.class_of_new_hashes()
     }
 
     fn check_capacity(&self, app: &App, client: ClientAddress) -> Result<(), Overloaded> {

@@ -49,7 +49,7 @@ struct Paths {
     callback: &'static str,
     /// Shows who is signed in. Without a user, it begins a login or returns 401.
     home: &'static str,
-    /// Shows the claims of *userinfo*. `None`: the program does not show them separately.
+    /// The path that shows the claims of *userinfo*. `None`: the program does not show them separately.
     userinfo: Option<&'static str>,
 }
 

@@ -98,7 +98,7 @@ pub async fn create_user<S: UserAdministration + PasswordHasher>(
             Some(hash.map_err(CommonError::from)?)
         }
     };
-    let native = call.stores.native_class();
+    let native = call.stores.class_of_new_hashes();
     let foreign_class = password_hash.as_ref().and_then(|hash| hash.foreign_class(native));
     let user = NewAdministeredUser {
         id: UserId(call.env.new_uuid()),

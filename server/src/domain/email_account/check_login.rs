@@ -138,7 +138,7 @@ async fn check_password<S: Users + PasswordHasher>(
 /// Hashes the password again if its stored hash is not native: it is foreign, or was made with other parameters, weaker
 /// or stronger ones. If this fails, the next login tries it again.
 async fn renew_hash<S: Users + PasswordHasher>(call: Call<'_, S>, user: &User, password: &Password) {
-    let native = call.stores.native_class();
+    let native = call.stores.class_of_new_hashes();
     let Some(old) = user.password_hash.as_ref().filter(|hash| !hash.is_native(native)) else { return };
     let renewed = match call.stores.hash(call.app, call.client_address(), password).await {
         Ok(new) => call.stores.replace_hash(call.app_id(), user.id, old, new).await.map_err(CommonError::from),

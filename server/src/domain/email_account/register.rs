@@ -143,7 +143,7 @@ async fn register_known_address<S: Users + PasswordHasher>(
 ) -> Result<(), CommonError> {
     // A foreign hash, or one with earlier parameters, is not checked: its check would not take the same time as the
     // native hash for an unknown email address.
-    let native = call.stores.native_class();
+    let native = call.stores.class_of_new_hashes();
     let hash = user.password_hash.as_ref().filter(|hash| hash.is_native(native));
     let is_same_password = call.stores.verify(call.app, call.client_address(), &request.password, hash).await?;
     let kind = if user.email_verified { MailKind::AccountExists } else { MailKind::Confirm };

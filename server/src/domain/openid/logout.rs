@@ -39,7 +39,7 @@ pub enum LogoutRequestError {
     RedirectUrlNotAllowed,
 }
 
-/// The claim of a hint that cannot be verified.
+/// The only claim that is read from an `id_token_hint` with an unknown key.
 #[derive(Deserialize)]
 struct UnverifiedClaims {
     aud: String,

@@ -243,6 +243,7 @@ mod tests {
     fn without_an_active_key_of_the_algorithm_no_token_is_issued() {
         let app = app_with(|client| client.tokens.id_token_algorithm = IdTokenAlgorithm::RS256);
         let mut doc = app.doc.clone();
+        doc.pages = Some(fixtures::pages());
         doc.clients = vec![fixtures::client("grafana")];
         doc.clients[0].tokens.id_token_algorithm = IdTokenAlgorithm::RS256;
         doc.keys.id_tokens[0].state = KeyState::Published;

@@ -12,7 +12,7 @@ use crate::domain::{
     call::Call,
     client::ClientInfo,
     error::CommonError,
-    flow::{LoginCode, PageLogin, PendingLogin},
+    flow::{ContinuePurpose, LoginCode, PendingLogin},
     ports::{AuditLog, Flows, Groups, Identities, Sessions, Users},
     session::{Amr, SessionId},
     social::{LinkError, link_kept_identity},
@@ -45,7 +45,7 @@ pub async fn continue_login<S: Flows + Sessions + Groups + AuditLog>(
     times: BrowserSessionTimes,
 ) -> Result<SessionCookie, ContinueError> {
     let (pending, page) = redeem(call, code, code_verifier).await?;
-    if page != PageLogin::LogIn {
+    if page != ContinuePurpose::LogIn {
         return Err(ContinueError::InvalidCode);
     }
     let auth_time = OffsetDateTime::from_unix_timestamp(pending.auth_time).map_err(|_| ContinueError::InvalidCode)?;
@@ -72,7 +72,7 @@ pub async fn continue_link<S: Users + Identities + Flows>(
     code_verifier: &str,
 ) -> Result<ProviderName, ContinueError> {
     let (pending, page) = redeem(call, code, code_verifier).await?;
-    let PageLogin::Link(identity) = page else { return Err(ContinueError::InvalidCode) };
+    let ContinuePurpose::Link(identity) = page else { return Err(ContinueError::InvalidCode) };
     if pending.user != signed_in.user_id() {
         return Err(ContinueError::InvalidCode);
     }
@@ -86,7 +86,7 @@ async fn redeem<S: Flows>(
     call: Call<'_, S>,
     code: &str,
     code_verifier: &str,
-) -> Result<(PendingLogin, PageLogin), ContinueError> {
+) -> Result<(PendingLogin, ContinuePurpose), ContinueError> {
     let key = LoginCode::parse(code).ok_or(ContinueError::InvalidCode)?.key();
     let found = call.stores.find_login(call.app_id(), &key).await?.ok_or(ContinueError::InvalidCode)?;
     let mut pending = found.login;

@@ -37,7 +37,6 @@ pub struct Theme {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logo {
     pub media_type: LogoType,
-    /// Shared with the document.
     pub bytes: Arc<[u8]>,
 }
 
@@ -51,28 +50,27 @@ pub enum LogoType {
 // === impl PagesSettings ===
 
 impl PagesSettings {
-    pub fn new(rendered: &RenderedPages) -> Self {
+    pub fn new(mut rendered: RenderedPages) -> Self {
         let mut languages: Vec<Language> = rendered.languages.iter().filter_map(|tag| tag.parse().ok()).collect();
         if languages.is_empty() {
             languages.push(Language::default());
         }
-        let own_texts =
-            |language: &Language| rendered.texts.get(language.as_str()).map(|texts| (*language, Arc::clone(texts)));
+        let own_texts = |language: &Language| Some((*language, rendered.texts.remove(language.as_str())?));
         Self {
-            host: rendered.host.clone(),
+            own_texts: languages.iter().filter_map(own_texts).collect(),
+            languages,
+            host: rendered.host,
             theme: Theme {
                 mode: rendered.theme.mode,
-                light: rendered.theme.light.clone(),
-                dark: rendered.theme.dark.clone(),
-                logo: rendered.theme.logo.as_ref().and_then(Logo::new),
+                light: rendered.theme.light,
+                dark: rendered.theme.dark,
+                logo: rendered.theme.logo.and_then(Logo::new),
             },
-            links: rendered.links.clone(),
+            links: rendered.links,
             session: BrowserSessionTimes {
                 idle_seconds: rendered.session.idle_seconds,
                 lifetime_seconds: rendered.session.lifetime_seconds,
             },
-            own_texts: languages.iter().filter_map(own_texts).collect(),
-            languages,
         }
     }
 
@@ -90,10 +88,10 @@ impl PagesSettings {
 
 impl Logo {
     /// `None` if a later version of the operator renders a type that this version does not know.
-    fn new(rendered: &RenderedLogo) -> Option<Self> {
+    fn new(rendered: RenderedLogo) -> Option<Self> {
         let known = [LogoType::Png, LogoType::WebP, LogoType::Svg];
         let media_type = known.into_iter().find(|known| known.as_str() == rendered.content_type)?;
-        Some(Self { media_type, bytes: Arc::clone(&rendered.data.0) })
+        Some(Self { media_type, bytes: rendered.data.0 })
     }
 }
 
@@ -134,7 +132,7 @@ mod tests {
 
     #[test]
     fn the_smallest_document_is_read() {
-        let settings = PagesSettings::new(&rendered(&json!({})));
+        let settings = PagesSettings::new(rendered(&json!({})));
         assert_eq!((&settings.host, settings.default_language()), (&None, Language::De));
         assert_eq!((settings.theme.mode, &settings.theme.logo), (ThemeMode::Auto, &None));
         assert_eq!((settings.session.idle_seconds, settings.session.lifetime_seconds), (43_200, 1_209_600));
@@ -151,7 +149,7 @@ mod tests {
             })
         };
         let theme_with = |content_type: &str| {
-            PagesSettings::new(&rendered(&json!({ "/languages": ["fr"], "/theme": logo(content_type) })))
+            PagesSettings::new(rendered(&json!({ "/languages": ["fr"], "/theme": logo(content_type) })))
         };
         let later = theme_with("image/avif");
         assert_eq!((later.languages, later.theme.logo), (vec![Language::En], None));
@@ -164,7 +162,7 @@ mod tests {
         let mut rendered = rendered(&json!({}));
         let own = Arc::new(Texts::from([("login-title".to_owned(), "Hallo { $app }".parse().unwrap())]));
         rendered.texts.insert("de".to_owned(), Arc::clone(&own));
-        let settings = PagesSettings::new(&rendered);
+        let settings = PagesSettings::new(rendered);
         assert_eq!(settings.own_texts(Language::De), Some(own));
         assert_eq!(settings.own_texts(Language::En), None);
     }

@@ -30,9 +30,9 @@ pub struct NewConsent {
     pub event: Event,
 }
 
-/// What users allowed Clients, in Postgres.
+/// The scopes that users allowed to Clients, in Postgres.
 pub trait Consents: Sync {
-    /// Returns the scopes that the user allowed the Client. Empty if there is no consent.
+    /// Returns the scopes that the user allowed to the Client. Empty if there is no consent.
     fn consented_scopes(
         &self,
         app: &AppId,

@@ -14,7 +14,7 @@ use crate::domain::{
 pub trait PasswordHasher: Sync {
     /// The class of new hashes, which the parameters of the installation determine. Hashes of other classes are
     /// replaced at the next login.
-    fn native_class(&self) -> HashClass;
+    fn class_of_new_hashes(&self) -> HashClass;
 
     /// Fails if the queue has no slot for this client now. Must be called before the rate limits are acquired, so
     /// that a flood of logins costs only this check.

@@ -22,7 +22,7 @@ pub trait Providers: Sync {
     /// Returns the authority for an identity that an administrator or an import names; the provider is not called.
     /// `given` is the authority in the request. For `microsoft` without a fixed tenant, `given` is required and must be
     /// an issuer of Microsoft; for other Providers, it is optional. Returns `None` if `given` is required and missing,
-    /// or is another authority.
+    /// or is not an authority of this Provider.
     fn identity_authority(&self, provider: &RenderedProvider, given: Option<&str>) -> Option<String>;
 
     /// The permit to call a provider, released when it is dropped.

@@ -87,7 +87,7 @@ pub struct EventBacklog {
 /// The events that webhooks report, in Postgres. Calls of the workers use two connections of the pool. Calls for
 /// consumers share the connections for the calls of administrators.
 pub trait WebhookEvents: Sync {
-    /// Returns the webhooks of all Apps that have a due event.
+    /// Returns the webhooks that have a due event, for all Apps.
     fn webhooks_with_due_events(&self) -> impl Future<Output = StoreResult<Vec<WebhookKey>>> + Send;
 
     /// Claims up to `limit` due events of these webhooks for the time `lease`, but at most `room` events for each

@@ -10,7 +10,7 @@ use super::{
 use crate::domain::{
     call::Call,
     error::CommonError,
-    flow::{Flow, FlowBinding, FlowState, LOGIN_CODE_SECONDS, LoginCode, PageLogin, PendingLogin},
+    flow::{ContinuePurpose, Flow, FlowBinding, FlowState, LOGIN_CODE_SECONDS, LoginCode, PendingLogin},
     identity::{AuthorizationCodeGrant, AuthorizationError, ProviderOperation, VerifiedIdentity},
     login_limits::remember_client,
     pages::{SocialPurpose, SocialState},
@@ -194,16 +194,16 @@ where
     let call = attempt.call;
     let (user, page) = match purpose {
         None => (attempt.find_or_create_user(identity).await?, None),
-        Some(SocialPurpose::LogIn) => (attempt.find_or_create_user(identity).await?, Some(PageLogin::LogIn)),
+        Some(SocialPurpose::LogIn) => (attempt.find_or_create_user(identity).await?, Some(ContinuePurpose::LogIn)),
         // The page *continue* links the identity later, if the session is still live then. Therefore no account is
         // looked for or created here.
         Some(SocialPurpose::Link { user, .. }) => {
             let user = call.stores.user(call.app_id(), user).await?.filter(|user| !user.disabled);
-            let link = PageLogin::Link(attempt.identity_to_link(identity));
+            let link = ContinuePurpose::Link(attempt.identity_to_link(identity));
             (user.ok_or(ProviderLoginError::Disabled)?, Some(link))
         }
     };
-    let is_login = !matches!(page, Some(PageLogin::Link(_)));
+    let is_login = !matches!(page, Some(ContinuePurpose::Link(_)));
     let code = LoginCode::generate(call.env);
     let now = call.env.now().unix_timestamp();
     let login = PendingLogin {

@@ -10,9 +10,9 @@ use crate::{
     pages::Branding,
 };
 
-/// The maximum number of stored brandings, about 1 KiB each. When this number is reached, all brandings are removed,
+/// The maximum number of stored brandings, about 3 KiB each. When this number is reached, all brandings are removed,
 /// and each is computed again when it is needed.
-const MAX_BRANDINGS: usize = 10_000;
+const MAX_BRANDINGS: usize = 512;
 
 #[derive(Default)]
 pub(super) struct Brandings(Mutex<HashMap<AppId, (Revision, Arc<Branding>)>>);

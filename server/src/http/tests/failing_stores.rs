@@ -610,7 +610,7 @@ impl RateLimits for FailingStores {
 }
 
 impl PasswordHasher for FailingStores {
-    fn native_class(&self) -> HashClass {
+    fn class_of_new_hashes(&self) -> HashClass {
         HashClass::DEFAULT_NATIVE
     }
     fn check_capacity(&self, _: &App, _: ClientAddress) -> Result<(), Overloaded> {

@@ -228,7 +228,7 @@ impl<S: Ports> Batch<'_, S> {
             self.results.push(ImportResult::refused(number, problems));
             return;
         }
-        let native = self.stores.native_class();
+        let native = self.stores.class_of_new_hashes();
         let foreign_class = password_hash.as_ref().and_then(|hash| hash.foreign_class(native));
         self.places.push(self.results.len());
         self.results.push(ImportResult::refused(number, Vec::new()));

@@ -34,8 +34,8 @@ impl AppRow {
     }
 
     /// Whether the claim's namespace owns the row, or the appID was handed over to this namespace after the row was
-    /// written. A handover keeps the keys. Therefore a claim with other keys is not a handover, even if its `handover`
-    /// is greater: the claim belongs to an App that had the appID before the appID became free.
+    /// written. A handover keeps the keys. So a claim with other keys is never a handover, even if its `handover` is
+    /// greater than that of the row: it is an old claim of an App that had the appID before the current App.
     pub(super) fn is_owned_by(&self, claim: &OwnershipClaim) -> bool {
         let same_keys = self.incarnation.is_none() || self.incarnation == claim.incarnation;
         self.namespace == claim.namespace || same_keys && i64::from(claim.handover) > self.handover

@@ -30,7 +30,7 @@ const BCRYPT_COST: u32 = 10;
 /// The class (algorithm and cost) of the bcrypt hashes, as the server stores it.
 const HASH_CLASS: &str = "bcrypt$10";
 /// The appID of the users that are inserted. No App has it.
-const INSERTED_APP: &str = "bare-inserts";
+const APP_ID_OF_INSERTS: &str = "bare-inserts";
 /// Minimum rate of imports, relative to the rate of bare INSERTs.
 const MIN_RATE: f64 = 0.5;
 /// Rate of the logins to the App of the import, in logins per second. Each of these logins also checks a bcrypt hash on
@@ -142,7 +142,7 @@ fn new_batch() -> Batch {
 
 async fn insert(connection: &mut PgConnection, ids: &[Uuid], batch: &Batch) -> Result<()> {
     sqlx::query(INSERT)
-        .bind(INSERTED_APP)
+        .bind(APP_ID_OF_INSERTS)
         .bind(ids)
         .bind(&batch.external_ids)
         .bind(&batch.emails)
