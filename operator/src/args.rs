@@ -99,7 +99,8 @@ pub(crate) enum Command {
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct RenderArgs {
-    /// The folder with the manifests (App, Provider, Client, Secret, ConfigMap, Namespace; .yaml, .yml and .json, including subfolders).
+    /// The folder with the manifests (App, Provider, Client, Secret, ConfigMap, Namespace; .yaml, .yml and .json,
+    /// including subfolders).
     #[arg(long, env = "LATCHKEY_FROM", value_name = "DIR")]
     pub(crate) from: PathBuf,
     /// The folder for the documents, one file per App.

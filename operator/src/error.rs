@@ -3,6 +3,7 @@
 use std::{collections::HashMap, fmt, time::Duration};
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::{
     app::keys::{KeyGenerationError, secret::KeySecretError},
@@ -50,10 +51,21 @@ pub(crate) enum ErrorKind {
 
 /// How often each object failed in a row.
 #[derive(Default)]
-pub(crate) struct Failures(Mutex<HashMap<String, u32>>);
+pub(crate) struct Failures(Mutex<FailureCounts>);
+
+#[derive(Default)]
+struct FailureCounts {
+    /// For each object, how often it failed, and when it failed last.
+    by_object: HashMap<String, (u32, Instant)>,
+    /// When the objects that no longer fail were last removed.
+    cleaned_at: Option<Instant>,
+}
 
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
+/// How long a failure is remembered. An object that still exists fails again much earlier, or its failures are reset.
+/// Nothing resets the failures of a deleted object.
+const FAILURE_TTL: Duration = Duration::from_secs(10 * 60);
 
 // === impl Error ===
 
@@ -131,10 +143,8 @@ impl Failures {
     /// Counts a failure and returns when to retry. The waits grow exponentially. They are ten times longer if a
     /// permission is missing or the request was rejected, because nobody fixes that within a second.
     pub(crate) fn retry_after(&self, object: &str, kind: ErrorKind) -> Duration {
-        let mut failures = self.0.lock();
-        let count = failures.entry(object.to_owned()).or_default();
-        *count += 1;
-        let exponential = MIN_RETRY_DELAY * 2_u32.saturating_pow((*count - 1).min(16));
+        let count = self.0.lock().increment(object);
+        let exponential = MIN_RETRY_DELAY * 2_u32.saturating_pow((count - 1).min(16));
         let wait = match kind {
             ErrorKind::Conflict | ErrorKind::Unavailable | ErrorKind::Internal => exponential.min(MAX_RETRY_DELAY),
             ErrorKind::Forbidden | ErrorKind::Refused => (exponential * 10).min(MAX_RETRY_DELAY),
@@ -143,7 +153,25 @@ impl Failures {
     }
 
     pub(crate) fn reset(&self, object: &str) {
-        self.0.lock().remove(object);
+        self.0.lock().by_object.remove(object);
+    }
+}
+
+// === impl FailureCounts ===
+
+impl FailureCounts {
+    /// Counts a failure and returns how often the object has failed in a row.
+    fn increment(&mut self, object: &str) -> u32 {
+        let now = Instant::now();
+        // There can be thousands of entries, so they are not searched at each failure.
+        if self.cleaned_at.is_none_or(|cleaned| now - cleaned >= FAILURE_TTL) {
+            self.by_object.retain(|_, (_, failed)| now - *failed < FAILURE_TTL);
+            self.cleaned_at = Some(now);
+        }
+        let (count, failed) = self.by_object.entry(object.to_owned()).or_insert((0, now));
+        *count += 1;
+        *failed = now;
+        *count
     }
 }
 
@@ -178,6 +206,20 @@ mod tests {
         assert_eq!(ErrorChain(&error).to_string(), expected);
         let error = Error::api("read a Secret")(kube::Error::Service("the connection is refused".into()));
         assert_eq!(ErrorChain(&error).to_string(), "could not read a Secret: the connection is refused");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_failures_of_a_deleted_object_are_forgotten() {
+        let failures = Failures::default();
+        let remembered = || failures.0.lock().by_object.len();
+        failures.retry_after("deleted", ErrorKind::Forbidden);
+        tokio::time::advance(FAILURE_TTL / 2).await;
+        failures.retry_after("other", ErrorKind::Forbidden);
+        assert_eq!(remembered(), 2);
+        tokio::time::advance(FAILURE_TTL / 2).await;
+        failures.retry_after("other", ErrorKind::Forbidden);
+        assert_eq!(remembered(), 1);
+        assert_eq!(failures.0.lock().by_object["other"].0, 2, "this object still fails");
     }
 
     #[test]

@@ -44,7 +44,11 @@ pub async fn apply_retention(stores: &Stores, apps: &Apps, now: OffsetDateTime) 
             // Continue with the other Apps. This App is retried an hour later.
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                warn!(app = %expiry.claim.app, error, "foreign password hashes cannot be removed now; retrying in an hour");
+                warn!(
+                    app = %expiry.claim.app,
+                    error,
+                    "foreign password hashes cannot be removed now; retrying in an hour"
+                );
             }
         }
         if begun.elapsed() > MAX_REMOVE_TIME {

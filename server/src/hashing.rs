@@ -113,8 +113,8 @@ const SEND_TIME: Duration = Duration::from_millis(50);
 /// How long a request waits for its job after `Shared::start_timeout` if the job has started by then. A job needs far
 /// less time.
 const RUN_TIMEOUT: Duration = Duration::from_secs(1);
-/// Like `RUN_TIMEOUT`, for a job with checks of foreign hashes. Such a job can need as much CPU time as a native hash and
-/// 32 hashes with the default parameters.
+/// Like `RUN_TIMEOUT`, for a job with checks of foreign hashes. Such a job can need as much CPU time as a native hash
+/// and 32 hashes with the default parameters.
 const FOREIGN_RUN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The share of the newest measurement in `QueueState::average_per_weight`, a moving average. Foreign checks are rare,
 /// so this share is greater than the share for native jobs.

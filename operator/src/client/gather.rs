@@ -3,7 +3,6 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
-    time::Duration,
 };
 
 use futures::{StreamExt, stream};
@@ -17,12 +16,11 @@ use crate::{
     app::publish::read_published,
     client::{
         outcomes::Decision,
-        select::{Candidate, Selected, age, needs_last, select},
+        select::{Candidate, MAX_CLIENTS, Selected, age, needs_last, not_considered, select},
         validate::{ClientPolicy, CreatedSecret, Credentials},
     },
     context::Context,
     error::{Error, ErrorChain, ErrorKind},
-    facts::FieldError,
     gather,
     watch::{ClientReference, KnownSecret, NamespacedName, WatchedClient, app_name},
 };
@@ -39,10 +37,10 @@ const MAX_FOREIGN_CANDIDATES: usize = 2000;
 const CONCURRENT_READS: usize = 16;
 static READS: Semaphore = Semaphore::const_new(CONCURRENT_READS);
 /// How often the selection is made at most. It is repeated if it includes Clients with references that were not read
-/// yet, because the size of a key set can change the selection. Usually one or two rounds are enough.
+/// yet, because the size of a key set can change the selection. Usually one or two rounds are enough. Between two
+/// rounds, at most [`MAX_CLIENTS`] Clients are read, so the references of at most 600 Clients and of the served Clients
+/// are read. The other Clients with references are refused (specification: Clients, Limits).
 const MAX_ROUNDS: usize = 4;
-/// If the selection is not complete after [`MAX_ROUNDS`], it is tried again after this wait.
-const INCOMPLETE_RETRY: Duration = Duration::from_secs(10);
 
 /// The Clients of an App.
 #[derive(Default)]
@@ -80,7 +78,7 @@ pub(crate) async fn select_for_app(app: &App, app_id: &AppId, context: &Context)
         last = Some(last_clients(app_id, &app_name, context).await?);
     }
     let policy = ClientPolicy::of_app(app, app_id);
-    let (mut round, mut unread) = (0, Vec::new());
+    let mut round = 0;
     let selected = loop {
         round += 1;
         let mut selected = run_selection(&policy, &considered, last.as_deref().unwrap_or_default(), context);
@@ -89,24 +87,25 @@ pub(crate) async fn select_for_app(app: &App, app_id: &AppId, context: &Context)
             last = Some(last_clients(app_id, &app_name, context).await?);
             selected = run_selection(&policy, &considered, last.as_deref().unwrap_or_default(), context);
         }
-        let included = selected.iter().enumerate().filter(|(_, one)| one.rendered.is_some()).map(|(index, _)| index);
-        let unresolved: Vec<_> = included.filter(|index| !considered[*index].is_resolved).collect();
-        if unresolved.is_empty() {
+        if considered.iter().zip(&selected).all(|(one, selected)| one.is_resolved || selected.rendered.is_none()) {
             break selected;
         }
         if round == MAX_ROUNDS {
             if last.is_none() {
                 last = Some(last_clients(app_id, &app_name, context).await?);
             }
-            leave_out_unread(&policy, &mut selected, &unresolved, last.as_deref().unwrap_or_default());
-            unread = unresolved;
-            break selected;
+            let last = last.as_deref().unwrap_or_default();
+            // A served Client is read in any case: a withdrawn secret or key must not stay valid.
+            let served = unread_of_document(&considered, last);
+            resolve(&mut considered, &served, context).await;
+            leave_out_unread(&mut considered);
+            break run_selection(&policy, &considered, last, context);
         }
-        resolve(&mut considered, &unresolved, context).await;
+        let next = next_reads(&considered, &selected, round);
+        resolve(&mut considered, &next, context).await;
     };
 
-    let next_round = (!unread.is_empty()).then(|| context.now() + INCOMPLETE_RETRY);
-    let dues = [next_due(&considered, context), next_read(&considered, &app_name, context), next_round];
+    let dues = [next_due(&considered, context), next_read(&considered, &app_name, context)];
     let next_due = dues.into_iter().flatten().min();
     let mut clients = AppClients { next_due, ..AppClients::default() };
     // In the first reconcile of the App, only the document shows what is served.
@@ -114,17 +113,14 @@ pub(crate) async fn select_for_app(app: &App, app_id: &AppId, context: &Context)
         context.objects.client_outcomes.is_served(&app_name, uid)
             || last.as_deref().unwrap_or_default().iter().any(|client| client.uid == uid)
     };
-    for (index, (considered, mut selected)) in considered.into_iter().zip(selected).enumerate() {
+    for (considered, mut selected) in considered.into_iter().zip(selected) {
         let Considered { name, generation, candidate, .. } = considered;
         // A new Client enters the document together with its secret. Otherwise each new Client would cause two
         // publishes. A refused Client is served as it was accepted last, so it is not new.
         if candidate.waits_for_secret() && selected.refusal.is_none() && !is_served(&candidate.uid) {
             selected.rendered = None;
         }
-        // Nothing is decided about a Client before what it refers to is read.
-        if !unread.contains(&index) {
-            decisions.push(Decision::new(name, &candidate.uid, generation, &selected));
-        }
+        decisions.push(Decision::new(name, &candidate.uid, generation, &selected));
         clients.rendered.extend(selected.rendered);
     }
     clients.decisions = decisions;
@@ -189,9 +185,7 @@ fn age_of(client: &WatchedClient) -> (k8s_openapi::jiff::Timestamp, String, Stri
 }
 
 fn too_many(name: Arc<NamespacedName>, client: &WatchedClient) -> Decision {
-    let message = "the App has too many Clients, and the older ones win; delete Clients";
-    let refusal = FieldError::new(Reason::TooManyClients, "", message);
-    let selected = Selected { rendered: None, refusal: Some(refusal), unresolved: Vec::new() };
+    let selected = Selected { rendered: None, refusal: Some(not_considered()), unresolved: Vec::new() };
     Decision::new(name, &client.uid().unwrap_or_default(), client.meta().generation.unwrap_or(0), &selected)
 }
 
@@ -204,13 +198,30 @@ fn run_selection(
     select(policy, considered.iter().map(|one| &one.candidate), &*context.objects.namespaces, last)
 }
 
-/// Replaces each Client with an unread Secret or ConfigMap by its form in the last document, without the settings that
-/// the App no longer allows. Leaves it out if the last document does not have it.
-fn leave_out_unread(policy: &ClientPolicy, selected: &mut [Selected], unread: &[usize], last: &[RenderedClient]) {
-    for index in unread {
-        let rendered = &mut selected[*index].rendered;
-        let last_form = |now: RenderedClient| last.iter().find(|last| last.uid == now.uid).cloned();
-        *rendered = rendered.take().and_then(last_form).and_then(|last| policy.restrict(last));
+/// Returns the indices of the Clients that are read after this round, the oldest first: the selected ones. After the
+/// first round, also those for which the selection has no room, because a Client that turns out to be large leaves its
+/// room to the next ones. If each round read only the selected Clients, many rounds could be needed.
+fn next_reads(considered: &[Considered], selected: &[Selected], round: usize) -> Vec<usize> {
+    let has_no_room =
+        |one: &Selected| one.refusal.as_ref().is_some_and(|refusal| refusal.reason == Reason::TooManyClients);
+    let can_be_selected = |one: &Selected| one.rendered.is_some() || (round > 1 && has_no_room(one));
+    let all = considered.iter().zip(selected).enumerate();
+    let unread = all.filter(|(_, (one, selected))| !one.is_resolved && can_be_selected(selected));
+    unread.map(|(index, _)| index).take(MAX_CLIENTS).collect()
+}
+
+/// Returns the indices of the unread Clients that the published document has.
+fn unread_of_document(considered: &[Considered], last: &[RenderedClient]) -> Vec<usize> {
+    let is_served = |one: &Considered| last.iter().any(|client| client.uid == one.candidate.uid);
+    let unread = considered.iter().enumerate().filter(|(_, one)| !one.is_resolved && is_served(one));
+    unread.map(|(index, _)| index).collect()
+}
+
+/// Makes the selection refuse the Clients that were not read.
+fn leave_out_unread(considered: &mut [Considered]) {
+    for one in considered.iter_mut().filter(|one| !one.is_resolved) {
+        one.candidate.credentials = Credentials::LeftUnread;
+        one.is_resolved = true;
     }
 }
 

@@ -66,11 +66,26 @@ pub(crate) async fn remove_ended_clients(app: &App, context: &Context) -> Result
 }
 
 /// For an App that cannot be decoded: publishes its last documents without the Clients that no longer exist. Queues the
-/// Clients that wait for the App. Returns the wait until this must be repeated.
+/// Clients that wait for the App, even if a document could not be published. Returns the wait until this must be
+/// repeated.
 pub(crate) async fn remove_deleted_clients(
     app_name: &NamespacedName,
     context: &Context,
 ) -> Result<Option<Duration>, Error> {
+    let pruned = prune_documents(app_name, context).await;
+    let of_app = ClientReference::App { namespace: app_name.namespace(), name: app_name.name() };
+    for name in context.objects.client_index.get(of_app) {
+        let client = context.objects.clients.get(&name.object_ref());
+        if client.is_some_and(|client| waits_for_app(&client, context)) {
+            context.reconcile_queue.enqueue_client(name.object_ref());
+        }
+    }
+    pruned
+}
+
+/// Publishes the last documents of an App without the Clients that no longer exist. Returns the wait until this must be
+/// repeated.
+async fn prune_documents(app_name: &NamespacedName, context: &Context) -> Result<Option<Duration>, Error> {
     let mut repeat = None;
     for secret in context.objects.published.of_app(app_name.namespace(), app_name.name()) {
         let Some(app_id) = app_id_of_secret(&secret) else { continue };
@@ -87,13 +102,6 @@ pub(crate) async fn remove_deleted_clients(
         record_app_of_undecodable(&document.clients, app_name, context);
         let kept = document.clients.iter().filter(|client| exists(client, context)).cloned().collect();
         repeat = publish_with(&mut document, kept, app_name, context).await?.or(repeat);
-    }
-    let of_app = ClientReference::App { namespace: app_name.namespace(), name: app_name.name() };
-    for name in context.objects.client_index.get(of_app) {
-        let client = context.objects.clients.get(&name.object_ref());
-        if client.is_some_and(|client| waits_for_app(&client, context)) {
-            context.reconcile_queue.enqueue_client(name.object_ref());
-        }
     }
     Ok(repeat)
 }

@@ -138,6 +138,12 @@ pub(crate) fn refusal_without_app(client: &Client) -> FieldError {
     }
 }
 
+/// Returns why a Client is refused if it is beyond the maximum number of Clients that are considered or read.
+pub(super) fn not_considered() -> FieldError {
+    let message = "the App has too many Clients, and the older ones win; delete Clients";
+    FieldError::new(Reason::TooManyClients, "", message)
+}
+
 fn not_granted() -> FieldError {
     let message = "names no App that grants clients to this namespace; correct it, or ask the owner of the App to set \
                    spec.clients.namespaces";
@@ -175,6 +181,9 @@ fn select_one(
         Some(_) | None => authentication(client, &candidate.credentials, &mut unresolved),
     };
     let accepted = validate(client, policy).and_then(|client_id| {
+        if candidate.credentials == Credentials::LeftUnread {
+            return Err(not_considered());
+        }
         let rendered = render(client, client_id, authentication.clone());
         usage.try_add(&rendered, is_foreign)?;
         Ok(rendered)

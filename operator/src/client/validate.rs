@@ -51,6 +51,8 @@ pub(crate) enum Credentials {
     Keys(Result<String, FieldError>),
     /// The Secrets or the ConfigMap have not been read yet.
     NotRead,
+    /// The Secrets or the ConfigMap are not read, because too many other Clients had to be read before.
+    LeftUnread,
     /// A Secret or ConfigMap could not be read. The read is repeated.
     Unread(ErrorKind),
 }
@@ -105,7 +107,7 @@ impl Credentials {
     pub(super) const fn read_error(&self) -> Option<ErrorKind> {
         match self {
             Self::Unread(kind) => Some(*kind),
-            Self::None | Self::Created(_) | Self::Own { .. } | Self::Keys(_) | Self::NotRead => None,
+            Self::None | Self::Created(_) | Self::Own { .. } | Self::Keys(_) | Self::NotRead | Self::LeftUnread => None,
         }
     }
 
@@ -254,6 +256,7 @@ pub(crate) fn authentication(
         Credentials::Own { current, previous } => own_secret(current, previous.as_ref(), unresolved),
         Credentials::Keys(jwks) => jwks.clone().map(|jwks| RenderedClientAuthentication::PrivateKeyJwt { jwks }),
         Credentials::NotRead => Err(unread(client, "has not been read yet")),
+        Credentials::LeftUnread => Err(unread(client, "is not read, because the App has too many Clients")),
         Credentials::Unread(ErrorKind::Forbidden) => {
             Err(unread(client, "cannot be read, because the operator lacks the permission; it is read again"))
         }

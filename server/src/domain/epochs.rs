@@ -29,6 +29,10 @@ pub(super) async fn propagate_epoch_change<S: Sessions + Outbox>(
         Err(error) => Err(error),
     };
     if let Err(error) = propagated {
-        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a raised epoch was not written to Redis now; the outbox worker writes it later");
+        warn!(
+            app = %call.app_id(),
+            error = &error as &dyn std::error::Error,
+            "a raised epoch was not written to Redis now; the outbox worker writes it later"
+        );
     }
 }

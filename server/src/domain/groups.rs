@@ -159,7 +159,11 @@ pub(super) async fn user_groups<S: Groups>(call: Call<'_, S>, user: UserId) -> R
 /// is unavailable. A failure is only logged: the groups are then read when they are needed.
 pub(super) async fn load_groups<S: Groups>(call: Call<'_, S>, user: UserId) {
     if let Err(error) = call.stores.of_user(call.app_id(), user).await {
-        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "the groups of a user were not loaded at the login; they are read when they are needed");
+        warn!(
+            app = %call.app_id(),
+            error = &error as &dyn std::error::Error,
+            "the groups of a user were not loaded at the login; they are read when they are needed"
+        );
     }
 }
 
@@ -187,7 +191,11 @@ pub(super) async fn propagate_groups<S: GroupChanges>(stores: &S, app: &AppId, c
         first_error = first_error.or(Some(error));
     }
     if let Some(error) = first_error {
-        warn!(%app, error = &error as &dyn std::error::Error, "changed groups were not written to Redis now; the outbox worker writes them later");
+        warn!(
+            %app,
+            error = &error as &dyn std::error::Error,
+            "changed groups were not written to Redis now; the outbox worker writes them later"
+        );
     }
 }
 

@@ -26,6 +26,10 @@ pub(super) async fn find_code<S: Codes>(
 /// its error, the user's epoch has risen, which makes the code invalid.
 pub(super) async fn restore_code<S: Codes>(call: Call<'_, S>, key: &CodeKey, record: &CodeRecord) {
     if let Err(error) = call.stores.store_code(call.app_id(), key, record).await {
-        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "an unused code could not be stored again");
+        warn!(
+            app = %call.app_id(),
+            error = &error as &dyn std::error::Error,
+            "an unused code could not be stored again"
+        );
     }
 }

@@ -59,7 +59,12 @@ pub async fn remove_old_events(stores: &Stores, apps: &Apps, metrics: &WebhookMe
             // Continue with the other webhooks. This one is swept again an hour later.
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                warn!(app = %key.app, webhook = %key.webhook, error, "webhook events cannot be swept now; retrying in an hour");
+                warn!(
+                    app = %key.app,
+                    webhook = %key.webhook,
+                    error,
+                    "webhook events cannot be swept now; retrying in an hour"
+                );
             }
         }
         if Instant::now() > end {
@@ -97,6 +102,11 @@ async fn sweep_batch(
     }
     let dropped = postgres.drop_events(key, excess).await?;
     metrics.count(DeliveryOutcome::Dropped, dropped);
-    warn!(app = %key.app, webhook = %key.webhook, dropped, "events of a webhook were dropped: it has more than 1,000,000");
+    warn!(
+        app = %key.app,
+        webhook = %key.webhook,
+        dropped,
+        "events of a webhook were dropped: it has more than 1,000,000"
+    );
     Ok(swept + dropped)
 }

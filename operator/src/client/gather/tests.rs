@@ -13,9 +13,10 @@ use super::*;
 use crate::{
     app::mock_api::{MockApi, context},
     client::{
-        fixtures::{app, client_with, policy, record_document, rendered_secret},
+        fixtures::{app, client_with, record_document, rendered_secret, web},
         prune::remove_deleted_clients,
-        render::render,
+        render::{render, size},
+        select::MAX_CLIENTS_BYTES,
     },
 };
 
@@ -136,18 +137,41 @@ async fn a_refused_client_without_a_secret_stays_served_as_it_was_accepted_last(
     script.finish();
 }
 
-#[test]
-fn an_unread_client_stays_as_it_is_served_or_is_left_out() {
-    let selected = |name: &str| {
-        let edited = RenderedClient { display_name: "Edited".to_owned(), ..rendered(name) };
-        Selected { rendered: Some(edited), refusal: None, unresolved: Vec::new() }
+#[tokio::test]
+async fn every_client_is_decided_even_if_large_key_sets_displace_each_other() {
+    const CONFIG_MAP: &str = "/api/v1/namespaces/identity/configmaps/keys";
+    // The document has the youngest Client, so it is read in any case.
+    let reads = (MAX_ROUNDS - 1) * MAX_CLIENTS + 1;
+    // One of these key sets needs 15 KiB in a document, which has room for 16 of them.
+    let key = |number: usize| {
+        json!({
+            "kty": "EC", "crv": "P-256", "kid": format!("{}{number}", "\u{1}".repeat(255)),
+            "x": "MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4",
+            "y": "4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM",
+        })
     };
-    let mut all = [selected("read"), selected("served"), selected("new")];
-    let before = all[0].clone();
-    let mut served = rendered("served");
-    served.tokens.audiences = vec!["ops".to_owned(), "of-the-app-before".to_owned()];
-    leave_out_unread(&policy(), &mut all, &[1, 2], &[rendered("read"), served.clone()]);
-    assert_eq!(all[0], before);
-    served.tokens.audiences = vec!["ops".to_owned()];
-    assert_eq!((&all[1].rendered, &all[2].rendered), (&Some(served), &None));
+    let key_set = json!({ "keys": (0..8).map(key).collect::<Vec<_>>() }).to_string();
+    let config_map = json!({ "metadata": { "name": "keys" }, "data": { "jwks": key_set } });
+    let script = (0..reads).fold(with_document(1, &["c699"]), |script, _| {
+        let config_map = config_map.clone();
+        script.expect(Method::GET, CONFIG_MAP, move |_| (StatusCode::OK, config_map))
+    });
+    let mut cluster = TestCluster::new(&script);
+    let keys = || web(json!({ "authentication": "PrivateKeyJWT", "jwksRef": { "name": "keys", "key": "jwks" } }));
+    for number in 0..700 {
+        cluster.add(client(&format!("c{number:03}"), keys()));
+    }
+    record_document(&cluster.context, vec![rendered("c699")]);
+    let selected = select_for_app(&app(json!({})), &"platform".parse().unwrap(), &cluster.context).await.unwrap();
+    let names: Vec<_> = selected.rendered.iter().map(|client| client.name.clone()).collect();
+    assert_eq!(names, (0..16).map(|number| format!("c{number:03}")).collect::<Vec<_>>());
+    let has_keys =
+        |one: &RenderedClient| matches!(one.authentication, RenderedClientAuthentication::PrivateKeyJwt { .. });
+    assert!(selected.rendered.iter().all(has_keys));
+    assert!(selected.rendered.iter().map(size).sum::<usize>() <= MAX_CLIENTS_BYTES);
+    assert_eq!(selected.decisions.len(), 700, "also those that were not read");
+    let refused: Vec<_> = selected.decisions.iter().filter_map(|one| Some(one.refusal.as_ref()?.reason)).collect();
+    assert_eq!(refused, [Reason::TooManyClients; 684]);
+    assert_eq!(selected.next_due, None, "nothing is tried again");
+    script.finish();
 }

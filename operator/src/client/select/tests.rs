@@ -210,6 +210,17 @@ fn an_unresolved_secret_does_not_refuse_the_client() {
 }
 
 #[test]
+fn a_client_that_is_left_unread_is_refused_and_needs_no_room() {
+    let unread = || Candidate { credentials: Credentials::LeftUnread, ..own("a", json!({ "clientID": "grafana" })) };
+    let selected = select_first(&policy(), &[unread(), own("b", json!({ "clientID": "grafana" }))]);
+    assert_eq!(reasons(&selected), [Some(Reason::TooManyClients), None]);
+    assert_eq!(selected[0].rendered, None);
+    // A Client with a mistake reports the mistake.
+    let invalid = Candidate { credentials: Credentials::LeftUnread, ..own("a", json!({ "scopes": ["email"] })) };
+    assert_eq!(reasons(&select_first(&policy(), &[invalid])), [Some(Reason::InvalidSpec)]);
+}
+
+#[test]
 fn what_an_app_no_longer_allows_is_not_kept() {
     // The App gets the client ID as an audience.
     let policy = policy_of(json!({ "tokens": { "audiences": ["grafana"] } }));

@@ -167,7 +167,11 @@ async fn propagate<S: OwnAccounts + Sessions + Outbox>(
         admin.stores().remove_profile_row(admin.app_id(), row).await
     };
     if let Err(error) = propagated.await {
-        warn!(app = %admin.app_id(), error = &error as &dyn std::error::Error, "a changed profile was not written to Redis now; the outbox worker writes it later");
+        warn!(
+            app = %admin.app_id(),
+            error = &error as &dyn std::error::Error,
+            "a changed profile was not written to Redis now; the outbox worker writes it later"
+        );
     }
 }
 

@@ -145,6 +145,10 @@ async fn renew_hash<S: Users + PasswordHasher>(call: Call<'_, S>, user: &User, p
         Err(overloaded) => Err(overloaded.into()),
     };
     if let Err(error) = renewed {
-        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a password hash was not replaced; the next login tries again");
+        warn!(
+            app = %call.app_id(),
+            error = &error as &dyn std::error::Error,
+            "a password hash was not replaced; the next login tries again"
+        );
     }
 }

@@ -10,7 +10,8 @@ use super::{
 const MAX_MEMORY_KIB: u32 = 131_072;
 const MAX_PASSES: u32 = 16;
 const MAX_LANES: u32 = 16;
-/// The number of blocks of 1 KiB that a hash with the default parameters fills: 19,456 blocks (m) in each of 2 passes (t).
+/// The number of blocks of 1 KiB that a hash with the default parameters fills: 19,456 blocks (m) in each of 2 passes
+/// (t).
 const DEFAULT_BLOCKS: f64 = 38_912.0;
 /// The shortest salt, in bytes (RFC 9106, 3.1, and the reference implementation).
 const MIN_SALT_BYTES: usize = 8;

@@ -183,7 +183,11 @@ async fn end_first_session<S: Sessions + AuditLog>(
     session: SessionId,
 ) -> Result<(), CommonError> {
     if call.stores.end_session(call.app_id(), user, session).await? {
-        warn!(app = %call.app_id(), client = %client.client_id, "an authorization code was exchanged twice; the session of the first exchange was ended");
+        warn!(
+            app = %call.app_id(),
+            client = %client.client_id,
+            "an authorization code was exchanged twice; the session of the first exchange was ended"
+        );
         let event = call.event(EventKind::ClientCodeReused, user).in_session(session);
         let detail = Detail { ended: Some(session), ..Detail::from_client(&client.client_id) };
         call.stores.record_later(call.app_id(), event.with_detail(detail));
@@ -194,7 +198,11 @@ async fn end_first_session<S: Sessions + AuditLog>(
 /// Ends a session that was opened for a failed exchange. No client got its tokens.
 async fn end_unused_session<S: Sessions>(call: Call<'_, S>, user: UserId, session: SessionId) {
     if let Err(error) = call.stores.end_session(call.app_id(), user, session).await {
-        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "the session of a failed exchange was not ended");
+        warn!(
+            app = %call.app_id(),
+            error = &error as &dyn std::error::Error,
+            "the session of a failed exchange was not ended"
+        );
     }
 }
 

@@ -123,11 +123,20 @@ async fn renew<S: ClientSessions + Sessions + AuditLog>(
             match renewal {
                 RefreshKind::Rotated | RefreshKind::Repeated => {}
                 RefreshKind::Late => {
-                    warn!(app = %call.app_id(), session = %token.session, "a refresh token of a client was used after its grace period; the response with the next token was lost, or two programs use the token");
+                    warn!(
+                        app = %call.app_id(),
+                        session = %token.session,
+                        "a refresh token of a client was used after its grace period; the response with the next \
+                         token was lost, or two programs use the token"
+                    );
                     call.stores.record_later(call.app_id(), event(EventKind::RefreshLate));
                 }
                 RefreshKind::Adopted => {
-                    warn!(app = %call.app_id(), session = %token.session, "Redis lost data: a newer refresh token of a client was adopted");
+                    warn!(
+                        app = %call.app_id(),
+                        session = %token.session,
+                        "Redis lost data: a newer refresh token of a client was adopted"
+                    );
                 }
             }
             Ok(live)
@@ -136,12 +145,20 @@ async fn renew<S: ClientSessions + Sessions + AuditLog>(
             Err(RateLimited { limit: LimitName::RefreshesPerSession.into(), window, retry_after }.into())
         }
         RefreshOutcome::ReuseDetected => {
-            warn!(app = %call.app_id(), session = %token.session, "a replaced refresh token of a client was used; the session was ended");
+            warn!(
+                app = %call.app_id(),
+                session = %token.session,
+                "a replaced refresh token of a client was used; the session was ended"
+            );
             call.stores.record_later(call.app_id(), event(EventKind::RefreshStolen));
             // The session has already ended. This call waits for a replica to acknowledge the end, so that a failover
             // does not restore the session. The future is boxed because it is large and rarely needed.
             if let Err(error) = Box::pin(call.stores.end_session(call.app_id(), token.user, token.session)).await {
-                warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "the end of a session was not replicated; a failover can restore it");
+                warn!(
+                    app = %call.app_id(),
+                    error = &error as &dyn std::error::Error,
+                    "the end of a session was not replicated; a failover can restore it"
+                );
             }
             Err(ClientRefreshError::InvalidGrant)
         }

@@ -40,6 +40,10 @@ async fn propagate_profile<S: OwnAccounts + Sessions>(call: Call<'_, S>, user: &
         call.stores.remove_profile_row(call.app_id(), outbox_row).await
     };
     if let Err(error) = propagated.await {
-        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a new name was not written to Redis now; the outbox worker writes it later");
+        warn!(
+            app = %call.app_id(),
+            error = &error as &dyn std::error::Error,
+            "a new name was not written to Redis now; the outbox worker writes it later"
+        );
     }
 }

@@ -72,13 +72,21 @@ pub async fn refresh<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> 
             return Err(limited.into());
         }
         RefreshOutcome::ReuseDetected => {
-            warn!(app = %call.app_id(), session = %token.session, "a replaced refresh token was used; the session was ended");
+            warn!(
+                app = %call.app_id(),
+                session = %token.session,
+                "a replaced refresh token was used; the session was ended"
+            );
             let event = call.event(EventKind::RefreshStolen, token.user).in_session(token.session);
             call.stores.record_later(call.app_id(), event);
             // The session has already ended. This call waits for a replica to acknowledge the end, so that a failover
             // does not restore the session. The future is boxed because it is large and rarely needed.
             if let Err(error) = Box::pin(call.stores.end_session(call.app_id(), token.user, token.session)).await {
-                warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "the end of a session was not replicated; a failover can restore it");
+                warn!(
+                    app = %call.app_id(),
+                    error = &error as &dyn std::error::Error,
+                    "the end of a session was not replicated; a failover can restore it"
+                );
             }
             return Err(RefreshError::InvalidGrant);
         }
@@ -93,7 +101,12 @@ fn report_renewal<S: AuditLog>(call: Call<'_, S>, token: &RefreshToken, renewal:
     match renewal {
         RefreshKind::Rotated | RefreshKind::Repeated => {}
         RefreshKind::Late => {
-            warn!(app = %call.app_id(), session = %token.session, "a refresh token was used after its grace period; the response with the next token was lost, or two clients use the token");
+            warn!(
+                app = %call.app_id(),
+                session = %token.session,
+                "a refresh token was used after its grace period; the response with the next token was lost, or two \
+                 clients use the token"
+            );
             let event = call.event(EventKind::RefreshLate, token.user).in_session(token.session);
             call.stores.record_later(call.app_id(), event);
         }

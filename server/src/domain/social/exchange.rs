@@ -105,6 +105,10 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
 /// Ends a session that was opened for a failed exchange. No client got its tokens.
 async fn end_unused_session<S: Sessions>(call: Call<'_, S>, user: UserId, session: SessionId) {
     if let Err(error) = call.stores.end_session(call.app_id(), user, session).await {
-        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "the session of a failed exchange was not ended");
+        warn!(
+            app = %call.app_id(),
+            error = &error as &dyn std::error::Error,
+            "the session of a failed exchange was not ended"
+        );
     }
 }

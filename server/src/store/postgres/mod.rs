@@ -4,9 +4,9 @@
 //! kind of data.
 //!
 //! A call that every login or registration needs is one statement. Rare changes are transactions of small statements
-//! (docs/decisions/0032). Transactions lock rows in this order: apps, users, identities, groups, group members, consents,
-//! outbox, audit events, webhooks, webhook events. Batches of imports into the same App run one after the other
-//! (`administration/import.rs`).
+//! (docs/decisions/0032). Transactions lock rows in this order: apps, users, identities, groups, group members,
+//! consents, outbox, audit events, webhooks, webhook events. Batches of imports into the same App run one after the
+//! other (`administration/import.rs`).
 
 mod administration;
 mod apps;

@@ -57,7 +57,11 @@ impl PostgresStore {
         };
         let settled = timeout_at(deadline, query.execute(connection)).await;
         if call.end_call(settled)?.rows_affected() == 0 {
-            debug!(app = %claimed.app, id = %claimed.id, "the lease of an outbox row ended before the outcome of its delivery was stored");
+            debug!(
+                app = %claimed.app,
+                id = %claimed.id,
+                "the lease of an outbox row ended before the outcome of its delivery was stored"
+            );
         }
         Ok(())
     }

@@ -113,7 +113,11 @@ impl RateLimits for Stores {
             commands.add_command(self.redis.release_command(&counter_keys(app, check, &windows), &windows, *at));
         }
         if let Err(error) = self.redis.send(Operation::ReleaseLimits, &commands).await {
-            warn!(%app, error = &error as &dyn std::error::Error, "a use of a limit was not released; the limit is stricter until its window ends");
+            warn!(
+                %app,
+                error = &error as &dyn std::error::Error,
+                "a use of a limit was not released; the limit is stricter until its window ends"
+            );
         }
     }
 
@@ -135,7 +139,11 @@ impl RateLimits for Stores {
         let mut command = redis::cmd("SET");
         command.arg(known_client_key(app, account, client)).arg(1).arg("EX").arg(KNOWN_CLIENT_SECONDS);
         if let Err(error) = self.redis.send_one(Operation::RememberClient, command).await {
-            warn!(%app, error = &error as &dyn std::error::Error, "a client address could not be stored as known to an account");
+            warn!(
+                %app,
+                error = &error as &dyn std::error::Error,
+                "a client address could not be stored as known to an account"
+            );
         }
     }
 }
