@@ -290,12 +290,13 @@ pub const DEFAULT_MAX_GROUPS: u32 = 100;
 /// ClientsSpec configures the Clients of an App.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ClientsSpec {
-    /// namespaces are the namespaces whose Clients can refer to the App. Clients in the App's namespace always can.
+    /// namespaces selects the namespaces from which Clients can refer to the App. Clients in the App's namespace always
+    /// can.
     #[serde(default, skip_serializing_if = "ClientNamespaces::is_default")]
     pub namespaces: ClientNamespaces,
 }
 
-/// ClientNamespaces selects the other namespaces whose Clients can refer to the App, in the form of Gateway API.
+/// ClientNamespaces selects the other namespaces from which Clients can refer to the App, in the form of Gateway API.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-validations" = client_namespaces_rules()))]
 pub struct ClientNamespaces {
