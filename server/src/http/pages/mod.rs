@@ -18,6 +18,7 @@ mod register;
 mod reset;
 mod responses;
 mod routes;
+mod shared_pages;
 mod social;
 
 use futures::{FutureExt, future::BoxFuture};
@@ -129,7 +130,7 @@ fn authorization_outcome(response: &Response, is_error: bool) -> Option<&'static
     })
 }
 
-/// The outcome of a page in the metric.
+/// The outcome of a request for a page, as the metric counts it.
 fn outcome(status: StatusCode, is_error: bool) -> &'static str {
     if status.is_redirection() {
         "done"

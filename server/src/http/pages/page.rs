@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header::ACCEPT_LANGUAGE};
 use url::form_urlencoded;
 
-use super::{checks, form::Form, responses, routes::PageRoute};
+use super::{brandings::AppBranding, checks, form::Form, responses, routes::PageRoute, shared_pages::SharedPages};
 use crate::{
     domain::{
         app::App,
@@ -30,7 +30,7 @@ use crate::{
         response::Response,
     },
     pages::{
-        Branding, PageContext, PageError, PageTexts, ProviderButton, choose_language, render,
+        Branding, PageContext, PageError, PageTexts, ProviderButton, choose_language,
         views::{ErrorPage, FormPostPage, View},
     },
     state::State,
@@ -48,6 +48,7 @@ pub(super) struct Page<'a, S> {
     pub(super) request: &'a InboundRequest,
     pub(super) url: PagesUrl,
     pub(super) branding: Arc<Branding>,
+    shared_pages: Arc<SharedPages>,
     pub(super) texts: PageTexts,
     pub(super) cookies: CookieScheme,
     pub(super) sent: SentPageCookies<'a>,
@@ -88,7 +89,7 @@ impl<'a, S: Ports> Page<'a, S> {
         route: PageRoute,
         request: &'a InboundRequest,
         url: PagesUrl,
-        branding: Arc<Branding>,
+        AppBranding { branding, shared_pages }: AppBranding,
     ) -> Self {
         let cookies = CookieScheme::for_base_url(&state.settings.base_url);
         let sent = cookies.sent_to_pages(&request.headers);
@@ -119,6 +120,7 @@ impl<'a, S: Ports> Page<'a, S> {
             request,
             url,
             branding,
+            shared_pages,
             texts,
             cookies,
             sent,
@@ -173,7 +175,7 @@ impl<'a, S: Ports> Page<'a, S> {
         self.request.method == Method::POST
             && match self.route {
                 PageRoute::Authorize => true,
-                // Without clients, no other site can ask for a logout.
+                // In an App without clients, no other site can ask for a logout.
                 PageRoute::Logout if !self.app.has_clients() => false,
                 PageRoute::Logout => match form {
                     Ok(Some(form)) => form.get("csrf").is_none(),
@@ -271,7 +273,7 @@ impl<'a, S: Ports> Page<'a, S> {
         let OpenedTransaction { text, transaction } = self.open_transaction(text)?;
         let answered = transaction.after_login(cookie);
         // If a server of the previous version made the `tx`, the login may not fit into it. The `tx` then stays without
-        // the login, and the user must log in or decide once more.
+        // the login, and the user must log in, or decide about the access of the client, once more.
         Some(answered.seal(&self.state.env, self.app, &self.browser).unwrap_or(text))
     }
 
@@ -343,7 +345,7 @@ impl<'a, S: Ports> Page<'a, S> {
         Ok(self.render(StatusCode::OK, view, &self.context(None, Some(tx))))
     }
 
-    /// The page that sends a response to a client.
+    /// The page with the form that sends an authorization response to a client.
     pub(super) fn form_post(&self, view: &FormPostPage<'_>) -> Response {
         self.render(StatusCode::OK, view, &self.context(None, None))
     }
@@ -391,7 +393,7 @@ impl<'a, S: Ports> Page<'a, S> {
         report(response, problem)
     }
 
-    /// 303 to a page of the App. `path` is below the path of the App, and can have a query.
+    /// A redirect (303) to a page of the App. `path` is below the path of the App, and can have a query.
     pub(super) fn redirect(&self, path: &str, cookies: Vec<Header>) -> Result<Response, Problem> {
         self.redirect_to(&format!("{}/{path}", self.branding.path()), cookies)
     }
@@ -402,7 +404,7 @@ impl<'a, S: Ports> Page<'a, S> {
         self.redirect_with(status, &format!("{}/{path}", self.branding.path()), Vec::new())
     }
 
-    /// 303 to a URL.
+    /// A redirect (303) to a URL.
     pub(super) fn redirect_to(&self, url: &str, cookies: Vec<Header>) -> Result<Response, Problem> {
         self.redirect_with(StatusCode::SEE_OTHER, url, cookies)
     }
@@ -416,14 +418,15 @@ impl<'a, S: Ports> Page<'a, S> {
         Ok(response)
     }
 
-    /// 303 to the login page, which leads back to this page.
+    /// A redirect (303) to the login page, which leads back to this page.
     pub(super) fn log_in_first(&self) -> Result<Response, Problem> {
         let tx = self.transaction_to_here()?;
         let ended = self.sent.session(self.app.id()).map(|_| self.cookies.clear_session(self.app.id()));
         self.redirect(&format!("login{}", encode_query([("tx", tx.as_str())])), ended.into_iter().collect())
     }
 
-    /// 303 to the target of `tx` or, without a valid `tx`, to the account. `cookie` is the cookie of the new session.
+    /// A redirect (303) to the target of `tx` or, without a valid `tx`, to the account. `cookie` is the cookie of the
+    /// new session.
     pub(super) fn logged_in(
         &self,
         tx: Option<&str>,
@@ -434,7 +437,8 @@ impl<'a, S: Ports> Page<'a, S> {
         self.logged_in_at(target.as_deref().unwrap_or(AccountPage::Overview.path()), cookie, cookies)
     }
 
-    /// 303 to a page after a login, with the cookie of the new session. `path` is as in [`Self::redirect`].
+    /// A redirect (303) to a page after a login, with the cookie of the new session. `path` is as in
+    /// [`Self::redirect`].
     pub(super) fn logged_in_at(
         &self,
         path: &str,
@@ -445,7 +449,7 @@ impl<'a, S: Ports> Page<'a, S> {
         self.redirect(path, cookies)
     }
 
-    /// `login_tx`: the `tx` in the link to a new login, if it differs from the `tx` of the request.
+    /// Renders a page. `login_tx` is the `tx` in the link to a new login, if it differs from the `tx` of the request.
     fn html<V: View>(
         &self,
         status: StatusCode,
@@ -459,7 +463,7 @@ impl<'a, S: Ports> Page<'a, S> {
     }
 
     fn render<V: View>(&self, status: StatusCode, view: &V, context: &PageContext<'_>) -> Response {
-        let mut response = responses::html(status, render(view, context), view.script().is_some());
+        let mut response = responses::html(status, self.shared_pages.render(view, context), view.script().is_some());
         self.add_cookies(&mut response);
         response
     }
@@ -496,7 +500,7 @@ impl<'a, S: Ports> Page<'a, S> {
 // === impl OpenedTransaction ===
 
 impl OpenedTransaction {
-    /// The target as a path below the App, with its query.
+    /// The target of the transaction, as a path below the path of the App, with its query.
     fn path(&self) -> String {
         let with_tx = |page: PageRoute| format!("{}{}", page.path(), encode_query([("tx", self.text.as_str())]));
         match &self.transaction.target {
