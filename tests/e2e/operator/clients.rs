@@ -11,7 +11,8 @@ use kube::{
 };
 use latchkey_crds::{
     conditions::{ConditionStatus, ConditionType},
-    names::{CLIENT_SECRET_TYPE, ROTATE_SECRET_ANNOTATION},
+    names::{CLIENT_SECRET_TYPE, RENDERED_APP_KEY, ROTATE_SECRET_ANNOTATION},
+    rendered::Revision,
 };
 use latchkey_tests::{
     builders::App,
@@ -23,8 +24,8 @@ use serde_json::{Value, json};
 
 use super::{
     helpers::{
-        LIMIT, conditions_of, get_object, key_secret_name, operator_secrets, rendered_document, rendered_secret_name,
-        secret_object, secret_values, wait_for_condition,
+        LIMIT, conditions_of, get_object, key_secret_name, operator_secrets, rendered_document, rendered_secret,
+        rendered_secret_name, secret_object, secret_values, wait_for_condition,
     },
     leader::{leader_and_standby, wait_until_leader},
 };
@@ -100,7 +101,8 @@ async fn request_rotation(install: &Installation<'_>, name: &str, request: &str)
     api.patch(name, &PatchParams::default(), &Patch::Merge(annotation)).await.unwrap();
 }
 
-/// The status can report a refusal up to half a second before the document is published without the Client.
+/// Waits until the document of the App does not have the Client. The status can report a refusal up to half a second
+/// earlier.
 async fn wait_until_not_rendered(install: &Installation<'_>, app: &App, name: &str) {
     eventually("the document does not have the Client", LIMIT, || async {
         rendered_client(install, app, name).await.is_null().then_some(())
@@ -116,7 +118,7 @@ async fn rendered_client(install: &Installation<'_>, app: &App, name: &str) -> V
     found.unwrap_or_default()
 }
 
-/// Waits until the document of the App has this hash of the current client secret.
+/// Waits until the document of the App has this hash for the newest secret of the Client.
 async fn wait_for_hash(install: &Installation<'_>, app: &App, name: &str, sha256: &str) {
     eventually(&format!("the document has the hash of the secret of {name}"), LIMIT, || async {
         (rendered_client(install, app, name).await["authentication"]["sha256"] == sha256).then_some(())
@@ -640,6 +642,16 @@ async fn wait_for_other_revision(install: &Installation<'_>, app: &App, before: 
     .await
 }
 
+/// Waits until the status of an App has the revision of the published document. Returns this revision.
+async fn wait_for_published_revision(install: &Installation<'_>, app: &App) -> String {
+    eventually("the status has the published revision", LIMIT, || async {
+        let document = secret_values(&rendered_secret(install, app).await?).remove(RENDERED_APP_KEY)?;
+        let published = Revision::of(&document);
+        install.get(app).await.ok()?.status?.revision.filter(|revision| revision == published.as_str())
+    })
+    .await
+}
+
 #[tokio::test]
 async fn a_server_that_is_too_old_affects_the_clients_and_not_the_app() {
     let install = TestCluster::shared().await.install().await;
@@ -668,7 +680,7 @@ async fn a_server_that_is_too_old_affects_the_clients_and_not_the_app() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_behind_affects_only_the_clients_that_have_changed() {
+async fn a_server_with_an_older_document_affects_only_the_clients_that_have_changed() {
     let install = TestCluster::shared().await.install().await;
     let _server = install.start_server().await;
     let _operator = install.start_operator().await;
@@ -676,7 +688,7 @@ async fn a_server_that_is_behind_affects_only_the_clients_that_have_changed() {
     apply_app(&install, &app).await;
     apply_client(&install, &app, "old", &json!({})).await;
     wait_until_ready(&install, tenant, "old").await;
-    let before = install.get(&app).await.unwrap().status.unwrap().revision.unwrap();
+    let before = wait_for_published_revision(&install, &app).await;
     let scripted = install.scripted_server(RevisionScript::serving(4, app.id(), &before)).await.unwrap();
     wait_until_ready(&install, tenant, "old").await;
     install.wait_until_ready(&app).await;
@@ -787,7 +799,7 @@ async fn the_policy_lets_the_operator_write_only_secrets_of_clients() {
     tenant_secrets.replace("foreign", &PostParams::default(), &foreign).await.unwrap_err();
     let own_secrets: Api<Secret> = Api::namespaced(operator, install.namespace());
     create(&own_secrets, "Opaque").await.unwrap();
-    // The policy concerns nobody else.
+    // The policy restricts nobody else.
     let admin_secrets = secrets(&install, install.tenant());
     create(&admin_secrets, "Opaque").await.unwrap();
 
